@@ -2,9 +2,9 @@
 
 Each rank's loss is the mean over its n samples, and the exchange averages the gradients of W ranks.
 This average is the mean over all N samples if each rank's gradient is scaled by n W / N. `Balanced`
-scales the gradients of the module's outputs, before they reach the parameters. This takes almost no
-time, scales each parameter's gradient once, and leaves loss terms without samples, such as weight
-decay, unchanged.
+scales the gradients of the module's outputs, before they reach the parameters. This scaling takes
+almost no time, and affects each parameter's gradient once. Loss terms that depend only on
+parameters, such as weight decay, are not scaled.
 """
 
 import logging
@@ -32,7 +32,7 @@ from paceline.links.group import Group
 from paceline.training.data.sampler import BalancedSampler
 
 _MOST_PASSES = 256
-_NUM_WARM_UP = 2  # warm-up passes
+_NUM_WARM_UP = 2
 logger = logging.getLogger(__name__)
 
 
@@ -52,7 +52,7 @@ class SampleCount:
                 self._work = dist.all_reduce(self._total, group=self._group.control, async_op=True)
 
     def scaled(self, gradient: Tensor) -> Tensor | None:
-        """Return the weighted gradient of an output; waits for the counts of all ranks."""
+        """Return an output's weighted gradient, after waiting for the counts of all ranks."""
         if self._weight is None:
             self.begin()
             if self._work is not None:
@@ -81,11 +81,12 @@ Admit = Callable[[Sequence[float], BalancedSampler], Sequence[int]]
 class Balanced:
     """Runs a replica of a module, weights gradients by samples, and balances batches.
 
-    Gradients equal those of one process with the whole batch, if each rank's loss is a mean over
-    its samples. With a `sampler`, each rank measures its computing time without waits. Every few
-    steps, all ranks agree on new shares and update the sampler. `weighs`: False if the caller's
-    losses are already weighted. `admit(speeds, sampler)`: called as soon as the speeds of all ranks
-    (samples per second) are known; returns the ranks that get no samples.
+    If each rank's loss is a mean over its samples, gradients equal the gradients of one process
+    with the whole batch. With a `sampler`, each rank measures its computing time, which excludes
+    waits for other ranks. Every few steps, all ranks agree on new shares and update the sampler.
+    `weighs`: False if the caller's losses are already weighted. `admit(speeds, sampler)`: called as
+    soon as the speeds of all ranks (samples per second) are known; returns the ranks that get no
+    samples.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class Balanced:
     def follow(self, sampler: BalancedSampler) -> None:
         """Adapt a sampler's shares from now on, collectively.
 
-        Raises InvalidInput if the samplers differ, or were created for other ranks.
+        Raises InvalidInput if `sampler` is for another rank, or if settings differ between ranks.
         """
         self._shares = BalancedShares(sampler, self._group, self._meter, self._admit)
 
@@ -146,9 +147,9 @@ class Balanced:
         # without a backward pass, as in evaluation, nothing would wait for the sum
         if self._weighs and self._module.training:
             one.count.begin()
-        # Mark times in the module's hooks, not around the replica, because the replica may wait for
-        # other ranks before the module's forward pass. Prepend the hooks, so that the callback at
-        # the end of backward marks the time before the replica's callback waits for the exchange.
+        # Hooks of the module mark the times, because the replica may wait for other ranks before
+        # the module's forward pass. Prepended hooks mark the end of backward before the replica's
+        # callback at the end of backward waits for the exchange.
         handles = [
             self._module.register_forward_pre_hook(one.mark, prepend=True),
             self._module.register_forward_hook(one.left, prepend=True),
@@ -162,7 +163,7 @@ class Balanced:
                 handle.remove()
 
     def shared(self, statistics: Statistics) -> Statistics:
-        """Return the statistics with the ranks' shares and speeds, if batches are balanced."""
+        """Add the ranks' shares and speeds to `statistics`, if batches are balanced."""
         if self._shares is None:
             return statistics
         balance = self._shares.balance
@@ -188,7 +189,7 @@ class BalancedShares:
         self._left = _NUM_WARM_UP + self.balance.interval
 
     def step(self) -> None:
-        """Count a step; if new shares are due, first agree on them with all ranks."""
+        """Begin a step; every few steps, agree on new shares with all ranks."""
         self._left -= 1
         if self._left >= 0:
             return
@@ -211,7 +212,7 @@ class BalancedShares:
 
 
 class SpeedMeter:
-    """Measures this rank's seconds per sample in forward and backward, without waits."""
+    """Measures the forward and backward seconds per sample, excluding waits for other ranks."""
 
     def __init__(self, device: torch.device) -> None:
         self.clock = clock_for(device)
@@ -220,10 +221,10 @@ class SpeedMeter:
         self._num_warm_up = _NUM_WARM_UP
 
     def watch(self, outputs: Sequence[Tensor], num_samples: int, marks: list[Any]) -> None:
-        """Mark when backward reaches the outputs, and when its computation ends."""
+        """Mark the times when backward reaches the outputs and when backward ends."""
 
         def reached(gradient: Tensor) -> None:
-            if len(marks) == 2:  # first output of the first backward pass
+            if len(marks) == 2:  # mark only the first output that backward reaches
                 marks.append(self.clock.mark())
                 Variable._execution_engine.queue_callback(ended)
 
@@ -249,7 +250,7 @@ class SpeedMeter:
         for number, (num_samples, _) in enumerate(passes):
             entered, left, reached, ended = times[4 * number : 4 * number + 4]
             seconds.append((left - entered + ended - reached) / num_samples)
-        # not zero, because shares are proportional to its inverse
+        # above zero, because a share is proportional to 1 / seconds
         return max(median(seconds), 1e-12) if seconds else None
 
 

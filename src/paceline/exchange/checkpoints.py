@@ -37,8 +37,8 @@ from paceline.links.tensor_messages import broadcast_tensors, gather_tensors
 logger = logging.getLogger(__name__)
 
 CHECKPOINTS = "checkpoints"  # subfolder of a run's folder
-_FIRST_MEETING = 10  # steps until ranks first agree, because the step time is unknown before
-_NEARLY = 0.9  # after this share of the interval, ranks write instead of agreeing again
+_FIRST_MEETING = 10  # steps that measure the step time, before ranks first agree when to save
+_NEARLY = 0.9  # ranks that meet after this share of the interval save at once
 
 
 class State(NamedTuple):
@@ -139,7 +139,7 @@ class Saver:
     def after(self, num_steps: int, gather: Callable[[int], State]) -> None:
         """Save the state if due after this step; raise Interrupted if the run must stop.
 
-        Ranks call this after each step; a single process may skip steps. `gather(num_steps)`
+        Ranks call this method after each step; a single process may omit calls. `gather(num_steps)`
         returns the state of all ranks on rank 0.
         """
         reach("step.done", worker=self._group.rank, step=num_steps)

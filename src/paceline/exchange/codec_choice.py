@@ -27,7 +27,7 @@ _FACTORIES: dict[str, Factory] = {
 }
 _SIZES = (1 << 10, 1 << 21)  # number of values of a small and a large exchange
 _NUM_MEASURED = 3
-_WORTH = 0.98  # encode if the time with codec / the time without codec is smaller
+_WORTH = 0.98  # encode if (time with codec) / (time without codec) is below this value
 
 
 class CodecChoice:
@@ -42,7 +42,7 @@ class CodecChoice:
 
     @property
     def sent_share(self) -> float | None:
-        """The share of this rank's values sent, if the codec omits values."""
+        """The share of values that this rank sends; None if the codec omits no values."""
         return self._first.sent_share if isinstance(self._first, ErrorFeedback) else None
 
     @property
@@ -64,12 +64,12 @@ class CodecChoice:
 
 
 class AutoCodec(CodecChoice):
-    """Uses `dynamic8` for tensors whose exchange it shortens, if it also shortens steps.
+    """Encodes a tensor with `dynamic8` if encoding shortens the exchange and the steps.
 
-    First, a small and a large exchange are timed, with and without the codec. A line through both
-    times predicts the time of an exchange of any size. Because an exchange that computation hides
-    takes no extra time, steps with and without the codec are then timed in turns
-    (`paceline.core.turns`). They are timed again when steps become slower or faster.
+    First, a small and a large exchange are timed, with and without the codec. A line through the
+    times of these two exchanges predicts the time of an exchange of any size. Because computation
+    may hide exchanges, steps with and without the codec are then timed in turns
+    (`paceline.core.turns`). The turns are repeated when steps become slower or faster.
     """
 
     sent_share = None
@@ -86,7 +86,7 @@ class AutoCodec(CodecChoice):
         return self._turns.name == "plain"
 
     def begin_step(self) -> None:
-        """Record the start of a step; at the end of a turn, choose equally on all ranks."""
+        """Record the start of a step; after `num_steps` steps, update the choice collectively."""
         num_steps = self._turns.num_steps
         self._marks.append(time.monotonic())
         if num_steps is not None and len(self._marks) > num_steps:
@@ -126,7 +126,7 @@ class AutoCodec(CodecChoice):
         return self._lines[name].latency_s + self._lines[name].seconds_per_byte * count
 
     def _line(self, name: str, factory: Factory) -> LinearTime:
-        """Measure a small and a large exchange on the slowest rank, and return a line."""
+        """Return the line through the slowest rank's times of a small and a large exchange."""
         fastest = []
         for size in _SIZES:
             values = torch.ones(size, device=self._all_reduce.device)
@@ -141,7 +141,7 @@ class AutoCodec(CodecChoice):
 
 
 class CodecAllReduce(CompressedAllReduce):
-    """An all-reduce with a codec; "auto" encodes only tensors for which this is faster.
+    """An all-reduce with a codec; "auto" encodes only tensors whose exchange becomes faster.
 
     Created collectively. Raises InvalidInput if the ranks' codecs differ.
     """
@@ -165,12 +165,12 @@ class CodecAllReduce(CompressedAllReduce):
 
     @property
     def sent_share(self) -> float | None:
-        """The share of this rank's values sent, if the codec omits values."""
+        """The share of values that this rank sends; None if the codec omits no values."""
         return self._choice.sent_share
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing is encoded in this step and until the next choice."""
+        """Whether nothing is encoded until the next `begin_step`."""
         return self._choice.is_plain
 
     def begin_step(self) -> None:

@@ -61,13 +61,13 @@ class Work:
     _failing: threading.Lock = field(default_factory=threading.Lock)
 
     def fail(self, error: BaseException) -> None:
-        """Set the future's error; both threads may call this."""
+        """Set the future's error, if the future is not done; thread-safe."""
         with self._failing:
             if not self.future.done():
                 self.future.set_exception(error)  # type: ignore[arg-type] # an error is a valid result here
 
     def failed_with(self, call: Call[None]) -> None:
-        """Fail if a call in a thread failed."""
+        """Set the future's error, if `call` failed."""
         if (error := call.exception()) is not None:
             self.fail(error)
 
@@ -144,7 +144,7 @@ class CompressedAllReduce:
                 raise InvalidInput("codec", problem, got=codec)
 
     def agree(self, values: Sequence[float]) -> list[float]:
-        """Return each value's maximum over all ranks; collective, while no all-reduce runs."""
+        """Return each value's maximum over all ranks, collectively, while no all-reduce runs."""
         largest = torch.tensor(values, dtype=torch.float32, device=self.device)
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._groups[0])
         return largest.tolist()
@@ -165,7 +165,7 @@ class CompressedAllReduce:
     def _scatter(self, work: Work) -> None:
         if work.ready is not None:
             device_of(self.device).current_stream().wait(work.ready)
-        pieces = work.values.split(PIECE)  # overlap encoding, sending and decoding
+        pieces = work.values.split(PIECE)  # to overlap encoding with sending and decoding
         for number, values in enumerate(pieces):
             codecs = self._codecs.of(work.key, number, len(self._ranks), work.codec)
             piece = encoded_piece(values, codecs, self._rank, work.divisor)

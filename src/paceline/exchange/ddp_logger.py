@@ -1,4 +1,4 @@
-"""Logger of DistributedDataParallel for a module without torch's reducer."""
+"""Replace DistributedDataParallel's logger, which requires torch's reducer."""
 
 from typing import Any
 
@@ -14,8 +14,8 @@ class DDPLogger:
         self._data: dict[str, Any] = {"iteration": 0, "has_error": 0}
 
     def set_runtime_stats_and_log(self) -> None:
-        """Count a forward pass."""
-        self._data["iteration"] += 1  # a forward pass with an exchange
+        """Count a forward pass whose gradients are exchanged."""
+        self._data["iteration"] += 1
 
     def set_error_and_log(self, error: str) -> None:
         """Remember the last error."""

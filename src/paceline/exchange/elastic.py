@@ -2,11 +2,11 @@
 
 quorum      the lighthouse chooses the members; new and late workers load a peer's state
 exchange    the members exchange headers and the mean
-commit      yes: outer step        no, or a worker is lost: repeat the exchange
+commit      without an error: take the outer step; after an error: repeat the exchange
 
-A failed exchange is repeated among the remaining workers with the same contribution. Without a
-commit no state changes: error feedback is restored before the repetition, and the outer step is
-taken only after the commit.
+A failed exchange is repeated among the remaining workers with the same contribution. A failed
+exchange changes no state: error feedback is restored before the repetition, and the outer step
+follows the commit.
 """
 
 import logging
@@ -60,14 +60,14 @@ class ElasticWorkers:
         self._averaging, self._outer = averaging, outer
         self._num_fragments, self._settings, self._inner = num_fragments, settings, inner
         self._deadline_s = deadline_s
-        # one more than in a fixed group, for workers that missed the last outer step
+        # one of these exchanges is the farewell, which FixedWorkers does not need
         self.num_final_exchanges = num_fragments
         self._group: Group | None = None
         self._given: Contribution  # this worker's contribution to the running exchange
         self._peer_state: InnerState | None = None
         self._feedback: dict[str, Tensor] = {}  # error feedback before the exchange
         self._is_open = True
-        self._all_closing_since: int | None = None  # number of an exchange
+        self._all_closing_since: int | None = None  # first exchange that found all workers closing
         inner()  # raises if an optimizer's state cannot be sent
         self._steps = StepLock(optimizers, deadline_s)
         _replace_transport(self._manager, PeerTransport(self._backend))
@@ -99,7 +99,7 @@ class ElasticWorkers:
             raise
 
     def abort(self) -> None:
-        """Abort an exchange that runs in another thread and has its quorum."""
+        """Abort the exchange of another thread; this does not interrupt a wait for a quorum."""
         self._is_open = False
         if self._group is not None:
             control: Any = self._group.control
@@ -125,7 +125,7 @@ class ElasticWorkers:
             time.sleep(_PAUSE_S)
 
     def _attempt(self) -> Averaged | None:
-        """Exchange with a new quorum; None without a commit."""
+        """Exchange with a new quorum; return None if the exchange was not committed."""
         self._meet()
         found = None
         try:
@@ -208,15 +208,12 @@ class ElasticWorkers:
 
     @property
     def _farewell_number(self) -> float:
-        """Number of the exchange after the last exchange with contributions.
-
-        Infinite until an exchange (`_all_closing_since`) has found all workers closing.
-        """
+        """Number of the `_farewell` exchange; infinite until all workers are closing."""
         since = self._all_closing_since
         return inf if since is None else since + self._num_fragments
 
     def _farewell(self) -> Averaged:
-        """Send the last outer step to workers that missed it, without repetitions."""
+        """Try one exchange, in which late workers load the state after the last outer step."""
         try:
             return self._attempt() or self._nothing()
         except WorkerLost as error:

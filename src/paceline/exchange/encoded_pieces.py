@@ -14,13 +14,12 @@ Other codecs use `WholePiece`; each rank sums everything:
 
 A message is a row of bytes: a header and the payload's buffers.
 
-With n ranks and b bytes per encoded value, each rank sends 2 (n - 1) / n * b bytes per value for
-shards, and (n - 1) * b for whole pieces. Two ranks send b in both cases, but a whole piece rounds
-each value only once. So codecs of four bits (b = 0.5) use whole pieces: shards would also round the
-sums to four bits. Shards whose sums have eight bits would make two ranks send 0.75 bytes per value,
-and shards whose sums are float32 would make them send 2.25. Three ranks would send 1.0 with whole
-pieces as well as with shards whose sums have eight bits. More ranks would send less with such
-shards than with whole pieces.
+With n ranks and b bytes per encoded value, a rank sends 2 (n - 1) / n * b bytes per value of a
+sharded piece, and (n - 1) * b bytes per value of a whole piece. If n = 2, a rank sends b bytes per
+value of either piece, but a whole piece rounds each value only once. Codecs of four bits (b = 0.5)
+use whole pieces, because a sharded piece would also round the sums to four bits. If sums had eight
+bits, sharded pieces would send more than whole pieces for n = 2 (0.75 bytes per value, not 0.5),
+the same for n = 3 (1.0), and less for n > 3. With float32 sums, n = 2 would send 2.25.
 """
 
 from collections.abc import Callable, Container, Sequence
@@ -60,7 +59,7 @@ class PieceCodecs:
 
     @property
     def sent_share(self) -> float | None:
-        """The share of values sent, if the codec omits values."""
+        """The share of values that this rank sends; None if the codec omits no values."""
         found = next(iter(self._codecs.values()), None)
         return found.sent_share if isinstance(found, ErrorFeedback) else None
 
@@ -111,7 +110,7 @@ class EncodedPiece:
         raise NotImplementedError
 
     def _rows(self, payloads: Sequence[Payload], count: int, group: dist.ProcessGroup) -> Tensor:
-        """Return rows of bytes of equal length for payloads of at most `count` values."""
+        """Pack payloads of at most `count` values into rows of equal length."""
         if self._codec.fixed_size:
             nbytes = self._codec.nbytes(count)
         else:

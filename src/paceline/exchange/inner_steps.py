@@ -16,8 +16,8 @@ from paceline.core.errors import InvalidInput
 class StepHooks:
     """Calls `before(optimizer)` and `after(optimizer)` around each optimizer step.
 
-    Ignores nested steps, such as a call of the base class's `step`: torch calls the hooks there,
-    too. A step that raises does not affect the next step.
+    Torch also calls the hooks in a nested step, such as a call of the base class's `step`; nested
+    steps are ignored. A step that raises does not affect the next step.
     """
 
     def __init__(
@@ -28,14 +28,14 @@ class StepHooks:
     ) -> None:
         self._before, self._after = before, after
         self._depth = 0
-        self._caller: FrameType | None = None  # frame of torch's wrapper of the outer step
+        self._caller: FrameType | None = None  # frame of torch's wrapper of the outermost step
         self._handles: list[Any] = []
         for one in optimizers:
             self._handles.append(one.register_step_pre_hook(self._begin))
             self._handles.append(one.register_step_post_hook(self._end))
 
     def _begin(self, optimizer: Optimizer, *_: object) -> None:
-        if not torch.compiler.is_compiling():  # a compiled step has no such frame
+        if not torch.compiler.is_compiling():  # a compiled step has no frame of torch's wrapper
             caller = sys._getframe(1)
             if self._caller is None or self._caller not in _callers_of(caller):
                 self._depth, self._caller = 0, caller
@@ -62,8 +62,9 @@ class InnerSteps:
     another has stepped, for example because a GradScaler skipped the other's step, the next inner
     step begins.
 
-    Raises InvalidInput if the optimizers do not train exactly the model. An optimizer's step raises
-    InvalidInput if it is a second step on the same gradients, or if parameters were added.
+    Raises InvalidInput unless the optimizers train all trainable parameters of the model, and no
+    others. A second step on the same gradients, or a step after parameters were added, raises
+    InvalidInput.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer | Sequence[Optimizer]) -> None:

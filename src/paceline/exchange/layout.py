@@ -63,7 +63,8 @@ def check_same(
     """Raise ModelsDiffer on all ranks if their models differ.
 
     Compares names, order, shapes, types and strides: first of trainable parameters, then of frozen
-    parameters and, `with_buffers`, of buffers. Tensors whose names are in `ignored` may differ.
+    parameters, then of buffers. Buffers are compared only if `with_buffers` is true. Tensors whose
+    names are in `ignored` may differ.
     """
     named = [(name, p) for name, p in module.named_parameters() if name not in ignored]
     rows = [_described("trainable parameter", name, p) for name, p in named if p.requires_grad]
@@ -130,7 +131,7 @@ class Slot:
         return torch.empty_like(self.parameter, device="meta").stride()
 
     def of(self, buffer: Tensor) -> Tensor:
-        """Return the gradient's view of a flat byte buffer, in the parameter's shape."""
+        """Return the gradient in a flat byte buffer, as a view with the parameter's shape."""
         # strided, to preserve layouts such as channels_last
         flat = buffer[self.offset : self.offset + self.nbytes].view(self.parameter.dtype)
         return flat.as_strided(self.parameter.size(), self.stride)

@@ -42,9 +42,9 @@ class Learner:
 
     `traced`: module whose layers are recorded. `step`: takes and records a step; returns this
     rank's weighted loss. `test`: returns the summed loss and score of this rank's share of the
-    samples. `prepare`: runs the pass that `ModelReplica.prepare` requires. `state` and `load`: save
-    and load the state that all ranks share; collective. In it, layers that are split between ranks
-    are whole.
+    samples. `prepare`: runs the pass that `ModelReplica.prepare` requires. `state`: returns the
+    state that all ranks share, collectively; layers that are split between ranks are whole in this
+    state. `load`: loads this state, collectively.
     """
 
     traced: nn.Module
@@ -72,7 +72,7 @@ class WholeModel:
 
     @property
     def learner(self) -> Learner:
-        """This rank's functions."""
+        """Functions for the whole model on this rank."""
         own = self._step, self._test, self._state, self._load, self._prepare
         return Learner(self._model, *own)
 

@@ -61,13 +61,13 @@ class LocalUpdates:
             for batch in loader:
                 ...  # loss.backward(); optimizer.step(); optimizer.zero_grad()
 
-    Start one process per worker with torchrun. Each step of `optimizer` (of all optimizers, if
-    several) is an inner step; the loop needs no other change. Only trainable parameters are
-    exchanged. At the start, all workers load worker 0's parameters. Every worker has a copy of the
-    outer model, which is the group's average. After an exchange, all copies are bit-identical:
-    workers compare hashes, and a worker whose copy differs loads worker 0's copy. A worker with NaN
-    or infinite parameters is left out of the average, loads the group's parameters, and resets its
-    optimizer. Both events are logged.
+    Start one process per worker with torchrun; the loop needs no other change. In an inner step,
+    each of the given optimizers takes one step. Only trainable parameters are exchanged. At the
+    start, all workers load worker 0's parameters. Every worker has a copy of the outer model, which
+    is the group's average. After an exchange, all copies are bit-identical: workers compare hashes,
+    and a worker whose copy differs loads worker 0's copy. A worker with NaN or infinite parameters
+    is left out of the average, loads the group's parameters, and resets its optimizer. Differing
+    copies and left-out workers are logged.
 
     `sync_every` and `delay` may differ between workers, so that a faster worker takes more steps in
     the same time. `weight`: weight of an inner step in the mean, such as its number of samples; it
@@ -77,10 +77,10 @@ class LocalUpdates:
     inner steps, which outer "auto" uses. `deadline_s`: longest wait for another worker, before
     WorkerLost is raised. Default: the process group's timeout.
 
-    `process_group` or a one-dimensional `device_mesh`: the workers. Default: all ranks. If FSDP2 or
-    DDP is used within a host, pass the group of processes with the same local rank. If the model is
-    in a DDP across the workers, as a Trainer creates it, this DDP exchanges no gradients until
-    `close`.
+    `process_group` or a one-dimensional `device_mesh`: group of the workers. Default: all ranks. If
+    FSDP2 or DDP is used within a host, pass the group of processes with the same local rank. If the
+    model is in a DDP across the workers, as a Trainer creates it, this DDP exchanges no gradients
+    until `close`.
 
     `manager`: a torchft.Manager instead of a process group. With it, workers may be lost, return
     and join. A failed exchange is repeated with the remaining workers for at most `deadline_s`. A
@@ -88,8 +88,8 @@ class LocalUpdates:
     worker. Create the manager with `use_async_quorum=False` and a torchft.ProcessGroupGloo. Call
     its `shutdown` after training, because the other workers wait for this worker until then.
 
-    `close`, or the end of the `with` block, takes part in exchanges until all workers have
-    finished, and exchanges the remaining changes. Raises InvalidInput for unsupported arguments.
+    `close`, or the end of the `with` block, exchanges the remaining changes, and exchanges further
+    until all workers have finished. Raises InvalidInput for unsupported arguments.
     """
 
     _running: RunningExchange | None = None
@@ -138,10 +138,10 @@ class LocalUpdates:
     def _begin(
         self, met: Met, settings: Settings, deadline_s: float | None, manager: "Manager | None"
     ) -> None:
-        """Exchange after steps from now on; with a manager, first load a peer's state."""
+        """Connect to the workers and hook the steps; with a manager, load a peer's state."""
         group, self._suspended = met
         self._is_open = True
-        # count a step before a peer can read the new state
+        # count a step before StepLock's hook unlocks the state, which a peer may then copy
         self._steps.watch()
         self._workers: FixedWorkers | ElasticWorkers
         if group is None:
@@ -157,7 +157,7 @@ class LocalUpdates:
         self._at_exit = weakly(self.abort)
         atexit.register(self._at_exit)
         if group is None:
-            self._place.num_exchanges = -1  # the exchange in which this worker joins
+            self._place.num_exchanges = -1  # a running group sets another number
             self._exchange_now(is_closing=False)
 
     def __enter__(self) -> Self:
@@ -215,7 +215,7 @@ class LocalUpdates:
             load_vector(vector, fragment)
 
     def stand_in_for_gradients(self, make: Callable[[Tensor], Tensor]) -> None:
-        """Send `make(parameters)` instead of outer gradients, which are zero in a rehearsal."""
+        """Send `make(parameters)` in a rehearsal, in which all outer gradients would be zero."""
         self._averaging.stand_ins = list(map(make, self._outer.values))
 
     @contextmanager

@@ -58,8 +58,8 @@ class Learned:
 class Trained:
     """The result of a training on this rank: epochs, traced spans and step durations.
 
-    `offset`: this rank's clock offset during the trace. `sent_share`: share of this rank's values
-    that the codec sent, if it omits values.
+    `offset`: this rank's clock offset during the trace. `sent_share`: share of values that this
+    rank sent; None if the codec omits no values.
     """
 
     epochs: tuple[Epoch, ...]
@@ -79,12 +79,12 @@ def train(
 ) -> Trained:
     """Train a model whose gradients `replica` exchanges, and close the replica.
 
-    `learner`: takes the steps. Default: steps of the whole model. The last steps of the second
-    epoch are traced; if there is only one epoch, its last steps. Exchanges are recorded only in the
-    traced epoch. The result's `step_seconds` are times of steps of all other epochs, without each
-    epoch's first steps. If there is only one epoch, they are times of its untraced steps. Raises
-    InvalidInput for the learning rate if a loss is NaN or infinite. After SIGINT, saves the state
-    and raises Interrupted.
+    `learner`: takes the steps. Default: the learner of a WholeModel. The last steps of the epoch
+    from `traced_steps` are traced, and exchanges are recorded only in this epoch. The result's
+    `step_seconds` are the durations of steps in all other epochs, except the first steps of each
+    epoch. If there is only one epoch, `step_seconds` are the durations of its untraced steps.
+    Raises InvalidInput for the learning rate if a loss is NaN or infinite. After SIGINT, saves the
+    state and raises Interrupted.
     """
     if learner is None:
         learner = WholeModel(session, setup, recorder, replica).learner
@@ -227,7 +227,7 @@ class _Loop:
         self._session.progress.epoch(epoch, score_of(setup.recipe))
 
     def _tested(self, sums: list[float]) -> tuple[float, Evaluation]:
-        """Return the sum of `sums` over all ranks, and a test of the current model; collective."""
+        """Sum `sums` over all ranks, and test the current model, collectively."""
         recipe, group = self._setup.recipe, self._session.group
         assert recipe is not None
         samples = recipe.test_samples
@@ -313,8 +313,8 @@ def traced_steps(epoch_steps: Sequence[int], first: Place | None = None) -> Plac
     """Return the epoch whose last steps are traced, and the first traced step.
 
     `first`: place at which this training begins. The training's second epoch is traced if it is
-    long enough, otherwise its first epoch. If that is the last epoch, about half of its steps
-    remain untraced, for measurements.
+    long enough, otherwise the first epoch. If the first epoch is also the last epoch, about half of
+    its steps remain untraced, for measurements.
     """
     begin = first or Place()
     second = begin.epoch + 1

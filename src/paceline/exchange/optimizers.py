@@ -24,7 +24,7 @@ Policy = Literal["raise", "skip"]
 def _hook_steps(
     register: Callable[[Any], RemovableHandle], method: Callable[..., Any]
 ) -> RemovableHandle:
-    """Call a bound method in the steps of all optimizers, while the method's object is alive."""
+    """Call an object's method in all optimizers' steps, until the object is deleted."""
     handle = register(weakly(method))
     end = weakref.finalize(method.__self__, handle.remove)  # type: ignore[attr-defined] # bound method
     end.atexit = False  # at exit, torch's hook tables may be gone
@@ -126,7 +126,7 @@ class NonFiniteGuard:
         own: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
         is_nan = _any_nan(own)  # `own` may be copies of the parameters in another type
         if not is_nan and not _any_nan(self._parameters.values()):
-            self._suspects = False  # the gradients belong to a later step
+            self._suspects = False  # the NaN gradients are already cleared or replaced
         elif is_nan and getattr(optimizer, "found_inf", None) is not None:
             return  # a GradScaler has set `found_inf`, so the fused optimizer skips the step
         elif is_nan and self._policy == "raise":

@@ -131,7 +131,7 @@ class OuterModel:
         return f"{found:x}"
 
     def tensors(self) -> list[Tensor]:
-        """Return all tensors that are equal on all workers, without copies, in a fixed order."""
+        """Return the tensors (no copies) that are equal on all workers, in a fixed order."""
         kept = [
             one.state[vector] for one, vector in zip(self._optimizers, self.values, strict=False)
         ]
@@ -139,7 +139,7 @@ class OuterModel:
         return [*self.values, *self.momenta, *of_optimizers]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies of the vectors by fragment, and of custom optimizers' state."""
+        """Copy the vectors of all fragments, and the state of custom optimizers."""
         return {
             "values": [one.clone() for one in self.values],
             "momenta": [one.clone() for one in self.momenta],

@@ -8,14 +8,16 @@
 
 namespace paceline {
 
-Codebook::Codebook(const std::vector<float>& magnitudes_, const std::vector<float>& thresholds) {
-    const bool fits = !magnitudes_.empty() && magnitudes_.size() <= num_magnitudes &&
-                      thresholds.size() + 1 == magnitudes_.size();
+Codebook::Codebook(const std::vector<float>& magnitudes, const std::vector<float>& thresholds) {
+    const bool fits = !magnitudes.empty() && magnitudes.size() <= num_magnitudes &&
+                      thresholds.size() + 1 == magnitudes.size();
     if (!fits || thresholds.empty() || !(thresholds[0] > 0)) {
         throw std::invalid_argument("a table has 2 to 128 magnitudes, and a threshold between two");
     }
-    magnitudes.fill(0);
-    std::copy(magnitudes_.begin(), magnitudes_.end(), magnitudes.begin());
+    values.fill(0);
+    std::copy(magnitudes.begin(), magnitudes.end(), values.begin());
+    std::transform(values.begin(), values.begin() + num_magnitudes, values.begin() + num_magnitudes,
+                   [](float magnitude) { return -magnitude; });
     std::vector<std::uint32_t> bits;
     for (const float one : thresholds) bits.push_back(std::bit_cast<std::uint32_t>(one));
     first = (bits.front() >> 16) - 1;

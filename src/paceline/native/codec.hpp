@@ -33,7 +33,7 @@ struct Codebook {
     std::uint32_t first, last;  // upper bits of the first and the last entry
     // How many thresholds are below, and the lower bits of the one in its midst.
     std::vector<std::uint32_t> entries;
-    std::array<float, num_magnitudes> magnitudes;
+    std::array<float, 2 * num_magnitudes> values;  // of all codes, the negative ones last
     // The bits of the thresholds as a search tree, level by level: 1, 2, 4 ... 64 of them. Where
     // there are fewer thresholds, the last places hold what no float reaches.
     std::array<std::uint32_t, num_magnitudes> tree;

@@ -72,7 +72,7 @@ struct Magnitudes {
 
     explicit Magnitudes(const Codebook& book) {
         for (int i = 0; i < 8; ++i) {
-            pair[i / 2][i % 2] = _mm512_loadu_ps(book.magnitudes.data() + i * width);
+            pair[i / 2][i % 2] = _mm512_loadu_ps(book.values.data() + i * width);
         }
     }
 

@@ -47,21 +47,45 @@ Integers with_sign(Integers indices, Integers values, int place) {
     return indices == 0 ? indices : indices | sign;
 }
 
+// The elements of a table at these places. The empty statement keeps the compiler from a gather
+// instruction, which is slower than single loads on most processors.
+template <std::size_t count>
+void look_up(const std::uint32_t* table, const std::uint32_t* places, std::uint32_t* found) {
+    for (std::size_t i = 0; i < count; i += 4) {
+        for (std::size_t j = i; j < i + 4; ++j) {
+            std::uint32_t one = table[places[j]];
+            asm("" : "+r"(one));
+            found[j] = one;
+        }
+    }
+}
+
 void encode(const Codebook& book, const float* values, float scale, std::size_t count,
             std::uint8_t* codes) {
     if (!(scale > 0)) {
         std::memset(codes, 0, count);
         return;
     }
+    constexpr std::size_t num_together = 64;
+    alignas(vector_nbytes) std::uint32_t bits[num_together], places[num_together] = {},
+        entries[num_together];
     const auto first = static_cast<std::int32_t>(book.first);
     const Integers last = static_cast<std::int32_t>(book.last - book.first) + Integers{};
-    for_vectors<width>(count, [&](std::size_t i, auto n) {
-        const auto all = load<Integers>(values + i, n);
-        const Integers quotient = quotients(all, scale), place = (quotient >> 16) - first;
-        const Integers above = place > 0 ? place : Integers{};
-        const auto entry = gather<Integers>(book.entries.data(), above < last ? above : last);
-        const Integers index = (entry >> 16) - ((quotient & 0xffff) > (entry & 0xffff));
-        store(codes + i, n, bytes_of(as<Words>(with_sign(index, all, 7))));
+    for_vectors<num_together>(count, [&](std::size_t begin, auto size) {
+        for_vectors<width>(size, [&](std::size_t i, auto n) {
+            const Integers quotient = quotients(load<Integers>(values + begin + i, n), scale);
+            const Integers place = (quotient >> 16) - first, above = place > 0 ? place : Integers{};
+            store(bits + i, Whole<width>{}, quotient);
+            store(places + i, Whole<width>{}, above < last ? above : last);
+        });
+        look_up<num_together>(book.entries.data(), places, entries);
+        for_vectors<width>(size, [&](std::size_t i, auto n) {
+            const auto quotient = load<Integers>(bits + i, Whole<width>{});
+            const auto entry = load<Integers>(entries + i, Whole<width>{});
+            const Integers index = (entry >> 16) - ((quotient & 0xffff) > (entry & 0xffff));
+            const auto all = load<Integers>(values + begin + i, n);
+            store(codes + begin + i, n, bytes_of(as<Words>(with_sign(index, all, 7))));
+        });
     });
 }
 
@@ -70,9 +94,11 @@ template <bool adds>
 void decode(const Codebook& book, const std::uint8_t* codes, float scale, std::size_t count,
             float* values) {
     for_vectors<width>(count, [&](std::size_t i, auto n) {
-        const auto code = as<Integers>(widened(load<Bytes>(codes + i, n)));
-        const auto magnitude = gather<Floats>(book.magnitudes.data(), code & 127);
-        const Floats value = as<Floats>(as<Integers>(magnitude) | code >> 7 << 31) * scale;
+        std::uint8_t own[width] = {};
+        std::memcpy(own, codes + i, n);
+        Floats value;
+        for (std::size_t j = 0; j < width; ++j) value[j] = book.values[own[j]];
+        value *= scale;
         store(values + i, n, adds ? load<Floats>(values + i, n) + value : value);
     });
 }
