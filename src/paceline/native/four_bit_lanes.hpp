@@ -52,7 +52,10 @@ struct Meanings {
         const __m256 magnitude = _mm256_permutevar8x32_ps(_mm256_loadu_ps(of), as<__m256i>(codes));
         return as<Floats>(as<Integers>(magnitude) ^ (codes << 28 & ~no_sign));
 #else
-        return gather<Floats>(of, codes & 15);
+        const Integers places = codes & 15;
+        Floats found;
+        for (std::size_t i = 0; i < width; ++i) found[i] = of[places[i]];
+        return found;
 #endif
     }
 };

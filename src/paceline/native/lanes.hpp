@@ -160,19 +160,6 @@ inline void fence() {
 #endif
 }
 
-// The elements of a table at these places.
-template <class Vector, class Element>
-Vector gather(const Element* table, Integers places) {
-#if defined(__AVX2__) && !defined(__AVX512F__)
-    const auto* from = reinterpret_cast<const int*>(table);
-    return as<Vector>(_mm256_i32gather_epi32(from, as<__m256i>(places), sizeof(Element)));
-#else
-    Vector found;
-    for (std::size_t i = 0; i < width; ++i) found[i] = table[places[i]];
-    return found;
-#endif
-}
-
 // The sum of a vector's elements.
 inline std::size_t total(Integers counts) {
     std::size_t sum = 0;
