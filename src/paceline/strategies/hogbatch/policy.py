@@ -1,8 +1,7 @@
-"""Batch-size policies, built in and user-defined (Ma, Rusu et al. 2020, section VI).
+"""Built-in and user-defined policies for batch sizes (Ma, Rusu et al. 2020, section VI).
 
-The coordinator and the plan use the same policies, and ask the policy before each batch. They pass
-the number of updates of each worker (u in algorithm 2), and the size of each worker's latest batch
-(b in algorithm 2).
+The coordinator and the plan ask the same policy for the size of each batch. The arguments are each
+worker's number of updates (u in algorithm 2) and the size of each worker's latest batch (b).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from paceline.core.machine import DeviceKind
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
 
 MOST_REPORTED = 32  # maximum number of batches in one message of a worker
-_PREFETCHED_S = 0.05  # seconds of work sent in advance; requesting a batch takes about 0.3 ms
+_PREFETCHED_S = 0.05  # seconds of work sent in advance, because a request takes about 0.3 ms
 # Prefetched work is at most 1/10 of the epoch's remaining time. So at the end of an epoch no worker
 # waits long for batches that another worker has prefetched.
 _LEFT_OVER_PREFETCHED = 10
@@ -32,7 +31,7 @@ class Policy(Protocol):
 
     @property
     def most(self) -> Sequence[int]:
-        """The largest batch size of each worker, for which memory is reserved."""
+        """Each worker's maximum batch size; memory is reserved for a batch of this size."""
 
     def next_batch(self, worker: int, updates: Sequence[float], sizes: Sequence[int]) -> int:
         """Return the size of a worker's next batch, at least 1.
@@ -43,7 +42,7 @@ class Policy(Protocol):
 
 
 class SpeedTrial(NamedTuple):
-    """A worker's speed trial; `seconds`: the measured seconds of a batch by batch size."""
+    """A worker's speed trial; `seconds` maps each batch size to the measured seconds per batch."""
 
     number: int
     spec: WorkerSpec
@@ -87,9 +86,9 @@ class AdaptivePolicy:
     """Algorithm 2, which changes batch sizes so that all workers make equally many updates.
 
     A worker with fewer updates than all other workers gets its size divided by `alpha`. A worker
-    with more updates than all other workers gets its size multiplied by `alpha`. Fractions are
-    rounded so that the size changes; it stays between the worker's `least` and `most`. `first`: the
-    sizes of the first batches.
+    with more updates than all other workers gets its size multiplied by `alpha`. Quotients are
+    rounded down, and products are rounded up. A size stays between the worker's `least` and `most`.
+    `first`: the sizes of the first batches.
     """
 
     first: tuple[int, ...]
@@ -136,7 +135,7 @@ class CheckedPolicy:
         return cls(name, policy, most)
 
     def next_batch(self, worker: int, updates: Sequence[float], sizes: Sequence[int]) -> int:
-        """Return the policy's size; raise InvalidInput if the call fails or the size is invalid."""
+        """Return the next size; raise InvalidInput if the call fails or the size is invalid."""
         with _blaming(f"does not return a size for worker {worker}", self.name):
             size = self.policy.next_batch(worker, tuple(updates), tuple(sizes))
         if not _is_size(size) or size > self.most[worker]:
@@ -218,11 +217,11 @@ def policy_of(
 def expected_updates(
     worker: int, made: Sequence[float], ahead: Sequence[Sequence[tuple[float, float]]]
 ) -> list[float]:
-    """Return each worker's expected updates at the time when `worker` begins its next batch.
+    """Return each worker's expected number of updates when `worker` begins its next batch.
 
-    `made`: the number of each worker's updates that are already in the model. `ahead`: for each
-    worker, the expected (seconds, updates) of its assigned, unfinished batches. If `worker` has no
-    such batch, its next batch begins now.
+    `made`: each worker's number of updates in the model. `ahead`: each worker's assigned,
+    unfinished batches, as pairs of expected seconds and updates. If `worker` has no such batch, its
+    next batch begins now.
     """
     begins_s = sum(seconds for seconds, _ in ahead[worker])
     found = []
@@ -238,19 +237,19 @@ def expected_updates(
 
 
 def updates_of(spec: WorkerSpec, size: float, beta: float) -> float:
-    """Return the counted updates of a batch.
+    """Return the number of updates that a policy counts for a batch.
 
-    On a GPU, a batch is one update. On a CPU, each thread that gets a sample counts `beta` updates.
+    A batch counts as one update on a GPU, and as `beta` updates per used thread on a CPU.
     """
     return min(spec.threads, size) * (beta if spec.kind == DeviceKind.CPU else 1.0)
 
 
 def rate_factor(size: int, batch_size: int, staleness: int, decay: float) -> float:
-    """Return the learning rate's factor for a batch of `size` samples.
+    """Return the factor of the learning rate for a batch of `size` samples.
 
-    The rate was chosen for `batch_size` and scales linearly with the size (Goyal et al. 2017).
-    `staleness`: the number of other workers' updates that the worker's latest batch missed; the
-    factor is divided by 1 + `decay` * `staleness`.
+    The learning rate was chosen for `batch_size` and scales linearly with `size` (Goyal et al.
+    2017). `staleness`: the number of updates by other workers while the worker's latest batch ran;
+    the factor is divided by 1 + `decay` * `staleness`.
     """
     return size / batch_size / (1 + decay * staleness)
 
@@ -262,10 +261,10 @@ def wants_more(
 
     `assigned_s`: the expected seconds of the assigned batches; inf before the first result.
     `left_s`: the seconds in which all workers together can finish the epoch.
-    `depth`: the number of batches that the worker overlaps. It gets fewer if other workers would
-    wait for this worker at the end of the epoch.
-    `prefetches`: whether short batches are assigned in advance, because waking a process takes as
-    long as a short batch.
+    `depth`: the number of batches that the worker overlaps. The worker gets fewer batches if other
+    workers would wait for this worker at the end of the epoch.
+    `prefetches`: whether to assign short batches in advance. Waking a worker that waits for a batch
+    takes as long as a short batch.
     """
     if not assigned_s:
         return True

@@ -1,4 +1,4 @@
-"""The replica of a CPU worker, with the methods of `GpuReplica`, and helpers of both."""
+"""The replica of a CPU worker, and functions for CPU and GPU workers."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -61,7 +61,7 @@ def refer(model: nn.Module, shared: Mapping[str, Tensor]) -> nn.Module:
 class Learner:
     """A model and its optimizer.
 
-    By default `learning` is the recipe's loss, without autocast or clipping.
+    By default, `learning` uses the recipe's loss, no autocast and no clipping.
     """
 
     def __init__(
@@ -110,8 +110,8 @@ class Learner:
 class _ThreadResult(NamedTuple):
     """The loss sum and the times of one thread.
 
-    `forward_ns`, `backward_ns`, `ended_ns`: the ends of the phases, including simulated slowdown.
-    `computed_ns`: the ends of forward and backward, excluding the slowdown of that phase.
+    `forward_ns`, `backward_ns`, `ended_ns`: the time after each phase and its simulated slowdown.
+    `computed_ns`: the times after forward and after backward, before each phase's slowdown.
     """
 
     loss: float
@@ -146,7 +146,7 @@ class _Thread:
             passed_ns = time.monotonic_ns()
             backward_ns = self._wait(forward_ns)
             step(rate)
-            del backward  # count freeing the graph in the step
+            del backward  # the step's time includes freeing the graph
             ended_ns = self._wait(backward_ns)
         ends = (computed_ns, passed_ns)
         return _ThreadResult(value * len(rows), forward_ns, backward_ns, ended_ns, ends)
@@ -217,7 +217,7 @@ class CpuReplica:
         return [thread.learner.optimizer for thread in self._threads]
 
     def take(self, rows: Tensor, rate: float, step: int | None) -> Iterable[BatchResult]:
-        """Train on a batch; return a tuple of its result.
+        """Train on a batch; return a tuple with one result.
 
         `rate`: the factor of the learning rate. `step`: the batch's number in the trace; None if
         the batch is not traced.

@@ -1,7 +1,7 @@
 """The runner of strategy hogbatch: shared memory, workers, epochs, checkpoints and the outcome.
 
-A step is `batch_size` samples. While a checkpoint is written, the workers pause between batches.
-Its files:
+A training step is `batch_size` samples. The workers pause between batches while the run writes a
+checkpoint. The files of a checkpoint:
 
     model.safetensors      the shared model
     workers.safetensors    each worker's optimizer and random number generators
@@ -130,7 +130,7 @@ class HogbatchRunner:
 
     @property
     def samples_per_step(self) -> float:
-        """The number of samples in a step: `batch_size` per worker."""
+        """The number of samples in a step of a plan: `batch_size` per worker."""
         return float(self._settings.batch_size * len(self._specs))
 
     @property
@@ -223,11 +223,10 @@ class HogbatchRunner:
         self.restore(state.tensors, own)
 
     def epochs(self) -> Iterator[Epoch]:
-        """Train and yield epoch after epoch; a caller may stop early and call `outcome`."""
+        """Train each epoch and yield its result; a caller may stop early and call `outcome`."""
         progress, recipe = self._session.progress, self._recipe
-        alone = replace(
-            self._session.group, device=torch.device("cpu")
-        )  # the shared model is there
+        # The shared model is on the CPU.
+        alone = replace(self._session.group, device=torch.device("cpu"))
         learning = learning_of(recipe, self._settings)
         progress.begin(sum(self._sizes), "samples")
         progress.advance(self.coordinator.scheduler.num_samples)
@@ -241,7 +240,7 @@ class HogbatchRunner:
             yield epoch
 
     def state(self) -> tuple[Tensors, dict[str, Any]]:
-        """Return the run's state: a dict of tensors with keys FILE/NAME, and plain values.
+        """Return the run's state: tensors by FILE/NAME, and a dict of plain values.
 
         Requires paused workers; between epochs workers are always paused. The model's tensors are
         not copies: copy them before training continues.
@@ -253,8 +252,8 @@ class HogbatchRunner:
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Restore a `state`; must be called before `measure`.
 
-        If the workers differ, all optimizers and random number generators start fresh. Raises
-        InvalidInput if the model or the data differ, or if all epochs are done.
+        If the workers differ from the saved workers, all optimizers and random number generators
+        start fresh. Raises InvalidInput if the model or data differ, or if all epochs are done.
         """
         own, saved = tensors_of(self._model), within(tensors, _MODEL)
         check_fits(own, saved, "resume")
@@ -305,14 +304,14 @@ def _check(
             "batch_size", f"must be at most the {most:,} training samples", got=settings.batch_size
         )
     optimizer_by(recipe, settings)
-    policy_of(config, specs, [1.0] * len(specs), settings.batch_size)  # raises InvalidInput
+    policy_of(config, specs, [1.0] * len(specs), settings.batch_size)  # checks the policy
 
 
 def _tensors_of(recipe: Recipe) -> Tensors:
     """Return the tensors that workers share in addition to the model.
 
-    They are the epoch's sample order, the workers' committed batches, and the samples if these are
-    tensors in memory. Other data sets are loaded by each worker.
+    The tensors are the epoch's sample order, the workers' committed batches, and the samples of a
+    `TensorSamples` data set. Each worker loads any other data set itself.
     """
     samples = recipe.samples
     shared = {

@@ -1,4 +1,4 @@
-"""The learning rate's factor of a schedule, as a function of the number of samples."""
+"""The factor by which a schedule changes the learning rate after a number of samples."""
 
 import warnings
 from collections.abc import Callable
@@ -17,12 +17,12 @@ Schedule = Callable[[Optimizer], LRScheduler | None]
 
 
 class ScheduledRate:
-    """Computes the learning rate's factor of a schedule after a number of samples.
+    """Computes the factor by which a schedule changes the learning rate.
 
-    The schedule makes one step per `batch_size` samples, whatever the sizes of the workers'
-    batches. It controls an optimizer with one dummy parameter; the resulting factor applies to all
-    workers and parameter groups. Raises InvalidInput if the schedule changes other fields, such as
-    the momentum, or depends on a loss.
+    The schedule makes one step per `batch_size` samples, even if workers use other batch sizes. The
+    schedule controls an optimizer with one dummy parameter; all workers and parameter groups use
+    the resulting factor. Raises InvalidInput if the schedule depends on a loss, or changes other
+    fields than the learning rate, such as the momentum.
     """
 
     def __init__(self, make: OptimizerFactory, schedule: Schedule, batch_size: int) -> None:

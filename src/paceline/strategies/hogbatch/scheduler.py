@@ -19,7 +19,7 @@ from paceline.strategies.hogbatch import policy
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
 from paceline.strategies.hogbatch.messages import ExecuteWork
 
-_MOST_TRACED = 50  # number of batches of each worker
+_MOST_TRACED = 50  # maximum number of traced batches per worker
 
 
 class SampleQueue:
@@ -92,8 +92,8 @@ class WorkerProgress:
     `latest`: the number of samples and the seconds of the last completed batch.
     `ended_ns`: the time when that batch ended.
     `assigned`: up to `depth` running batches, then batches that the worker has not begun.
-    `missed_from`: for each batch that has read the model, the number of updates that other workers
-    had made before.
+    `missed_from`: for each assigned batch that has read the model, the number of other workers'
+    updates at that time.
     """
 
     number: int
@@ -113,9 +113,9 @@ class WorkerProgress:
         return self.trial.samples_per_s if self.trial else None
 
     def expected_s(self, size: int) -> float:
-        """Return the expected seconds of a batch of `size`, scaled from the latest batch.
+        """Return the expected seconds of a batch of `size` samples.
 
-        A batch that is smaller than the latest batch is expected to take as long.
+        Scales the latest batch's seconds up for a larger batch, but not down for a smaller batch.
         """
         latest, seconds = self.latest
         return seconds * max(1.0, size / latest)
@@ -133,7 +133,7 @@ class WorkerProgress:
         return work
 
     def _begin(self, num_others: int) -> None:
-        # Of `depth` > 1 running batches, the newest reads the model after the oldest has ended.
+        # If `depth` > 1 batches run, the newest batch reads the model after the oldest has ended.
         if len(self.missed_from) < min(len(self.assigned), max(1, self.depth - 1)):
             self.missed_from.append(num_others)
 
@@ -142,8 +142,8 @@ class WorkerProgress:
 class Counts:
     """Counts of a run so far.
 
-    `loss_sum`: the sum of the losses of `num_reported` samples: those of the current epoch whose
-    loss is known.
+    `num_reported`: the number of samples with a known loss in the current epoch.
+    `loss_sum`: the sum of these samples' losses.
     """
 
     epoch: int = 0
@@ -158,7 +158,7 @@ class BatchScheduler:
 
     `epoch_sizes`: the number of samples of each epoch.
     `committed`: a shared tensor; each worker writes the number of its last completed batch.
-    `active`: the workers that the policy counts, in the policy's order.
+    `active`: the workers that get batches, in the policy's order.
     `policy`: None until `choose_policy` is called after the speed trials.
     `rate_at`: returns the learning rate's factor after a number of samples of the run.
     """
@@ -191,9 +191,9 @@ class BatchScheduler:
         return self.counts.loss_sum / max(1, self.counts.num_reported)
 
     def begin_epoch(self, epoch: int) -> bool:
-        """Begin an epoch; return False if it is already the current epoch.
+        """Begin an epoch; return False if the epoch has already begun.
 
-        That is so for epoch 0, and for the epoch in which a resumed run continues.
+        Epoch 0, and the epoch in which a resumed run continues, have already begun.
         """
         if epoch == self.counts.epoch:
             return False
@@ -215,7 +215,7 @@ class BatchScheduler:
             return None
         left_s = len(self.queue) / sum(one.samples_per_s or 0.0 for one in self.active)
         assigned_s = [worker.expected_s(one.size) for one in worker.assigned]
-        # A decayed learning rate depends on the staleness of the previous batch.
+        # With decay, a batch can be assigned only when the previous batch's staleness is known.
         prefetches = self._config.staleness_decay == 0
         if not policy.wants_more(assigned_s, left_s, worker.depth, prefetches=prefetches):
             return None
@@ -240,7 +240,7 @@ class BatchScheduler:
     def expected_updates(self, worker: WorkerProgress) -> list[float]:
         """Return each active worker's expected updates when `worker` begins its next batch.
 
-        Batches that are done but not yet reported count, because `committed` contains their number.
+        A done but unreported batch counts: its number is at most the worker's value in `committed`.
         """
         made, ahead = [], []
         for one in self.active:
@@ -298,7 +298,7 @@ class BatchScheduler:
         }
 
     def restore(self, values: Mapping[str, Any]) -> None:
-        """Restore a `state`; raise InvalidInput if its epochs have other sizes than this run's."""
+        """Restore a `state`; raise InvalidInput if the saved run has other epoch sizes."""
         counts = Counts(**values["counts"])
         begun = slice(counts.epoch + 1)
         sizes, before = self._epoch_sizes[begun], values["epoch_sizes"][begun]

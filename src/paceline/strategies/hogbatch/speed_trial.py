@@ -35,16 +35,16 @@ from paceline.strategies.hogbatch.plan import (
 from paceline.strategies.hogbatch.policy import SpeedTrial
 
 _SOURCE = "measured by the workers' trials before this run"
-_FREE = LinearTime(0.0, 1 / UNLIMITED_BYTES_PER_S)  # a trial's seconds include the copies
+_FREE = LinearTime(0.0, 1 / UNLIMITED_BYTES_PER_S)  # zero, because trials include the copies
 _LEAST_SHARE = 1e-3  # least fraction of a batch's time that the fit assigns to arithmetic
 _GAIN = 1.001  # smaller gains are rounding errors
 _MOST_JUDGED_EPOCHS = 3  # more than one, as the policy still changes batch sizes in the first epoch
-_MOST_JUDGED_BATCHES = 5000  # number simulated in an epoch before its middle is extrapolated
+_MOST_JUDGED_BATCHES = 5000  # batches simulated before an epoch's middle is extrapolated
 
 
 def machine_of(workload: Workload, trials: Sequence[SpeedTrial]) -> Machine:
     """Return a machine on which planned batches take as long as in the trials."""
-    # The host gets only the workers' cores, because a plan without `threads` divides them evenly.
+    # Only the workers' cores, because a plan without `threads` divides all cores of the host.
     cores = sum(one.spec.threads for one in trials if one.spec.kind == DeviceKind.CPU) or 1
     devices = tuple(
         Device(
@@ -102,7 +102,7 @@ def plan_of_batches(
     """Return the plan in which each worker gets batches of the given sizes, in order.
 
     The keys of `specs` and `sizes` are worker numbers; `specs` is in the order of the machine's
-    devices. GPUs copy the shared model and their updates, even a GPU without other workers.
+    devices. A GPU copies the shared model and its updates, even if the GPU is the only worker.
     """
     tasks: list[Task] = []
     for (number, spec), device in zip(specs.items(), machine.devices, strict=True):
@@ -181,8 +181,8 @@ class Prediction(NamedTuple):
 def admit(epochs: Epochs, trials: Sequence[SpeedTrial]) -> tuple[WorkerAdmission, ...]:
     """Judge workers from the slowest to the fastest; stop when a worker helps.
 
-    If no worker helps, the fastest worker is left, which is not judged. So only the last verdict
-    may be that a worker helps. `trials`: trials that all workers ran at the same time.
+    Only the last verdict can be that a worker helps. The last remaining worker is never judged.
+    `trials`: trials that all workers ran at the same time.
     """
     remaining, verdicts = list(trials), []
     together = predict(epochs, remaining).samples_per_s

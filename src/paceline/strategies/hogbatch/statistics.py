@@ -32,7 +32,7 @@ class BatchRecord(NamedTuple):
     """A completed batch of a worker.
 
     Times count only training, without pauses such as the tests between epochs. If the worker died
-    before it reported the batch, all times are the moment when the coordinator noticed its end.
+    before it reported the batch, all times are the time when the coordinator noticed the death.
     """
 
     worker: int
@@ -94,9 +94,9 @@ class BatchLog:
         return found
 
     def gaps(self, num_workers: int, most: int) -> Points:
-        """Return at most `most` points (time, largest minus smallest number of updates).
+        """Return at most `most` points (seconds, gap); [] for one worker.
 
-        Compares the numbers of updates that the workers have made until then; [] for one worker.
+        The gap is the largest minus the smallest number of updates of a worker up to that time.
         """
         if num_workers < 2:
             return []
@@ -125,10 +125,10 @@ def changes(points: Points) -> Points:
 
 
 def staleness(made: Mapping[str, Sequence[Update]]) -> dict[str, Counter[int]]:
-    """Count each device's batches by the number of other devices' batches that they missed.
+    """Count each device's batches by staleness.
 
-    A batch misses another device's batch if the model gets the other batch's update after the batch
-    has read the model and before the batch's own update.
+    A batch reads the model and later updates the model. The batch's staleness is the number of
+    other devices' batches that update the model between these two times.
     """
 
     def num_within(ends: Sequence[float], update: Update) -> int:

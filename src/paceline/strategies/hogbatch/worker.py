@@ -192,7 +192,7 @@ def _threads_of_torch(settings: messages.ProcessSettings) -> int:
 
 
 def main() -> None:
-    """Run the worker that the coordinator's settings describe; report a failure to it."""
+    """Run a worker with the coordinator's settings; report a failure to the coordinator."""
     settings, wire = Wire.to_starter(sys.argv[1])
     if settings.cores:
         os.sched_setaffinity(0, settings.cores)

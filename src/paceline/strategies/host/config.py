@@ -23,8 +23,8 @@ class HostReduce:
 
     `chunk`: number of layers, or a search during training for the best number. "search" uses
     Algorithm 1 of Le et al. 2018; its increment is `search_step` layers, and its range is
-    `search_range`. "predicted" starts at the predicted best number. `interval`: training steps for
-    which a search tries each number. `codec`: compresses the sums sent between hosts.
+    `search_range`. "predicted" starts at the predicted best number. `interval`: training steps
+    with each number that a search tries. `codec`: compresses the sums sent between hosts.
     """
 
     workers: _Positive = 2

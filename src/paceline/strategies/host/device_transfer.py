@@ -37,10 +37,10 @@ from paceline.strategies.host.transfer import ExchangeTimes, changed_on_any
 
 
 class _StepTimes(NamedTuple):
-    """The stream events of a step.
+    """The events of a step on the GPU's streams.
 
-    `end`: the means have been copied to the gradients. `gathers`: begin and end of the gathering of
-    each chunk. `exchanges`: for each chunk, the end of its gathering and the end of its copy back.
+    `end`: after the copy of the means to the gradients. `gathers`: before and after each chunk's
+    gathering. `exchanges`: after each chunk's gathering, and after the chunk's copy back.
     """
 
     backward_end: Event
@@ -51,7 +51,7 @@ class _StepTimes(NamedTuple):
     def exposed_s(self) -> float:
         """Return the seconds that the exchange adds to the step.
 
-        These are the time of gathering, and the time from the end of backward to the loaded means.
+        Adds the seconds of gathering and the seconds from the end of backward to `end`.
         """
         gathering_s = sum(end.seconds_after(begin) for begin, end in self.gathers)
         return gathering_s + self.end.seconds_after(self.backward_end)
@@ -118,7 +118,7 @@ class DeviceTransfer:
         self._gathers.append((begin, gathered))
         # The exchange begins here, so it includes a wait for the copy of an earlier chunk.
         self._begun[chunk.number] = gathered
-        # Wait for the event instead of the stream, because later kernels may be queued already.
+        # Wait for this event, because the compute stream may already have later kernels.
         self._to_host.wait(gathered)
         with self._device.use(self._to_host):
             with noted(recorder, Kind.D2H, str(chunk.number), alone=True):
@@ -177,7 +177,7 @@ class DeviceTransfer:
         copy_all(gradients, parts)
 
     def took(self, exposed_s: float = 0.0, hidden_s: float = 0.0) -> None:
-        """Do nothing: the GPU's events are counted instead, because the host runs ahead of it."""
+        """Do nothing: the host runs ahead of the GPU, so GPU events measure the times."""
 
     def count_times(self) -> None:
         """Wait until the GPU has completed the latest step, and count the step's times."""

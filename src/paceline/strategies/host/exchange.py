@@ -1,9 +1,9 @@
 """Sum gradients in host memory during backward (Le et al. 2018, sections 3.1 and 4.1).
 
 Each rank copies a chunk of gradients to shared memory as soon as backward has computed the chunk
-(B-4-2 in the paper's algorithm). When all ranks of a machine have sent a chunk, the chunk is summed
-there (B-4-3). Every rank receives the sums (B-5-1) and updates its own parameters (P-3). If there
-are several machines, the first rank of each, its leader, all-reduces the sums with other leaders.
+(B-4-2 in the paper's algorithm). When all ranks of a machine have sent a chunk, the machine sums
+the chunk (B-4-3). Every rank receives the sums (B-5-1) and updates its own parameters (P-3). The
+first rank of a machine is the machine's leader. Several leaders all-reduce their machines' sums.
 """
 
 import time
@@ -60,10 +60,10 @@ class HostExchange:
         self._pinned: list[Callable[[], None]] = []
 
     def open(self, layout: Layout) -> None:
-        """Create the arena; later layouts of the same gradients use it, too.
+        """Create the arena; later layouts of the same gradients reuse the arena.
 
         Raises InvalidInput if this rank's parameters are on several devices. If a rank cannot get
-        its memory, raises InvalidInput on all ranks.
+        memory for the arena, raises InvalidInput on all ranks.
         """
         _check_one_device(layout)
         sizes = layout.nbytes, len(layout.layers), layout.num_flags
@@ -79,7 +79,7 @@ class HostExchange:
         self._set_layout(layout)
 
     def _pin(self, layout: Layout) -> None:
-        """Pin the arena's memory for a GPU; InvalidInput on all ranks if one rank cannot."""
+        """Pin the arena for a GPU; raise InvalidInput on all ranks if a rank fails."""
         device, problem = device_of(layout.slots[0].parameter.device), None
         memory = self._arena.slot, self._arena.shared_result(0), self._arena.shared_result(1)
         try:
@@ -152,7 +152,7 @@ class HostExchange:
             if self.recorder is not None:
                 self.recorder.add_exchange(Kind.REDUCE, str(chunk.number), posted, summed)
                 if self._between is not None and not self._between.is_leader:
-                    # A leader records its messages; this rank records its wait for them.
+                    # The leader records its messages; this rank records the wait for the messages.
                     self.recorder.add_exchange(Kind.SEND, str(chunk.number), summed, ended)
         return [changed > 0 for changed in transfer.changed_on_any(self._arena, self._step)]
 
@@ -227,10 +227,10 @@ class HostExchange:
 
 
 class LeaderAllReduce:
-    """All-reduces sums between machines, in a thread of each machine's leader during backward.
+    """All-reduces sums between machines during backward; each machine's leader runs a thread.
 
-    All ranks create it together. Chunks are exchanged in the same order on all machines. With a
-    codec, a chunk can be sent while another chunk is decoded.
+    All ranks must call the constructor together. Chunks are exchanged in the same order on all
+    machines. With a codec, a chunk can be sent while another chunk is decoded.
     """
 
     def __init__(self, arena: Arena, group: Group, compression: Compression | None) -> None:

@@ -5,11 +5,11 @@
     host reduce                                     [sum 0][sum 1] [sum 2]
     gpu0 h2d                                               [h2d 0][h2d 1] [h2d 2]
 
-A chunk consists of consecutive layers in backward order. A worker copies it to the host after the
-backward of all its layers. The chunk is summed when all workers of the host have copied it.
+A chunk consists of consecutive layers in backward order. A worker copies a chunk to the host after
+backward of all layers of the chunk. The host sums a chunk when all workers have copied the chunk.
 If there are several hosts, they all-reduce their sums in a ring. With a codec (`core.collective`),
-the first worker of each host encodes these sums; for a GPU, its host does. A CPU worker copies its
-gradients itself, and reads the result from shared memory.
+the first worker of each host encodes these sums. If this worker is a GPU, the host encodes instead.
+A CPU worker copies its gradients itself, and reads the result from shared memory.
 """
 
 from collections import Counter
@@ -33,8 +33,7 @@ _ENCODABLE = (4,)  # element size of float32, the only type of sums that can be 
 def plan(workload: Workload, machine: Machine, config: HostReduce, window: Window) -> Plan:
     """Plan a window of steps on the first `config.workers` devices.
 
-    Raises InvalidInput if devices or links are missing, or if the machine does not state a host's
-    speed with the codec.
+    Raises InvalidInput if `machine` lacks devices, links or the codec's speed on a host.
     """
     devices = machine.first_devices(config.workers)
     work = HostStep(ComputeStep(workload, devices), ())

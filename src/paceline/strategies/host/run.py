@@ -17,7 +17,7 @@ from paceline.strategies.host.exchange import HostExchange
 def method(
     config: HostReduce, compression: Compression | None = None, chunk: Chunking | None = None
 ) -> Method:
-    """Return the exchange in host memory as the method of exchange.
+    """Return the `Method` that exchanges gradients in host memory.
 
     `compression` and `chunk`: replace the codec and the chunk of `config`.
     """

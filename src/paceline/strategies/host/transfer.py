@@ -80,7 +80,7 @@ class CpuTransfer:
     def receive(self, step: int) -> None:
         """Wait for the step, and replace gradients that changed on any rank by their means."""
         self._arena.wait_step()
-        # True if the program has written into a view; copying is cheaper from now on.
+        # If the program has written into a view, copying is cheaper than views from now on.
         if self._as_views and self._arena.refresh(step):
             self._as_views = False
         changed = changed_on_any(self._arena, step)

@@ -5,8 +5,8 @@ A row applies to a configuration if all of these hold:
 - the numbers of parameters differ at most fourfold;
 - the steps per round, and the numbers of workers, differ at most twofold;
 - the outer step is the same;
-- the configuration's delay is not a larger share of a round than the row's;
-- its codec, if any, sends all values with at least as many bits as in the row.
+- `delay` / `sync_every` of the configuration is at most `delay` / `sync_every` of the row;
+- the configuration has no codec, or a codec that sends all values with at least the row's `bits`.
 """
 
 import tomllib
@@ -27,7 +27,7 @@ from paceline.core.wire_format import wire_format
 from paceline.core.workload import Workload
 from paceline.strategies.local.config import Local
 
-_NEAR_MODEL, _NEAR = 2.0, 1.0  # largest differences, in doublings: of parameters; of other counts
+_NEAR_MODEL, _NEAR = 2.0, 1.0  # log2 of the largest ratios: of parameters; of steps and workers
 _Count = Annotated[int, Field(ge=1)]
 _Steps = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -37,7 +37,7 @@ class Row:
     """A measurement of the steps to a loss (benchmarks/local/steps_to_loss.py).
 
     `bits`: fewest bits per value of an outer gradient. `num_steps`: steps after which synchronous
-    training has the loss to be reached. `steps`: steps of local updates to this loss, relative to
+    training reaches the loss. `steps`: steps after which local updates reach the loss, divided by
     `num_steps`; the median of `seeds` runs. `low`, `high`: the range of these runs.
     """
 
@@ -64,7 +64,7 @@ def rows() -> tuple[Row, ...]:
 
 
 def variants(workers: int) -> list[Local]:
-    """Return the default configuration and all measured configurations, for some workers."""
+    """Return the default and all measured configurations, with this number of workers."""
     usual = Local(workers=workers)
     measured = (
         replace(usual, sync_every=row.sync_every, delay=row.delay, outer=row.outer)

@@ -38,8 +38,8 @@ _OUTER_STATE = 2  # values kept per parameter: outer parameter and momentum
 def plan(workload: Workload, machine: Machine, config: Local, window: Window) -> Plan:
     """Plan a window of rounds with equal batches.
 
-    Raises InvalidInput if the model has fewer layers than fragments, if devices or links are
-    missing, or if the machine does not state a device's speed with the codec.
+    Raises InvalidInput if the model has fewer layers than fragments, or if `machine` lacks devices,
+    links or the codec's speed on a device.
     """
     return _Rounds(workload, machine, config, balanced=False).plan(window.num_steps)
 
@@ -105,8 +105,8 @@ def inner_steps_of(
 def inner_step(workload: Workload, rate: costs.Rate) -> Cost:
     """Return a worker's inner step as a single cost, for a device with the given rate.
 
-    In the step, arithmetic limits some layers and memory bandwidth limits others. So the flops of
-    the returned cost are chosen such that it takes as long as all parts in sequence.
+    Arithmetic limits some layers, and memory bandwidth limits others. So the returned flops are not
+    the step's flops: they are the seconds of all parts in sequence, times the device's flops/s.
     """
     step = ComputeStep(workload, ())
     passes = [cost for layer in workload.layers for cost in (layer.forward, layer.backward)]
@@ -121,7 +121,7 @@ def inner_step(workload: Workload, rate: costs.Rate) -> Cost:
 class Turn(NamedTuple):
     """Numbers of inner steps before a fragment is sent.
 
-    `overlapped`: steps during the previous fragment's exchange. `alone`: the steps after these.
+    `overlapped`: steps during the previous fragment's exchange. `alone`: steps after the exchange.
     """
 
     overlapped: int
@@ -140,10 +140,9 @@ def turns(config: Local, num_steps: int) -> tuple[Turn, ...]:
 class _Work(NamedTuple):
     """A worker's costs for a fragment; a cost is None if there is no such work.
 
-    `overlapped`: inner steps during the previous fragment's exchange. `alone`: the inner steps from
-    then until this fragment is sent. `first`: both together, for the run's first fragment, which no
-    exchange precedes. `step`: the outer step. `copy`: a copy between a GPU and its host, in one
-    direction.
+    `overlapped`: inner steps during the previous fragment's exchange. `alone`: inner steps after
+    this exchange. `first`: all inner steps before the run's first fragment is sent. `step`: the
+    outer step. `copy`: a copy between a GPU and its host, in one direction.
     """
 
     on: tuple[Resource, ...]
@@ -197,8 +196,8 @@ class _Rounds:
         ]
 
     def _tasks(self, num_rounds: int) -> Iterator[Task]:
-        # For each worker: `ready` has the tasks for which its next inner steps wait; `sent` has the
-        # tasks for which the inner steps that overlap with an exchange wait.
+        # For each worker, inner steps during an exchange wait for the tasks in `sent`, and inner
+        # steps after an exchange wait for the tasks in `ready`.
         ready: list[tuple[TaskId, ...]] = [()] * len(self.devices)
         sent: list[tuple[TaskId, ...]] = [()] * len(self.devices)
         last: tuple[TaskId, ...] = ()

@@ -36,12 +36,12 @@ from paceline.strategies.local.trace import spans_of
 
 @contextmanager
 def start(session: TrainingSession) -> Iterator["LocalRunner | ElasticRunner"]:
-    """Yield the runner of a session (`paceline.exchange.session.Start`)."""
+    """Yield an ElasticRunner for an elastic session, otherwise a LocalRunner."""
     yield LocalRunner(session, replica) if session.elastic is None else ElasticRunner(session)
 
 
 def replica(module: nn.Module, config: Local, group: Group) -> ModelReplica:
-    """Return a replica for the profile, which measures its all-reduce for the plan."""
+    """Wrap the module for the profile, which measures an all-reduce of the gradients."""
     compression = None if config.codec is None else Compression(config.codec)
     device_ids = [group.device] if device_of(group.device).is_asynchronous else None
     method = Method("allreduce", compression=compression)
@@ -52,7 +52,7 @@ class LocalRunner(ReplicaRunner):
     """Trains or rehearses this rank's replica."""
 
     def profile(self, beside: Iterable[tuple[Strategy, Any]]) -> Profile:
-        """Measure layers and exchanges; for this strategy, one exchange of all layers at once."""
+        """Measure layers and exchanges; strategy local exchanges all layers at once."""
         whole = [
             (one, replace(config, fragments=1, delay=0) if isinstance(config, Local) else config)
             for one, config in beside
@@ -125,6 +125,6 @@ class ElasticRunner:
         return outcome_of(session, self.setup, trained, lambda window: Plan(()), config=config)
 
     def save(self, path: Path) -> None:
-        """Write the model as safetensors, if this worker reports for the run."""
+        """Write the model as safetensors, if this worker writes the run's files."""
         if self._session.writes_files:
             save_model(self.setup.model, str(path))

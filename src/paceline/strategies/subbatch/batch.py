@@ -20,8 +20,8 @@ def label_message(targets: Tensor, most: int, num_classes: int) -> Tensor:
     """Return a rank's targets as a message: int64 of shape (1, 2 + most).
 
     `targets`: class numbers of shape (samples,) or (samples, tokens); -100 marks ignored rows.
-    `most`: largest number of a rank's rows. The message consists of the number of samples, the
-    number of rows, the targets, and zeros that fill it up.
+    `most`: maximum number of rows per rank. The message consists of the number of samples, the
+    number of rows, the targets, and zeros as padding.
     """
     rows = targets.flatten()
     if rows.dtype != torch.int64:
