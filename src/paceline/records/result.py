@@ -26,14 +26,14 @@ from paceline.records.scale import ScaleResult
 class PlanRow(Record):
     """One planned configuration.
 
-    `efficiency`: throughput relative to the same devices without any exchange.
-    `link_nbytes_per_step`: bytes on each direction of a link; of a ring, only on its slowest link.
+    `range_share`: the median measured step time should differ from `step_s` by at most this share
+    in nine of ten cases. `efficiency`: throughput, divided by the throughput without any exchange.
+    `link_nbytes_per_step`: bytes by direction of a link; of a ring only the slowest link is listed.
     `memory_nbytes`: bytes needed on each device, and on each host that holds tensors.
-    `is_balanced`: whether shares of the batch follow the workers' speeds. `range_share`: half width
-    of the range that should contain the median measured step time in nine of ten cases, relative to
-    `step_s`. `after_backward`: communication left after backward, if the strategy reports it.
-    `is_same_training`: whether training equals that of one worker with the whole batch.
-    `steps_to_loss`: for other training, the relative number of steps to the same loss, if known.
+    `is_balanced`: whether the plan splits the batch by the workers' speeds.
+    `after_backward`: communication left after backward; None if the strategy does not report it.
+    `is_same_training`: whether one worker with the whole batch would compute the same training.
+    `steps_to_loss`: relative number of steps to the loss of synchronous training; None if unknown.
     """
 
     strategy: str
@@ -59,7 +59,7 @@ class PlanRow(Record):
 
     @classmethod
     def of(cls, forecast: Forecast) -> Self:
-        """Convert a forecast."""
+        """Build the row of a forecast."""
         own = {
             "config": asdict(forecast.config),
             "exposed_s": forecast.breakdown.exposed_s,
@@ -71,12 +71,12 @@ class PlanRow(Record):
 
     @property
     def range_s(self) -> tuple[float, float]:
-        """The shortest and longest step time within the range."""
+        """The shortest and longest expected step time."""
         return (1 - self.range_share) * self.step_s, (1 + self.range_share) * self.step_s
 
     @property
     def explanation(self) -> str:
-        """The reasons for the step's time, and the notes."""
+        """The reasons for the step time, and the plan's notes."""
         return "; ".join((self.why, *self.notes))
 
     @property
@@ -86,9 +86,9 @@ class PlanRow(Record):
 
 
 class AdviceRow(Record):
-    """Whether a codec pays: the best plan with a codec, compared with the best one without.
+    """Compares the best plan with a codec and the best plan without a codec.
 
-    `link_busy`: share of the step in which the link is busy without a codec, on as many workers.
+    `link_busy`: share of a step with a busy link, in the best plan without a codec for `workers`.
     """
 
     pays: bool
@@ -103,7 +103,7 @@ class AdviceRow(Record):
 
     @classmethod
     def of(cls, advice: Advice) -> Self:
-        """Convert a ranking's advice."""
+        """Build the row of a ranking's advice."""
         plain, encoded, names = advice.plain, advice.encoded, ("strategy", "workers", "step_s")
         return cls(
             pays=advice.pays,
@@ -117,8 +117,9 @@ class AdviceRow(Record):
 class RankingRows(Record):
     """All plans of a machine, best first.
 
-    `workers_worth`: largest number of workers that pays; None if only one number was planned.
-    `alone_samples_per_s`: throughput of the best single worker, if planned.
+    `workers_worth`: the smallest number of workers with a throughput within 2 % of the best; None
+    if only one number other than 1 was planned. `alone_samples_per_s`: throughput of the best
+    single worker, if planned.
     """
 
     plans: tuple[PlanRow, ...]
@@ -129,7 +130,7 @@ class RankingRows(Record):
 
     @classmethod
     def of(cls, ranking: Ranking) -> Self:
-        """Convert a ranking."""
+        """Build the rows of a ranking."""
         alone = ranking.alone or ranking.best_of.get(1)
         return cls(
             plans=tuple(map(PlanRow.of, ranking)),
@@ -141,7 +142,7 @@ class RankingRows(Record):
 
     @property
     def recommended(self) -> PlanRow | None:
-        """The best plan with the same training as one worker, or else the best plan."""
+        """The best plan with `is_same_training`; without such a plan, the best plan."""
         same = (plan for plan in self.plans if plan.is_same_training)
         return next(same, self.plans[0] if self.plans else None)
 
@@ -177,7 +178,7 @@ class RunResult(RunMetrics):
             raise ValueError(f"step_s: must be greater than 0 (got {self.step_s})")
         if self.comparison is not None:
             if self.step_s is None:
-                raise ValueError("step_s: is required by comparison")
+                raise ValueError("step_s: must be given if comparison is given")
             if not str(self.settings.workers).isdecimal():
                 workers = shown(self.settings.workers)
                 raise ValueError(f"settings.workers: must be an integer (got {workers})")
@@ -195,7 +196,7 @@ class RunResult(RunMetrics):
 
     @property
     def predicted_range_s(self) -> tuple[float, float] | None:
-        """The shortest and longest step time within the prediction's range."""
+        """The shortest and longest expected step time; None if no plan matches the prediction."""
         for plan in self.plans:
             if (plan.strategy, plan.step_s) == (self.strategy, self.predicted_step_s):
                 return plan.range_s
@@ -210,7 +211,7 @@ class RunResult(RunMetrics):
 
     @classmethod
     def of(cls, outcome: Outcome, **known: Any) -> Self:
-        """Build the result of an outcome; `known` are the remaining fields."""
+        """Build the result of a run from its outcome and from the `known` fields."""
         own = {name: getattr(outcome, name) for name in RunMetrics.model_fields}
         is_accuracy = is_share(outcome.score) and bool(outcome.epochs)
         own["accuracy"] = outcome.epochs[-1].score if is_accuracy else None
@@ -226,8 +227,8 @@ class PlanResult(Record):
     """The plans of a model on a machine, best first.
 
     `machine`: a machine file's name, or "this machine". `facts`: Paceline's version, and a
-    description of this machine. `second_machine`: the slowest second machine and links that pay, if
-    the machine has several hosts.
+    description of this machine. `second_machine`: the least speed and the least bandwidth with
+    which a second host makes training faster; None if they were not searched.
     """
 
     kind: Literal["plan"] = "plan"
@@ -257,7 +258,7 @@ def read_result(folder: Path) -> AnyResult:
     _check_exists(folder)
     path = folder / "result.json"
     text, what = read_file(path, limits.RESULT), str(path)
-    # Read the kind first: errors of the union type would name its members as if they were fields.
+    # Read the kind first, because errors of the union AnyResult would contain names of classes.
     kind = _TYPES[read_finite_record(TypeAdapter(_AnyKind), text, what).kind]
     return read_record(TypeAdapter[AnyResult](kind), text, what)
 
@@ -269,7 +270,7 @@ def _check_exists(folder: Path) -> None:
 
 
 def check_run(folder: Path) -> None:
-    """Raise InvalidInput if the folder does not exist, or holds a result that is not a run's."""
+    """Raise InvalidInput for a missing folder, and for the result of a plan, profile or study."""
     _check_exists(folder)
     if (folder / "result.json").exists():
         read_run(folder)

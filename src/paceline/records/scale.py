@@ -17,16 +17,15 @@ _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Kind = Literal[Origin.MEASURED, Origin.REHEARSED, Origin.PREDICTED]
 Part = Literal["computation", "the link", "synchronisation"]
 _Count = Annotated[int, Field(ge=1, le=2**31)]
-_MOST = 64  # most values of a setting
+_MOST = 64  # maximum number of values of a setting
 
 
 class Point(NamedTuple):
     """A method with a number of workers and a batch size.
 
-    With strong scaling an epoch has a fixed number of samples. `batch` is the batch of all workers
-    together ("strong"), or of each worker ("strong-per-worker", figure 3 of Mojumder et al. 2018).
-    With weak scaling ("weak") `batch` is the batch of each worker, and the samples of an epoch grow
-    with the number of workers.
+    With scaling "strong" `batch` is the batch size of all workers together; otherwise `batch` is
+    the batch size of each worker. With "weak" an epoch's samples grow with the number of workers.
+    "strong-per-worker" is the scaling in figure 3 of Mojumder et al. 2018.
     """
 
     method: str
@@ -40,7 +39,7 @@ class Point(NamedTuple):
         return self.batch if self.scaling == "strong" else self.batch * self.workers
 
     def steps_of(self, samples: int) -> int:
-        """Return the steps of an epoch of `samples`, which each worker has with weak scaling."""
+        """Return the steps of an epoch; with weak scaling each worker trains `samples` samples."""
         total = samples * self.workers if self.scaling == "weak" else samples
         return -(-total // self.batch_size)
 
@@ -114,7 +113,7 @@ class ScaleSettings(Record):
     def _methods_are_known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         for name in names:
             if name not in EXCHANGES:
-                find_exchange(name)  # raises a better error for a known name
+                find_exchange(name)  # explains the error, unless the name is module:record
                 raise ValueError(f"must be built-in strategies (got {name!r})")
         return names
 
@@ -137,20 +136,20 @@ class ScaleSettings(Record):
     @model_validator(mode="after")
     def _machine_is_predicted(self) -> Self:
         if self.machine is not None and Origin.PREDICTED not in self.kinds:
-            raise ValueError("machine: requires kind predicted")
+            raise ValueError("machine: requires --kind predicted")
         if self.device is None and Origin.REHEARSED in self.kinds:
-            raise ValueError("device: is required by kind rehearsed")
+            raise ValueError("device: must be given with --kind rehearsed")
         if self.device is not None and Origin.REHEARSED not in self.kinds:
-            raise ValueError("device: requires kind rehearsed")
+            raise ValueError("device: requires --kind rehearsed")
         if self.overhead and 1 not in self.workers:
-            raise ValueError("overhead: requires 1 among workers")
+            raise ValueError("overhead: requires 1 in --workers")
         if self.overhead and self.kinds == (Origin.PREDICTED,):
-            raise ValueError("overhead: requires kind measured or rehearsed")
+            raise ValueError("overhead: requires --kind measured or rehearsed")
         return self
 
     @property
     def trains(self) -> bool:
-        """Whether models are trained, to measure or to predict from a profile."""
+        """Whether the study trains models, for measured cells or for profiles."""
         return Origin.MEASURED in self.kinds or (self.machine is None and self.device is None)
 
     @property
@@ -165,11 +164,11 @@ class ScaleSettings(Record):
 class ScaleCell(Record):
     """The time and memory of an epoch with a method, number of workers and batch size.
 
-    `batch`: samples of all workers with scaling "strong", otherwise of each worker. Seconds are per
-    epoch: the number of steps times the median step time of the repetitions. `spread`: quartiles of
-    the repetitions; for a prediction, the range that should contain the measured epoch in nine of
-    ten cases. All parts except `hidden_s` add up to `epoch_s` minus loading. `memory_bytes`:
-    maximum over the workers, out of `capacity_bytes`. A cell with an `error` has no figures.
+    `batch`: as in `Point`. `epoch_s`: number of steps times the median step time of the
+    repetitions. `spread`: quartiles of the repetitions; in a predicted cell, the range that should
+    contain the measured epoch in nine of ten cases. `epoch_s` is the sum of loading and all parts
+    except `hidden_s`. `memory_bytes`: maximum over the workers. `capacity_bytes`: available memory
+    of a worker. A cell with an `error` has no figures.
     """
 
     method: str
@@ -196,7 +195,7 @@ class ScaleCell(Record):
 
     @property
     def num_shares(self) -> int:
-        """How often an epoch contains the setting `samples`: per worker with weak scaling."""
+        """The samples of an epoch, divided by the setting `samples`."""
         return self.workers if self.scaling == "weak" else 1
 
 
@@ -227,7 +226,7 @@ class TimedCell(ScaleCell):
 
     @property
     def samples(self) -> int:
-        """Samples of a worker's step."""
+        """The number of samples that one worker trains in a step."""
         return -(-self.batch // self.workers) if self.scaling == "strong" else self.batch
 
     def differs_from(self, other: "TimedCell") -> bool:
@@ -237,7 +236,6 @@ class TimedCell(ScaleCell):
 
     @property
     def _bounds_s(self) -> tuple[float, float]:
-        """The spread of the epoch time for one worker's samples."""
         low, high = self.spread or (self.epoch_s, self.epoch_s)
         return low / self.num_shares, high / self.num_shares
 
@@ -282,7 +280,7 @@ class ScaleResult(Record):
 
     @model_validator(mode="after")
     def _is_of_a_study(self) -> Self:
-        # Bounds the rows and columns of its page.
+        # The report has a row, a column or a bar for each value.
         for name in ("batch", "workers", "method"):
             count = len({getattr(cell, name) for cell in self.cells})
             if count > _MOST:

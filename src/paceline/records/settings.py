@@ -29,8 +29,8 @@ from paceline.planner.precision import Precision
 from paceline.strategies import EXCHANGES, STRATEGIES, find_runnable
 
 AUTO = "auto"  # selects the strategy predicted to be fastest
-_MOST_DIGITS = 9  # most digits of a number of workers
-_ITEM = re.compile(r"(?<=\w)\.\d+(?=: )")  # index of a list's item: options name the whole list
+_MOST_DIGITS = 9  # maximum digits of a number of workers
+_ITEM = re.compile(r"(?<=\w)\.\d+(?=: )")  # list index after a field in an error
 _Validated = TypeVar("_Validated")
 
 
@@ -70,8 +70,8 @@ class PlanSettings(Record):
 def validated_settings(values: Mapping[str, Any]) -> TrainSettings:
     """Validate the settings of a training; InvalidInput names the wrong field.
 
-    None selects the default of the strategy or of the model. For a user's model None stays None,
-    because that model may be a recipe with its own optimizer.
+    A setting of None gets the default of the strategy or of a built-in model. With a user's model
+    the setting stays None, because the model may be a recipe with its own optimizer.
     """
     given = {name: value for name, value in values.items() if value is not None}
     if "epochs" in given and "steps" in given:
@@ -85,7 +85,7 @@ def validated_settings(values: Mapping[str, Any]) -> TrainSettings:
         for strategy in EXCHANGES.values():
             _refuse_useless(asked, strategy, AUTO, TrainSettings)
         settings = validated(TrainSettings, _numbered(given))
-        is_balanced = False  # strategy auto may leave workers out without --balance
+        is_balanced = False  # keep_all is allowed, because strategy auto may leave out workers
     else:
         settings = validated(TrainSettings, _of_strategy(given, TrainSettings))
         is_balanced = "balance" in strategy_of(settings).options.settings
@@ -108,7 +108,7 @@ def validated_rehearsal(values: Mapping[str, Any]) -> RehearseSettings:
 
 
 def _check(settings: RunSettings) -> None:
-    """Validate the options, whose numbers must fit into run.toml, and `profile_s`."""
+    """Validate `profile_s` and the options, whose numbers must fit into run.toml."""
     for name in ("options", "optimizer_options"):
         check_numbers(getattr(settings, name, {}), name, largest=sys.float_info.max)
     is_named = settings.strategy != AUTO
@@ -155,15 +155,15 @@ def _of_strategy(given: dict[str, Any], kind: type[RunSettings]) -> dict[str, An
     name = given.get("strategy", RunSettings.model_fields["strategy"].default)
     strategy = find_runnable(str(name))
     _refuse_useless(given, strategy, strategy.name, kind)
-    own = strategy.options.defaults  # some are not settings of a rehearsal, such as momentum
+    own = strategy.options.defaults  # a rehearsal lacks some of these settings
     defaults = {name: value for name, value in own.items() if name in kind.model_fields}
     given = without_shorthands({**defaults, **given}, strategy)
     if strategy.options.count_workers is number_of:
         return _numbered(given)
     workers = str(given.get("workers", kind.model_fields["workers"].default))
     strategy.options.count_workers(workers)
-    # Keep the text: a number would be compared with the batch size, but here each worker has its
-    # own batches.
+    # Keep the text: RunSettings would require an integer to be at most batch_size, but each of
+    # these workers has its own batches.
     return given | {"workers": workers}
 
 
@@ -171,7 +171,7 @@ def without_shorthands(given: Mapping[str, Any], strategy: Strategy) -> dict[str
     """Replace the shorthand `codec` by options."""
     options = given.get("options", {})
     if not isinstance(options, dict):
-        return dict(given)  # pydantic reports the error
+        return dict(given)  # pydantic reports the wrong type of options
     others = {name: value for name, value in given.items() if name != "codec"}
     if "codec" not in given:
         return others | {"options": options}
@@ -186,7 +186,7 @@ def without_shorthands(given: Mapping[str, Any], strategy: Strategy) -> dict[str
 
 
 def _numbered(given: dict[str, Any]) -> dict[str, Any]:
-    """Convert `workers` to a number; InvalidInput if it is not one."""
+    """Convert `workers` to an integer, or raise InvalidInput."""
     workers = given.get("workers", 1)
     if isinstance(workers, int):
         return given
@@ -213,7 +213,7 @@ def _refuse_useless(
     """
     for name in given:
         knowing = _knowing(name)
-        # run.toml contains defaults, which another strategy ignores.
+        # run.toml contains all defaults, so the default of an unsupported setting is no error.
         is_default = name in kind.model_fields and given[name] == kind.model_fields[name].default
         is_idle = is_default or given[name] is False
         if knowing and name not in strategy.options.settings and not is_idle:

@@ -1,8 +1,8 @@
 """Advice: findings about a result, each made by a rule from a metric and a threshold.
 
-The metric of a gain is the largest share of a step that a change could save. It is computed from
-the parts of a typical step, on the assumption that more workers divide loading, forward and
-backward among them, and that all other parts stay constant.
+The metric of a rule of sort "gain" is the largest share of a step that a change could save. The
+share is computed from the parts of a typical step, on two assumptions: more workers divide the time
+of loading, forward and backward; all other times stay constant.
 """
 
 from collections.abc import Iterator
@@ -17,15 +17,15 @@ from paceline.report.format import number, share
 
 MOST_SHOWN = 3
 _WORTH = 0.03  # share of a step below which a change is not worth the effort
-_UNEVEN = 1 - 1 / 1.15  # share of a step: the slowest worker takes 1.15 times the mean
-_HARDLY = 0.01  # relative change of a loss
+_UNEVEN = 1 - 1 / 1.15  # share of a step lost if the slowest worker takes 1.15 times the mean
+_HARDLY = 0.01  # relative change below which a loss counts as unchanged
 Sort = Literal["doubt", "gain", "fact"]
 _SORTS = get_args(Sort)
 
 
 @dataclass
 class Metrics:
-    """Metrics of a result by name, and the words for its messages."""
+    """Metrics of a result (`values`), and texts to insert into messages (`words`), by name."""
 
     values: dict[str, float] = field(default_factory=dict)
     words: dict[str, str] = field(default_factory=dict)
@@ -35,9 +35,9 @@ class Metrics:
 class Rule:
     """Reports a finding if a metric exceeds its threshold.
 
-    A rule is skipped if the result lacks a word that its message needs, or if a rule listed in
-    `unless` has found something. Findings are ordered: doubts, which make the other figures
-    uncertain; gains, the largest first; facts.
+    A rule is skipped if the result lacks a word of `message`, or if a rule in `unless` has already
+    reported a finding. `sort`: "doubt" for a reason to mistrust the result, "gain" for time that a
+    change could save, otherwise "fact". Findings are in this order; larger gains come first.
     """
 
     sort: Sort

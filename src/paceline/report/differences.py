@@ -13,7 +13,7 @@ from paceline.report.figures import PARTS
 from paceline.report.format import Quantity, duration, nbytes, number, share
 
 _INDIFFERENT = {"output", "tensorboard"}  # settings that do not affect a run's results
-_ALIKE = ("model", "batch_size", "data")  # required to compare seconds per step
+_ALIKE = ("model", "batch_size", "data")  # must be equal to compare seconds per step
 _SHOWN: dict[str, Callable[[float], Quantity]] = {
     "s": duration,
     "bytes": nbytes,
@@ -23,7 +23,7 @@ _SHOWN: dict[str, Callable[[float], Quantity]] = {
 
 
 class Difference(Record):
-    """A setting or a machine fact that differs; its value is None if the run lacks it."""
+    """A setting or machine fact with different values in two runs; None: missing."""
 
     name: str
     left: Any

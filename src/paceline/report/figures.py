@@ -1,8 +1,8 @@
 """Figures for plotly.js: the common style, step breakdowns and learning curves.
 
-A figure is a dict of traces, layout and configuration, in the words of
-<https://plotly.com/javascript/reference/>. Escape every text that comes from a file: plotly reads a
-subset of HTML in what it draws.
+A figure is a dict of traces, layout and configuration with the keys of
+<https://plotly.com/javascript/reference/>. Escape every text that comes from a file, because plotly
+interprets a subset of HTML in texts.
 
 Each kind of task has the same colour in all figures. The colours are from the palette of Okabe and
 Ito, <https://jfly.uni-koeln.de/color/>, which colour-blind readers can distinguish. Two kinds that
@@ -24,11 +24,11 @@ from paceline.report.format import duration, share
 Described = dict[str, Any]
 """A part of a figure: a trace, an axis, or all of it."""
 
-LEFT = 60  # pixels: the height of most figures
+LEFT = 60  # pixels: left margin
 _MARGIN = {"l": LEFT, "r": 12, "t": 54, "b": 46}
 MARGINS = _MARGIN["t"] + _MARGIN["b"]
 BORDER = "rgba(255,255,255,0.6)"
-HOVER = "%{customdata}<extra></extra>"  # each bar's own text, no box for the trace's name
+HOVER = "%{customdata}<extra></extra>"  # the text in customdata, without the trace's name
 _GRID = "rgba(128,128,128,0.25)"
 _LINE = {"color": "#888888", "width": 1, "dash": "dot"}
 _CONFIG = {
@@ -125,8 +125,8 @@ def unit_of(longest_s: float) -> tuple[str, float]:
 class Panel:
     """An x and a y axis with their traces; plotly reads the panel's title as markup.
 
-    `x`, `y`: plotly's settings of each axis, but their `title` is a plain text. `marks`: positions
-    on the x axis of vertical dotted lines.
+    `x`, `y`: plotly's settings of the axes, except that `title` is a plain text. `marks`: x
+    coordinates of vertical dotted lines.
     """
 
     traces: Sequence[Described]
@@ -148,9 +148,9 @@ def figure_of(
 ) -> Described:
     """Build a figure of this height in pixels, in the common style.
 
-    Panels are next to each other; if their relative `heights` are given, they are below one
-    another. `gap`: distance between two panels as a share of the figure. `is_zoomed`: show zoom
-    buttons, which touch screens need.
+    Without `heights` the panels form a row. With relative `heights` the panels form a column.
+    `gap`: distance between two panels as a share of the figure. `is_zoomed`: show zoom buttons,
+    which touch screens need.
     """
     domains = _domains(heights or [1] * len(panels), gap)
     figure: Described = {"data": [], "layout": _LAYOUT | {"height": height} | layout}
@@ -175,7 +175,7 @@ def figure_of(
 def bars_along(
     fill: Fill, seconds: Sequence[float], told: Sequence[str], **settings: Any
 ) -> Described:
-    """Build horizontal bars with the same fill; `told` are their hover texts.
+    """Build horizontal bars with the same fill, and with `told` as hover texts.
 
     `seconds`: lengths of the bars in the unit of the axis.
     """
@@ -205,7 +205,7 @@ def _title(text: str, across: Sequence[float], top: float, *, is_left: bool) -> 
     return {"text": text, "font": {"size": 14}, "showarrow": False} | place
 
 
-_FEW = 15  # curves with at most this many points mark each point
+_FEW = 15  # curves with more points have no markers
 _MOST_TICKS = 8
 _FEW_DECADES = 2
 
@@ -270,7 +270,7 @@ def share_bars(
     *,
     is_downward: bool = False,
 ) -> Described:
-    """Draw shares from 0 to 1 as bars: a row for each inner key, a bar for each group."""
+    """Draw shares as bars; `groups` maps the name of a colour to the shares by row."""
     bars = []
     for i, (name, shares) in enumerate(groups.items()):
         if shares:

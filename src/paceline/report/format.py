@@ -1,6 +1,6 @@
 """Format numbers for people: three significant digits and a suitable unit.
 
-The formatted text keeps the exact number, so that a copied table has full precision.
+A formatted number also has the exact value, so that a copied table has full precision.
 """
 
 from math import isfinite, nan
@@ -9,14 +9,14 @@ from typing import Self
 from paceline.core.outcome import is_share
 
 _SECONDS = (("ns", 1e-9, 999.5), ("us", 1e-6, 999.5), ("ms", 1e-3, 999.5), ("s", 1.0, 99.95))
-_LEAST_S = 0.5e-12  # rounding errors of sums of times count as zero
+_LEAST_S = 0.5e-12  # shorter times are rounding errors, and are shown as zero
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 class Quantity(str):
-    """A formatted number with its exact `value` and that value's `unit`.
+    """A formatted number with the exact `value`; `unit` is the unit of `value`.
 
-    Slicing, joining or formatting it returns a plain str.
+    Slicing, joining or formatting a Quantity returns a plain str.
     """
 
     __slots__ = ("unit", "value")
@@ -24,7 +24,7 @@ class Quantity(str):
     unit: str
 
     def __new__(cls, text: str, value: float, unit: str = "") -> Self:
-        """Create the text with its value."""
+        """Create the text, and set `value` and `unit`."""
         quantity = super().__new__(cls, text)
         quantity.value, quantity.unit = value, unit
         return quantity
@@ -36,9 +36,9 @@ class Quantity(str):
 
 
 def duration(seconds: float) -> Quantity:
-    """Format a time such as "1.23 ms", "45.6 s", "3 min 20 s" or "2 h 5 min".
+    """Format a time, for example as "1.23 ms", "45.6 s", "3 min 20 s" or "2 h 5 min".
 
-    The rounding error is at most 0.5 %; less than half a picosecond is 0 s.
+    The rounding error is at most 0.5 %. Times below half a picosecond become "0 s".
     """
     return Quantity(_duration(seconds), seconds, "s")
 
@@ -61,9 +61,9 @@ def _duration(seconds: float) -> str:
 
 
 def nbytes(count: float) -> Quantity:
-    """Format a number of bytes such as "512 B", "1.50 KiB" or "243 MiB".
+    """Format a number of bytes, for example as "512 B", "1.50 KiB" or "243 MiB".
 
-    Means may be fractions of a byte. From one byte on, the rounding error is at most 0.5 %.
+    The rounding error is at most 0.5 %, except for means of less than one byte.
     """
     return Quantity(_nbytes(count), count, "bytes")
 
@@ -90,7 +90,7 @@ def share(fraction: float, decimals: int = 1, signed: bool = False) -> Quantity:
 
 
 def change_text(change: float | None) -> str:
-    """Format a relative change: "+12.3 %", "253 times" from tenfold, a dash for None."""
+    """Format a relative change: 0.123 as "+12.3 %", 252 as "253 times", None as "-"."""
     if change is None:
         return "-"
     if change < 9:
@@ -120,7 +120,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def _three_digits(value: float) -> str:
-    """Format with three significant digits, without an exponent for numbers from 1 on."""
+    """Format a number with three significant digits; only numbers below 1 have exponents."""
     size = abs(value)
     if size < 0.9995:
         return f"{value:.3g}"
@@ -128,7 +128,7 @@ def _three_digits(value: float) -> str:
 
 
 def score_text(name: str, value: float, digits: int = 2) -> str:
-    """Format a score: a share in percent, any other with four digits."""
+    """Format a score: shares in percent, other scores with four digits."""
     return share(value, digits) if is_share(name) else f"{value:.4g}"
 
 

@@ -18,7 +18,7 @@ _GAIN = 1.02  # least speed-up for which additional workers are worth using
 
 
 def of_run(result: RunResult, timeline: Timeline | None) -> Metrics:
-    """Compute the metrics of a run or rehearsal; `timeline` has its traced steps."""
+    """Compute the metrics of a run or rehearsal; `timeline` contains the traced steps."""
     found = Metrics()
     if (error := _prediction_error(result)) is not None:
         found.values["prediction_error"] = abs(error)
@@ -166,12 +166,12 @@ def _of_asynchronous(result: RunResult, found: Metrics) -> None:
 
 
 def _one_more_each(result: RunResult) -> str | None:
-    """Return the options that add one alternating worker to each device; None if impossible.
+    """Return the options that add one worker to each device; None if impossible.
 
-    The option `lanes` alone would place the same number of workers on fewer devices.
+    `workers` grows with `lanes`: otherwise fewer devices would hold the same number of workers.
     """
     lanes, staleness = result.config.get("lanes"), result.config.get("staleness")
-    if not isinstance(lanes, int) or staleness == 0:  # synchronous workers cannot prefetch
+    if not isinstance(lanes, int) or staleness == 0:  # staleness 0 requires lanes=1
         return None
     workers = (lanes + 1) * len(result.utilisation)
     if workers > result.settings.batch_size:
@@ -269,7 +269,7 @@ def _of_other_training(ranking: RankingRows, best: PlanRow, found: Metrics) -> N
 
 
 def of_rates(rates: Mapping[int, float], found: Metrics) -> None:
-    """Add the share of needless workers; `rates` has the best rate for each worker count."""
+    """Add the share of superfluous workers; `rates`: best throughput by number of workers."""
     if len(rates) < 2:
         return
     most, top = max(rates), max(rates.values())

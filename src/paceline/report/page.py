@@ -57,7 +57,7 @@ def _text_of(*names: str) -> str:
 
 
 def _with_time(run_id: str) -> str:
-    """Return the run's id, with the date and time that Paceline's ids begin with made readable."""
+    """Return the run's id, followed by the id's date and time in readable form."""
     shown = f"Run {run_id}"
     with suppress(ValueError):
         shown += datetime.strptime(run_id[:15], "%Y%m%d-%H%M%S").strftime(", %Y-%m-%d %H:%M:%S")
@@ -84,7 +84,7 @@ Facts = dict[str, list[tuple[str, str]]]
 def facts(
     settings: BaseModel, machine: Mapping[str, Any], peaks: Sequence[int] | None = None
 ) -> Facts:
-    """Return the settings that are set, and the machine; `peaks`: peak bytes of each worker."""
+    """Return the non-empty settings and the machine's facts; `peaks`: peak bytes by worker."""
     known = dict(machine)
     if peaks is not None:
         unbroken = (nbytes(peak).replace(" ", "\N{NO-BREAK SPACE}") for peak in peaks)

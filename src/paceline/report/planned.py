@@ -104,7 +104,7 @@ def _by_workers(plans: Sequence[PlanRow]) -> Described:
 
 
 def _second_machine(found: SecondMachine) -> Described:
-    """Draw the least bandwidth that pays by the speed of the second machine."""
+    """Draw, for each speed of the second machine, the least bandwidth that speeds up training."""
     names = [str(Fraction(speed)) for speed in found.speeds]
     lines: list[Described] = []
     for i, one in enumerate(found.requirements):

@@ -24,15 +24,15 @@ Form = Literal["text", "markdown", "json"]
 _MOST_REMARKS = 2
 
 _MOST_ALIKE, _MOST_OTHERS = 5, 3
-_FOUND_BY_TRAINING = {"workers", "chunk"}  # fields of a configuration that need no option
+_FOUND_BY_TRAINING = {"workers", "chunk"}  # fields that need no --strategy-option
 _RANGE = "±: the median of the measured steps is meant to be within it in 9 of 10 cases"
 
 
 def plan_tables(plans: Sequence[PlanRow], alone_samples_per_s: float | None) -> dict[str, Table]:
-    """Return two tables by title: the best plans with the same training, and with changed training.
+    """Return two tables by title: the best plans with unchanged and with changed training.
 
-    Each strategy is listed once with a codec and once without. `alone_samples_per_s` is the
-    throughput of the best single worker, for the first table's speed-ups.
+    Each strategy is listed once with a codec and once without a codec. The first table has
+    speed-ups over `alone_samples_per_s`, the throughput of the best single worker.
     """
 
     def beside(plan: PlanRow) -> str:
@@ -50,7 +50,7 @@ def plan_tables(plans: Sequence[PlanRow], alone_samples_per_s: float | None) -> 
 
 
 def _fastest(plans: Iterable[PlanRow]) -> Iterator[PlanRow]:
-    """Yield each strategy's best plan with and without a codec, and the best of one worker."""
+    """Yield the best one-worker plan, and each strategy's best plans with and without codec."""
     seen: set[object] = set()
     for plan in plans:
         key = "one worker" if plan.workers == 1 else (plan.strategy, plan.codec is None)
@@ -80,7 +80,7 @@ def _table(plans: Sequence[PlanRow], last: str, value: Callable[[PlanRow], str])
 
 
 def _learned(plan: PlanRow) -> str:
-    """Format the number of steps to synchronous training's loss, relative to its own steps."""
+    """Format `steps_to_loss`; "unknown" for None."""
     steps = plan.steps_to_loss
     if steps is None:
         return "unknown"
@@ -121,7 +121,7 @@ def command(plan: PlanRow, result: PlanResult) -> str:
 
 
 def explanation(ranking: RankingRows) -> Iterator[str]:
-    """Yield the reasons for each plan's time, each refused strategy, and the meaning of ±."""
+    """Yield the reasons for step times, the reasons for refusals, and the meaning of ±."""
     for plan in _fastest(ranking.plans):
         yield f"{named(plan)}: {plan.explanation}"
     if (sentence := of_after_backward(ranking.plans)) is not None:
@@ -134,7 +134,7 @@ def explanation(ranking: RankingRows) -> Iterator[str]:
 
 
 def of_second_machine(found: SecondMachine) -> Iterator[str]:
-    """Yield the slowest second machine that pays, and the slowest link between hosts."""
+    """Yield the least speed and the least bandwidth with which a second machine is worthwhile."""
     speeds = [(_speed(one.speed), label(one)) for one in found.requirements]
     links = [(_bandwidth(one.bits_per_s[0]), label(one)) for one in found.requirements]
     alone = f"pays over {found.first_host} alone"
@@ -146,7 +146,7 @@ def of_second_machine(found: SecondMachine) -> Iterator[str]:
 
 
 def label(one: Requirement) -> str:
-    """Name an exchange, and what it is compared by if that is not the time to a loss."""
+    """Name an exchange, with a note if only samples/s could be compared."""
     text = {"plain": "without a codec", "codec": "with dynamic8", "local": "with strategy local"}
     return text[one.exchange] + (
         "" if one.is_learning_known else " (in samples/s: its steps to a loss are unknown)"
@@ -171,7 +171,7 @@ def bandwidth(bits_per_s: float) -> str:
 
 
 def _refused(row: Refusal, plans: Sequence[PlanRow]) -> str:
-    """Describe a refusal; name its variant or placement if the strategy has other plans."""
+    """Describe a refused strategy, or a refused variant or placement of a planned strategy."""
     asked = row.strategy, row.workers
     planned = {plan.placement for plan in plans if (plan.strategy, plan.workers) == asked}
     name = f"a variant of {row.strategy}" if row.placement in planned else row.strategy
@@ -209,7 +209,7 @@ def present(
 def in_terminal(
     plans: Sequence[PlanRow], title: str, alone_samples_per_s: float | None
 ) -> Iterator[TerminalTable]:
-    """Yield the tables of plans for a terminal; the first one has the title."""
+    """Yield the tables of plans for a terminal; the first table has the title."""
     for name, table in plan_tables(plans, alone_samples_per_s).items():
         yield shown(f"{title}: {name.lower()}" if title else name, table, gap=1)
         title = ""

@@ -29,7 +29,7 @@ from paceline.report.workers import worker_sections
 _TELLING = ("policy", "lanes", "head")  # options to display even if they were not set
 _ALIKE = ("model", "workers", "batch_size")  # settings that a run and its rehearsal must share
 _MOST_FAULTS = 20
-_PARTS = ("train", "test")  # of the data
+_PARTS = ("train", "test")  # parts of the data
 
 
 def page_of(result: RunResult, folder: Path, rehearsal: Path | None = None) -> Page:
@@ -51,7 +51,7 @@ def _rehearsed_timeline(result: RunResult, folder: Path) -> Timeline:
     if not other.is_rehearsal:
         raise InvalidInput(str(folder), "is not a rehearsal")
     if result.is_rehearsal:
-        raise InvalidInput(result.id, "is a rehearsal", hint="name a run first")
+        raise InvalidInput(result.id, "is a rehearsal", hint="compare a run with a rehearsal")
     own = {name: getattr(result.settings, name) for name in _ALIKE} | {"strategy": result.strategy}
     for name, used in own.items():
         if (rehearsed := getattr(other.settings, name)) != used:

@@ -1,4 +1,4 @@
-"""The page of a scaling study; its figures are after figures 3, 4 and 5 of Mojumder et al. 2018."""
+"""The page of a scaling study, with figures similar to 3, 4 and 5 of Mojumder et al. 2018."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
@@ -174,10 +174,10 @@ def _cells(cells: Sequence[ScaleCell]) -> Table:
 
 
 def _epoch_times(cells: Sequence[TimedCell]) -> Described:
-    """Draw epoch times by workers: a row for each batch, a bar for each method and kind.
+    """Draw epoch times by number of workers: a row per batch, a bar per method and kind.
 
-    Whiskers show the cells' spreads. Bars of weak scaling show the mean time for the samples of one
-    worker.
+    Whiskers show the cells' spreads. With weak scaling an additional bar shows the epoch time
+    divided by the number of workers.
     """
     batches = _distinct(cells, lambda one: one.batch)
     unit, factor = unit_of(max(cell.epoch_s for cell in cells))

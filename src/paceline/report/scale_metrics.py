@@ -40,7 +40,7 @@ def of_study(cells: Sequence[ScaleCell]) -> Metrics:
 
 
 def comparable(cells: Iterable[ScaleCell]) -> list[TimedCell]:
-    """Return the cells of the most real kind available that have the same scaling."""
+    """Return the cells of one kind and one scaling, by the rules in `of_study`."""
     known = most_real(timed(cells))
     first = min((_SCALINGS.index(one.scaling) for one in known), default=0)
     return [one for one in known if one.scaling == _SCALINGS[first]]

@@ -29,8 +29,8 @@ from paceline.report.format import duration, loss_text, number, share
 from paceline.report.page import Page
 from paceline.report.tables import Rows, Table
 
-_NUM_TIMES = 6  # rows of the loss against time
-_MOST_EPOCHS = 12  # rows of the loss against epochs
+_NUM_TIMES = 6  # rows in the table of losses by time
+_MOST_EPOCHS = 12  # maximum rows in the table of losses by epoch
 _HEIGHT = 360  # pixels
 _DASHES = ("solid", "dash", "dot", "dashdot")
 
@@ -71,7 +71,7 @@ class Side(Record):
 
 
 class SideBySide(Record):
-    """The compared runs; `loss` names their loss, `reached` is its lowest value in all runs."""
+    """The compared runs; `loss`: name of the loss; `reached`: lowest loss that all runs reached."""
 
     loss: str
     lowest: float
@@ -86,7 +86,7 @@ class SideBySide(Record):
 
 
 def side_by_side(folders: Sequence[Path]) -> SideBySide:
-    """Read the runs in these folders; InvalidInput if one has no tested epochs."""
+    """Read the runs in these folders; InvalidInput for a run without epochs."""
     results = [read_run(folder) for folder in folders]
     for folder, result in zip(folders, results, strict=True):
         if not result.epochs:
@@ -237,7 +237,7 @@ def _curves(sides: SideBySide) -> Described:
 
 
 def _field(sides: SideBySide, name: str) -> dict[str, Mapping[str, float]]:
-    """Return, for each run that has data for it, a field's values by worker."""
+    """Return the values of a field by run, without runs that lack the field."""
     values = {run.name: getattr(run, name) for run in sides.runs}
     return {run: own for run, own in values.items() if own}
 

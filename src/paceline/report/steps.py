@@ -13,10 +13,10 @@ from paceline.report.format import duration
 
 _NUM_STEPS = 2
 _MOST_ROWS = 40
-_GAP = 58  # pixels above an excerpt, with its title
+_GAP = 58  # pixels between two excerpts, for a title
 _DASHES = ("solid", "dot", "dash", "dashdot")
 _MOST_LINES = 8
-_MOST_POINTS = 1000  # of a line
+_MOST_POINTS = 1000  # maximum points of a line
 _FEWEST = 4
 
 
@@ -24,9 +24,9 @@ _FEWEST = 4
 class Excerpt:
     """The spans of a few steps, in seconds from the start of the excerpt.
 
-    Spans that reach beyond the excerpt keep their times. Steps begin and end with weight updates of
-    one device; `step_ends_s`: ends of the steps. Of a large timeline only the first rows are
-    included. A title is, for example, "measured: 2 of 20 steps".
+    Spans that extend beyond the excerpt are not clipped. All steps end with weight updates of
+    the same device, at `step_ends_s`. `rows`: spans by resource; of a large timeline only the first
+    rows are included. `title`: for example "measured: 2 of 20 steps".
     """
 
     title: str
@@ -38,9 +38,9 @@ class Excerpt:
 def excerpt(timeline: Timeline) -> Excerpt:
     """Return two consecutive steps from the middle of the timeline.
 
-    The device that updates its weights most often determines the steps: a device that takes 100
-    times as long would fill the picture with hundreds of steps. A timeline without two updates is
-    returned whole.
+    The device with the most weight updates determines the steps: two steps of a slow device may
+    contain hundreds of steps of a fast device, too many for a figure. A timeline is returned whole
+    if no device has two updates.
     """
     tracks = timeline.tracks
     steps = [[one.end_s for one in track if one.kind is Kind.STEP] for track in tracks.values()]
@@ -168,9 +168,9 @@ def _lines(seconds: Mapping[str, Sequence[float]]) -> Described:
 
 
 def thinned(values: Sequence[float], most: int) -> tuple[list[int], list[float]]:
-    """Reduce values to at most `most`, by the maximum of each group of neighbours.
+    """Replace each group of neighbours by its maximum, so that at most `most` values remain.
 
-    Returns the positions of these maxima, counted from 1, and the maxima.
+    Returns the positions of the maxima, counted from 1, and the maxima.
     """
     size = -(-len(values) // most)
     numbers = [

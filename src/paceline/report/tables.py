@@ -37,7 +37,7 @@ class Marked(str):
 
 
 def part_name(part: str) -> str:
-    """Return the label of a part of a step, with its colour if it is drawn."""
+    """Return the label of a part of a step, marked with a colour if figures show the part."""
     fill = PARTS.get(part)
     return part if fill is None else Marked(fill.label, fill=fill)
 
@@ -52,7 +52,7 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """A table. Columns are right-aligned numbers, except those listed in `text`."""
+    """A table. `text`: indices of text columns; other columns are right-aligned numbers."""
 
     head: Sequence[str]
     rows: Rows
@@ -91,8 +91,8 @@ class Table:
 def comparison_table(comparison: Comparison, *, two_runs: bool = False) -> Table:
     """Return a table that compares the parts of a step in two timelines.
 
-    The last column is the error of the left timeline, a prediction; for two runs, the change from
-    left to right.
+    With `two_runs` the last column is the change from left to right. Otherwise the left timeline is
+    a prediction, and the last column is the prediction error.
     """
     rows: Rows = []
     for row in comparison.rows:

@@ -39,7 +39,7 @@ class _PlainLines(logging.Handler):
 def log_to_stderr(*, quiet: bool = False) -> None:
     """Print the package's log messages to standard error; only warnings if `quiet`.
 
-    A second call replaces the first.
+    Further calls only change the level of the messages.
     """
     root = logging.getLogger("paceline")
     for handler in root.handlers[:]:
@@ -67,7 +67,7 @@ def comparison_table(comparison: Comparison, *, two_runs: bool = False) -> Table
 
 
 def difference_tables(changed: Differences, sides: Comparison) -> Iterator[Table]:
-    """Yield tables of two runs' results and of their differing settings and machine facts."""
+    """Yield tables of the results, differing settings and differing machine facts of two runs."""
     rows: tables.Rows = []
     for figure in changed.figures:
         text = "" if figure.change is None else change_text(figure.change)

@@ -1,6 +1,6 @@
 """Tables and figures of asynchronous workers and of network traffic.
 
-Updates, batch sizes, staleness and utilisation are figures 5 to 8 of Ma, Rusu et al. 2020.
+Figures 5 to 8 of Ma, Rusu et al. 2020 show updates, batch sizes, staleness and utilisation.
 """
 
 from collections import Counter
@@ -27,11 +27,11 @@ from paceline.report.tables import traffic_table, workers_table
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 _HEIGHT = 290  # pixels
 _SECONDS = {"title": "seconds of training", "rangemode": "tozero"}
-_MOST_MISSED = 30  # bars of the histogram; the last one counts all larger values
+_MOST_MISSED = 30  # the histogram's last bar, which also counts all larger values
 
 
 def worker_sections(result: RunResult) -> dict[str, Any]:
-    """Build the tables and figures for which the result has data; None for the others."""
+    """Build the sections of the page by name; a section without data is None."""
     made, workers = result.updates, result.workers
     has_sizes = any(worker.batch_sizes for worker in workers)
     num_updates = 0 if made is None else made.count
@@ -58,7 +58,7 @@ def _loss_in_time(result: RunResult) -> Described:
 
 
 def _gaps(made: Updates) -> Described:
-    """Return over time by how many updates the fastest worker leads the slowest."""
+    """Draw how many updates the fastest worker is ahead of the slowest worker, over time."""
     # Updates of different workers may be recorded slightly out of order.
     times, gaps = zip(*sorted(made.gaps), strict=True)
     line: Described = {"type": "scatter", "x": times, "y": gaps, "mode": "lines"}

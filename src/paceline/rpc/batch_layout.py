@@ -48,7 +48,7 @@ class _Structure(NamedTuple):
     def of(cls, first: Any) -> "_Structure":
         """Return the structure of a batch with a single sample."""
         found, tree = tree_flatten_with_path(first)
-        # Booleans are sent as uint8, since received bytes may be other than 0 and 1.
+        # Booleans are sent as uint8, because a received byte above 1 is not a valid boolean.
         own = (
             _Leaf(
                 keystr(path),
@@ -74,15 +74,15 @@ class _Structure(NamedTuple):
         return found if all(fits) else None
 
     def as_json(self) -> dict[str, str]:
-        """Return the type and shape of each leaf of one sample, by its path."""
+        """Return the types and shapes of the tensors of one sample, by path in the pytree."""
         return {leaf.name or "tensor": leaf.text for leaf in self.leaves}
 
 
 class BatchLayout:
     """The structure, shapes and types of a recipe's batches, taken from its first sample.
 
-    Class numbers are sent as 32-bit integers, as in the paper's Table 1. Raises InvalidInput if the
-    first sample has no targets.
+    Class numbers are sent as 32-bit integers, as in Table 1 of Du et al. 2017. Raises InvalidInput
+    if the first sample has no targets.
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -132,7 +132,7 @@ class BatchLayout:
         )
 
     def check_parts(self, parts: Parts, count: int) -> None:
-        """Raise InvalidInput unless received parts have the bytes of `count` samples' targets."""
+        """Raise InvalidInput if the size of a message part does not fit `count` samples."""
         for part, own in zip(parts, self._targets.leaves, strict=True):
             expected = count * prod(own.shape) * own.wire_dtype.itemsize
             if part.nbytes != expected:
