@@ -1,4 +1,4 @@
-"""Elastic runs on torchft: a lighthouse, and workers that are restarted when lost.
+"""Train elastically with torchft: start a lighthouse and workers, and restart lost workers.
 
     launcher   lighthouse | worker 0, 1, 2 | worker 1 is lost: restarted, and rejoins the others
     worker     its own store, a torchft manager, the session
@@ -31,7 +31,7 @@ from paceline.runs.session import go_through
 
 logger = logging.getLogger(__name__)
 _LOOPBACK = "127.0.0.1"
-_MOST_RESTARTS = 3  # restarts of a worker in a row, if each attempt ends within _SOON_S
+_MOST_RESTARTS = 3  # per worker; an attempt that lasts longer than _SOON_S resets the count
 _SOON_S = 30.0
 _POLL_S = 0.1
 _TICK_MS, _HEARTBEAT_MS = 100, 5000
@@ -84,7 +84,7 @@ class _Workers:
         return start(module_command("paceline.runs.elastic", *arguments), environment=environment)
 
     def wait(self) -> None:
-        """Wait until all workers have ended, and restart those that a signal ended."""
+        """Wait until all workers have ended, and restart every worker that a signal has killed."""
         with handled_by(self._pass_on):
             while self._running:
                 time.sleep(_POLL_S)
@@ -127,11 +127,11 @@ def _settings_of(request: RunRequest) -> TrainSettings:
 
 @contextmanager
 def _lighthouse(settings: TrainSettings) -> Iterator[str]:
-    """Yield the lighthouse's address; start one here unless the settings name one."""
+    """Yield the address of the lighthouse in the settings, or of a lighthouse started here."""
     if settings.lighthouse is not None:
         yield settings.lighthouse
         return
-    os.environ.setdefault("RUST_LOG", "error")  # otherwise it logs every quorum
+    os.environ.setdefault("RUST_LOG", "error")  # otherwise the lighthouse logs every quorum
     try:
         from torchft.coordination import LighthouseServer
     except ImportError as error:
@@ -185,13 +185,13 @@ def _managed(settings: TrainSettings, number: int, lighthouse: str) -> Iterator[
 
 
 def _address_towards(lighthouse: str) -> str:
-    """Return the address at which the lighthouse's machine can reach this one."""
+    """Return this machine's address for connections from the lighthouse's machine."""
     parts = urlsplit(lighthouse)
     if parts.hostname is None or parts.port is None:
         raise InvalidInput("lighthouse", "must be a URL with a host and a port", got=lighthouse)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # connecting UDP sends nothing
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((parts.hostname, parts.port))
+            probe.connect((parts.hostname, parts.port))  # a UDP connect sends no packet
         except OSError as error:
             raise InvalidInput("lighthouse", f"cannot be resolved: {error}") from None
         address: str = probe.getsockname()[0]

@@ -52,7 +52,7 @@ def id_by_torchrun(model: str, suffix: str = "") -> str:
 
 
 def make_folder(output: Path, run_id: str, *, exists: bool = False) -> Path:
-    """Create the folder of a run, which may exist if `exists` is set; InvalidInput on failure."""
+    """Create a run's folder, or raise InvalidInput; with `exists`, the folder may already exist."""
     folder = output / run_id
     try:
         folder.mkdir(parents=True, exist_ok=exists)
@@ -65,10 +65,10 @@ def make_folder(output: Path, run_id: str, *, exists: bool = False) -> Path:
 def run_folder(
     output: Path, run_id: str, settings: Record, *, exists: bool = False
 ) -> Iterator[Path]:
-    """Create the folder of a run, unless it `exists`, and write the run's settings into it.
+    """Yield the folder of a run, with the run's settings written into the folder.
 
-    A new folder is removed at the end if it contains only the settings. Raises InvalidInput if the
-    folder cannot be created or written to.
+    With `exists`, the folder may already exist. Otherwise a folder that contains only the settings
+    is removed at the end. Raises InvalidInput if the folder cannot be created or written to.
     """
     folder = make_folder(output, run_id, exists=exists)
     try:
@@ -105,9 +105,9 @@ def show_plan(
     is_measured: bool,
     **fields: Any,
 ) -> None:
-    """Print a ranking, and save it in a new folder in `output`, if given.
+    """Print a ranking, and save the ranking in a new folder in `output` unless `output` is None.
 
-    `fields` are further fields of its `PlanResult`.
+    `fields`: the other fields of the `PlanResult` that is printed and saved.
     """
     rows = RankingRows.of(ranking)
     found = advice.findings(metrics.of_ranking(rows, is_measured=is_measured))

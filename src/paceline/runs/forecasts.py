@@ -45,7 +45,7 @@ def forecasts_of(session: TrainingSession, runner: Runner) -> list[Forecast]:
         if calibrated is None:
             return []
         machine, cost = calibrated
-        # The machine has no devices of workers that were lost or that do not help.
+        # `measure` removes lost and useless workers from the machine.
         config = replace(config, workers=min(config.workers, machine.num_devices))
         planned = (runner.workload, machine, strategy, config, runner.samples_per_step, cost)
         return [forecast(*planned, balanced=session.settings.balance is not None)]
@@ -69,7 +69,7 @@ def with_codec(num_workers: int) -> Iterator[tuple[Strategy, Any]]:
 def forecast_with(
     session: TrainingSession, runner: ReplicaRunner, strategy: Strategy, config: Any
 ) -> Forecast:
-    """Forecast a profiled strategy, with the best chunk unless one is given."""
+    """Forecast a profiled strategy, with the best chunk if the settings leave the chunk open."""
     machine, cost = runner.calibrated(strategy, config)
     settings = session.settings
     is_asked = "chunk" in settings.options or (settings.strategy != AUTO and session.is_rehearsal)
@@ -79,14 +79,14 @@ def forecast_with(
 
 
 def ranking_of(session: TrainingSession, runner: Runner, forecasts: Sequence[Forecast]) -> Ranking:
-    """Rank the forecasts together with all other synchronous strategies, or their refusals.
+    """Rank `forecasts` together with new forecasts of all other synchronous strategies.
 
-    Each strategy that splits the model is profiled separately, with its own model. All strategies
-    are profiled twice in turns, and the faster forecast counts, so that other programs on the
-    machine do not decide the order. Finally rank 0 profiles one worker that uses the whole machine.
-    All ranks must call this together; only rank 0 gets all forecasts.
+    A strategy that cannot be profiled is listed as refused. All strategies are profiled twice, in
+    turns, and the faster forecast counts, so that other programs on the machine do not decide the
+    order. Finally rank 0 profiles one worker that uses the whole machine. All ranks must call this
+    together; only rank 0 gets all forecasts.
     """
-    if session.strategy.is_led:  # a group of one process cannot profile synchronous ranks
+    if session.strategy.is_led:  # a hub or coordinator cannot profile synchronous ranks
         return Ranking(tuple(forecasts), (), session.settings.batch_size)
     placement, refusals = forecasts[0].placement, list[Refusal]()
     with ExitStack() as stack:
@@ -95,7 +95,7 @@ def ranking_of(session: TrainingSession, runner: Runner, forecasts: Sequence[For
         for name, strategy in IN_STEP.items():
             if any(one.strategy == name for one in forecasts):
                 continue
-            other = _beside(session, strategy)
+            other = _with_strategy(session, strategy)
             try:
                 each = other, stack.enter_context(strategy.runner().start(other))
                 measured.append(_measured(*each))
@@ -116,8 +116,8 @@ def ranking_of(session: TrainingSession, runner: Runner, forecasts: Sequence[For
     return Ranking(tuple(rank(best)), tuple(refusals), session.settings.batch_size)
 
 
-def _beside(session: TrainingSession, strategy: Strategy) -> TrainingSession:
-    """Return the session with another strategy in its default configuration."""
+def _with_strategy(session: TrainingSession, strategy: Strategy) -> TrainingSession:
+    """Return the session with the default configuration of another strategy."""
     known: dict[str, Any] = {"strategy": strategy.name, "options": {}, "balance": None}
     settings = session.settings.model_copy(update=known)
     config = strategy.config(workers=session.group.world_size)
@@ -134,10 +134,10 @@ def _of_one_worker(session: TrainingSession) -> Forecast:
 
     The other ranks end first, so that the machine is free.
     """
-    strategy = next(iter(EXCHANGES.values()))  # one worker exchanges nothing with any strategy
+    strategy = next(iter(EXCHANGES.values()))  # any strategy: one worker has no exchange
     alone = Group.alone(session.group.device, session.group.deadline_s)
     settings = session.settings.model_copy(update={"workers": 1})
-    session = _beside(replace(session, group=alone, settings=settings), strategy)
+    session = _with_strategy(replace(session, group=alone, settings=settings), strategy)
     logger.info("one worker: profiling for %g s", settings.profile_s)
     with all_cores(), strategy.runner().start(session) as runner:
         assert isinstance(runner, ReplicaRunner)
@@ -153,7 +153,7 @@ def candidates_of(
 ) -> list[Candidate]:
     """Return the exchanges that may be the fastest, the simplest first.
 
-    `decide` is called with a text that lists them, and all predicted step times.
+    Calls `decide` with a text that names these exchanges and all predicted step times.
     """
     # Profiles differ between ranks, so rank 0 decides for all.
     predicted = group.gather({name: one.step_s for name, one in by_name.items()})[0]

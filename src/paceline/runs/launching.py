@@ -1,7 +1,7 @@
-"""Carry out a request as one of torchrun's ranks, with ranks started here, or in this process.
+"""Carry out a request in new ranks, in the ranks of torchrun, or in this process.
 
-The launcher starts a rank by `python -m paceline.runs.launching REQUEST`; under torchrun every rank
-calls `work` itself. Only rank 0 prints: tables and results on standard output, progress on standard
+The launcher starts a rank by `python -m paceline.runs.launching REQUEST`; under torchrun each rank
+calls `work`. Only rank 0 prints: tables and results on standard output, progress on standard
 error.
 """
 
@@ -47,9 +47,9 @@ logger = logging.getLogger(__name__)
 
 
 def requested(verb: Verb, values: Mapping[str, Any], **how: bool) -> RunRequest:
-    """Validate a command's settings, and return the request; `how` are its other fields.
+    """Validate a command's settings, and return the request.
 
-    Raises InvalidInput, which names the wrong setting.
+    `how`: the request's other fields. Raises InvalidInput, which names the wrong setting.
     """
     settings: TrainSettings | RehearseSettings
     if verb == "rehearse":
@@ -69,7 +69,7 @@ def requested(verb: Verb, values: Mapping[str, Any], **how: bool) -> RunRequest:
 
 
 def _check_learning(settings: TrainSettings) -> None:
-    """Raise InvalidInput for an unusable optimizer or schedule before workers start.
+    """Raise InvalidInput, before workers start, for an unusable optimizer or schedule.
 
     Factories of the user (package.module:factory) are not checked: only workers import them.
     """
@@ -85,7 +85,7 @@ def under_torchrun() -> bool:
 
 
 def with_ranks(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Set `workers` to torchrun's world size, unless it is given."""
+    """Return the values; under torchrun, a missing `workers` becomes the world size."""
     started = os.environ.get("WORLD_SIZE")
     return ({"workers": int(started)} if started else {}) | dict(values)
 
@@ -120,9 +120,8 @@ def take_part(request: RunRequest) -> tuple[RunResult, Path]:
 def carry_out(request: RunRequest) -> Path:
     """Carry out a request, and return the folder of the run.
 
-    Raises InvalidInput or WorkerLost for errors that workers could not report themselves, and
-    WorkersFailed for errors that they have reported. Under torchrun this process is a rank, and
-    exits here.
+    Raises WorkersFailed for an error that a worker has reported, and InvalidInput or WorkerLost for
+    other errors. Under torchrun this process is a rank and ends instead of returning.
     """
     settings = request.settings
     if under_torchrun():
@@ -195,7 +194,7 @@ def _as_rank_of(request: RunRequest, go: Callable[[Group], None]) -> int:
 
 
 def main() -> None:
-    """Carry out the request in the only argument."""
+    """Carry out the request in `sys.argv[1]`."""
     leave(work(RunRequest.model_validate_json(sys.argv[1])))
 
 

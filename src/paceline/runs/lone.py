@@ -16,8 +16,8 @@ from paceline.planner import Forecast
 from paceline.records.settings import AUTO
 from paceline.strategies import EXCHANGES, find_strategy
 
-_HOPELESS = 1.5  # a rank predicted to take so much longer alone is not tried
-_ALIKE = 1.1  # ratio of equal devices' profiles
+_HOPELESS = 1.5  # limit for trying a rank alone: its predicted step time / step time of all ranks
+_ALIKE = 1.1  # limit for preferring rank 0: its step time / step time of the fastest rank
 logger = logging.getLogger(__name__)
 
 
@@ -26,12 +26,12 @@ def why_alone(
 ) -> str | None:
     """Return why rank 0 should train alone, or None if it should not.
 
-    To compare, the fastest rank alone and all ranks together take steps of the same samples in
-    turns. All ranks must call this together.
+    Times steps with the whole batch, in turns by the fastest rank alone and by all ranks. All ranks
+    must call this together.
     """
     settings, group = session.settings, session.group
     if not isinstance(runner, ReplicaRunner) or session.strategy.name not in EXCHANGES:
-        return None  # a training with strategy local is not the same as with one worker
+        return None  # with strategy local, one worker would learn differently
     if group.world_size == 1 or runner.setup.first is None:
         return None
     profiled = runner.with_equal_shares
@@ -78,14 +78,14 @@ def _plausible(seconds: Sequence[float], best: Forecast, num_ranks: int) -> tupl
     """
     fastest = min(range(num_ranks), key=seconds.__getitem__)
     if seconds[0] <= _ALIKE * seconds[fastest]:
-        fastest = 0  # preferred, because rank 0 has the run's folder
+        fastest = 0  # prefer rank 0, which has the run's folder
     on_one_machine = len({device.host for device in best.machine.devices[:num_ranks]}) == 1
     alone_s = seconds[fastest] / (num_ranks if on_one_machine else 1)
     return fastest, alone_s <= _HOPELESS * best.step_s, best.strategy
 
 
 def _seconds_of_samples(profiled: Profile, factor: float) -> list[float]:
-    """Return each rank's seconds for `factor` times its profiled samples."""
+    """Return each rank's seconds for a step with `factor` times the rank's profiled samples."""
     own_s = {device.name: 0.0 for device in profiled.machine.devices}
     for key, seconds in profiled.durations.items():
         if key.kind in (Kind.FORWARD, Kind.BACKWARD):

@@ -1,4 +1,4 @@
-"""The functions behind `paceline plan`, and `forecast`; built-in models do not need torch."""
+"""Plan and forecast the training of models; built-in models do not need torch."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -46,22 +46,22 @@ def plan(
     measured: str | float | None = None,
     profile: str | Path | None = None,
 ) -> Ranking:
-    """Forecast each strategy on a machine with 1, 2, ... workers, and rank them, best first.
+    """Forecast each strategy on a machine with 1, 2, ... workers, and rank the forecasts.
 
-    Forecasts cover each placement of each strategy, with the best chunk, and with all codecs whose
-    speed the machine file contains. The ranking also has the `refused` configurations with reasons,
-    the number of workers `worth` using, and in `advice` the best plans with and without a codec.
+    Forecasts cover all placements, the best chunk, and all codecs whose speed the machine file
+    contains. The ranking's `refused` lists refused configurations with reasons, `worth` is the
+    useful number of workers, and `advice` compares the best plans with and without a codec.
 
     `machine`: a machine file, or the name of one of machines/*.toml. `batch_size`: samples of a
     step over all workers. `input_shape`: shape of one sample, required for modules and factories.
-    `workers`: the only number of workers to plan for. `strategies` or `strategy`: the only
-    strategies to plan, each as a name, package.module:record or `Strategy`. `options`: fields of
-    the configuration of a single strategy; if they include a codec, plans without a codec are
-    compared, too. `precision`: "bfloat16" or "float16" computes with two bytes per value.
-    `measured`: throughput of one device, such as "350/s", or "350/s@128" with batch size 128. The
-    default batch size is a worker's share of the batch; without `workers`, it is `batch_size`.
-    `profile`: folder or result.json of `paceline profile` with one worker, instead of `measured`.
-    Raises InvalidInput if the model, the machine or the numbers do not fit.
+    `workers`: plan only this number of workers. `strategies` or `strategy`: plan only these
+    strategies, each a name, package.module:record or `Strategy`. `options`: fields of a single
+    strategy's configuration; if `options` include a codec, plans without a codec are compared, too.
+    `precision`: "bfloat16" or "float16" computes with two bytes per value. `measured`: throughput
+    of one device, such as "350/s", or "350/s@128" for batch size 128. Without "@", the batch size
+    is `batch_size` divided by `workers` (1 if not given). `profile`: folder or result.json of
+    `paceline profile` with one worker, instead of `measured`. Raises InvalidInput if the model, the
+    machine or the numbers do not fit.
     """
     named, own = _asked(strategy, strategies, options)
     asked = model, machine, batch_size, input_shape, workers, precision, measured, profile
@@ -107,9 +107,10 @@ def second_machine(
     measured: str | float | None = None,
     profile: str | Path | None = None,
 ) -> SecondMachine | None:
-    """Return the slowest second machine and links that pay; None if the machine has one host.
+    """Return the slowest second machine and links with which training becomes faster.
 
-    The arguments and errors are those of `plan`; `workers` counts for `measured` only.
+    Returns None if no search is possible, as on one host. The arguments and errors are those of
+    `plan`, but `workers` only sets the batch size of `measured`.
     """
     asked = model, machine, batch_size, input_shape, workers, precision, measured, profile
     workload, known = _question(*asked)
@@ -130,13 +131,13 @@ def forecast(
     measured: str | float | None = None,
     profile: str | Path | None = None,
 ) -> Forecast:
-    """Predict one configuration of a strategy on a machine's first devices.
+    """Forecast one configuration of a strategy on the first `workers` devices of a machine.
 
     `options`: fields of the strategy's configuration, such as codec="dynamic8"; if they do not set
     `chunk`, the best chunk size is used. Without `workers` all devices are used, at most one for
     each sample. `balanced`: whether shares of the batch follow the workers' speeds. The other
-    arguments are those of `plan`. Raises the same errors as `plan`, and InvalidInput with the
-    reason for a configuration that `plan` would list as refused.
+    arguments are those of `plan`. Raises the same errors as `plan`. If `plan` would refuse the
+    configuration, raises InvalidInput with the reason.
     """
     named = find_strategy(strategy) if isinstance(strategy, str) else strategy
     if balanced and named.planning.plan_balanced is None:
@@ -188,9 +189,9 @@ def _trying(
     input_shape: tuple[int, ...] | None,
     options: Mapping[str, Any],
 ) -> Strategy:
-    """Return the strategy, changed so that it plans only cuts that the model allows.
+    """Return the strategy, limited to plans with cuts that the model allows.
 
-    For the default cut of a built-in model this is not needed: tests have tried it.
+    A built-in model without options needs no limit, because tests try the model's default cut.
     """
     is_known = isinstance(model, str) and recorded(model, 1) is not None
     planning = strategy.planning
@@ -210,8 +211,8 @@ def _trying(
         return planning.plan(tried(workload, config), machine, config, window)
 
     def memory_of(workload: Workload, machine: Machine, config: Any) -> Mapping[str, int]:
-        assert planning.memory is not None  # every strategy with a trial has it
-        planning.memory(workload, machine, config)  # fails early if no layer can be the head
+        assert planning.memory is not None  # strategies with a `trial` define `memory`
+        planning.memory(workload, machine, config)  # fails early, without building the model
         return planning.memory(tried(workload, config), machine, config)
 
     return replace(strategy, planning=replace(planning, plan=plan_of, memory=memory_of))
@@ -262,7 +263,7 @@ def _workload_of(
 
 
 def _profiled(path: Path, model: object) -> DeviceRate:
-    """Read the device rate from a profile's folder or result.json; InvalidInput if it has none."""
+    """Read a device's rate from the folder or the result.json of a profile with one worker."""
     result = read_result(path.parent if path.is_file() else path)
     if not isinstance(result, ProfileResult) or result.settings.workers != 1:
         problem = f"{path} is not a profile with one worker"

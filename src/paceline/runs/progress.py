@@ -28,9 +28,9 @@ def require_tensorboard() -> None:
 
 
 class Scalars:
-    """A TensorBoard event file with scalars by epoch, counted from one.
+    """A TensorBoard event file with scalars of each epoch; the first epoch has number 1.
 
-    Raises InvalidInput if the folder cannot be created. Close it after use.
+    Raises InvalidInput if the folder cannot be created. Call `close` after use.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -47,7 +47,7 @@ class Scalars:
         self._writer.close()
 
     def epoch(self, epoch: Epoch, num_samples: float | None, score: str) -> None:
-        """Add an epoch's losses, score, and throughput for the given number of samples."""
+        """Add an epoch's losses and score, and the throughput if `num_samples` is known."""
         values = {
             "loss/train": epoch.train_loss,
             "loss/test": epoch.test_loss,
@@ -66,7 +66,7 @@ class Scalars:
 
 
 class TerminalProgress(Progress):
-    """Shows a run's progress on a console, and writes scalars to a board, if there is one."""
+    """Shows a run's progress on a console, and writes scalars to `board` unless `board` is None."""
 
     def __init__(
         self, err: Console, doing: str, num_epochs: int | None = 1, board: Scalars | None = None

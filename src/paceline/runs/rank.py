@@ -1,4 +1,4 @@
-"""Run a function as one rank of a group: signals, exit code, one line for an error."""
+"""Run a function as one rank of a group, handle signals, and print errors as one line."""
 
 import os
 import signal
@@ -42,7 +42,7 @@ def as_rank(
     reach("rank.started", worker=int(rank))
     try:
         with process_group(deadline_s, device, exchanges_alone=exchanges_alone) as group:
-            # Only now, so that the process group's threads may use all cores.
+            # Pin only now: the process group's threads have started, and so may use all cores.
             share_cores(group.device)
             _handle_signals(partial(_signalled, group))
             if early:
@@ -58,7 +58,7 @@ def as_rank(
     except WorkersFailed as error:
         return error.exit_code
     except (Exception, SystemExit) as error:
-        if early and group is None:  # another rank has left already
+        if early and group is None:  # another rank left on the signal, so connecting failed
             return 128 + early[0]
         return _report(error, rank, group)
     return 0

@@ -23,8 +23,8 @@ logger = logging.getLogger(__name__)
 class RunRequest(Record):
     """A training, rehearsal or plan on this machine, as passed to each of its processes.
 
-    `quiet`: print no results. `as_json`: print them as JSON, not as tables. `keep`: save a plan in
-    a folder. `lost`: the workers lost in earlier attempts, and why.
+    `quiet`: print no results. `as_json`: print results as JSON, not as tables. `keep`: save a plan
+    in a folder. `lost`: the workers lost in earlier attempts, and why.
     """
 
     verb: Verb
@@ -50,8 +50,8 @@ def resuming(request: RunRequest, folder: Path, lost: tuple[str, ...] = ()) -> R
 def with_restarts(attempt: Callable[[RunRequest], None], request: RunRequest) -> RunRequest:
     """Attempt a request, and restart from the last checkpoint whenever a worker is lost.
 
-    Raises WorkerLost after the number of restarts in the settings. Returns the request of the last
-    attempt, whose run may have another folder.
+    Raises WorkerLost if a worker is lost after `max_restarts` restarts. Returns the request of the
+    last attempt, which may have another folder.
     """
     settings = request.settings
     num_left = settings.max_restarts if isinstance(settings, TrainSettings) else 0
@@ -67,7 +67,7 @@ def with_restarts(attempt: Callable[[RunRequest], None], request: RunRequest) ->
 
 
 def restarted(request: RunRequest, why: str) -> RunRequest:
-    """Return the request that resumes from the last checkpoint, or starts over without one."""
+    """Return the request to resume from the last checkpoint, or to start over if none exists."""
     folder = request.settings.output / request.run_id
     step = _latest_step(folder)
     if step is None:

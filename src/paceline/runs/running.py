@@ -33,10 +33,9 @@ class Run:
 
     @property
     def accuracy(self) -> float | None:
-        """The share of test samples that the trained model classifies correctly.
+        """The share of test samples classified correctly by the model; None for a rehearsal.
 
-        For samples with several labels it is precision@1; `result.score` names it. None for a
-        rehearsal.
+        With several labels per sample, this share is precision@1 (see `result.score`).
         """
         return self.result.accuracy
 

@@ -111,7 +111,7 @@ def _carried_out(
             out.print_json(result.model_dump_json())
         elif folder is not None:
             for shown in result_tables(result, str(folder)):
-                out.print(shown, soft_wrap=isinstance(shown, str))  # tables wrap themselves
+                out.print(shown, soft_wrap=isinstance(shown, str))  # rich wraps the cells of tables
     return None
 
 
@@ -195,7 +195,6 @@ def _agreed(request: RunRequest, group: Group) -> RunRequest:
 
 
 def _folder_of(session: TrainingSession) -> AbstractContextManager[Path]:
-    """Return the context of the folder of a new or resumed run, with its settings written."""
     settings = session.settings
     goes_on = isinstance(settings, TrainSettings) and settings.resume is not None
     exists = goes_on or num_restarts_by_torchrun() > 0 or session.elastic is not None
@@ -262,7 +261,7 @@ def _trained(
     chosen = next((one for one in forecasts if one.strategy == name), None)
     if not isinstance(runner, ReplicaRunner):
         return chosen, runner.train(chosen.config if chosen else session.config)
-    assert chosen is not None  # strategies of replicas are always profiled
+    assert chosen is not None  # every strategy with a ReplicaRunner is profiled
     if settings.strategy == AUTO:
         return train_best(session, runner, forecasts)
     outcome = runner.train(chosen.config)
@@ -280,7 +279,7 @@ def _result(
     """Return the result of a run, and its predicted and measured timelines."""
     predicted = outcome.predicted or (forecast.timeline if forecast else None)
     comparison = None
-    # A resumed run may have fewer than two traced steps left, which have no period.
+    # A comparison needs two traced steps, but a resumed run may have fewer left.
     has_steps = outcome.timeline.num_steps() > 1
     if predicted is not None and has_steps and not session.strategy.is_led:
         comparison = compare(predicted, outcome.timeline)

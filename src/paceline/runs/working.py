@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 def work(settings: WorkerProcessSettings) -> None:
     """Run the workers of these settings until the hub's run is over.
 
-    Raises InvalidInput if they cannot join, WorkerLost if the hub stays unreachable.
+    Raises InvalidInput if the workers cannot join, WorkerLost if the hub stays unreachable.
     """
     if settings.device is not None:
         device_named(settings.device)  # check before connecting

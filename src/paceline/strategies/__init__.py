@@ -1,4 +1,4 @@
-"""Look up strategies of parallel training by name; each has a folder of this package.
+"""Look up training strategies by name; each strategy has a folder in this package.
 
 The name `package.module:record` stands for a `Strategy` object of another package.
 """
@@ -16,8 +16,8 @@ STRATEGIES: dict[str, Strategy] = {
     for package in (allreduce, host, tree, wheel, subbatch, hogbatch, local, hierarchy)
 }
 
-# Strategies that exchange all gradients in each step. They need as many steps to reach a loss as
-# training with one worker. Their exchange can be measured separately from computation.
+# Strategies that exchange all gradients in each step, and so reach a loss after the same number of
+# steps as one worker. The exchange can be measured separately from computation.
 EXCHANGES = {
     name: one
     for name, one in STRATEGIES.items()
@@ -33,8 +33,8 @@ def find_strategy(
 ) -> Strategy:
     """Return the strategy with a name, which may be `package.module:record`.
 
-    `among`: the strategies that the caller allows, by name; by default all. Raises InvalidInput for
-    an unknown name, and for a strategy that is not allowed, for the reason `why`.
+    `among`: the allowed strategies by name; None allows all strategies. Raises InvalidInput for an
+    unknown name. `why`: the text of InvalidInput for a known strategy that is not allowed.
     """
     known = STRATEGIES if among is None else among
     if name in known:

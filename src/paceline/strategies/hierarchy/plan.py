@@ -11,11 +11,11 @@ with the number of hosts. Rings over groups have the latency of their few member
 
 With `between="servers"` (`core.transfer`) the hosts form the tree of parameter servers of Du et al.
 2017, section 3.4, with synchronous updates. Every host serves a share of the parameters, so no host
-is a bottleneck. With fewer servers, each server receives a larger share from n - 1 hosts.
+is a bottleneck. With fewer servers, each server receives a larger share from the other hosts.
 
 With servers, a worker does not update weights but copies the received parameters into its model.
-The plan prices this copy as a weight update. Otherwise the plan would credit many workers with a
-gain that a single worker could have as well, if its host made the update.
+The plan prices this copy as a weight update. A single worker could also leave the update to its
+host, so a cheaper copy would not be a gain of many workers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -66,7 +66,7 @@ def plan(workload: Workload, machine: Machine, config: Hierarchy, window: Window
 def _num_servers(config: Hierarchy, num_hosts: int) -> int:
     """Return the number of hosts that are servers."""
     if config.servers is not None and config.servers > num_hosts:
-        raise InvalidInput("servers", f"must be at most the {num_hosts} hosts", got=config.servers)
+        raise InvalidInput("servers", f"must be at most {num_hosts} hosts", got=config.servers)
     return config.servers or num_hosts
 
 

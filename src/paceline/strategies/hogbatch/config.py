@@ -56,9 +56,9 @@ class Hogbatch:
     `threads`: the number of threads of a CPU worker; by default the worker's share of the host's
     cores.
     `cpu_batch`: the smallest and the largest number of samples per thread of a CPU worker.
-    `gpu_batch`: the smallest and the largest batch size of a GPU; by default 1/64 of the workload's
-    batch size, and the workload's batch size. Policy `cpu_gpu` always uses the smallest size on
-    CPUs and the largest size on GPUs.
+    `gpu_batch`: the smallest and the largest batch size of a GPU. By default the largest size is
+    the workload's batch size, and the smallest size is 1/64 of the largest size. Policy `cpu_gpu`
+    always uses the smallest size on CPUs and the largest size on GPUs.
     `alpha`: the factor by which policy `adaptive` changes a batch size.
     `beta`: the fraction of a CPU worker's updates that other threads do not overwrite (Ma, Rusu et
     al. 2020, algorithm 2).

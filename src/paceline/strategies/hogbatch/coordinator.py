@@ -1,14 +1,14 @@
-"""The coordinator of section V, which assigns the epoch's next samples to idle workers.
+"""Assign an epoch's samples to idle workers, as in Ma, Rusu et al. 2020, section V.
 
     worker       ScheduleWork: results ----> coordinator
     coordinator  ExecuteWork: samples and learning rate ----> the same worker
 
 One loop polls the connections to the workers, and `BatchScheduler` chooses each batch. A worker
 with short batches gets several batches in advance and reports several results at once. If a worker
-process ends or does not answer in time, its samples go to the other workers. A batch counts as done
-when its worker reports it. If the worker died before the report, the batch still counts if the
-worker had written the batch's number to shared memory. For a checkpoint the coordinator pauses:
-it assigns no more batches and waits until the workers have finished theirs.
+process ends or does not answer in time, other workers get the worker's unfinished samples. A batch
+is done when its worker reports the batch. A dead worker's unreported batch is also done if the
+worker has written the batch's number to shared memory. For a checkpoint the coordinator pauses: it
+assigns no more batches and waits until all assigned batches are done.
 """
 
 import logging
@@ -74,11 +74,11 @@ class WorkerProcesses(PacketWorkers[WorkerProcess]):
         self.first_number = 0
 
     def start(self, spec: WorkerSpec) -> None:
-        """Start a process for a worker, which sends a message when it is ready."""
+        """Start a worker process; the process sends a message when ready."""
         number = self.first_number + len(self.workers)
         if number >= MOST_WORKERS:
             raise InvalidInput(
-                "workers", f"must be at most {MOST_WORKERS} over all resumed parts of a run"
+                "workers", f"must be at most {MOST_WORKERS} over all parts of a resumed run"
             )
         depth, training = self._config.depth_of(spec.kind), self._training
         cores = self._cores(0 if spec.kind == DeviceKind.GPU else spec.threads)
@@ -142,7 +142,7 @@ class Coordinator:
         assert isinstance(session.settings, TrainSettings)
         self._settings, self._order = session.settings, data[messages.ORDER]
         self._clock, self._status = TrainingClock(), Status(session.progress, tokens_per_sample)
-        self._resumed: dict[int, tuple[dict[str, Any], Tensors]] = {}  # states of workers to start
+        self._resumed: dict[int, tuple[dict[str, Any], Tensors]] = {}  # saved states by number
         self._is_paused = True
         self.scheduler = BatchScheduler(
             session.config, session.settings.batch_size, epoch_sizes, data[messages.COMMITTED]
@@ -209,7 +209,7 @@ class Coordinator:
         return self.scheduler.mean_loss, self._clock.epoch_ns * _NS
 
     def pause(self) -> None:
-        """Assign no more batches, and wait until the workers have finished theirs."""
+        """Assign no more batches, and wait until all assigned batches are done."""
         self._is_paused = True
         self._poll(lambda: not any(one.progress.assigned for one in self.processes.running))
         self._clock.stop()
@@ -287,7 +287,7 @@ class Coordinator:
         self._hand_out_to_idle()
 
     def state(self) -> tuple[Tensors, dict[str, Any]]:
-        """Return everything but the model for a checkpoint; requires a pause."""
+        """Return the state for a checkpoint, without the model; requires a paused coordinator."""
         if not self._is_paused:
             raise RuntimeError("state() requires a paused coordinator; call pause() first")
         log, workers = self.history.log.packed, list[dict[str, Any]]()

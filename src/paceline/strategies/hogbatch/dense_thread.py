@@ -27,7 +27,8 @@ _FEW_SAMPLES, _MOST_PRODUCTS = 4, 2**21
 
 _ACTIVATIONS = {nn.ReLU: Activation.RELU, nn.Sigmoid: Activation.SIGMOID}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_PLAIN = {"weight_decay": 0, "dampening": 0, "nesterov": False, "maximize": False}  # SGD's fields
+# Fields of torch's SGD with the only values that `DenseChain` supports.
+_PLAIN = {"weight_decay": 0, "dampening": 0, "nesterov": False, "maximize": False}
 _MOMENTUM = "momentum_buffer"  # key in the state of torch's SGD
 _Tensors = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Activation]
 
@@ -70,7 +71,7 @@ class DenseThread:
         group = optimizer.param_groups[0]
         known = [one for layer in layers for one in layer.linear.parameters()]
         is_whole = {id(one) for one in group["params"]} == {id(one) for one in known}
-        is_whole = is_whole and len(group["params"]) == len(known)  # no tied parameters
+        is_whole = is_whole and len(group["params"]) == len(known)  # `known` repeats tied weights
         if not is_whole or any(group[name] != value for name, value in _PLAIN.items()):
             return None
         return cls(layers, samples, optimizer)
@@ -118,7 +119,7 @@ class DenseThread:
         return momentum
 
     def _forget(self, optimizer: Optimizer) -> None:
-        self._chain = None  # its momenta have been replaced
+        self._chain = None  # the loaded state has new momentum tensors
 
 
 def _is_plain(layers: list[DenseLayer], samples: IndexedSamples, learning: Learning) -> bool:

@@ -1,4 +1,4 @@
-"""The replica of a GPU worker, which overlaps up to three batches (section VI-B).
+"""Overlap up to three batches of a GPU worker (Ma, Rusu et al. 2020, section VI-B).
 
     host     [add the update of n-1]      [gather the samples of n+2]   [add the update of n]
     in                      [model for n+1]            [samples of n+2]
@@ -6,8 +6,8 @@
     out      [update of n-1]                    [update of n]
 
 The model for batch n is copied to the GPU once the shared model has the update of batch n-2. The
-update of batch n-1 is still on the GPU, so the GPU adds it to the copy. So each batch trains on a
-model with all earlier updates of its own worker, while copies and sums overlap with compute.
+GPU adds the update of batch n-1, which is still on the GPU, to the copied model. So each batch
+trains on a model with all earlier updates of its worker, and copies and sums overlap with compute.
 """
 
 import time
@@ -44,13 +44,14 @@ _NS = 1e-9
 
 @dataclass(frozen=True)
 class _Run:
-    """Adjacent model tensors of one dtype, each field as flat tensors of shape (N,).
+    """The values of adjacent model tensors of one dtype, in flat tensors of shape (N,).
 
     `shared`: the values of the shared model, in pinned memory.
     `own`: the values of the replica, on the device.
     `copied`: the copy of `shared` on the device.
-    `changes`: one tensor per place; batches use the places in turn. While a batch runs, its tensor
-    holds the replica's values at the batch's start; afterwards, the change that the batch made.
+    `changes`: tensors that batches use in turn; a batch's place is the index of its tensor. During
+    a batch, the tensor holds the replica's values from the start of the batch. Afterwards the
+    tensor holds the change that the batch made.
     `updates`: the copies of `changes` in pinned memory.
     """
 
@@ -68,10 +69,10 @@ class _Run:
         return cls(shared, own, torch.empty_like(own), changes, updates)
 
     def take(self, place: int, missing: int | None) -> None:
-        """Load the copied model into the replica, and save it as the start of a batch.
+        """Load the copied model into the replica, and save the loaded values as a batch's start.
 
-        `place`: the batch's place. `missing`: the place of the batch whose change the copied model
-        lacks, which is added here.
+        `place`: the batch's place. `missing`: the place of the earlier batch whose change the
+        copied model lacks; `take` adds this change.
         """
         if missing is None:
             self.own.copy_(self.copied)
@@ -116,8 +117,8 @@ class _Sharing:
 class _Batch:
     """A loaded or running batch: its samples on the device, and time marks.
 
-    `pinned`: the samples in pinned memory; `loss`: the loss on the device and in pinned memory.
-    Both stay referenced until the batch has ended, because copies on the streams use them.
+    `pinned`: the samples in pinned memory. `loss`: the loss on the device, and in pinned memory.
+    A batch keeps these tensors alive until its end, because copies on the streams use the tensors.
     """
 
     size: int
@@ -234,7 +235,7 @@ class GpuReplica:
         self.streams.compute.wait(batch.marks["model"].event)
         with self._device.use(self.streams.compute):
             batch.marks["begun"] = mark()
-            # The copied model lacks the update of the previous batch if that is not yet finished.
+            # If the previous batch is not finished, the copied model lacks the batch's update.
             missing = self._begun[-1].place if self._begun else None
             for run in self.sharing.runs:
                 run.take(batch.place, missing)

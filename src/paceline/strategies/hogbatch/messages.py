@@ -1,10 +1,10 @@
-"""The messages between coordinator and workers (section V): ScheduleWork and ExecuteWork.
+"""The messages between coordinator and workers (Ma, Rusu et al. 2020, section V).
 
     coordinator   TrySpeed      ExecuteWork ...            Command.SAVE      Command.STOP
     worker     ()      SpeedTrial        (ScheduleWork, ...)         Command.SAVE
 
 A worker reports several short batches in one tuple. An empty tuple means that the worker is ready.
-The wire's file carries states and traced spans. Times are nanoseconds of CLOCK_MONOTONIC.
+`Wire` sends states and traced spans in a file. Times are nanoseconds of CLOCK_MONOTONIC.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Training:
     """Settings and shared memory of all workers of a run.
 
     `num_classes`: the number of classes of the recipe. `parameters`: the model's parameters and
-    buffers. `data`: the other shared tensors, which include the samples if these are tensors.
+    buffers. `data`: the other shared tensors, including samples if the recipe has tensor samples.
     """
 
     settings: TrainSettings
@@ -67,7 +67,7 @@ class TrySpeed(NamedTuple):
 class ExecuteWork(NamedTuple):
     """A command to train on `size` samples, from position `first` of the epoch's sample order.
 
-    `batch`: the batch's number in the run. `rate`: the factor of the learning rate in the settings.
+    `batch`: the batch's number in the run. `rate`: multiplies the settings' learning rate.
     """
 
     batch: int = 0

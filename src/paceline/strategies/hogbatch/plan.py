@@ -36,10 +36,10 @@ from paceline.core.workload import Workload, feature_nbytes
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
 from paceline.strategies.hogbatch.policy import policy_of, updates_of
 
-MODEL = "model"  # part name: a copy of the model to a GPU
+MODEL = "model"  # `part` of the tasks that copy the model to a GPU
 HOST = "this-host"  # the host's name in the machine that a run measures
 _UPDATE_TRAFFIC = 3  # per parameter byte: parameter and gradient are read, the parameter is written
-_ASKS = -1  # sorts before task indices: requests are answered before tasks of the same time start
+_ASKS = -1  # below all task indices: at equal times, requests precede tasks
 
 
 class Stage(NamedTuple):
@@ -64,8 +64,8 @@ class BatchCosts:
     parameter traffic do not. Forward reads the parameters. Backward reads the parameters and writes
     gradients. The model's first layer only writes gradients, because inputs need no gradient. Each
     thread of a CPU worker has this parameter traffic for its part of the batch, and makes its own
-    update. A layer's traffic is first counted as parameter traffic, up to its parameters' size, and
-    the rest as activation traffic, also for layers that read only some parameters (embeddings).
+    update. The rest of a layer's traffic is activation traffic. If a layer reads only some
+    parameters (embeddings) and has less traffic, all the layer's traffic is parameter traffic.
 
     `shared`: whether the model is shared with other workers, so that a GPU copies model and update.
     """
@@ -141,7 +141,7 @@ class BatchTasks:
 
     def __init__(self, worker: int, depth: int) -> None:
         self._worker, self._depth, self._number = worker, depth, 0
-        self._ends: deque[TaskId] = deque(maxlen=depth)  # of the latest batches
+        self._ends: deque[TaskId] = deque(maxlen=depth)  # last tasks of the latest batches
         self._copied: tuple[TaskId, ...] = ()
         self._computed: tuple[TaskId, ...] = ()
 
@@ -173,12 +173,11 @@ class BatchTasks:
 
 
 def plan(workload: Workload, machine: Machine, config: Hogbatch, window: Window) -> Plan:
-    """Return the plan of all tasks that end while `window` is trained on.
+    """Plan the batches of `window`, without tasks that end later than the window's last batch.
 
-    A step counts as one batch of the workload's size per worker, no matter which workers train on
-    its samples. Tasks that end after the last counted batch are left out. Raises InvalidInput if
-    the machine has fewer devices than workers, if the devices are not on one host, or if a GPU has
-    no link to the host.
+    A step has the samples of `config.workers` batches of the workload's size; the workers may
+    divide these samples in any way. Raises InvalidInput if the machine has fewer devices than
+    workers, if the devices are not on one host, or if a GPU has no link to the host.
     """
     workers = PricedWorkers(workload, machine, config)
     total = window.num_steps * workload.batch_size * config.workers
@@ -225,7 +224,7 @@ class PricedWorkers:
     """The workers on a machine's first devices, their policy, and the costs of their batches.
 
     `specs`: the workers of a run, whose GPUs always copy the shared model. Without `specs`, there
-    are `config.workers` workers. If a GPU is the only one of them, it does not copy the model.
+    are `config.workers` workers, and a GPU that is the only worker does not copy the model.
     """
 
     def __init__(
@@ -310,8 +309,8 @@ class BatchSizes:
     def _expected(self, worker: int) -> list[float]:
         """Return the updates that each worker will have made when `worker` begins its next batch.
 
-        Assumes that this worker's assigned batches are done by then, and of every other worker's
-        assigned batches all except the newest.
+        Assumes that by then `worker` completes all its assigned batches, and that every other
+        worker completes all but the newest assigned batch.
         """
         found = []
         for other, (made, assigned) in enumerate(zip(self._updates, self._assigned, strict=True)):
@@ -335,7 +334,7 @@ class EventLoop:
         self._free_s: dict[Resource, float] = defaultdict(float)
         self._tasks: list[Task] = []
         self._seconds: list[float] = []
-        self._ends_s: dict[TaskId, float] = {}  # of tasks that have started
+        self._ends_s: dict[TaskId, float] = {}  # end times of started tasks
         self._waiting: dict[int, int] = {}  # number of unstarted parents of each task
         self._children: dict[TaskId, list[int]] = defaultdict(list)
         self._last: set[int] = set()  # index of each batch's last task
@@ -343,7 +342,7 @@ class EventLoop:
     def tasks(self, num_samples: float = inf, horizon_s: float = inf) -> Iterator[Task]:
         """Return the tasks, batch by batch, in the order in which batches are assigned.
 
-        `num_samples`: tasks that end after this number of samples is done are left out.
+        `num_samples`: the run ends after this number of samples; tasks that end later are left out.
         `horizon_s`: no batch is assigned at or after this time.
         """
         end_s, num_done = inf, 0
