@@ -15,7 +15,7 @@ from paceline.core.workload import Cost as Cost
 class Kind(StrEnum):
     """The kind of a task's work.
 
-    `TRAIN`: local steps of a worker, with load, forward, backward and update together.
+    A `TRAIN` task contains load, forward, backward and update of a worker's local steps.
     """
 
     LOAD = "load"
@@ -36,7 +36,7 @@ class Kind(StrEnum):
 
 COMPUTE = frozenset({Kind.LOAD, Kind.FORWARD, Kind.BACKWARD, Kind.TRAIN, Kind.STEP})
 COMMUNICATION = frozenset(Kind) - COMPUTE
-# Part name of the forward and backward of all micro-batches before the last one.
+# `part` of the task that runs forward and backward of all micro-batches except the last.
 ACCUMULATED = "earlier micro-batches"
 
 
@@ -52,7 +52,7 @@ class Lane(StrEnum):
     D2H = "d2h"  # copy engines of a GPU
     H2D = "h2d"
     REDUCE = "reduce"  # sums in a host's memory
-    NETWORK = "network"  # a device that waits for its host's exchange
+    NETWORK = "network"  # held while a device waits for its host's exchange
     WIRE = "wire"  # one direction of a link
     MESSAGES = "messages"  # a host's handling of a hub's messages
     ISSUE = "issue"  # the thread that launches kernels
@@ -103,7 +103,7 @@ class TaskId(NamedTuple):
 
 
 class PriceKey(NamedTuple):
-    """Key of a measured duration: the owner of a task's first resource, and the work."""
+    """The key of a measured duration; `owner` is the owner of the task's first resource."""
 
     owner: str
     kind: Kind
@@ -112,11 +112,11 @@ class PriceKey(NamedTuple):
 
 
 class Task(NamedTuple):
-    """A piece of work that holds the resources `on`, and starts when the tasks `after` have ended.
+    """Work that holds the resources `on`, and starts when the tasks `after` have ended.
 
-    Kind, step, part, worker and sub-batch are fields of `id`. Tasks that wait for this task refer
-    to the same `id` object, which saves memory. `num_samples`: batch size of an asynchronous
-    worker; 0 if not planned.
+    `id` contains kind, step, part, worker and sub-batch. Tasks that wait for this task refer to the
+    same `id` object, which saves memory. `num_samples`: number of samples in a `hogbatch` batch; 0
+    for other strategies.
     """
 
     id: TaskId
@@ -164,13 +164,13 @@ class Task(NamedTuple):
 class Plan:
     """A validated sequence of tasks, in issue order.
 
-    Tasks may only wait for earlier ones, so a plan is acyclic by construction. Raises ValueError
+    A task may only wait for earlier tasks, so a plan is acyclic by construction. Raises ValueError
     for a duplicate identity, for an `after` with an unknown or later identity, and for a task
     without resources.
 
-    The scheduler uses lists with an entry for each task. `children`: indices of the tasks that wait
-    for the task. `num_parents`: number of tasks that the task waits for. `held`: indices of the
-    task's resources.
+    The scheduler reads three lists. `children[i]`: indices of the tasks with task i in `after`.
+    `num_parents[i]`: number of tasks in `after` of task i. `held[i]`: indices of the resources that
+    task i holds.
     """
 
     def __init__(self, tasks: Iterable[Task]) -> None:
@@ -187,7 +187,7 @@ class Plan:
         last = None
         for i, (own, on, _, after, _) in enumerate(self.tasks):
             for before in after:
-                # Most tasks wait for the previous one, which needs no hash lookup.
+                # Most tasks wait for the previous task; this comparison saves the hash lookup.
                 parent = i - 1 if before is last else place.get(before)
                 if parent is None:
                     raise ValueError(f"{own.name}: must not wait for {before.name!r}, a later task")
@@ -221,7 +221,7 @@ class Plan:
 
     @cached_property
     def priced_alike(self) -> tuple[list[Task], list[int]]:
-        """One task of each group with equal prices, and each task's index of its group.
+        """The first task of each price group, and the group number of every task.
 
         Tasks of a group differ only in step, worker and order, so cost models price them equally.
         Steps repeat, so a plan of any length has few groups.

@@ -19,7 +19,7 @@ Text = bytes | bytearray | memoryview
 MOST_DEPTH = 200  # nesting of JSON, as in pydantic's parser
 _MOST_TOML_DEPTH = 32
 LARGEST_INTEGER = 2**63 - 1
-LARGEST_NUMBER = 1e40  # above float32; products and quotients stay finite
+LARGEST_NUMBER = 1e40  # above float32's range; products of such numbers still fit float64
 _T = TypeVar("_T")
 # Problems by pydantic's error type; errors of other types keep pydantic's message.
 _PROBLEMS = {
@@ -85,7 +85,7 @@ def read_finite_record(kind: TypeAdapter[_T], data: Text, what: str) -> _T:
 
 
 def fault_of(error: ValidationError) -> ErrorDetails:
-    """Return the first error; prefer a misspelt field to a missing one."""
+    """Return the first error, or an unknown field that may be the misspelt missing field."""
     first, *others = error.errors(include_url=False)
     if first["type"] != "missing":
         return first
@@ -95,9 +95,9 @@ def fault_of(error: ValidationError) -> ErrorDetails:
 
 
 def first_fault(error: ValidationError, name: str = "") -> str:
-    """Return the invalid field, its value, and what is expected.
+    """Describe the first error: the field, the requirement and the given value.
 
-    `name`: the field, if a single one was validated.
+    `name`: the field's name, if only the value of one field was validated.
     """
     fault = fault_of(error)
     field = ".".join(str(part) for part in (name, *fault["loc"]) if part != "")
@@ -111,7 +111,7 @@ def first_fault(error: ValidationError, name: str = "") -> str:
 
 
 def _plain(bound: object) -> object:
-    if isinstance(bound, str):  # members of an enum as their values
+    if isinstance(bound, str):  # pydantic writes enum members as <Kind.LOAD: 'load'>
         return re.sub(r"<[\w.]+: ('\w*')>", r"\1", bound)
     return int(bound) if isinstance(bound, float) and bound.is_integer() else bound
 

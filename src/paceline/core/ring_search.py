@@ -1,12 +1,12 @@
-"""Find the rings that GPUs of a host can form concurrently over direct links, like NCCL.
+"""Find concurrent rings of a host's GPUs over direct links; NCCL uses such rings, too.
 
-On a DGX-1 with V100, two rings use the double links, and a third one the single links:
+On a DGX-1 with V100, two rings use the double links, and a third ring uses the single links:
 
     0 - 1 - 3 - 5 - 7 - 6 - 4 - 2 -      twice
     0 - 3 - 2 - 1 - 7 - 4 - 5 - 6 -      once
 
-Each of the three rings is used in both directions, so six rings use each GPU's six links. For a
-DGX-1 with P100, which has four links per GPU, NCCL reports four rings (Jeaugey, NCCL 2.0, GTC
+Each ring is used in both directions, so the three rings count as six, and use all six links of
+every GPU. A DGX-1 with P100 has four links per GPU; NCCL reports four rings (Jeaugey, NCCL 2.0, GTC
 2017).
 """
 
@@ -18,19 +18,19 @@ from math import floor
 
 from paceline.core.machine import Device, DeviceKind, Machine, Station
 
-_MOST_RANKS = 8  # most GPUs of a host without switches
+_MOST_RANKS = 8  # hosts without switches have at most 8 GPUs
 _FEWEST_RANKS = 3  # two GPUs form no ring
-_MOST_TRIED = 30  # candidates for each further ring; then the search settles for fewer rings
+_MOST_TRIED = 30  # candidates for the next ring; after 30, the search accepts fewer rings
 _ROUNDING = 1e-6
 _Pair = frozenset[int]
 _Order = tuple[int, ...]
 
 
 def rings_at_once(machine: Machine, stations: Sequence[Station]) -> list[tuple[Station, ...]]:
-    """Return the orders of the stations in concurrent rings over direct links.
+    """Return one order of the stations for each concurrent ring over direct links.
 
-    Empty if the stations are not GPUs, or their links form no ring. A link counts as a multiple of
-    the narrowest one; each ring is included in both directions.
+    The list is empty if a station is not a GPU, or if the links form no ring. A link twice as wide
+    as the narrowest link can serve two rings. Both directions of a ring are included.
     """
     on_gpus = all(isinstance(one, Device) and one.kind == DeviceKind.GPU for one in stations)
     if not on_gpus or not _FEWEST_RANKS <= len(stations) <= _MOST_RANKS:
@@ -54,7 +54,7 @@ def rings_at_once(machine: Machine, stations: Sequence[Station]) -> list[tuple[S
 
 @lru_cache(maxsize=64)
 def _disjoint(num_ranks: int, counts: frozenset[tuple[_Pair, int]]) -> tuple[_Order, ...]:
-    """Return as many rings over all ranks as possible, none of which share a link."""
+    """Return the largest set of rings without shared links that the search finds."""
     spare = dict(counts)
     ends = (sum(n for pair, n in spare.items() if rank in pair) for rank in range(num_ranks))
     most = min(ends) // 2  # a ring uses two links of each rank
@@ -74,7 +74,7 @@ def _disjoint(num_ranks: int, counts: frozenset[tuple[_Pair, int]]) -> tuple[_Or
 
 
 def _orders(path: _Order, num_ranks: int, spare: Mapping[_Pair, int]) -> Iterator[_Order]:
-    """Yield the rings over all ranks that start with a path, each in one direction."""
+    """Complete `path` to rings over all ranks; yield each ring in one direction only."""
     if len(path) == num_ranks:
         closing = frozenset((path[-1], path[0]))
         if spare.get(closing, 0) > 0 and path[1] < path[-1]:

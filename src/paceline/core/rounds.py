@@ -1,11 +1,11 @@
-"""Rounds of local updates: when workers exchange which fragment, and the outer step.
+"""Rounds of local updates: when each fragment is exchanged, and which outer step follows.
 
     inner steps     1 2 3 ............ H/2 ............... H  1 2 ...
     fragment 0                         sent ..... loaded
     fragment 1                                            sent ..... loaded
                                        |- delay -|        |- delay -|
 
-DiLoCo (arXiv 2311.08105), with fragments in turn (Streaming DiLoCo, arXiv 2501.18512).
+Rounds follow DiLoCo (arXiv 2311.08105); fragments follow Streaming DiLoCo (arXiv 2501.18512).
 """
 
 from math import log2
@@ -24,7 +24,7 @@ Outer = Literal["auto", "average", "nesterov"]
 
 
 class OuterStep(NamedTuple):
-    """SGD with Nesterov momentum on the mean outer gradient; (1, 0) is plain averaging."""
+    """SGD with Nesterov momentum on the mean outer gradient; `AVERAGE` is plain averaging."""
 
     learning_rate: float
     momentum: float
@@ -41,14 +41,14 @@ _RATE_PER_DOUBLING = 0.1
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Rounds:
-    """The exchanges of a round, and the outer step after each.
+    """The exchanges of a round, and the outer step after each exchange.
 
     `sync_every`: inner steps of a round, averaged over the workers. `fragments`: number of groups
-    of layers; each is exchanged once per round, in turn. `delay`: number of inner steps that a
-    worker takes while a fragment is exchanged. `mixing`: weight of the worker's own parameters
-    after an exchange. None: the worker adds the difference between the exchanged and the sent
-    parameters to its own, and so keeps the steps that it took meanwhile. `codec`: codec of outer
-    gradients. `outer`: "average" or "nesterov"; "auto" chooses by the number of rounds
+    of layers; each group is exchanged once per round, in turn. `delay`: number of inner steps that
+    a worker takes while a fragment is exchanged. `mixing`: weight of the worker's own parameters
+    after an exchange. If `mixing` is None, the worker adds the change (exchanged minus sent
+    parameters) to its own parameters, and keeps the steps taken during the exchange. `codec`: codec
+    of outer gradients. `outer`: "average" or "nesterov"; "auto" chooses by the number of rounds
     (`outer_step`). `outer_learning_rate` and `outer_momentum` override the choice of `outer`.
     """
 
@@ -79,7 +79,7 @@ class Rounds:
         return (fragment + 1) * self.sync_every // self.fragments
 
     def outer_step(self, workers: int, num_rounds: float | None) -> OuterStep:
-        """Return the outer step for a number of workers and, if known, of rounds."""
+        """Return the outer step for this number of workers; `num_rounds` is None if unknown."""
         meets_often = self.outer == "auto" and (workers == 1 or self.sync_every <= _OFTEN)
         if self.outer == "average" or meets_often:
             chosen = AVERAGE
@@ -102,10 +102,10 @@ def rounds_of(**settings: Any) -> Rounds:
 
 
 def _nesterov(workers: int, num_rounds: float | None) -> OuterStep:
-    """Return the momentum step for a number of rounds, as measured in benchmarks/local.
+    """Return the Nesterov step for a number of rounds.
 
-    Little momentum is best for tens of rounds. DiLoCo's momentum was found for thousands of rounds,
-    and leads to a much higher loss in fewer rounds.
+    In benchmarks/local, low momentum was best for tens of rounds. DiLoCo's momentum was chosen for
+    thousands of rounds, and leads to a much higher loss in fewer rounds.
     """
     doublings = log2(max(1.0, (num_rounds or 0.0) / _FEW_ROUNDS))
     share = min(1.0, doublings / log2(_MANY_ROUNDS / _FEW_ROUNDS))

@@ -12,7 +12,7 @@ from paceline.core.errors import shown
 from paceline.core.interval import LONGEST_S, Interval
 
 LARGEST_FLOAT32 = 3.4e38
-_MOST_WORKERS, _LONGEST_LIST = 10**6, 100_000  # most characters of a list of workers
+_MOST_WORKERS, _LONGEST_LIST = 10**6, 100_000  # largest number; longest list in characters
 Seconds = Annotated[float, Field(gt=0, le=LONGEST_S)]
 Milliseconds = Annotated[float, Field(gt=0, le=1e3 * LONGEST_S)]
 Shape = tuple[Annotated[int, Field(ge=1)], ...]
@@ -38,7 +38,7 @@ def read_list(values: Any) -> Any:
 
 
 def _read_interval(every: Any) -> Any:
-    """Accept a number of steps as the text of an interval."""
+    """Check an interval; convert an integer, which counts steps, to text."""
     if isinstance(every, int) and not isinstance(every, bool):
         every = str(every)
     if isinstance(every, str):

@@ -1,4 +1,4 @@
-"""List scheduler: a heap of (time, issue order), integer arrays, deterministic ties.
+"""Compute when each task of a plan starts and ends.
 
 A task becomes ready when its last parent ends. Each resource serves ready tasks first in, first
 out, like a CUDA stream, a socket or a thread; ties are served in plan order. A task that needs
@@ -15,7 +15,7 @@ from paceline.core.cost import CostModel
 from paceline.core.plan import Plan, without_collection
 from paceline.core.timeline import Origin, Span, Timeline
 
-LOOKED_AT = 4  # number of periods that must be equal: concurrent work spans up to three
+LOOKED_AT = 4  # compared periods: more than the three that concurrent work can span
 _ROUNDING = 1e-12  # tolerance for equal periods, relative to the window
 
 
@@ -78,8 +78,8 @@ def simulate(plan: Plan, cost: CostModel, until: float | None = None) -> Timelin
     # arrays use less memory than lists of floats
     times = array("d", start), array("d", end)
     spans = _spans(plan, *times)
-    if until is None:  # tasks without parents start at 0
-        return Timeline(spans, Origin.PREDICTED, (0.0, last_s))
+    if until is None:
+        return Timeline(spans, Origin.PREDICTED, (0.0, last_s))  # the first task starts at 0
     if last_s < until:
         raise ValueError(
             f"the plan ends after {last_s:.6g} s, before the horizon of {until:.6g} s: "
@@ -96,10 +96,10 @@ def _spans(plan: Plan, start: Sequence[float], end: Sequence[float]) -> Iterator
 
 
 def period(plan_of: Callable[[int], Plan], cost: CostModel, num_steps: int) -> float:
-    """Return the seconds per step in steady state: (makespan(2k) - makespan(k)) / k.
+    """Return the seconds per step in steady state: (makespan(2n) - makespan(n)) / n.
 
-    A single step is not enough, because steps overlap, and alternating workers have a period
-    shorter than any of their steps.
+    n is `num_steps`. One step is not enough, because consecutive steps overlap: the period can be
+    shorter than every single step.
     """
     longer_s = makespan_s(plan_of(2 * num_steps), cost)
     return (longer_s - makespan_s(plan_of(num_steps), cost)) / num_steps
@@ -110,9 +110,8 @@ def steady_period(
 ) -> float | None:
     """Return the seconds per step if the last steps of a timeline repeat, otherwise None.
 
-    A timeline of more than `num_steps` steps would then only repeat the last steps. `alike`: number
-    of steps in a period, after which a plan repeats. `looked_at`: number of periods that must be
-    equal.
+    If the steps repeat, a longer timeline would only add copies of the last steps. `alike`: number
+    of steps after which the plan repeats (a period). `looked_at`: number of compared periods.
     """
     # Leave out the last period, which overlaps with no later one.
     first = (num_steps // alike - looked_at - 1) * alike

@@ -82,7 +82,7 @@ class Between(Protocol):
     """The exchange of a chunk's sums between hosts."""
 
     def tasks(self, step: int, summed: TaskId) -> Iterator[Task]:
-        """Yield the tasks of the exchange; they wait for the task `summed` of all hosts' sums."""
+        """Yield the tasks of the exchange, which start after the task `summed`."""
         ...
 
     def result(self, step: int, place: int) -> TaskId:
@@ -94,10 +94,10 @@ class Between(Protocol):
 class ChunkExchange:
     """The exchange of one chunk, with the resources and costs of each worker.
 
-    `last_layer`: layer whose gradients complete the chunk. `synced`: cost of that layer's backward
-    with a GPU's synchronisation (Le et al. 2018, step B-4-1). `places`: number of each worker's
-    host. `d2h`: each worker's copy to its host's memory. `h2d`: each worker's copy back; None for a
-    CPU worker.
+    `last_layer`: layer whose gradients complete the chunk. `synced`: cost of this layer's backward
+    and of the GPU's synchronisation with the host (Le et al. 2018, step B-4-1). `places`: index of
+    each worker's host. `d2h`: each worker's copy to its host's memory. `h2d`: each worker's copy
+    back; None for a CPU worker.
     """
 
     chunk: str

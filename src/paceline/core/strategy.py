@@ -23,7 +23,7 @@ class Window:
 
 @dataclass(frozen=True)
 class StepsToLoss:
-    """Number of steps to reach the final loss of synchronous training, relative to its steps.
+    """Steps to synchronous training's final loss, divided by synchronous training's steps.
 
     `median`: median of similar measured runs. `low`, `high`: range of these runs. `measured_on`:
     models of these runs.
@@ -74,7 +74,7 @@ PlanOf = Callable[[Workload, Machine, Any, Window], Plan]
 
 @dataclass(frozen=True, slots=True)
 class Planning:
-    """How to plan a strategy, and which of its variants."""
+    """How the planner plans and forecasts a strategy."""
 
     plan: PlanOf
     """Plans a window of steps from a worker's workload, a machine and a config.

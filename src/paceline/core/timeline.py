@@ -150,7 +150,7 @@ class Timeline:
         return steps or [(self.start_s, self.end_s)]
 
     def num_steps(self) -> int:
-        """Return the largest number of weight updates of a device."""
+        """Return the number of weight updates of the device with the most updates."""
         return max((len(ends) for ends in self._update_ends.values()), default=0)
 
     def steps(self) -> dict[str, list[Interval]]:

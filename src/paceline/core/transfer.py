@@ -29,8 +29,8 @@ def lanes_of(route: Sequence[Hop]) -> tuple[Resource, ...]:
 def handling(one: Host, other: Host, nbytes: int) -> tuple[Transfer, ...]:
     """Return the CPU work of a message on its sending and its receiving host.
 
-    A host without `message_bytes_per_s` has no such work. Nor has a message within a host, which
-    holds `message_lanes` for its whole duration instead.
+    A host without `message_bytes_per_s` has no such work. A message within a host has none, either;
+    instead, the message holds `message_lanes` for its whole duration.
     """
     return tuple(
         Transfer((message_lane(host), *lone_core(host)), Cost(nbytes=nbytes))
@@ -62,21 +62,21 @@ def message_tasks(
 class _Route(NamedTuple):
     hops: tuple[Hop, ...]
     latency_s: float
-    seconds_per_byte: float  # of the slowest hop, including the other routes over this hop
+    seconds_per_byte: float  # of the slowest hop, with `Ring.load` included
 
 
 @dataclass(frozen=True)
 class Ring:
     """Ring all-reduce: each of n ranks sends 2 (n - 1) / n of the bytes to the next rank.
 
-    Hops over the same link in the same direction share it. The slowest route between neighbours
-    determines the time of all ranks: for a large bucket by the route's most loaded link, for a
-    small bucket by the route's latencies. If direct links between GPUs (`core.ring_search`) or
-    rails between hosts allow several rings, each ring carries a share of the bytes.
+    Routes over the same hop share its bandwidth. All ranks wait for the slowest route between
+    neighbours. The most loaded link of this route limits a large bucket, and the latencies of the
+    route limit a small bucket. If direct links between GPUs (`core.ring_search`) or rails between
+    hosts allow several rings, each ring carries a share of the bytes.
 
-    `load`: how many times each hop carries a rank's bytes; below one if only some rings use the
-    hop. `held`: exchange lanes of the stations in the plan; there may be fewer stations than
-    `num_ranks` if each represents several. `cores`: lanes that are also held if a link uses cores.
+    `load`: bytes on each hop, divided by the bytes that one rank sends; below 1 if only some rings
+    use the hop. `held`: exchange lanes of the stations in the plan, which can be fewer than
+    `num_ranks` in a symmetric plan. `cores`: lanes that are also held if a link uses cores.
     """
 
     num_ranks: int
@@ -104,7 +104,7 @@ class Ring:
         if not all(isinstance(one, Device) and one.kind is DeviceKind.GPU for one in stations):
             return cls.over(machine, stations, cores)
         peers = machine.peers(stations)
-        # Rings over representative stations would omit routes to the stations they represent.
+        # If `stations` represent more stations, the rings would miss the routes to the others.
         orders = rings_at_once(machine, stations) if peers.num_ranks == len(stations) else []
         if orders:
             routes = [machine.route(*pair) for order in orders for pair in neighbours(order)]
@@ -132,8 +132,8 @@ class Ring:
         hops = max(self._route_kinds, key=lambda kind: self._seconds_on(kind, nbytes)).hops
         slowest = max(hops, key=self._seconds_per_byte)
         on = lanes_of(hops) + self.held + (self.cores if slowest.link.uses_cores else ())
-        # Cost models ignore that routes share hops, so give the number of bytes that would take
-        # as long on an unshared route.
+        # Cost models ignore that routes share hops. `alone` is the number of bytes with the same
+        # time on an unshared route.
         narrowest = min(hop.link.bandwidth_bytes_per_s for hop in hops)
         sent = 2 * (n - 1) / n * nbytes
         alone = sent * self.load[slowest] * (narrowest / slowest.link.bandwidth_bytes_per_s)
@@ -142,8 +142,8 @@ class Ring:
     def gathering(self, nbytes: float) -> Transfer:
         """Return an all-gather of `nbytes` from every rank.
 
-        Each rank sends n - 1 times the bytes in n - 1 messages: half of an all-reduce of n times
-        the bytes.
+        The cost is half of an all-reduce of n * `nbytes`: each rank sends (n - 1) * `nbytes` in
+        n - 1 messages.
         """
         on, both_ways = self.reduction(self.num_ranks * nbytes)
         return Transfer(on, Cost(nbytes=both_ways.nbytes / 2, num_calls=both_ways.num_calls // 2))
@@ -223,19 +223,19 @@ def waiting(devices: Sequence[Device]) -> tuple[Resource, ...]:
 class Shares:
     """Exchange of a chunk of `nbytes` between hosts, by rings on each level of the network.
 
-    Hosts below one switch exchange first, then hosts of larger groups. After the first exchange
-    each of n hosts has an nth part of the chunk, summed over its group. The host exchanges this
-    part with the hosts at the same position in other groups. On the way back each host distributes
-    its part within its group.
+    Hosts below one switch exchange first, then larger groups exchange. After the first exchange
+    each of the n hosts in a group has an nth part of the chunk, summed over the group. The host
+    then exchanges this part with the hosts that have the same part in other groups. On the way back
+    each host distributes its part within its group.
 
         host, groups of n, then m     out 0       out 1              in 1               in 0
         bytes that a host sends       (n-1)/n     (m-1)/m of 1/n     (m-1)/m of 1/n     (n-1)/n
 
     With `servers` each host is a parameter server for its share on every level. Hosts send shares
-    to the servers by direct, concurrent messages, and the servers add them. The servers of the
-    highest level also update their share of the parameters; the way back then carries parameters
-    instead of gradients. Without levels one host exchanges with itself. If only `num_servers` of
-    n hosts are servers, each sends and receives n / `num_servers` times as many bytes (incast).
+    to the servers by direct, concurrent messages, and the servers add the shares. The servers of
+    the highest level also update their share of the parameters, so the way back carries parameters
+    instead of gradients. For a single host `levels` is empty, and only the update is planned. With
+    `num_servers` servers for n hosts, a server has n / `num_servers` times the bytes (incast).
     """
 
     chunk: str
@@ -264,7 +264,7 @@ class Shares:
         memories = tuple(Resource(host.name, Lane.REDUCE) for host in self.hosts)
         there, back = [], []
         num_shares = 1
-        # few servers are the bottleneck; otherwise all hosts are equally busy
+        # factor of a server's bytes if only some hosts are servers
         busier = prod(ring.num_ranks for ring in self.levels) / self.num_servers
         for level, ring in enumerate(self.levels):
             nbytes = self.nbytes / num_shares

@@ -2,10 +2,10 @@
 
     A A A A A A | B B B B B B | B B B B B B | A A A A A A | ...
 
-Rounds change direction, so that a machine that becomes slower meanwhile favours no alternative.
-Alternatives are listed from the simplest on. A later one is chosen only if its steps are faster by
-`WORTH`, and also by a rank-sum test: so a tie selects the simpler alternative. `Watch` tells when
-to choose again.
+Each round reverses the order of turns, so a machine that becomes slower affects all alternatives
+equally. The list of alternatives begins with the simplest. A later alternative is chosen only if
+the median step is faster by `WORTH` and a rank-sum test confirms the difference: a tie selects the
+simpler alternative. `Watch` detects when to choose again.
 """
 
 from collections.abc import Sequence
@@ -76,13 +76,13 @@ class Turns:
         self._choose()
 
     def stop(self) -> None:
-        """Use the fastest alternative of the turns so far, and time no more."""
+        """End the timing, and use the fastest alternative timed so far."""
         self._left.clear()
         self._choose()
 
     def _choose(self) -> None:
         if len(self._steps.keys() - self._slow) < 2:
-            self._left.clear()  # nothing to compare with
+            self._left.clear()  # only one alternative is left
         self.name = self._left[0] if self._left else self._fastest()
 
     def _fastest(self) -> str:
@@ -130,7 +130,7 @@ class Choice:
     def add(self, seconds: Sequence[float], *, is_steady: bool = True) -> None:
         """Add the seconds of the last `num_steps` steps.
 
-        `is_steady`: False if another search changed these steps, which are then not compared.
+        `is_steady`: False if a search changes settings of these steps; such steps are not compared.
         """
         if not self.settled:
             self._turns.add(seconds[-self._turns.num_timed :])
@@ -145,7 +145,7 @@ class Choice:
         self._turns.drop()
 
     def stop(self) -> None:
-        """Use the fastest alternative of the steps so far, and time no more."""
+        """End the timing, and use the fastest alternative timed so far."""
         self._turns.stop()
 
     def _start(self) -> None:
@@ -153,7 +153,7 @@ class Choice:
 
 
 class Watch:
-    """Tells when steps have become slower or faster, after every `num_steps` steps."""
+    """Detects slower or faster steps; the caller checks after every `num_steps` steps."""
 
     num_steps = 50
 

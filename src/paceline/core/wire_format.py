@@ -12,7 +12,7 @@ from paceline.core.names import not_known
 PIECE = 1 << 22
 
 AUTO = "auto"
-_AUTO_FORMAT = "dynamic8"  # the codec that "auto" uses if it pays
+_AUTO_FORMAT = "dynamic8"  # the codec that "auto" uses if encoding makes steps faster
 _BLOCK = 1024
 _THRESHOLD = "threshold:"
 FEEDBACK = "+feedback"  # suffix that adds error feedback to a codec

@@ -176,11 +176,11 @@ def replica_nbytes(workload: Workload) -> int:
 
 
 def _peak_nbytes(ready: Sequence[Layer], layers: Sequence[Layer], *, gradients: bool) -> int:
-    """Return the peak bytes in memory while the layers run their backward in the order `ready`.
+    """Return the peak memory in bytes of a backward through the layers `ready`, in this order.
 
-    `layers` are in forward order. `gradients`: also count the parameters' gradients so far.
+    `layers`: the same layers in forward order. `gradients`: whether parameter gradients count.
     """
-    # Unknown working memory is assumed to hold the largest gradients of a layer's input and output.
+    # If a layer's working memory is unknown, assume the largest pair of input and output gradients.
     sizes = [layer.activation_nbytes for layer in layers]
     pair = max(map(sum, zip(sizes, [0, *sizes], strict=False)), default=0)
     held, made, peak = kept_nbytes(ready), 0, 0
@@ -213,5 +213,5 @@ def largest_batch(workload: Workload, nbytes: float) -> int:
         inputs = round(factor * workload.input_nbytes)
         return replica_nbytes(replace(workload, layers=tuple(layers), input_nbytes=inputs))
 
-    # The position of `nbytes` among the needs of 1, 2, ... samples is the number that fits.
+    # `needed` grows with the batch size, so bisection finds the largest batch that fits.
     return bisect_right(range(1, _TOO_MANY_SAMPLES), nbytes, key=needed)

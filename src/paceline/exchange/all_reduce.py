@@ -118,12 +118,12 @@ def ddp_hook(
 ) -> tuple[HookState, Hook]:
     """Return state and hook for `register_comm_hook(*ddp_hook("dynamic8"))`.
 
-    All ranks must call it together with the same codec. `codec`: a name, a codec object, or "auto",
-    which uses dynamic8 only if it makes steps faster. `process_group`: the process group of the
-    DistributedDataParallel; its backend must be gloo or nccl. If a value is NaN or infinite on any
-    rank, no rank takes the step: a GradScaler skips it. Without a GradScaler, the optimizer raises
-    NonFinite or, with `on_nonfinite="skip"`, does nothing. The state counts NaN and infinite values
-    and skipped steps. Raises InvalidInput for unsupported arguments.
+    All ranks must call `ddp_hook` at the same point, with the same codec. `codec`: a name, a codec
+    object, or "auto", which uses dynamic8 only if encoding makes steps faster. `process_group`: the
+    process group of the DistributedDataParallel, with backend gloo or nccl. If a gradient is NaN or
+    infinite on any rank, no rank takes the step. A GradScaler skips the step; without a GradScaler,
+    the optimizer raises NonFinite or, with `on_nonfinite="skip"`, does nothing. The state counts
+    NaN and infinite values and skipped steps. Raises InvalidInput for unsupported arguments.
 
     Error feedback of the first step is dropped, because torch rebuilds its buckets after that step.
     """
@@ -169,7 +169,7 @@ class TorchAllReduce(Listener):
         self._readiness.expect([None] * num_parameters)
 
     def settle(self, settle: Callable[[], None]) -> None:
-        """Call `settle` once, after the next backward pass with an exchange."""
+        """Call the function `settle` once, after the next backward pass with an exchange."""
         self._settle = settle
         if self._readiness is None:
             self._watch()
@@ -223,7 +223,7 @@ class TorchAllReduce(Listener):
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Load error feedback that the same rank saved; collective.
 
-        The number of ranks must be the same as then.
+        The number of ranks must not have changed since the save.
         """
         self.open()
         if self._hook is not None:
@@ -264,7 +264,7 @@ class TorchAllReduce(Listener):
 
 
 def _recorded(recorded: tuple[Recorder, Group], bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """Record and average a bucket, with the same bits as DistributedDataParallel without a hook."""
+    """Record and average a bucket, bit-identical to DistributedDataParallel without a hook."""
     recorder, group = recorded
     exchange = recorder.join_exchange(str(bucket.index()))
 

@@ -1,7 +1,7 @@
-"""Before a training, time steps of the fastest rank alone and of all ranks, in turns.
+"""Before training, compare the step times of the fastest rank alone and of all ranks.
 
 The steps train copies of the model, so that the training itself starts from unchanged weights. All
-ranks decide equally, because a step's time is the slowest rank's time.
+ranks make the same choice, because the slowest rank's time counts as the time of a step.
 """
 
 import copy
@@ -84,7 +84,7 @@ def stepping(
         yield lambda: None
         return
     model = copy.deepcopy(setup.model).train()
-    assert setup.first is not None  # layers are not paced
+    assert setup.first is not None  # None only for paced layers, which are never compared
     with ExitStack() as stack:
         if setup.factor is not None:
             stack.callback(Stretched(model, setup.factor).remove)

@@ -110,7 +110,7 @@ class Averaging:
         repaired = tuple(rank for rank, one in enumerate(digests) if one != digests[0])
         if repaired:
             if group.rank in repaired:
-                # no other worker has this digest, so a failed broadcast is repeated
+                # if the broadcast fails, this unique digest makes the next exchange broadcast again
                 self.digest = uuid.uuid4().hex
             group.broadcast(self._outer.tensors())
         group.broadcast(given.buffers)
