@@ -25,7 +25,7 @@ from paceline.studies.profile.profiled_steps import optimizer_of, profiled_recip
 from paceline.training.models import describe
 from paceline.training.recipes.recipe import built, new_model
 
-_FINENESS = 16  # the search ends when the limit is known to 1/16 of the largest batch that fits
+_FINENESS = 16  # the true maximum exceeds the batch found by at most 1/16
 _FEW, _MOST = 2, 2**24  # batch norm needs two samples
 _SHARE_OF_FREE = 0.9  # leave the rest to other processes
 _LONGEST_ATTEMPT_S = 120.0
@@ -40,11 +40,11 @@ class GaveUp(Exception):
 
 
 def largest(fits: Callable[[int], bool], first: int, most: int) -> tuple[int, bool]:
-    """Search 1 to `most` for the largest batch that fits, and return whether the search ended.
+    """Return the largest fitting batch up to `most`, and whether the search was completed.
 
-    The batch is exact to 1/16; it is 0 if none fits. The search doubles `first` while it fits, or
-    halves it until it fits, and then bisects. It assumes that smaller batches than one that fits
-    also fit. The second value is False if an attempt raised GaveUp: a larger batch may then fit.
+    The search doubles `first` while the batch fits, or halves `first` until the batch fits, and
+    then bisects. The true maximum exceeds the result by at most 1/16; 0 means that no batch fits.
+    The search is incomplete if an attempt raised GaveUp: a larger batch may then fit.
     """
     low, high = 0, most + 1
     size = min(max(1, first), most)
@@ -115,7 +115,7 @@ def attempted(attempt: Attempt) -> AttemptRow:
     started = time.monotonic()
     try:
         done = output(command, attempt.deadline_s, termination_s=0)
-        # The model may print, too; the row is the last line.
+        # The model may also print to stdout; the last line is the AttemptRow.
         lines = done.stdout.strip().splitlines() if done.returncode >= 0 else []
         row = read_record(_ROW, lines[-1].encode(), "the row")
     except (IndexError, InvalidInput):  # the process ended without a row
@@ -130,7 +130,7 @@ def try_step(attempt: Attempt) -> AttemptRow:
     """Take a step with limited memory."""
     device, limit = device_of_rank(), attempt.limit_nbytes
     own = device_of(device)
-    # Keep synthetic data as small as possible.
+    # Batch size 1 generates the fewest synthetic samples, which saves memory.
     recipe = profiled_recipe(attempt.settings.model_copy(update={"batch_size": 1}))
     base_nbytes = held_nbytes(device, limited=True)
     own.limit_memory(limit)
@@ -156,7 +156,7 @@ def try_step(attempt: Attempt) -> AttemptRow:
 
 
 def main() -> None:
-    """Try the step described by the only argument, and print its row."""
+    """Try the attempt given as JSON in `sys.argv[1]`, and print the AttemptRow as JSON."""
     sys.stdout.write(try_step(Attempt.model_validate_json(sys.argv[1])).model_dump_json() + "\n")
     sys.stdout.flush()
 

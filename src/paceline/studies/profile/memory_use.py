@@ -25,7 +25,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 def held_nbytes(device: torch.device, *, limited: bool = False) -> int:
     """Return this process's resident memory, or the memory that PyTorch reserved on a GPU.
 
-    `limited`: whether to return the memory that counts against the memory limit of an attempt.
+    `limited`: on a CPU, return the memory that `limit_memory` limits, not the resident memory.
     """
     if _has_own_memory(device):
         return torch.accelerator.memory_reserved(device)
@@ -82,7 +82,7 @@ def track(
 ) -> Tracked:
     """Take a step and return the peak memory of all tensors.
 
-    Gradients must be None and the optimizer's state must exist, so take another step first.
+    Before the call, gradients must be None, and the optimizer must have allocated its state.
     `batch`: pytree of the step's input tensors, which already exist before the step.
     """
     tensors = (*model.parameters(), *model.buffers(), *state_of(optimizer), *tree_leaves(batch))

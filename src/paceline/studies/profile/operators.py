@@ -1,8 +1,8 @@
 """Record steps with torch.profiler: time by operator, between operators, and in total.
 
-On a CPU an operator's time is its self time. On a GPU it is the time of its kernels, and host time
-is overhead. Paceline's GPU spans last from one layer to the next, so they include gaps in which the
-GPU waits for the host; kernel time is therefore reported separately on a GPU.
+On a CPU, an operator's time is its self time. On a GPU, an operator's time is the time of its
+kernels, and host time is overhead. Kernel time is also reported in total, because Paceline's GPU
+spans include gaps: a layer's span lasts until the next layer begins, even if the GPU is idle.
 """
 
 from collections import defaultdict
@@ -24,9 +24,9 @@ from paceline.records.profile import AgreementRow, OperatorRow, OverheadRow
 _PREFIX = "paceline: "
 _PHASES = (Kind.LOAD, Kind.FORWARD, Kind.BACKWARD, Kind.STEP)
 _US = 1e-6
-_MOST_CALLS = 8  # most rows for calls of the CUDA driver or the exchange
+_MOST_CALLS = 8  # maximum number of rows for calls of CUDA or of the exchange
 _CALLS = ("cuda", "c10d::", "gloo:", "nccl:")
-# Ranges that are not operators, and the label of their self time.
+# Prefixes of profiler ranges that are not operators, with labels for the ranges' self time.
 _BETWEEN = {
     _PREFIX: "Python and dispatch between operators",
     "autograd::engine": "autograd's own bookkeeping",
@@ -42,13 +42,13 @@ class Annotating(Recorder):
     _range: record_function | None = None
 
     def begin_phase(self, kind: Kind, part: str = "") -> None:
-        """Begin the phase in both recordings."""
+        """Begin a phase for Paceline's recorder and for torch.profiler."""
         self._range = record_function(f"{_PREFIX}{kind}")
         self._range.__enter__()
         super().begin_phase(kind, part)
 
     def end_phase(self) -> None:
-        """End the phase in both recordings."""
+        """End the phase for Paceline's recorder and for torch.profiler."""
         super().end_phase()
         if self._range is not None:
             self._range.__exit__(None, None, None)
@@ -57,11 +57,11 @@ class Annotating(Recorder):
 
 @dataclass(frozen=True)
 class ThroughTorch:
-    """torch.profiler's times per step: operators, gaps between operators, and calls.
+    """Times per step that torch.profiler measured on one rank.
 
-    `calls`: calls of the CUDA driver and of the exchange. `between`: gaps between operators, which
-    include waiting for other ranks. `kernels_s`: time of a GPU's kernels; None on a CPU.
-    `agreement`: on a CPU, a row for each phase.
+    `kernels_s`: total time of a GPU's kernels; None on a CPU. `agreement`: each phase's time by
+    Paceline and by torch.profiler; empty on a GPU. `between`: host time between operators,
+    including waits for other ranks. `calls`: host time in calls of CUDA and of the exchange.
     """
 
     kernels_s: float | None
@@ -98,7 +98,6 @@ def _of_averages(averages: Sequence[Any], spans: Sequence[Span], num_steps: int)
     step_s = sum(one.cpu_time_total for one in ranges.values()) * _US / num_steps
 
     def overhead(what: str, rows: Sequence[Any], calls: float | None = None) -> OverheadRow:
-        """Return the host's self time per step in these rows."""
         seconds = float(sum(row.self_cpu_time_total for row in rows)) * _US / num_steps
         return OverheadRow(what=what, seconds=seconds, share=seconds / step_s, calls=calls)
 
@@ -123,7 +122,7 @@ def _of_averages(averages: Sequence[Any], spans: Sequence[Span], num_steps: int)
 def _agreement(
     ranges: Mapping[str, Any], spans: Sequence[Span], num_steps: int
 ) -> Iterator[AgreementRow]:
-    """Yield each phase's seconds by Paceline and by torch.profiler."""
+    """Yield each phase's duration as measured by Paceline and as measured by torch.profiler."""
     ours_s: dict[Kind, float] = defaultdict(float)
     for span in spans:
         ours_s[span.kind] += span.duration_s / num_steps

@@ -62,7 +62,7 @@ class ProfileRequest(Record):
 
 
 def profile_model(settings: profile.ProfileSettings, *, as_json: bool = False) -> None:
-    """Profile, write result, trace and report, and print the result.
+    """Profile a model; write result.json, trace.json and report.html, and print the result.
 
     Raises WorkersFailed for errors that workers have printed.
     """
@@ -93,7 +93,7 @@ def profile_model(settings: profile.ProfileSettings, *, as_json: bool = False) -
 
 
 def _written(folder: Path, result: profile.ProfileResult) -> profile.ProfileResult:
-    """Write the result with its findings and its report, and return it."""
+    """Add findings to the result, write result.json and report.html, and return the result."""
     found = advice.findings(metrics.of_profile(result))
     result = result.model_copy(update={"findings": found})
     write_text(folder / "result.json", result.model_dump_json(indent=2) + "\n")
@@ -179,7 +179,7 @@ def _stages(found: profiled_steps.Findings) -> dict[str, Any]:
 
 
 def spread(values: Sequence[float]) -> profile.Quartiles:
-    """Return median and quartiles; zeros without values."""
+    """Return the median and the quartiles of the values; all are 0 if `values` is empty."""
     lower, middle, upper = quartiles(values or [0.0])
     return profile.Quartiles(median_s=middle, lower_s=lower, upper_s=upper)
 
@@ -213,7 +213,7 @@ def _layers(found: profiled_steps.Findings) -> Iterator[profile.LayerRow]:
 
 
 def _resources(blocks: profiled_steps.Blocks, group: Group) -> Iterator[profile.ResourceRow]:
-    """Yield the mean busy time per step of each lane, and of the workers' cores."""
+    """Yield busy and idle seconds per step for every lane and every worker's cores."""
     seen: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for timeline in blocks.timelines:
         for resource, track in timeline.tracks.items():

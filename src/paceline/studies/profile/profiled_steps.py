@@ -66,7 +66,7 @@ class ProfiledModel:
 
 
 def optimizer_of(recipe: Recipe, model: nn.Module) -> Optimizer:
-    """Return the recipe's optimizer, or SGD with momentum by default."""
+    """Return the recipe's optimizer; if the recipe has none, return SGD with momentum."""
     if recipe.optimizer is None:
         return SGD(_LEARNING_RATE).optimizer(model)
     make = checked_optimizer(recipe.name, recipe.optimizer)
@@ -74,9 +74,9 @@ def optimizer_of(recipe: Recipe, model: nn.Module) -> Optimizer:
 
 
 def profiled_recipe(settings: ProfileSettings) -> Recipe:
-    """Return the recipe of the model with its data.
+    """Return the model's recipe, with the data set of the settings.
 
-    A model that accepts any data gets synthetic samples by default, enough for whole batches.
+    A model that accepts any data gets synthetic samples unless the settings name other data.
     """
     spec = settings.data
     if spec in (None, SYNTHETIC) and takes_any_data(settings.model):
@@ -88,7 +88,7 @@ def profiled_recipe(settings: ProfileSettings) -> Recipe:
 
 
 def subject_of(settings: ProfileSettings, group: Group) -> ProfiledModel:
-    """Load the data, build the model and describe it; InvalidInput if they do not fit."""
+    """Load the data, build and describe the model; InvalidInput for unsuitable settings."""
     if group.world_size != settings.workers:
         problem = f"must be {group.world_size}, the number of ranks"
         raise InvalidInput("workers", problem, got=settings.workers)
@@ -115,19 +115,19 @@ class ProfiledTraining:
     learning: Learning
 
     def step(self, recorder: Recorder, *, alone: bool = False) -> None:
-        """Take one step with the other ranks, or `alone`, without an exchange."""
+        """Take one step with the other ranks; if `alone`, omit the exchange with them."""
         trained = self.model if alone else self.replica
         train_step(trained, self.optimizer, self.source, recorder, self.learning)
 
 
 @dataclass
 class Blocks:
-    """Blocks of steps on this rank, without each block's first step.
+    """The measurements of this rank's blocks of steps.
 
-    `plain` and `recorded`: seconds of the steps of each block. `spans`: this rank's spans of each
-    recorded block. `timelines`: timeline of all ranks for each recorded block. `processor_s`: mean
-    processor time of a plain step per core. `unrest`: spread of all ranks' plain steps
-    (`core.losses`).
+    `plain` and `recorded`: step durations of each block, except the block's first step. `spans`:
+    this rank's spans in each recorded block. `timelines`: all ranks' timeline of each recorded
+    block. `processor_s`: processor time of a plain step, averaged over steps and cores. `unrest`:
+    relative spread of the slowest rank's plain steps (`core.losses`).
     """
 
     plain: list[list[float]] = field(default_factory=list)
@@ -142,8 +142,8 @@ class Blocks:
 class Findings:
     """The measurements of one rank.
 
-    `together`: torch.profiler's times of steps with the other ranks. `alone`: torch.profiler's
-    times of steps without an exchange. `by_operator`: net bytes allocated by each operator.
+    `together`: torch.profiler's measurement of steps with the exchange. `alone`: torch.profiler's
+    measurement of steps without the exchange. `by_operator`: net bytes allocated by each operator.
     """
 
     subject: ProfiledModel
@@ -188,7 +188,7 @@ def profile_rank(settings: ProfileSettings, subject: ProfiledModel, group: Group
     # Stop recording: the profiled steps use their own recorder.
     training.replica.record(None)
     together = seen(training.step)
-    # Close the replica first: its hooks would exchange gradients in steps alone, too.
+    # Close the replica: its hooks would exchange gradients even in steps with `alone=True`.
     training.replica.close()
     alone = together if group.world_size == 1 else seen(partial(training.step, alone=True))
     memory, by_operator = _memory_alone(training, subject, clock)
@@ -231,22 +231,22 @@ def split(num_steps: int) -> tuple[int, int]:
 def measure(
     training: ProfiledTraining, recorder: Recorder, clock: Clock, group: Group, num_steps: int
 ) -> Blocks:
-    """Take plain and recorded blocks of steps in turns, on all ranks together.
+    """Take plain and recorded blocks of steps alternately, on all ranks together.
 
     Each plain block forms a pair with a recorded block. The order within pairs alternates, so that
-    a machine that slows down affects both kinds of blocks equally. If plain steps vary too much,
-    twice as many blocks are taken.
+    a machine that slows down affects plain and recorded blocks equally. If the durations of plain
+    steps vary too much, `measure` doubles the number of blocks.
     """
     num_blocks, size = split(num_steps)
     settling = _NUM_SETTLING if group.world_size > 1 else 0
     found, block = Blocks(), partial(_block, training, recorder, clock, size, settling)
 
     def pairs() -> Rounds:
-        """Take blocks of both kinds, and return the plain steps' seconds."""
+        """Take `num_blocks` pairs of blocks, and return the seconds of the plain steps."""
         earlier = len(found.plain)
         for number in range(num_blocks):
             for recorded in (False, True) if number % 2 == 0 else (True, False):
-                # Ranks finish gathering at different times, which must not delay the first step.
+                # Start together: the first step must not wait for a rank that still gathers spans.
                 group.barrier()
                 if recorded:
                     found.recorded.append(block(recorded=True))
@@ -274,7 +274,7 @@ def _block(
     *,
     recorded: bool,
 ) -> list[float]:
-    """Return the seconds of `size` steps; `settling` steps and one more precede them untimed."""
+    """Take `settling + 1` untimed steps, then return the durations of `size` further steps."""
     training.replica.record(recorder if recorded else None)
     for _ in range(settling):
         training.step(recorder)
@@ -290,7 +290,7 @@ def _block(
 
 
 def typical(seconds: Sequence[float]) -> float:
-    """Return the mean of the middle half by duration, as `Timeline.typical_step_s` does."""
+    """Return the mean without the shortest and longest quarters (`Timeline.typical_step_s`)."""
     outer = len(seconds) // 4
     middle = sorted(seconds)[outer : len(seconds) - outer]
     return sum(middle) / len(middle)

@@ -44,8 +44,8 @@ _CELL = TypeAdapter(ScaleCell)
 class Journal:
     """The finished cells of a study, in order, in a folder that is created if missing.
 
-    Raises InvalidInput if the folder cannot be written, or holds another study, a study of another
-    version of Paceline, or a running one. `dropped`: whether an incomplete line was dropped.
+    Raises InvalidInput if the folder cannot be written, is used by another process, or holds a
+    study of another version or with other settings. `dropped`: whether a line was incomplete.
     """
 
     def __init__(self, folder: Path, header: JournalHeader) -> None:
@@ -75,7 +75,7 @@ class Journal:
         self._file.close()
 
     def append(self, cells: Iterable[ScaleCell]) -> None:
-        """Write the cells to disk, safe from crashes once this returns."""
+        """Append the cells to the file, and wait until the cells are on disk."""
         new = tuple(cells)
         text = "".join(f"{cell.model_dump_json()}\n" for cell in new)
         self._file.write(text.encode())
@@ -85,7 +85,7 @@ class Journal:
 
 
 def _agreed(path: Path, header: JournalHeader) -> JournalHeader:
-    """Return the folder's header, or write this one; InvalidInput if the settings differ."""
+    """Read the file's header, or write `header` to a new file; InvalidInput if settings differ."""
     if not path.exists():
         write_text(path, header.model_dump_json(indent=2) + "\n")
         return header

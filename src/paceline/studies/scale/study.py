@@ -64,7 +64,7 @@ class StudyModel:
     usual_size: int
 
     def predicted(self, machine: Machine, method: str, workers: int, batch_size: int) -> RunStep:
-        """Predict a step on a machine's first devices, with the best chunk.
+        """Predict a step on a machine's first `workers` devices, with the fastest `chunk`.
 
         Raises InvalidInput if the machine has too few devices, lacks links for the method, or has
         too little memory.
@@ -101,7 +101,7 @@ def study_model(settings: ScaleSettings) -> StudyModel:
         workload = cache(lambda size: describe(model, torch.zeros(size, *shape), settings.model))
     else:
         if settings.input_shape is not None and own_recipe(settings.model) is None:
-            _shape_of(settings)  # sequences of another length cannot be trained
+            _shape_of(settings)  # raises InvalidInput for an untrainable sequence length
         workload = cache(lambda size: workload_of(settings.model, size, settings.input_shape))
     *larger, smallest = sorted(settings.batch_size, reverse=True)
     for size in larger:
@@ -139,10 +139,10 @@ class ScalingStudy:
         return 1 if run.source == "forecast" else self.settings.repeats
 
     def repetition(self, run: StudyRun, number: int, folder: Path) -> dict[Origin, RunStep]:
-        """Carry out a run once in a child process, and return its steps.
+        """Carry out a run once, and return the run's step for each origin.
 
-        Raises Crashed or InvalidInput if the run failed or reached its deadline. Leaves nothing in
-        the folder.
+        A child process trains or rehearses in a temporary subfolder of `folder`. Raises Crashed or
+        InvalidInput if the run fails or exceeds the deadline.
         """
         size, workers = run.batch_size, run.workers
         if size < workers:
@@ -289,7 +289,7 @@ def run_study(settings: ScaleSettings, folder: Path, screen: Console) -> ScaleRe
     write_report(folder)
     errors = [cell.error for cell in cells if cell.error is not None]
     if len(errors) == len(cells):
-        raise InvalidInput("cells", f"all failed; the first one: {errors[0]}")
+        raise InvalidInput("cells", f"all failed; error of the first cell: {errors[0]}")
     return result
 
 

@@ -1,4 +1,4 @@
-"""List a study's runs, carry one out in a child process, and turn its result into cells."""
+"""List a study's runs, carry out runs in child processes, and build the cells."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,9 +22,9 @@ TIMED: dict[Source, Origin] = {
     "forecast": Origin.PREDICTED,
 }
 _PREFIX = "paceline: "
-_FEWEST_STEPS = 5  # steps of a run that only predicts
+_FEWEST_STEPS = 5  # steps of a run if the study uses only the predicted step
 _LEARNING_RATE = "0.001"  # keeps deep networks from diverging on random samples
-_BESIDE = ("step", "hidden")  # quantities that are not parts of a step
+_NOT_PARTS = ("step", "hidden")  # the other quantities add up to the step
 
 
 class Crashed(Exception):
@@ -62,7 +62,7 @@ def runs(settings: ScaleSettings) -> Iterator[StudyRun]:
     steps: dict[tuple[str, int, int], list[Point]] = {}
     for point in settings.points:
         steps.setdefault((point.method, point.workers, point.batch_size), []).append(point)
-    # A training or rehearsal also predicts its step.
+    # Without a machine, the first training or rehearsal also provides the predicted step.
     kinds, sources = settings.kinds, list[tuple[Source, tuple[Origin, ...]]]()
     unpredicted = Origin.PREDICTED in settings.kinds and settings.machine is None
     source: Source
@@ -124,7 +124,7 @@ def _samples(
 
 
 def num_steps(run: StudyRun, settings: ScaleSettings) -> int:
-    """Return the number of steps of a repetition; few if only its prediction is used."""
+    """Return a repetition's number of steps: few if the study uses only the predicted step."""
     return settings.steps if run.kinds[0] == TIMED[run.source] else _FEWEST_STEPS
 
 
@@ -139,7 +139,7 @@ def answer(arguments: Sequence[str], deadline_s: float) -> dict[str, Any]:
     except TimeoutError as error:
         raise Crashed(str(error)) from None
     if done.returncode:
-        # The child's own error, or its exit status.
+        # Paceline prints its errors with a prefix; for other errors, report the exit status.
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         own = [line.removeprefix(_PREFIX) for line in lines if line.startswith(_PREFIX)]
         if done.returncode < 0 or not lines:
@@ -169,21 +169,21 @@ class RunStep:
 
     @property
     def range_s(self) -> tuple[float, float]:
-        """The range of the step; a measured step has no width."""
+        """The bounds of the step's range, which are equal for a measured step."""
         return max(0.0, 1 - self.range_share) * self.seconds, (1 + self.range_share) * self.seconds
 
     @property
     def shares(self) -> dict[str, float]:
         """The parts as shares of the step; all except hidden communication add up to 1."""
-        whole = sum(value for name, value in self.parts.items() if name not in _BESIDE)
+        whole = sum(value for name, value in self.parts.items() if name not in _NOT_PARTS)
         return {name: value / whole if whole else 0.0 for name, value in self.parts.items()}
 
 
 def steps_of(result: RunResult) -> dict[Origin, RunStep]:
-    """Return the measured or rehearsed step of a run, and the predicted one.
+    """Return a run's measured or rehearsed step, and the run's predicted step.
 
     Both steps of a rehearsal have the planned memory, because emulated layers do not use the memory
-    of real ones.
+    of real layers.
     """
     assert result.comparison is not None  # guaranteed for synchronous runs
     assert result.step_s is not None

@@ -61,7 +61,7 @@ def _row(cell: ScaleCell, spread: str) -> dict[str, str]:
 
 
 def _seconds(value: float | None) -> str:
-    """Format with three digits, or without decimals from 100 on."""
+    """Format seconds with three significant digits, or without decimals from 100 s upwards."""
     if value is None:
         return ""
     return f"{value:,.0f}" if value >= 99.95 else f"{value:#.3g}"
@@ -87,9 +87,9 @@ def sentences(result: ScaleResult) -> list[str]:
 def remaining_s(expected_s: Iterable[float], ended: Sequence[tuple[float, float]]) -> float | None:
     """Estimate the remaining seconds; exactly 0 at the end, None before the first run ended.
 
-    `ended`: expected and actual seconds of finished runs. All expectations may be wrong by the same
-    factor, so those of the remaining runs are multiplied by the ratio of actual to expected seconds
-    of the finished runs.
+    `ended`: expected and actual seconds of each finished run. Expected seconds may all be wrong by
+    the same factor. Therefore the ratio of actual to expected seconds of the finished runs scales
+    the expected seconds of the remaining runs.
     """
     if not ended:
         return None

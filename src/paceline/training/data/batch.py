@@ -149,7 +149,7 @@ def batches_of(
 
 
 class SampleShare:
-    """Returns one worker's batch of each step, the same batch as that of a data-parallel rank.
+    """Returns one worker's batch of each step, equal to the batch of a data-parallel rank.
 
     `batch_size`: number of samples per step, all workers together. `num_steps`: number of steps of
     all epochs; the last epoch may be shorter. Raises InvalidInput if the samples cannot be divided.

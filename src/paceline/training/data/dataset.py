@@ -129,7 +129,7 @@ def loader(
 
 
 def _unchanged(batch: Any) -> Any:
-    # By type, torch passes a list of samples, but it really passes the value of __getitems__.
+    # torch declares a list of samples, but passes the batch that __getitems__ returned.
     return batch
 
 
@@ -144,9 +144,9 @@ def require_memory(num_samples: int, sample_shape: Shape, field: str = "data") -
 
 
 def require_nbytes(nbytes: int, field: str, what: str, instead: str) -> None:
-    """Raise InvalidInput if `what` needs more memory (`nbytes`) than is free.
+    """Raise InvalidInput if `nbytes` exceeds this machine's free memory.
 
-    `instead`: the error's hint.
+    `what`: name of the data in the error. `instead`: the error's hint.
     """
     available = available_nbytes()
     if nbytes > available:

@@ -49,9 +49,9 @@ def _content_of(path: Path) -> bytes:
     memory, or the decompressed content is implausibly large.
     """
     if path.suffix in _OTHERWISE_COMPRESSED:
-        raise InvalidInput(str(path), "cannot be unpacked", hint="compress it with bzip2")
+        raise InvalidInput(str(path), "must be a text file or a .bz2 file", hint="unpack the file")
     nbytes = path.stat().st_size
-    if not (path.is_file() or path.is_dir()):  # opening a pipe would block; a folder raises OSError
+    if not (path.is_file() or path.is_dir()):  # opening a pipe, for example, would block
         raise InvalidInput(str(path), "is not a file")
     require_nbytes(nbytes, str(path), "the file", _LESS)
     if path.suffix != ".bz2":
@@ -71,7 +71,7 @@ def _pieces(file: IO[bytes], path: Path, most: int) -> Iterator[bytes]:
         found += len(piece)
         if found > most:
             problem = f"must unpack into at most {most:,} bytes"
-            raise InvalidInput(str(path), problem, hint="if this is wrong, unpack it yourself")
+            raise InvalidInput(str(path), problem, hint="unpack a larger file yourself")
         if found % _CHECKED_NBYTES < _PIECE_NBYTES:
             require_nbytes(found, str(path), "the unpacked text", _LESS)
         yield piece
@@ -171,9 +171,9 @@ def load_libsvm(path: str, sample_shape: Shape | None, seed: int) -> Dataset:
 
 
 def _check_size(files: Sequence[SparseFile], shape: Shape, *, is_stated: bool) -> None:
-    """Raise InvalidInput if features exceed the shape, or values exceed the memory.
+    """Raise InvalidInput if the features exceed the shape, or the values exceed free memory.
 
-    `is_stated`: only the file states the number of features, so check that it is plausible.
+    `is_stated`: the number of features comes from the file, and must suit the file's size.
     """
     path, num_features = str(files[0].path), files[0].features.shape[1]
     if num_features > prod(shape):

@@ -46,9 +46,9 @@ class _Batches:
         return -(-self.num_samples // self.batch_size)
 
     def set_epoch(self, epoch: int, first_step: int = 0) -> None:
-        """Set the next iteration's epoch, which determines its permutation, and its first step.
+        """Set the epoch and the first step of the next iteration.
 
-        All ranks must pass the same arguments.
+        The epoch determines the permutation. All ranks must pass the same arguments.
         """
         if epoch < 0:
             raise InvalidInput("epoch", "must be 0 or more", got=epoch)
@@ -62,9 +62,9 @@ class ShardedBatches(_Batches):
 
     `batch_size`: the maximum number of samples per step, all ranks together. An epoch has
     ceil(num_samples / batch_size) steps. The epoch's permutation is cut into steps, and each step
-    is cut into `world_size` parts. The sizes of the steps, and those of a step's parts, differ by
-    at most one. So an epoch uses every sample exactly once, and no rank gets an empty batch. A
-    step's samples do not depend on `world_size`.
+    is cut into `world_size` parts. The sizes of the steps differ by at most one, and the sizes of a
+    step's parts differ by at most one. So an epoch uses every sample exactly once, and no rank gets
+    an empty batch. A step's samples do not depend on `world_size`.
 
     If each rank scales its mean loss by `local_size * world_size / global_sizes[step]`, the average
     of the ranks' gradients is the gradient of the whole step's mean loss.
@@ -115,8 +115,8 @@ class BalancedSampler(_Batches):
     `balance="auto"` calls `update`. An epoch uses every sample exactly once, and all ranks have the
     same number of steps.
 
-    `most`: each rank's largest share; None means no limit. A rank may get an empty list, of which
-    `Collate` makes an empty batch. Raises InvalidInput for an argument that is out of range.
+    `most`: each rank's largest share; None means no limit. A rank may get an empty list of indices;
+    `Collate` then returns an empty batch. Raises InvalidInput for an argument out of range.
     """
 
     def __init__(

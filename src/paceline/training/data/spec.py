@@ -24,7 +24,7 @@ FORMS = (
 _NUMBER = "[1-9][0-9]{0,8}"
 _SHAPE = re.compile(f"{_NUMBER}(x{_NUMBER})*")
 _OPTION = re.compile(f"(classes|samples)=({_NUMBER})")
-_PATTERN_SIDE = 4  # coarse enough to survive pooling layers
+_PATTERN_SIDE = 4  # patterns this coarse survive a model's pooling layers
 
 
 def load_digits(sample_shape: Shape | None, seed: int) -> Dataset:
@@ -63,11 +63,11 @@ def load_digits(sample_shape: Shape | None, seed: int) -> Dataset:
 
 
 def load_synthetic(options: str, sample_shape: Shape | None, seed: int) -> Dataset:
-    """Generate training samples, and a quarter as many test samples (rounded up).
+    """Generate training and test samples in a ratio of 4 to 1.
 
     A sample is its class's pattern plus Gaussian noise of the same power, scaled to a mean square
-    of about 1; classes are equally frequent. Patterns of CxHxW samples are smooth. The options may
-    contain the shape; otherwise it is `sample_shape`, or, if that is None, 3x224x224.
+    of about 1; classes are equally frequent. Patterns of CxHxW samples are smooth. The shape is
+    the first available of these: the shape in `options`, `sample_shape`, 3x224x224.
     """
     shape, num_classes, num_train = _parse(options)
     if shape and sample_shape and shape != sample_shape:
@@ -139,13 +139,14 @@ _OPTIONAL = {"sklearn": "scikit-learn", "PIL": "Pillow"}
 
 
 def load(spec: str, sample_shape: Shape | None = None, seed: int = 0) -> Dataset:
-    """Load the data set named by `spec`, with samples of `sample_shape` (None: its default).
+    """Load the data set that `spec` names.
 
-    Forms: `digits`, `libsvm:PATH`, `images:FOLDER` and `synthetic:3x224x224,classes=10,samples=512`
-    (each part optional); `text`, `text:PATH`, `masked-text`, `masked-text:PATH` and `tokens:PATH`.
-    The seed determines the split, masked positions and synthetic values, so every rank must pass
-    the same seed. Raises InvalidInput for an unknown form, an unusable file, an unsuitable shape,
-    or a missing optional package.
+    `spec`: `digits`, `libsvm:PATH`, `images:FOLDER`, `text`, `text:PATH`, `masked-text`,
+    `masked-text:PATH`, `tokens:PATH`, or `synthetic:3x224x224,classes=10,samples=512`, in which
+    every part is optional. `sample_shape`: None selects the default shape of the data set. `seed`
+    determines the split, masked positions and synthetic values; all ranks must pass the same seed.
+    Raises InvalidInput for an unknown form, an unusable file, an unsuitable shape, or a missing
+    optional package.
     """
     if sample_shape is not None and (not sample_shape or min(sample_shape) < 1):
         problem = "must have sizes of at least 1"

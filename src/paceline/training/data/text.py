@@ -3,9 +3,9 @@
 Samples are adjacent windows of a token sequence. The sequence is in memory or in a memory-mapped
 file, and a window is read when a batch needs it.
 
-Of a folder, one in twenty files is for testing, chosen by hashes of the files' paths; only the
-first 128 Ki tokens of these files are used. Of a single file or array, the last twentieth is for
-testing, but at most 128 Ki tokens.
+The test tokens of a folder come from one in twenty files, chosen by hashes of the files' paths;
+only the first 128 Ki tokens of the chosen files are used. The test tokens of a single file or array
+are the last twentieth of the tokens, but at most 128 Ki tokens.
 """
 
 import os
@@ -60,7 +60,7 @@ class TokenWindows(IndexedSamples):
     """Windows of `length` tokens; the target at each position is the next token.
 
     Inputs and targets are int64 (length,). `tokens` (N,): integers from 0 to `vocabulary` - 1;
-    reading a token outside of this range raises InvalidInput. `source`: the tokens' name in errors.
+    reading a token outside of this range raises InvalidInput. `source`: the path that errors name.
     """
 
     tokens: Tokens
@@ -188,7 +188,7 @@ def _dataset(name: str, train: TokenWindows, test: TokenWindows, num_classes: in
 
 
 def _bytes_of(path: str) -> tuple[tuple[Tokens, Tokens], str]:
-    """Return the training bytes and the test bytes, and the name of their source in errors."""
+    """Return the training bytes, the test bytes, and the path that errors name."""
     if not path:
         folder = Path(sysconfig.get_path("stdlib"))
         library = [file for file in _files(folder, _NOT_LIBRARY) if file.suffix == ".py"]
@@ -203,9 +203,9 @@ def _bytes_of(path: str) -> tuple[tuple[Tokens, Tokens], str]:
 
 
 def _files(folder: Path, skipped: frozenset[str] = frozenset()) -> list[Path]:
-    """Return all files below a folder, sorted, without hidden files and `skipped` folders.
+    """Return the sorted files below a folder, without files in `skipped` folders.
 
-    Does not follow links to folders. Raises OSError for an unreadable folder.
+    Omits hidden entries, and follows no links to folders. Raises OSError for an unreadable folder.
     """
     found: list[Path] = []
 
@@ -250,7 +250,7 @@ def _mapped(path: str) -> Tokens:
     if not Path(path).is_file():
         raise InvalidInput("data", "must name a file", got=path, hint=_FORM)
     try:
-        with warnings.catch_warnings():  # about headers of Python 2 and old type names
+        with warnings.catch_warnings():  # numpy warns of Python 2 headers and old type names
             warnings.simplefilter("ignore")
             found = np.lib.format.open_memmap(path, mode="r")  # reads neither pickles nor archives
     except _BROKEN as error:
