@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __version__: str
 
-# Modules imported on first use of a name, because most of them import torch.
+# Import each module only when one of its names is used, because most modules import torch.
 _MODULES = {
     "paceline.runs.planning": ("forecast", "plan", "sweep"),
     "paceline.runs.running": ("Run", "rehearse", "train"),

@@ -13,7 +13,6 @@ def main() -> NoReturn:
     from paceline.commands.app import run
 
     code = run()
-    # sys.exit could be interrupted by a signal, and everything is closed by now.
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)
+    os._exit(code)  # not sys.exit, because a signal could interrupt it; everything is closed

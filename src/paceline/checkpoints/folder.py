@@ -49,7 +49,7 @@ _OLD, _PARTIAL = ".old", ".partial-"
 
 
 class _Found(NamedTuple):
-    """A checkpoint folder; `is_newer` is False for the older checkpoint of a step, named `.old`."""
+    """A checkpoint folder; `is_newer` is False if the folder's name ends in `.old`."""
 
     step: int
     is_newer: bool
@@ -60,8 +60,8 @@ class _Found(NamedTuple):
 class Loaded:
     """A checkpoint whose checksums were verified.
 
-    `names`: the checkpoint's files. `skipped`: a line for each newer checkpoint that is damaged,
-    with its path and fault. `written_s`: time of writing, in seconds since the Unix epoch.
+    `names`: the checkpoint's files. `skipped`: path and fault of each damaged checkpoint
+    newer than this one. `written_s`: time of writing, in seconds since the Unix epoch.
     """
 
     path: Path
@@ -209,7 +209,7 @@ class CheckpointFolder:
             os.close(descriptor)
 
     def _write_partial(self, step: int, files: Mapping[str, Contents | bytes]) -> Path:
-        """Write and fsync a checkpoint under a temporary name; remove it if that fails."""
+        """Write and fsync a checkpoint in a temporary folder; if this fails, remove the folder."""
         partial = self._temporary()
         partial.mkdir()
         try:
@@ -272,7 +272,7 @@ class CheckpointFolder:
                 one.path.rename(path)
 
     def _remove(self, path: Path) -> None:
-        """Remove a checkpoint, renamed first so that no reader sees half of the files."""
+        """Rename a checkpoint, then remove it, so that readers never see half of its files."""
         partial = self._temporary()
         path.rename(partial)
         reach("checkpoint.removing")

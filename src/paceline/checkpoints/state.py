@@ -50,8 +50,8 @@ def load_module_state(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """
     named = _named_state(module)
     check_fits({name: one for name, (one, first) in named.items() if name == first}, tensors)
-    # Start from the dict of state_dict(), because that dict also has the version of each layer, and
-    # because hooks of the layers may expect that dict.
+    # Replace the tensors in the dict of state_dict(), because load_state_dict also reads the layer
+    # versions in this dict, and because hooks of the layers may expect this dict.
     state = module.state_dict()
     for name, (_, first) in named.items():
         state[name] = tensors[first]
@@ -109,7 +109,7 @@ def _named_state(module: nn.Module) -> dict[str, tuple[Tensor, str]]:
 
 @dataclass(frozen=True, config=_CONFIG)
 class _Values:
-    """The plain values of a dict by key, and where the dict's tensors are stored, by key.
+    """A dict's plain values, and the devices of the dict's tensors; both by key.
 
     In `tensors`, "parameter" means the parameter's device, and "host" means host memory.
     """
@@ -178,7 +178,7 @@ def optimizer_state(
 def _parted(
     values: Mapping[str, Any], prefix: str, device: torch.device, tensors: Tensors
 ) -> _Values:
-    """Return `values` without tensors; add the tensors to `tensors`, named PREFIX/KEY."""
+    """Return the plain values of a dict; add its tensors to `tensors` as PREFIX/KEY."""
     plain, places = {}, {}
     for key, value in values.items():
         if not isinstance(value, Tensor):
@@ -220,9 +220,9 @@ def load_optimizer_state(
         if name in saved.state
     }
     optimizer.load_state_dict({"state": state, "param_groups": groups})
-    # load_state_dict converts all tensors except "step" to the parameter's type: NAdam's float32
-    # product becomes float64. load_state_dict also keeps the file's memory layout, and fused CPU
-    # kernels misread that layout. So replace the tensors by copies of the saved tensors.
+    # Copy the saved tensors again, because load_state_dict converts every tensor except "step" to
+    # the parameter's type, for example NAdam's float32 `mu_product` to float64. load_state_dict
+    # also keeps the saved tensors' strides, but fused CPU kernels need the parameter's strides.
     for name, parameter in named:
         loaded = optimizer.state[parameter] if name in saved.state else {}
         for key, place in saved.state[name].tensors.items() if loaded else ():
@@ -281,7 +281,7 @@ def _named_parameters(
 
 
 def _like(parameter: Tensor, saved: Tensor, device: torch.device) -> Tensor:
-    """Copy a saved tensor to a device, with the parameter's strides if the shapes are equal."""
+    """Copy a tensor to a device, with the parameter's strides if it has the parameter's shape."""
     if saved.shape != parameter.shape:
         return saved.to(device, copy=True)
     own = torch.empty_like(parameter.detach(), dtype=saved.dtype, device=device)

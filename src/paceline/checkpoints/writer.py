@@ -41,7 +41,7 @@ class BackgroundWriter:
         self._copies: Tensors = {}
         self._thread = CallThread("paceline checkpoints", goes_on=True)
         self._writing: Future[object] | None = None
-        # The step of the last begun checkpoint, and whether `save` has skipped a checkpoint since.
+        # Step of the last started checkpoint; whether `save` has warned that it skips a later step.
         self._step, self._has_warned = 0, False
         self.written_step: int | None = None
 
@@ -131,8 +131,8 @@ class BackgroundWriter:
     def _copy(self, tensors: Mapping[str, Tensor]) -> list[Event]:
         """Copy the tensors to host memory; return an event for each GPU's copies.
 
-        An event is reached when all copies from its GPU have ended.
-        The copies run on the compute stream, so later work on this stream may change the tensors.
+        Each GPU's event is reached when all copies from this GPU have ended.
+        The copies run on the compute stream, so they end before later work changes the tensors.
         """
         before, self._copies = self._copies, {}
         devices = {}

@@ -1,6 +1,6 @@
 """Codecs that encode values in few bits before they are sent (Dettmers 2016).
 
-Importing this package does not import torch; the first use of a name does.
+The package imports torch only when one of its names is used.
 """
 
 from importlib import import_module
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from paceline.codecs.gathering import Sent, all_gather, reduce_scatter
     from paceline.codecs.names import find_codec as get
 
-# Modules imported on first use of a name, because they import torch.
+# Import each module only when one of its names is used, because each module imports torch.
 _MODULES = {
     "blockwise": ("EightBit", "FourBit"),
     "codec": ("Cast", "Codec", "Payload"),

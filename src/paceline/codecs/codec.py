@@ -143,7 +143,7 @@ def pack(payloads: Sequence[Payload], nbytes: int, device: torch.device) -> Tens
 def unpack(rows: Tensor, codec: str, count: int) -> list[Payload]:
     """Read a payload of `count` values from each row.
 
-    Raises InvalidInput if the buffers of a header do not fit into its row.
+    Raises InvalidInput if a header lists a negative size, or buffers that exceed the row.
     """
     headers = rows[:, :_HEADER_NBYTES].contiguous().cpu().view(torch.int64).tolist()
     payloads = []

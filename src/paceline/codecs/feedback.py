@@ -63,9 +63,9 @@ class ErrorFeedback:
 class OneBit(Codec):
     """Encodes each value in one bit, its sign (Seide et al. 2014).
 
-    Each block also has two float32 means: of its negative values, and of its other values. A value
-    is decoded as the mean for its sign, which minimises the squared error. Use this codec in
-    `ErrorFeedback`.
+    Each block also has two float32 means: one of its negative values, one of its other values. Each
+    value is decoded as the mean for its sign; these means minimise the squared error. Use this
+    codec in `ErrorFeedback`.
     """
 
     block_size: int = 1024

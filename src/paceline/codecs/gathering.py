@@ -1,8 +1,8 @@
 """Gather and sum encoded rows of all ranks, with or without autograd (Dettmers 2016, section 2.1).
 
-                 result                                  messages
-all_gather       rows of rank 0 | 1 | 2   on each rank   each rank's rows, encoded, to all others
-reduce_scatter   sums of rows of rank r   on rank r      each rank's rows for r, encoded, to r
+                 each rank sends                               each rank gets
+all_gather       its encoded rows to every other rank          the rows of all ranks, in rank order
+reduce_scatter   the encoded rows of r to every other rank r   its rows, summed over all ranks
 
 A model-parallel layer gathers activations in forward, and sums their gradients in backward.
 Activations and gradients each have their own codec. If a codec is None, values are sent unencoded.
@@ -124,7 +124,7 @@ def begin_gather(
 ) -> Pending:
     """Begin an `all_gather` without autograd.
 
-    With several ranks, the caller may change `values` before `wait`.
+    With several ranks, `values` is copied at once. A single rank gets a detached view of `values`.
     """
     known = _sizes(values, (codec,), group, sizes, what)
     return RowExchange(codec, group, known, traffic, what).all_gather(values)
@@ -141,8 +141,8 @@ def begin_return(
 ) -> Pending:
     """Begin the backward of `all_gather`: each rank gets the summed gradients of its rows.
 
-    `errors`: the gradients of all ranks' rows. With several ranks, the caller may change this
-    tensor before `wait`.
+    `errors`: the gradients of all ranks' rows. With several ranks, `errors` is copied at once.
+    A single rank gets a detached view of `errors`.
     """
     exchange = RowExchange(codec, group, tuple(sizes), traffic, what, in_forward=False)
     return exchange.reduce_scatter(errors)
@@ -257,8 +257,7 @@ class RowExchange:
         payloads = [form.encode(part) for rank, part in enumerate(parts) if rank != own]
         own_found = len(mine) - int(mine.isfinite().sum())
         own_found += sum(payload.num_nonfinite for payload in payloads)
-        # Each message reports how many values in all rows of this rank are not finite, so that all
-        # ranks raise NonFinite.
+        # Report the non-finite values of all rows to every rank, so that all ranks raise NonFinite.
         rows = [_row(replace(one, num_nonfinite=own_found), form, values) for one in payloads]
         rows.insert(own, rows[0][:0])  # a rank sends nothing to itself
         posted = self._post(rows, [row_nbytes(form.nbytes(len(mine)))] * len(rows))

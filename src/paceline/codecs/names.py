@@ -35,7 +35,7 @@ def find_codec(name: str) -> Codec:
     if threshold is not None:
         return ErrorFeedback(Threshold(threshold.tau))
     if name not in CODECS:
-        raise InvalidInput("codec", "cannot be auto here", hint="name a codec, such as dynamic8")
+        raise InvalidInput("codec", "cannot be auto here", hint="choose a codec, such as dynamic8")
     return CODECS[name]()
 
 

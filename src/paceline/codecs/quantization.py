@@ -24,7 +24,7 @@ def _leaves(num_bits: int) -> list[float]:
 
 # The magnitudes of each type, in any order.
 TABLES: dict[str, list[float]] = {  # Dettmers 2016, section 3.1
-    # Dynamic tree: n bits "0" for the factor 10^-n, a bit "1", and 6 - n bits that select an
+    # Dynamic tree: n zero bits for the factor 10^-n, a one bit, and 6 - n bits that select an
     # interval of (0.1, 1).
     "dynamic8": [leaf / 10**n for n in range(7) for leaf in _leaves(6 - n)],
     # Static tree: three bits of exponent, and four bits that select an interval of (0.1, 1).

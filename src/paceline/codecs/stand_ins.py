@@ -16,10 +16,10 @@ _LARGE = 1024.0
 def stand_ins_for(codec: str | None) -> Callable[[Tensor], Tensor] | None:
     """Return a function that makes a synthetic gradient for a parameter.
 
-    The codec sends only the gradients' large values, and their share of all values is the codec's
-    declared share. In the sequence of all gradients, the distances between large values are equal,
-    so every part of the sequence has this share. The result is None if the codec declares no
-    share; then the values do not matter.
+    Each gradient contains zeros and large values; the codec sends only large values. The share of
+    large values is the codec's declared share. Large values have equal distances in the sequence of
+    all gradients, so every part of the sequence has this share. Returns None if the codec declares
+    no share.
     """
     known = None if codec is None else threshold_of(codec)
     if known is None or known.share is None:

@@ -1,7 +1,7 @@
 """The 4-bit kernels for CUDA, written in Triton, and their launchers.
 
-The kernels return the same bits as `quantization.py`. Their tiles are those of `triton_kernels.py`;
-a row of n values has n / 2 bytes of codes.
+The kernels return the same bits as `quantization.py`, and use the tiles of `triton_kernels.py`.
+The codes of a row of n values have n / 2 bytes.
 """
 
 from functools import cache, partial

@@ -18,7 +18,7 @@ from paceline.links.devices import device_of
 
 _INFINITY = tl.constexpr(0x7F800000)  # bits of infinity, larger than the bits of finite magnitudes
 _NOTHING = tl.constexpr(2.0**-30)  # a quotient below the first threshold of every table
-COLUMNS = 1024  # values in a tile; more only if a program computes the scale of a longer block
+COLUMNS = 1024  # values in a tile, unless one program computes the scale of a longer block
 MOST_COLUMNS = 8192  # longest block whose scale one program computes
 # A thread decodes four values in one access of 16 bytes; it encodes eight, to amortise its set-up.
 _VALUES_PER_WARP = {"encode": 256, "decode": 128}
@@ -120,7 +120,7 @@ def quotient_bits(magnitudes, scale):
 
 @triton.jit
 def _indices(magnitudes, scale, cells, first_cell, last_cell):
-    """Look up the index of the magnitude nearest to each quotient, in the table of `cells_of`."""
+    """Return the index of the magnitude nearest to each quotient; `cells_of` returns `cells`."""
     bits = quotient_bits(magnitudes, scale)
     cell = tl.minimum(tl.maximum(bits >> 16, first_cell), last_cell) - first_cell
     return (tl.load(cells + cell) + (bits & 0xFFFF)) >> 16
@@ -205,14 +205,14 @@ def launch_encode(
         scales = scales_of(values, block_size)
     codes = torch.empty(num_bytes, dtype=torch.uint8, device=values.device)
     num_nonfinite = torch.zeros(1, dtype=torch.int64, device=values.device)
-    # Triton launches on the current device, which need not be the tensor's.
+    # Triton launches on the current device, which may differ from the device of `values`.
     with device_of(values.device).use():
         kernel[(tiles.num_programs,)](
             *(values, codes, scales, num_nonfinite, lookup),
             *(len(values), tiles.num_blocks, block_size, tiles.num_parts, *ends),
             *(tiles.num_rows, tiles.num_columns, finds_scales),
             num_warps=tiles.num_warps("encode"),
-            # A fused multiply-add rounds once, which changes bits.
+            # A fused multiply-add rounds once instead of twice, and so would change the result.
             enable_fp_fusion=False,
         )
     return codes, scales, num_nonfinite
@@ -285,13 +285,13 @@ def _meanings(table: QuantizationTable, device: torch.device) -> Tensor:
 def cells_of(table: QuantizationTable) -> tuple[int, Tensor]:
     """Return the lookup table for `_indices`: the first cell's number, and all cells, int32.
 
-    A quotient has 32 bits; the upper 16 bits are the number of the quotient's cell. A cell contains
-    at most one threshold. The upper 16 bits of a cell's entry count the thresholds in earlier
-    cells. The lower 16 bits are 0xffff minus the threshold's lower 16 bits; zero without threshold.
-    `_indices` adds the quotient's lower 16 bits to the entry. A quotient above the threshold makes
-    this addition carry, so the upper 16 bits of the sum are the quotient's index. The first and the
-    last cell have no threshold. Quotients below the first cell use the first cell, and quotients
-    above the last cell use the last cell.
+    A quotient's upper 16 bits are the number of its cell. A cell contains at most one threshold.
+    The upper 16 bits of a cell's entry count the thresholds in earlier cells. The entry's lower 16
+    bits are 0xffff minus the threshold's lower 16 bits, or zero if the cell has no threshold.
+    `_indices` adds the quotient's lower 16 bits to the entry. If the quotient is above the
+    threshold, this addition carries. So the upper 16 bits of the sum are the magnitude's index.
+    The first and the last cell have no threshold. Quotients below the first cell use the first
+    cell, and quotients above the last cell use the last cell.
     """
     bits = table.thresholds.view(torch.int32)
     upper = bits >> 16
