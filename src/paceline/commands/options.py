@@ -137,7 +137,7 @@ def with_options(
 def _declare(
     called: Callable[..., None], command: Callable[..., None], parameters: list[inspect.Parameter]
 ) -> None:
-    """Give the function `called` a command's name, help and parameters, and --config."""
+    """Copy the name and help of `command` to `called`, and declare `parameters` and --config."""
     kind = inspect.Parameter.KEYWORD_ONLY
     config = inspect.Parameter("config", kind, annotation=Config, default=None)
     declared = [one.replace(kind=kind) for one in (*parameters, config)]
@@ -159,7 +159,7 @@ def _by_panel(settings: type[BaseModel]) -> list[str]:
 def _parameter(
     name: str, field: FieldInfo, strategies: list[Strategy], without_option: list[str]
 ) -> inspect.Parameter:
-    """Return typer's parameter for a field; the help of `options` lists `without_option`."""
+    """Return a field's typer parameter; --strategy-option's help names `without_option`."""
     kind = inspect.Parameter.KEYWORD_ONLY
     if name == "model":
         argument = typer.Argument(help=_plain(field.description), metavar="MODEL")
@@ -207,7 +207,7 @@ def _plain(text: str | None) -> str:
 
 
 def _shown_default(name: str, field: FieldInfo, strategies: list[Strategy]) -> str:
-    """Format the default of a field, and the differing defaults of strategies."""
+    """Format a field's default, and the defaults with which strategies replace that default."""
     named = {one.name: one.options.defaults for one in strategies}
     own = {of: defaults[name] for of, defaults in named.items() if name in defaults}
     usual = field.default

@@ -39,7 +39,7 @@ def rehearse(values: dict[str, Any], *, as_json: Json = False) -> None:
 def _carry_out(
     verb: Literal["train", "plan", "rehearse"], values: Mapping[str, Any], **how: bool
 ) -> None:
-    """Check the settings, and run the workers; `how` contains more fields of `RunRequest`."""
+    """Check the settings, and run the workers; `how` sets other fields of `RunRequest`."""
     # The fork server imports torch while this process does, and then forks the workers. Under
     # torchrun this process is a rank, and starts no workers.
     under_torchrun = "RANK" in os.environ
@@ -104,12 +104,12 @@ def plan(
 def _check_profiled(settings: PlanSettings) -> None:
     """Raise InvalidInput for settings that require --machine."""
     if settings.input_shape is not None:
-        raise InvalidInput("input_shape", "requires --machine", hint="else data define the shape")
+        raise InvalidInput("input_shape", "requires --machine", hint="omit it to use data's shape")
     for name in ("measured", "profile"):
         if getattr(settings, name) is not None:
             raise InvalidInput(name, "requires --machine")
     if settings.precision != "float32":
-        raise InvalidInput("precision", "requires --machine", hint="profiles are in float32")
+        raise InvalidInput("precision", "requires --machine", hint="otherwise use float32")
 
 
 def _asked(settings: PlanSettings) -> dict[str, Any]:

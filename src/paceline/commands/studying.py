@@ -138,7 +138,7 @@ def _compare_losses(
             out.print(table)
         if page is not None:
             out.print(f"written    {page}", soft_wrap=True)
-    elif not are_steps:  # `_compare_steps` has not printed a JSON object
+    elif not are_steps:  # no steps were compared: print the losses as JSON
         print_json(sides.model_dump())
 
 

@@ -1,9 +1,9 @@
 """Compute how long an exchange outlasts backward (Le et al. 2018, section 3.2).
 
     T_BP    backward of one worker alone                                         (definition 3.1)
-    T_BP^i  from the start of backward until all workers have result i           (definition 3.2)
+    T_BP^i  from backward's start until all workers have layer i's sum           (definition 3.2)
     T       the largest T_BP^i: backward with the exchange of strategy `host`    (definition 3.3)
-    T'      backward, and the exchange of strategy `tree` after it               (definition 3.4)
+    T'      backward, then the exchange of strategy `tree`                       (definition 3.4)
 
 If T is smaller than T', `host` is faster than `tree`. The paper adds up times as if copies never
 waited for other copies; here the times come from a simulated step, in which copies do wait.
@@ -44,7 +44,7 @@ class AfterBackward:
 class BackwardPhase:
     """The first step of a simulated plan, from the start of backward to the weight update.
 
-    The times of backward come from the worker that finishes last, the exchange from all workers.
+    Backward is timed on the worker that finishes backward last, the exchange on all workers.
     """
 
     plan: Plan

@@ -11,10 +11,10 @@ def apportion(
     """Divide samples among workers so that the slowest worker finishes as early as possible.
 
     `speeds`: proportional to samples per second. `most`: maximum part of each worker (None: no
-    limit). The parts sum to `num_samples`, and are proportional to the speeds up to rounding by the
-    method of D'Hondt. (The method of the largest remainder could give 1 of 100 samples to a worker
-    so slow that the other workers finish the other 99 samples earlier.) With equal limits a faster
-    worker never gets fewer samples than a slower worker. Raises ValueError for too small limits.
+    limit). The parts sum to `num_samples`. The method of D'Hondt rounds the proportional parts.
+    (The method of the largest remainder could give 1 of 100 samples to a worker so slow that the
+    other workers finish the other 99 samples earlier.) With equal limits a faster worker never gets
+    fewer samples than a slower worker. Raises ValueError for too small limits.
     """
     exact = [Fraction(speed) for speed in speeds]
     room = [num_samples if bound is None else bound for bound in most or [None] * len(exact)]
@@ -45,8 +45,8 @@ def apportion(
 
 _FIRST_INTERVAL = 4
 _LONGEST_INTERVAL = 64
-_LEAST_TOLERANCE = 0.4  # part of the tolerance that remains for long intervals
-_REGAINED = 0.99  # factor per round for the assumed seconds per sample of an idle rank
+_LEAST_TOLERANCE = 0.4  # smallest factor of the tolerance, for long intervals
+_REGAINED = 0.99  # each round, an idle rank's assumed seconds per sample are multiplied by this
 
 
 class Balance:
@@ -55,9 +55,9 @@ class Balance:
     Shares are equal at first; `most` limits each rank's share by its memory. Every `interval` steps
     `record` receives each rank's seconds per sample, and changes the shares only if the slowest
     rank would finish earlier by more than `tolerance`, so that noise does not change batches. The
-    tolerance shrinks as `interval` grows, because longer measurements have less noise. With fixed
-    costs a rank's seconds per sample depend on its share, so the shares converge in a few rounds. A
-    rank without samples is assumed to become a little faster each round, so that it is tried again.
+    tolerance shrinks as `interval` grows, because longer measurements have less noise. The shares
+    need a few rounds to converge, because fixed costs make seconds per sample depend on the share.
+    A rank without samples is assumed to become faster each round, so that the rank is tried again.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Balance:
     def record(self, seconds: Sequence[float | None]) -> tuple[int, ...]:
         """Record each rank's seconds per sample (None without samples), and return the shares.
 
-        `interval` is the number of steps until the next call; it grows while nothing changes.
+        `interval`, the number of steps until the next call, grows while the shares do not change.
         """
         for rank, new in enumerate(seconds):
             old = self._seconds[rank]

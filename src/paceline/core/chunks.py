@@ -1,7 +1,7 @@
 """Chunks of layers whose gradients are exchanged together, and searches for the best size.
 
 Searches run during training and use step times (Le et al. 2018, sections 4.1 and 4.2). Searches try
-only sizes below the number of layers: any larger size forms the same chunks as size 1.
+only sizes below the number of layers: all other sizes form the same chunks as size 1.
 """
 
 from abc import ABC, abstractmethod
@@ -14,9 +14,9 @@ from typing import NamedTuple
 def chunks(num_layers: int, size: int) -> list[range]:
     """Group layers into chunks of `size`; the last layers become chunks of a single layer.
 
-    Layers are numbered from 0 in the order in which their gradients become ready. If `size` does
-    not divide `num_layers`, the remaining layers become chunks of a single layer, otherwise the
-    last `size` layers: no computation hides the last exchange, so that exchange should be small.
+    Layers are numbered from 0 in the order in which their gradients become ready. The last layers
+    are the remainder of `num_layers` / `size` or, without a remainder, the last `size` layers. No
+    computation hides the last exchange, so the last chunks are small.
     """
     whole = num_layers // size - (1 if num_layers % size == 0 else 0)
     together = [range(i * size, (i + 1) * size) for i in range(whole)]
@@ -95,7 +95,7 @@ class RuntimeSearch(ChunkTuner):
     def _judge(self, seconds: Sequence[float]) -> None:
         """Carry out lines 8 to 24 of the algorithm.
 
-        The last interval is not evaluated, because the end is tested earlier (line 8, before 13).
+        If line 8 ends the search, the last interval is not evaluated (line 13).
         """
         if self.chunk < self._best_chunk + self._step * self._range:
             lapse = fsum(seconds)
@@ -148,9 +148,9 @@ class LearnedSearch(PredictedSearch):
     """Predicts step times of all sizes from real steps, then searches like `PredictedSearch`.
 
     In the first `learning` steps every layer is a chunk. These steps show when each layer is ready,
-    and how exchange time depends on bytes, from which `predict` computes the step time of every
-    other size: chunks are exchanged one after another, and a delay of the last sum makes the step
-    longer by the same time. `trials` is empty until these predictions exist.
+    and how exchange time depends on bytes. From both, `predict` computes the step time of every
+    size: chunks are exchanged one after another, and a delay of the last sum makes the step longer
+    by the same time. `trials` is empty until these predictions exist.
     """
 
     def __init__(self, num_layers: int, interval: int = 10, learning: int = 3) -> None:

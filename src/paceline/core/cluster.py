@@ -93,9 +93,9 @@ class Symmetric(Machine):
         return self._representatives
 
     def peers(self, stations: Sequence[Station]) -> RingPeers:
-        """Return a ring of this machine's hosts or devices, with the ranks of all full nodes.
+        """Return a ring in which this machine's hosts or devices represent all full nodes.
 
-        `stations`: the first host, or all devices of the first host.
+        `stations`: the first host for a ring of hosts, or its devices for a ring of devices.
         """
         alike = self.hosts if isinstance(stations[0], Host) else self.devices
         return RingPeers(tuple(alike), self.num_nodes * len(stations))

@@ -41,7 +41,7 @@ def codec_times(
 ) -> CodecTimes:
     """Return the seconds of an all-reduce of `nbytes` of gradients, plain and encoded.
 
-    `exchange`: seconds of a plain all-reduce by bytes. In an encoded all-reduce each piece pays the
+    `exchange`: time of a plain all-reduce of any size. In an encoded all-reduce each piece pays the
     latencies of `exchange` and of the codec, and each rank encodes all values, and decodes
     `num_decoded` values. If the codec does not encode sums, pieces are gathered, which costs half
     of an all-reduce of `world_size` encoded pieces. The encoded time assumes no overlap of encoding
@@ -194,8 +194,8 @@ class Collective:
     ) -> Iterator[Task]:
         """Yield the transfer and decoding tasks.
 
-        The first transfer waits for `last`, later transfers wait for the previous transfer. Every
-        transfer also waits until all ranks have encoded the piece, or without a codec for `ready`.
+        The first transfer waits for `last`, later transfers wait for the previous transfer. Each
+        transfer also waits for the piece's encoding by all ranks; without coders, for `ready`.
         """
         before = tuple(dict.fromkeys(ready))
         decoded: tuple[tuple[TaskId, ...], ...] = ((),) * len(self.coders)

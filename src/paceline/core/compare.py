@@ -51,10 +51,7 @@ class Breakdown:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """The fields by quantity, such as "forward".
-
-        Includes "train" only if a worker takes local steps.
-        """
+        """The fields by name without "_s"; "train" only if a worker takes local steps."""
         held = {name.removesuffix("_s"): value for name, value in vars(self).items()}
         return {name: value for name, value in held.items() if value or name != "train"}
 
@@ -157,8 +154,8 @@ def conform(plan: Plan, timeline: Timeline, slack_s: float = 0.0) -> list[str]:
 
     Rules: plan and timeline have the same tasks, no task starts before its predecessors have ended,
     and tasks on the same resource do not overlap. Tasks in which host cores handle messages may be
-    missing: no process records them. `slack_s`: tolerance for inexact times: within a process by
-    microseconds, between machines by the error of clock offsets.
+    missing: no process records them. `slack_s`: tolerated error of the timeline's times; between
+    machines the error of clock offsets adds to this error.
     """
     spans = {span.id: span for span in timeline.spans}
     planned = {task.id for task in plan.tasks}

@@ -13,7 +13,7 @@ from paceline.core.workload import Workload
 
 
 class CostModel(Protocol):
-    """Prices tasks in seconds; a price depends only on kind, part, resources and cost."""
+    """Prices tasks in seconds; equally if they differ only in step, worker and order."""
 
     def seconds(self, task: Task) -> float:
         """Return the seconds for which the task holds its resources."""
@@ -173,7 +173,7 @@ class Roofline:
         if len(rates) == 1:  # fast path for most tasks
             return rates[0].work_s(cost) + rates[0].latency_s(cost)
         if is_on_wire:
-            # Hops pipeline a message's bytes: the slowest one limits, latencies add up.
+            # The slowest hop determines the time of the bytes; the latencies of all hops add up.
             work_s = max(rate.work_s(cost) for rate in rates)
             return work_s + sum(rate.latency_s(cost) for rate in rates)
         return max(rate.work_s(cost) + rate.latency_s(cost) for rate in rates)
@@ -283,7 +283,7 @@ def update_cost(workload: Workload) -> Cost:
 class PacedDevice:
     """The device that a rehearsal emulates, with the phases' totals, if known.
 
-    `label` names it as in "paced as k40-gigabit/gpu0".
+    `label`: the device's name in messages such as "paced as k40-gigabit/gpu0".
     """
 
     label: str

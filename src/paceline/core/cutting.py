@@ -45,7 +45,7 @@ def with_refused_cuts(
 
 
 def refusal_of(workload: Workload, first: str) -> str | None:
-    """Return why the model could not be cut before a layer; None if it was not tried."""
+    """Return why the model could not be cut before a layer; None if no such cut failed."""
     return dict(workload.refused_cuts).get(first)
 
 

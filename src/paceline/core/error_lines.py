@@ -18,7 +18,7 @@ from paceline.core.errors import InvalidInput, PacelineError, first_line
 
 DEBUG = "PACELINE_DEBUG"  # environment variable: processes print tracebacks
 TYPED = "PACELINE_TYPED"  # environment variable: the options of the command line
-FLAGS = {  # the flags that are not the name of their setting
+FLAGS = {  # flags whose name differs from the name of their setting
     "options": "--strategy-option",
     "optimizer_options": "--optimizer-option",
     "deadline_s": "--timeout",

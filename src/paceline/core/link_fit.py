@@ -28,7 +28,7 @@ ExchangeSamples = tuple[ExchangeSample, ExchangeSample]  # a small and a large e
 
 
 class LinearTime(NamedTuple):
-    """Seconds of an exchange by bytes: latency plus seconds per byte (alpha and beta)."""
+    """Seconds of an exchange: a latency (alpha) plus a time for each byte (beta)."""
 
     latency_s: float
     seconds_per_byte: float

@@ -14,7 +14,7 @@ from paceline.core.facts import Fact, Source
 
 _Share = Annotated[float, Field(ge=0, lt=1)]
 _NORMAL = NormalDist()
-BUSY = 0.15  # with more unrest other programs seem to run; a profile measures more steps
+BUSY = 0.15  # above this unrest other programs seem to run, so profiles measure more steps
 
 
 def unrest_between(lower: float, middle: float, upper: float) -> float:
@@ -49,9 +49,9 @@ class Losses(Fact):
     ) -> float:
         """Return the factor by which computation takes longer than undisturbed.
 
-        `hidden`: time of the concurrent exchange relative to computation, except copies by a GPU's
-        copy engines. `copied`: time of these copies relative to computation. Workers wait for each
-        other every `num_steps` steps, which divides the spread by the square root of `num_steps`.
+        `copied`: time of concurrent copies by a GPU's copy engines, relative to computation.
+        `hidden`: time of the other concurrent exchange, relative to computation. Workers wait for
+        each other every `num_steps` steps, so the spread is divided by `sqrt(num_steps)`.
         """
         waiting = self.spread / sqrt(num_steps) * largest_of(num_workers)
         by_copies = self.beside_exchange if self.beside_copies is None else self.beside_copies

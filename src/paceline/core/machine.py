@@ -270,8 +270,8 @@ class Machine(Fact):
     def flow(self, level: int) -> Flow:
         """Return the first host's route to the next host in the ring of `level`, as a `Flow`.
 
-        All hosts send concurrently. A host sends to the host at the same position in the next group
-        of the same larger group. Raises InvalidInput if hosts are not linked.
+        `self.groups[level]` groups of hosts form a ring, in which each host sends to the matching
+        host of the next group. All hosts send concurrently. InvalidInput if hosts are not linked.
         """
         hosts, size, apart = self.hosts, self.groups[level], prod(self.groups[:level])
         load: Counter[Hop] = Counter()

@@ -105,8 +105,8 @@ class Updates:
     """Updates of a shared model by asynchronous workers.
 
     `by_worker`: number of updates of each worker. `staleness`: for each worker, the number of its
-    batches that missed 0, 1, ... updates. `gaps`: over time, by how many updates the fastest worker
-    leads the slowest.
+    batches that missed 0, 1, ... updates. `gaps`: over time, the largest minus the smallest number
+    of updates of a worker.
     """
 
     count: int
@@ -153,8 +153,8 @@ class RunMetrics(Record):
 
     `samples_per_s`: throughput of the untraced steps. `tokens_per_s`: throughput in tokens, if
     samples consist of tokens. `evaluations`: requested tests within and after epochs. `trained_s`:
-    seconds of training without tests. `decisions`: reasons for changes of configuration during the
-    run. `faults`: violations of the plan by traced steps; None without traced steps. `lost`:
+    seconds of training, excluding tests. `decisions`: reasons for changes of configuration during
+    the run. `faults`: violations of the plan by traced steps; None without traced steps. `lost`:
     workers that ended early, and why. `peak_memory_bytes`: peak bytes of each worker. `shares`:
     samples of each worker in a balanced batch. `wire_nbytes`: all bytes sent, and all bytes
     received, with headers. `sent_share`: check of a codec with a declared share. `utilisation`:
