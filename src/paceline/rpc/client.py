@@ -1,4 +1,4 @@
-"""A worker's end of the connection to the hub, which is renewed when it breaks.
+"""Connect a worker to the hub, and reconnect after a lost connection.
 
 The application's threads put requests into `Outbox`; the client's thread owns the socket.
 """
@@ -20,7 +20,7 @@ from paceline.rpc.sockets import Connection, Disconnected, PollableEvent, wire_n
 
 logger = logging.getLogger(__name__)
 
-_POLL_S = 0.25  # between two checks of the deadline, if nothing arrives
+_POLL_S = 0.25  # longest wait for a message between two checks of the deadline
 _WELCOME_S = 5.0
 _MIN_PAUSE_S, _MAX_PAUSE_S = 0.05, 1.0  # before reconnecting
 _STABLE_S = 1.0  # a connection that lasted longer resets the pause
@@ -36,7 +36,7 @@ class HubRestarted(PacelineError):
 
 
 def _copy_of(error: PacelineError) -> PacelineError:
-    # Every thread raises its own copy, because raising changes an exception.
+    # Every thread raises a separate copy, because raising adds a traceback to the exception.
     return type(error)(*error.args)
 
 
@@ -60,8 +60,8 @@ class ReplyFuture(Future[Message]):
 class Outbox:
     """A worker's requests in order, until their replies arrive.
 
-    `changed` guards all fields. The first `failure` ends all current and later waits. A restart of
-    the hub fails every open request; if none is open, it fails the next request.
+    `changed` guards all fields. The first `failure` ends all current and later waits. After a
+    restart of the hub, open requests raise HubRestarted; if none is open, the next request does.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Outbox:
 
     @property
     def acknowledged(self) -> int:
-        """The highest number up to which every request has its reply."""
+        """The largest n for which requests 1 to n all have replies."""
         with self.changed:
             return next(iter(self._open), self._next) - 1
 
@@ -89,8 +89,8 @@ class Outbox:
     def admit(self, message: Message) -> ReplyFuture:
         """Append a request, once the limits on unanswered requests allow it.
 
-        Raises InvalidInput if the request is too large, HubRestarted if the hub was restarted, or
-        the failure.
+        Raises InvalidInput if the request is too large, and HubRestarted if the hub was restarted.
+        After `fail`, raises a copy of `failure`.
         """
         nbytes = message.nbytes
         with self.changed:
@@ -124,10 +124,10 @@ class Outbox:
             return self._unsent.popleft() if self._unsent else None
 
     def join(self, session: bytes, max_message_nbytes: int, last_request: int) -> bool:
-        """Begin or resume a session; return False if it replaces another session.
+        """Begin or resume a session; return False if `session` replaces another session.
 
-        The hub has received all requests up to `last_request`, so later requests are sent again. If
-        the session replaces another session, all open requests fail.
+        In a resumed session, requests after `last_request` are sent again. If `session` replaces
+        another session, all open requests raise HubRestarted.
         """
         with self.changed:
             before, self.session = self.session, session
@@ -179,11 +179,11 @@ class Outbox:
 
 
 class Client:
-    """A worker's connection to the hub, which reconnects whenever it breaks.
+    """Exchanges a worker's messages with the hub, and reconnects after a lost connection.
 
-    The hub may be unreachable for `deadline_s`. `settings`: bytes from the hub. `sent_nbytes` and
-    `received_nbytes` include headers and repetitions. Raises InvalidInput if the hub refuses this
-    worker. Raises WorkerLost if no hub accepts the worker within the deadline.
+    `deadline_s`: the longest time without a message from the hub. `settings`: bytes from the hub.
+    `sent_nbytes` and `received_nbytes` include headers and repeated messages. Raises InvalidInput
+    if the hub refuses this worker. Raises WorkerLost if no hub accepts it within `deadline_s`.
     """
 
     def __init__(
@@ -288,9 +288,9 @@ class Client:
             self._poll(connection, min(left_s, _POLL_S), to_send=False)
 
     def _is_welcome(self, frame: Buffer, payload: Buffer) -> bool:
-        """Return whether this message is a WELCOME, and then begin or resume the session.
+        """Begin or resume the session if the message is a WELCOME; otherwise return False.
 
-        Raises Disconnected if the message is BUSY, and InvalidInput if it is REFUSED.
+        Raises Disconnected if the message is BUSY, and InvalidInput if the message is REFUSED.
         """
         try:
             header = frames.unpack(frame, payload)
@@ -350,7 +350,7 @@ class Client:
     def _send_requests(self, connection: Connection, outgoing: frames.PieceQueue) -> bool:
         """Send all waiting requests; return False if the connection's queue is full."""
         while True:
-            # Check before each piece, so that a large request does not delay the heartbeat.
+            # Send a due heartbeat before each piece, so that no large request delays heartbeats.
             if self._clock() - self._sent_s > limits.HEARTBEAT_S:
                 self._send_control(connection, MessageKind.HEARTBEAT)
             piece = outgoing.peek()

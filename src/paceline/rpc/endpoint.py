@@ -1,4 +1,4 @@
-"""Send and receive a step's values: encode, copy to and from the device, and record.
+"""Encode tensors as messages, and decode received messages on the device.
 
 values  -- Endpoint.message -->  parts of a message  -- Endpoint.values -->  values
 """
@@ -31,8 +31,8 @@ class CopyLane:
 class Endpoint:
     """Encodes and decodes one worker's messages, in the worker's process or at the hub.
 
-    Each endpoint has its own codecs, since a codec may keep the error of the last values. `codecs`:
-    the names of the codecs, by purpose of the messages.
+    Endpoints share no codecs, because a codec may keep the encoding error of the last values.
+    `codecs`: the name of the codec for each purpose of a message.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Endpoint:
             # A synchronous copy: received memory is not pinned.
             moved = tuple(buffer.to(device.torch_device) for buffer in buffers)
         for buffer in moved:
-            device.current_stream().keep(buffer)  # the current stream will decode it
+            device.current_stream().keep(buffer)  # until this stream has decoded the buffer
         return moved
 
     def decode(
@@ -104,7 +104,7 @@ class Endpoint:
     ) -> Tensor:
         """Decode `count` values from received parts on the device.
 
-        Raises InvalidInput for a wrong number of bytes or for another codec.
+        Raises InvalidInput if the endpoint has another codec, or if the number of bytes is wrong.
         """
         own = self._codecs.get(purpose)
         name = "" if own is None else own.name

@@ -1,8 +1,8 @@
-"""Frames and messages: a fixed header, and a piece of a message's raw bytes.
+"""Encode and decode the frames of messages between the hub and its workers.
 
-Every transmission has two frames: a header, and a piece of at most PIECE_NBYTES. Larger messages
-are sent as several pieces in order. So each piece shows that the sender is alive, and socket
-buffers stay small. A CRC-32 of each frame detects corrupted bytes. Nothing is pickled.
+Every transmission has two frames: a header, and a piece of at most PIECE_NBYTES. The sender splits
+a larger message into several pieces, so that socket buffers stay small, and every arriving piece
+shows that the sender is alive. A CRC-32 of each frame detects corrupted bytes. Nothing is pickled.
 
 All protocol versions share the first six header bytes and the text in a REFUSED, so that two
 versions can recognize each other.
@@ -47,7 +47,7 @@ class MessageKind(IntEnum):
     BUSY = 4  # from the hub: the worker's number is in use, try again. Content: the reason
     REQUEST = 5
     REPLY = 6
-    HEARTBEAT = 7  # from both
+    HEARTBEAT = 7  # from the hub or a worker
     RESET = 8  # from the hub: the connection is unusable, connect again
     BYE = 9  # from a worker: it leaves
 
@@ -56,7 +56,7 @@ _KINDS = frozenset(MessageKind)
 
 
 class ProtocolError(ValueError):
-    """Raised for bytes that are not frames of this protocol, or not allowed now."""
+    """Raised for invalid frames, and for messages that the connection does not allow now."""
 
 
 class VersionMismatch(ProtocolError):
@@ -117,7 +117,7 @@ def unpack(frame: Buffer, piece: Buffer) -> FrameHeader:
     if zlib.crc32(piece) != checksum:
         raise ProtocolError(f"wrong checksum of a piece of {nbytes} bytes")
     if num_parts > MAX_PARTS or any(sizes[num_parts:]):
-        raise ProtocolError(f"{num_parts} parts with sizes that do not match")
+        raise ProtocolError(f"{num_parts} parts, more than {MAX_PARTS} or fewer than the sizes")
     total = sum(sizes)
     if total > MAX_MESSAGE_NBYTES or offset + nbytes > total or nbytes > PIECE_NBYTES:
         raise ProtocolError(
@@ -156,10 +156,10 @@ def _verified(frame: Buffer) -> memoryview:
 class Message:
     """A request or a reply: a topic, and raw bytes in at most eight parts.
 
-    `step`, `version` and `codec` are for the application; `codec` names the codec of the parts.
+    Only the application uses `step`, `version` and `codec`, the name of the codec of the parts.
     `topic` and `codec` have at most 24 printable ASCII characters. Parts are contiguous buffers,
-    such as `memoryview(array)`, and are not copied: keep a request unchanged until its reply
-    arrives, and a reply until it is acknowledged. The receiver owns received parts.
+    such as `memoryview(array)`, and are not copied. Keep a request unchanged until its reply
+    arrives, and keep a reply unchanged until its acknowledgement. The receiver owns received parts.
     """
 
     topic: str
@@ -195,7 +195,7 @@ class MessagePiece(NamedTuple):
 def split(header: FrameHeader, message: Message) -> Iterator[MessagePiece]:
     """Yield the pieces of a message.
 
-    The step, version, codec, topic and sizes of `header` are replaced by those of the message.
+    The message's step, version, codec, topic and sizes replace the fields of `header`.
     """
     views = []
     for part in message.parts:
@@ -288,9 +288,9 @@ class Assembly:
 
 
 def single_parts(header: FrameHeader, payload: Buffer, count: int) -> tuple[bytes, ...]:
-    """Split a message of one piece into `count` parts.
+    """Return the `count` parts of a message that arrived in one piece.
 
-    Raises ProtocolError if the message has more pieces, or more or fewer parts.
+    Raises ProtocolError if the message has several pieces, or another number of parts.
     """
     name = header.kind.name
     if header.offset or header.total_nbytes != memoryview(payload).nbytes:

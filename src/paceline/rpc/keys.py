@@ -61,7 +61,7 @@ def generate_keys(folder: Path) -> tuple[Path, ...]:
     written = []
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Check all four files before writing the first, so that an error leaves no half of a pair.
+        # Check all four files first, so that an error leaves no secret key without its public key.
         for name in ("hub.key", "hub.pub", "worker.key", "worker.pub"):
             if (folder / name).exists():
                 raise InvalidInput(str(folder / name), "exists already", hint="use another folder")
@@ -131,10 +131,10 @@ def _check_curve() -> None:
 
 
 def bind_address(text: str, *, has_keys: bool) -> str:
-    """Return the address that a hub binds, after checking it.
+    """Return the address that a hub binds, with 127.0.0.1 instead of localhost.
 
-    Raises InvalidInput for a host name other than localhost, and for an address of all interfaces.
-    Also raises InvalidInput if other machines can reach the address, but the hub has no keys.
+    Raises InvalidInput if the host is neither localhost nor the IP address of one interface. Also
+    raises InvalidInput if the hub has no keys and the address is not a loopback address.
     """
     host, _ = _host_and_port(text, "listen")
     if host == "localhost":
@@ -151,9 +151,9 @@ def bind_address(text: str, *, has_keys: bool) -> str:
 
 
 def connect_address(text: str, *, has_keys: bool) -> str:
-    """Return the hub's address for a worker, after checking it.
+    """Check and return the address at which a worker connects to the hub.
 
-    Raises InvalidInput if the hub is on another machine, but the worker has no keys.
+    Raises InvalidInput if the worker has no keys and the address is not a loopback address.
     """
     host, port = _host_and_port(text, "connect")
     if not port:
@@ -176,15 +176,15 @@ def _check_keys(text: str, host: str, has_keys: bool, option: str) -> None:
     if not has_keys and not is_loopback:
         hint = "write keys with `paceline keys FOLDER`, and add --keys FOLDER"
         raise InvalidInput(
-            option, "requires keys unless it is a loopback address", got=text, hint=hint
+            option, "requires keys for every address except a loopback address", got=text, hint=hint
         )
 
 
 class Authenticator:
     """The hub's side of ZeroMQ's authentication protocol (ZAP, RFC 27).
 
-    libzmq asks it about every connection of its context before reading any message. `report` is
-    called with a sentence about each refused client.
+    libzmq asks the authenticator about every connection of `context` before reading a message.
+    `report` is called with a sentence about each refused client.
     """
 
     def __init__(

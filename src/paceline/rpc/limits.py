@@ -1,4 +1,4 @@
-"""Limits on workers: the run they may join, and the size, number and pauses of their messages."""
+"""Limits on the workers that may join a run, and on their messages."""
 
 import logging
 import time
@@ -11,24 +11,24 @@ from importlib.metadata import version
 from paceline.core.errors import InvalidInput, printable
 from paceline.rpc.frames import NONCE_NBYTES
 
-WINDOW = 8  # requests of a worker without an acknowledged reply
-QUEUED_PIECES = 32  # in each direction of a connection; 8 MiB
+WINDOW = 8  # most requests without an acknowledged reply, for each worker
+QUEUED_PIECES = 32  # most pieces queued in each direction of a connection: 8 MiB
 HEARTBEAT_S = 1.0
 SILENCE_S = 5.0  # a connection silent for five heartbeats counts as dead
 RECONNECT_S = 5.0  # a worker without a connection for this time is lost
-LOST_S = 60.0  # a worker that is silent for this time is lost
-CREDIT_MESSAGES = 2  # largest unanswered requests: one is executing, one is being sent
+LOST_S = 60.0  # a connected worker without a message for this time is lost
+CREDIT_MESSAGES = 2  # unanswered requests of maximum size: one executes while the next arrives
 
 _MAX_SETTINGS_NBYTES = 64 * 1024
 _MAX_RUN_ID = 200
 RELEASE = f"paceline {version('paceline')}"  # hub and workers must run the same release
 
 _LOG_PAUSE_S = 5.0
-MOST_TEXT = 300  # characters of a peer's text in messages
+MOST_TEXT = 300  # most characters of a peer's text in a log line or an error
 
 
 def nonce_of(run_id: str) -> bytes:
-    """Return the nonce of a run, which every header has.
+    """Return the nonce that identifies a run in every header.
 
     Raises InvalidInput if the run's name is invalid.
     """
@@ -43,8 +43,8 @@ def nonce_of(run_id: str) -> bytes:
 class Limits:
     """A server's run, and its limits on the run's workers.
 
-    `max_message_nbytes`: the most bytes of each request or reply; a worker's unanswered requests
-    together may have twice as many. `settings`: at most 64 KiB, which are sent to every worker.
+    `max_message_nbytes`: the most bytes of a request or reply. All unanswered requests of a worker
+    together have at most `2 * max_message_nbytes`. `settings`: at most 64 KiB for every worker.
     """
 
     run_id: str
@@ -64,7 +64,7 @@ class Limits:
         return nonce_of(self.run_id)
 
     def mismatch(self, worker: int, run_id: str, release: str) -> str:
-        """Return the reason to refuse a worker; empty if it may join."""
+        """Return the reason to refuse a worker; an empty text if the worker may join."""
         if run_id != self.run_id:
             return f"its --run-name is {run_id!r}, the hub's {self.run_id!r}"
         if release != RELEASE:
@@ -75,7 +75,7 @@ class Limits:
 
 
 class RateLimitedLog:
-    """Logs the first warning at once, then at most one line with a count every five seconds."""
+    """Logs the latest warning at most every five seconds, with the number of new warnings."""
 
     def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
         self._logger, self._clock = logger, clock

@@ -11,9 +11,9 @@ from paceline.core.errors import WorkerLost
 
 logger = logging.getLogger(__name__)
 
-_KEPT = 32  # latest times of a worker, from which the median is computed
+_KEPT = 32  # most recorded times of a worker, each from a reply to the next request
 _TIMES = 20.0  # a worker may take this multiple of its median time
-_TIMES_AT_FIRST = 10.0  # before its first request, this multiple of the deadline is allowed
+_TIMES_AT_FIRST = 10.0  # a worker's first request may take this multiple of `deadline_s`
 
 
 class Workers(Protocol):
@@ -39,7 +39,7 @@ class Workers(Protocol):
 class Membership:
     """The hub's record of the worker processes in a run.
 
-    Training begins once all workers have joined; after `wait_s` the present workers are enough.
+    Training begins when all workers have joined, or after `wait_s` without the missing workers.
     Workers that join later begin at once. `admit(worker, step)` lets a worker begin.
     """
 
@@ -91,7 +91,7 @@ class Membership:
 
     @property
     def num_steps(self) -> int:
-        """The number of steps completed by all training and finished workers."""
+        """The number of steps that every training or finished worker has completed."""
         present = self._workers.live | self.done
         return min((self._workers.next_step_of(worker) for worker in present), default=0)
 
@@ -179,8 +179,8 @@ class Membership:
 class ProgressDeadline:
     """Limits the time from a reply to a worker until the worker's next request.
 
-    The limit follows from the worker's usual time, but is at least `deadline_s`. Time during which
-    a request waits for other workers does not count.
+    The limit is a multiple of the worker's median time, but at least `deadline_s`. Time during
+    which a request waits for other workers does not count.
     """
 
     def __init__(self, deadline_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -189,25 +189,25 @@ class ProgressDeadline:
         self._took_s: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=_KEPT))
 
     def replied(self, worker: int) -> None:
-        """Start the time of a worker, when the hub has replied."""
+        """Record that the hub has replied to a worker."""
         self._since_s[worker] = self._clock()
 
     def requested(self, worker: int) -> None:
-        """Stop the time of a worker, when its request has arrived."""
+        """Record that a worker's request has arrived."""
         since_s = self._since_s.pop(worker, None)
         if since_s is not None:
             self._took_s[worker].append(self._clock() - since_s)
 
     def forget(self, worker: int) -> None:
-        """Stop the time of a worker from which no request is expected."""
+        """Expect no request from the worker."""
         self._since_s.pop(worker, None)
 
     def paused(self, seconds: float) -> None:
-        """Exclude the seconds during which the hub could not reply."""
+        """Exclude a pause of the hub from the times of all workers."""
         self._since_s = {worker: one + seconds for worker, one in self._since_s.items()}
 
     def overdue(self) -> dict[int, float]:
-        """Return the late workers, with the seconds since the reply to each."""
+        """Return the seconds since the hub's last reply, for each late worker."""
         now_s = self._clock()
         late = {worker: now_s - since_s for worker, since_s in self._since_s.items()}
         return {worker: one for worker, one in late.items() if one > self._allowed_s(worker)}

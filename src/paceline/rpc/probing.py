@@ -7,7 +7,7 @@ from paceline.core.errors import InvalidInput
 from paceline.rpc.frames import Message
 from paceline.rpc.server import RpcRequest
 
-_MOST = 200  # most probes of one worker: small probes for latency, large probes for bandwidth
+_MOST = 200  # most probes of one worker
 
 
 class ProbeTurns:
@@ -61,6 +61,6 @@ class ProbeTurns:
         return self.end(worker)
 
     def overdue(self) -> int | None:
-        """Return the worker whose turn it is, if its deadline is over, otherwise None."""
+        """Return the probing worker if it sent no probe for `deadline_s`, otherwise None."""
         late = self._clock() - self._asked_s > self._deadline_s
         return self._worker if late else None

@@ -1,7 +1,7 @@
-"""The hub's end of the connections: one address, a session per worker, and requests to execute.
+"""Serve all workers at one address, and queue their requests for the hub.
 
-Pieces without a session are dropped. After a protocol error the hub resets the worker's connection
-and forgets the incomplete message of this worker. The worker reconnects and resumes its session.
+The server drops messages from clients without a session. After a protocol error, the server resets
+the connection and drops the incomplete message. The worker reconnects and resumes its session.
 """
 
 import logging
@@ -151,7 +151,7 @@ class Server:
         self._wakeup.set()
 
     def close(self) -> None:
-        """Wait up to two seconds until sent replies have arrived, and stop.
+        """Wait at most two seconds for acknowledgements of sent replies, then stop.
 
         May be called twice.
         """
@@ -182,7 +182,7 @@ class Server:
             while not self._closing.is_set():
                 poller.poll(self._turn())
                 self._wakeup.clear()
-        except Exception as error:  # the application would wait for events that never come
+        except Exception as error:  # otherwise the application waits forever for events
             with self._arrived:
                 self._failure = error
                 self._arrived.notify_all()
@@ -287,7 +287,7 @@ class Server:
             self._by_worker[header.worker] = session
             self._put(Joined(header.worker))
         session.acknowledge(header.acknowledged)
-        # A worker may repeat HELLO over the same connection, for this session or another one.
+        # A worker may repeat HELLO over one connection, for the same session or another session.
         for known in (self._by_route.get(arrival.route), session):
             if known is not None:
                 self._disconnect(known)
@@ -340,7 +340,6 @@ class Server:
             session.connect(None)
 
     def _drop(self, session: WorkerSession, why: str) -> None:
-        """End a session: its requests are void, including those in the queue."""
         self._disconnect(session)
         del self._by_worker[session.worker]
         with self._arrived:

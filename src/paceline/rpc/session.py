@@ -13,12 +13,12 @@ from paceline.rpc.limits import Limits
 class WorkerSession:
     """One worker's requests and replies, over one connection or several.
 
-    A worker sends its requests in ascending order, and repeats interrupted requests in the same
-    order over a new connection. So requests above `last_request`, the highest complete request, are
-    new, and each is executed at most once. A reply is kept until it is acknowledged.
+    A worker sends its requests in ascending order, and repeats interrupted requests in that order
+    over a new connection. So all requests after `last_request`, the last complete request, are new.
+    The hub executes no request twice. The session keeps a reply until the worker acknowledges it.
 
-    `route`: the current connection, or None. `disconnected_s`: the time since which `route` is
-    None. `heard_s`: the time of the worker's last message. Times are by `clock`.
+    `route`: the current connection, or None. `disconnected_s`: the time of the last disconnection.
+    `heard_s`: the time of the worker's last message. Times are by `clock`.
     """
 
     def __init__(
@@ -59,8 +59,8 @@ class WorkerSession:
     def receive(self, header: FrameHeader, payload: Buffer) -> Message | None:
         """Process a piece of a request; return the request if it is complete and new.
 
-        If the request had been complete before, its reply is sent again. Raises ProtocolError if
-        the piece does not fit or exceeds the limits.
+        If the request was complete before, the session sends the reply again. Raises ProtocolError
+        if the piece is out of order, or if the request exceeds the limits.
         """
         if header.sequence <= self.last_request:
             self._queue_reply(header.sequence)
@@ -73,7 +73,7 @@ class WorkerSession:
             raise ProtocolError(f"a request of {nbytes} bytes, above the limit of {max_nbytes}")
         if executing + nbytes > credit:
             raise ProtocolError(
-                f"requests of {executing} + {nbytes} unanswered bytes, above the credit of {credit}"
+                f"{executing + nbytes} bytes of unanswered requests, above the limit of {credit}"
             )
         if len(self._executing) + len(self._replies) >= limits.WINDOW:
             raise ProtocolError(f"more than {limits.WINDOW} requests without an acknowledged reply")

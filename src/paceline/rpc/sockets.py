@@ -16,7 +16,7 @@ from paceline.rpc.limits import QUEUED_PIECES
 
 _HANDSHAKE_MS = 5000  # after this time a silent client's connection is closed
 _CONNECT_MS = 5000
-_LINGER_MS = 200  # time to send BYE, without which the hub waits for the worker to reconnect
+_LINGER_MS = 200  # time to send BYE, so that the hub does not wait for a reconnection
 _CURVE_NBYTES = 64  # upper bound of CURVE's overhead, which counts as part of a frame
 
 _FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -122,9 +122,10 @@ class Connection:
             yield frames[0].buffer, frames[1].buffer
 
     def poll(self, wakeup: PollableEvent, timeout_s: float, *, to_send: bool) -> None:
-        """Wait for a message or for `wakeup`; with `to_send`, also for room to send.
+        """Wait at most `timeout_s` for a message or for `wakeup`.
 
-        Raises Disconnected if the connection has ended, InvalidInput if the hub refused the key.
+        With `to_send`, room in the queue for pieces also ends the wait. Raises Disconnected if the
+        connection has ended, and InvalidInput if the hub refused the key.
         """
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN | (zmq.POLLOUT if to_send else 0))
@@ -138,7 +139,7 @@ class Connection:
         event = parse_monitor_message(self._monitor.recv_multipart(zmq.DONTWAIT))["event"]
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             hint = "copy its worker.pub into the hub's folder of keys"
-            raise InvalidInput("keys", "has a worker.key that the hub does not know", hint=hint)
+            raise InvalidInput("keys", "must have a worker.key that the hub knows", hint=hint)
         if event & _FAILED:
             raise Disconnected("hub and worker do not accept each other's keys")
         if event == zmq.EVENT_CLOSED:
@@ -221,5 +222,5 @@ class Router:
 
 
 def wire_nbytes(payload: Buffer) -> int:
-    """Return the bytes of a piece and its headers, without overhead of CURVE and TCP."""
+    """Count the bytes of a piece and its headers, without CURVE and TCP overhead."""
     return memoryview(payload).nbytes + HEADER_NBYTES + _ZMTP_NBYTES

@@ -44,16 +44,16 @@ def load_vector(parameters: Sequence[nn.Parameter], vector: Tensor) -> None:
 
 
 def buffers_of(half: nn.Module) -> memoryview:
-    """Concatenate the bytes of all buffers of a model's half."""
+    """Concatenate the bytes of all buffers of a body or a head."""
     return memoryview(b"".join(part_of(buffer.detach().cpu()) for buffer in half.buffers()))
 
 
 @torch.no_grad()
 def load_buffers(half: nn.Module, part: memoryview) -> None:
-    """Copy the bytes from `buffers_of` into the buffers of a half.
+    """Copy the bytes from `buffers_of` into the buffers of a body or a head.
 
-    Raises InvalidInput if the bytes do not fit. Raises InvalidInput or NonFinite if the values
-    would spoil the model.
+    Raises InvalidInput if the number of bytes is wrong, or if the norm of the values is far too
+    large. Raises NonFinite if a value is NaN or infinite.
     """
     buffers = list(half.buffers())
     sizes = [buffer.nbytes for buffer in buffers]

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from paceline.core.errors import InvalidInput, NonFinite
 
-LARGEST_LOSS = 1e12  # of a sample; a larger loss means divergence
+LARGEST_LOSS = 1e12  # a larger loss of a sample means divergence
 _KEPT = 64  # accepted norms to compare with
 _FEWEST = 4  # norms of other workers needed for a comparison
 # Norms of healthy gradients differ only by a small factor between batches.
 _MOST_TIMES = 100.0
-_MOST_TIMES_PARAMETERS = 1e6  # of the parameters' norm, without norms of other workers
+_MOST_TIMES_PARAMETERS = 1e6  # limit on a norm, relative to the norm of the parameters or buffers
 
 
 class NormCheck:
@@ -30,10 +30,10 @@ class NormCheck:
         self._accepted: deque[tuple[int, float]] = deque(maxlen=_KEPT)
 
     def check(self, worker: int, norm: float, parameters_norm: Callable[[], float]) -> None:
-        """Accept a norm; raise InvalidInput if it is far too large.
+        """Accept a norm; raise InvalidInput if the norm is far too large.
 
-        It is compared with the median of other workers' norms. Without enough of these, it is
-        compared with the norm of the parameters.
+        The limit is a multiple of the median of other workers' norms. If fewer than four of their
+        norms are known, the limit is a multiple of the parameters' norm.
         """
         others = [one for who, one in self._accepted if who != worker and one > 0]
         if len(others) >= _FEWEST:
@@ -50,8 +50,8 @@ class ValueChecks:
     """Checks values before a model with these `parameters` uses them.
 
     `reads_values`: False in a rehearsal, whose values are all zeros. `compares_norms`: whether to
-    compare the norms of workers, which is for workers on other machines. `is_clipped`: whether
-    gradients are clipped; then their norms are not compared.
+    check the norms of workers' values, because remote workers may send wrong values. `is_clipped`:
+    whether gradients are clipped, so that their norms need no check.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
 
 @contextmanager
 def naming(who: str) -> Iterator[None]:
-    """Prefix an InvalidInput that the block raises with `who`."""
+    """Put `who` before the text of any InvalidInput that the block raises."""
     try:
         yield
     except InvalidInput as error:

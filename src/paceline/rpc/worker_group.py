@@ -14,7 +14,7 @@ from paceline.rpc.workers import WorkerPool, refusal
 logger = logging.getLogger(__name__)
 _DISMISSAL_S, _POLL_S = 2.0, 0.2
 _LEAVING_S = 5.0  # for finished processes to exit
-_MOST_LOST = 1000  # reasons kept: a worker may return and fail repeatedly
+_MOST_LOST = 1000  # most recorded losses, because a worker may return and fail repeatedly
 
 
 class WorkerGroup:
@@ -111,9 +111,9 @@ class WorkerGroup:
         self._refusals.flush()
 
     def dismiss(self, why: str, waiting: list[RpcRequest]) -> None:
-        """End the workers, by refusing their requests for two seconds.
+        """Refuse the next request of every worker within two seconds, so that the workers end.
 
-        `why`: the reason that they are told. `waiting`: requests without a reply.
+        `why`: the reason in the refusals. `waiting`: requests without a reply, refused first.
         """
         until_s, left = time.monotonic() + _DISMISSAL_S, set(self._workers.live)
         for request in (*waiting, *self._begins.values()):

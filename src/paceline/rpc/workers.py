@@ -33,10 +33,10 @@ class WorkerRefused(InvalidInput):
 
 
 def check_reply(reply: Message, hub: str = "") -> Message:
-    """Return a reply that is neither AGAIN nor REFUSED.
+    """Return the reply, unless the hub restarts the step or refuses the worker.
 
-    Raises HubRestarted for AGAIN and WorkerRefused for REFUSED. `hub`: precedes the reason in the
-    error.
+    Raises HubRestarted for the topic AGAIN, and WorkerRefused for the topic REFUSED. `hub`: a text
+    to put before the reason in WorkerRefused.
     """
     if reply.topic == AGAIN:
         raise HubRestarted("the hub restarts the step")
@@ -92,9 +92,9 @@ def connected(settings: ConnectingWorkers, folder: Path | None) -> Iterator[dict
 
 
 def difference(here: str, there: str) -> str | None:
-    """Return the first difference between two JSON layouts; None if they are equal.
+    """Return the first difference between two JSON layouts; None if the layouts are equal.
 
-    Raises InvalidInput if `there` is invalid.
+    Raises InvalidInput if `there`, the layout of another run, is invalid.
     """
     own, other = json.loads(here), read_json(there.encode(), "run")
     if not isinstance(other, dict):
@@ -121,7 +121,7 @@ _Settings = TypeVar("_Settings", bound=ConnectingWorkers)
 def run_as_process(
     work: Callable[[_Settings, Mapping[int, Client]], None], kind: type[_Settings]
 ) -> None:
-    """Run `work` with connected clients and the settings in this process's only argument."""
+    """Read JSON settings from the command line, connect the clients, and run `work`."""
     report_signals()
     settings = kind.model_validate_json(sys.argv[1])
     shown = logging.StreamHandler()
@@ -141,7 +141,7 @@ def run_as_process(
 
 
 class WorkerPool:
-    """Worker processes that a hub starts: each runs `module` with its settings."""
+    """For each item of `settings`, starts a worker process that runs `module`."""
 
     def __init__(self, module: str, settings: Sequence[ConnectingWorkers]) -> None:
         self._processes: list[tuple[ConnectingWorkers, processes.Process]] = []
