@@ -70,8 +70,18 @@ def test_a_hopeless_alternative_has_one_turn():
 
 def test_one_turn_each_is_enough_if_only_one_alternative_is_left():
     turns = Turns(["together", "alone"])
-    used = chosen(turns, lambda name, _: 1.0 if name == "alone" else 1.5)
-    assert (len(used), turns.name) == (18, "alone")
+    used = chosen(turns, lambda name, _: 1.5 if name == "alone" else 1.0)
+    assert (len(used), turns.name) == (18, "together")
+
+
+def test_a_slow_first_turn_of_the_simplest_alternative_is_not_its_last():
+    """All steps of the first turn are slow, because the machine warms up."""
+    turns = Turns(["together", "alone"], num_rounds=2)
+    chosen(turns, lambda name, step: 1.4 if name == "alone" else 3.0 if step < 9 else 1.0)
+    assert turns.name == "together"
+    turns = Turns(["together", "alone"], num_rounds=2)
+    chosen(turns, lambda name, step: 1.0 if name == "alone" else 1.4)
+    assert turns.name == "alone"
 
 
 def test_an_alternative_that_continues_settles_once():

@@ -42,7 +42,7 @@ class Turns:
             name for number in range(num_rounds) for name in names[:: directions[number % 2]]
         ]
         self._slow = set[str]()  # alternatives without further turns
-        self.name, self._last = names[0], ""
+        self.name, self._first, self._last = names[0], names[0], ""
         self._choose()
 
     @property
@@ -66,6 +66,8 @@ class Turns:
         self._last = self._left.pop(0)
         limit = _HOPELESS * min(self.seconds.values())
         self._slow = {name for name, one in self.seconds.items() if one > limit}
+        if len(self._steps.get(self._first, ())) <= self.num_timed:
+            self._slow.discard(self._first)  # its only turn may have warmed the run up
         self._left = [name for name in self._left if name not in self._slow]
         self._choose()
 
