@@ -1,10 +1,10 @@
 """Split a model into a body and a head, the chain of final layers to be sharded.
 
-If the head is a single layer, this layer is replaced by a module that returns its input. Then the
-forward pass may contain anything: assertions, loops, optional arguments. For a longer head, the
-modules that contain its layers are traced (`torch.fx`); all other modules are called unchanged.
-Modules between the head's layers must be elementwise or dropout, so that each rank can apply them
-to its own columns.
+If the head is a single layer whose output the model returns, the body is the model with an identity
+module in place of this layer. The forward pass is not traced, and may contain assertions and loops.
+For other heads, the modules that contain the head's layers are traced (`torch.fx`), and all other
+modules are called unchanged. Modules between the head's layers must be elementwise or dropout,
+because a rank applies these modules to only some of the columns.
 """
 
 import copy
@@ -32,11 +32,11 @@ _FUNCTIONS = (
 _METHODS = ("relu", "tanh", "sigmoid")
 _Refusal = Callable[..., InvalidInput]
 _LAYERS = (nn.Linear, nn.BatchNorm1d)
-_FORWARDS = (nn.Linear.forward, nn.BatchNorm1d.forward)  # subclasses may override forward
+_FORWARDS = (nn.Linear.forward, nn.BatchNorm1d.forward)  # any other forward is refused
 
 
 class Elementwise(nn.Module):
-    """Applies an elementwise function, whose arguments after the first are fixed."""
+    """Applies an elementwise function to a tensor; all other arguments are fixed."""
 
     def __init__(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super().__init__()
@@ -61,11 +61,11 @@ class TracedLayer:
 def partition(
     model: nn.Module, names: Sequence[str], label: str, inputs: Any = None
 ) -> tuple[nn.Module, tuple[TracedLayer, ...]]:
-    """Split a model into its body and its head, which consists of the layers `names`.
+    """Split a model into a body and a head; the head consists of the layers `names`.
 
     The head's layers are in forward order. The body shares the model's modules, under the same
-    names. `label`: name of the model in errors. `inputs`: a few samples; with `inputs`, a head of
-    one layer may need no tracing. Raises InvalidInput if a layer or connection prevents the split.
+    names. `label`: name of the model in errors. `inputs`: a few samples, to try a head of one layer
+    without tracing (`bypassed`). Raises InvalidInput if a layer or connection prevents the split.
     """
 
     def refusal(problem: str, hint: str = "") -> InvalidInput:
@@ -112,9 +112,9 @@ def _traced(
 
 
 class _HeadTracer(fx.Tracer):
-    """Traces modules that contain the head's layers, and `nn.Sequential` without parameters.
+    """Traces the inside of modules that contain layers of the head.
 
-    All other modules are single calls.
+    Also traces the inside of an `nn.Sequential` without parameters. Any other call is one node.
     """
 
     def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
@@ -159,7 +159,7 @@ def _head(
 def _layer(module: nn.Module, name: str, refusal: _Refusal) -> nn.Linear | nn.BatchNorm1d:
     if not isinstance(module, _LAYERS) or type(module).forward not in _FORWARDS:
         problem = f"layer {name!r} is {type(module).__name__}, not Linear or BatchNorm1d"
-        raise refusal(problem, hint="choose a head that begins after it")
+        raise refusal(problem, hint=f"choose a head that begins after {name!r}")
     frozen = [key for key, one in module.named_parameters() if not one.requires_grad]
     if frozen:
         raise refusal(f"{name}.{frozen[0]} is frozen")
@@ -167,7 +167,7 @@ def _layer(module: nn.Module, name: str, refusal: _Refusal) -> nn.Linear | nn.Ba
 
 
 def _between(model: nn.Module, node: fx.Node, refusal: _Refusal) -> nn.Module:
-    """Return a module for an operation between two layers, which works on a part of the columns."""
+    """Return a module that applies the operation of `node` to some of the columns."""
     if node.op == "call_module":
         module = model.get_submodule(str(node.target))
         kind = type(module)
@@ -216,13 +216,13 @@ class _KeepInput(nn.Module):
 def bypassed(model: nn.Module, name: str, inputs: Any) -> nn.Module | None:
     """Return the model without its final layer `name`; None if the layer is not final.
 
-    The result returns the layer's input. It shares all other modules with `model`, under the same
-    names. It is tried once with `inputs` in evaluation mode; None is returned if the trial fails.
-    In later calls, its forward pass raises InvalidInput unless it returns the layer's input.
+    The new model (the body) returns the layer's input. The body shares all other modules with
+    `model`, under the same names. The layer is not final if a trial of the body with `inputs`, in
+    evaluation mode, fails. Later calls raise InvalidInput if the body returns anything else.
     """
     instead = _KeepInput()
     body = _without(model, name, instead)
-    body._forward_hooks = type(model._forward_hooks)(model._forward_hooks)  # do not share hooks
+    body._forward_hooks = type(model._forward_hooks)(model._forward_hooks)  # `model` gets no hook
 
     def check(module: nn.Module, arguments: Any, found: Any) -> None:
         taken, instead.taken = instead.taken, []
@@ -234,7 +234,7 @@ def bypassed(model: nn.Module, name: str, inputs: Any) -> nn.Module | None:
     was_training = model.training
     try:
         call(body.eval(), inputs)
-    except Exception:  # the model uses the layer's output
+    except Exception:  # the layer is not final
         return None
     finally:
         body.train(was_training)
@@ -246,6 +246,6 @@ def _without(model: nn.Module, name: str, instead: nn.Module) -> nn.Module:
     own._modules = dict(own._modules)
     child, _, rest = name.partition(".")
     within = own._modules[child]
-    assert within is not None  # `name` is the name of a layer
+    assert within is not None  # because `model` has the layer `name`
     own._modules[child] = _without(within, rest, instead) if rest else instead
     return own

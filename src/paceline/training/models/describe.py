@@ -1,10 +1,10 @@
 """Describe a model as a `Workload` by tracing one training step without data.
 
 The step runs on a copy of the model on PyTorch's meta device, where tensors have shapes but no
-values, so nothing large is allocated or computed. If the forward pass depends on values
-(`if x.sum() > 0`), the copy has the model's values. A model with recurrent layers runs on the CPU.
-On the meta device, PyTorch would decompose recurrent layers into time steps, and keep other tensors
-for backward than the CPU's kernel.
+values, so nothing large is allocated or computed. If this step fails, as for a forward pass that
+depends on values (`if x.sum() > 0`), the step runs on a copy on the model's own device. A model
+with recurrent layers runs on the CPU, because PyTorch's meta device decomposes recurrent layers
+into time steps, and keeps other tensors for backward than the CPU's kernel keeps.
 
 The passes are divided into segments, one for each layer. A forward segment begins when the layer's
 module is entered for the first time. Operations before the first layer belong to the first layer. A
@@ -42,15 +42,15 @@ Counts = tuple[int, int, int]  # arithmetic operations, bytes, calls except allo
 
 @dataclass
 class _Step:
-    """The records of one training step. A layer is given as its index in `layers_of`.
+    """The records of one training step; layers are indices into `layers_of(model)`.
 
     `entered`: layers in the order of entry. Four lists have an item for each forward segment, in
     the same order: `segment_ends`, `activation_nbytes`, `forward_peaks` (of live bytes) and `kept`.
 
     `ready`: the (layer, parameter) pairs with a gradient, in the order of each pair's last
     gradient. `layer_ends`: the counts at each layer's last gradient, in the order of these
-    gradients. `laps`: for each gradient, its layer and the peak of live bytes since the previous
-    gradient. The last lap has no layer, and ends with the backward pass.
+    gradients. `laps`: a (layer, peak) pair for each gradient; the peak is that of the live bytes
+    since the previous gradient. A final pair (None, peak) covers the rest of the backward pass.
     """
 
     entered: list[int] = field(default_factory=list)
@@ -76,8 +76,8 @@ def describe(model: nn.Module, example_batch: Any, name: str | None = None) -> W
     forward segment makes, and that later segments or the caller read. `kept_nbytes`: bytes of
     tensors that the forward segment makes, and that backward reads. `working_nbytes`: the layer's
     peak of live bytes, without kept tensors and without gradients of parameters. Layers without
-    gradients are last in `backward_order`. A layer has no forward cost if its module is never
-    entered because its parent uses its parameters.
+    gradients are last in `backward_order`. A layer has no forward cost if no module calls the
+    layer, for example because the parent module uses the layer's parameters directly.
 
     The model and the random states of PyTorch and Python do not change. The model's forward hooks
     run. Raises InvalidInput if nothing is trainable or the step fails.
@@ -95,7 +95,7 @@ def describe(model: nn.Module, example_batch: Any, name: str | None = None) -> W
     step = _trace(model, example_batch, label)
     order = list(step.entered)
     for index in range(len(layers)):
-        if index not in step.entered:  # insert it after the previous layer in registration order
+        if index not in step.entered:  # insert the layer after the layer registered before
             order.insert(order.index(index - 1) + 1 if index else 0, index)
     never = [index for index in reversed(order) if index not in step.layer_ends]
     return Workload(
@@ -138,7 +138,7 @@ def _trace(model: nn.Module, batch: Any, label: str) -> _Step:
 
 
 def _run(model: nn.Module, batch: Any) -> _Step:
-    """Run and record a forward and a backward pass of a model that is not used again."""
+    """Record a forward and a backward pass; the hooks stay on `model`."""
     step, activations, alive = _Step(), SegmentActivations(), LiveMemory()
     forward, backward = CostCounter(activations, alive), CostCounter(activations, alive)
 
@@ -190,7 +190,7 @@ def _run(model: nn.Module, batch: Any) -> _Step:
 def _describe_layers(
     layers: Sequence[LayerModule], order: list[int], step: _Step
 ) -> tuple[Layer, ...]:
-    # If no layer was entered, everything belongs to the first layer.
+    # If no layer was entered, all forward operations belong to the first layer.
     entered = step.entered or order[:1]
     forward = dict(zip(entered, _differences(step.segment_ends), strict=True))
     activation_nbytes = dict(zip(entered, step.activation_nbytes, strict=True))
@@ -266,7 +266,7 @@ def _differences(ends: Sequence[Counts]) -> list[Cost]:
 
 
 class CostCounter(TorchDispatchMode):
-    """Counts arithmetic, bytes and calls of operations, except views, while it is active."""
+    """Within the context, counts the FLOPs, bytes and calls of all operations except views."""
 
     def __init__(
         self, activations: SegmentActivations | None = None, alive: LiveMemory | None = None
@@ -299,7 +299,7 @@ class CostCounter(TorchDispatchMode):
         self.counts = (flops, nbytes, num_calls + (not allocates(func)))
         self._activations.made(outputs)
         self._alive.made(outputs, inputs)
-        # Autograd adds gradients of branches in place, but not under a dispatch mode.
+        # Without a dispatch mode, autograd would add gradients in place, and allocate no sum.
         in_place = func is torch.ops.aten.add.Tensor and torch._C._current_graph_task_id() >= 0
         if not in_place:
             self._alive.update_peak(workspace_nbytes(func, args))

@@ -21,7 +21,7 @@ from paceline.training.models import networks, transformers
 from paceline.training.models.inception import GoogLeNet, InceptionV3
 from paceline.training.models.layers import require_trainable
 
-_MLP_WIDTHS = (54, 512, 512, 512, 512, 512, 2)  # covtype of Ma, Rusu et al. 2020, table II
+_MLP_WIDTHS = (54, 512, 512, 512, 512, 512, 2)  # for covtype (Ma, Rusu et al. 2020, table II)
 _WIDTHS = re.compile(r"(?:sigmoid-)?mlp((?:-\d+)+)")
 # The four networks of Ma, Rusu et al. 2020, with the hidden layers of section VII-A.
 _SIGMOID_MLPS = {
@@ -48,7 +48,7 @@ def _of_tokens(make: Callable[[int], nn.Module], context: int, vocabulary: int) 
 def _gpts(
     name: str, make: Callable[..., nn.Module], context: int, vocabulary: int = 256
 ) -> dict[str, _BuiltIn]:
-    """Return a GPT with tied and with untied weights, by name."""
+    """Return two entries: a GPT with tied weights, and the same GPT with untied weights."""
     untied = partial(make, tied=False)
     return {
         name: _of_tokens(make, context, vocabulary),
@@ -81,12 +81,12 @@ _COMMON = "lenet5, alexnet, vgg16, resnet18, resnet50, vit, gpt, gpt2, mlp"
 class Architecture:
     """A model that can be built, with the properties of its samples.
 
-    `build(count)` returns a new model with `count` classes and random weights. For None, the model
-    has its default number of classes, `num_classes`. User factories ignore `count`. `build` raises
+    `build(count)` returns a new model with `count` classes and random weights. `build(None)`
+    returns a model with `num_classes` classes. User factories ignore `count`. `build` raises
     InvalidInput for a number below 1, and if a user's factory fails or returns no trainable model.
 
-    `input_shape`: shape of one sample. A language model accepts fewer tokens; its `num_classes` is
-    the vocabulary size. For user factories, `input_shape` and `num_classes` are None.
+    `input_shape`: shape of one sample. A language model also accepts shorter samples, and has its
+    vocabulary size in `num_classes`. For user factories, `input_shape` and `num_classes` are None.
     """
 
     name: str
@@ -147,7 +147,7 @@ def _of_user(name: str) -> Architecture:
         try:
             model = factory()
         except (Exception, SystemExit) as error:
-            raise InvalidInput(name, f"calling it failed: {blamed(error)}") from error
+            raise InvalidInput(name, f"the factory failed: {blamed(error)}") from error
         return require_trainable(name, model)
 
     return Architecture(name, build, None, None)
@@ -158,9 +158,9 @@ def architected(
 ) -> tuple[Dataset, str, int | None, tuple[int, ...] | None]:
     """Return the data set, the exact model name, the number of classes and the sample shape.
 
-    The number of classes is None for a user's model, which defines it. The sample shape is None for
-    a user's model and for "mlp", because the data defines it. `data`: spec of the data set; by
-    default the model's usual data set. `loaded`: the data set, if it is already loaded.
+    A user's model defines the number of classes, so this number is None. For a user's model and
+    for "mlp", the data defines the sample shape, so this shape is None. `data`: spec of the data
+    set; None selects the model's usual data set. `loaded`: the data set, if already loaded.
     """
     data = data or usual_for(model).data
     shape = None if model == ANY_WIDTH else find(model).input_shape

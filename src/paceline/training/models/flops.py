@@ -1,12 +1,12 @@
 """Count the FLOPs and the memory traffic of one PyTorch operation.
 
 A multiplication and an addition are two FLOPs. Matrix products, convolutions and attention use
-PyTorch's formulas (`torch.utils.flop_counter`), with two corrections. PyTorch counts the weight
-gradient of a grouped convolution once per group. It counts nothing for the fused CPU kernels of
-LSTMs and attention. For other operations, each addition, multiplication, division, comparison,
-root, exponential, logarithm and error function of the definition is one FLOP. The resulting
-constants are in flops.toml and in this module. An operation without a constant costs one FLOP per
-returned value. Moving data, including embedding look-ups, costs bytes only.
+PyTorch's formulas (`torch.utils.flop_counter`), except in two cases. This module counts the weight
+gradient of a grouped convolution once; PyTorch counts the gradient once per group. This module also
+has formulas for the fused CPU kernels of LSTMs and attention; PyTorch has none. The FLOPs of other
+operations are in flops.toml and this module: each addition, multiplication, division, comparison,
+root, exponential, logarithm and error function in the definition is one FLOP. An operation that is
+not listed costs one FLOP per returned value. Moving data, such as embedding look-ups, costs bytes.
 
 Attention costs its matrix products over all T x T scores, with or without a causal mask. There are
 two products in forward, and five in backward, which recomputes the scores. The softmax costs

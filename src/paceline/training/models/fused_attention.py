@@ -1,7 +1,7 @@
-"""Trace attention on meta tensors as PyTorch's fused CPU kernel, instead of decomposing it.
+"""Trace attention on meta tensors as one fused operation, as on the CPU.
 
-`scaled_dot_product_attention` selects a kernel by device. For meta tensors it uses two products and
-a softmax, and keeps all T x T scores for backward. For CPU tensors it uses a fused kernel, which
+For meta tensors, PyTorch's `scaled_dot_product_attention` runs two products and a softmax, and
+keeps all T x T scores for backward. For CPU tensors, PyTorch runs a fused kernel. The fused kernel
 keeps only the result and one number per row of scores, and recomputes the scores in backward.
 """
 
@@ -16,15 +16,15 @@ from torch import Tensor, library
 from torch.utils._python_dispatch import _disable_current_modes
 
 _aten = torch.ops.aten
-_FLASH = 1  # kernel numbers of torch._fused_sdp_choice
+_FLASH = 1  # the fused kernel's number in torch._fused_sdp_choice
 _registration = RLock()  # PyTorch allows one kernel per device and operation
 
 
 @contextmanager
 def attention_as_on_cpu() -> Iterator[None]:
-    """Trace attention on meta tensors as the CPU's kernels within the context, process-wide.
+    """Within the context, trace attention on meta tensors as on the CPU, in all threads.
 
-    Other threads that enter the context wait.
+    A thread that enters the context waits until no other thread is in the context.
     """
     with _registration, library._scoped_library("aten", "IMPL") as aten:
         aten.impl("scaled_dot_product_attention", _attention, "AutogradMeta")

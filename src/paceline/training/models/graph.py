@@ -1,8 +1,8 @@
-"""Trace the modules that contain a layer as a graph (`torch.fx`), for any model inputs.
+"""Trace the modules that contain a layer into a graph (`torch.fx`).
 
-The graph has a placeholder for each input tensor. Input sizes are constants, so that the forward
-pass may compare them. Only the number of samples is not a constant, because an epoch's last batch
-may be smaller.
+The graph has a placeholder for each tensor in the model's inputs, which may be nested. Input sizes
+are constants, so that the forward pass may compare sizes. Only the number of samples is not a
+constant, because an epoch's last batch may be smaller.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,13 +25,13 @@ _tracing = Lock()
 
 
 class Called(nn.Module):
-    """Wraps a graph, so that it is called like the model, with tensors or keywords."""
+    """Calls a graph with the tensors in the model's positional and keyword arguments."""
 
     def __init__(self, graph: nn.Module, inputs: Any) -> None:
         super().__init__()
         self.graph = graph
         tree: TreeSpec = call(_tree_of, inputs)
-        # A closure, so that copying the module does not copy the tree; that would cause a warning.
+        # Use a closure: with the tree as an attribute, copying this module would cause a warning.
         self._leaves_of: Callable[..., list[Any]] = lambda *called: tree.flatten_up_to(called)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -75,7 +75,7 @@ class _Around(fx.Tracer):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Record a module call; execute the call instead if another thread makes it."""
+        """Record a module call of the tracing thread; execute a call of another thread."""
         if get_ident() != self._thread:
             return forward(*args, **kwargs)
         return super().call_module(m, forward, args, kwargs)
@@ -87,7 +87,7 @@ class _Around(fx.Tracer):
     def create_args_for_root(
         self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
     ) -> tuple[Callable[[nn.Module], Any], list[nn.Module]]:
-        """Return a function that calls the model with placeholders, and its arguments."""
+        """Return a function that calls a model with placeholders, and the function's arguments."""
         placeholders = [
             _Input(self.create_node("placeholder", f"input_{i}", (), {}), self, tensor.shape)
             for i, tensor in enumerate(self._tensors)
@@ -134,7 +134,7 @@ def is_unused_size(node: fx.Node) -> bool:
 
 @contextmanager
 def _factories_recorded() -> Iterator[None]:
-    """Record calls of torch's factories that have a proxy argument, within the context."""
+    """Within the context, record a factory call if one of the arguments is a proxy."""
     originals = {name: getattr(torch, name) for name in _FACTORIES}
 
     def recorded(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

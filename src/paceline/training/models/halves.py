@@ -5,8 +5,8 @@
 The forward pass is traced as a graph (`torch.fx`), and the graph is cut (section 3.1 of the paper).
 Only the modules that contain the layer at the cut are traced. All other modules are called
 unchanged, and keep their hooks, modes and random numbers. `torch.distributed.pipelining`, in
-contrast, exports the whole model into operations. Its export has no hooks. It also has the
-example's batch size in every `view`, so that it fails for a smaller last batch of an epoch.
+contrast, exports the whole model into operations. The exported model has no hooks, and fails for a
+smaller last batch of an epoch, because every `view` contains the example's batch size.
 A process that trains one half also holds the other half.
 """
 
@@ -130,7 +130,7 @@ def tied(model: nn.Module, first: str | None) -> str:
 
 @contextmanager
 def buffers_restored(model: nn.Module) -> Iterator[None]:
-    """Restore the values of a model's buffers afterwards."""
+    """Restore the values of a model's buffers on exit from the context."""
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     try:
         yield
@@ -142,7 +142,7 @@ def buffers_restored(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _state_restored(model: nn.Module) -> Iterator[None]:
-    """Restore modes, buffers and random state afterwards; remove the tracer's attributes."""
+    """On exit, restore modes, buffers and random state, and remove the tracer's attributes."""
     modes = {module: module.training for module in model.modules()}
     before = set(vars(model))
     devices = {parameter.device for parameter in model.parameters() if not parameter.is_meta}
@@ -179,7 +179,7 @@ def _compared(
             raise _refused(of, "the body's output does not depend on its parameters")
         if activations.dim() == 0 or len(activations) != num_samples:
             shape = tuple(activations.shape)
-            raise _refused(of, f"the body's output {shape} has no row for each sample")
+            raise _refused(of, f"the body's output has shape {shape}, not {num_samples} rows")
         outputs = head(activations.detach().requires_grad_())
     except InvalidInput:
         raise
@@ -243,7 +243,7 @@ def _halves(model: nn.Module, inputs: Any, first: str, refusal: str) -> tuple[nn
 
 
 def _crossing(nodes: Sequence[fx.Node], border: int, refusal: str) -> fx.Node:
-    """Return the only node before the cut that nodes after it use."""
+    """Return the only node before the cut that nodes after the cut use."""
     before = {node for node in nodes[:border] if node.op != "get_attr"}
     after = (node for node in nodes[border:] if node.op != "get_attr")
     used = (value for node in after for value in node.all_input_nodes if value in before)

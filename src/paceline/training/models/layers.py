@@ -1,4 +1,4 @@
-"""List a model's layers, and copy a model with other tensors."""
+"""List a model's layers; copy a model and replace its tensors."""
 
 import copy
 from collections.abc import Callable
@@ -29,7 +29,7 @@ class LayerModule:
 
 
 def require_trainable(name: str, built: Any) -> nn.Module:
-    """Return the result of factory `name`; InvalidInput if it is not a trainable module."""
+    """Return the factory's result; raise InvalidInput unless `built` is a trainable module."""
     if not isinstance(built, nn.Module):
         raise InvalidInput(name, f"returned {type(built).__name__}, not a torch.nn.Module")
     if not any(parameter.requires_grad for parameter in built.parameters()):
@@ -38,10 +38,10 @@ def require_trainable(name: str, built: Any) -> nn.Module:
 
 
 def layers_of(model: nn.Module) -> tuple[LayerModule, ...]:
-    """Return the layers of `model` in registration order, without frozen parameters.
+    """Return the layers of `model` in registration order; frozen parameters are left out.
 
-    The forward pass may run the layers in another order, which `Workload.layers` has. Raises
-    InvalidInput for lazy modules whose parameters have no shapes yet.
+    `Workload.layers` has the order of the forward pass, which may differ. Raises InvalidInput for
+    lazy modules whose parameters have no shapes yet.
     """
     layers: list[LayerModule] = []
     seen: set[nn.Parameter] = set()

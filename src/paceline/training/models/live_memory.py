@@ -25,7 +25,7 @@ _LSTM_KERNELS = (torch.ops.aten.mkldnn_rnn_layer, torch.ops.aten.mkldnn_rnn_laye
 
 
 class LiveMemory:
-    """Counts the bytes of storages created while tracing that are still alive.
+    """Counts the live bytes of the storages that a trace creates.
 
     `nbytes`: the bytes alive now. `peak_nbytes`: the peak of these bytes since the last `lap()`.
     """
@@ -33,11 +33,11 @@ class LiveMemory:
     def __init__(self) -> None:
         self.nbytes = 0
         self.peak_nbytes = 0
-        # Keep the weak references, because their callbacks run only while they exist.
+        # Keep the weak references, because a deleted weak reference never calls `_gone`.
         self._alive: dict[weakref.ref[torch.UntypedStorage], int] = {}
 
     def made(self, tensors: Sequence[Tensor], inputs: Sequence[Tensor] = ()) -> None:
-        """Count the storages of an operation's results, except storages of its inputs."""
+        """Count the new storages of an operation's results; storages of `inputs` are not new."""
         strided = [tensor for tensor in inputs if tensor.layout == torch.strided]
         before = {tensor.untyped_storage()._cdata for tensor in strided}
         for tensor in tensors:
@@ -102,7 +102,7 @@ class SegmentActivations:
         self._kept: dict[int, dict[StorageWeakRef, int]] = defaultdict(dict)
 
     def read(self, tensors: Sequence[Tensor], outside: bool = False) -> None:
-        """Record that the current segment reads tensors; if `outside`, the model's caller does."""
+        """Record a read of tensors by the current segment or, if `outside`, by the caller."""
         for tensor in tensors:
             storage = storage_of(tensor)
             maker = None if storage is None else self._maker.get(storage)
@@ -123,7 +123,7 @@ class SegmentActivations:
                 self._maker[storage] = self.segment
 
     def nbytes(self, segment: int) -> int:
-        """Return how many bytes that `segment` made are read by later segments or the caller.
+        """Return the bytes from `segment` that later segments or the model's caller read.
 
         Overlapping parts of a storage count as at most the size of the storage.
         """

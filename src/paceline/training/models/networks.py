@@ -157,8 +157,8 @@ class MLP(nn.Sequential):
 class SigmoidMLP(nn.Sequential):
     """Multilayer perceptron with sigmoid activations and without biases.
 
-    These are the networks of Ma, Rusu et al. 2020, section VII-A. The final softmax is part of the
-    loss. `widths`, inputs, scores and errors are those of `MLP`.
+    The networks of Ma, Rusu et al. 2020, section VII-A, have this form. The final softmax is part
+    of the loss. `widths`, inputs, scores and errors are as for `MLP`.
     """
 
     def __init__(self, widths: Sequence[int]) -> None:

@@ -5,14 +5,14 @@ in the same order. Gradient hooks, copies and the exchange are the code of real 
 are zero, unless the payload size of the codec depends on the values.
 
 **Time.** Layers sleep, so that the CPU is free for the exchange. Within a phase (forward, backward,
-update), each layer sleeps until a deadline: the previous layer's deadline plus the layer's time. So
-late wake-ups do not accumulate. CPU work in a gradient's hook overlaps with the next layers, as if
-these layers were queued on a GPU. The queue runs empty if this work takes longer than the next
-layer, and longer than `QUEUED_S`. Then the next layer's time counts from the end of the work.
+update), each layer sleeps until a deadline: the previous layer's deadline plus the layer's time.
+Late wake-ups therefore do not accumulate. CPU work in a gradient's hook overlaps with the next
+layers, as if these layers were queued on a GPU. If the CPU work takes longer than the next layer,
+and longer than `QUEUED_S`, the next layer's time counts from the end of the CPU work.
 
-**Stretched models** compute a layer, and then wait. Like `describe` and the recorder, they divide
-forward where a layer's module is entered, and backward where a gradient is ready. The wait comes
-before this border, so that a gradient is ready as late as on the slower device.
+**Stretched models** compute a layer, and then wait. As in `describe` and the recorder, the border
+of a layer is the entry into its module in forward, and its ready gradient in backward. The wait
+comes before the border, so that a gradient is ready as late as on the slower device.
 """
 
 import time
@@ -52,11 +52,11 @@ class _PhaseClock:
         self._woke = time.monotonic()
 
     def spend(self, seconds: float) -> None:
-        """Sleep until `seconds` after the last deadline; if the CPU is late, sleep `seconds`.
+        """Sleep until the last deadline plus `seconds`; if the CPU is late, sleep for `seconds`.
 
-        The CPU is late if its other work since the last wake-up took longer than `seconds`, and
-        longer than `QUEUED_S`. Oversleeping does not count as late, because short layers could
-        never make up for the lost time.
+        The CPU is late if the work since the last wake-up took longer than `seconds`, and longer
+        than `QUEUED_S`. Oversleeping does not make the CPU late, because short layers could never
+        make up for the lost time.
         """
         now = time.monotonic()
         late = now - self._woke > max(seconds, QUEUED_S)
@@ -114,11 +114,11 @@ class PacedModel(nn.Module):
     `update_s`: seconds of a weight update, for `PacedSGD`. For this model, `layers_of` returns
     layers and parameters with the real model's names and shapes, in forward order. Gradients become
     ready in the workload's backward order; the gradients of one layer become ready together.
-    `gradient_like(p)` supplies the gradient of a parameter, and each backward pass copies it.
+    `gradient_like(p)` returns the gradient of a parameter; each backward pass copies this gradient.
     Without `gradient_like`, gradients are zero. Parameters and gradients are float32, and use the
     CPU's memory.
 
-    Raises ValueError for times that are missing, negative or not finite. Raises InvalidInput for
+    Raises ValueError if a time is missing, negative or not finite. Raises InvalidInput for
     parameters other than float32.
     """
 
@@ -150,7 +150,7 @@ class PacedModel(nn.Module):
         """Return zeros (N, num_classes) for `inputs` (N, ...); backward makes all gradients."""
         self._clock.begin()
         scores = torch.zeros(inputs.shape[0], self._num_classes)
-        # The graph of these zeros paces the layers and returns their gradients.
+        # The backward nodes of the scores sleep, and return the gradients of the parameters.
         for number in reversed(self._backward_order):
             layer, begins = self._paced[number], number == self._backward_order[0]
             scores = _Backward.apply(  # type: ignore[no-untyped-call]
@@ -250,7 +250,7 @@ class _ZeroGradients(torch.autograd.Function):
         return of_scores[0], _zeros(ctx.shape).detach()
 
 
-_zeros = lru_cache(maxsize=2)(torch.zeros)  # an epoch's last batch may be smaller
+_zeros = lru_cache(maxsize=2)(torch.zeros)  # two shapes: an epoch's last batch may be smaller
 
 
 def paced_halves(
@@ -264,10 +264,10 @@ def paced_halves(
 ) -> tuple[PacedWhole, Halves]:
     """Return a paced model and its halves.
 
-    `forward_s`, `backward_s`: seconds of each layer, first of the body, then of the head, both in
-    forward order. The body returns as many values per sample as the real body. The head's backward
-    returns as many gradients of activations. `gradient_like` supplies the body's gradients; the
-    head's gradients are zero. Errors are those of `PacedModel`.
+    `forward_s`, `backward_s`: seconds of the body's layers, then of the head's layers, in forward
+    order. The body returns zeros of the same size as the real body's output. The head's backward
+    returns zero gradients of this size. `gradient_like` supplies the body's gradients; the head's
+    gradients are zero. Errors are those of `PacedModel`.
     """
     count = len(body_workload.layers)
     values = head_workload.input_nbytes // (torch.float32.itemsize * body_workload.batch_size)
@@ -283,8 +283,8 @@ def paced_halves(
 class Stretched:
     """Hooks that slow down each layer of `model` by `factor`, forward and backward.
 
-    Each layer computes, and then sleeps; results are bit-identical to those without hooks. An
-    operation without parameters counts as part of the layer before it. The loss, the weight update
+    Each layer computes, and then sleeps; the results are bit-identical to unstretched results. An
+    operation without parameters counts as part of the previous layer. The loss, the weight update
     and gradient hooks are not slowed down. The model is not freed before `remove` is called.
 
     Raises InvalidInput for a factor below 1, and for a model on a GPU: a GPU queues work, so that
@@ -298,7 +298,7 @@ class Stretched:
             if parameter.device.type != "cpu":
                 raise InvalidInput("model", "must be on the CPU", got=str(parameter.device))
         self._factor = factor
-        self._since: float | None = None  # start of the work not slowed down yet
+        self._since: float | None = None  # time of the last border
         self._owed_s = 0.0  # negative after oversleeping
         self._backward: int | None = None
         self._handles: list[RemovableHandle] = []
@@ -306,9 +306,9 @@ class Stretched:
         self._nodes: list[Node] = []  # keep the nodes alive, with their hooks
         layers = layers_of(model)
         for layer in layers:
-            # Run before other hooks, so that a recorder sets its border after the wait.
+            # Wait before other hooks run, so that a recorder sets the border after the wait.
             add(layer.module.register_forward_pre_hook(self._pay, prepend=True))
-        # Register this hook last, so that it runs first if the model itself is a layer.
+        # With `prepend`, the last hook runs first: `_restart` before `_pay` if `model` is a layer.
         add(model.register_forward_pre_hook(self._restart, prepend=True))
         add(model.register_forward_hook(self._returned))
         for _, parameter in (own for layer in layers for own in layer.parameters):
@@ -324,7 +324,7 @@ class Stretched:
         self._handles, self._nodes = [], []
 
     def _pay(self, *_: Any) -> None:
-        """Sleep in proportion to the work since the last border, and set a new border."""
+        """Sleep in proportion to the work since the last border; set a border after the sleep."""
         now = time.monotonic()
         if self._since is not None:
             self._owed_s += (self._factor - 1) * (now - self._since)
@@ -341,11 +341,11 @@ class Stretched:
                 leaf.register_hook(self._reached)
 
     def _reached(self, gradient: Tensor) -> None:
-        """Note the start of a backward pass, at the first gradient of an output."""
+        """Set a border where a backward pass begins, at the first gradient of an output."""
         task: int = torch._C._current_graph_task_id()
         if task != self._backward:
             self._backward, self._since = task, time.monotonic()
 
     def _restart(self, *_: Any) -> None:
-        """Set a border after a gradient's hooks, because their time is not a layer's."""
+        """Set a border without a sleep, because other hooks' time belongs to no layer."""
         self._since = time.monotonic()

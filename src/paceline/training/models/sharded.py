@@ -1,10 +1,10 @@
 """Build a model with only this rank's rows of the head, the final layers that are sharded.
 
-So no rank holds the whole head. The model is built twice. The first build is on the meta device; it
-finds when the head's tensors are created, by numbering all tensors. The second build is normal, and
-draws the same random numbers as without sharding, but the head's tensors stay on the meta device.
-An operation that fills such a tensor runs on a temporary CPU tensor, and only this rank's rows of
-the temporary tensor are kept.
+The model is built twice. The first build, on the meta device, numbers all tensors in the order of
+creation, and finds the numbers of the head's tensors. The second build draws the same random
+numbers as without sharding, but leaves the head's tensors on the meta device. An operation that
+fills such a tensor runs on a temporary CPU tensor, and only this rank's rows of the temporary
+tensor are kept.
 
 The head's tensors must be made by `torch.empty`, as in torch's layers, and filled as a whole. If
 building the model reads such a tensor, the whole model is built, and then cut layer by layer.
@@ -121,7 +121,7 @@ def _cut(module: nn.Module, shard: Shard, name: str, filled: Mapping[str, Tensor
 
 
 class _NumberTensors(TorchDispatchMode):
-    """Numbers the tensors that `torch.empty` makes; `storages` has them by storage address."""
+    """Numbers the tensors of `torch.empty`; `storages`: (number, storage) by storage address."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -141,7 +141,7 @@ class _NumberTensors(TorchDispatchMode):
 
 @dataclass
 class _ShardedTensor:
-    """A tensor of the head on the meta device; `values` has this rank's rows once it is filled."""
+    """A tensor of the head on the meta device; `values`: this rank's rows, None before the fill."""
 
     tensor: Tensor
     shard: Shard
@@ -171,7 +171,7 @@ class _KeepRows(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Run the operation; if it fills a tensor of the head, fill a temporary CPU tensor."""
+        """Run the operation; fill a temporary CPU tensor instead of a tensor of the head."""
         kwargs = kwargs or {}
         if func is _EMPTY:
             shard = self._wanted.get(self._number)

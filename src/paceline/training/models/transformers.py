@@ -244,9 +244,9 @@ def _zero_biases(model: nn.Module) -> None:
 
 
 def _shrink_residual_branches(blocks: list[PreNormBlock]) -> None:
-    """Reinitialise the last layer of each residual branch, so that the sum keeps its scale.
+    """Reinitialise the last layer of each residual branch with smaller weights, as in GPT-2.
 
-    GPT-2 does the same. A block has two residual branches.
+    The sum of all branches, two per block, then has the scale of a single branch.
     """
     for block in blocks:
         for layer in (block.attention.output, block.feed_forward.output):

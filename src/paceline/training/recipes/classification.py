@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from paceline.core.errors import InvalidInput
 
-_OF_SAMPLES = 2  # dimensions of scores with one row per sample
+_OF_SAMPLES = 2  # number of dimensions of scores (N, C)
 
 
 def class_loss(outputs: Tensor, targets: Tensor) -> Tensor:

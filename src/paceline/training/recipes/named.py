@@ -39,7 +39,7 @@ _given: dict[str, Recipe] = {}
 def given(recipe: Recipe) -> Iterator[str]:
     """Register a recipe object under a temporary name for this process and its forks.
 
-    Like the name of a user's model, it contains a colon, but no Python module can have this name.
+    A temporary name has a colon, like the name of a user's model, and a hyphen, unlike a module.
     """
     kind = recipe.name or getattr(recipe.model, "__name__", "").removeprefix("<lambda>")
     kind = re.sub(r"[^\w.-]+", "-", kind).strip("-") or "model"
@@ -58,9 +58,9 @@ def is_given(name: str) -> bool:
 
 
 def recipe_of(model: str, data: str | None, seed: int, loaded: Dataset | None = None) -> Recipe:
-    """Look up a recipe by model name; `data` overrides its data set.
+    """Look up a recipe by model name; `data` overrides the model's usual data set.
 
-    `model`: a built-in name, or "package.module:name" of a recipe, or of a function or class that
+    `model`: a built-in name, or a user's "package.module:name" of a recipe or factory. The factory
     returns a recipe or model. `seed` determines the data's split. `loaded`: the data set, if it is
     already loaded. Raises InvalidInput for an unknown name, or if the model does not fit the data.
     """
@@ -75,7 +75,7 @@ def recipe_of(model: str, data: str | None, seed: int, loaded: Dataset | None = 
 
 
 def own_recipe(model: str) -> Recipe | None:
-    """Return the user's recipe with the name `model`; None if it is the name of a model.
+    """Return the user's recipe with the name `model`; None if `model` names a model.
 
     Raises InvalidInput if the user's factory fails, or returns neither a recipe nor a model.
     """
@@ -83,7 +83,7 @@ def own_recipe(model: str) -> Recipe | None:
         return replace(_given[model], name=_given[model].name or NAMELESS)
     if model.startswith(f"{_GIVEN}:"):
         hint = "call paceline.train(recipe, resume=FOLDER) in that program"
-        raise InvalidInput(model, "is an object of the program that started the run", hint=hint)
+        raise InvalidInput(model, "is known only to the program that started the run", hint=hint)
     found = _of_user(model)
     return None if found is None else replace(found, name=found.name or model)
 
@@ -115,7 +115,7 @@ def _of_user(name: str) -> Recipe | None:
         )
         raise known from error
     except (Exception, SystemExit) as error:
-        raise InvalidInput(name, f"calling it failed: {blamed(error)}") from error
+        raise InvalidInput(name, f"the factory failed: {blamed(error)}") from error
     if not isinstance(made, Recipe | nn.Module):
         kind = type(made).__name__
         raise InvalidInput(name, f"returned {kind}, not a paceline.Recipe or torch.nn.Module")
@@ -170,8 +170,8 @@ def tried_with(
     """Call `attempt(model, inputs)` with a new model in training mode; return its result.
 
     A model that is given as an object is copied. The model and inputs are on the meta device. If
-    the attempt fails there, it is repeated on the CPU, and its errors are raised. `num_samples` is
-    2 by default, because batch norm needs two samples. Other arguments are those of `workload_of`.
+    this attempt fails, a second attempt runs on the CPU, and may raise errors. `num_samples` is 2
+    by default, because batch norm needs two samples. Other arguments are those of `workload_of`.
     """
     instance = partial(_instance, model, input_shape, num_samples)
     with torch.random.fork_rng(devices=[]):  # do not advance the program's random numbers

@@ -27,7 +27,7 @@ _STRICT = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)
 
 
 def optimizer_for(settings: TrainSettings) -> OptimizerFactory:
-    """Return the optimizer factory for the settings of a training.
+    """Return the optimizer factory that `settings` select.
 
     A missing setting gets the model's default (`paceline.core.defaults`).
     """
@@ -105,7 +105,9 @@ def _of_torch(name: str) -> type[Optimizer]:
     refused = {key: _CLOSURE for key, value in every.items() if _needs_closure(value)}
     refused |= {"sparseadam": _SPARSE}
     if name.lower() in refused:
-        raise InvalidInput("optimizer", f"{name} {refused[name.lower()]}", hint="use another one")
+        raise InvalidInput(
+            "optimizer", f"{name} {refused[name.lower()]}", hint="use another optimizer"
+        )
     if name.lower() not in every:
         nearest = did_you_mean(name, every.keys() - refused).strip("; .")
         hint = f"{nearest} Use a class of torch.optim, or {FORM}".strip()
@@ -119,7 +121,7 @@ def _needs_closure(kind: type[Optimizer]) -> bool:
 
 
 def _fields_of(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Return the parameters of a factory's signature, except the first: the model's parameters."""
+    """Return all arguments of a factory except the first, which is for the model's parameters."""
     try:
         signature = inspect.signature(factory, eval_str=True)
     except (NameError, TypeError):  # annotations that cannot be evaluated here
@@ -149,7 +151,7 @@ def _known_options(
 
 
 def _read(field: str, value: Any, parameter: inspect.Parameter | None) -> Any:
-    """Check a value against a field's type, and make a tuple of a list if the field needs one.
+    """Check a value against a field's type; a list becomes a tuple if the default is a tuple.
 
     Raises InvalidInput if the value does not have the type.
     """
@@ -185,7 +187,7 @@ def _own_settings(
     for field in own:
         if not _supports(fields, field):
             problem = f"is not supported by optimizer {name}"
-            raise InvalidInput(_SETTING_OF[field], problem, hint="leave it out")
+            raise InvalidInput(_SETTING_OF[field], problem, hint="omit this setting")
     return own
 
 
@@ -196,7 +198,7 @@ def _supports(fields: Mapping[str, inspect.Parameter], field: str) -> bool:
 def _try_out(
     factory: Callable[..., Any], own: Mapping[str, Any], options: Mapping[str, Any]
 ) -> None:
-    """Create a trial optimizer; raise InvalidInput with the option that it refuses."""
+    """Create a trial optimizer; raise InvalidInput with the option that the optimizer refuses."""
 
     def refusal(fields: Mapping[str, Any]) -> str | None:
         matrix = nn.Parameter(torch.zeros(2, 2))  # some optimizers accept only matrices

@@ -1,4 +1,4 @@
-"""The recipe: model, data, loss, score, optimizer and schedule of a training."""
+"""The recipe: model, data, loss, score, optimizer and schedule of a training run."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -27,13 +27,13 @@ NAMELESS = "the recipe"  # name in error messages
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Recipe:
-    """Defines a training: model, data, loss, optimizer and schedule.
+    """Defines a training run: model, data, loss, score, optimizer and schedule.
 
     `model()` builds a new model, after torch's random numbers are seeded. `train` and `test` are
     map-style data sets. `loss(outputs, targets)` returns a 0-d tensor, the mean over a batch's
-    samples. `score(outputs, targets)` returns such a mean for tests, which is reported under the
-    function's name. A run's settings replace `optimizer(parameters)` and
-    `schedule(optimizer, num_steps)`. `collate` makes a batch of a list of samples. `num_classes`:
+    samples. `score(outputs, targets)` also returns a mean over a batch's samples; reports
+    call this mean `score_name`. A run's settings replace `optimizer(parameters)` and
+    `schedule(optimizer, num_steps)`. `collate` makes a batch from a list of samples. `num_classes`:
     number of classes, if targets are class numbers. `name` is used in messages.
     """
 
@@ -51,7 +51,7 @@ class Recipe:
     test_samples: IndexedSamples | None = field(init=False)
 
     def __post_init__(self) -> None:
-        """Raise InvalidInput for an empty data set, or one that is not map-style."""
+        """Raise InvalidInput if a data set is empty or not map-style."""
         name = self.name or NAMELESS
         object.__setattr__(self, "samples", batches_of(self.train, self.collate, name))
         tested = None if self.test is None else batches_of(self.test, self.collate, name)
@@ -59,10 +59,7 @@ class Recipe:
 
     @property
     def score_name(self) -> str:
-        """The name of the score's function, or "score" for a function without a name.
-
-        It is "loss" if the recipe has no score.
-        """
+        """The name of the score's function, "score" for a nameless function, "loss" if no score."""
         if self.score is None:
             return "loss"
         name = getattr(self.score, "__name__", type(self.score).__name__)
@@ -98,7 +95,7 @@ class Recipe:
 
 
 def new_model(recipe: Recipe) -> nn.Module:
-    """Build the recipe's model; raise InvalidInput if that fails or nothing is trainable."""
+    """Build the recipe's model; raise InvalidInput if the build fails or nothing is trainable."""
     try:
         model = recipe.model()
     except InvalidInput:

@@ -12,7 +12,7 @@ from paceline.core.importing import FORM, factory_of
 from paceline.core.names import not_known
 from paceline.training.recipes.recipe import ScheduleFactory
 
-# Each function maps the completed share of the steps after warm-up to a share of the full rate.
+# Factors of the learning rate, by the completed share of the steps after warm-up.
 _SHARES: dict[str, Callable[[float], float]] = {
     "constant": lambda done: 1.0,
     "cosine": lambda done: (1 + cos(pi * done)) / 2,
@@ -26,8 +26,8 @@ def schedule_of(name: str, warmup_steps: int) -> ScheduleFactory:
     `name`: constant, cosine or linear, or a user's "package.module:factory". The user's factory is
     called with the optimizer and the number of steps.
 
-    Let W be `warmup_steps`, and N the number of steps. A schedule by name multiplies the
-    optimizer's rate in step t = 0, 1, ... by
+    Let W be `warmup_steps`, and N the number of steps. The schedules constant, cosine and linear
+    multiply the optimizer's rate in step t = 0, 1, ... by
 
         (t + 1) / W                                 for t < W
         1                                           afterwards, if constant
@@ -39,12 +39,12 @@ def schedule_of(name: str, warmup_steps: int) -> ScheduleFactory:
     Call the schedule's `step()` once after each step of the optimizer. The rate depends on the
     number of steps alone, so a resumed run only needs `last_epoch`.
 
-    Raises InvalidInput for an unknown name. The factory raises it if the warm-up is not shorter
-    than the run, or no schedule can be made.
+    Raises InvalidInput for an unknown name. The factory raises InvalidInput if the warm-up is not
+    shorter than the run, or if creating the schedule fails.
     """
     if ":" in name:
         if warmup_steps:
-            raise InvalidInput("warmup_steps", f"is not supported by {name}", hint="leave it at 0")
+            raise InvalidInput("warmup_steps", f"is not supported by {name}", hint="use 0")
         return checked_schedule(name, factory_of("schedule", name))
     if name not in _SHARES:
         raise not_known("schedule", name, _SHARES, f", or {FORM}")
@@ -55,7 +55,7 @@ def schedule_of(name: str, warmup_steps: int) -> ScheduleFactory:
             problem = f"must be less than the {num_steps} steps of the run"
             raise InvalidInput("warmup_steps", problem, got=warmup_steps)
 
-        # torch omits a plain function from the schedule's state, which therefore fits into JSON.
+        # torch omits a plain function from the schedule's state, so this state fits into JSON.
         def factor(step: int) -> float:
             if step < warmup_steps:
                 return (step + 1) / warmup_steps
