@@ -1,4 +1,4 @@
-"""Describe this machine for a bug report, with causes of slow training."""
+"""Describe this machine, and find causes of slow training, for a bug report."""
 
 import os
 from collections.abc import Iterator

@@ -50,13 +50,12 @@ def _nothing() -> None:
 
 
 class Hub:
-    """Serves body workers until all have done their steps.
+    """Serves body workers until all live workers have done their steps.
 
-    Without an address to listen on, the hub starts the workers itself, on `devices` of this
-    machine; an error of such a worker ends the run. `stack` closes the hub's connections and
-    processes. `test` tests the model after each epoch and every `settings.evaluate_every` steps.
-    `epochs`: the completed epochs of a resumed run. The hub waits for missing workers for
-    `settings.wait_s`. Raises InvalidInput if it cannot listen on the address.
+    Without `settings.listen`, the hub starts workers on `devices` of this machine, and an error of
+    a worker ends the run. `stack` closes the hub's connections and processes. `test` tests the
+    model after each epoch and every `settings.evaluate_every` steps. `epochs`: the completed epochs
+    of a resumed run. Raises InvalidInput if the hub cannot listen on the address.
     """
 
     def __init__(
@@ -84,7 +83,7 @@ class Hub:
             pool = _own_processes(spec, self.rpc.address, run_id, deadline_s, devices)
             stack.callback(pool.close)
         else:
-            server.checks.compares_norms = True  # remote workers may send wrong values
+            server.checks.compares_norms = True  # remote workers may send tensors of a wrong scale
             own = self.rpc.address, spec.config.workers
             logger.info("listening on %s; waiting for %d workers", *own)
         every = settings.evaluate_every if isinstance(settings, TrainSettings) else None
@@ -103,9 +102,9 @@ class Hub:
     def wait_for_workers(self, on_first: Callable[[], None] = _nothing) -> None:
         """Serve until all workers are ready to begin.
 
-        After `settings.wait_s` the workers that have joined are enough. Calls `on_first` when the
-        first worker joins, before this worker measures. Raises InvalidInput if a worker of this
-        machine fails. Raises WorkerLost if no worker joins.
+        After `settings.wait_s`, training can begin without missing workers. Calls `on_first` when
+        the first worker joins, before any worker measures its device. Raises InvalidInput if a
+        worker of this machine fails. Raises WorkerLost if no worker joins.
         """
         self._serve(lambda: self.group.membership.is_ready, on_first)
 
@@ -138,7 +137,7 @@ class Hub:
                     on_first()
                     on_first = _nothing
                 elif isinstance(event, Woken):
-                    # The parent of this child hub has replied. The parent may have been restarted.
+                    # A restarted parent voids the summed gradients, so the workers begin again.
                     if isinstance(self._server, ChildServer) and self._server.poll_parent():
                         self.group.membership.restart()
                     self._go_on()
@@ -180,8 +179,8 @@ class Hub:
     def _refused(self, request: RpcRequest, error: InvalidInput | NonFinite) -> Message:
         """Drop a worker after a wrong request; the worker may join again.
 
-        Instead ends the run if the worker is on this machine, because the other workers would fail,
-        too. Also ends the run if the values of all live workers are not finite.
+        A wrong request of a worker on this machine ends the run, because the other workers would
+        fail, too. The run also ends if the values of all live workers are not finite.
         """
         reply, worker = refusal(str(error)), request.worker
         is_diverged = isinstance(error, NonFinite) and self.group.all_diverged(worker)
@@ -198,7 +197,7 @@ class Hub:
             self._execute(request)
 
     def _go_on(self) -> None:
-        """Answer waiting workers that may begin now, and test the model if it is due."""
+        """Answer waiting workers that may begin now, and test the model when a test is due."""
         self._answer(self.answers.due())
         started_s = self._clock()
         if self.log.test(self.group.membership.num_steps):
@@ -228,7 +227,7 @@ class Hub:
 def _own_processes(
     spec: RunSpec, address: str, run_id: str, deadline_s: float, devices: Sequence[str]
 ) -> WorkerPool:
-    """Start child hubs, or workers on `devices`, that connect to the hub at `address`."""
+    """Start processes that connect to `address`: child hubs, or workers on `devices`."""
     connecting: dict[str, Any] = {"connect": address, "run_name": run_id, "deadline_s": deadline_s}
     if spec.tree is not None:
         children = range(spec.tree.child_hubs)

@@ -1,4 +1,4 @@
-"""Plan the exchanges between child hubs and their parent, one after every `gather` steps.
+"""Plan the exchanges of gradients and parameters between child hubs and the root hub.
 
     workers   [grad 0][grad 1]                        [grad 0][grad 1] ...
     child             sum 0  sum 1         | copy             sum 0  sum 1
@@ -6,10 +6,10 @@
     root                                    step
     to child                                [hubs_parameters]
 
-A child hub sums the gradients of its workers' steps. After `gather` steps it sends their mean to
-the root, whose optimizer takes a step; the reply has all parameters. A child hub has one exchange
-at a time. During an exchange its workers continue until the next mean is complete. With a staleness
-of 0, workers wait for each exchange, and child hubs wait for each other.
+A child hub sums its workers' gradients. After `gather` steps of workers, the child hub sends the
+mean gradients to the root. The root's optimizer takes a step, and the reply has all parameters. A
+child hub has one exchange at a time. During an exchange its workers continue until the next mean is
+complete. With a staleness of 0, workers wait for each exchange, and child hubs for each other.
 """
 
 from collections.abc import Iterator
@@ -54,7 +54,7 @@ class _Child:
 class HubExchanges:
     """Makes the tasks of child hubs: their sums, and their exchanges with the root.
 
-    The ids of an exchange's tasks have the step and worker whose gradients completed the mean.
+    In an exchange, task ids contain the step and worker of the gradients that completed the mean.
     """
 
     def __init__(
@@ -75,8 +75,7 @@ class HubExchanges:
         self._of_worker = [children[one] for one in placement.heads]
         self._on_root, self._gather = on_root, config.gathered
         self._waits = config.staleness == 0
-        # With a staleness of 0 child hubs wait for each other after each step, if a mean always
-        # contains whole steps of all workers.
+        # Child hubs can wait for each other only if every mean is complete at the end of a step.
         self.in_step = self._waits and config.gathered % config.workers_of_hub == 0
         self._exchanged: set[TaskId] = set()
         self._sum = Cost(nbytes=_SUM_TRAFFIC * nbytes, num_calls=1)
@@ -90,7 +89,7 @@ class HubExchanges:
     def add(self, step: int, worker: int, halves: tuple[TaskId, ...]) -> Iterator[Task]:
         """Yield the task that adds a worker's gradients to its hub's sum.
 
-        If this completes the sum, also yields the message with the mean, and the root's update.
+        Gradients that complete the sum are followed by the mean's message and the root's update.
         """
         child, own = self._of_worker[worker], self.summed(step, worker)
         yield Task(own, child.copying, self._sum, halves)
@@ -113,7 +112,7 @@ class HubExchanges:
     def reply(self, step: int, worker: int, updated: tuple[TaskId, ...]) -> Iterator[Task]:
         """Yield the root's reply, if the worker's gradients of this step completed a mean.
 
-        `updated`: the root's updates that the reply follows.
+        `updated`: the root's updates, which must end before the reply starts.
         """
         if not self.sends(step, worker):
             return

@@ -1,6 +1,6 @@
 """Build a run's recipe, model and halves from its `RunSpec`.
 
-Every process of a run builds the same. In a rehearsal, layers that sleep replace the model.
+All processes of a run build equal models. In a rehearsal, the layers sleep instead of computing.
 """
 
 import json
@@ -44,11 +44,11 @@ from paceline.training.models.paced import PacedSGD, PacedWhole, paced_halves
 from paceline.training.recipes.named import is_given, recipe_of, workload_of
 from paceline.training.recipes.recipe import Recipe, built
 
-NUM_WARM_UP, NUM_LAST = 2, 1  # first and last steps, not measured; the last turns have no forward
-# The means that a child hub must send; two of them are measured.
+NUM_WARM_UP, NUM_LAST = 2, 1  # unmeasured steps at the start and the end of a run
+# Fewest messages with mean gradients that a child hub sends; two of the messages are measured.
 _FEWEST_MEANS = NUM_WARM_UP + NUM_LAST + 2
 _NUM_EXAMPLES = 2  # batch norm needs two samples
-_SPAN_NBYTES = 400  # of a traced span, as JSON
+_SPAN_NBYTES = 400  # upper bound of a traced span in JSON
 _MIN_MESSAGE_NBYTES = 4 << 20
 
 
@@ -56,8 +56,8 @@ _MIN_MESSAGE_NBYTES = 4 << 20
 class TrainingJob:
     """A run's spec, and the recipe, model and halves that were built from it.
 
-    `workload`: one worker's part of a step, as costs of layers. `parts`: the body and the head of
-    `workload`. `device`: the device on which heads compute.
+    `workload`: the layers, with their costs for one worker's share of a batch. `parts`: the layers
+    of the body and the layers of the head. `device`: the device on which heads compute.
     """
 
     spec: RunSpec
@@ -113,8 +113,8 @@ class TrainingJob:
 class Updating:
     """The optimizer, schedule and loss of a hub's model.
 
-    `updates_per_step`: the number of updates in a step of all workers. It divides the learning
-    rate.
+    The learning rate is divided by `updates_per_step`, the number of updates in a step of all
+    workers.
     """
 
     optimizer: Optimize
@@ -166,7 +166,7 @@ def _updating(
 def rehearsal_job(
     session: TrainingSession, settings: RehearseSettings
 ) -> tuple[TrainingJob, Updating]:
-    """Build a rehearsal, whose layers sleep for the device's times."""
+    """Build a job whose layers sleep for as long as `session.device` would compute."""
     device = session.device
     if device is None:
         raise InvalidInput("device", "is required", hint="for example k40-gigabit/gpu0")
@@ -184,7 +184,7 @@ def rehearsal_job(
 
 
 def _check_long_enough(config: Wheel, num_steps: int) -> None:
-    """Raise InvalidInput if child hubs would send too few means in `num_steps` steps."""
+    """Raise InvalidInput if `num_steps` steps have too few exchanges between hubs."""
     if config.child_hubs and num_steps * config.workers_of_hub // config.gathered < _FEWEST_MEANS:
         least = ceil(_FEWEST_MEANS * config.gathered / config.workers_of_hub)
         raise InvalidInput(
@@ -258,9 +258,9 @@ def server_options(job: TrainingJob, learning: Learning) -> dict[str, Any]:
 
 
 def paced_updating(job: TrainingJob, seconds: float = 0.0) -> Updating:
-    """Return the updating of a rehearsal, whose updates take `seconds`.
+    """Return a rehearsal's `Updating`, whose optimizer sleeps for `seconds` in each update.
 
-    At a child hub `seconds` is 0, because its parent updates the parameters.
+    At a child hub `seconds` is 0, because the parent updates the parameters.
     """
     learning = learning_in(job.spec, job.recipe)
     return Updating(lambda model: PacedSGD(model.parameters(), seconds), learning)
@@ -357,10 +357,9 @@ def _described(recipe: Recipe, model: nn.Module, size: int, name: str) -> Worklo
 
 
 def _tried(workload: Workload, config: Wheel, model: nn.Module, recipe: Recipe) -> Workload:
-    """Return the workload with its impossible cuts, which `split` then skips.
+    """Try cuts until a cut succeeds; return the workload with the failed cuts (`refused_cuts`).
 
-    Raises InvalidInput if no cut is possible. If a layer is tied to an embedding, the error says
-    so.
+    Raises InvalidInput if no cut is possible, for example because of tied embeddings.
     """
     try:
         split(workload, config)

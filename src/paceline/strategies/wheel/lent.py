@@ -1,11 +1,11 @@
-"""A head on a device, whose parameters are kept in main memory (Du et al. 2017, section 3.4.2).
+"""Lend a head's parameters from main memory to a device (Du et al. 2017, section 3.4.2).
 
     server, in main memory     parameters, optimizer state, waiting gradients
             |  parameters                             ^  gradients
             v                                         |
     hub's device               head of one worker: forward, backward
 
-The device has the head's parameters only while it answers a worker.
+The device has the head's parameters only while the head answers a worker.
 """
 
 import torch
@@ -15,7 +15,7 @@ from paceline.core.plan import Kind, Lane
 from paceline.core.wire_format import Purpose
 from paceline.training.models.halves import trainable
 
-# The purpose of each kind of copy during an answer, and the device's lane for it.
+# Kind of copy during an answer: the purpose of the copy, and the lane of the device.
 COPIES = {
     Kind.H2D: (Purpose.HEAD_PARAMETERS, Lane.H2D),
     Kind.D2H: (Purpose.HEAD_GRADIENTS, Lane.D2H),
@@ -23,10 +23,10 @@ COPIES = {
 
 
 class LentHead:
-    """A head on a device, which gets the parameters of `kept` for each answer.
+    """Computes answers on a device with parameters that are kept in main memory.
 
-    `kept`: the head in main memory; answers update its buffers. `model`: a separate model, whose
-    head is `head`. `head` is moved to the device.
+    `kept`: the head in main memory; each answer updates the buffers of `kept`. `model`: a second
+    copy of the model. `head`: the head of `model`, which moves to the device.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Measure the hub, and make the machine of a plan from profiles of hub and workers."""
+"""Measure the hub, and describe the machine for plans from profiles of the hub and workers."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -27,7 +27,7 @@ def recorders_of(
     num_workers: int,
     window: range = ALL_STEPS,
 ) -> list[WorkerRecorder]:
-    """Return new recorders of the head, one per worker, which the server then uses.
+    """Let the server record its head's work; return the new recorders, one per worker.
 
     `name`: the device's name in the trace. `window`: the steps to record.
     """
@@ -46,7 +46,7 @@ def profile_head(job: jobs.TrainingJob, updating: jobs.Updating) -> DeviceProfil
     model, halves = jobs.model_and_halves(spec, job.recipe, job.kept_on)
     optimizer = updating.optimizer(model)
     for group in optimizer.param_groups:
-        group["lr"] = 0.0  # so that each round computes the same
+        group["lr"] = 0.0  # keeps the parameters equal in all rounds
     server = ParameterServer(
         *(model, halves, optimizer),
         num_workers=1,
@@ -83,10 +83,10 @@ def calibrate(
     *,
     is_paced: bool,
 ) -> PricedMachine | None:
-    """Return the measured machine and its prices; None if a profile is missing.
+    """Return the measured machine and its cost model; None if a profile is missing.
 
     The first worker of each device must have a profile. In a tree, `workers` has the profiles of
-    the child hubs, which include the profiles of their workers.
+    the child hubs; the profile of a child hub includes its workers' profiles.
     """
     profiles, hub_of = {0: hub}, dict[int, int]()
     by_device = config.workers_by_device

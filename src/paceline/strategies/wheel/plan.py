@@ -47,10 +47,10 @@ from paceline.strategies.wheel.split import messages, split
 
 _TaskIds = tuple[TaskId, ...]
 _KEPT_BY_SERVER = 2  # the parameters and their momentum
-# A hub that is busy for a smaller share of the window is no bottleneck. At the beginning and end of
-# the window only bodies compute.
+# Busy share of the window from which a hub can be the bottleneck; below 1, because only bodies
+# compute at the beginning and end of the window.
 _SATURATED = 0.8
-_MOST_CHILD_HUBS = 8  # that a search tries
+_MOST_CHILD_HUBS = 8  # largest number of child hubs that a search tries
 _KEPT_BY_CHILD = 3  # the parameters, a sum and a mean
 _LENT = 2  # the head's parameters and their gradients
 
@@ -115,8 +115,8 @@ def limit(machine: Machine, config: Wheel, timeline: Timeline) -> str | None:
     """Return a sentence about the hub that is the bottleneck; None without a bottleneck.
 
     A hub is the bottleneck if its heads and updates take longer than a body's device computes. The
-    ratio of these times is p k / t of section 3.4.1, with updates included. Above 1, more workers
-    of this hub gain nothing. A hub that waits for messages much of the time is not a bottleneck.
+    first time divided by the second is p k / t of section 3.4.1, but includes updates. If the ratio
+    is above 1, more workers do not help. A hub that often waits for messages is no bottleneck.
     """
     placement = place(machine, config)
     busy: dict[str, float] = defaultdict(float)
@@ -147,7 +147,7 @@ def limit(machine: Machine, config: Wheel, timeline: Timeline) -> str | None:
 
 
 def head_devices_needed(head_s: float, num_body_devices: int, step_s: float) -> int:
-    """Return how many devices with heads are needed, so that no body waits.
+    """Return the number of devices with heads that keeps all bodies busy.
 
     The number is p k / t of section 3.4.1. `head_s` (p): the seconds of one answer. Each of the
     `num_body_devices` (k) requests one answer per step. `step_s` (t): the seconds of a step. Raises
@@ -242,14 +242,11 @@ class _WindowTasks:
         return Message(self.routes[worker][purpose], step, purpose, worker)
 
     def _update_of(self, step: int, worker: int) -> TaskId:
-        """Return the optimizer's update that follows from a worker's step."""
+        """Return the update that applies a worker's gradients of a step."""
         return TaskId(step, Kind.STEP, "", worker)
 
     def _held_by_hub(self, step: int, worker: int) -> TaskId:
-        """Return the task by which a hub uses a worker's gradients of a step.
-
-        The task is a sum at a child hub, otherwise an update.
-        """
+        """Return the task that uses a worker's gradients: a child hub's sum, or an update."""
         return self.hubs.summed(step, worker) if self.hubs else self._update_of(step, worker)
 
     def _begin(self, step: int, worker: int, before: _TaskIds) -> Generator[Task, None, _TaskIds]:
@@ -332,9 +329,9 @@ class _WindowTasks:
         return labels + self._message(step, Purpose.ACTIVATIONS, worker).arrival
 
     def _answered(self, step: int, worker: int) -> _TaskIds:
-        """Return the last tasks of the head's part of a step.
+        """Return the tasks after which the server has the head's gradients of a step.
 
-        A head without layers takes no time: then these are the last tasks of the uploads.
+        A head without layers has no gradients: the result is then the last tasks of the uploads.
         """
         if Purpose.HEAD_GRADIENTS in self.routes[worker]:
             return self._message(step, Purpose.HEAD_GRADIENTS, worker).arrival
@@ -363,7 +360,7 @@ class _WindowTasks:
     def _layers(
         self, step: int, kind: Kind, part: Workload, worker: int, device: Device, after: _TaskIds
     ) -> Iterator[Task]:
-        """Yield the tasks of a half's layers, one after another.
+        """Yield the tasks of the layers of `part`, one after another.
 
         On a GPU the last task includes a synchronisation with the host.
         """

@@ -13,8 +13,8 @@ from paceline.rpc import workers
 from paceline.rpc.tensor_parts import part_of, values_of
 from paceline.strategies.wheel.config import Wheel
 
-_MAX_SAMPLES = 2**40  # more do not fit a message
-_MOST_WEIGHT = 1e6  # largest weight of a worker's share of a batch; about 1 in valid messages
+_MAX_SAMPLES = 2**40  # largest valid number of samples in a share of a batch
+_MOST_WEIGHT = 1e6  # largest valid weight of a share of a batch; correct workers send about 1
 
 
 class Topic(StrEnum):
@@ -51,7 +51,7 @@ OF_STEPS = (Topic.PARAMETERS, Topic.ACTIVATIONS, Topic.WHOLE_PARAMETERS, *UPDATE
 
 
 def take_gradients(names: Sequence[str], parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-    """Remove and return the gradients; raise InvalidInput if one is sparse or missing."""
+    """Remove and return the gradients; raise InvalidInput if a gradient is sparse or missing."""
     found = [parameter.grad for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None
@@ -93,7 +93,7 @@ def share_of(part: memoryview) -> tuple[int, float]:
 
 
 def check_codecs(config: Wheel, dtype: torch.dtype) -> None:
-    """Raise InvalidInput if a codec cannot encode the values of its messages."""
+    """Raise InvalidInput if a codec does not support `dtype` or the purpose of a message."""
     for purpose, codec in config.codecs.items():
         find_codec(codec)
         if dtype != torch.float32:

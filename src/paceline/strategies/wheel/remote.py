@@ -11,8 +11,8 @@ from paceline.core.settings import Seconds
 from paceline.rpc.connecting import ConnectingWorkers
 from paceline.strategies.wheel.config import Wheel
 
-# Modules with `take_part(settings, clients)` and `serve_child(settings, progress)`. They are only
-# named here, because they import torch.
+# Names of the modules with `take_part(settings, clients)` and `serve_child(settings, progress)`.
+# This module does not import the two modules, because the two import torch.
 WORKING, SERVING = "paceline.strategies.wheel.worker", "paceline.strategies.wheel.child"
 _REFUSED = {  # options that a child hub cannot have, and what to do instead
     "workers": "use --workers",

@@ -12,7 +12,7 @@ from paceline.core.wire_format import Purpose, pieces
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, MessageSize
 
-_MOST_NAMED = 10  # hosts in an error
+_MOST_NAMED = 10  # largest number of hosts in an error
 
 
 class DevicePlacement(NamedTuple):
@@ -68,7 +68,7 @@ def place(machine: Machine, config: Wheel) -> DevicePlacement:
 class RouteStage(NamedTuple):
     """One stage of a message's route.
 
-    `handled`: the work of CPU cores of both hosts during this stage.
+    `handled`: transfers that occupy CPU cores of the two hosts during this stage.
     """
 
     kind: Kind
@@ -80,7 +80,7 @@ class RouteStage(NamedTuple):
 class Message(NamedTuple):
     """A message of one step and one worker in a plan.
 
-    `way`: the stages of its route. `part`: names the message in the ids of its tasks.
+    `way`: the stages of the route. `part`: the name of the message in task ids.
     """
 
     way: Sequence[RouteStage]
@@ -122,8 +122,8 @@ def routes(
 
         gpu  --d2h-->  host  --send-->  hub's host  --h2d-->  hub's gpu
 
-    The source encodes and the target decodes. The `server` sends the body's parameters and receives
-    its gradients. The server may be in the memory of the hub's host.
+    The source of a message encodes, and the target decodes. `server`: the hub's device or host,
+    which sends the body's parameters and receives the body's gradients.
     """
     body, hub = placement.bodies[worker], placement.heads[worker]
     found = {}
@@ -143,7 +143,7 @@ def stages(
 ) -> tuple[RouteStage, ...]:
     """Return the stages of a message between two devices or hosts.
 
-    `lane`: a device's lane for uploads or downloads, which the stage SEND occupies.
+    `lane`: the lane that stage SEND occupies, for a device's uploads or downloads.
     """
     cost = Cost(nbytes=message.nbytes, num_calls=1)
     one, other = _host_of(machine, source), _host_of(machine, target)
@@ -151,8 +151,8 @@ def stages(
     if _is_gpu(source):
         lanes = lanes_of(machine.route(source, one))
         way.append(RouteStage(Kind.D2H, (Resource(source.name, Lane.D2H), *lanes), cost))
-    # A message within a host goes through memory, unless it is between two CPU devices, or the
-    # machine defines how the host's processes exchange messages.
+    # Messages within a host are copied in memory, with two exceptions: messages between two CPU
+    # devices, and hosts for which the machine defines a link between processes.
     in_memory = one == other and not all(map(_is_on_cores, (source, target)))
     if not in_memory or one.name in machine.network.within:
         route = machine.route(
@@ -192,7 +192,7 @@ def server_of(machine: Machine, hub: Device, config: Wheel) -> Station:
 def updating_on(server: Station, computing: tuple[Resource, ...]) -> tuple[Resource, ...]:
     """Return the resources that a hub's updates and sums occupy.
 
-    For a server in main memory they are the host's memory, and the device, which waits.
+    A server in main memory occupies the host's memory and the device, which waits meanwhile.
     """
     if isinstance(server, Host):
         return (*computing, Resource(server.name, Lane.REDUCE))

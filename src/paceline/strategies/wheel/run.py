@@ -49,7 +49,7 @@ from paceline.strategies.wheel.split import TO_HUB, label_share
 from paceline.strategies.wheel.traffic import sent_share_of, traffic_of
 
 logger = logging.getLogger(__name__)
-_SLACK_S = 1e-3  # a layer's hook runs shortly after the layer
+_SLACK_S = 1e-3  # tolerance, because hooks record the end of a layer late
 
 
 @contextmanager
@@ -72,7 +72,7 @@ class WheelRunner:
             _check_trained(session.config, settings)
             job, self._updating = jobs.training_job(session, settings, device)
         self._job, self.workload = job, job.workload
-        self._config = job.spec.tree or job.spec.config  # with the name of the head's first layer
+        self._config = job.spec.tree or job.spec.config  # always names the head's first layer
         self.samples_per_step = job.num_samples / job.steps_per_epoch
         self.about = _about(session, job)
         check_codecs(job.spec.config, job.halves.body_parameters[0].dtype)
@@ -86,7 +86,7 @@ class WheelRunner:
             *(stack, settings, run_id, job),
             self._server,
             session.progress,
-            test=None if session.is_rehearsal else self._test,  # nothing is learnt
+            test=None if session.is_rehearsal else self._test,  # a rehearsal trains nothing
             devices=self._devices,
             epochs=epochs,
         )
@@ -125,7 +125,7 @@ class WheelRunner:
             return profile_head(self._job, self._updating)
 
     def train(self, config: Wheel) -> Outcome:
-        """Train or rehearse; `config` is the session's.
+        """Train or rehearse with the session's configuration; `config` is unused.
 
         Raises InvalidInput if a loss is not finite. Raises WorkerLost if no worker is left.
         """
@@ -226,9 +226,9 @@ class WheelRunner:
     def _step_seconds(self) -> list[float]:
         """Return the seconds of each measured step.
 
-        The seconds of a step are the time in which as many updates end as there are workers. The
-        first steps are left out, because turns are not yet regular; the last step is left out,
-        because it is followed by no forward. In a tree, an update may contain several steps or a
+        A step lasts from one update of the model to the update that is `workers` updates later.
+        The first steps are not measured, because turns are irregular. The last step is not
+        measured, because no forward follows. In a tree, an update may contain several steps or a
         part of a step, so the seconds are scaled by the number of samples.
         """
         spec, log = self._job.spec, self._hub.log
@@ -253,7 +253,7 @@ class WheelRunner:
         save_model(self._job.model, str(path))
 
     def _test(self) -> tuple[float | None, float | None]:
-        """Return the model's mean loss and score on the test samples; None without any."""
+        """Return the model's mean test loss and test score; without test samples, two None."""
         job = self._job
         group = replace(self._session.group, device=job.device)
         # If the server is in main memory, test a copy of the model on the device.
@@ -283,7 +283,7 @@ def _about(session: TrainingSession, job: jobs.TrainingJob) -> str:
 
 
 def _check_trained(config: Wheel, settings: TrainSettings) -> None:
-    """Raise InvalidInput if training has child hubs, or checkpoints after a number of steps."""
+    """Raise InvalidInput if `child_hubs` is set, or if checkpoints are due by steps."""
     if config.child_hubs:
         raise InvalidInput(
             "child_hubs",

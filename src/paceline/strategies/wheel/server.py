@@ -38,9 +38,9 @@ ALL_WORKERS = "all workers"  # the key of the staleness of all workers' updates
 
 @dataclass
 class GradientSum:
-    """The summed gradients of `count` steps, as one vector each for body and head.
+    """The summed gradients of `count` steps: a vector for the body and a vector for the head.
 
-    The gradients of a step are weighted by its number of samples; the average number has weight 1.
+    The weight of a step in the sum is its number of samples, divided by the average number.
     `version`: the version of the oldest parameters used. `losses`: the sums of losses by epoch.
     """
 
@@ -158,9 +158,9 @@ class ParameterServer:
     def update(self, worker: int, step: int, version: int, gradients: Tensor) -> int:
         """Update all parameters with the body's gradients of a step; return the new version.
 
-        Raises StepDiscarded if the head's gradients are missing, because the worker was lost in
-        between. Raises NonFinite or InvalidInput for wrong gradients. After an error the parameters
-        are unchanged, and the step is dropped.
+        Raises StepDiscarded if the head's gradients were dropped, because the worker was lost after
+        the answer. Raises NonFinite or InvalidInput for wrong gradients. After an error the
+        parameters are unchanged, and the step is dropped.
         """
         own = self.workers.of(worker)
         who = f"worker {worker}, step {step}"

@@ -23,7 +23,7 @@ from paceline.strategies.wheel.config import PaceSpec, Wheel
 
 LABEL_NBYTES = 4  # a class number is sent as a 32-bit integer
 _MATRIX = 2  # dimensions of a matrix
-# Products of a matrix per sample: at most 0.5 count as none, 2 or more as several.
+# A layer multiplies each sample once if it has between 0.5 and 2 matrix products per sample.
 _NO_PRODUCT, _SEVERAL = 0.5, 2
 TO_HUB = (Purpose.LABELS, Purpose.ACTIVATIONS, Purpose.GRADIENTS)
 FROM_HUB = (Purpose.ACTIVATION_GRADIENTS, Purpose.PARAMETERS)
@@ -88,8 +88,8 @@ def split(workload: Workload, config: Wheel) -> Split:
 
     Without `config.head`, the head consists of fully-connected layers at the model's end. If such
     layers apply to several places of a sample, such as tokens, the head is only the last layer.
-    Cuts in `workload.refused_cuts` are skipped. If no cut remains, or if data parallelism sends no
-    more bytes than the best cut, the head is the loss alone, which is asynchronous data parallelism
+    Skips cuts in `workload.refused_cuts`. The head is the loss alone if no cut remains, or if no
+    cut sends fewer bytes than data parallelism. The strategy is then asynchronous data parallelism
     (section 3.4.4).
 
     Raises InvalidInput if `config.head` is unknown or is the first layer. Also raises InvalidInput
@@ -103,7 +103,7 @@ def split(workload: Workload, config: Wheel) -> Split:
     if best is not None and _saves(best, config):
         return best
     whole = Split.before(workload, len(workload.layers))
-    # The workers send the outputs, and what data parallelism sends.
+    # If the head is the loss alone, workers send the outputs in addition to all gradients.
     if refusal_of(workload, LOSS) is None and whole.head.input_nbytes < workload.gradient_nbytes:
         return whole
     if best is not None:
@@ -182,7 +182,7 @@ def messages(parts: Split, config: Wheel) -> dict[Purpose, MessageSize]:
 
 
 def label_share(parts: Split, config: Wheel) -> float:
-    """Return the labels' share of the bytes of the message with labels and activations."""
+    """Return the share of labels in the bytes of a message with labels and activations."""
     sent = messages(parts, config)
     labels = sent[Purpose.LABELS].nbytes
     return labels / (labels + sent[Purpose.ACTIVATIONS].nbytes)
@@ -198,9 +198,9 @@ def pace_of(
 ) -> PaceSpec:
     """Return the times that a rehearsal's layers and updates take.
 
-    `times`, `rate`: the device's times of layers, and its speed. On a GPU, the body's forward, the
-    body's backward and the head's backward end with a synchronisation with the host, as in the
-    plan. Its time is added to the layer that is computed last.
+    `times`: the layers' times on the device. `rate`: the device's speed. As in the plan, a GPU
+    synchronises with the host after the body's forward, the body's backward and the head's
+    backward. The layer before a synchronisation includes the synchronisation time.
     """
     forward_s, backward_s = list(times.forward_s), list(times.backward_s)
     if is_gpu:
@@ -223,9 +223,8 @@ def pace_of(
 def _possible(workload: Workload) -> Iterator[int]:
     """Yield the indices of layers with which the head may begin, last layer first.
 
-    After this layer, only fully-connected layers may have matrices. Embedding tables are not
-    fully-connected layers. Neither are matrices that multiply several places of a sample, as a
-    convolution does, unless they are in the model's last layer.
+    In the head, only fully-connected layers have matrices: the head has no embedding table and no
+    convolution. Only the model's last layer may multiply several places of a sample by its matrix.
     """
     layers = workload.layers
     dimensions = [_dimensions(layer) for layer in layers]

@@ -33,8 +33,8 @@ class HeadGradients(NamedTuple):
 class WorkerProgress:
     """The progress of a worker, as in checkpoints.
 
-    `next_step`: all earlier steps are applied, or were skipped while the worker was away or the hub
-    was down. `below`: for a child hub, the next step of each of its workers.
+    `next_step`: the first step that is neither applied nor skipped. Steps are skipped while the
+    worker is away or the hub is down. `below`: the next steps of the workers of a child hub.
     """
 
     next_step: int
@@ -84,7 +84,7 @@ class Workers:
         return self.all[worker]
 
     def add(self, worker: int, step: int = 0) -> None:
-        """Mark a worker as training; raise its next step to `step`, if it is lower."""
+        """Mark a worker as training; the worker's next step becomes at least `step`."""
         own = self.of(worker)
         own.is_live, own.half, own.next_step = True, None, max(own.next_step, step)
 

@@ -1,4 +1,4 @@
-"""The bytes of a run by purpose, as its hub counted them and as planned."""
+"""Compare the bytes that a hub counted in a run with the planned bytes, by purpose."""
 
 from collections import Counter
 
@@ -10,7 +10,7 @@ from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, messages
 
 
 def sent_share_of(job: jobs.TrainingJob, answers: Answers) -> SentShare | None:
-    """Compare the share of the body's gradients that was sent with the codec's share.
+    """Compare the codec's declared share of sent gradients with the measured share.
 
     Returns None if gradients are not encoded.
     """
@@ -28,9 +28,9 @@ def sent_share_of(job: jobs.TrainingJob, answers: Answers) -> SentShare | None:
 def traffic_of(job: jobs.TrainingJob, answers: Answers) -> tuple[Traffic, ...]:
     """Return the counted and planned bytes of messages, by purpose.
 
-    They are the bytes that the hub exchanges with its workers and child hubs, and the bytes that
-    child hubs report about their own workers. The hub plans its workers' bytes by Table 1's
-    formula, for all steps.
+    Includes messages between this hub and its workers or child hubs, and messages between child
+    hubs and their workers, as the child hubs report. The planned bytes of this hub's workers follow
+    from Table 1.
     """
     spec, parts = job.spec, job.parts
     sizes: Counter[int] = Counter()

@@ -45,7 +45,7 @@ _LOSS_FIELDS = 3  # an epoch, its samples, the sum of their losses
 
 
 class HubPurpose(StrEnum):
-    """The purposes of parts of messages between two hubs."""
+    """The purpose of one part of a message between two hubs."""
 
     PARAMETERS = "hubs_parameters"
     HEAD_PARAMETERS = "hubs_head_parameters"
@@ -97,7 +97,7 @@ class HubTraffic:
 
 
 def vector_like(parameters: Sequence[Tensor], part: memoryview) -> Tensor:
-    """Decode a vector with as many values as the parameters, to their device.
+    """Decode a vector that has the parameters' size, dtype and device.
 
     Raises InvalidInput if the part has another size.
     """
@@ -108,7 +108,7 @@ def vector_like(parameters: Sequence[Tensor], part: memoryview) -> Tensor:
 
 
 class ChildHubs:
-    """Answers the requests of child hubs at their parent.
+    """Answers the requests that child hubs send to this parent hub.
 
     `workers`: the child hubs' numbers.
     """
@@ -117,7 +117,7 @@ class ChildHubs:
         self._server, self._num_steps = server, num_steps
         self.traffic = HubTraffic()
         self.workers: set[int] = set()
-        self.reports: dict[int, ChildReport] = {}  # of child hubs that are done, in a rehearsal
+        self.reports: dict[int, ChildReport] = {}  # from child hubs at the end of a rehearsal
 
     def fetch(self, worker: int, message: Message) -> Message:
         """Return a reply with all current parameters."""
@@ -150,7 +150,7 @@ class ChildHubs:
         below = tensor_parts.numbers_of(parts[3])
         if len(below) > _MOST_BELOW:
             raise InvalidInput(
-                "steps", f"must be steps of at most {_MOST_BELOW} workers", got=len(below)
+                "steps", f"must have at most {_MOST_BELOW} values, one per worker", got=len(below)
             )
         if any(not 0 <= step <= self._num_steps for step in below):
             raise InvalidInput("steps", f"must be from 0 to {self._num_steps}", got=max(below))
@@ -162,7 +162,7 @@ class ChildHubs:
         return mean.losses
 
     def _losses_in(self, part: memoryview) -> dict[int, LossSum]:
-        """Decode a child hub's losses by epoch; InvalidInput or NonFinite for invalid ones."""
+        """Decode a child hub's losses by epoch; raise InvalidInput or NonFinite if wrong."""
         num_rows = part.nbytes // (_LOSS_FIELDS * torch.float64.itemsize)
         rows = tensor_parts.values_of(part, torch.float64, num_rows * _LOSS_FIELDS)
         if not value_checks.all_finite([rows]):
@@ -243,7 +243,7 @@ class ParentHub:
     def measure(
         self, own: DeviceProfile, below: Sequence[DeviceProfile], whole_nbytes: int
     ) -> None:
-        """Measure the link to the parent, and send it the profiles.
+        """Measure the link to the parent, and send profiles to the parent.
 
         `own`: the profile of this hub. `below`: the profiles of this hub's workers.
         """

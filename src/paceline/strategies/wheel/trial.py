@@ -13,10 +13,10 @@ from paceline.training.models.halves import cut
 
 
 def with_possible_cut(model: nn.Module, inputs: Any, workload: Workload, config: Wheel) -> Workload:
-    """Return the workload with its impossible cuts, which `split` then skips.
+    """Try cuts until a cut succeeds; return the workload with the failed cuts (`refused_cuts`).
 
-    `inputs`: a batch of at least two samples, on the model's device, which may be meta. Raises
-    InvalidInput if no cut is possible.
+    `inputs`: a batch of at least two samples, on the model's device (meta is allowed).
+    Raises InvalidInput if no cut is possible.
     """
     attempt = partial(cut, model, inputs)
     return with_refused_cuts(workload, config, lambda *own: split(*own).first, attempt)

@@ -50,14 +50,14 @@ from paceline.training.recipes.recipe import Recipe
 
 logger = logging.getLogger("paceline.worker")  # __name__ may be __main__
 _POLL_S = 1.0
-_PATIENCE_S = 5.0  # longest wait of a lane in its turn, before other lanes have theirs
+_PATIENCE_S = 5.0  # longest wait for parameters before a lane lets other lanes compute
 _MIN_PROBE_NBYTES = 64 * 1024
 
 
 class Forward(NamedTuple):
     """A forward whose backward has not been computed.
 
-    `version`: the version of its parameters. `answer`: the future reply with activation gradients.
+    `version`: the version of the parameters. `answer`: the future reply with activation gradients.
     """
 
     version: int
@@ -66,7 +66,7 @@ class Forward(NamedTuple):
 
 
 class BodyWorker:
-    """A lane: one body worker with its connection, half of the model, and share of the samples.
+    """A lane: one body worker, which trains the model's body on a share of the samples.
 
     Raises InvalidInput if the model cannot be cut.
     """
@@ -122,7 +122,7 @@ class BodyWorker:
                 return
             except HubRestarted as error:
                 logger.info("worker %d, step %d: %s", self.worker, self._step, error)
-            # The hub waits for all lanes to begin, so let the other lanes request this, too.
+            # The hub waits for BEGIN from all lanes, so a waiting lane must not block other lanes.
             self._turns.leave(self.worker)
             self._body.zero_grad()
 

@@ -1,4 +1,4 @@
-"""Measure links with gloo messages and GPU copies, and the latency of codecs in an exchange."""
+"""Measure links with gloo messages and GPU copies, and the time that codecs add."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -116,7 +116,7 @@ class Links:
         return sum(Spread.of(seconds).median for seconds in ways) / 2, rates
 
     def _between_peers(self) -> Iterator[Link]:
-        """Yield a link for each pair of GPUs of a host with peer access."""
+        """Yield a link for each pair of GPUs that share a host and have peer access."""
         indices: list[int] = self.group.gather(self.group.device.index)
         for ranks in self.hosts:
             for one, other in combinations(ranks, 2):
@@ -166,7 +166,7 @@ def _link(ends: tuple[str, str], seconds: tuple[float, float]) -> Link:
 
 
 def measure_codec_latencies(sampler: Sampler, deadline_s: float) -> dict[Kernel, float]:
-    """Return, for each codec, half of the seconds that it adds to a small all-reduce.
+    """Return half of the seconds that each codec adds to a small all-reduce.
 
     The factor is one half because an all-reduce encodes and decodes twice. Requires two or more
     ranks.

@@ -62,10 +62,10 @@ def machine_of(
 
 
 def unrest_of(ranks: Sequence[RankFigures]) -> float:
-    """Return the relative spread of arithmetic measurements around their median.
+    """Return the largest relative spread of arithmetic speeds.
 
-    The spread includes that of the repetitions on each rank, and that between ranks with devices of
-    the same kind.
+    Speeds differ between repetitions on a rank, and between ranks. All ranks must have equal
+    devices.
     """
     own = [one for rank in ranks for one in (rank.device.convolution, rank.device.linear)]
     speeds = [rank.device.convolution.median for rank in ranks]

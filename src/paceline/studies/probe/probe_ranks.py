@@ -72,7 +72,7 @@ def probe_settings(workers: int | None, output: Path | None, **values: Any) -> P
     values |= {"workers": workers, "output": output}
     settings = validated(ProbeSettings, values)
     if started is not None and workers != started:
-        raise InvalidInput("workers", f"must be {started}, as torchrun has started", got=workers)
+        raise InvalidInput("workers", f"must equal torchrun's world size, {started}", got=workers)
     if started is None:
         check_gpus(workers)
     if started is None and not gpus and workers > cores:
@@ -95,7 +95,7 @@ def probe_machine(settings: ProbeSettings) -> None:
 
 
 def work(settings: ProbeSettings) -> int:
-    """Run this rank's part of the probe and return the exit code; errors print one line."""
+    """Run this rank's part of the probe and print any error; return the exit code."""
     # before the ranks of a host divide its cores
     usable = sorted(os.sched_getaffinity(0))
     return as_rank(partial(_probe_rank, settings, usable), _PATIENCE_S + settings.seconds)
@@ -177,11 +177,11 @@ def measure(settings: ProbeSettings, usable: list[int], group: Group) -> Machine
 def _figures(
     place: LocalRanks, usable: list[int], on_device: Sampler, on_host: Sampler, group: Group
 ) -> description.RankFigures:
-    """Measure this rank's device and share of the host; all ranks measure in the same order."""
+    """Measure this rank's device, copies, sums and codecs; all ranks must call this together."""
     rows = group.gather(usable)
     device, several = device_of(group.device), group.world_size > 1
     known, deadline_s = facts(group.device), group.deadline_s
-    memory = device.memory_nbytes()  # None: it has an equal share of the host's
+    memory = device.memory_nbytes()  # None: the device uses the host's memory
     memory_nbytes = memory[1] if memory else known["memory_bytes"] // len(place.members)
     on_gpu, is_first = device.kind == DeviceKind.GPU, group.rank == place.members[0]
     return description.RankFigures(
