@@ -1,22 +1,24 @@
 """Decide before a training whether rank 0 alone would be faster than all ranks."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from paceline.core.balance import apportion
 from paceline.core.durations import duration
 from paceline.core.plan import Kind
 from paceline.core.settings import RunSettings, TrainSettings
-from paceline.exchange.alone import compare_with_alone
+from paceline.exchange.alone import Comparison, compare_with_alone
 from paceline.exchange.profile import Profile
 from paceline.exchange.replicas import ReplicaRunner
 from paceline.exchange.session import Runner, TrainingSession
+from paceline.links.group import Group
 from paceline.planner import Forecast
 from paceline.records.settings import AUTO
 from paceline.strategies import EXCHANGES, find_strategy
 
-_HOPELESS = 1.5  # limit for trying a rank alone: its predicted step time / step time of all ranks
+_HOPELESS = 1.5  # ways predicted or measured to be slower by this factor are not tried
 _ALIKE = 1.1  # limit for preferring rank 0: its step time / step time of the fastest rank
 logger = logging.getLogger(__name__)
 
@@ -37,31 +39,51 @@ def why_alone(
     profiled = runner.with_equal_shares
     assert profiled is not None
     seconds = _seconds_of_samples(profiled, settings.batch_size / runner.workload.batch_size)
-    best = forecasts[0]
+    if settings.strategy != AUTO:
+        forecasts = [one for one in forecasts if one.strategy == session.strategy.name]
     # Rank 0 decides, because profiles differ between ranks.
-    lone_rank, tried, name = group.gather(_plausible(seconds, best, group.world_size))[0]
-    if not tried:
-        return None
-    strategy = find_strategy(name)
-    config = next(one.config for one in forecasts if one.strategy == name)
+    lone_rank, names = group.gather(_plausible(seconds, forecasts, group.world_size))[0]
     parts = apportion(
         settings.batch_size,
         [1.0] * group.world_size if settings.balance is None else [1 / one for one in seconds],
     )
     parts = group.gather(parts)[0]
-    replicate = partial(strategy.runner().replica, config=config, group=group)
-    found = compare_with_alone(runner.setup, group, replicate, parts, lone_rank)
-    if not found.is_alone_faster:
+    configs = {name: next(x.config for x in forecasts if x.strategy == name) for name in names}
+    found = _comparisons(runner, group, configs, parts, lone_rank)
+    if not found:
         return None
+    alone_s, together_s, _ = min(found, key=lambda one: one.together_s)
     figures = (
-        f"worker {lone_rank} alone takes {duration(found.alone_s)} a step, all "
-        f"{group.world_size} workers {duration(found.together_s)}"
+        f"worker {lone_rank} alone takes {duration(alone_s)} a step, all "
+        f"{group.world_size} workers {duration(together_s)}"
     )
     if lone_rank == 0:
         return f"{figures}: it continues without the others (--keep-all keeps them)"
     if group.rank == 0:
         logger.warning("%s: start worker 0 on its machine to train without the others", figures)
     return None
+
+
+def _comparisons(
+    runner: ReplicaRunner,
+    group: Group,
+    configs: Mapping[str, Any],
+    parts: Sequence[int],
+    lone_rank: int,
+) -> list[Comparison]:
+    """Compare a rank alone with strategies; an empty list if all ranks are as fast with any.
+
+    One strategy is not enough, because the prediction of the fastest may be wrong.
+    """
+    found = list[Comparison]()
+    for name, config in configs.items():
+        replicate = partial(find_strategy(name).runner().replica, config=config, group=group)
+        found.append(compare_with_alone(runner.setup, group, replicate, parts, lone_rank))
+        if not found[-1].is_alone_faster:
+            return []
+        if found[-1].together_s > _HOPELESS * found[-1].alone_s:
+            break
+    return found
 
 
 def may_be_alone(settings: RunSettings) -> bool:
@@ -71,17 +93,21 @@ def may_be_alone(settings: RunSettings) -> bool:
     return settings.strategy == AUTO or settings.balance is not None
 
 
-def _plausible(seconds: Sequence[float], best: Forecast, num_ranks: int) -> tuple[int, bool, str]:
-    """Return the fastest rank, whether it may be faster alone, and the strategy to compare with.
+def _plausible(
+    seconds: Sequence[float], forecasts: Sequence[Forecast], num_ranks: int
+) -> tuple[int, list[str]]:
+    """Return the fastest rank, and the strategies to compare it with: none if it is too slow.
 
     Ranks of one machine share its cores; a rank that trains alone has all cores.
     """
-    fastest = min(range(num_ranks), key=seconds.__getitem__)
+    fastest, best = min(range(num_ranks), key=seconds.__getitem__), forecasts[0]
     if seconds[0] <= _ALIKE * seconds[fastest]:
         fastest = 0  # prefer rank 0, which has the run's folder
     on_one_machine = len({device.host for device in best.machine.devices[:num_ranks]}) == 1
     alone_s = seconds[fastest] / (num_ranks if on_one_machine else 1)
-    return fastest, alone_s <= _HOPELESS * best.step_s, best.strategy
+    limit_s = _HOPELESS * best.step_s
+    names = [one.strategy for one in forecasts if alone_s <= limit_s and one.step_s <= limit_s]
+    return fastest, list(dict.fromkeys(names))
 
 
 def _seconds_of_samples(profiled: Profile, factor: float) -> list[float]:
