@@ -26,12 +26,12 @@ from paceline.records.scale import ScaleResult
 class PlanRow(Record):
     """One planned configuration.
 
-    `range_share`: the median measured step time should differ from `step_s` by at most this share
-    in nine of ten cases. `efficiency`: throughput, divided by the throughput without any exchange.
-    `link_nbytes_per_step`: bytes by direction of a link; of a ring only the slowest link is listed.
+    `range_share`: half width of `range_s`, relative to `step_s`; in nine of ten cases `range_s`
+    should contain the median measured step. `efficiency`: throughput, divided by the throughput
+    without exchange. `link_nbytes_per_step`: bytes by direction of a link (in a ring, the slowest).
     `memory_nbytes`: bytes needed on each device, and on each host that holds tensors.
     `is_balanced`: whether the plan splits the batch by the workers' speeds.
-    `after_backward`: communication left after backward; None if the strategy does not report it.
+    `after_backward`: seconds of backward and exchange; None if the strategy does not report them.
     `is_same_training`: whether one worker with the whole batch would compute the same training.
     `steps_to_loss`: relative number of steps to the loss of synchronous training; None if unknown.
     """
@@ -88,7 +88,7 @@ class PlanRow(Record):
 class AdviceRow(Record):
     """Compares the best plan with a codec and the best plan without a codec.
 
-    `link_busy`: share of a step with a busy link, in the best plan without a codec for `workers`.
+    `link_busy`: share of the step in which the busiest link is used by `workers` without a codec.
     """
 
     pays: bool
@@ -118,8 +118,8 @@ class RankingRows(Record):
     """All plans of a machine, best first.
 
     `workers_worth`: the smallest number of workers with a throughput within 2 % of the best; None
-    if only one number other than 1 was planned. `alone_samples_per_s`: throughput of the best
-    single worker, if planned.
+    if all plans have the same number of workers, unless this number is 1. `alone_samples_per_s`:
+    throughput of the best single worker, if planned.
     """
 
     plans: tuple[PlanRow, ...]
@@ -211,7 +211,7 @@ class RunResult(RunMetrics):
 
     @classmethod
     def of(cls, outcome: Outcome, **known: Any) -> Self:
-        """Build the result of a run from its outcome and from the `known` fields."""
+        """Build the result of a run from its outcome; `known` contains the other fields."""
         own = {name: getattr(outcome, name) for name in RunMetrics.model_fields}
         is_accuracy = is_share(outcome.score) and bool(outcome.epochs)
         own["accuracy"] = outcome.epochs[-1].score if is_accuracy else None
@@ -227,8 +227,8 @@ class PlanResult(Record):
     """The plans of a model on a machine, best first.
 
     `machine`: a machine file's name, or "this machine". `facts`: Paceline's version, and a
-    description of this machine. `second_machine`: the least speed and the least bandwidth with
-    which a second host makes training faster; None if they were not searched.
+    description of this machine. `second_machine`: the least speed of a second machine, and the
+    least bandwidth to it, that make training faster; None if they were not searched.
     """
 
     kind: Literal["plan"] = "plan"

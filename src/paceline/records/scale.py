@@ -39,7 +39,7 @@ class Point(NamedTuple):
         return self.batch if self.scaling == "strong" else self.batch * self.workers
 
     def steps_of(self, samples: int) -> int:
-        """Return the steps of an epoch; with weak scaling each worker trains `samples` samples."""
+        """Return the number of steps in an epoch; in weak scaling `samples` is per worker."""
         total = samples * self.workers if self.scaling == "weak" else samples
         return -(-total // self.batch_size)
 
@@ -66,7 +66,7 @@ _Names = Annotated[
 class ScaleSettings(Record):
     """The settings of `paceline scale`.
 
-    Without `kinds`, cells are measured, or rehearsed if a device is given.
+    The default of `kinds` is "rehearsed" if `device` is given, otherwise "measured".
     """
 
     kind: Literal["scale"] = "scale"
@@ -113,7 +113,7 @@ class ScaleSettings(Record):
     def _methods_are_known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         for name in names:
             if name not in EXCHANGES:
-                find_exchange(name)  # explains the error, unless the name is module:record
+                find_exchange(name)  # raises InvalidInput, unless the name is module:record
                 raise ValueError(f"must be built-in strategies (got {name!r})")
         return names
 
@@ -166,9 +166,9 @@ class ScaleCell(Record):
 
     `batch`: as in `Point`. `epoch_s`: number of steps times the median step time of the
     repetitions. `spread`: quartiles of the repetitions; in a predicted cell, the range that should
-    contain the measured epoch in nine of ten cases. `epoch_s` is the sum of loading and all parts
-    except `hidden_s`. `memory_bytes`: maximum over the workers. `capacity_bytes`: available memory
-    of a worker. A cell with an `error` has no figures.
+    contain the measured epoch in nine of ten cases. `forward_s` to `idle_s`: parts of `epoch_s`;
+    the remaining time is loading. `memory_bytes`: maximum over the workers. `capacity_bytes`:
+    available memory of a worker. A cell with an `error` has none of these values.
     """
 
     method: str
@@ -209,7 +209,7 @@ class TimedCell(ScaleCell):
 
     @property
     def rate(self) -> float:
-        """Throughput in units of the setting `samples` per second, comparable between cells."""
+        """Samples per second, divided by the setting `samples`; comparable between cells."""
         return self.num_shares / self.epoch_s
 
     @property
@@ -230,7 +230,7 @@ class TimedCell(ScaleCell):
         return -(-self.batch // self.workers) if self.scaling == "strong" else self.batch
 
     def differs_from(self, other: "TimedCell") -> bool:
-        """Return whether the spreads of the two rates do not overlap."""
+        """Return whether the cells' spreads of seconds per sample do not overlap."""
         (low, high), (other_low, other_high) = self._bounds_s, other._bounds_s
         return high < other_low or other_high < low
 
@@ -280,7 +280,7 @@ class ScaleResult(Record):
 
     @model_validator(mode="after")
     def _is_of_a_study(self) -> Self:
-        # The report has a row, a column or a bar for each value.
+        # Limit the rows, columns and bars of the report.
         for name in ("batch", "workers", "method"):
             count = len({getattr(cell, name) for cell in self.cells})
             if count > _MOST:

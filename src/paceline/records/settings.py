@@ -140,7 +140,7 @@ def strategy_config(strategy: Strategy, options: Mapping[str, Any], num_workers:
 
 
 def check_options(strategy: Strategy, options: Mapping[str, Any], num_workers: int = 1) -> Any:
-    """Build a configuration to plan with; InvalidInput names the wrong option."""
+    """Build the configuration of a plan from options; InvalidInput names the wrong option."""
     if "workers" in options:
         raise InvalidInput("options", "cannot contain workers", hint="workers is a setting")
     known = [name for name in signature(strategy.config).parameters if name != "workers"]
@@ -162,8 +162,8 @@ def _of_strategy(given: dict[str, Any], kind: type[RunSettings]) -> dict[str, An
         return _numbered(given)
     workers = str(given.get("workers", kind.model_fields["workers"].default))
     strategy.options.count_workers(workers)
-    # Keep the text: RunSettings would require an integer to be at most batch_size, but each of
-    # these workers has its own batches.
+    # Keep `workers` as text: RunSettings requires an integer to be at most batch_size, but here
+    # each worker has separate batches.
     return given | {"workers": workers}
 
 
@@ -171,7 +171,7 @@ def without_shorthands(given: Mapping[str, Any], strategy: Strategy) -> dict[str
     """Replace the shorthand `codec` by options."""
     options = given.get("options", {})
     if not isinstance(options, dict):
-        return dict(given)  # pydantic reports the wrong type of options
+        return dict(given)  # pydantic reports that `options` has the wrong type
     others = {name: value for name, value in given.items() if name != "codec"}
     if "codec" not in given:
         return others | {"options": options}
@@ -226,15 +226,12 @@ def _refuse_useless(
 
 
 def _knowing(name: str) -> list[str]:
-    """Return the names of strategies that support an optional setting.
-
-    Empty for a setting that is not optional: all strategies support it.
-    """
+    """Return the names of strategies with this optional setting; [] if it is not optional."""
     return [one.name for one in STRATEGIES.values() if name in one.options.settings]
 
 
 def useful_settings(settings: RunSettings) -> dict[str, Any]:
-    """Return the settings that are not None and that the strategy uses, by name."""
+    """Return the settings that the strategy supports, as a dict without None."""
     is_auto = settings.strategy == AUTO
     strategies = tuple(EXCHANGES.values()) if is_auto else (strategy_of(settings),)
     values = settings.model_dump(exclude={"kind"}, exclude_none=True)

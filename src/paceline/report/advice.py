@@ -1,6 +1,6 @@
 """Advice: findings about a result, each made by a rule from a metric and a threshold.
 
-The metric of a rule of sort "gain" is the largest share of a step that a change could save. The
+In a rule of sort "gain" the metric is the largest share of a step that a change could save. The
 share is computed from the parts of a typical step, on two assumptions: more workers divide the time
 of loading, forward and backward; all other times stay constant.
 """
@@ -215,7 +215,7 @@ def findings(of: Metrics) -> tuple[Finding, ...]:
         value = of.values.get(rule.metric)
         if value is None or value <= rule.threshold or found.keys() & set(rule.unless):
             continue
-        with suppress(KeyError):  # the result lacks a word of the message
+        with suppress(KeyError):  # skip the rule if the result lacks a word of its message
             message = rule.message.format_map(of.words | _of_value(value))
             found[rule.code] = (
                 rule,
@@ -241,7 +241,7 @@ def _of_value(value: float) -> dict[str, str]:
 
 
 def shown(found: tuple[Finding, ...]) -> Iterator[str]:
-    """Yield the messages to display: those of the first MOST_SHOWN findings."""
+    """Yield the messages of the first MOST_SHOWN findings."""
     yield from (one.message for one in found[:MOST_SHOWN])
 
 

@@ -5,8 +5,8 @@ A figure is a dict of traces, layout and configuration with the keys of
 interprets a subset of HTML in texts.
 
 Each kind of task has the same colour in all figures. The colours are from the palette of Okabe and
-Ito, <https://jfly.uni-koeln.de/color/>, which colour-blind readers can distinguish. Two kinds that
-form a pair (there and back) share a colour and differ by hatching.
+Ito, <https://jfly.uni-koeln.de/color/>, which colour-blind readers can distinguish. Related
+kinds, such as encode and decode, share a colour and differ by hatching.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -270,7 +270,7 @@ def share_bars(
     *,
     is_downward: bool = False,
 ) -> Described:
-    """Draw shares as bars; `groups` maps the name of a colour to the shares by row."""
+    """Draw shares as horizontal bars: a colour for each group, a bar for each row of a group."""
     bars = []
     for i, (name, shares) in enumerate(groups.items()):
         if shares:

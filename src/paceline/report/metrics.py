@@ -118,7 +118,7 @@ def _of_memory(result: RunResult, found: Metrics) -> None:
 
 
 def _of_epochs(epochs: Sequence[Epoch], score: str, found: Metrics) -> None:
-    """Add metrics that tell whether more or fewer epochs would help."""
+    """Add metrics for the advice to train for more or fewer epochs."""
     losses = [epoch.test_loss for epoch in epochs if epoch.test_loss is not None]
     if len(epochs) < 2 or len(losses) < len(epochs):
         return
@@ -168,7 +168,7 @@ def _of_asynchronous(result: RunResult, found: Metrics) -> None:
 def _one_more_each(result: RunResult) -> str | None:
     """Return the options that add one worker to each device; None if impossible.
 
-    `workers` grows with `lanes`: otherwise fewer devices would hold the same number of workers.
+    Both `lanes` and `workers` grow: more lanes alone would put the same workers on fewer devices.
     """
     lanes, staleness = result.config.get("lanes"), result.config.get("staleness")
     if not isinstance(lanes, int) or staleness == 0:  # staleness 0 requires lanes=1
@@ -255,7 +255,7 @@ def of_ranking(ranking: RankingRows, *, is_measured: bool) -> Metrics:
 
 
 def _of_other_training(ranking: RankingRows, best: PlanRow, found: Metrics) -> None:
-    """Add the time saved by the fastest plan that reaches the same loss by another training."""
+    """Add the time saved by the plan that is predicted to reach the same loss first."""
 
     def rate(plan: PlanRow) -> float:
         return plan.samples_per_s / plan.steps_to_loss.median if plan.steps_to_loss else 0.0

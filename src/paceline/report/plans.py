@@ -146,7 +146,7 @@ def of_second_machine(found: SecondMachine) -> Iterator[str]:
 
 
 def label(one: Requirement) -> str:
-    """Name an exchange, with a note if only samples/s could be compared."""
+    """Describe the exchange of a requirement, and note if its steps to a loss are unknown."""
     text = {"plain": "without a codec", "codec": "with dynamic8", "local": "with strategy local"}
     return text[one.exchange] + (
         "" if one.is_learning_known else " (in samples/s: its steps to a loss are unknown)"

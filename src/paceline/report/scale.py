@@ -1,4 +1,4 @@
-"""The page of a scaling study, with figures similar to 3, 4 and 5 of Mojumder et al. 2018."""
+"""The page of a scaling study, with figures like figures 3 to 5 of Mojumder et al. 2018."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter

@@ -47,7 +47,7 @@ def comparable(cells: Iterable[ScaleCell]) -> list[TimedCell]:
 
 
 def fastest_by(cells: Iterable[TimedCell], key: Callable[[TimedCell], int]) -> dict[int, TimedCell]:
-    """Return the fastest cell for each value of the key, in ascending order."""
+    """Map each value of the key, in ascending order, to the fastest cell with this value."""
     found: dict[int, TimedCell] = {}
     for one in sorted(cells, key=lambda one: (key(one), -one.rate)):
         found.setdefault(key(one), one)

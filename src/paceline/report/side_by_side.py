@@ -1,4 +1,4 @@
-"""Compare the learning of any number of runs, as figures 5 to 8 of Ma, Rusu et al. 2020.
+"""Compare losses and workers of any number of runs, as figures 5 to 8 of Ma, Rusu et al. 2020.
 
 The page shows loss against seconds of training and against epochs, each worker's share of the
 updates, and the share of the time in which each device computed. As in the paper, losses are also

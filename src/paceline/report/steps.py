@@ -25,8 +25,8 @@ class Excerpt:
     """The spans of a few steps, in seconds from the start of the excerpt.
 
     Spans that extend beyond the excerpt are not clipped. All steps end with weight updates of
-    the same device, at `step_ends_s`. `rows`: spans by resource; of a large timeline only the first
-    rows are included. `title`: for example "measured: 2 of 20 steps".
+    the same device, at `step_ends_s`. `rows`: spans by resource, for at most _MOST_ROWS
+    resources. `title`: for example "measured: 2 of 20 steps".
     """
 
     title: str
@@ -128,7 +128,7 @@ def _bars(shown: Excerpt, factor: float) -> Iterator[Described]:
 
 
 def through_time(timelines: Sequence[Timeline]) -> Iterator[dict[str, Any]]:
-    """Yield a figure of step durations by device for each measured or rehearsed timeline."""
+    """Draw the step durations of each device, for each measured or rehearsed timeline."""
     for timeline in [one for one in timelines if one.origin is not Origin.PREDICTED]:
         seconds = {
             device: [end - start for start, end in steps]

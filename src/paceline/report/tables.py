@@ -1,4 +1,4 @@
-"""Tables for pages and terminals, and the tables of a run that both show."""
+"""Tables that both pages and terminals can show, including the tables of a run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,4 @@
-"""Tables and figures of asynchronous workers and of network traffic.
-
-Figures 5 to 8 of Ma, Rusu et al. 2020 show updates, batch sizes, staleness and utilisation.
-"""
+"""Tables and figures of asynchronous workers and of network traffic."""
 
 from collections import Counter
 from collections.abc import Sequence
