@@ -27,7 +27,7 @@ from paceline.training.models.sharded import Sharding, build_sharded
 from paceline.training.recipes.recipe import Recipe
 
 _NUM_STEPS = 3
-_ALL, _HALVES = slice(0, 4), (slice(0, 2), slice(2, 4))  # outputs of a layer with four outputs
+_ALL, _HALVES = slice(0, 4), (slice(0, 2), slice(2, 4))  # rows of a weight with four rows
 
 
 def split(
@@ -41,9 +41,9 @@ def split(
 ) -> SplitModel:
     """Return this rank's part of the model that `build` makes after `torch.manual_seed(seed)`.
 
-    `workload`: part of a step of the rank with the most samples. `inputs`: model inputs of some
-    samples. `rows_per_sample`: 1, or tokens per sample; by default derived from the workload. If
-    the model cannot be split, raises InvalidInput that names the layer.
+    `workload`: the workload of the rank with the most samples. `inputs`: model inputs for tracing.
+    `rows_per_sample`: 1, or the number of tokens per sample; None: derived from the workload.
+    Raises InvalidInput if the model cannot be split; the error names the layer.
     """
     try:
         cut = head.cut(workload, config.head, config.workers)
@@ -89,9 +89,9 @@ def _of_tied(build: Callable[[], nn.Module], name: str) -> InvalidInput | None:
 
 @dataclass(frozen=True)
 class Described:
-    """A step of the rank with the most samples: its workload, and the model's outputs.
+    """A model's workload for a number of samples, and the model's outputs for these samples.
 
-    The outputs have only shapes and dtypes if the model can run on the meta device.
+    If the model can run on the meta device, the outputs are meta tensors, which have no values.
     """
 
     workload: Workload
@@ -138,8 +138,8 @@ def with_possible_cut(
 ) -> Workload:
     """Mark the cuts at which the model cannot be split, so that `head.cut` skips them.
 
-    `inputs`: model inputs of a few samples, on the model's device, which may be meta. Raises
-    InvalidInput if there is no cut at which the model can be split.
+    `inputs`: model inputs of a few samples, on the device of `model`. Raises InvalidInput if the
+    model cannot be split at any cut.
     """
 
     def names_from(first: str) -> list[str]:
@@ -156,7 +156,7 @@ def with_possible_cut(
 def check_row_wise(optimizer: Optimize) -> None:
     """Raise InvalidInput if an optimizer does not update each row of a weight independently.
 
-    Checks whether it updates the two halves of a small layer like the whole layer.
+    Compares the update of a small layer with separate updates of the layer's two halves.
     """
     try:
         made, apart = _moves(optimizer, has_bias=True)
@@ -177,7 +177,7 @@ def check_row_wise(optimizer: Optimize) -> None:
 
 
 def _moves(optimizer: Optimize, has_bias: bool) -> tuple[str, bool]:
-    """Return the optimizer's name, and whether halves of a layer move unlike the whole layer."""
+    """Return the optimizer's name, and whether splitting a layer changes the layer's updates."""
     source = torch.Generator().manual_seed(0)
 
     def drawn() -> list[Tensor]:

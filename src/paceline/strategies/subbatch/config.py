@@ -23,15 +23,15 @@ def _check_fixed(name: str) -> str:
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class SubBatch:
-    """Train a replica of the model's body per worker, and split its last layers.
+    """Replicate a model's body on every worker, and split the model's head by outputs.
 
-    The last layers are called the head; each worker has some outputs of each of them. `head`: name
-    of the head's first layer; by default, the head is the longest run of linear layers at the end.
+    The head consists of the last layers; a worker computes some outputs of every layer in the head.
+    `head`: name of the head's first layer; None: the longest run of linear layers at the end.
     `activations`: codec of the inputs that workers gather for a layer of the head.
-    `activation_gradients`: codec of the gradients of these inputs. `gradients`: codec of the
-    gradients of the body's parameters. `updates`: update the head once per "step", or after each
-    "sub-batch". `sub_batch`: number of samples over all workers in a sub-batch; by default, a step
-    has as many sub-batches as workers.
+    `activation_gradients`: codec of the gradients of these inputs.
+    `gradients`: codec of the gradients of the body's parameters.
+    `updates`: update the head once per "step", or after each "sub-batch".
+    `sub_batch`: samples of all workers in a sub-batch; None: a step has `workers` sub-batches.
     """
 
     workers: Annotated[int, Field(ge=1)] = 2

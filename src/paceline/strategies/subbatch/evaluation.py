@@ -27,7 +27,7 @@ def evaluate(
 ) -> tuple[float, float]:
     """Return the loss and the score, summed over this rank's share of the samples.
 
-    All ranks call it together. In a batch, each counted row has the same weight on all ranks.
+    All ranks call it together. All rows of a test batch have equal weights, except ignored rows.
     """
     model, group = trainer.model, trainer.group
     # Running statistics differ between ranks, so all ranks use the buffers of rank 0's body.
@@ -95,7 +95,7 @@ def _losses_and_classes(
     """Return for each row of the batch the loss and the class with the largest logit."""
     shard, ranks = trainer.model.head[-1].shard, len(batch.rows)
     best, places = logits.max(1)
-    # Class numbers are sent as logits' type; float32 is exact for up to 2**24 classes.
+    # Send class numbers with the dtype of the logits; float32 represents 2**24 classes exactly.
     of_best = torch.stack((best, (places + shard.first).to(best)), 1)
     own = torch.cat((loss_terms(logits, batch.targets, shard), of_best), 1)
     found = _gather(trainer, own, [len(own)] * ranks).view(ranks, len(own), -1)
@@ -105,6 +105,6 @@ def _losses_and_classes(
 
 
 def _gather(trainer: SplitTrainer, values: Tensor, sizes: Sequence[int] | None = None) -> Tensor:
-    """Gather the rows of all ranks; `sizes`: number of rows of each rank, by default 1 each."""
+    """Gather the rows of all ranks; `sizes`: number of rows by rank; None: one row per rank."""
     known = sizes or [1] * trainer.group.world_size
     return begin_gather(values, None, trainer.thread.process_group, known, what="a test").wait()

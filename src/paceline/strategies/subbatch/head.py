@@ -1,6 +1,6 @@
 """Cut a model into a replicated body and a split head, and price the head's layers.
 
-The head consists of the model's last layers; each worker has some outputs of each of them.
+The head consists of the model's last layers; a worker has some outputs of every layer in the head.
 """
 
 from dataclasses import dataclass, replace
@@ -35,9 +35,9 @@ class Cut:
 def cut(workload: Workload, first: str | None, workers: int) -> Cut:
     """Return the body, and the head that begins with the layer `first`.
 
-    If `first` is None, the head is the longest run of layers at the end of the model that can be
-    split and does not begin at a refused cut. The model's first layer always belongs to the body.
-    Raises InvalidInput if a layer of the head cannot be split.
+    If `first` is None, the head is as long as possible. A head cannot begin with the model's first
+    layer, nor with a layer in `workload.refused_cuts`. Raises InvalidInput if a layer of the head
+    cannot be split.
     """
     start = _found(workload) if first is None else _named(workload, first)
     for layer in workload.layers[start:]:
@@ -111,7 +111,7 @@ def _found(workload: Workload) -> int:
 
 
 def _comes_first(workload: Workload, start: int) -> bool:
-    """Whether backward begins with the layers from `start` to the end, in reverse order."""
+    """Return whether backward runs from the last layer back to `start` before all other layers."""
     count = len(workload.layers)
     return workload.backward_order[: count - start] == tuple(range(count - 1, start - 1, -1))
 
@@ -171,10 +171,11 @@ class LayerWork(NamedTuple):
 
 
 def layer_work(layer: Layer, share: float, part: float, accumulates: bool) -> LayerWork:
-    """Return the costs of a `share` of a layer's outputs for `part` of its samples.
+    """Return the costs of a fraction `share` of a layer's outputs.
 
-    Even for few samples, each matrix product reads all weights or writes all their gradients.
-    `accumulates`: weight gradients are added to existing gradients, which are read.
+    `part`: number of samples, divided by the number of samples in the layer's own costs. The memory
+    traffic of weights and weight gradients is equal for every `part`. `accumulates`: backward adds
+    the weight gradients to existing gradients, which cost memory traffic, too.
     """
     weights = layer.gradient_nbytes * share
     forward = _of(layer.forward, share, part, weights)
@@ -198,9 +199,9 @@ def update_work(layer: Layer, share: float) -> Cost:
 
 
 def _of(cost: Cost, share: float, part: float, weights: float) -> Cost:
-    """Return the cost of a `share` of the outputs for `part` of the samples.
+    """Return the cost of fractions of a layer's outputs (`share`) and samples (`part`).
 
-    `weights`: bytes that are read or written for any number of samples.
+    `weights`: bytes of memory traffic that do not depend on the number of samples.
     """
     fixed = min(weights, cost.nbytes * share)
     nbytes = fixed + (cost.nbytes * share - fixed) * part

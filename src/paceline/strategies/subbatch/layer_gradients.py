@@ -86,7 +86,7 @@ class CommunicationThread:
 def begin_sum(values: Tensor, group: dist.ProcessGroup | None) -> Pending:
     """Start to sum values over all ranks in place."""
     work = dist.all_reduce(values, group=group, async_op=True)
-    assert work is not None  # this rank is one of the group
+    assert work is not None  # None only on a rank outside `group`
 
     def summed() -> Tensor:
         work.wait()
@@ -99,8 +99,8 @@ class LayerGradients(Exchange):
     """Averages gradients layer by layer during backward.
 
     `name`: name of the strategy. `thread`: also used by the strategy's other exchanges. Without a
-    codec, a layer's message also has a flag for each gradient that changed on this rank, and a
-    gradient that changed on no rank is not modified. With a codec, all gradients are averaged.
+    codec, a layer's message also has one flag per gradient: 1 if this rank changed the gradient. A
+    gradient that no rank changed is not modified. With a codec, all gradients are averaged.
     """
 
     chunked = True
@@ -120,7 +120,7 @@ class LayerGradients(Exchange):
             self._encoded = CodecAllReduce(codec, ranks, group.device, group.deadline_s)
 
     def open(self, layout: Layout) -> None:
-        """Raise InvalidInput unless all parameters have one real dtype (float32 for a codec)."""
+        """Raise InvalidInput unless all parameters have one real dtype; codecs require float32."""
         kinds = list(dict.fromkeys(slot.parameter.dtype for slot in layout.slots))
         encodable = self._encoded is None or kinds[0] == torch.float32
         if len(kinds) > 1 or kinds[0].is_complex or not encodable:
@@ -134,7 +134,7 @@ class LayerGradients(Exchange):
             self._encoded.begin_step()
 
     def ready(self, chunk: Chunk, touched: Sequence[bool]) -> None:
-        """Start to average a layer's gradients; a synchronous thread starts after backward."""
+        """Start to average a layer's gradients; if the thread is synchronous, `finish` starts."""
         if self._thread.is_synchronous:
             self._postponed.append(chunk)
         else:
@@ -233,7 +233,7 @@ class LayerGradients(Exchange):
         return self._encoded.state_dict() if self._encoded else {}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Load error feedback saved by the same rank of equally many ranks."""
+        """Load the error feedback that this rank saved; the number of ranks must be the same."""
         if self._encoded is not None:
             self._encoded.load_state_dict(state)
 

@@ -1,9 +1,9 @@
 """Run forward and backward of the head's layers on one rank, without autograd between layers.
 
-Each rank has some outputs of every layer. A linear layer reads all inputs. A rank computes only its
-summand of the input gradients, so these are summed over ranks. Activation functions and BatchNorm1d
-work on a rank's own outputs. BatchNorm1d computes its statistics over a sub-batch. With
-torch.autocast, matrix products have autocast's dtype; sums, messages and other layers have the
+A rank computes some outputs of every layer. A linear layer reads the inputs from all ranks; a rank
+computes one summand of the input gradients, and ranks add up the summands. Activation functions and
+BatchNorm1d read only the rank's own features. BatchNorm1d computes the statistics of a sub-batch.
+With torch.autocast, matrix products have autocast's dtype; sums, messages and other layers have the
 weights' dtype.
 """
 
@@ -28,9 +28,10 @@ def dropout_seed(seed: int, step: int, name: str) -> int:
 class DropoutMasks:
     """The dropout masks of a step with `num_rows` rows over all ranks.
 
-    For any number of workers and sub-batches, a mask is the same as `nn.Dropout` draws on a CPU for
-    the whole batch, in rank order, after `torch.manual_seed(dropout_seed(seed, step, name))`. Each
-    rank draws the whole mask, which is cheap compared with a linear layer.
+    A mask does not depend on the numbers of workers and sub-batches: `nn.Dropout` draws the same
+    mask on a CPU, for the whole batch in rank order, after
+    `torch.manual_seed(dropout_seed(seed, step, name))`. Every rank draws the whole mask; a linear
+    layer costs much more.
     """
 
     def __init__(self, seed: int, step: int, num_rows: int) -> None:
@@ -40,7 +41,7 @@ class DropoutMasks:
     def noise(
         self, name: str, p: float, num_outputs: int, rows: Tensor, shard: Shard, like: Tensor
     ) -> Tensor:
-        """Return the factors of a rank's outputs in some rows, each 0 or 1 / (1 - p).
+        """Return the mask of `rows` and of the outputs in `shard`: values 0 and 1 / (1 - p).
 
         The result has the dtype and device of `like`.
         """
@@ -120,10 +121,10 @@ class HeadLayer:
         return outputs
 
     def backward_input(self, number: int, by_outputs: Tensor, scale: float) -> Tensor:
-        """Return the input gradients; for a linear layer, only this rank's summand of these.
+        """Return the input gradients; a linear layer returns only this rank's summand.
 
-        `by_outputs`: gradients of the layer's outputs. For a BatchNorm1d, also accumulates the
-        gradients of its parameters, times `scale`.
+        `by_outputs`: gradients of the layer's outputs. Also accumulates the gradients of a
+        BatchNorm1d's parameters, times `scale`.
         """
         saved = self._saved[number]
         if not self.is_linear:

@@ -38,10 +38,10 @@ def loss_terms(logits: Tensor, targets: Tensor, shard: Shard) -> Tensor:
 
 @dataclass(frozen=True)
 class CrossEntropy:
-    """The loss of each row, and M and log S of each row to compute gradients.
+    """The loss of each row, and two values per row for the gradients: M and log S.
 
-    `losses`: shape (N,), 0 for ignored rows. `largest`: M. `log_sum`: log S. They are computed from
-    the terms m, s and t of all ranks (`loss_terms`):
+    `losses`: shape (N,), 0 for ignored rows. `largest`: M. `log_sum`: log S. All three fields are
+    computed from the terms m, s and t of all ranks (`loss_terms`):
 
         M = max m,    S = sum of s exp(m - M),    loss = log S + M - sum of t
     """
@@ -80,10 +80,10 @@ def _own_targets(targets: Tensor, shard: Shard) -> tuple[Tensor, Tensor]:
 
 
 def check_objective(recipe: Recipe, outputs: Any, targets: Any) -> None:
-    """Raise InvalidInput unless a recipe's loss is cross entropy with a row for each target.
+    """Raise InvalidInput unless a recipe's loss is cross entropy with one target per row.
 
     `outputs`: the model's outputs, of which only the shape is used. `targets`: the targets of the
-    same samples. If the recipe has a score, it is called once with outputs of zeros.
+    same samples. If the recipe has a score, the score is called once with outputs of zeros.
     """
     loss, name = recipe.loss, recipe.name
     if isinstance(targets, Tensor) and targets.dtype == torch.bool:

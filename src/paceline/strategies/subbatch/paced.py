@@ -1,7 +1,7 @@
 """Split models whose layers sleep for given times instead of computing, for rehearsals.
 
-Steps and exchanges are real. All values are zeros, with two exceptions: the loss, and the gradients
-if their codec sends only a share of the values.
+Steps, exchanges and the loss are real. Activations and gradients are zeros. If a codec sends only a
+share of the body's gradients, some of these gradients are large enough to be sent.
 """
 
 import time
@@ -29,8 +29,8 @@ SubBatchTimes = Callable[[int, int], tuple[float, float, float]]
 class PacedHeadLayer(HeadLayer):
     """A layer that sleeps in each sub-batch instead of computing.
 
-    `num_inputs`: None for a BatchNorm1d. `times`: given a sub-batch's number and its number of
-    rows, returns the seconds of forward, of input gradients and of weight gradients.
+    `num_inputs`: None for a BatchNorm1d. `times(number, num_rows)`: returns the seconds of forward,
+    of input gradients and of weight gradients in sub-batch `number`, which has `num_rows` rows.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class PacedHeadLayer(HeadLayer):
             module = nn.Linear(num_inputs, own, device="meta")
         super().__init__(TracedLayer(name, module), sharding, rank)
         self._times = times
-        self._num_rows: dict[int, int] = {}  # by sub-batch
+        self._num_rows: dict[int, int] = {}  # keys: sub-batches
 
     def forward(self, number: int, inputs: Tensor, rows: Tensor, masks: DropoutMasks) -> Tensor:
         """Sleep for the time of forward, and return zeros instead of outputs."""
@@ -68,7 +68,7 @@ class PacedHeadLayer(HeadLayer):
 class _PacedBody(PacedModel):
     """A body whose layers sleep; its outputs have the shape that the head reads.
 
-    The shape is (samples, rows, features), or (samples, features) with one row per sample.
+    The shape is (samples, rows, features), or (samples, features) if a sample has one row.
     """
 
     def __init__(self, parts: Cut, times: LayerTimes, codec: str | None) -> None:
@@ -86,16 +86,16 @@ class _PacedBody(PacedModel):
 
 
 def paced_optimizer(each_s: float) -> Callable[[nn.Module], torch.optim.Optimizer]:
-    """Return a factory of optimizers that sleep `each_s` per value, and change no parameter."""
+    """Return a factory of optimizers that only sleep: `each_s` seconds per parameter value."""
     return lambda module: PacedSGD(
         list(module.parameters()), each_s * sum(one.numel() for one in module.parameters())
     )
 
 
 def paced_model(workload: Workload, config: SubBatch, rank: int, device: PacedDevice) -> SplitModel:
-    """Return a rank's part of a model that sleeps as long as a device would compute.
+    """Return a rank's part of a model whose layers sleep as long as `device` would compute.
 
-    `workload`: part of a step of the rank with the most samples. Raises InvalidInput if the model
+    `workload`: the workload of the rank with the most samples. Raises InvalidInput if the model
     cannot be split.
     """
     parts = cut(workload, config.head, config.workers)

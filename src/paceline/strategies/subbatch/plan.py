@@ -3,13 +3,12 @@
     worker0 compute   load body's forward | head 0 | head 1 | ... | body's backward       |  step
     exchange                      [gather 0][gather 1] [return 0] [return P-1] [layer 2][layer 1]
 
-Each of K workers trains the body on its own batch. A step has P sub-batches; P is K unless
-`sub_batch` is set. For each sub-batch, all workers gather a Pth of the activations that their
-bodies have computed, run the head together, and return the activation gradients. Meanwhile the next
-sub-batch is sent. After the last sub-batch, the body's backward runs, and meanwhile the gradients
-of the body's layers are averaged. The head's parameter gradients are never sent. With
-`updates="sub-batch"`, a layer of the head begins a sub-batch only after its update with the
-previous sub-batch.
+Each of K workers trains the body on a separate batch. A step has P sub-batches; P is K unless
+`sub_batch` is set. For each sub-batch, all workers gather 1/P of the activations of all bodies, run
+the head together, and return the activation gradients. During these computations, workers send the
+next sub-batch. After the last sub-batch, workers run the body's backward, and average the gradients
+of the body layer by layer at the same time. Workers never send the head's parameter gradients. With
+`updates="sub-batch"`, a layer of the head is updated before its forward of the next sub-batch.
 
 A sub-batch in a head of two layers:
 
@@ -48,7 +47,7 @@ from paceline.strategies.subbatch.head import (
     update_work,
 )
 
-LOSS, LABELS = "loss", "labels"  # names of exchanges in tasks (`part`)
+LOSS, LABELS = "loss", "labels"  # `Task.part` of these exchanges
 _LOSS_VALUES = 3  # values per row: largest logit, sum of exponentials, target's logit
 # Bytes of a target, and of a message's header, which has the numbers of samples and rows.
 _LABEL_NBYTES, _LABELS_HEADER = 8, 2 * 8
@@ -59,12 +58,12 @@ _FLOAT32 = (4,)  # element size that a codec of activations or their gradients c
 
 
 def weights_of(layer: str) -> str:
-    """Return the `part` of tasks that compute a layer's weight gradients."""
+    """Return the `Task.part` of a layer's weight gradients."""
     return f"{layer}:weights"
 
 
 def returned_of(layer: str) -> str:
-    """Return the `part` of tasks that sum and return the gradients of a layer's inputs."""
+    """Return the `Task.part` of the exchange that sums a layer's input gradients."""
     return f"{layer}:{Purpose.ACTIVATION_GRADIENTS}"
 
 
@@ -72,7 +71,7 @@ def plan(workload: Workload, machine: Machine, config: SubBatch, window: Window)
     """Plan a window of steps on the first `config.workers` devices.
 
     Raises InvalidInput if the model cannot be split, if devices or links are missing, or if the
-    machine does not state a device's speed with a codec.
+    speed of a codec on a device is unknown.
     """
     devices, workers = machine.first_devices(config.workers), config.workers
     parts = cut(workload, config.head, workers)
@@ -104,9 +103,9 @@ def plan(workload: Workload, machine: Machine, config: SubBatch, window: Window)
 def memory(workload: Workload, machine: Machine, config: SubBatch) -> Mapping[str, int]:
     """Return the bytes of each device.
 
-    A device has a replica of the body, and its part of the head.
-    The gathered inputs of all sub-batches are kept until backward. With updates per sub-batch, only
-    two sub-batches are kept at a time. Raises InvalidInput as `plan` does.
+    A device has a replica of the body, a part of the head, and the gathered inputs of all
+    sub-batches; with updates per sub-batch, the gathered inputs of two sub-batches at a time.
+    Raises InvalidInput if the model cannot be split, or if devices are missing.
     """
     devices = machine.first_devices(config.workers)
     parts = cut(workload, config.head, config.workers)
@@ -127,17 +126,17 @@ def memory(workload: Workload, machine: Machine, config: SubBatch) -> Mapping[st
     needed = {device.name: max(in_head, replica_nbytes(body)) for device in devices}
     for layer in head:
         outputs = num_outputs(layer)
-        # If the plan covers only the first of equal nodes, its devices have the largest shares.
+        # `devices` may omit nodes that equal the first node, which has the largest shares.
         for device, own in zip(devices, shares(outputs, workers), strict=False):
             needed[device.name] += state_nbytes([layer]) * own // outputs
     return needed
 
 
 def sizes(workload: Workload, config: SubBatch) -> Iterator[SubBatch]:
-    """Yield the configurations to compare: larger sub-batches first, then `config` itself.
+    """Yield the configurations to compare: larger sub-batches first, and `config` last.
 
-    The sub-batches are the whole step, its halves, its quarters and so on. If the user has set
-    `sub_batch`, only `config` is yielded.
+    Before `config`, a step has 1, 2, 4, ... sub-batches, fewer than in `config`. If the user has
+    set `sub_batch`, only `config` is yielded.
     """
     most, own = workload.batch_size * config.workers, config.num_sub_batches(workload.batch_size)
     num_passes = 1
@@ -164,7 +163,7 @@ class _LayerPass:
 class _SubBatchPlan:
     """A sub-batch in all layers of the head.
 
-    `waits`: a layer first waits for its update with the previous sub-batch.
+    `waits`: a layer waits until the previous sub-batch has updated the layer's parameters.
     """
 
     number: int
@@ -198,7 +197,7 @@ class _SubBatchPlan:
         return [self._gradients(step, part, worker, self.number) for part in self.parts]
 
     def _forward(self, step: int, part: _LayerPass, done: list[TaskId]) -> Iterator[Task]:
-        """Yield a layer's forward; `done`: each worker's last task, which is replaced."""
+        """Yield the tasks of a layer's forward, and replace each worker's last task in `done`."""
         if part.gathered is not None:
             for worker, ready in enumerate(done):
                 yield from part.gathered.encodes(step, worker, ready)
@@ -212,9 +211,9 @@ class _SubBatchPlan:
             done[worker] = own
 
     def _backward(self, step: int, part: _LayerPass, done: list[TaskId]) -> Iterator[Task]:
-        """Yield a layer's backward; `done`: each worker's last task, which is replaced.
+        """Yield the tasks of a layer's backward, and replace each worker's last task in `done`.
 
-        The new last task is the one after which the worker has its input gradients.
+        A worker has its input gradients as soon as the worker's new last task ends.
         """
         for worker, device in enumerate(self.devices):
             on = (compute_lane(device.name),)
@@ -241,7 +240,7 @@ class _SubBatchPlan:
 def _sub_batches(
     parts: Cut, devices: tuple[Device, ...], config: SubBatch, ring: Ring | None
 ) -> Iterator[_SubBatchPlan]:
-    """Yield the sub-batches of a step; the costs are those of the worker with the most outputs."""
+    """Yield the sub-batches of a step; every worker gets the costs of the largest share."""
     workers, batch_size = config.workers, parts.body.batch_size
     updates_each = config.updates == "sub-batch"
     there, back = None, None
@@ -281,9 +280,10 @@ def _exchange(
     coding: Coding | None,
     num_encoded: int,
 ) -> Collective | None:
-    """Return an all-gather, or a reduce-scatter, of `nbytes` per worker; None without a ring.
+    """Return an all-gather or reduce-scatter of all workers; None if `ring` is None.
 
-    Each worker encodes `num_encoded` parts, and decodes one part from every worker.
+    `nbytes`: size of a message before encoding. A worker encodes `num_encoded` messages, and
+    decodes one message from every worker.
     """
     if ring is None:
         return None

@@ -30,11 +30,11 @@ from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.plan import LABELS, LOSS, plan
 from paceline.strategies.subbatch.trainer import SplitModel, SplitTrainer
 
-ANY_SPEED = Speed(1e9, 1e9)  # without effect, because all parts of a step are measured
+ANY_SPEED = Speed(1e9, 1e9)  # any value: the profile measures every part of a step
 _NUM_WARM_UP = 2
 _FEWEST_STEPS, _MOST_STEPS = 3, 40
 _WITHIN_LINKS = CodecSpeed(encode_values_per_s=float("inf"), decode_values_per_s=float("inf"))
-_ANY_LINE = LinearTime(0.0, 1e-9)  # without effect, because all exchanges are measured
+_ANY_LINE = LinearTime(0.0, 1e-9)  # any value: the profile measures every exchange
 _LEARNING_RATE = 1e-6  # small, to avoid NaNs and denormals, which would change computing times
 
 
@@ -87,7 +87,7 @@ def _calibrated(
     spans = timeline.spans
     losses = machine.usual_losses.model_copy(update={"unrest": unrest_of_traced(spans)})
     machine = machine.model_copy(update={"losses": losses})
-    # Take the median of computing times over all sub-batches. Exchanges belong to no single worker.
+    # All sub-batches share one computing time. An exchange involves all workers: no `owner`.
     computed = median_durations(
         [span for span in spans if span.kind in COMPUTE],
         lambda span: PriceKey(span.on[0].owner, span.kind, span.part),
@@ -114,7 +114,7 @@ def _calibrated(
 def planned_nbytes(workload: Workload, machine: Machine, config: SubBatch) -> dict[str, float]:
     """Return the planned bytes that each worker sends in a step, by purpose."""
     if len(machine.devices) > 1:
-        # A task has the bytes of all workers of a host, so place each worker on a separate host.
+        # An exchange task counts all bytes of a host, so give each worker a separate host.
         names = [f"host{i}" for i in range(len(machine.devices))]
         hosts = tuple(machine.hosts[0].model_copy(update={"name": name}) for name in names)
         devices = tuple(

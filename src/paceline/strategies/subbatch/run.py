@@ -114,7 +114,7 @@ class SplitRunner:
         for layer in self._model.head:
             for parameter in layer.parameters:
                 copies = trainer.num_copies(parameter)
-                if self._session.is_rehearsal:  # a paced optimizer has no state
+                if self._session.is_rehearsal:  # plan momentum, which PacedSGD lacks
                     copies = _PACED_COPIES
                 own += copies * parameter.nbytes
                 of_output = copies * parameter.nbytes // layer.shard.size
@@ -153,7 +153,7 @@ def _real(session: TrainingSession) -> tuple[SplitModel, setups.TrainingSetup]:
 def _paced(session: TrainingSession) -> tuple[SplitModel, setups.TrainingSetup]:
     settings, device, config = session.settings, session.device, session.config
     assert isinstance(settings, RehearseSettings)
-    assert device is not None  # the strategy does not support `slowdown`
+    assert device is not None  # None only for `slowdown`, which subbatch refuses
     sizes = shares(settings.batch_size, config.workers)
     workload = workload_of(settings.model, sizes[0], settings.input_shape)
     times, own = device.times(workload), sizes[session.group.rank]

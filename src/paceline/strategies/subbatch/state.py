@@ -4,8 +4,8 @@ Rank 0 gathers the rows of split tensors. Each rank loads its own rows, so the n
 change. A checkpoint has these files:
 
     model.safetensors        the whole model
-    optimizer.safetensors    tensors UPDATED/...; UPDATED is the part that an optimizer updates
-    training.json            plain values of optimizers and schedulers, and the number of steps
+    optimizer.safetensors    the tensors of optimizers, as OPTIMIZER/...
+    training.json            all other values of optimizers and schedulers, and the number of steps
 """
 
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ class _SavedTensor:
 
     @classmethod
     def of(cls, tensor: Tensor, name: str, head: Head) -> "_SavedTensor":
-        """Return a tensor with the sharding of its layer; `name`: its parameter or buffer."""
+        """Return a tensor with the sharding of the layer that has parameter or buffer `name`."""
         return cls(tensor, head.get(name.rpartition(".")[0]) if tensor.dim() else None)
 
     @property
@@ -94,8 +94,7 @@ def gather_state(
 ) -> State:
     """Return copies of the whole state on rank 0, and an empty state on others.
 
-    All ranks call it together. `optimizers`, `schedules`: by the name of the part of the model that
-    they update.
+    All ranks call it together. The keys of `optimizers` and `schedules` are names of optimizers.
     """
     saved = {f"model/{name}": one for name, one in _tensors(model, head).items()}
     values: dict[str, Json] = {}
@@ -123,7 +122,7 @@ def load_state(
     schedules: Mapping[str, LRScheduler],
     rank: int,
 ) -> int:
-    """Load a rank's part of a saved state, and return its number of steps.
+    """Load a rank's part of a saved state, and return the saved number of steps.
 
     Raises InvalidInput if the state is from another strategy, model, optimizer or scheduler.
     """

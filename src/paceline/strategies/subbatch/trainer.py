@@ -1,12 +1,12 @@
-"""Take the training steps of a model whose head is split among ranks.
+"""Run the training steps of a model whose head is split among ranks.
 
     main      body's forward | fc1/0 fc1/1 | fc2/0 fc2/1 | backward ... | body's backward | update
     thread    [labels]    [fc1/0][fc1/1]    [fc2/0][fc2/1]  [loss/0] ...
 
-In the drawing, fc1/0 is sub-batch 0 in layer fc1. The sub-batches of a step (see `plan`) take
-turns: while a sub-batch waits for an exchange, the next sub-batch computes. All ranks take the same
-turns, so their exchanges have the same order. With updates per sub-batch, only the activations of
-the next sub-batch are sent in advance; it computes after the current sub-batch has ended.
+In the drawing, fc1/0 is sub-batch 0 in layer fc1. While a sub-batch (see `plan`) waits for an
+exchange, the next sub-batch computes. The sub-batches alternate in the same order on all ranks, so
+the exchanges of all ranks match. With updates per sub-batch, the next sub-batch only sends
+activations in advance, and computes after the current sub-batch has ended.
 """
 
 from collections.abc import Callable, Iterator
@@ -54,7 +54,7 @@ WHOLE, BODY = "model", "body"
 class SplitModel:
     """A model on one rank: the body, and the rank's outputs of the head's layers.
 
-    `module`: contains the parameters of both. `batch_size`: samples per step of the rank with the
+    `module`: contains body and head. `batch_size`: samples per step of the rank with the
     most samples. `rows_per_sample`: 1, or the number of tokens of a sample.
     """
 
@@ -158,7 +158,7 @@ class SplitTrainer:
         return {purpose: nbytes / max(1, self.num_steps) for purpose, nbytes in sent.items()}
 
     def num_copies(self, parameter: nn.Parameter) -> int:
-        """Count a parameter's tensors: itself, its gradient, and optimizer state of its shape."""
+        """Count the parameter, its gradient, and the optimizer's tensors of the same shape."""
         kept = [one.state.get(parameter, {}).values() for one in self.optimizers.values()]
         tensors = [one for values in kept for one in values if isinstance(one, Tensor)]
         return 2 + sum(one.shape == parameter.shape for one in tensors)
@@ -198,8 +198,8 @@ class SplitTrainer:
                 f"{error}; if the loss rose before, choose a smaller learning_rate{rate}"
             ) from error
         with recorder.phase(Kind.BACKWARD):
-            # Scale by the number of ranks, because the exchange will divide by it. These gradients
-            # belong to the mean over the rows of all ranks, so they must be summed.
+            # `gradients` belong to the mean loss of all ranks' rows, so ranks must sum the body's
+            # gradients. The exchange averages instead, so scale by the number of ranks.
             activations.backward(gradients.view_as(activations) * self.group.world_size)
         with recorder.phase(Kind.STEP):
             if self.learning.clip_norm is not None:
@@ -258,8 +258,8 @@ class SplitTrainer:
     def _clip(self, most: float) -> None:
         """Clip the norm of the whole model's gradients.
 
-        Each rank has the body's gradients. So ranks exchange only one value each: the sum of
-        squares of the gradients in their part of the head.
+        Every rank has all gradients of the body. For the head, a rank sends one value: the sum of
+        the squares of the rank's gradients.
         """
         body, head = list(self.model.body.parameters()), self.model.head
         own = [parameter for layer in head for parameter in layer.parameters]
@@ -300,8 +300,8 @@ class SubBatchPass:
         self._rows = batch.rows_of(number)
         self._targets = batch.targets[self._rows]
         self._of_row = 1 / max(1, batch.num_counted)  # weight of a row in the batch's mean loss
-        # With updates per sub-batch, a layer is updated with gradients of the sub-batch's own mean
-        # loss. `_scale` converts gradients of the batch's mean loss to these.
+        # Gradients belong to the mean loss of the batch. For an update per sub-batch, `_scale`
+        # converts parameter gradients to gradients of the sub-batch's mean loss.
         counted = num_counted(self._targets) if trainer.updates_each else 0
         self._updates = counted > 0
         self._scale = batch.num_counted / counted if counted else 1.0
@@ -355,8 +355,8 @@ class SubBatchPass:
     def _gather(self, place: int, values: Tensor) -> Future[Tensor]:
         """Start gathering the inputs of a linear layer from all ranks.
 
-        For the first layer these are rows of the bodies' outputs; for others, columns of outputs of
-        the previous layer.
+        The first layer gathers rows, because each rank has the body's outputs for some samples. A
+        later layer gathers columns, because each rank has some outputs of the previous layer.
         """
         what, sizes = "activations of the body", self._batch.sizes_of(self._number)
         if place:
@@ -368,7 +368,7 @@ class SubBatchPass:
         return self._begin(Kind.SEND, self._layers[place].name, post)
 
     def _return(self, place: int, gradients: Tensor) -> Future[Tensor]:
-        """Start summing a linear layer's input gradients, each on the rank that sent the input."""
+        """Start summing a linear layer's input gradients on the ranks that sent the inputs."""
         name, sizes = self._layers[place].name, self._batch.sizes_of(self._number)
         if place:
             gradients, sizes = gradients.t(), self._layers[place - 1].sharding.sizes

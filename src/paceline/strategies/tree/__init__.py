@@ -15,7 +15,7 @@ STRATEGY = Strategy(
     ),
     running=Running(
         module="paceline.strategies.tree.run",
-        ends_together=False,  # the root returns when the means are in its send buffer
+        ends_together=False,  # the root may return before its means are sent
     ),
     options=Options(settings=frozenset({"balance", "exchange_alone", "keep_all", "slowdown"})),
 )

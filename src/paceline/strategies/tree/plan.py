@@ -75,7 +75,7 @@ def plan(workload: Workload, machine: Machine, config: Tree, window: Window) -> 
 def memory(workload: Workload, machine: Machine, config: Tree) -> Mapping[str, int]:
     """Return the bytes of each device.
 
-    A device has a replica and a buffer to send; a parent in the tree also has one to receive.
+    A device has a replica and a send buffer; a parent in the tree also has a receive buffer.
     """
     devices = machine.first_devices(config.workers)
     replica, num_workers = replica_nbytes(workload), len(devices)
@@ -122,9 +122,9 @@ def _step_tasks(compute: ComputeStep, edges: Sequence[_Edge], step: int) -> Iter
 def calibrate(machine: Machine, measured: ExchangeSamples, config: Tree | None = None) -> Machine:
     """Return the machine with a link per edge of the tree, fitted to measured exchanges.
 
-    CPU workers on one host share its memory bandwidth for messages and additions, so that bandwidth
-    is fitted, too. Otherwise the additions' time is computed from the machine's memory bandwidth,
-    and the links are fitted to the remaining time.
+    For CPU workers on one host, the host's memory bandwidth is also fitted, because messages and
+    additions share this bandwidth. For other workers, the time of additions is computed from the
+    memory bandwidth in `machine`, and the links are fitted to the remaining time.
     """
     devices = machine.devices
     pairs = [(devices[child], devices[above]) for child, above in _upwards(len(devices))]

@@ -6,17 +6,17 @@ whose updates are asynchronous.
 The path of a gradient from a worker to the parameters:
 
     worker.py     BodyWorker._backward      autograd computes the body's gradients as one vector
-    endpoint.py   Endpoint.message          a codec encodes it, and copies it to the host
+    endpoint.py   Endpoint.message          a codec encodes the vector; the host gets a copy
                      |
                      |  rpc: request in pieces, executed once
                      v
-    hub.py        Hub._execute              the gate checks it; a wrong request drops its worker
-    answers.py    StepAnswers.update        a codec decodes it
-    server.py     ParameterServer.update    joins it with the step's waiting head gradients
+    hub.py        Hub._execute              the gate checks the request
+    answers.py    StepAnswers.update        a codec decodes the vector
+    server.py     ParameterServer.update    joins the body's and the head's gradients of a step
     server.py     ParameterServer._apply    the optimizer takes a step; the version grows by 1
 
-At a child hub `ChildServer._apply` adds the gradients to a sum instead; the child hub then sends
-the mean to its parent hub (`child_server`, `tree`).
+In a child hub, `ChildServer._apply` adds the gradients to a sum instead; the child hub then sends
+the mean to the parent hub (`child_server`, `tree`).
 
 Planning uses `config`, `plan`, `split`, `routes` and `hubs_plan`. `job` builds the same model and
 halves in every process. `run` trains or rehearses with this process as the hub; `child` runs a hub

@@ -59,8 +59,8 @@ class StepAnswers:
     """Decodes the requests of steps for the parameter server, and encodes its replies.
 
     Runs in the hub's thread. `nbytes`: the bytes of messages by purpose (figure 2 of the paper).
-    `num_pushed`: the number of messages with gradients of the body. After each update, `count` is
-    called with the losses of the update by epoch.
+    `num_pushed`: the number of messages with gradients of the body. `count`: called after each
+    update with a mapping from the update's epoch to the update's loss.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class StepAnswers:
         endpoint, half = self._of_server[worker], self._server.workers.of(worker).half
         values = endpoint.values(Purpose.GRADIENTS, message, request.arrived_s, self._num_body)
         version = self._server.update(worker, step, message.version, values)
-        assert half is not None  # otherwise StepDiscarded was raised
+        assert half is not None  # `server.update` raises StepDiscarded for None
         self.nbytes[Purpose.GRADIENTS] += message.nbytes
         self.nbytes[Purpose.HEAD_GRADIENTS] += self._head_nbytes
         self.num_pushed += 1
@@ -156,11 +156,11 @@ class StepAnswers:
 
 
 class Answers:
-    """Executes requests; returns None instead of a reply that is sent later.
+    """Executes the requests of workers; a handler returns None if the reply must wait.
 
-    A later reply is sent after the request is executed again, or when the worker may begin. `steps`
-    executes the steps of workers, `children` the exchanges of child hubs; `log` counts the losses
-    of both. `profiles` and `trace` come from the workers.
+    The hub executes `waiting` requests again. A BEGIN request waits until the worker may begin.
+    `steps` executes the requests of steps. `children` executes the requests of child hubs. `log`
+    counts all losses. `profiles` and `trace` come from the workers.
     """
 
     def __init__(

@@ -30,7 +30,7 @@ _SERVER = "server"  # the name of this strategy's JSON in a checkpoint
 class ServerProgress:
     """The progress of a server after `version` updates.
 
-    `layout`: the description of the run. `staleness`: the number of updates of each staleness.
+    `layout`: the description of the run. `staleness[k]`: the number of updates with staleness k.
     """
 
     layout: str
@@ -67,8 +67,8 @@ def state_of(server: ParameterServer, layout: str, epochs: Sequence[Epoch] = ())
 def load(state: State, server: ParameterServer, layout: str) -> ServerProgress:
     """Load a checkpoint into a new server, and return the progress in the checkpoint.
 
-    Also loads the learning rates. Raises InvalidInput if the strategy, layout, model or optimizer
-    differs; then nothing is changed.
+    Also loads the learning rates. Raises InvalidInput, and leaves the server unchanged, if the
+    strategy, layout, model or optimizer in the checkpoint differs from the server's.
     """
     own = state.own_part(_SERVER)
     try:

@@ -1,8 +1,8 @@
 """Run a child hub, which is a worker of another hub, its parent.
 
 The parent defines the model, data, batch size and epochs. The root hub saves the trained model. A
-child hub returns the updates by its workers and the bytes that it exchanged. In a rehearsal the
-root starts its child hubs as processes of this module, or it waits for child hubs on other
+child hub returns the updates by its workers and the bytes that it exchanged. In a rehearsal, the
+root either starts the child hubs as processes of this module, or waits for child hubs on other
 machines.
 """
 
@@ -71,8 +71,8 @@ def _serve_workers(settings: ChildSettings, client: Client, progress: Progress) 
     layout = jobs.layout_of(parent_spec, job.halves, job.recipe, job.batches)
     gather = parent_spec.tree.gathered if parent_spec.tree else settings.gather or config.workers
     server = _server_of(job, ParentHub(client, layout), gather)
-    # Without an address the hub starts its workers on this machine. Only rehearsals do so; their
-    # workers sleep most of the time.
+    # Without an address to listen on, which only rehearsals allow, the hub starts all workers on
+    # this machine's CPU, because the workers mostly sleep.
     devices = ("cpu",) * len(config.workers_by_device) if settings.listen is None else ()
     with ExitStack() as stack:
         stack.callback(server.close)

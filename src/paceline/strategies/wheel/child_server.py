@@ -18,11 +18,11 @@ from paceline.training.models.halves import Halves, trainable
 class ChildServer(ParameterServer):
     """A parameter server whose parent takes the optimizer steps.
 
-    `gather`: the number of updates by this hub's workers whose mean gradients are sent to the
-    parent. At most one exchange with the parent runs at a time. With a `staleness` of 0, workers
-    wait for the parent's reply; otherwise they continue until the next sum is complete.
-    `num_steps`: the number of steps of each worker. Another thread calls `wake` when `poll_parent`
-    can load a reply. The other arguments are those of `ParameterServer`.
+    `gather`: the number of updates in a sum, whose mean this server sends to the parent. At most
+    one exchange with the parent runs at a time. With a `staleness` of 0, workers wait for the
+    parent's reply; otherwise workers continue until the next sum is complete. `num_steps`: the
+    number of steps of each worker. `wake`: called by another thread when `poll_parent` can load a
+    reply. `options`: other arguments of `ParameterServer`.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class ChildServer(ParameterServer):
         """Add the gradients of a step to the sum; return the unchanged version."""
         half = self.workers.of(worker).half
         version = super().update(worker, step, version, gradients)
-        assert half is not None  # otherwise StepDiscarded was raised
+        assert half is not None  # `super().update` raises StepDiscarded for None
         assert self._sum is not None
         self._sum.losses[step // self._steps_per_epoch] += half.loss
         self._send(self._gather)
@@ -170,5 +170,5 @@ class ChildServer(ParameterServer):
         workers = self.workers.all
         known = progress if len(progress) == len(workers) else (step,) * len(workers)
         for worker, own in zip(workers, known, strict=True):
-            if worker.next_step < self._num_steps:  # finished workers do not return
+            if worker.next_step < self._num_steps:  # a worker that is done repeats no step
                 worker.next_step = max(own, step)

@@ -24,25 +24,25 @@ _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 class Wheel:
     """The placement of workers, the cut of the model into body and head, and codecs.
 
-    `workers`: the number of workers, which train the body. The hub runs the head for each worker.
-    `lanes`: the number of workers that alternate on one device. With `lanes=1` a worker waits for
-    its own update before its next step.
-    `hub`: the host of the parameter server and the heads; by default the host of the first device.
-    Heads compute on the first device of this host, bodies on the machine's other devices.
-    `child_hubs`: the number of child hubs in a tree. Each has its own device and an equal share of
-    the workers.
-    `gather`: the number of steps whose mean gradients a child hub sends to its parent; by default
-    one step per worker.
-    `head`: the name of the head's first layer; by default `split` chooses it. With "loss" the
-    bodies have all layers, which is asynchronous data parallelism.
+    `workers`: the number of workers. Workers train the body; the hub runs the head.
+    `lanes`: the number of workers that alternate on one device. With `lanes=1`, the next step of a
+    worker waits for the update of the worker's previous step.
+    `hub`: the host of the parameter server and the heads; None: the host of the first device. Heads
+    compute on the first device of this host, bodies on the machine's other devices.
+    `child_hubs`: the number of child hubs in a tree. A child hub has a separate device and an equal
+    share of the workers.
+    `gather`: a child hub sends the mean gradients of this number of steps to the parent; None: one
+    step per worker.
+    `head`: the name of the head's first layer; None: `split` chooses the layer. With "loss", the
+    body has all layers, so the run is asynchronous data parallelism.
     `server_memory`: where the server keeps parameters, optimizer state and waiting gradients. With
-    "host" the head's parameters are copied to the device for each answer (section 3.4.2).
-    `activations`, `activation_gradients`, `parameters`, `gradients`: the codec of each kind of
-    message. Messages have only the parameters and gradients of the body.
+    "host", the hub copies the head's parameters to the device for each answer (section 3.4.2).
+    `activations`, `activation_gradients`: the codecs of activations and their gradients.
+    `parameters`, `gradients`: the codecs of the body's parameters and gradients.
     `staleness`: the most steps that a worker may be ahead of the slowest worker; None: no limit.
-    With 0, child hubs also wait for their parent's reply. Plans model only this wait.
-    `staleness_decay`: the learning rate of an update whose gradients miss k updates is divided by
-    1 + k * `staleness_decay`. Plans ignore this field.
+    With 0, child hubs also wait for the parent's reply. Plans contain this wait, but no limit.
+    `staleness_decay`: an update divides the learning rate by 1 + k * `staleness_decay` if the
+    gradients were computed before the last k updates. Plans ignore this field.
     """
 
     workers: Annotated[int, Field(ge=1)] = 2
@@ -85,7 +85,7 @@ class Wheel:
 
     @property
     def workers_of_hub(self) -> int:
-        """The number of workers of each hub with workers."""
+        """The number of workers per child hub; without child hubs, all workers."""
         return self.workers // max(1, self.child_hubs)
 
     @property
@@ -100,7 +100,7 @@ class Wheel:
 
     @property
     def workers_by_hub(self) -> dict[int, range]:
-        """The workers of each hub that has workers, by the number of the hub's device."""
+        """A mapping from a hub's device number to the hub's workers, without the root of a tree."""
         if not self.child_hubs:
             return {0: range(self.workers)}
         own = self.workers_of_hub
@@ -121,9 +121,9 @@ class Wheel:
 
     @property
     def workers_by_device(self) -> dict[int, range]:
-        """The workers of each device with bodies, by device number.
+        """A mapping from the number of a device to the workers whose bodies the device computes.
 
-        The root hub's device has number 0. Each hub's device precedes the devices of its workers.
+        Device 0 belongs to the root. A hub's device precedes the devices of the hub's workers.
         """
         return {
             number: own[i : i + self.lanes]
@@ -151,13 +151,12 @@ class PaceSpec(Record):
 class RunSpec(Record):
     """The description of a run that the hub sends to all workers.
 
-    It has no secrets and no paths. `model`, `data`, `seed`: define the recipe
-    (`paceline.training.recipes.named`). `config`: the configuration, with the head's first layer;
-    in a tree, this hub's part of the configuration. `boot_id`: identifies the clock of the hub's
-    machine. `num_steps`: the number of steps of the whole run. `pace`: in a rehearsal, the times
-    that layers take. `place`: (number, count); the samples are divided into `count` equal parts,
-    and this hub trains on part `number`. `tree`: in a rehearsal, the configuration of the whole
-    tree.
+    The description has no secrets and no paths. `model`, `data`, `seed`: define the recipe
+    (`paceline.training.recipes.named`). `config`: the configuration of this hub and its workers;
+    `config.head` is set. `boot_id`: identifies the clock of the hub's machine. `num_steps`: the
+    number of steps of the whole run. `pace`: in a rehearsal, the times of layers. `place`: (number,
+    count); the samples are divided into `count` equal parts, and this hub trains on part `number`.
+    `tree`: in a rehearsal, the configuration of the whole tree.
     """
 
     strategy: Literal["wheel"] = "wheel"

@@ -21,7 +21,7 @@ from paceline.strategies.wheel.tree import ChildReport
 
 _TRACE, _PROFILE = TypeAdapter(Trace), TypeAdapter(DeviceProfile)
 _REPORT = TypeAdapter(ChildReport)
-_ONCE = (Topic.ACTIVATIONS, Topic.GRADIENTS)  # invalid for a completed step
+_ONCE = (Topic.ACTIVATIONS, Topic.GRADIENTS)  # refused for completed steps
 _OF_BODIES = (Topic.PARAMETERS, *_ONCE)
 _AHEAD = 1  # how many steps early a worker may fetch parameters
 
@@ -50,14 +50,14 @@ class Gate:
                 topic, f"version must be from 0 to {self._newest}", got=message.version
             )
         if topic is Topic.PROBE:
-            return topic  # the step of a probe is a number of bytes
+            return topic  # the field `step` of a PROBE has a number of bytes
         if not 0 <= message.step <= self._num_steps:
             raise InvalidInput(topic, f"step must be from 0 to {self._num_steps}", got=message.step)
         reached = self._workers.of(worker).next_step
         is_over = topic in _ONCE and message.step < reached
         if is_over or (topic in _OF_BODIES and message.step > reached + _AHEAD):
             raise InvalidInput(
-                topic, f"step must be near the worker's next step, {reached}", got=message.step
+                topic, f"step must be {reached} or {reached + _AHEAD}", got=message.step
             )
         return topic
 
