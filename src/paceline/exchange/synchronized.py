@@ -141,8 +141,9 @@ class Synchronized(DistributedDataParallel):
             return TorchAllReduce(method, named, join, watched)
         if self._use_python_reducer:
             # torch.compile would put torch's all-reduce into the backward pass
-            field, problem = "torch._dynamo.config.optimize_ddp", "requires exchange='allreduce'"
-            raise InvalidInput(field, problem, got="python_reducer")
+            field = "torch._dynamo.config.optimize_ddp"
+            problem = "must not be 'python_reducer'"
+            raise InvalidInput(field, problem, hint="or use exchange='allreduce'")
         sparse = {id(p) for p, flag in zip(parameters, is_sparse, strict=True) if flag}
         layers = {one.layer for one in named if id(one.parameter) not in sparse}
         return Reducer(

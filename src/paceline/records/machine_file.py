@@ -60,7 +60,7 @@ def read_machine(path: Path) -> Machine:
 
 
 def _expected(error: ValidationError, model: type[BaseModel]) -> str:
-    """Return the names of the fields to expect in place of a missing or unknown field."""
+    """Return a hint that names the valid fields, after a missing or unknown field."""
     fault = fault_of(error)
     *inside, last = [part for part in fault["loc"] if isinstance(part, str)] or [""]
     for part in inside:

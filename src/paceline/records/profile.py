@@ -40,7 +40,10 @@ class ProfileSettings(Record):
         {}, description="Setting of the strategy, such as chunk=4MiB; can be repeated."
     )
     steps: int = Field(
-        20, ge=4, le=100_000, description="Number of steps to time; as many more steps are traced."
+        20,
+        ge=4,
+        le=100_000,
+        description="Number of timed steps; the same number of steps is then traced.",
     )
     largest_batch: Annotated[float | Literal["auto"] | None, BeforeValidator(_read_limit)] = Field(
         None,

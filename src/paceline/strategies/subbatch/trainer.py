@@ -95,8 +95,8 @@ class SplitTrainer:
 
     `seed`: seed of the dropout masks in the head. `sent`: bytes sent for activations and their
     gradients. `sent_of_loss`: bytes sent for the loss and the labels. Both counts include message
-    headers of 40 bytes. Raises InvalidInput if gradients are to be clipped with updates per
-    sub-batch.
+    headers of 40 bytes. Raises InvalidInput if gradients are clipped and each
+    sub-batch has an update.
     """
 
     def __init__(

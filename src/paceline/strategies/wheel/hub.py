@@ -102,8 +102,8 @@ class Hub:
     def wait_for_workers(self, on_first: Callable[[], None] = _nothing) -> None:
         """Serve until all workers are ready to begin.
 
-        After `settings.wait_s`, training can begin without missing workers. Calls `on_first` when
-        the first worker joins, before any worker measures its device. Raises InvalidInput if a
+        After `settings.wait_s`, training can begin even if workers are missing. Calls `on_first`
+        when the first worker joins, before any worker measures its device. Raises InvalidInput if a
         worker of this machine fails. Raises WorkerLost if no worker joins.
         """
         self._serve(lambda: self.group.membership.is_ready, on_first)

@@ -41,7 +41,7 @@ def place(machine: Machine, config: Wheel) -> DevicePlacement:
     if wanted not in with_devices:
         raise InvalidInput(
             "hub",
-            f"must be a host of machine {machine.name!r} with a device",
+            f"must be a host that has a device in machine {machine.name!r}",
             got=wanted,
             hint=f"choose one of {', '.join(sorted(with_devices)[:_MOST_NAMED])}",
         )

@@ -179,7 +179,7 @@ class PatchEmbedding(nn.Module):
 
 
 class ViT(nn.Module):
-    """ViT: images (B, channels, height, width) of the size `image` to scores (B, `num_classes`)."""
+    """Vision transformer: maps images (B, *`image`) to scores (B, `num_classes`)."""
 
     def __init__(
         self,
