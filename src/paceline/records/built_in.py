@@ -27,8 +27,8 @@ _SIZES = ("activation_nbytes", "kept_nbytes", "working_nbytes")
 _COSTS = ("flops", "nbytes", "num_calls", "num_syncs")
 
 _Growing = int | list[list[int]]  # a constant, or linear functions [a, c]
-# The costs of a layer: a `_Growing` for each of `_SIZES`; under "forward" and "backward", a list of
-# `_Growing` in the order of `_COSTS`.
+# A layer's costs. Each key in `_SIZES` has one `_Growing`. The keys "forward" and "backward" have a
+# list of `_Growing`, in the order of `_COSTS`.
 _Numbers = dict[str, Any]
 _Describe = Callable[[int], Workload]
 

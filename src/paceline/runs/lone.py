@@ -48,7 +48,8 @@ def why_alone(
         [1.0] * group.world_size if settings.balance is None else [1 / one for one in seconds],
     )
     parts = group.gather(parts)[0]
-    configs = {name: next(x.config for x in forecasts if x.strategy == name) for name in names}
+    best = {one.strategy: one.config for one in reversed(forecasts)}  # forecasts are sorted
+    configs = {name: best[name] for name in names}
     found = _comparisons(runner, group, configs, parts, lone_rank)
     if not found:
         return None
