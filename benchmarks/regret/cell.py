@@ -29,7 +29,7 @@ from paceline.links.clock import clock_for
 from paceline.links.group import Group
 from paceline.record.recorder import Recorder
 from paceline.runs.forecasts import candidates_of, forecasts_of
-from paceline.runs.lone import why_alone
+from paceline.runs.lone import alone_or_together
 from paceline.strategies import EXCHANGES
 from paceline.training.models.paced import Stretched
 
@@ -132,16 +132,15 @@ def _auto(session: TrainingSession, runner: ReplicaRunner) -> Iterator[tuple[Any
     predicted = {one.exchange: one.step_s for one in forecasts}
     chosen: dict[str, Any] = {"predicted": predicted, "profile_s": time.monotonic() - started}
     started = time.monotonic()
-    reason = why_alone(session, runner, forecasts)
+    found = alone_or_together(session, runner, forecasts)
     chosen["trial_s"] = time.monotonic() - started
-    if reason is not None:
+    if found.why_alone is not None:
         whole = session.settings.batch_size if group.rank == 0 else 0
-        chosen |= {"choice": ALONE, "num_steps": 0, "choosing_s": 0.0, "reason": reason}
+        chosen |= {"choice": ALONE, "num_steps": 0, "choosing_s": 0.0, "reason": found.why_alone}
         yield lambda: stepping(setup, group, whole, 1.0, None), chosen
         return
     decisions, model = list[str](), copy.deepcopy(setup.model).train()
-    by_name = {one.exchange: one for one in forecasts}
-    candidates = candidates_of(model, group, by_name, decisions.append)
+    candidates = candidates_of(model, group, forecasts, found.slow, decisions.append)
     with ExitStack() as stack:
         if setup.factor is not None:
             stack.callback(Stretched(model, setup.factor).remove)

@@ -1,20 +1,28 @@
 """Steps of one rank alone beside steps of all, on two ranks, of which one is slowed down."""
 
+import time
 from functools import partial
 
 import pytest
 import torch
+from torch import nn
 
 from paceline.core.settings import RehearseSettings
 from paceline.exchange.alone import compare_with_alone
+from paceline.exchange.replica import ModelReplica
 from paceline.exchange.replicas import start
 from paceline.exchange.session import Progress, TrainingSession
 from paceline.links.rendezvous import joined
 from paceline.strategies import EXCHANGES
 
 
-def compared(slowdown: str, parts: tuple[int, int]) -> tuple[float, float, bool, bool]:
-    """Return the comparison, and whether the model of the run is as before."""
+def compared(
+    slowdown: str, parts: tuple[int, int], *late_s: float
+) -> tuple[float, dict[str, float], bool, bool]:
+    """Return the comparison, and whether the model of the run is as before.
+
+    `late_s`: seconds by which each exchange delays a step; by default one that does not.
+    """
     group, strategy = joined(torch.device("cpu"), 30.0), EXCHANGES["allreduce"]
     settings = RehearseSettings.model_validate(
         {"model": "mlp-64-256-10", "batch_size": sum(parts), "slowdown": slowdown}
@@ -23,8 +31,13 @@ def compared(slowdown: str, parts: tuple[int, int]) -> tuple[float, float, bool,
     session = TrainingSession(settings, strategy, config, "alone", group, Progress())
     with start(session) as runner:
         before = [one.clone() for one in runner.setup.model.parameters()]
-        replicate = partial(strategy.runner().replica, config=config, group=group)
-        found = compare_with_alone(runner.setup, group, replicate, parts, lone_rank=0)
+
+        def replicate(module: nn.Module, seconds: float) -> ModelReplica:
+            module.register_forward_hook(lambda *_: time.sleep(seconds))
+            return strategy.runner().replica(module, config=config, group=group)
+
+        exchanges = {str(late): partial(replicate, seconds=late) for late in late_s or (0.0,)}
+        found = compare_with_alone(runner.setup, group, exchanges, parts, lone_rank=0)
         after = runner.setup.model.parameters()
         is_same = all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
     return (*found, is_same)
@@ -35,7 +48,7 @@ def test_a_rank_is_faster_without_one_that_holds_it_up(pair, parts):
     """Worker 1 sleeps 500 times as long as its layers compute."""
     for alone_s, together_s, is_alone_faster, is_same in pair(compared, "1,500", parts):
         assert is_alone_faster
-        assert alone_s < together_s
+        assert alone_s < together_s["0.0"]
         assert is_same
 
 
@@ -43,3 +56,16 @@ def test_all_ranks_are_faster_than_a_slow_one_alone(pair):
     for _, _, is_alone_faster, is_same in pair(compared, "50,1", (1, 4095)):
         assert not is_alone_faster
         assert is_same
+
+
+def test_a_rank_alone_must_be_faster_than_each_exchange(pair):
+    """The exchange expected to be the fastest is slow, and the second one is not."""
+    for alone_s, together_s, is_alone_faster, _ in pair(compared, "50,1", (1, 4095), 0.02, 0.0):
+        assert not is_alone_faster
+        assert together_s["0.0"] < alone_s
+
+
+def test_no_further_exchange_is_tried_beside_a_much_faster_rank(pair):
+    for _, together_s, is_alone_faster, _ in pair(compared, "1,1", (8, 8), 0.2, 0.0):
+        assert is_alone_faster
+        assert list(together_s) == ["0.2"]

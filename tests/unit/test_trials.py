@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from paceline.core.errors import InvalidInput
+from paceline.core.turns import Watch
 from paceline.exchange.trials import Candidate, Checked, Trials
 from paceline.links.rendezvous import joined
 
@@ -190,6 +191,28 @@ def test_after_the_last_step_of_the_search_nothing_changes(clock, num_steps):
     _, seconds, decisions = run(clock, {"a": 1.0, "b": 0.9}, num_steps=num_steps)
     assert len(set(seconds[num_steps:])) == 1
     assert len(decisions) == 1
+
+
+def test_a_candidate_known_to_be_slow_is_tried_when_steps_change(clock):
+    takes = {"a": [1.0], "b": [0.5]}
+    made: list[str] = []
+
+    def maker(name):
+        def make():
+            made.append(name)
+            return Slow(takes[name][0], clock)
+
+        return make
+
+    candidates = [Candidate(name, maker(name), name == "b") for name in takes]
+    found = Checked(candidates, WithSlower(1.0), clock, 1000, lambda _: None)
+    for _ in range(3 * Watch.num_steps):
+        found()
+    assert (found.name, set(made)) == ("a", {"a"})
+    found._replica.seconds = takes["a"][0] = 2.0
+    for _ in range(3 * Watch.num_steps):
+        found()
+    assert found.name == "b"
 
 
 def test_a_recorder_follows(clock):

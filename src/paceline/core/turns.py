@@ -8,12 +8,12 @@ the median step is faster by `WORTH` and a rank-sum test confirms the difference
 simpler alternative. `Watch` detects when to choose again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import sqrt
 from statistics import median
 
 WORTH = 0.02  # least gain over a simpler alternative
-_HOPELESS = 1.25  # alternatives slower than the fastest by this factor have no further turns
+HOPELESS = 1.25  # alternatives slower than the fastest by this factor have no further turns
 _CHANGE = 0.1  # relative change of steps after which the choice is made again
 _SIGNIFICANT = 1.645  # standard deviations: one-sided 5 %
 _CERTAIN = 3.0  # standard deviations: `Watch` repeats its test hundreds of times
@@ -64,11 +64,16 @@ class Turns:
         """Add the timed steps of this turn, and begin the next one."""
         self._steps[self.name] += seconds
         self._last = self._left.pop(0)
-        limit = _HOPELESS * min(self.seconds.values())
+        limit = HOPELESS * min(self.seconds.values())
         self._slow = {name for name, one in self.seconds.items() if one > limit}
         if len(self._steps.get(self._first, ())) <= self.num_timed:
             self._slow.discard(self._first)  # its only turn may have warmed the run up
         self._left = [name for name in self._left if name not in self._slow]
+        self._choose()
+
+    def also(self, name: str) -> None:
+        """Time a further alternative for one turn, after the others."""
+        self._steps[name], self._left = [], [name]
         self._choose()
 
     def drop(self) -> None:
@@ -99,11 +104,14 @@ class Choice:
     """Uses the fastest of several alternatives, and chooses again when steps change.
 
     `names`: the alternatives, the simplest first. `name`: the alternative of the next steps.
+    `slow`: alternatives known to be slower than another one; they are timed only if steps change.
     """
 
-    def __init__(self, names: Sequence[str], num_rounds: int = 2) -> None:
+    def __init__(
+        self, names: Sequence[str], num_rounds: int = 2, slow: Collection[str] = ()
+    ) -> None:
         self._names, self._num_rounds = list(names), num_rounds
-        self._start()
+        self._start([name for name in names if name not in slow])
 
     @property
     def name(self) -> str:
@@ -139,7 +147,7 @@ class Choice:
         elif not is_steady:
             self._watch = Watch()
         elif self._watch.has_changed(seconds):
-            self._start()
+            self._start(self._names)
 
     def drop(self) -> None:
         """Remove the current alternative, which cannot be used here."""
@@ -150,8 +158,8 @@ class Choice:
         """End the timing, and use the fastest alternative timed so far."""
         self._turns.stop()
 
-    def _start(self) -> None:
-        self._turns, self._watch = Turns(self._names, num_rounds=self._num_rounds), Watch()
+    def _start(self, names: Sequence[str]) -> None:
+        self._turns, self._watch = Turns(names, num_rounds=self._num_rounds), Watch()
 
 
 class Watch:

@@ -5,13 +5,13 @@ ranks make the same choice, because the slowest rank's time counts as the time o
 """
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 from torch import nn
 
-from paceline.core.turns import Turns
+from paceline.core.turns import HOPELESS, Turns
 from paceline.exchange.replica import ModelReplica, SingleReplica
 from paceline.exchange.setup import TrainingSetup
 from paceline.exchange.step import Share, train_step
@@ -21,50 +21,79 @@ from paceline.links.group import Group
 from paceline.record.recorder import Recorder
 from paceline.training.models.paced import Stretched
 
-ALONE, TOGETHER = "alone", "together"
+ALONE = "alone"
+_FAR = 1.5  # further exchanges are not tried if the first is slower than a rank alone by this
 Step = Callable[[], object]
+Replicate = Callable[[nn.Module], ModelReplica]
 
 
 class Comparison(NamedTuple):
-    """Median step times of one rank alone and of all ranks together, for the same samples."""
+    """Median step times for the same samples: one rank alone, and all ranks with each exchange.
+
+    `is_alone_faster`: whether the rank alone is faster than all ranks with each exchange.
+    """
 
     alone_s: float
-    together_s: float
+    together_s: Mapping[str, float]
     is_alone_faster: bool
+
+    @property
+    def best_s(self) -> float:
+        """The step time of all ranks with the fastest exchange."""
+        return min(self.together_s.values())
+
+    @property
+    def slow(self) -> list[str]:
+        """The exchanges that are much slower than the fastest exchange."""
+        return [name for name, one in self.together_s.items() if one > HOPELESS * self.best_s]
 
 
 def compare_with_alone(
     setup: TrainingSetup,
     group: Group,
-    replicate: Callable[[nn.Module], ModelReplica],
+    exchanges: Mapping[str, Replicate],
     parts: Sequence[int],
     lone_rank: int,
 ) -> Comparison:
     """Compare steps of `lone_rank` alone with steps of all ranks; collective.
 
-    Takes about thirty steps. `parts`: number of samples of each rank in a step of all ranks.
+    Takes about twenty steps, and six more for a further exchange. `exchanges`: factories of
+    replicas, the exchange predicted to be fastest first. The others are tried as long as the rank
+    alone is faster, because the prediction may be wrong. `parts`: number of samples of each rank in
+    a step of all ranks.
     """
+    first, *others = exchanges
     # a tie goes to all ranks, because a rank that leaves does not return
-    turns = Turns((TOGETHER, ALONE), num_rounds=2, num_timed=5)
+    turns = Turns((first, ALONE), num_rounds=2, num_settling=2, num_timed=4)
     whole = [sum(parts) if rank == lone_rank else 0 for rank in range(group.world_size)]
+    weight = parts[group.rank] * group.world_size / sum(parts)
     clock = clock_for(group.device)
-    while not turns.settled:
-        if turns.name == TOGETHER:
-            weight = parts[group.rank] * group.world_size / sum(parts)
-            made = stepping(setup, group, parts[group.rank], weight, replicate)
-        else:
-            made = stepping(setup, group, whole[group.rank], 1.0, None)
-        seconds = []
-        with made as step:
-            for _ in range(turns.num_settling + turns.num_timed):
-                start = clock.mark()
-                step()
-                [began, ended] = clock.seconds([start, clock.mark()])
-                # gather after each step, so that no rank waits longer than a step
-                seconds.append(max(group.gather(ended - began)))
-        turns.add(seconds[-turns.num_timed :])
-    found = turns.seconds
-    return Comparison(found[ALONE], found[TOGETHER], turns.name == ALONE)
+
+    def take_turns() -> None:
+        while not turns.settled:
+            if turns.name == ALONE:
+                made = stepping(setup, group, whole[group.rank], 1.0, None)
+            else:
+                made = stepping(setup, group, parts[group.rank], weight, exchanges[turns.name])
+            seconds = []
+            with made as step:
+                for _ in range(turns.num_settling + turns.num_timed):
+                    start = clock.mark()
+                    step()
+                    [began, ended] = clock.seconds([start, clock.mark()])
+                    # gather after each step, so that no rank waits longer than a step
+                    seconds.append(max(group.gather(ended - began)))
+            turns.add(seconds[-turns.num_timed :])
+
+    take_turns()
+    for name in others:
+        found = turns.seconds
+        if turns.name != ALONE or found[first] > _FAR * found[ALONE]:
+            break
+        turns.also(name)
+        take_turns()
+    together_s = turns.seconds
+    return Comparison(together_s.pop(ALONE), together_s, turns.name == ALONE)
 
 
 @contextmanager
@@ -73,7 +102,7 @@ def stepping(
     group: Group,
     num_samples: int,
     weight: float,
-    replicate: Callable[[nn.Module], ModelReplica] | None,
+    replicate: Replicate | None,
 ) -> Iterator[Step]:
     """Yield a function that takes a step of a copy of the model.
 

@@ -5,7 +5,7 @@ the exchanges in turns (`paceline.core.turns`), and uses the fastest exchange. W
 slower or faster, the trials start again. `Checked` is a replica that uses `Trials`.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -25,12 +25,13 @@ from paceline.record.recorder import Recorder
 class Trials:
     """Times exchanges in turns during training, and then uses the fastest.
 
-    `names`: names of the exchanges, the simplest first. The slowest rank determines the time of a
-    step, so all ranks choose the same exchange. `name`: name of the current exchange.
+    `names`: names of the exchanges, the simplest first. `slow`: names of exchanges known to be
+    slower than another one, which are timed only if steps change. The slowest rank determines the
+    time of a step, so all ranks choose the same exchange. `name`: name of the current exchange.
     """
 
-    def __init__(self, names: Iterable[str], clock: Clock) -> None:
-        self._choice, self._clock = Choice(tuple(names)), clock
+    def __init__(self, names: Iterable[str], clock: Clock, slow: Collection[str] = ()) -> None:
+        self._choice, self._clock = Choice(tuple(names), slow=slow), clock
         self._failed: dict[str, str] = {}
         self._chunks: dict[str, int] = {}  # layers per chunk in the last turn
         self._marks: list[Any] = []
@@ -110,10 +111,11 @@ class Trials:
 
 
 class Candidate(NamedTuple):
-    """A candidate exchange: name, and factory of replicas."""
+    """A candidate exchange: name, factory of replicas, and whether it is known to be slow."""
 
     name: str
     make: Callable[[], ModelReplica]
+    is_slow: bool = False
 
 
 class Checked:
@@ -134,10 +136,11 @@ class Checked:
         accumulates: bool = False,
     ) -> None:
         self._candidates = {one.name: one for one in candidates}
-        self._trials = Trials(self._candidates, clock)
+        slow = [one.name for one in candidates if one.is_slow]
+        self._trials = Trials(self._candidates, clock, slow)
         self._group, self._last_step, self._on_decision = group, num_steps, on_decision
         self._recorder: Recorder | None = None
-        self._use(candidates[0])
+        self._use(self._candidates[self._trials.name])
         self._num_steps = self.num_searched = 0
         self._accumulates = accumulates
 

@@ -1,11 +1,12 @@
 """Forecast strategies on this machine from a runner's measurements, and choose one."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from itertools import chain
+from math import inf
 from typing import Any
 
 from torch import nn
@@ -14,6 +15,7 @@ from paceline.core.durations import duration
 from paceline.core.errors import InvalidInput
 from paceline.core.outcome import Outcome
 from paceline.core.strategy import Strategy, gradient_codec
+from paceline.core.turns import WORTH
 from paceline.core.wire_format import AUTO as CODEC_AUTO
 from paceline.core.wire_format import wire_format
 from paceline.exchange.loop import traced_steps
@@ -148,15 +150,18 @@ def _of_one_worker(session: TrainingSession) -> Forecast:
 def candidates_of(
     model: nn.Module,
     group: Group,
-    by_name: Mapping[str, Forecast],
+    forecasts: Sequence[Forecast],
+    slow: Collection[str],
     decide: Callable[[str], None],
 ) -> list[Candidate]:
     """Return the exchanges that may be the fastest, the simplest first.
 
-    Calls `decide` with a text that names these exchanges and all predicted step times.
+    `slow`: exchanges measured to be slow. Calls `decide` with a text that names the exchanges and
+    their predicted step times.
     """
     # Profiles differ between ranks, so rank 0 decides for all.
-    predicted = group.gather({name: one.step_s for name, one in by_name.items()})[0]
+    predicted = group.gather({one.exchange: one.step_s for one in worth_trying(forecasts)})[0]
+    by_name = {one.exchange: one for one in forecasts if one.exchange in predicted}
     limit_s = _HOPELESS * min(predicted.values())
     # Torch's own all-reduce is always tried, and comes first, because a tie selects the earlier
     # exchange. Exchanges with codecs come last.
@@ -171,8 +176,20 @@ def candidates_of(
     for name in names:
         found = by_name[name]
         make = find_strategy(found.strategy).runner().replica
-        candidates.append(Candidate(name, partial(make, model, found.config, group)))
+        replicate = partial(make, model, found.config, group)
+        candidates.append(Candidate(name, replicate, name in slow))
     return candidates
+
+
+def worth_trying(forecasts: Sequence[Forecast]) -> list[Forecast]:
+    """Return `forecasts` without codecs that are not predicted to make a step faster."""
+    plain_s = {one.strategy: one.step_s for one in forecasts if gradient_codec(one.config) is None}
+    return [
+        one
+        for one in forecasts
+        if gradient_codec(one.config) is None
+        or one.step_s < (1 - WORTH) * plain_s.get(one.strategy, inf)
+    ]
 
 
 def _simplicity(found: Forecast) -> tuple[bool, int]:
@@ -181,12 +198,16 @@ def _simplicity(found: Forecast) -> tuple[bool, int]:
 
 
 def train_best(
-    session: TrainingSession, runner: ReplicaRunner, forecasts: Sequence[Forecast]
+    session: TrainingSession,
+    runner: ReplicaRunner,
+    forecasts: Sequence[Forecast],
+    slow: Collection[str],
 ) -> tuple[Forecast, Outcome]:
     """Train with the exchange that is fastest in the run's own steps, and log each choice.
 
     Exchanges predicted to be much slower than the fastest are not tried, except torch's own
-    all-reduce. Returns the forecast of the strategy used last, and the outcome.
+    all-reduce. Exchanges of `slow` are tried only if steps change. Returns the forecast of the
+    strategy used last, and the outcome.
     """
     group, decisions = session.group, list[str]()
 
@@ -195,7 +216,7 @@ def train_best(
         logger.info("%s", why)
 
     by_name = {one.exchange: one for one in forecasts}
-    candidates = candidates_of(runner.setup.model, group, by_name, decide)
+    candidates = candidates_of(runner.setup.model, group, forecasts, slow, decide)
     steps = runner.setup.epoch_steps
     traced = traced_steps(steps)
     last_step = sum(steps[: traced.epoch]) + traced.step

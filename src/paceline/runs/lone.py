@@ -1,21 +1,21 @@
 """Decide before a training whether rank 0 alone would be faster than all ranks."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import NamedTuple
 
 from paceline.core.balance import apportion
 from paceline.core.durations import duration
 from paceline.core.plan import Kind
 from paceline.core.settings import RunSettings, TrainSettings
-from paceline.exchange.alone import Comparison, compare_with_alone
+from paceline.exchange.alone import compare_with_alone
 from paceline.exchange.profile import Profile
 from paceline.exchange.replicas import ReplicaRunner
 from paceline.exchange.session import Runner, TrainingSession
-from paceline.links.group import Group
 from paceline.planner import Forecast
 from paceline.records.settings import AUTO
+from paceline.runs.forecasts import worth_trying
 from paceline.strategies import EXCHANGES, find_strategy
 
 _HOPELESS = 1.5  # ways predicted or measured to be slower by this factor are not tried
@@ -23,19 +23,30 @@ _ALIKE = 1.1  # limit for preferring rank 0: its step time / step time of the fa
 logger = logging.getLogger(__name__)
 
 
-def why_alone(
+class Found(NamedTuple):
+    """Result of a comparison with a rank alone.
+
+    `why_alone`: why rank 0 should train alone; None if it should not. `slow`: exchanges that were
+    much slower than another one.
+    """
+
+    why_alone: str | None = None
+    slow: Sequence[str] = ()
+
+
+def alone_or_together(
     session: TrainingSession, runner: Runner, forecasts: Sequence[Forecast]
-) -> str | None:
-    """Return why rank 0 should train alone, or None if it should not.
+) -> Found:
+    """Decide whether rank 0 should train alone.
 
     Times steps with the whole batch, in turns by the fastest rank alone and by all ranks. All ranks
     must call this together.
     """
     settings, group = session.settings, session.group
     if not isinstance(runner, ReplicaRunner) or session.strategy.name not in EXCHANGES:
-        return None  # with strategy local, one worker would learn differently
+        return Found()  # with strategy local, one worker would learn differently
     if group.world_size == 1 or runner.setup.first is None:
-        return None
+        return Found()
     profiled = runner.with_equal_shares
     assert profiled is not None
     seconds = _seconds_of_samples(profiled, settings.batch_size / runner.workload.batch_size)
@@ -48,43 +59,26 @@ def why_alone(
         [1.0] * group.world_size if settings.balance is None else [1 / one for one in seconds],
     )
     parts = group.gather(parts)[0]
-    best = {one.strategy: one.config for one in reversed(forecasts)}  # forecasts are sorted
-    configs = {name: best[name] for name in names}
-    found = _comparisons(runner, group, configs, parts, lone_rank)
-    if not found:
-        return None
-    alone_s, together_s, _ = min(found, key=lambda one: one.together_s)
+    exchanges = {}
+    for one in forecasts:
+        if one.exchange in names:
+            replica = find_strategy(one.strategy).runner().replica
+            exchanges[one.exchange] = partial(replica, config=one.config, group=group)
+    if not exchanges:
+        return Found()
+    ordered = {name: exchanges[name] for name in names}
+    found = compare_with_alone(runner.setup, group, ordered, parts, lone_rank)
+    if not found.is_alone_faster:
+        return Found(slow=found.slow)
     figures = (
-        f"worker {lone_rank} alone takes {duration(alone_s)} a step, all "
-        f"{group.world_size} workers {duration(together_s)}"
+        f"worker {lone_rank} alone takes {duration(found.alone_s)} a step, all "
+        f"{group.world_size} workers {duration(found.best_s)}"
     )
     if lone_rank == 0:
-        return f"{figures}: it continues without the others (--keep-all keeps them)"
+        return Found(f"{figures}: it continues without the others (--keep-all keeps them)")
     if group.rank == 0:
         logger.warning("%s: start worker 0 on its machine to train without the others", figures)
-    return None
-
-
-def _comparisons(
-    runner: ReplicaRunner,
-    group: Group,
-    configs: Mapping[str, Any],
-    parts: Sequence[int],
-    lone_rank: int,
-) -> list[Comparison]:
-    """Compare a rank alone with strategies; an empty list if all ranks are as fast with any.
-
-    One strategy is not enough, because the prediction of the fastest may be wrong.
-    """
-    found = list[Comparison]()
-    for name, config in configs.items():
-        replicate = partial(find_strategy(name).runner().replica, config=config, group=group)
-        found.append(compare_with_alone(runner.setup, group, replicate, parts, lone_rank))
-        if not found[-1].is_alone_faster:
-            return []
-        if found[-1].together_s > _HOPELESS * found[-1].alone_s:
-            break
-    return found
+    return Found(slow=found.slow)
 
 
 def may_be_alone(settings: RunSettings) -> bool:
@@ -97,7 +91,7 @@ def may_be_alone(settings: RunSettings) -> bool:
 def _plausible(
     seconds: Sequence[float], forecasts: Sequence[Forecast], num_ranks: int
 ) -> tuple[int, list[str]]:
-    """Return the fastest rank, and the strategies to compare it with: none if it is too slow.
+    """Return the fastest rank, and the exchanges to compare it with: none if it is too slow.
 
     Ranks of one machine share its cores; a rank that trains alone has all cores.
     """
@@ -107,8 +101,11 @@ def _plausible(
     on_one_machine = len({device.host for device in best.machine.devices[:num_ranks]}) == 1
     alone_s = seconds[fastest] / (num_ranks if on_one_machine else 1)
     limit_s = _HOPELESS * best.step_s
-    names = [one.strategy for one in forecasts if alone_s <= limit_s and one.step_s <= limit_s]
-    return fastest, list(dict.fromkeys(names))
+    best_of = dict[str, str]()
+    for one in worth_trying(forecasts):
+        if alone_s <= limit_s and one.step_s <= limit_s:
+            best_of.setdefault(one.strategy, one.exchange)  # forecasts are sorted
+    return fastest, list(best_of.values())
 
 
 def _seconds_of_samples(profiled: Profile, factor: float) -> list[float]:

@@ -36,7 +36,7 @@ from paceline.report.plans import Form, in_terminal
 from paceline.report.terminal import console, result_tables
 from paceline.runs.folder import run_folder, show_plan, write_files
 from paceline.runs.forecasts import forecast_with, forecasts_of, ranking_of, train_best
-from paceline.runs.lone import may_be_alone, why_alone
+from paceline.runs.lone import Found, alone_or_together, may_be_alone
 from paceline.runs.progress import Scalars, TerminalProgress
 from paceline.runs.restarts import RunRequest, num_restarts_by_torchrun, restarted_by_torchrun
 from paceline.strategies import EXCHANGES
@@ -93,13 +93,18 @@ def _carried_out(
             ranking = ranking_of(session, runner, forecasts)
             _show_ranking(request, session, ranking, out, title)
             return None
-        if may_be_alone(settings) and (reason := why_alone(session, runner, forecasts)):
-            return reason  # `_folder_of` removes the folder, which contains only the settings
+        found = Found()
+        if may_be_alone(settings):
+            found = alone_or_together(session, runner, forecasts)
+        if found.why_alone is not None:
+            return (
+                found.why_alone
+            )  # `_folder_of` removes the folder, which contains only the settings
         if not session.is_rehearsal:
             rows = list(map(PlanRow.of, forecasts))
             for table in in_terminal(rows, title, None):
                 (err if request.as_json else out).print(table)
-        used, outcome = _trained(session, runner, forecasts)
+        used, outcome = _trained(session, runner, forecasts, found.slow)
         lost, decisions = (*request.lost, *outcome.lost), (*decisions, *outcome.decisions)
         outcome = outcome.model_copy(update={"lost": lost, "decisions": decisions})
         result, timelines = _result(session, forecasts, used, outcome)
@@ -253,7 +258,7 @@ def paced_device(settings: RehearseSettings) -> PacedDevice | None:
 
 
 def _trained(
-    session: TrainingSession, runner: Runner, forecasts: Sequence[Forecast]
+    session: TrainingSession, runner: Runner, forecasts: Sequence[Forecast], slow: Sequence[str]
 ) -> tuple[Forecast | None, Outcome]:
     """Train or rehearse; return the used strategy's forecast, if any, and the outcome."""
     settings = session.settings
@@ -263,7 +268,7 @@ def _trained(
         return chosen, runner.train(chosen.config if chosen else session.config)
     assert chosen is not None  # every strategy with a ReplicaRunner is profiled
     if settings.strategy == AUTO:
-        return train_best(session, runner, forecasts)
+        return train_best(session, runner, forecasts, slow)
     outcome = runner.train(chosen.config)
     if outcome.config != chosen.config:  # a chunk search changed the configuration
         chosen = forecast_with(session, runner, session.strategy, outcome.config)
