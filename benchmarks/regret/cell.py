@@ -36,7 +36,7 @@ from paceline.training.models.paced import Stretched
 ALONE, AUTO = "fast worker alone", "auto"
 _BUCKETS_MB = (10, 25, 100)
 _NUM_ROUNDS, _NUM_SETTLING, _NUM_TIMED = 3, 3, 6
-_LONGEST_S = 6.0  # of the timed steps of a way in a round
+_SHORTEST_S, _LONGEST_S = 0.5, 6.0  # of the timed steps of a way in a round
 _HOPELESS = 3.0
 _MOST_CHOOSING = 200  # steps in which auto has to decide
 Step = Callable[[], object]
@@ -189,4 +189,5 @@ def _mean_step(step: Step, group: Group) -> float:
         return max(group.gather(time.perf_counter() - began)) / count
 
     settling = [run(1) for _ in range(_NUM_SETTLING)]
-    return run(max(1, min(_NUM_TIMED, int(_LONGEST_S / median(settling)))))
+    at_least, at_most = (int(seconds / median(settling)) for seconds in (_SHORTEST_S, _LONGEST_S))
+    return run(max(1, min(max(_NUM_TIMED, at_least), at_most)))
