@@ -143,6 +143,12 @@ def test_a_watch_reports_a_change_that_lasts_and_no_noise():
     assert steady.has_changed(steps(0.88, 0.02))
 
 
+@pytest.mark.parametrize(("seconds", "expected"), [(1.2, False), (1.4, True), (10.0, True)])
+def test_a_watch_reports_a_large_change_right_after_the_choice(seconds, expected):
+    watch = Watch([1.0] * 12)
+    assert watch.has_changed([1.0] * 20 + [seconds] * 30) is expected
+
+
 def test_a_few_slow_steps_are_no_change():
     watch = Watch()
     watch.has_changed([1.0] * 50)

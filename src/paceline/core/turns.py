@@ -15,6 +15,7 @@ from statistics import median
 WORTH = 0.02  # least gain over a simpler alternative
 HOPELESS = 1.25  # alternatives slower than the fastest by this factor have no further turns
 _CHANGE = 0.1  # relative change of steps after which the choice is made again
+_LARGE_CHANGE = 0.25  # the same for steps right after the choice
 _SIGNIFICANT = 1.645  # standard deviations: one-sided 5 %
 _CERTAIN = 3.0  # standard deviations: `Watch` repeats its test hundreds of times
 
@@ -54,6 +55,11 @@ class Turns:
     def num_settling(self) -> int:
         """Number of untimed steps of this turn; 0 if it has the previous turn's alternative."""
         return 0 if self._last == self.name else self._num_settling
+
+    @property
+    def steps(self) -> list[float]:
+        """Seconds of the timed steps of the current alternative."""
+        return self._steps[self.name]
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -144,6 +150,7 @@ class Choice:
         """
         if not self.settled:
             self._turns.add(seconds[-self._turns.num_timed :])
+            self._watch = Watch(self._turns.steps)
         elif not is_steady:
             self._watch = Watch()
         elif self._watch.has_changed(seconds):
@@ -153,32 +160,43 @@ class Choice:
         """Remove the current alternative, which cannot be used here."""
         self._names.remove(self.name)
         self._turns.drop()
+        self._watch = Watch()
 
     def stop(self) -> None:
         """End the timing, and use the fastest alternative timed so far."""
         self._turns.stop()
+        self._watch = Watch()
 
     def _start(self, names: Sequence[str]) -> None:
         self._turns, self._watch = Turns(names, num_rounds=self._num_rounds), Watch()
 
 
 class Watch:
-    """Detects slower or faster steps; the caller checks after every `num_steps` steps."""
+    """Detects slower or faster steps; the caller checks after every `num_steps` steps.
+
+    `before`: seconds of the steps by which the alternative was chosen.
+    """
 
     num_steps = 50
 
-    def __init__(self) -> None:
-        self._first: list[float] = []
+    def __init__(self, before: Sequence[float] = ()) -> None:
+        self._before, self._first = before, list[float]()
 
     def has_changed(self, seconds: Sequence[float]) -> bool:
-        """Whether these steps differ by more than 10 % from the steps of the first call."""
-        if not self._first:
-            self._first = list(seconds)
-            return False
-        return any(
-            is_faster(one, other, _CHANGE, _CERTAIN)
-            for one, other in ((seconds, self._first), (self._first, seconds))
-        )
+        """Whether these steps differ by more than 10 % from the steps of the first call.
+
+        Steps of the first call may differ by up to 25 % from `before`, in which threads and caches
+        were used by other alternatives, too.
+        """
+        if self._first:
+            return _differ(seconds, self._first, _CHANGE)
+        self._first = list(seconds)
+        return bool(self._before) and _differ(seconds, self._before, _LARGE_CHANGE)
+
+
+def _differ(steps: Sequence[float], others: Sequence[float], change: float) -> bool:
+    pairs = (steps, others), (others, steps)
+    return any(is_faster(one, other, change, _CERTAIN) for one, other in pairs)
 
 
 def is_faster(

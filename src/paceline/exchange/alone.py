@@ -7,6 +7,7 @@ ranks make the same choice, because the slowest rank's time counts as the time o
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import pairwise
 from typing import NamedTuple
 
 from torch import nn
@@ -23,6 +24,7 @@ from paceline.training.models.paced import Stretched
 
 ALONE = "alone"
 _FAR = 1.5  # further exchanges are not tried if the first is slower than a rank alone by this
+_LONGEST_WAIT_S = 0.5
 Step = Callable[[], object]
 Replicate = Callable[[nn.Module], ModelReplica]
 
@@ -67,7 +69,6 @@ def compare_with_alone(
     turns = Turns((first, ALONE), num_rounds=2, num_settling=2, num_timed=4)
     whole = [sum(parts) if rank == lone_rank else 0 for rank in range(group.world_size)]
     weight = parts[group.rank] * group.world_size / sum(parts)
-    clock = clock_for(group.device)
 
     def take_turns() -> None:
         while not turns.settled:
@@ -75,15 +76,8 @@ def compare_with_alone(
                 made = stepping(setup, group, whole[group.rank], 1.0, None)
             else:
                 made = stepping(setup, group, parts[group.rank], weight, exchanges[turns.name])
-            seconds = []
             with made as step:
-                for _ in range(turns.num_settling + turns.num_timed):
-                    start = clock.mark()
-                    step()
-                    [began, ended] = clock.seconds([start, clock.mark()])
-                    # gather after each step, so that no rank waits longer than a step
-                    seconds.append(max(group.gather(ended - began)))
-            turns.add(seconds[-turns.num_timed :])
+                turns.add(_timed(step, turns.num_settling, turns.num_timed, group))
 
     take_turns()
     for name in others:
@@ -94,6 +88,25 @@ def compare_with_alone(
         take_turns()
     together_s = turns.seconds
     return Comparison(together_s.pop(ALONE), together_s, turns.name == ALONE)
+
+
+def _timed(step: Step, num_settling: int, num_timed: int, group: Group) -> list[float]:
+    """Take steps, and return the seconds of the timed steps on the slowest rank; collective."""
+    clock, seconds = clock_for(group.device), list[float]()
+    num_steps, num_left = 1, num_settling + num_timed
+    while num_left:
+        marks = [clock.mark()]
+        for _ in range(num_steps):
+            step()
+            marks.append(clock.mark())
+        own = [end - start for start, end in pairwise(clock.seconds(marks))]
+        slowest = [max(of_ranks) for of_ranks in zip(*group.gather(own), strict=True)]
+        seconds += slowest
+        num_left -= num_steps
+        # A rank without steps waits for the others: for one step, or for several short steps,
+        # because each wait delays the next step.
+        num_steps = min(num_left, max(1, int(_LONGEST_WAIT_S / slowest[-1])))
+    return seconds[-num_timed:]
 
 
 @contextmanager
