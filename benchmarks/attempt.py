@@ -1,4 +1,4 @@
-"""One start of a command: its processes, its end by itself or by a signal, what it leaves."""
+"""Run a command, kill its processes, and report how it ended and what it left behind."""
 
 import os
 import random
@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 import psutil
 
-_DEADLINE_S = 300.0  # for a run of seconds on a machine that is busy
+_DEADLINE_S = 300.0  # a run needs seconds, but the machine may be busy
 _POLL_S = 0.002
-_KILLING_S = 10.0  # for the kernel to end processes, which may wait for a driver
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - is looked at, not written to
-_ROLES = {  # of processes that the launcher has started, by a word of their command lines
+_KILLING_S = 10.0  # killed processes may still wait for a driver
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only listed, never written
+_ROLES = {  # role of a process that the launcher started, by a word in its command line
     "paceline.links.forkserver": "fork server",
     "paceline.runs.launching": "rank",
     "paceline.strategies.hogbatch.worker": "worker",
@@ -29,14 +29,14 @@ _ROLES = {  # of processes that the launcher has started, by a word of their com
 }
 _LISTENS = re.compile(r"listening on tcp://127.0.0.1:(\d+)")
 _OTHER = "other"
-# Torch keeps the one from one process to the next, and torchrun never cleans the other up.
+# Torch caches compiled code in the first; torchrun never deletes the second.
 _OF_TORCH = ("torchinductor_", "torchelastic_")
 
 
 class Ended(NamedTuple):
-    """How an attempt has ended: its exit code, what it said, in which time after a kill.
+    """How an attempt ended: exit code, stderr, and seconds that `end` waited for its processes.
 
-    `left` are processes and files in shared memory or among temporary files that stayed behind it.
+    `left`: processes, and files in shared memory or in the temporary folder, that remained.
     """
 
     code: int
@@ -46,17 +46,17 @@ class Ended(NamedTuple):
 
     @property
     def complaint(self) -> str:
-        """The last line that begins as an error of the command line does."""
+        """The last line of stderr that begins with `paceline: `, or an empty string."""
         lines = [one for one in self.said.splitlines() if one.startswith("paceline: ")]
         return lines[-1] if lines else ""
 
 
 @dataclass
 class Attempt:
-    """A command with a folder for temporary files of its own, by which its processes are known.
+    """A running command, whose processes are identified by its temporary folder.
 
-    `arguments` are Python's, `lead` is what the process that was asked is called: launcher, hub,
-    coordinator. Modules are found in `modules`. Its processes have `gone_s` to end after the first.
+    `arguments`: arguments of Python. `lead`: role of the first process: launcher, hub, coordinator.
+    `modules`: PYTHONPATH. `gone_s`: how long the other processes may outlive the first process.
     """
 
     arguments: Sequence[str]
@@ -83,21 +83,21 @@ class Attempt:
 
     @property
     def is_running(self) -> bool:
-        """Whether the process that was asked runs."""
+        """Whether the first process is running."""
         return self.process.poll() is None
 
     def has_written(self, path: Path) -> bool:
-        """Whether a file or a folder is this attempt's, and not that of an earlier one."""
+        """Whether a file or folder was modified since this attempt began."""
         with suppress(OSError):
             return path.stat().st_mtime_ns >= self._began_ns
         return False
 
     def processes(self) -> dict[int, str]:
-        """Return the processes that run, with their roles."""
+        """Return the role of each running process, by process id."""
         return {pid: self._role(pid) for pid in processes_of(self._temporary.name)}
 
     def wait_until(self, is_so: Callable[[], bool]) -> bool:
-        """Wait until something is so; False if the attempt has ended before."""
+        """Wait until `is_so()` is true; return False if the command ends first."""
         while not is_so():
             if not self.is_running:
                 return False
@@ -106,7 +106,7 @@ class Attempt:
         return True
 
     def draw(self, choice: random.Random) -> tuple[int, str] | None:
-        """Return a process of a role drawn at random, and the role; None if none runs."""
+        """Draw a role, then one of its processes; return its id and role, None if none runs."""
         found = self.processes()
         if not found:
             return None
@@ -114,7 +114,7 @@ class Attempt:
         return choice.choice(sorted(pid for pid, own in found.items() if own == role)), role
 
     def kill_one(self, choice: random.Random) -> str | None:
-        """Kill one process of a role drawn at random; return the role, None if none runs."""
+        """Kill a random process of a random role; return the role, None if none runs."""
         found = self.draw(choice)
         if found is None:
             return None
@@ -123,11 +123,11 @@ class Attempt:
         return found[1]
 
     def said_so_far(self) -> str:
-        """Return what the command has said on stderr by now."""
+        """Return the stderr output so far, at most 1 MiB."""
         return os.pread(self._said.fileno(), 1 << 20, 0).decode(errors="replace")
 
     def port(self, within_s: float = 120.0) -> int | None:
-        """Return where a hub listens, once it does; None if it has ended before."""
+        """Wait for a hub to listen; return its port, None if it ends or `within_s` passes."""
         until_s = time.monotonic() + within_s
         while self.is_running and time.monotonic() < until_s:
             if found := _LISTENS.search(self.said_so_far()):
@@ -136,13 +136,13 @@ class Attempt:
         return None
 
     def kill(self) -> None:
-        """End the process that was asked at once, and all others of it."""
+        """Kill the first process, then end all others."""
         if self._ended is None:
             self.process.kill()
             self.end()
 
     def end(self) -> Ended:
-        """Wait until the attempt has ended, and all its processes; end those that stay."""
+        """Wait until all processes have ended; kill the remaining ones after `gone_s`."""
         if self._ended is None:
             self._ended = self._end()
         return self._ended
@@ -177,7 +177,7 @@ class Attempt:
 
 
 def peak_nbytes(pid: int) -> int:
-    """Return the most resident memory of a program so far; that of getrusage has its parent's."""
+    """Return a process's peak resident bytes; getrusage's peak would include its parent's."""
     with suppress(OSError):
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
         return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
@@ -185,9 +185,9 @@ def peak_nbytes(pid: int) -> int:
 
 
 def processes_of(temporary: str) -> list[int]:
-    """Return the processes with this folder that run; none that has ended and is not waited for.
+    """Return the running processes whose environment has this folder as TMPDIR.
 
-    Its name is in the environment that each process was started with, in whichever session.
+    This finds processes of all sessions, but no zombies.
     """
     found = []
     for process in psutil.process_iter():
@@ -198,11 +198,11 @@ def processes_of(temporary: str) -> list[int]:
 
 
 def end_all(temporary: str) -> None:
-    """Kill all processes with this folder for temporary files; RuntimeError if some stay."""
+    """Kill all processes of this temporary folder; RuntimeError if some still run after 10 s."""
     until_s = time.monotonic() + _KILLING_S
     while left := processes_of(temporary):
         if time.monotonic() > until_s:
-            raise RuntimeError(f"processes {left} cannot be ended")
+            raise RuntimeError(f"processes {left} still run after SIGKILL")
         for pid in left:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

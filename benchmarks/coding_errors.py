@@ -1,4 +1,4 @@
-"""Mean errors of values that were encoded and decoded."""
+"""Compute mean errors of values that were encoded and decoded."""
 
 from dataclasses import dataclass, field
 
@@ -9,14 +9,14 @@ _WAYS = ("absolute", "squared", "relative")
 
 @dataclass
 class Errors:
-    """Sums over the values so far."""
+    """Sums of coding errors over the values so far."""
 
     count: int = 0
     count_nonzero: int = 0
     sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_WAYS, 0.0))
 
     def add(self, values: Tensor, coded: Tensor) -> None:
-        """Count values, and what became of them."""
+        """Add the errors of `coded`, the decoded values, relative to the original `values`."""
         errors, sizes = (coded.double() - values).abs(), values.abs().double()
         nonzero = sizes > 0
         self.count += len(values)
@@ -26,6 +26,6 @@ class Errors:
         self.sums["relative"] += float((errors[nonzero] / sizes[nonzero]).sum())
 
     def means(self) -> dict[str, float]:
-        """Return the mean errors; relative ones are of values that are not zero."""
+        """Return the mean errors; relative errors are averaged over nonzero values."""
         counts = {"relative": self.count_nonzero}
         return {way: total / counts.get(way, self.count) for way, total in self.sums.items()}

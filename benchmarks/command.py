@@ -1,4 +1,4 @@
-"""Paceline's command line, as a benchmark runs it."""
+"""Run Paceline's command line from a benchmark."""
 
 import json
 import subprocess
@@ -11,15 +11,15 @@ DEADLINE_S = 7200.0
 
 
 class CommandFailed(RuntimeError):
-    """A command has ended with an error: its exit code, and what it wrote to stderr."""
+    """A command failed; the message contains its exit code and stderr."""
 
 
 def paceline(
     *words: object, cwd: Path | None = None, hosts: Any = None, deadline_s: float = DEADLINE_S
 ) -> dict[str, Any]:
-    """Run a command here, or as a rank on each of two hosts; return what --json prints.
+    """Run a command here, or as one rank on each of two hosts; return its --json output.
 
-    What it leaves in a folder is removed. Raises CommandFailed.
+    Deletes the run folder unless --output is given. Raises CommandFailed; RuntimeError on hosts.
     """
     with TemporaryDirectory() as folder:
         output = () if words[0] == "plan" or "--output" in words else ("--output", folder)

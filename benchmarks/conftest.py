@@ -1,4 +1,4 @@
-"""Tests of the benchmarks' own code, which stand beside it and run in `make test-all` only."""
+"""Configure the tests of the benchmarks' own code, which only `make test-all` runs."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A picture of a stretch of a timeline: a row for each lane, a box for each span."""
+"""Draw part of a timeline as SVG: a row for each lane, a box for each span."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,11 +9,11 @@ from paceline.report.figures import KINDS
 
 _LEFT, _WIDTH, _ROW, _RIGHT = 190, 900, 26, 10
 
-Row = tuple[str, Sequence[Span]]  # what stands before the lane, and what happens on it
+Row = tuple[str, Sequence[Span]]  # label and spans of a lane
 
 
 def picture(title: str, rows: Sequence[Row], start_s: float, end_s: float) -> str:
-    """Return the lanes from `start_s` to `end_s`, under the title, with a legend."""
+    """Return an SVG of the lanes from `start_s` to `end_s`, with a title and a legend."""
     return "\n".join(_lines(title, rows, start_s, end_s)) + "\n"
 
 
@@ -38,7 +38,7 @@ def _lines(title: str, rows: Sequence[Row], start_s: float, end_s: float) -> Ite
 
 
 def _look(kind: Kind) -> tuple[str, float]:
-    """Return the colour of the report, paler where the report hatches it."""
+    """Return the report's colour for a kind, and opacity 0.5 if the report hatches it."""
     return KINDS[kind].colour, 0.5 if KINDS[kind].hatched else 1.0
 
 

@@ -1,7 +1,7 @@
-"""What ranks learn whose values travel encoded, beside float32: tasks, training, and F-tests.
+"""Compare accuracy after training with encoded values to float32: tasks, training, F-tests.
 
-Digits, and a task of CIFAR's shape: which of ten smooth patterns, moved by any number of pixels in
-both directions, lies beneath a weaker one of another class and noise.
+The tasks are digits and synthetic 3x32x32 images: an image is the sum of one of ten smooth patterns
+(its class), a weaker pattern of another class, both randomly shifted with wrap-around, and noise.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,16 +23,16 @@ from paceline.training.data import ShardedBatches, load
 FLOAT32, NUM_RANKS = "float32", 2
 _NUM_SEEDS, _NUM_CLASSES = 5, 10
 _CHANNELS, _SIDE, _COARSE_SIDE = 3, 32, 8
-_OTHER, _NOISE = 0.8, 2.0  # amplitudes beside that of the pattern to be found
+_OTHER, _NOISE = 0.8, 2.0  # amplitudes relative to the class's pattern
 _NUM_TRAIN, _NUM_TEST = 3000, 2000
 Samples = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is learned; a seed decides the initial weights and the order of samples.
+    """A model's layers, its data, and the settings of training.
 
-    `widths` are of linear layers with rectifiers between them, from what the body hands on.
+    `widths`: the body's output size, then the linear layers' output sizes, with ReLU between them.
     """
 
     body: Callable[[], nn.Module]
@@ -45,13 +45,13 @@ class Task:
 
     @property
     def num_parameters(self) -> int:
-        """The parameters of body and linear layers."""
+        """The number of parameters of body and linear layers."""
         head = sum((one + 1) * other for one, other in pairwise(self.widths))
         return head + sum(one.numel() for one in self.body().parameters())
 
 
 def tasks(*hidden: int) -> dict[str, Task]:
-    """Return the tasks, with linear layers of these widths between the body and the scores."""
+    """Return the tasks by name, with linear layers of these widths between body and output."""
     digits, widths = load("digits"), (64, *hidden, _NUM_CLASSES)
     shown = digits.train[:], digits.test[:]
     drawn = moved(_NUM_TRAIN, 1), moved(_NUM_TEST, 2)
@@ -73,7 +73,7 @@ def _convolutions() -> nn.Module:
 
 
 def moved(count: int, seed: int) -> Samples:
-    """Return so many samples of the task of CIFAR's shape."""
+    """Draw `count` samples of the task 3x32x32."""
     patterns = _patterns()
     generator = torch.Generator().manual_seed(seed)
     targets = torch.randint(_NUM_CLASSES, (count,), generator=generator)
@@ -102,7 +102,7 @@ def fit(
     parameters: Iterable[nn.Parameter],
     backward: Callable[[Tensor, Tensor], None],
 ) -> None:
-    """Train by SGD with momentum; `backward` makes gradients of a rank's samples."""
+    """Train by SGD with momentum; `backward` computes the gradients of a rank's samples."""
     inputs, targets = task.train
     batches = ShardedBatches(len(targets), task.batch_size, group.rank, group.world_size, seed)
     optimizer = torch.optim.SGD(parameters, task.learning_rate, momentum=0.9)
@@ -122,9 +122,9 @@ def accuracies(
     quick: bool,
     trained: Callable[[Task, int, str, int], float],
 ) -> dict[str, Any]:
-    """Return the accuracies of all tasks and codecs, one for each seed.
+    """Return the settings of each task, and the test accuracies of each codec by seed.
 
-    `trained` takes a task, its epochs, a codec and a seed.
+    `trained(task, epochs, codec, seed)` trains a model and returns its accuracy.
     """
     figures = {}
     for name, task in known.items():
@@ -143,7 +143,7 @@ def accuracies(
 
 
 def tested(figures: dict[str, Any]) -> dict[str, Any]:
-    """Return the accuracies of tasks with F-tests: whether codecs may learn as float32 does."""
+    """Add F-tests to each task, which compare each codec's accuracies with float32's."""
     for task in figures.values():
         own = task["accuracies"]
         exact = own[FLOAT32]
@@ -156,7 +156,7 @@ def tested(figures: dict[str, Any]) -> dict[str, Any]:
 
 
 def _f_test(groups: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """Return a one-way analysis of variance: whether the groups may be of one population."""
+    """Run a one-way analysis of variance, which tests whether the groups' means are equal."""
     from scipy.stats import f_oneway
 
     found = f_oneway(*groups)
@@ -165,7 +165,7 @@ def _f_test(groups: Sequence[Sequence[float]]) -> dict[str, Any]:
 
 
 def text(figures: dict[str, Any]) -> str:
-    """Return the tables."""
+    """Return a table for each task."""
     return "\n\n".join(_of_task(name, task) for name, task in figures.items())
 
 

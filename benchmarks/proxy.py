@@ -1,4 +1,4 @@
-"""A network between a worker and its hub that can be cut, and that can hold back all data."""
+"""Simulate a network fault between a worker and its hub: cut connections, or hold back data."""
 
 import asyncio
 import threading
@@ -8,7 +8,7 @@ _PIECE_NBYTES = 1 << 16
 
 
 class Proxy:
-    """A proxy of a local port, in a thread of its own."""
+    """A TCP proxy for a local port, which runs in its own thread."""
 
     def __init__(self, target: int) -> None:
         self._target = target
@@ -23,11 +23,11 @@ class Proxy:
         self._thread.start()
 
     def cut(self) -> None:
-        """Break all connections, and accept new ones."""
+        """Abort all connections; new connections are still accepted."""
         self._do(lambda: [one.transport.abort() for one in self._open])
 
     def hold(self) -> None:
-        """Hold back all data, and keep the connections."""
+        """Hold back all data; the connections stay open."""
         self._do(self._flows.clear)
 
     def go_on(self) -> None:
@@ -35,7 +35,7 @@ class Proxy:
         self._do(self._flows.set)
 
     def close(self) -> None:
-        """End all connections, and the thread."""
+        """Close the port and all connections, and end the thread."""
         self._do(self._server.close)
         self.cut()
         self.go_on()

@@ -1,6 +1,6 @@
-"""One rank of a part: joins the others, measures, and leaves its figures if it is the first.
+"""Run one rank of a part of a benchmark; rank 0 writes the figures to OUTPUT.
 
-Started in the environment that Paceline's launcher makes, for a part that is a module in FOLDER:
+Requires the environment variables that Paceline's launcher sets. PART is a module in FOLDER:
 
     rank.py FOLDER PART OUTPUT [--quick] [--gpus NUMBER] [--case CASE]
 """
@@ -28,7 +28,7 @@ from paceline.links.rendezvous import joined, process_group
 
 @contextmanager
 def pinned_ranks() -> Iterator[Group]:
-    """Join the others on the CPU: one core and one thread."""
+    """Join the other ranks on the CPU, with one core and one thread for this rank."""
     ranks.pin()
     torch.set_num_threads(1)
     with process_group(ranks.DEADLINE_S) as group:
@@ -37,9 +37,9 @@ def pinned_ranks() -> Iterator[Group]:
 
 @contextmanager
 def gpu_ranks(num_gpus: int) -> Iterator[Group]:
-    """Join the others on one of the first GPUs: of this rank's own, or shared if there are more.
+    """Join the other ranks on the first `num_gpus` GPUs, shared if there are more ranks.
 
-    NCCL refuses two ranks on one GPU, so that ranks that share one have gloo.
+    NCCL refuses two ranks on one GPU; if GPUs are shared, the backend is gloo.
     """
     rank, num_ranks = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     found = gpus()[:num_gpus]
@@ -53,7 +53,7 @@ def gpu_ranks(num_gpus: int) -> Iterator[Group]:
 
 def main() -> None:
     """Measure a part."""
-    faulthandler.register(signal.SIGTERM, chain=True)  # a rank that hangs says where
+    faulthandler.register(signal.SIGTERM, chain=True)  # print the stacks of a hung rank
     parser = argparse.ArgumentParser()
     for name in ("folder", "part", "output"):
         parser.add_argument(name)

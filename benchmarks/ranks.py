@@ -1,4 +1,4 @@
-"""Ranks that take measurements: started, pinned to cores, and taking turns at what is compared."""
+"""Start ranks that measure, pin them to cores, and compare variants in alternating blocks."""
 
 import json
 import os
@@ -28,10 +28,10 @@ T = TypeVar("T")
 def on_ranks(
     folder: Path, part: str, num_ranks: int, quick: bool, num_gpus: int = 0, case: str | None = None
 ) -> dict[str, Any]:
-    """Have so many ranks measure a part, a module of that folder; return the figures of rank 0.
+    """Measure a part, a module in `folder`, with `num_ranks` ranks; return rank 0's figures.
 
-    With `num_gpus` they are on the first so many GPUs, and share them if there are more ranks.
-    `case` is handed to the part's `measure`.
+    `num_gpus`: number of GPUs, which ranks share if there are more ranks; 0 for the CPU. `case`:
+    passed to the part's `measure`.
     """
     with tempfile.TemporaryDirectory() as temporary:
         output = Path(temporary) / "figures.json"
@@ -45,19 +45,19 @@ def on_ranks(
 
 
 def pin() -> None:
-    """Put this rank on one core: its own, as long as there are enough."""
+    """Pin this rank to one core; ranks share cores if there are too few."""
     os.sched_setaffinity(0, {cpu_of(int(os.environ["LOCAL_RANK"]))})
 
 
 def cpu_of(rank: int) -> int:
-    """Return the processor that a rank is pinned to."""
+    """Return the number of the CPU to which a rank is pinned."""
     cores = physical_cores(_USABLE)
     return cores[rank % len(cores)][0]
 
 
 @contextmanager
 def unpinned() -> Iterator[None]:
-    """Start a process in here that is to see all cores."""
+    """Let this process use all cores inside the block, as do processes that it starts there."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, _USABLE)
     try:
@@ -67,15 +67,15 @@ def unpinned() -> Iterator[None]:
 
 
 def num_cores() -> int:
-    """Return how many cores there are to pin ranks to."""
+    """Return the number of physical cores for ranks."""
     return len(physical_cores(_USABLE))
 
 
 @dataclass(frozen=True)
 class Variant:
-    """Something to be measured: `run` does it so many times in a row, and returns the seconds.
+    """A variant to measure: `run(n)` runs it n times in a row and returns the seconds of each.
 
-    Only the first `num_ranks` ranks do it; the others wait, asleep.
+    Only the first `num_ranks` ranks run it; the others sleep meanwhile.
     """
 
     name: str
@@ -88,7 +88,7 @@ def timed(
     num_warm_up: int = 0,
     synchronize: Callable[[], None] = lambda: None,
 ) -> Callable[[int], list[float]]:
-    """Return what takes a step many times over, and says how long each took."""
+    """Return a function that runs a step repeatedly and returns the seconds of each run."""
 
     def run(num_times: int) -> list[float]:
         for _ in range(num_warm_up):
@@ -107,10 +107,10 @@ def timed(
 def alternate(
     variants: Sequence[Variant], group: Group, num_blocks: int, num_times: int
 ) -> dict[str, list[list[float]]]:
-    """Return the seconds of all blocks of each variant, as this rank saw them.
+    """Return the seconds of each variant's blocks, as measured on this rank.
 
-    In every round each variant has a block, in a new order each time, so that what else goes on on
-    the machine hits all alike.
+    Each round runs one block of each variant in a new random order, so that other load on the
+    machine affects all variants alike.
     """
     blocks: dict[str, list[list[float]]] = {variant.name: [] for variant in variants}
     for variant in in_turns(variants, num_blocks):
@@ -122,7 +122,7 @@ def alternate(
 
 
 def in_turns(compared: Iterable[T], num_rounds: int) -> Iterator[T]:
-    """Yield each once in every round, in a new order each time, the same in all processes."""
+    """Yield every item once per round, in random orders that are the same in all processes."""
     every, order = list(compared), random.Random(0)  # noqa: S311 - no secret
     for _ in range(num_rounds):
         yield from order.sample(every, len(every))
@@ -131,9 +131,9 @@ def in_turns(compared: Iterable[T], num_rounds: int) -> Iterator[T]:
 def rounds_within(
     budget_s: float, variants: Sequence[Variant], group: Group, num_times: int, most: int
 ) -> int:
-    """Return how many rounds of blocks fit into a time, as one shows: 2 at least, at most `most`.
+    """Measure one round; return how many rounds fit into `budget_s`, from 2 to `most`.
 
-    All ranks return the same.
+    All ranks return the same number.
     """
     blocks = alternate(variants, group, 1, num_times)
     own_s = sum(sum(chain.from_iterable(times)) for times in blocks.values())
@@ -141,7 +141,7 @@ def rounds_within(
 
 
 def compare(blocks: Blocks, baseline: str) -> dict[str, dict[str, Any]]:
-    """Return each variant's seconds, and their ratio to the baseline's: overall and by blocks."""
+    """Return each variant's seconds, and compare them with the baseline: overall and by block."""
     middle = {name: median(chain.from_iterable(times)) for name, times in blocks.items()}
     rows = {}
     for name, times in blocks.items():

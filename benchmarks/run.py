@@ -1,10 +1,10 @@
-"""Measure parts of a benchmark, print their tables, and keep their figures in result.json.
+"""Measure parts of a benchmark, print their tables, and write the figures to result.json.
 
     python benchmarks/run.py FOLDER [PART...] [--quick] [--fill]
 
-Without PART all are measured. A part that is not named keeps what it had, with the machine that it
-was measured on. With --quick a few steps show that everything works, and nothing is kept. With
---fill nothing is measured: the tables of result.json go into README.md, and pictures are drawn.
+Without PART, all parts are measured. Other parts keep their figures in result.json, with the facts
+of their machine. --quick runs a few steps to check that everything works, and writes nothing.
+--fill measures nothing: it writes the tables of result.json into README.md, and draws pictures.
 """
 
 import argparse
@@ -18,19 +18,19 @@ from typing import Any
 
 HERE = Path(__file__).parent
 _BEGIN, _END = "<!-- tables: begin -->", "<!-- tables: end -->"
-_OWN_THREADS = ("first_minutes", "memory", "profiling", "scaling")  # whose commands choose them
+_OWN_THREADS = ("first_minutes", "memory", "profiling", "scaling")  # commands set threads
 Figures = dict[str, Any]
 
 
 def main() -> None:
-    """Do what the command line asks for."""
+    """Measure the parts that the command line names, or fill README.md."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", choices=sorted(one.parent.name for one in HERE.glob("*/main.py")))
     parser.add_argument("parts", nargs="*", metavar="part")
     parser.add_argument("--quick", action="store_true", help="only show that everything works")
     parser.add_argument("--fill", action="store_true", help="put the tables into README.md")
     given = parser.parse_args()
-    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # GPUs are for benchmarks/gpu
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # only benchmarks/gpu uses GPUs
     if given.folder not in _OWN_THREADS:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     folder = HERE / given.folder
@@ -49,7 +49,7 @@ def _measure(folder: Path, parts: Mapping[str, Any], name: str, *, quick: bool) 
 
     try:
         figures = parts[name].measure(quick)
-    except PacelineError as problem:  # such as a machine on which two hosts cannot be built
+    except PacelineError as problem:  # e.g. this machine cannot simulate two hosts
         sys.exit(f"{name}: {problem}")
     if not quick:
         _write(folder, parts, name, figures)
@@ -64,7 +64,7 @@ def _text(parts: Mapping[str, Any], name: str, figures: Any) -> str:
 
 
 def _write(folder: Path, parts: Mapping[str, Any], name: str, figures: Any) -> None:
-    """Write result.json: figures, in the order of the parts, and the machines of each."""
+    """Write result.json: figures in the order of the parts, and the machine of each part."""
     import torch
 
     from paceline.measure.this_machine import facts
@@ -83,7 +83,7 @@ def _write(folder: Path, parts: Mapping[str, Any], name: str, figures: Any) -> N
 
 
 def _fill(folder: Path, parts: Mapping[str, Any], pictures: Mapping[str, Any]) -> None:
-    """Put the tables of result.json between README.md's two marks, and draw the pictures."""
+    """Write the tables of result.json between README.md's two marks, and draw the pictures."""
     path = folder / "result.json"
     content = json.loads(path.read_text()) if path.exists() else {"figures": {}}
     readme = folder / "README.md"

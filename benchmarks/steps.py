@@ -1,6 +1,6 @@
-"""Training steps of one model, exchanged in different ways, beside each other on the same ranks.
+"""Compare training steps of one model with different exchanges, on the same ranks.
 
-Each variant has its own copy of the model and its own optimizer, and takes real steps.
+Each variant has its own copy of the model and its own optimizer, and runs real steps.
 """
 
 import gc
@@ -23,14 +23,14 @@ from paceline.links.group import Group
 from ranks import DEADLINE_S, Blocks, Variant, alternate, compare, rounds_within, timed
 from trainee import Task, Trainee, Wrap
 
-_NUM_WARM_UP = 2  # DistributedDataParallel forms its buckets anew after its first step
-_INTERVAL = 11  # steps in which a chunk search has measured another size, if it is not done
+_NUM_WARM_UP = 2  # DistributedDataParallel rebuilds its buckets after the first step
+_INTERVAL = 11  # steps within which an unfinished chunk search measures another size
 _BUCKETS_MB = (10, 25, 100)
-_WIRE = Path("/sys/class/net/wire/statistics")  # between two hosts
+_WIRE = Path("/sys/class/net/wire/statistics")  # exists on two simulated hosts
 
 
 class Together:
-    """A model whose backward pass ends when all ranks have ended theirs, and exchanges nothing."""
+    """A model whose ranks wait for each other at the end of backward, and exchange nothing."""
 
     def __init__(self, model: nn.Module, group: Group) -> None:
         self._model, self._device = model, device_of(group.device)
@@ -45,7 +45,7 @@ class Together:
         return outputs
 
     def _meet(self) -> None:
-        self._device.synchronize()  # the host is ahead of a GPU, whose backward is not over
+        self._device.synchronize()  # wait for backward, which may still run on a GPU
         self._arena.begin(next(self._steps))
         self._arena.post(0)
         self._arena.commit()
@@ -53,20 +53,20 @@ class Together:
 
 
 def alone(model: nn.Module) -> nn.Module:
-    """Return the model, which exchanges nothing."""
+    """Return the model unchanged: its ranks exchange nothing."""
     return model
 
 
 def ours(exchange: str, **options: Any) -> Wrap:
-    """Return what makes a model a `paceline.DataParallel`."""
+    """Return a function that wraps a model in `paceline.DataParallel`."""
     options = {"gradient_as_bucket_view": True, "deadline_s": DEADLINE_S} | options
     return partial(DataParallel, exchange=exchange, **options)
 
 
 def ddp(mb: int = 25, hook: str | Callable[..., Any] | None = None) -> Wrap:
-    """Return what makes a model a DistributedDataParallel with buckets of so many MB.
+    """Return a function that wraps a model in DistributedDataParallel with buckets of `mb` MB.
 
-    `hook` is a codec's name, for `paceline.ddp_hook`, or a hook of torch's without a state.
+    `hook`: a codec's name for `paceline.ddp_hook`, or a torch hook that needs no state.
     """
 
     def wrap(model: nn.Module) -> DistributedDataParallel:
@@ -81,16 +81,16 @@ def ddp(mb: int = 25, hook: str | Callable[..., Any] | None = None) -> Wrap:
 
 
 def buckets(sizes_mb: Sequence[int] = _BUCKETS_MB) -> dict[str, Wrap]:
-    """Return DistributedDataParallel by its buckets."""
+    """Return a DistributedDataParallel wrapper for each bucket size."""
     return {f"DDP {mb} MB": ddp(mb) for mb in sizes_mb}
 
 
 def wraps(group: Group, *names: str, buckets_mb: Sequence[int] = _BUCKETS_MB) -> dict[str, Wrap]:
-    """Return how each variant makes a model parallel: those that exchange nothing, DDP, and names.
+    """Return the wrappers of the variants without exchange, of DDP, and of `names`.
 
-    *lone* is rank 0 alone, on a machine that does nothing else; *apart* are all ranks at once: so
-    far computing beside others slows a rank down; *together* are ranks that also wait for each
-    other in every step: what no exchange can go below.
+    *lone*: rank 0 alone on an idle machine. *apart*: all ranks compute at once, which shows how
+    much they slow each other down. *together*: ranks also wait for each other in every step, which
+    is a lower bound for every exchange.
     """
     known: dict[str, Wrap] = {
         "host": ours("host", chunk=1),
@@ -106,10 +106,10 @@ def wraps(group: Group, *names: str, buckets_mb: Sequence[int] = _BUCKETS_MB) ->
 
 
 class Taken(NamedTuple):
-    """Seconds of the steps of all variants by blocks; what was in training; bytes of a step.
+    """Seconds of all variants' steps by block, the trainees, and median bytes per step.
 
-    `before` are the statistics of Paceline's variants before the first block. Bytes are those of
-    the frames that this rank's host has sent and received, where two hosts are joined by a wire.
+    `before`: statistics of Paceline's variants before the first block. Bytes are counted in frames
+    that this rank's host sent and received; they are 0 unless two hosts are simulated.
     """
 
     blocks: dict[str, list[list[float]]]
@@ -120,7 +120,7 @@ class Taken(NamedTuple):
 
 
 class _Counted:
-    """Runs steps, and notes how many bytes each has sent and received over the wire."""
+    """Runs steps, and records the bytes that this host sent and received per step."""
 
     def __init__(self, run: Callable[[int], list[float]]) -> None:
         self._run = run
@@ -151,11 +151,11 @@ def taken(
     warm_up: Mapping[str, int] | None = None,
     others: Iterable[tuple[str, Callable[[], object]]] = (),
 ) -> Taken:
-    """Take steps of all variants, and of `others`, in blocks that take turns.
+    """Run steps of all variants and of `others` in alternating blocks.
 
-    With `budget_s` there are as many blocks of each as take so long, and at most `num_blocks`.
-    `warm_up` are the steps of some variants before the first block. Paceline's "auto" takes as many
-    as it needs to decide, unless that has its number.
+    `budget_s`: time for all blocks together, which may reduce their number from `num_blocks` to 2.
+    `warm_up`: number of steps of a variant before the first block. Without it, "auto" variants run
+    until they have decided.
     """
     trainees: dict[str, Trainee] = {}
     warm = dict(warm_up or {})
@@ -200,14 +200,14 @@ def measure(
     num_steps: int,
     budget_s: float | None = None,
 ) -> dict[str, Any]:
-    """Return the figures of all variants: seconds, ratios to host's, and what was chosen."""
+    """Return each variant's figures on rank 0: seconds, ratio to `host`, and chosen exchange."""
     found = taken(task, wraps, group, num_blocks, num_steps, budget_s=budget_s)
     figures = _figures(found) if group.rank == 0 else {}
     for trainee in found.trainees.values():
         if isinstance(trainee.parallel, DataParallel):
             trainee.parallel.close()
     found.trainees.clear()
-    gc.collect()  # modules lie in cycles, and the memory of one case is needed for the next
+    gc.collect()  # modules are in reference cycles; free their memory for the next case
     return figures
 
 
@@ -220,11 +220,11 @@ def _statistics(trainees: Mapping[str, Trainee]) -> dict[str, Statistics]:
 
 
 def _never() -> None:
-    raise RuntimeError("this rank does not take part")
+    raise RuntimeError("only rank 0 runs the variant lone")
 
 
 def _settle(trainee: Trainee, group: Group) -> None:
-    """Take steps until neither exchanges nor sizes of chunks are tried any more."""
+    """Run steps until the model tries no further exchanges and chunk sizes."""
     parallel = trainee.parallel
     assert isinstance(parallel, DataParallel)
     before, now = -1, 0
@@ -235,11 +235,11 @@ def _settle(trainee: Trainee, group: Group) -> None:
 
 
 def _exchange_of(before: Statistics, after: Statistics) -> dict[str, Any]:
-    """Return what a step's exchange took between two moments, and how much of it was hidden."""
+    """Return the exchange, its exposed and hidden seconds per step, and its hidden share."""
     num_steps = after.num_steps - before.num_steps
     figures = {"exchange": after.exchange, "chunk": after.chunk, "num_steps": num_steps}
     if None in (before.exposed_s, before.hidden_s, after.exposed_s, after.hidden_s):
-        return figures  # torch's own reducer does not show it
+        return figures  # torch's reducer does not measure them
     exposed_s, hidden_s = (
         (getattr(after, name) - getattr(before, name)) / num_steps
         for name in ("exposed_s", "hidden_s")

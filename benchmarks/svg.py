@@ -1,10 +1,10 @@
-"""The few elements that the pictures are made of."""
+"""Write the SVG elements of which the pictures consist."""
 
 FONT = 'font-family="sans-serif" font-size="14"'
 
 
 def opening(width: float, height: float) -> str:
-    """Return the beginning of a picture with a white ground."""
+    """Return the start of an SVG with a white background."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" {FONT}>\n'
         f'<rect width="{width}" height="{height}" fill="white"/>'
@@ -19,7 +19,7 @@ def text(left: float, base: float, content: str, style: str = 'fill="#222"') -> 
 def box(
     left: float, top: float, width: float, height: float, colour: str, opacity: float = 1.0
 ) -> str:
-    """Return a filled rectangle, which lets white through where `opacity` is below 1."""
+    """Return a filled rectangle, which is translucent if `opacity` is below 1."""
     seen = "" if opacity == 1.0 else f' fill-opacity="{opacity:g}"'
     return (
         f'<rect x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" height="{height:.1f}" '

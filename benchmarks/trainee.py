@@ -1,4 +1,4 @@
-"""A model in training, as anybody writes it in PyTorch: what variants of a benchmark step."""
+"""Train a model with plain PyTorch steps, wrapped as each variant of a benchmark requires."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ Wrap = Callable[[nn.Module], Callable[[Tensor], Tensor]]
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained, on what data and by which optimizer."""
+    """A model, its data and its optimizer."""
 
     build: Callable[[], nn.Module]
     optimizer: Callable[[nn.Module], torch.optim.Optimizer]
@@ -27,7 +27,7 @@ class Task:
 
     @classmethod
     def synthetic(cls, name: str, batch_size: int, device: torch.device) -> "Task":
-        """Return a built-in model on random data: with momentum, or AdamW if it reads tokens."""
+        """Build a built-in model on random data: AdamW for tokens, else SGD with momentum."""
         architecture = find(name)
         generator = torch.Generator().manual_seed(0)
         shape = (batch_size, *(architecture.input_shape or ()))
@@ -39,8 +39,8 @@ class Task:
                 inputs=tokens.to(device),
                 targets=tokens.roll(-1, 1).to(device),
             )
-        # Of many classes: one alone is learnt in five steps, and then gradients are subnormal
-        # numbers, with which some processors take twenty times as long.
+        # Draw many classes: a single class is learnt in five steps. Gradients are then subnormal,
+        # and some processors compute with subnormal numbers twenty times slower.
         inputs = torch.randn(shape, generator=generator)
         targets = torch.randint(architecture.num_classes or 1, (batch_size,), generator=generator)
         return cls(
@@ -52,7 +52,7 @@ class Task:
 
     @classmethod
     def paced(cls, workload: Workload, times: LayerTimes) -> "Task":
-        """Return a stand-in whose layers take these times and compute nothing."""
+        """Build a model whose layers sleep for these times instead of computing."""
         return cls(
             build=lambda: PacedModel(workload, *times),
             optimizer=lambda model: PacedSGD(model.parameters(), times.update_s),
@@ -63,7 +63,7 @@ class Task:
 
 @dataclass
 class Trainee:
-    """A copy of the task's model, and a step of it as anybody writes it in PyTorch."""
+    """A wrapped copy of the task's model, its optimizer, and a plain PyTorch training step."""
 
     task: Task
     wrap: Wrap
@@ -75,8 +75,8 @@ class Trainee:
         self.optimizer = self.task.optimizer(model)
 
     def step(self) -> None:
-        """Go forward and backward, and update the weights."""
-        scores = self.parallel(self.task.inputs).flatten(0, -2)  # of samples, or of tokens
+        """Run forward and backward, and update the weights."""
+        scores = self.parallel(self.task.inputs).flatten(0, -2)  # rows: samples or tokens
         loss = cross_entropy(scores, self.task.targets.flatten())
         loss.backward()
         self.optimizer.step()
