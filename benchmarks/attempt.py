@@ -1,4 +1,4 @@
-"""Run a command, kill its processes, and report how it ended and what it left behind."""
+"""Run a command, kill its processes, and report its end and its remains."""
 
 import os
 import random
@@ -106,7 +106,7 @@ class Attempt:
         return True
 
     def draw(self, choice: random.Random) -> tuple[int, str] | None:
-        """Draw a role, then one of its processes; return its id and role, None if none runs."""
+        """Draw a random role and process: (process id, role), or None if none runs."""
         found = self.processes()
         if not found:
             return None
@@ -127,7 +127,7 @@ class Attempt:
         return os.pread(self._said.fileno(), 1 << 20, 0).decode(errors="replace")
 
     def port(self, within_s: float = 120.0) -> int | None:
-        """Wait for a hub to listen; return its port, None if it ends or `within_s` passes."""
+        """Wait until a hub listens; return its port, None if it ends or at the timeout."""
         until_s = time.monotonic() + within_s
         while self.is_running and time.monotonic() < until_s:
             if found := _LISTENS.search(self.said_so_far()):

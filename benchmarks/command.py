@@ -17,7 +17,7 @@ class CommandFailed(RuntimeError):
 def paceline(
     *words: object, cwd: Path | None = None, hosts: Any = None, deadline_s: float = DEADLINE_S
 ) -> dict[str, Any]:
-    """Run a command here, or as one rank on each of two hosts; return its --json output.
+    """Run a command here or as a rank on each host; return its --json output.
 
     Deletes the run folder unless --output is given. Raises CommandFailed; RuntimeError on hosts.
     """

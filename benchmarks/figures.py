@@ -14,7 +14,7 @@ class Part(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """Renders a file, such as an SVG, from the figures of `part`; of all parts if None."""
+    """Renders a file, such as an SVG, from the figures of `part` (None: all)."""
 
     draw: Callable[[Any], str]
     part: str | None = None

@@ -1,4 +1,4 @@
-"""Draw part of a timeline as SVG: a row for each lane, a box for each span."""
+"""Draw part of a timeline as SVG: a row per lane, a box per span."""
 
 from collections.abc import Iterator, Sequence
 
@@ -13,7 +13,7 @@ Row = tuple[str, Sequence[Span]]  # label and spans of a lane
 
 
 def picture(title: str, rows: Sequence[Row], start_s: float, end_s: float) -> str:
-    """Return an SVG of the lanes from `start_s` to `end_s`, with a title and a legend."""
+    """Return an SVG of the lanes from `start_s` to `end_s`, with title and legend."""
     return "\n".join(_lines(title, rows, start_s, end_s)) + "\n"
 
 

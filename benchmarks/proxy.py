@@ -1,4 +1,4 @@
-"""Simulate a network fault between a worker and its hub: cut connections, or hold back data."""
+"""Simulate network faults between a worker and its hub: cut connections, delayed data."""
 
 import asyncio
 import threading

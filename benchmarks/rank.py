@@ -1,4 +1,4 @@
-"""Run one rank of a part of a benchmark; rank 0 writes the figures to OUTPUT.
+"""Run one rank of a benchmark's part; rank 0 writes the figures to OUTPUT.
 
 Requires the environment variables that Paceline's launcher sets. PART is a module in FOLDER:
 
@@ -28,7 +28,7 @@ from paceline.links.rendezvous import joined, process_group
 
 @contextmanager
 def pinned_ranks() -> Iterator[Group]:
-    """Join the other ranks on the CPU, with one core and one thread for this rank."""
+    """Join the other ranks on the CPU; each rank has one core and thread."""
     ranks.pin()
     torch.set_num_threads(1)
     with process_group(ranks.DEADLINE_S) as group:

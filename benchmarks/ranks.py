@@ -57,7 +57,7 @@ def cpu_of(rank: int) -> int:
 
 @contextmanager
 def unpinned() -> Iterator[None]:
-    """Let this process use all cores inside the block, as do processes that it starts there."""
+    """Let this process, and processes started in the block, use all cores."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, _USABLE)
     try:
@@ -73,7 +73,7 @@ def num_cores() -> int:
 
 @dataclass(frozen=True)
 class Variant:
-    """A variant to measure: `run(n)` runs it n times in a row and returns the seconds of each.
+    """A variant to measure: `run(n)` runs it n times and returns each run's seconds.
 
     Only the first `num_ranks` ranks run it; the others sleep meanwhile.
     """
@@ -122,7 +122,7 @@ def alternate(
 
 
 def in_turns(compared: Iterable[T], num_rounds: int) -> Iterator[T]:
-    """Yield every item once per round, in random orders that are the same in all processes."""
+    """Yield every item once per round, in random orders shared by all processes."""
     every, order = list(compared), random.Random(0)  # noqa: S311 - no secret
     for _ in range(num_rounds):
         yield from order.sample(every, len(every))

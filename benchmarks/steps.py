@@ -30,7 +30,7 @@ _WIRE = Path("/sys/class/net/wire/statistics")  # exists on two simulated hosts
 
 
 class Together:
-    """A model whose ranks wait for each other at the end of backward, and exchange nothing."""
+    """A model whose ranks wait for each other after backward, and exchange nothing."""
 
     def __init__(self, model: nn.Module, group: Group) -> None:
         self._model, self._device = model, device_of(group.device)
