@@ -127,7 +127,7 @@ class Attempt:
         return os.pread(self._said.fileno(), 1 << 20, 0).decode(errors="replace")
 
     def port(self, within_s: float = 120.0) -> int | None:
-        """Wait until a hub listens; return its port, None if it ends or at the timeout."""
+        """Wait until a hub listens; return its port, None on end or timeout."""
         until_s = time.monotonic() + within_s
         while self.is_running and time.monotonic() < until_s:
             if found := _LISTENS.search(self.said_so_far()):

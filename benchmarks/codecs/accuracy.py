@@ -1,6 +1,6 @@
-"""What two ranks learn with each codec: DistributedDataParallel with `paceline.ddp_hook`.
+"""Measure the test accuracy of DistributedDataParallel with each codec of `paceline.ddp_hook`.
 
-One bit is tried at a lower learning rate, too: what error feedback adds later must still fit.
+One-bit codecs also train at a lower learning rate, so that earlier errors, fed back, still fit.
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ _ONE_BIT = (FLOAT32, "onebit", "onebit without error feedback")
 
 
 def measure(group: Group, quick: bool) -> dict[str, Any]:
-    """Return the accuracies of all tasks and codecs, one for each seed."""
+    """Return the test accuracies of each task and codec, by seed."""
     known = tasks()
     known[_SLOWLY] = replace(known["3x32x32"], epochs=50, learning_rate=0.01)
     codecs = dict.fromkeys(known, tuple(_CODECS)) | {_SLOWLY: _ONE_BIT}
@@ -43,7 +43,7 @@ def measure(group: Group, quick: bool) -> dict[str, Any]:
 
 
 def _trained(group: Group, task: Task, epochs: int, name: str, seed: int) -> float:
-    """Train from scratch with a codec, and return the share of test samples that are recognised."""
+    """Train from scratch with a codec, and return the test accuracy."""
     torch.manual_seed(seed)
     layers = [nn.Linear(*widths) for widths in pairwise(task.widths)]
     model = DistributedDataParallel(nn.Sequential(task.body(), *layers))

@@ -1,6 +1,6 @@
-"""AlexNet on two ranks, one core each: what a step takes and sends with each codec.
+"""Measure the time and sent bytes of AlexNet steps with each codec, on two ranks of one core.
 
-A case is the wire that joins them: "100mbit", "1gbit" or "loopback".
+A case is the link between the ranks: "100mbit", "1gbit" or "loopback".
 """
 
 from typing import Any
@@ -17,11 +17,11 @@ from trainee import Task, Wrap
 
 _BATCH_SIZE = 16
 _SETTLING = {"auto": 24}  # steps after which codec="auto" has decided
-_CASES = {"100mbit": (3, 1), "1gbit": (5, 2), "loopback": (5, 2)}  # blocks, and steps in each
+_CASES = {"100mbit": (3, 1), "1gbit": (5, 2), "loopback": (5, 2)}  # blocks, and steps per block
 
 
 def measure(group: Group, quick: bool, rate: str) -> dict[str, Any]:
-    """Return seconds and bytes of all variants, and why codec "auto" has decided as it has."""
+    """Return seconds and bytes of all variants, and the reason for the choice of codec "auto"."""
     task, turns = Task.synthetic("alexnet", _BATCH_SIZE, group.device), _CASES[rate]
     wraps = _wraps(rate, quick)
     found = taken(task, wraps, group, *((2, 1) if quick else turns), warm_up=_SETTLING)
@@ -35,7 +35,7 @@ def measure(group: Group, quick: bool, rate: str) -> dict[str, Any]:
 
 
 def _wraps(rate: str, quick: bool) -> dict[str, Wrap]:
-    """Return how each variant makes a model parallel; "apart" is two ranks that do not."""
+    """Return the wrapper of each variant; the ranks of "apart" exchange nothing."""
     slow = rate == "100mbit"
     wraps: dict[str, Wrap] = {"apart": alone, **buckets((25,) if slow else (25, 100))}
     if not slow:
@@ -52,7 +52,7 @@ def _as_it_is(
     state: object,
     bucket: dist.GradBucket,  # type: ignore[name-defined] # exported, but not declared
 ) -> torch.futures.Future[Tensor]:
-    """Return a bucket as it is, as if its exchange cost nothing."""
+    """Return a bucket unchanged, as if its exchange took no time."""
     future: torch.futures.Future[Tensor] = torch.futures.Future()
     future.set_result(bucket.buffer())
     return future

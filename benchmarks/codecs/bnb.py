@@ -1,4 +1,4 @@
-"""bitsandbytes, to compare with, if it is installed."""
+"""Import bitsandbytes for comparisons, if it is installed."""
 
 from functools import cache
 from importlib import import_module
@@ -11,7 +11,7 @@ _REQUIREMENTS = "benchmarks/codecs/requirements.txt"
 
 @cache
 def functional() -> Any:
-    """Return bitsandbytes.functional; None, and say so, if bitsandbytes is not installed."""
+    """Return bitsandbytes.functional; print a message and return None if not installed."""
     if find_spec("bitsandbytes") is None:
         print(
             "bitsandbytes is left out, because it is not installed: "

@@ -1,6 +1,6 @@
-"""What codecs cost and what they lose, measured beside what else there is, in the same run.
+"""Measure the speed, errors and accuracy of codecs against alternatives in the same run.
 
-OMP_NUM_THREADS in the environment says how many threads kernels have: of bitsandbytes, too.
+The environment variable OMP_NUM_THREADS sets the threads of our kernels and of bitsandbytes.
 """
 
 from functools import partial
@@ -24,7 +24,7 @@ _PLACES = {
 
 
 def trained(quick: bool) -> dict[str, Any]:
-    """Return what two ranks learn with each codec."""
+    """Return the test accuracy of two ranks with each codec, and F-tests."""
     found = on_ranks(Path(__file__).parent, "accuracy", learning.NUM_RANKS, quick)
     return learning.tested(found)
 

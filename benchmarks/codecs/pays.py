@@ -1,4 +1,4 @@
-"""When a codec pays, as planned and as measured."""
+"""Draw planned and measured step times by link rate, which show when a codec pays off."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -19,11 +19,11 @@ from paceline.training.recipes.named import workload_of
 _HERE = Path(__file__).parent
 _MACHINE = _HERE.parents[1] / "machines" / "two-hosts-gigabit.toml"
 _BATCH_SIZE, _WORKERS = 16, 2
-_PAYLOAD = 1448 / 1514  # of a frame's bytes are TCP's; machine files count those
+_PAYLOAD = 1448 / 1514  # TCP payload per byte of a frame; machine files count payload
 _MBIT = 1e6 / 8
 _SWEEP = [_MBIT * 50 * 2 ** (i / 4) for i in range(37)]  # 50 Mbit/s to 25 Gbit/s
 _MEASURED_AT = {"100mbit": 100 * _MBIT, "1gbit": 1000 * _MBIT}
-# Variants that a plan knows, with its codec. Ours of 16 bits casts faster than torch's hook.
+# Planned variants, and the plan's codec. Our 16-bit casts are faster than torch's hook.
 _PLANNED = {
     "DDP 25 MB": "none",
     "DDP 25 MB, fp16_compress_hook": "half",
@@ -37,12 +37,12 @@ _CODECS = {
 }
 _WIDTH, _HEIGHT = 900, 480
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 790, 60, 420
-_LOOPBACK = 845  # where the points of loopback stand, whose rate is that of the processors
+_LOOPBACK = 845  # x of the points of loopback, whose rate depends on the processors
 _SECONDS = (0.5, 32.0)
 
 
 def planned(workload: Workload, machine: Machine, codec: str, nbytes_per_s: float) -> float:
-    """Return the seconds of a step on this link."""
+    """Plan a step with a codec at this link rate; return its seconds."""
     [link] = machine.links
     linked = machine.model_copy(
         update={"links": (link.model_copy(update={"bandwidth_bytes_per_s": nbytes_per_s}),)}
@@ -53,9 +53,9 @@ def planned(workload: Workload, machine: Machine, codec: str, nbytes_per_s: floa
 
 
 def planned_s(rate: str, variants: Mapping[str, Any]) -> dict[str, float]:
-    """Return the planned seconds of those measured variants that a plan knows, on hosts so linked.
+    """Return the planned step seconds of the measured variants that can be planned.
 
-    The machine is as fast as the ranks were that exchanged nothing. None is planned on loopback.
+    The planned devices compute as fast as the measured ranks without exchange. Empty for loopback.
     """
     if rate not in _MEASURED_AT:
         return {}
@@ -71,13 +71,13 @@ def planned_s(rate: str, variants: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _as_fast(seconds: float) -> Machine:
-    """Return the machine whose devices take so long for a step that exchanges nothing."""
+    """Calibrate the machine, so that a step without exchange takes these seconds."""
     rate = DeviceRate(_BATCH_SIZE / seconds, _BATCH_SIZE)
     return calibrated(read_machine(_MACHINE), partial(workload_of, "alexnet"), rate, _BATCH_SIZE)
 
 
 def drawn(figures: Mapping[str, Any]) -> str:
-    """Return the picture: lines are planned, dots are measured."""
+    """Return the SVG: lines are planned, dots are measured."""
     return "\n".join(_lines(figures)) + "\n"
 
 

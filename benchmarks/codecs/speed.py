@@ -1,9 +1,9 @@
-"""Codecs on the CPU beside bitsandbytes, `torch.add_` and `copy_`, on the same values.
+"""Time codecs on the CPU against bitsandbytes, `torch.add_` and `copy_`, on the same values.
 
-In every round each variant runs once, after a run to warm up, in a new order each time. Kernels
-write into memory that is there; a whole call, ours as bitsandbytes', makes new tensors. glibc gives
-large ones back to the system when they are freed, and gets new ones page by page, which can take
-longer than all else: all is measured once so, and once with freed memory kept.
+Each round runs every variant once, after a warm-up run, in a new random order. Kernels write into
+existing tensors; whole calls, of ours and bitsandbytes, allocate new tensors. glibc returns large
+freed tensors to the system and gets new memory page by page, which can take longer than the call
+itself. Therefore everything is measured twice: with this default, and with freed memory kept.
 """
 
 import ctypes
@@ -33,11 +33,11 @@ _BLOCK_SIZES = (1024, 4096)  # our default, and bitsandbytes'
 _SETS = ("avx512", "avx2", "portable")
 _THEIRS, _ADDING = "bitsandbytes", "decode and add"
 _THEIRS_IN_4_BITS = f"{_THEIRS} with 4 bits"
-_THEIR_4_BIT_BLOCKS = (1024, 64)  # ours, and their default
+_THEIR_4_BIT_BLOCKS = (1024, 64)  # our default, and bitsandbytes'
 _CASTS = {"half": DType.FLOAT16, "bfloat16": DType.BFLOAT16}
 _ADD, _COPY = "torch: add_", "torch: copy_"
-# A variant's name begins with what it does, and then names its type, if that is not dynamic8. Bytes
-# are those that are read and written, per value: of float32, and of what is encoded.
+# A variant's name is its operation, and then its type unless that is dynamic8. Bytes per value that
+# are read and written: _NBYTES counts float32, _ENCODED_NBYTES encoded values (default 1 byte).
 _NBYTES = {"encode": 4.0, "decode": 4.0, _ADDING: 8.0, _ADD: 12.0, _COPY: 8.0}
 _ENCODED_NBYTES = {
     **dict.fromkeys((*FOUR_BIT_TABLES, _THEIRS_IN_4_BITS), 0.5),
@@ -51,7 +51,7 @@ Blocks = dict[str, list[list[float]]]
 
 
 def measure(quick: bool) -> dict[str, Any]:
-    """Return the seconds of all variants, and how they compare, for both ways to free memory."""
+    """Return seconds and ratios to bitsandbytes, with freed memory returned and kept."""
     count, rounds = (_QUICK_COUNT, _QUICK_ROUNDS) if quick else (_COUNT, _ROUNDS)
     values = torch.randn(count, generator=torch.Generator().manual_seed(0))
     runs = _kernels(values) | _whole_calls(values) | _bitsandbytes(values)
@@ -85,7 +85,7 @@ def _compared(runs: Runs, rounds: int, count: int) -> dict[str, Any]:
 
 
 def _kernels(values: Tensor, name: str = "") -> Runs:
-    """Return the kernels of a type for each instruction set, with our blocks."""
+    """Return a type's kernels for each instruction set, with our default block size."""
     block_size, threads = _BLOCK_SIZES[0], torch.get_num_threads()
     one = table(name or _TYPE)
     native = (FourBitTable if name else Codebook)(one.magnitudes.tolist(), one.thresholds.tolist())
@@ -115,7 +115,7 @@ def _casts(values: Tensor) -> Runs:
 
 
 def _is_known(instruction_set: str) -> bool:
-    """Whether this processor has it."""
+    """Whether this processor supports the instruction set."""
     nothing, no_codes = torch.empty(0), torch.empty(0, dtype=torch.uint8)
     book = Codebook([0.0, 1.0], [0.5])
     try:
@@ -136,7 +136,7 @@ def _whole_calls(values: Tensor) -> Runs:
 
 
 def _other_whole_calls(values: Tensor) -> Runs:
-    """Return the encoding and decoding of 4-bit types, which make new tensors, and of casts."""
+    """Return whole calls that encode and decode 4-bit types and casts."""
     runs: Runs = {}
     for name in (*FOUR_BIT_TABLES, *_CASTS):
         codec = FourBit(name) if name in FOUR_BIT_TABLES else find_codec(name)
@@ -147,7 +147,7 @@ def _other_whole_calls(values: Tensor) -> Runs:
 
 
 def _bitsandbytes_4_bit(values: Tensor) -> Runs:
-    """Return bitsandbytes' 4-bit quantizer; nothing, and say so, where it has none for the CPU."""
+    """Return bitsandbytes' 4-bit calls; print a message and return {} without CPU support."""
     functional, runs = bnb.functional(), Runs()
     for block_size in _THEIR_4_BIT_BLOCKS if functional else ():
         encode = partial(functional.quantize_4bit, values, blocksize=block_size, quant_type="fp4")
@@ -191,7 +191,7 @@ def _speed(name: str, times: list[list[float]], count: int) -> dict[str, Any]:
 
 
 def _type_of(name: str) -> str:
-    """Return the type of a variant's name, if it names one."""
+    """Return the type in a variant's name, or an empty string."""
     named = name.partition(": ")[2].partition(",")[0]
     return named if named in _ENCODED_NBYTES else ""
 
@@ -203,7 +203,7 @@ def _encoded_nbytes(name: str) -> float:
 def _over_bitsandbytes(
     blocks: Blocks, types: tuple[str, ...], rival: str
 ) -> dict[str, dict[str, Any]]:
-    """Return how many times as fast as each variant of the rival ours of these types are."""
+    """Return speedups over each variant of `rival`, for our variants of these types."""
     rows: dict[str, dict[str, Any]] = {}
     for name in blocks:
         operation, _, by = name.partition(": ")
@@ -216,7 +216,7 @@ def _over_bitsandbytes(
 
 
 def _faster(blocks: Blocks, name: str, other: str) -> dict[str, Any]:
-    """Return the other's seconds by this one's: of the medians, and by rounds."""
+    """Return `other`'s seconds divided by `name`'s: of medians, and round by round."""
     own, others = (list(chain.from_iterable(blocks[one])) for one in (name, other))
     return {
         "ratio_of_medians": median(others) / median(own),

@@ -1,7 +1,7 @@
-"""Table 2 of Dettmers 2016: mean errors of the four types on four distributions, 25 M values each.
+"""Reproduce Table 2 of Dettmers 2016: mean errors of four types on four distributions.
 
-As there, dynamic8 and linear8 are scaled by the largest magnitude of all values, mantissa8 and
-static8 by a fixed offset.
+Each distribution has 25 M values. As in the paper, dynamic8 and linear8 are scaled by the largest
+magnitude of all values, mantissa8 and static8 by a fixed offset.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -27,18 +27,18 @@ Coding = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Distribution:
-    """A row of the table: N(0, deviation^2), or U(0,1) if there is no deviation.
+    """A row of the table: N(0, deviation^2), or U(0,1) if `deviation` is None.
 
-    `printed` has the mean "absolute" error and the mean relative error in percent of each type.
+    `printed`: the paper's mean "absolute" error and mean relative error in percent, by type.
     """
 
     seed: int  # of the first piece
     deviation: float | None
-    offset: float  # of the exponents of mantissa8 and static8
+    offset: float  # fixed scale of mantissa8 and static8
     printed: dict[str, tuple[float, float]]
 
     def piece(self, number: int, count: int) -> Tensor:
-        """Return so many float32: one of at most 1000 pieces of a sample."""
+        """Draw piece `number` of the sample, of `count` float32 values; 1000 pieces at most."""
         generator = torch.Generator().manual_seed(self.seed + number)
         if self.deviation is None:
             return torch.rand(count, generator=generator)
@@ -81,7 +81,7 @@ TABLE_2 = {
 
 
 def measure(quick: bool) -> dict[str, Any]:
-    """Return all errors beside the printed ones."""
+    """Return the measured errors and the printed ones."""
     count = _QUICK_COUNT if quick else _COUNT
     return {
         "count": count,
@@ -111,7 +111,7 @@ def _pieces(distribution: Distribution, count: int) -> Iterator[Tensor]:
 
 
 def _codings(largest: float, offset: float) -> Mapping[tuple[str, str], Coding]:
-    """Return what values become: by our codec, and by bitsandbytes."""
+    """Return functions that encode and decode values, by type and implementation."""
     codings: dict[tuple[str, str], Coding] = {}
     for name in TABLES:
         scale = largest if name in _SCALED else offset
@@ -126,7 +126,7 @@ def _by_codec(codec: EightBit, values: Tensor) -> Tensor:
 
 
 def _by_bitsandbytes(largest: float, values: Tensor) -> Tensor:
-    # It scales a block by its largest value: one block, which has that of all values.
+    # It scales a block by its largest value: append the largest of all values to a single block.
     block = torch.cat([values, torch.tensor([largest])])
     functional = bnb.functional()
     codes, state = functional.quantize_blockwise(block, blocksize=len(block))

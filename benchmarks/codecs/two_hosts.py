@@ -1,4 +1,4 @@
-"""Two hosts at 100 Mbit/s and 1 Gbit/s, and two ranks on loopback: needs root, for the hosts."""
+"""Measure codecs on two hosts at 100 Mbit/s and 1 Gbit/s, which need root, and on loopback."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ _HERE, _PART = Path(__file__).parent, "between"
 
 
 def measure(rate: str, quick: bool) -> dict[str, Any]:
-    """Return the figures of a rate: that of a wire between two hosts, or "loopback"."""
+    """Return the figures for a link rate between two hosts, or for "loopback"."""
     if rate == "loopback":
         return on_ranks(_HERE, _PART, 2, quick, case=rate)
     with TwoHosts(rate) as hosts:
@@ -21,7 +21,7 @@ def measure(rate: str, quick: bool) -> dict[str, Any]:
 
 
 def text(rate: str, figures: dict[str, Any]) -> str:
-    """Return the table of a rate."""
+    """Return the table for a link rate or "loopback"."""
     rows = figures["variants"]
     plans = pays.planned_s(rate, rows)
     ddp = min(

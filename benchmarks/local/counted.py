@@ -1,7 +1,7 @@
-"""A recipe that counts the inner steps that each process has computed, in files of the run.
+"""Define a recipe that counts each process's computed inner steps in files of the run.
 
-Each step adds a byte to the file of its process, so that those of killed processes count, too. It
-waits for some milliseconds, in place of a larger model: all processes share two cores.
+Each step adds a byte to its process's file, so that steps of killed processes are counted, too. A
+step sleeps 20 ms instead of computing a larger model, because all processes share two cores.
 """
 
 import os
@@ -27,12 +27,12 @@ def _file() -> int:
 
 
 def num_computed(folder: Path) -> int:
-    """Return the inner steps that all processes of a folder have computed so far."""
+    """Return the number of inner steps that all processes have computed in `folder` so far."""
     return sum(path.stat().st_size for path in (folder / _COUNTS).glob("*"))
 
 
 def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean squared error; in training, after a while, and counted."""
+    """Return the mean squared error; in training, also sleep and count a step."""
     if torch.is_grad_enabled():
         time.sleep(STEP_S)
         os.write(_file(), b".")

@@ -1,9 +1,9 @@
-"""Workers that come and go by torchft: a hundred faults, and speed beside torchft's own DiLoCo.
+"""Test elastic LocalUpdates with torchft: a hundred faults, and speed against torchft's DiLoCo.
 
-A lighthouse and three workers are processes of this machine. In the first part workers are killed,
-stopped, or lose their connections, each at a failpoint of an exchange; which of them, when and how
-is drawn with a seed. One that is killed is started again at once. In the second part both train the
-same small GPT in turns.
+A lighthouse and the workers are processes of this machine. In the first part, three workers are
+killed, stopped, or lose their connections, each at a failpoint of an exchange; a seeded generator
+draws the worker, the failpoint and the kind of fault. Killed workers are restarted at once. In the
+second part, two workers train the same small GPT with LocalUpdates and with DiLoCo, in turns.
 """
 
 import json
@@ -29,9 +29,9 @@ HERE = Path(__file__).parent
 _SEED, _WORKERS, _SYNC_EVERY = 17, 3, 20
 _KINDS = {"kill": 40, "short stop": 15, "long stop": 20, "cut": 25}
 _DO = {"kill": "SIGKILL", "short stop": "SIGSTOP", "long stop": "SIGSTOP", "cut": "raise"}
-_STOPPED_S = {"short stop": (0.2, 1.5), "long stop": (8.0, 10.0)}  # the deadline is 5 s
+_STOPPED_S = {"short stop": (0.2, 1.5), "long stop": (8.0, 10.0)}  # an exchange's deadline is 5 s
 _PLACES = ("start", "headers", "mean")
-_CALM = 3  # exchanges of all workers between two faults
+_CALM = 3  # exchanges with all workers before a fault
 _POLL_S, _HANGS_S, _ENDS_S = 0.05, 120.0, 120.0
 _WAYS = {
     "torchft DiLoCo": ("torchft",),
@@ -44,7 +44,7 @@ _NUM_STEPS, _EVERY, _REPEATS = 1000, 50, 3
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault of a worker at a place of an exchange."""
+    """A fault of one worker at a failpoint of its next exchange."""
 
     kind: str
     worker: int
@@ -90,7 +90,7 @@ def lighthouse(min_replicas: int = 1) -> Iterator[str]:
 
 
 class Site:
-    """A worker's place: its process, which is started again when it was killed."""
+    """A worker, whose process is restarted after it was killed."""
 
     def __init__(self, number: int, folder: Path, *arguments: str) -> None:
         self.name, self._folder, self._arguments = str(number), folder, arguments
@@ -105,7 +105,7 @@ class Site:
             return subprocess.Popen(command, cwd=self._folder, stdout=said, stderr=said)
 
     def told(self) -> list[dict[str, Any]]:
-        """Return all lines of all processes of this worker."""
+        """Return the JSON lines that all processes of this worker have written."""
         return [
             json.loads(line)
             for path in sorted(self._folder.glob(f"{self.name}.*.jsonl"))
@@ -114,26 +114,26 @@ class Site:
         ]
 
     def order(self, fault: Fault) -> None:
-        """Let a fault happen in the next exchange."""
+        """Order a fault for the worker's next exchange."""
         aside = self._folder / f"{self.name}.aside"
         aside.write_text(json.dumps({"after": fault.after, "do": _DO[fault.kind]}))
         aside.rename(self._folder / f"{self.name}.order")
 
     def is_ordered(self) -> bool:
-        """Return True while an order was not taken."""
+        """Return whether the worker has not yet read its order."""
         return (self._folder / f"{self.name}.order").exists()
 
     def is_stopped(self) -> bool:
-        """Return True if a signal has stopped the process."""
+        """Return whether a signal has stopped the process."""
         stat = Path(f"/proc/{self.process.pid}/stat").read_text()
         return stat.rpartition(")")[2].split()[0] in "Tt"
 
     def has_ended(self) -> bool:
-        """Return True if its process runs no more."""
+        """Return whether the process has ended."""
         return self.process.poll() is not None
 
     def revive(self) -> None:
-        """Start it again, if it has ended."""
+        """Restart the process if it has ended."""
         if self.process.poll() is not None:
             self.process = self._start()
 
@@ -145,7 +145,7 @@ class Site:
 
 
 def _awaited(condition: Callable[[], bool], deadline_s: float = _HANGS_S) -> bool:
-    """Wait for a condition; False if it has not come by the deadline."""
+    """Wait for a condition; return False if it is not true by the deadline."""
     until = time.monotonic() + deadline_s
     while not condition():
         if time.monotonic() > until:
@@ -155,7 +155,7 @@ def _awaited(condition: Callable[[], bool], deadline_s: float = _HANGS_S) -> boo
 
 
 def faults(quick: bool) -> dict[str, Any]:
-    """Return what became of a run with faults."""
+    """Train with faults; return the number of faults, hangs, exchanges and kept steps."""
     planned = drawn(5 if quick else sum(_KINDS.values()))
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as name, lighthouse() as address:
@@ -176,7 +176,7 @@ def faults(quick: bool) -> dict[str, Any]:
 
 
 def _is_calm(sites: list[Site]) -> bool:
-    """Return True when the last exchanges of all workers were of all of them."""
+    """Return whether all workers were in the last exchanges, and none loaded a peer's state."""
     rows = [[row for row in site.told() if "workers" in row][-_CALM:] for site in sites]
     return all(
         len(own) == _CALM and all(row["workers"] == _WORKERS and not row["taken"] for row in own)
@@ -185,7 +185,7 @@ def _is_calm(sites: list[Site]) -> bool:
 
 
 def _struck(sites: list[Site], fault: Fault) -> bool:
-    """Let a fault happen once all workers take part; False if they never do, or it never does."""
+    """Cause a fault once all workers exchange; return False if they, or the fault, hang."""
     site = sites[fault.worker]
     if not _awaited(lambda: _is_calm(sites)):
         return False
@@ -230,7 +230,7 @@ def _figures(folder: Path, sites: list[Site]) -> dict[str, Any]:
 
 
 def beside_torchft(quick: bool) -> dict[str, Any]:
-    """Return speed, bytes and loss of both, which take turns."""
+    """Train with DiLoCo and LocalUpdates in turns; return speed, bytes and test losses."""
     num_steps, every = (30, 10) if quick else (_NUM_STEPS, _EVERY)
     rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for seed in range(1 if quick else _REPEATS):
@@ -287,7 +287,7 @@ def text_of_faults(figures: dict[str, Any]) -> str:
 
 
 def text_beside(figures: dict[str, Any]) -> str:
-    """Return the table of both beside each other."""
+    """Return the table that compares DiLoCo with LocalUpdates."""
     lines = [
         (
             name,

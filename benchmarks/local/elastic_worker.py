@@ -1,12 +1,12 @@
-"""A worker of LocalUpdates, or of torchft's own DiLoCo, which benchmarks/local/elastic.py starts.
+"""Train a worker with LocalUpdates or torchft's DiLoCo; benchmarks/local/elastic.py starts it.
 
     python elastic_worker.py faults NAME SYNC_EVERY
     python elastic_worker.py paceline|torchft NAME NUM_STEPS SYNC_EVERY SEED [CODEC]
 
-The lighthouse is in TORCHFT_LIGHTHOUSE, and the store of the replica group in this process. What it
-has to tell it writes, a line of JSON each, to NAME.PID.jsonl. In a run with faults the next one is
-in NAME.order: it happens at a failpoint of the next exchange. That run ends when there is a file
-`end`.
+TORCHFT_LIGHTHOUSE contains the lighthouse's address; the replica group's store is in this process.
+Results are written to NAME.PID.jsonl, one JSON object per line. In a run with faults, NAME.order
+contains the next fault, which occurs at a failpoint of the next exchange; the run ends as soon as a
+file `end` exists.
 """
 
 import json
@@ -39,13 +39,13 @@ _TEST_BATCH_SIZE, _TEST_BATCHES = 64, 20
 
 
 class Told:
-    """Lines of JSON, one for each exchange that this process has committed."""
+    """A file of JSON lines about the exchanges and results of this process."""
 
     def __init__(self, name: str) -> None:
         self._file = Path(f"{name}.{os.getpid()}.jsonl").open("a", buffering=1)  # noqa: SIM115
 
     def say(self, **values: Any) -> None:
-        """Write a line at once."""
+        """Write and flush one line."""
         self._file.write(json.dumps(values) + "\n")
 
 
@@ -55,14 +55,14 @@ class CountingGloo(torchft.ProcessGroupGloo):
     nbytes_sent = 0
 
     def allreduce(self, tensors: list[Tensor], opts: object) -> Any:
-        """Count, and do the same."""
+        """Count the bytes, and all-reduce as the base class does."""
         size = self.size()
         self.nbytes_sent += sum(2 * (size - 1) * one.nbytes // size for one in tensors)
         return super().allreduce(tensors, opts)
 
 
 def manager_of(name: str, process_group: torchft.ProcessGroupGloo, **functions: Any) -> Any:
-    """Return a manager, whose replica group is this process with a store of its own."""
+    """Return a manager whose replica group is this process, with its own store."""
     store = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
     made = torchft.Manager(
         pg=process_group,
@@ -78,7 +78,7 @@ def manager_of(name: str, process_group: torchft.ProcessGroupGloo, **functions: 
         store_port=store.port,
         hostname=LOOPBACK,
     )
-    made.store_of_worker = store  # it ends with the manager
+    made.store_of_worker = store  # keep the store alive as long as the manager
     return made
 
 
@@ -88,7 +88,7 @@ def gloo() -> CountingGloo:
 
 
 def train_among_faults(name: str, every: int) -> None:
-    """Train until there is a file `end`, and let each fault that is ordered happen."""
+    """Train until a file `end` exists, and arm each ordered fault."""
     task = recipe()
     model = task.model()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
@@ -128,7 +128,7 @@ def train_among_faults(name: str, every: int) -> None:
 
 
 def _arm(name: str, number: int) -> None:
-    """Take the order of a fault, for the exchange of this number."""
+    """Read and delete an order of a fault, if any; arm it for the exchange `number`."""
     with suppress(FileNotFoundError):
         order = json.loads(Path(f"{name}.order").read_text())
         Path(f"{name}.order").unlink()
@@ -139,7 +139,7 @@ def _arm(name: str, number: int) -> None:
 def train_small_gpt(
     by: str, name: str, num_steps: int, every: int, seed: int, codec: str | None = None
 ) -> None:
-    """Train a small GPT on this worker's own windows, and tell speed, bytes and loss."""
+    """Train a small GPT in this worker's sample order; write speed, bytes and loss."""
     task = tiny()
     torch.manual_seed(seed)
     model = task.model()
@@ -159,7 +159,7 @@ def train_small_gpt(
     started, num_tokens = 0.0, 0
     with loop:
         for step in range(num_steps):
-            if step == every:  # all take part since the first exchange
+            if step == every:  # all workers are present from the first exchange on
                 started, num_tokens = time.monotonic(), 0
             inputs, targets = next(batches)
             optimizer.zero_grad()
@@ -209,7 +209,7 @@ def _loss(model: nn.Module, data: Any, loss: Any) -> float:
 
 
 def main() -> None:
-    """Do what the command line says."""
+    """Train as the command line requests."""
     torch.set_num_threads(1)
     what, name, *rest = sys.argv[1:]
     if what == "faults":

@@ -1,8 +1,8 @@
-"""Bytes of an exchange between two hosts beside the plan's, and the part that `delay` hides.
+"""Compare an exchange's bytes with the plan, and measure the share that `delay` hides.
 
-Two hosts at 1 Gbit/s, and a GPT of ten million parameters, in rounds of ten steps with two
-fragments, which travel beside three steps. Bytes are counted by LocalUpdates, and by the kernel as
-whole frames.
+Two hosts at 1 Gbit/s train a GPT of ten million parameters, in rounds of ten steps with two
+fragments; the exchange of a fragment overlaps three steps. LocalUpdates counts the bytes of its
+messages; the kernel counts the bytes of whole frames.
 """
 
 from pathlib import Path
@@ -26,7 +26,7 @@ _NUM_ROUNDS = 4
 
 
 def part(quick: bool) -> dict[str, Any]:
-    """Return the bytes of a round as planned, sent and counted, and the hidden share."""
+    """Return each codec's bytes per round, as planned, sent and framed, and its hidden share."""
     case = "0.1m" if quick else _CASE
     found: dict[str, Any] = {}
     with TwoHosts("1gbit") as hosts:
@@ -37,7 +37,7 @@ def part(quick: bool) -> dict[str, Any]:
 
 
 def _planned(case: str, codec: str | None) -> float:
-    """Return the bytes that a host sends in a round by `paceline plan`."""
+    """Return the bytes that a host sends per round according to `paceline plan`."""
     known = CASES[case]
     settings = {"sync_every": SYNC_EVERY, "fragments": FRAGMENTS, "delay": DELAY}
     settings |= {"codec": codec} if codec else {}
@@ -52,7 +52,7 @@ def _planned(case: str, codec: str | None) -> float:
 
 
 def measure(group: Group, quick: bool, part: str, codec: str) -> dict[str, float]:
-    """Return the bytes that this host sends in a round, and the part of the exchanges' time."""
+    """Return the bytes that this host sends per round, and the hidden share of exchange time."""
     case = CASES[part]
     recipe = getattr(sized_gpt, case.model)()
     torch.manual_seed(0)
@@ -65,7 +65,7 @@ def measure(group: Group, quick: bool, part: str, codec: str) -> dict[str, float
     frames = []
     statistics: list[Any] = []
     for step in range(_NUM_ROUNDS * SYNC_EVERY + DELAY + 1):
-        if step % SYNC_EVERY == DELAY + 1:  # the fragment that was sent last has come
+        if step % SYNC_EVERY == DELAY + 1:  # the last sent fragment has arrived
             frames.append(wire_nbytes()["tx"])
             statistics.append(updates.statistics())
         recipe.loss(model(inputs), targets).backward()

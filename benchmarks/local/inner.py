@@ -1,7 +1,7 @@
-"""Inner optimizers of local updates: AdamW and Muon, beside synchronous training with each.
+"""Compare AdamW and Muon as inner optimizers of local updates and in synchronous training.
 
-Two ranks train a tiny GPT (sized_gpt.py) in a loop of one's own for 1,500 steps of 2,048 tokens,
-one seed. MuLoCo (arXiv 2505.23725) reports a smaller loss of Muon in rounds of as many steps.
+Two ranks train a tiny GPT (sized_gpt.py) in a PyTorch loop for 1,500 steps of 2,048 tokens, one
+seed. MuLoCo (arXiv 2505.23725) reports a smaller loss with Muon for rounds of equal length.
 """
 
 from pathlib import Path
@@ -23,11 +23,11 @@ from ranks import on_ranks
 
 _KINDS, _PERIODS = ("adamw", "muon"), ("-", "10", "30", "100")
 _BATCH_SIZE, _NUM_STEPS, _WARM_UP = 32, 1500, 100
-_RATES = {"adamw": (0.003,), "muon": (0.02, 0.003)}  # of matrices by Muon, and of the others
+_RATES = {"adamw": (0.003,), "muon": (0.02, 0.003)}  # for matrices by Muon, others by AdamW
 
 
 def part(quick: bool) -> dict[str, Any]:
-    """Return the test loss of each optimizer and round."""
+    """Return the test loss of each optimizer and round length."""
     cases = [f"{kind} {every}" for kind in _KINDS for every in _PERIODS]
     folder = Path(__file__).parent
     return {case: on_ranks(folder, "inner", 2, quick, case=case)["loss"] for case in cases}
@@ -44,7 +44,7 @@ def text(figures: dict[str, float]) -> str:
 
 
 def measure(group: Group, quick: bool, case: str) -> dict[str, Any]:
-    """Return the test loss after a run: `case` is an optimizer, and the steps of a round or "-"."""
+    """Train; return the test loss. `case`: optimizer, and steps per round ("-": synchronous)."""
     name, every = case.split()
     recipe, num_steps = sized_gpt.tiny(), 30 if quick else _NUM_STEPS
     torch.manual_seed(0)

@@ -1,7 +1,7 @@
-"""LoRA on two hosts at 1 Gbit/s, one of which is four times slower, beside the fast one alone.
+"""Compare LoRA on a fast and a four times slower host, at 1 Gbit/s, with the fast host alone.
 
 A small GPT-2 learns the text of Python's library; its adapters then learn torch's C++ headers, in a
-loop with PEFT and LocalUpdates. The slow host takes a quarter of the steps in each round.
+loop with PEFT and LocalUpdates. The slow host runs a quarter of the steps in each round.
 """
 
 import copy
@@ -30,7 +30,7 @@ _CONTEXT, _BATCH_SIZE = 128, 8
 _NUM_BASE_STEPS, _NUM_ROUNDS, _SYNC_EVERY, _REPEATS = 200, 5, 40, 3
 _NUM_EXCHANGES, _NUM_TESTED = 5, 64
 _HEADERS = str(Path(torch.__file__).parent / "include" / "ATen" / "core")
-_KINDS = {  # of exchanges: of adapters or of the whole model, and the codec
+_KINDS = {  # of exchanges: whether only adapters are exchanged, and the codec
     "adapters, dynamic4": (True, "dynamic4"),
     "adapters": (True, None),
     "whole model": (False, None),
@@ -38,13 +38,13 @@ _KINDS = {  # of exchanges: of adapters or of the whole model, and the codec
 
 
 def part(quick: bool) -> dict[str, Any]:
-    """Return the runs of the fast host and of both, in turns, and the exchanges' bytes and time."""
+    """Measure the runs and the exchanges on two hosts at 1 Gbit/s."""
     with TwoHosts("1gbit") as hosts:
         return on_hosts(hosts, Path(__file__).parent, "lora", quick)
 
 
 def measure(group: Group, quick: bool) -> dict[str, Any]:
-    """Return the runs' tokens, seconds and losses, and an exchange's bytes and seconds."""
+    """Return the runs' tokens, seconds and losses, and each exchange's bytes and seconds."""
     base = _base(10 if quick else _NUM_BASE_STEPS)
     data = load_text(_HEADERS, (_CONTEXT,), seed=0)
     assert data.test is not None
@@ -57,7 +57,7 @@ def measure(group: Group, quick: bool) -> dict[str, Any]:
 
 
 def _base(num_steps: int) -> nn.Module:
-    """Return a GPT-2 that has learned some of the text of Python's library; the same everywhere."""
+    """Pretrain a GPT-2 on the text of Python's library; all hosts get the same model."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
@@ -107,7 +107,7 @@ def _run(
     name: str,
     seed: int,
 ) -> dict[str, float]:
-    """Fine-tune; return the tokens of all, the seconds of this host, and the loss."""
+    """Fine-tune; return the tokens of all hosts, the seconds of this host, and the loss."""
     model, is_slow = _adapted(base), group.rank > 0
     optimizer = torch.optim.AdamW(_trained(model), 3e-3)
     every = sync_every // (SLOWER if is_slow else 1)
@@ -129,7 +129,7 @@ def _loss(model: nn.Module, tokens: Tensor) -> float:
 
 
 def _exchange(base: nn.Module, is_adapted: bool, codec: str | None) -> dict[str, float]:
-    """Return the values, bytes and seconds of an exchange of adapters, or of the whole model."""
+    """Exchange the adapters or the whole model; return values, bytes and median seconds."""
     model = _adapted(base) if is_adapted else copy.deepcopy(base)
     trained = _trained(model)
     optimizer = torch.optim.SGD(trained, 1e-6)

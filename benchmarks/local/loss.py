@@ -1,7 +1,7 @@
-"""What rounds of inner steps cost in loss: strategy local beside synchronous training.
+"""Compare the test loss of strategy local, for each round length, with synchronous training.
 
 Each run is `paceline train` of a small GPT (sized_gpt.py) on two workers, with the same batches,
-optimizer, schedule and number of tokens; the test loss after the last step counts.
+optimizer, schedule and number of tokens; its result is the test loss after the last step.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from figures import table
 
 _BATCH_SIZE, _NUM_STEPS = 32, 1500
 _LEARNING_RATE = 0.003  # the best of 0.001, 0.003, 0.005 and 0.01 for synchronous training
-_CONTEXT = 64  # tokens of a sample
+_CONTEXT = 64  # tokens per sample
 _SEEDS, _PERIODS, _CODECS = (0, 1, 2), (10, 30, 100), ("float32", "dynamic4")
 
 
@@ -38,7 +38,7 @@ def measure(quick: bool) -> dict[str, Any]:
 def _losses(
     seeds: Sequence[int], steps: int, strategy: str, setting: str = "", codec: str = "float32"
 ) -> list[float]:
-    """Return the test loss at the end of each run, in nats a byte."""
+    """Return the test loss at the end of each run, in nats per byte."""
     options = ["--strategy", strategy, *(["--strategy-option", setting] if setting else [])]
     options += [] if codec == "float32" else ["--strategy-option", f"codec={codec}"]
     sizes = ("--workers", 2, "--batch-size", _BATCH_SIZE, "--learning-rate", _LEARNING_RATE)

@@ -1,4 +1,4 @@
-"""The picture of time_to_loss.py's figures: for each model and wire the time of two hosts."""
+"""Draw time_to_loss.py's figures: the time of two hosts for each model and link rate."""
 
 from collections.abc import Iterator, Mapping
 from math import inf
@@ -10,14 +10,14 @@ import svg
 
 _WIRES = {"1gbit": "1 Gbit/s", "100mbit": "100 Mbit/s"}
 _LEFT, _TOP, _UNIT, _BAR, _GAP = 190, 70, 240, 14, 22
-_MOST = 1.7  # times the lone host; longer bars are cut off
+_MOST = 1.7  # times the lone host's time; longer bars are cut off
 _SMALL = 'font-size="12" fill="#555"'
 _DDP, _PLANNED = "DistributedDataParallel, the best", "what Paceline's plan chooses"
 _COLOURS = {_DDP: "#e69f00", _PLANNED: "#0072b2", "an exchange that costs nothing": "#bbbbbb"}
 
 
 def picture(figures: Mapping[str, Any]) -> str:
-    """Return the picture of all parts that were measured."""
+    """Return an SVG of all measured parts."""
     return "\n".join(_lines(figures)) + "\n"
 
 
@@ -46,7 +46,7 @@ def _lines(figures: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _shares(figures: Mapping[str, Any]) -> tuple[float, float, float]:
-    """Return the times of the best DDP, of what was planned, and of free."""
+    """Return times relative to the lone host's: the best DDP, the planned method, and free."""
     rows = figures["rows"]
     alone = rows["lone host"]["time_s"]
     ddp = min(own["time_s"] for name, own in rows.items() if name.startswith("DDP"))

@@ -1,4 +1,4 @@
-"""GPTs of 0.1, 1 and 10 million parameters on the text of Python's standard library."""
+"""Define GPTs of 0.1, 1 and 10 million parameters on the text of Python's standard library."""
 
 import sys
 from functools import partial
@@ -15,7 +15,7 @@ from paceline.training.recipes.recipe import Recipe
 def _recipe(context: int, width: int, layers: int, heads: int, num_tested: int) -> Recipe:
     data = load_text("", (context,), seed=0)
     sizes = {"context": context, "width": width, "num_layers": layers, "num_heads": heads}
-    assert data.test is not None  # a text is divided
+    assert data.test is not None  # load_text splits the text
     return Recipe(
         model=partial(GPT, data.num_classes, **sizes),
         train=data.train,
@@ -28,7 +28,7 @@ def _recipe(context: int, width: int, layers: int, heads: int, num_tested: int) 
 
 
 def tiny() -> Recipe:
-    """Return a GPT of 121,000 parameters, without an optimizer: the command line names it."""
+    """Return a GPT of 121,000 parameters; the command line chooses the optimizer."""
     return _recipe(64, 64, 2, 2, 2048)
 
 
@@ -43,8 +43,8 @@ def large() -> Recipe:
 
 
 def test_loss(model: str, *options: object, steps: int, seed: int) -> float:
-    """Train one of these by AdamW with a cosine schedule; return its last test loss."""
-    from command import paceline  # which the command that trains does not have
+    """Train one of these GPTs by AdamW with a cosine schedule; return its last test loss."""
+    from command import paceline  # not importable where `paceline train` loads this file
 
     learning = ("--optimizer=adamw", "--schedule=cosine", f"--warmup-steps={max(1, steps // 15)}")
     words = (*options, *learning, "--steps", steps, "--seed", seed, "--profile-s", 0.5)

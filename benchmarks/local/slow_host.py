@@ -1,4 +1,4 @@
-"""Training on a fast host alone, and with one that is four times slower: turns, pauses, tables."""
+"""Compare a fast host alone with the same host and a four times slower one."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ Runs = dict[str, list[dict[str, float]]]
 def in_turns(
     group: Group, names: Iterable[str], repeats: int, run: Callable[[str, int], dict[str, float]]
 ) -> Runs:
-    """Return what runs of each name find, one a seed; the slow host rests meanwhile."""
+    """Run each name once per seed, in turns; the slow host idles while the fast host runs alone."""
     runs: Runs = {name: [] for name in names}
     for seed in range(repeats):
         for name, own in runs.items():
@@ -29,9 +29,9 @@ def in_turns(
 def train(
     batches: Iterable[_Batch], step: Callable[[_Batch], None], num_steps: int, *, is_slow: bool
 ) -> float:
-    """Take a step on each batch; a slow host then waits three times its processor time.
+    """Run a step per batch, and return the seconds of all steps.
 
-    Returns the seconds.
+    On a slow host, each step is followed by a pause of three times the step's CPU time.
     """
     started_s = time.monotonic()
     for _, batch in zip(range(num_steps), batches, strict=False):
@@ -43,7 +43,7 @@ def train(
 
 
 def lines(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[tuple[str, ...]]:
-    """Return rows of a table: tokens/s, times the fast host's, seconds, and losses by seed."""
+    """Return table rows: tokens/s, speed relative to the fast host, seconds, and losses by seed."""
     speeds = {name: [one["tokens"] / one["seconds"] for one in own] for name, own in runs.items()}
     found = []
     for name, own in runs.items():

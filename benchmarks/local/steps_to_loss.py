@@ -1,10 +1,10 @@
-"""Steps that two hosts need to a lone host's loss: with local updates, and exchanging gradients.
+"""Measure the steps after which two hosts reach a lone host's loss.
 
-A part is a GPT of so many parameters, on the text of Python's library. A lone host trains for some
-steps. Two hosts have as much each in a step; runs of several lengths, each with a schedule of
-its own length, tell after how many steps they reach the lone host's loss. "free" exchanges
-gradients as they are: its steps are the fewest. Seconds mean nothing here; `time_to_loss.py` has
-them.
+A part is a GPT of a given size on the text of Python's library. A lone host trains for a fixed
+number of steps. Each of two hosts uses the lone host's batch size, with local updates or exchanged
+gradients. Runs of several lengths, each with a full schedule, show after how many steps two hosts
+reach the lone host's loss. "free" exchanges unencoded gradients and needs the fewest steps. Seconds
+are not measured here, but in `time_to_loss.py`.
 """
 
 import re
@@ -21,13 +21,13 @@ FREE = "free"
 _HEADER = """\
 # Steps of local updates to a loss, as times those of synchronous training of as large batches:
 # read by loss_table.py. `python benchmarks/run.py local --fill` writes these rows."""
-_FURTHEST = 1.1  # times a run's length, to which a line through losses goes on
+_FURTHEST = 1.1  # losses are extrapolated to this multiple of a run's length
 _LOCAL = re.compile(r"local, H=(\d+)(?:, delay (\d+))?(, average)?")
 PARAMETERS = {"0.1m": 120_576, "1m": 989_600, "10m": 10_795_008}
 
 
 class Shape(NamedTuple):
-    """Rounds of so many inner steps, those while an exchange travels, and the outer step."""
+    """Settings of local updates: steps per round, steps during an exchange, and outer optimizer."""
 
     sync_every: int
     delay: int = 0
@@ -35,20 +35,20 @@ class Shape(NamedTuple):
 
     @property
     def name(self) -> str:
-        """How tables call them."""
+        """The name in tables."""
         delay = f", delay {self.delay}" if self.delay else ""
         return f"local, H={self.sync_every}{delay}{', average' * (self.outer == 'average')}"
 
 
 def shape_of(name: str) -> Shape:
-    """Return the rounds that tables call so."""
+    """Parse a `Shape.name`."""
     found = _LOCAL.fullmatch(name)
     assert found is not None
     return Shape(int(found[1]), int(found[2] or 0), "average" if found[3] else "auto")
 
 
 class Case(NamedTuple):
-    """A model, a host's batch and steps, and the runs of two hosts: lengths as parts of these."""
+    """A model, a lone host's settings, and two hosts' runs; `lengths` are shares of `num_steps`."""
 
     model: str
     batch_size: int
@@ -92,14 +92,14 @@ def measure(case: Case, quick: bool) -> dict[str, Any]:
 
 
 def _loss(case: Case, options: Sequence[str], workers: int, steps: int, seed: int) -> float:
-    """Return the test loss at the end of a run, in nats a byte."""
+    """Return the test loss at the end of a run, in nats per byte."""
     sizes = ("--workers", workers, "--batch-size", workers * case.batch_size)
     how = (*(options or ["--strategy=allreduce"]), "--learning-rate", case.learning_rate)
     return test_loss(case.model, *how, *sizes, steps=steps, seed=seed)
 
 
 def steps_needed(losses: Mapping[str, Sequence[float]], goals: Sequence[float]) -> list[float]:
-    """Return the steps to each seed's goal, by the lengths of the runs; infinite if far beyond."""
+    """Return the steps to each seed's goal; infinite if over 1.1 times the longest run."""
     return [
         _crossing([(int(steps), own[seed]) for steps, own in losses.items()], goal)
         for seed, goal in enumerate(goals)
@@ -107,7 +107,7 @@ def steps_needed(losses: Mapping[str, Sequence[float]], goals: Sequence[float]) 
 
 
 def _crossing(points: Sequence[tuple[int, float]], goal: float) -> float:
-    """Return where the line through points comes down to the goal, or a tenth before the first."""
+    """Interpolate the steps at which the loss reaches the goal; extrapolate by a tenth at most."""
     lines = list(pairwise(sorted(points)))
     last = max(points)[0]
     for (left, high), (right, low) in lines:
@@ -134,13 +134,13 @@ def text(part: str, figures: dict[str, Any]) -> str:
 
 
 def loss_table(figures: Mapping[str, Any]) -> str:
-    """Return strategies/local/loss_table.toml, with the rows of all parts that were measured."""
+    """Return strategies/local/loss_table.toml, with the rows of all measured parts."""
     rows = [row for part in CASES if part in figures for row in _toml_rows(part, figures[part])]
     return "\n".join([_HEADER, *rows])
 
 
 def _toml_rows(part: str, figures: dict[str, Any]) -> Iterator[str]:
-    """Yield the steps of local updates to the lone host's loss, as times those of free."""
+    """Yield rows of TOML: steps of local updates to the lone host's loss, relative to free."""
     free = steps_needed(figures["losses"][FREE], figures["lone"])
     for name, losses in figures["losses"].items():
         needed = steps_needed(losses, figures["lone"])

@@ -1,8 +1,8 @@
-"""Time to a lone host's loss on two hosts of one core each, at 1 Gbit/s and 100 Mbit/s.
+"""Measure the time in which two hosts, of one core each, reach a lone host's loss.
 
-Steps are timed there, of all ways of training in turn; how many are needed is known from
-`steps_to_loss.py`, whose part must have been measured. A step of local updates with other rounds
-than the timed ones is a step alone and its part of an exchange.
+All methods' steps are timed in turns, at 1 Gbit/s or 100 Mbit/s. The number of steps is known from
+`steps_to_loss.py`, whose part must be measured first. For local updates with other rounds than the
+timed ones, the step time is calculated: a step without exchange, and a share of an exchange.
 """
 
 import json
@@ -23,12 +23,12 @@ from figures import table
 _HERE = Path(__file__).parent
 _WIRES = {"1gbit": "117 MB/s", "100mbit": "11.7 MB/s"}
 _DDP = ("DDP 1 MB", "DDP 25 MB", "DDP, fp16 hook")
-_CODECS = ("allreduce, dynamic8", "allreduce, dynamic4")  # as many steps as free, if not measured
+_CODECS = ("allreduce, dynamic8", "allreduce, dynamic4")  # unmeasured: the steps of free
 _MACHINE = _HERE.parents[1] / "machines" / "two-hosts-gigabit.toml"
 
 
 def measure(part: str, wire: str, quick: bool) -> dict[str, Any]:
-    """Return the seconds of a step of each way of training between two hosts, by blocks."""
+    """Return step times by block, times to the loss, and the planned method."""
     known = _losses(part)
     with TwoHosts(wire) as hosts:
         blocks = on_hosts(hosts, _HERE, "ways", quick, (part,))["blocks"]
@@ -38,7 +38,7 @@ def measure(part: str, wire: str, quick: bool) -> dict[str, Any]:
 
 
 def _planned(part: str, wire: str, alone_s: float, among: set[str]) -> str:
-    """Return which of the ways that were timed a plan for this link puts first."""
+    """Return the timed method that a plan for this link ranks first."""
     case = CASES[part]
     speed = f"{case.batch_size / alone_s}/s@{case.batch_size}"
     with TemporaryDirectory() as folder:
@@ -75,7 +75,7 @@ def _losses(part: str) -> dict[str, Any]:
 def _rows(
     known: Mapping[str, Any], blocks: Mapping[str, Sequence[float]]
 ) -> dict[str, dict[str, Any]]:
-    """Return for each method the steps it needs, the seconds of one, and the time to the loss."""
+    """Return each method's steps to the loss, seconds per step, and time to the loss."""
     alone = blocks[ALONE]
     ways = [("lone host", [known["num_steps"]] * len(known["lone"]), alone)]
     free = steps_needed(known["losses"][FREE], known["lone"])
@@ -104,10 +104,10 @@ def _rows(
 def _steps_of(
     shape: Shape, codec: str | None, blocks: Mapping[str, Sequence[float]]
 ) -> list[float]:
-    """Return the seconds of a step, in each block, of rounds of so many steps.
+    """Return the seconds per step in each block, for rounds of this shape.
 
-    What an exchange takes beyond the steps beside it is that of the timed rounds, or less: they
-    have as long a delay as part of a round.
+    An exchange is assumed to add the same time as in the timed rounds. With a delay, it may add
+    less: the delay is the same share of a longer round, and hides more of the exchange.
     """
     timed = blocks[local_name(codec, is_delayed=shape.delay > 0)]
     pairs = zip(blocks[ALONE], timed, strict=True)

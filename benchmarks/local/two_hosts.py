@@ -1,8 +1,8 @@
-"""A GPT of ten million parameters on two hosts: strategy local beside gradients in each step.
+"""Compare strategy local with DistributedDataParallel: GPT of ten million parameters, two hosts.
 
-In each turn steps are measured alone on both hosts at once, and by DistributedDataParallel; then
-`paceline train` with local, whole rounds of it, with steps alone before and after it. Times a lone
-host are the median of the turns' own.
+Each turn first measures steps without exchange, on both hosts at once, and steps of
+DistributedDataParallel. Then `paceline train` runs whole rounds of local, between measurements of
+steps without exchange. "times a lone host" is the median over turns.
 """
 
 from collections import defaultdict
@@ -25,9 +25,9 @@ _LOCALS: dict[str, dict[str, Any]] = {
 
 
 def measure(wire: str, quick: bool) -> dict[str, Any]:
-    """Return the seconds of a step of each way of training between two hosts."""
+    """Return the step times of each method between two hosts."""
     seconds: dict[str, list[float]] = defaultdict(list)
-    times: dict[str, list[float]] = defaultdict(list)  # a lone host's speed, in each turn
+    times: dict[str, list[float]] = defaultdict(list)  # speed relative to a lone host, by turn
     predicted: dict[str, list[float]] = defaultdict(list)
     with TwoHosts(wire) as hosts:
         for _ in range(1 if quick else _REPEATS):
@@ -42,7 +42,7 @@ def measure(wire: str, quick: bool) -> dict[str, Any]:
                 after = alone["blocks"][ALONE]
                 seconds[name] += own
                 seconds[ALONE] += after
-                # The machine's speed changes within minutes: what ran just before and after tells.
+                # The machine's speed drifts: compare with the steps just before and after.
                 times[name].append(2 * median([*before, *after]) / median(own))
                 predicted[name].append(step_s / median(own) - 1)
                 before = after
@@ -59,7 +59,7 @@ def measure(wire: str, quick: bool) -> dict[str, Any]:
 
 
 def _local(hosts: TwoHosts, options: dict[str, Any], quick: bool) -> tuple[list[float], float]:
-    """Return the quartiles of a step's seconds over the rounds but the first, and as predicted."""
+    """Return the quartiles of the rounds' mean step seconds, and the predicted step seconds."""
     every = 4 if quick else _SYNC_EVERY
     own = {**options, "sync_every": every, **({"delay": 1} if quick and options else {})}
     sizes = ("--batch-size", 2 * BATCH_SIZE, "--steps", every * _NUM_ROUNDS)

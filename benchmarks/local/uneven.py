@@ -1,8 +1,8 @@
-"""Two hosts at 1 Gbit/s, one of which is four times slower: local updates beside the fast one.
+"""Compare local updates on a fast and a four times slower host with the fast host alone.
 
-A GPT of a million parameters (sized_gpt.py) trains on the fast host alone, and on both, where the
-slow host takes a quarter of the steps in each round. Runs of two lengths, each with a schedule of
-its own length, tell when both reach the lone host's loss.
+The link has 1 Gbit/s. A GPT of a million parameters (sized_gpt.py) trains on the fast host alone
+and on both; the slow host runs a quarter of the steps in each round. Runs of two lengths, each with
+a full schedule, show when both hosts reach the lone host's loss.
 """
 
 from collections.abc import Iterator
@@ -28,19 +28,19 @@ from paceline.links.group import Group
 from paceline.training.recipes.recipe import Recipe
 from paceline.training.recipes.schedules import schedule_of
 
-_LENGTHS = {ALONE: 1.0, "both, as long": 1.0, "both, shorter": 0.85}  # of the lone host's steps
+_LENGTHS = {ALONE: 1.0, "both, as long": 1.0, "both, shorter": 0.85}  # times the lone host's steps
 _BATCH_SIZE, _LEARNING_RATE = 16, 0.002
 _NUM_STEPS, _SYNC_EVERY, _REPEATS = 600, 20, 3
 
 
 def part(quick: bool) -> dict[str, Any]:
-    """Return the runs of the fast host and of both, in turns."""
+    """Measure on two hosts at 1 Gbit/s; return the runs of the fast host and of both."""
     with TwoHosts("1gbit") as hosts:
         return on_hosts(hosts, Path(__file__).parent, "uneven", quick)
 
 
 def measure(group: Group, quick: bool) -> dict[str, Any]:
-    """Return the steps of the fast host, tokens of all, seconds and losses of runs in turns."""
+    """Return each run's steps of the fast host, tokens of all hosts, seconds, and loss."""
     num_steps, every, repeats = (3 * SLOWER, SLOWER, 1) if quick else (_NUM_STEPS, _SYNC_EVERY, 3)
     run = partial(_run, small(), group, num_steps, every)
     return slow_host.in_turns(group, _LENGTHS, repeats, run)
@@ -49,7 +49,7 @@ def measure(group: Group, quick: bool) -> dict[str, Any]:
 def _run(
     recipe: Recipe, group: Group, most_steps: int, sync_every: int, name: str, seed: int
 ) -> dict[str, float]:
-    """Train with a schedule of this length; the slow host takes a quarter of the steps."""
+    """Train with the length of run `name`; the slow host runs a quarter of the steps."""
     num_steps = round(_LENGTHS[name] * most_steps / SLOWER) * SLOWER
     slower = 1 if group.rank == 0 else SLOWER
     own_steps = num_steps // slower

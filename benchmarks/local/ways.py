@@ -1,7 +1,7 @@
-"""Steps of a GPT on two hosts of one core each: alone, exchanging gradients, and local updates.
+"""Time GPT steps on two hosts of one core: without exchange, with gradients, and local updates.
 
-A case is a size of `steps_to_loss`, or the built-in gpt-10m, which exchanges gradients alone; with
-a second one only that variant is measured.
+The first case is a size of `steps_to_loss`, or the built-in gpt-10m, which is measured without
+local updates. The optional second case is the only variant to measure.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,15 +19,15 @@ from paceline.training.data.batch import Batch
 from steps import alone, buckets, ddp, taken
 from trainee import Task, Trainee
 
-ALONE, BUILT_IN, BATCH_SIZE = "alone", "gpt-10m", 2  # windows of 256 tokens a worker
-SYNC_EVERY, DELAY = 5, 1  # of a round
+ALONE, BUILT_IN, BATCH_SIZE = "alone", "gpt-10m", 2  # windows of 256 tokens per worker
+SYNC_EVERY, DELAY = 5, 1  # steps per round, and steps during an exchange
 _NUM_BLOCKS = 4
 _NUM_STEPS = {BUILT_IN: 2, "0.1m": 10 * SYNC_EVERY, "1m": 3 * SYNC_EVERY, "10m": SYNC_EVERY}
 _CODECS = (None, "dynamic8", "dynamic4")
 
 
 def measure(group: Group, quick: bool, case: str, only: str = "") -> dict[str, Any]:
-    """Return the seconds of a step of each variant, in blocks of rounds that take turns."""
+    """Return each variant's mean seconds per step, for each of its alternating blocks."""
     task = _task(case, group)
     wraps = {ALONE: alone, **buckets((1, 25)), "DDP, fp16 hook": ddp(25, fp16_compress_hook)}
     wraps |= {f"allreduce, {codec}": ddp(25, codec) for codec in _CODECS[1:] if codec}
@@ -56,7 +56,7 @@ def _task(case: str, group: Group) -> Task:
 
 
 def _local_updates(task: Task) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Yield local updates with each codec, in rounds that are awaited or travel beside a step."""
+    """Yield name and step function of local updates: each codec, with and without delay."""
     for codec, delay in product(_CODECS, (0, DELAY)):
         trainee = Trainee(task, alone)
         model: Any = trainee.parallel
@@ -67,7 +67,7 @@ def _local_updates(task: Task) -> Iterator[tuple[str, Callable[[], None]]]:
 
 
 def _stepping(trainee: Trainee, updates: paceline.LocalUpdates) -> Callable[[], None]:
-    """Return what takes a step; as long as it is there, so are the updates."""
+    """Return a step function that keeps `updates` alive."""
 
     def step() -> None:
         assert updates is not None
@@ -77,5 +77,5 @@ def _stepping(trainee: Trainee, updates: paceline.LocalUpdates) -> Callable[[], 
 
 
 def local_name(codec: str | None, *, is_delayed: bool) -> str:
-    """Return the name of local updates that encode like this."""
+    """Return the variant's name for local updates with this codec."""
     return f"local{', delay' if is_delayed else ''}, {codec or 'float32'}"
