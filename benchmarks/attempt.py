@@ -1,4 +1,4 @@
-"""Run a command, kill its processes, and report its end and its remains."""
+"""Run a command, kill its processes, and report its exit code and leftovers."""
 
 import os
 import random

@@ -16,7 +16,7 @@ class Errors:
     sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_WAYS, 0.0))
 
     def add(self, values: Tensor, coded: Tensor) -> None:
-        """Add the errors of `coded`, the decoded values, relative to the original `values`."""
+        """Add the errors of the decoded values `coded` against the original `values`."""
         errors, sizes = (coded.double() - values).abs(), values.abs().double()
         nonzero = sizes > 0
         self.count += len(values)

@@ -1,4 +1,4 @@
-"""Compare accuracy after training with encoded values to float32: tasks, training, F-tests.
+"""Compare test accuracies after training with encoded values and with float32, by F-tests.
 
 The tasks are digits and synthetic 3x32x32 images: an image is the sum of one of ten smooth patterns
 (its class), a weaker pattern of another class, both randomly shifted with wrap-around, and noise.

@@ -1,4 +1,4 @@
-"""Simulate network faults between a worker and its hub: cut connections, delayed data."""
+"""Cut connections, or hold back data, between a worker and its hub."""
 
 import asyncio
 import threading

@@ -18,7 +18,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 _BEGIN, _END = "<!-- tables: begin -->", "<!-- tables: end -->"
-_OWN_THREADS = ("first_minutes", "memory", "profiling", "scaling")  # commands set threads
+_OWN_THREADS = ("first_minutes", "memory", "profiling", "scaling")  # not limited to one thread
 Figures = dict[str, Any]
 
 

@@ -135,7 +135,7 @@ class _Counted:
 
 
 def wire_nbytes() -> dict[str, int]:
-    """Return the bytes of all frames that this host has sent (tx) and received (rx) so far."""
+    """Return the bytes of frames that this host sent (tx) and received (rx) so far."""
     files = {way: _WIRE / f"{way}_bytes" for way in ("tx", "rx")}
     return {way: int(file.read_text()) if file.exists() else 0 for way, file in files.items()}
 
@@ -153,7 +153,7 @@ def taken(
 ) -> Taken:
     """Run steps of all variants and of `others` in alternating blocks.
 
-    `budget_s`: time for all blocks together, which may reduce their number from `num_blocks` to 2.
+    `budget_s`: time for all blocks; if it is too short, fewer than `num_blocks` run, at least 2.
     `warm_up`: number of steps of a variant before the first block. Without it, "auto" variants run
     until they have decided.
     """

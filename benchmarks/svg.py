@@ -1,4 +1,4 @@
-"""Write the SVG elements of which the pictures consist."""
+"""Format the SVG elements of the benchmarks' pictures."""
 
 FONT = 'font-family="sans-serif" font-size="14"'
 

@@ -1,6 +1,6 @@
 """Measure the test accuracy of DistributedDataParallel with each codec of `paceline.ddp_hook`.
 
-One-bit codecs also train at a lower learning rate, so that earlier errors, fed back, still fit.
+One-bit codecs also train at a lower learning rate, because error feedback delays gradients.
 """
 
 from collections.abc import Mapping

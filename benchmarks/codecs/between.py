@@ -1,6 +1,6 @@
-"""Measure the time and sent bytes of AlexNet steps with each codec, on two ranks of one core.
+"""Measure time and sent bytes of AlexNet steps with each codec, on two ranks.
 
-A case is the link between the ranks: "100mbit", "1gbit" or "loopback".
+Each rank has one core. A case is the link between the ranks: "100mbit", "1gbit" or "loopback".
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ _CASES = {"100mbit": (3, 1), "1gbit": (5, 2), "loopback": (5, 2)}  # blocks, and
 
 
 def measure(group: Group, quick: bool, rate: str) -> dict[str, Any]:
-    """Return seconds and bytes of all variants, and the reason for the choice of codec "auto"."""
+    """Return each variant's seconds and bytes, and why codec "auto" chose as it did."""
     task, turns = Task.synthetic("alexnet", _BATCH_SIZE, group.device), _CASES[rate]
     wraps = _wraps(rate, quick)
     found = taken(task, wraps, group, *((2, 1) if quick else turns), warm_up=_SETTLING)

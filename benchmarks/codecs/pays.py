@@ -1,4 +1,4 @@
-"""Draw planned and measured step times by link rate, which show when a codec pays off."""
+"""Draw planned and measured step times by link rate, with and without codecs."""
 
 import math
 from collections.abc import Iterator, Mapping

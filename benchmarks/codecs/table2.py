@@ -38,7 +38,7 @@ class Distribution:
     printed: dict[str, tuple[float, float]]
 
     def piece(self, number: int, count: int) -> Tensor:
-        """Draw piece `number` of the sample, of `count` float32 values; 1000 pieces at most."""
+        """Draw `count` float32 values: piece `number` of the sample's at most 1000 pieces."""
         generator = torch.Generator().manual_seed(self.seed + number)
         if self.deviation is None:
             return torch.rand(count, generator=generator)

@@ -1,4 +1,4 @@
-"""Measure codecs on two hosts at 100 Mbit/s and 1 Gbit/s, which need root, and on loopback."""
+"""Measure codecs on two hosts at a link rate (needs root), or on loopback."""
 
 from pathlib import Path
 from typing import Any

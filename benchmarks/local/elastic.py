@@ -185,7 +185,7 @@ def _is_calm(sites: list[Site]) -> bool:
 
 
 def _struck(sites: list[Site], fault: Fault) -> bool:
-    """Cause a fault once all workers exchange; return False if they, or the fault, hang."""
+    """Cause a fault once all workers exchange; return False if anything hangs."""
     site = sites[fault.worker]
     if not _awaited(lambda: _is_calm(sites)):
         return False

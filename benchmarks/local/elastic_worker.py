@@ -128,7 +128,7 @@ def train_among_faults(name: str, every: int) -> None:
 
 
 def _arm(name: str, number: int) -> None:
-    """Read and delete an order of a fault, if any; arm it for the exchange `number`."""
+    """Read and delete an order, if any; arm its fault for exchange `number`."""
     with suppress(FileNotFoundError):
         order = json.loads(Path(f"{name}.order").read_text())
         Path(f"{name}.order").unlink()

@@ -52,7 +52,7 @@ def _planned(case: str, codec: str | None) -> float:
 
 
 def measure(group: Group, quick: bool, part: str, codec: str) -> dict[str, float]:
-    """Return the bytes that this host sends per round, and the hidden share of exchange time."""
+    """Return this host's sent bytes per round, and the hidden share of exchange time."""
     case = CASES[part]
     recipe = getattr(sized_gpt, case.model)()
     torch.manual_seed(0)

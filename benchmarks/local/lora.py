@@ -1,7 +1,7 @@
-"""Compare LoRA on a fast and a four times slower host, at 1 Gbit/s, with the fast host alone.
+"""Compare LoRA on two hosts, one four times slower, with the fast host alone.
 
 A small GPT-2 learns the text of Python's library; its adapters then learn torch's C++ headers, in a
-loop with PEFT and LocalUpdates. The slow host runs a quarter of the steps in each round.
+loop with PEFT and LocalUpdates, at 1 Gbit/s. The slow host runs a quarter of a round's steps.
 """
 
 import copy

@@ -1,7 +1,7 @@
-"""Measure local updates: speed, time to a loss on two hosts, and loss by length of rounds.
+"""Measure local updates: step speed, time to a loss, and loss by round length.
 
-Two hosts are network namespaces, which need root; only the parts loss, inner, elastic, 0.1m, 1m
-and 10m run without. A part of a size and a link, such as "1m 1gbit", needs the figures of part 1m.
+Two hosts are network namespaces and need root; the parts loss, inner, elastic, 0.1m, 1m and 10m
+need no root. A part of a size and a link, such as "1m 1gbit", needs the figures of part 1m.
 """
 
 from functools import partial

@@ -1,4 +1,4 @@
-"""Define GPTs of 0.1, 1 and 10 million parameters on the text of Python's standard library."""
+"""GPTs of 0.1, 1 and 10 million parameters on the text of Python's standard library."""
 
 import sys
 from functools import partial
@@ -43,7 +43,7 @@ def large() -> Recipe:
 
 
 def test_loss(model: str, *options: object, steps: int, seed: int) -> float:
-    """Train one of these GPTs by AdamW with a cosine schedule; return its last test loss."""
+    """Train one of these GPTs with AdamW and cosine schedule; return its test loss."""
     from command import paceline  # not importable where `paceline train` loads this file
 
     learning = ("--optimizer=adamw", "--schedule=cosine", f"--warmup-steps={max(1, steps // 15)}")

@@ -15,7 +15,7 @@ Runs = dict[str, list[dict[str, float]]]
 def in_turns(
     group: Group, names: Iterable[str], repeats: int, run: Callable[[str, int], dict[str, float]]
 ) -> Runs:
-    """Run each name once per seed, in turns; the slow host idles while the fast host runs alone."""
+    """Run each name once per seed, in turns; the slow host skips the fast host's."""
     runs: Runs = {name: [] for name in names}
     for seed in range(repeats):
         for name, own in runs.items():

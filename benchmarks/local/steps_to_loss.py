@@ -107,7 +107,7 @@ def steps_needed(losses: Mapping[str, Sequence[float]], goals: Sequence[float]) 
 
 
 def _crossing(points: Sequence[tuple[int, float]], goal: float) -> float:
-    """Interpolate the steps at which the loss reaches the goal; extrapolate by a tenth at most."""
+    """Interpolate the steps at which the loss reaches the goal; extrapolate at most a tenth."""
     lines = list(pairwise(sorted(points)))
     last = max(points)[0]
     for (left, high), (right, low) in lines:
@@ -140,7 +140,7 @@ def loss_table(figures: Mapping[str, Any]) -> str:
 
 
 def _toml_rows(part: str, figures: dict[str, Any]) -> Iterator[str]:
-    """Yield rows of TOML: steps of local updates to the lone host's loss, relative to free."""
+    """Yield TOML rows: steps of local updates to the loss, relative to free."""
     free = steps_needed(figures["losses"][FREE], figures["lone"])
     for name, losses in figures["losses"].items():
         needed = steps_needed(losses, figures["lone"])

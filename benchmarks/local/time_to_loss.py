@@ -1,4 +1,4 @@
-"""Measure the time in which two hosts, of one core each, reach a lone host's loss.
+"""Measure the time that two one-core hosts need to a lone host's loss.
 
 All methods' steps are timed in turns, at 1 Gbit/s or 100 Mbit/s. The number of steps is known from
 `steps_to_loss.py`, whose part must be measured first. For local updates with other rounds than the
@@ -23,7 +23,7 @@ from figures import table
 _HERE = Path(__file__).parent
 _WIRES = {"1gbit": "117 MB/s", "100mbit": "11.7 MB/s"}
 _DDP = ("DDP 1 MB", "DDP 25 MB", "DDP, fp16 hook")
-_CODECS = ("allreduce, dynamic8", "allreduce, dynamic4")  # unmeasured: the steps of free
+_CODECS = ("allreduce, dynamic8", "allreduce, dynamic4")  # if unmeasured, they need free's steps
 _MACHINE = _HERE.parents[1] / "machines" / "two-hosts-gigabit.toml"
 
 

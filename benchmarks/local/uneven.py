@@ -1,4 +1,4 @@
-"""Compare local updates on a fast and a four times slower host with the fast host alone.
+"""Compare local updates on two hosts, one four times slower, with the fast host alone.
 
 The link has 1 Gbit/s. A GPT of a million parameters (sized_gpt.py) trains on the fast host alone
 and on both; the slow host runs a quarter of the steps in each round. Runs of two lengths, each with
@@ -34,7 +34,7 @@ _NUM_STEPS, _SYNC_EVERY, _REPEATS = 600, 20, 3
 
 
 def part(quick: bool) -> dict[str, Any]:
-    """Measure on two hosts at 1 Gbit/s; return the runs of the fast host and of both."""
+    """Return the runs of the fast host alone and of both hosts."""
     with TwoHosts("1gbit") as hosts:
         return on_hosts(hosts, Path(__file__).parent, "uneven", quick)
 
@@ -49,7 +49,7 @@ def measure(group: Group, quick: bool) -> dict[str, Any]:
 def _run(
     recipe: Recipe, group: Group, most_steps: int, sync_every: int, name: str, seed: int
 ) -> dict[str, float]:
-    """Train with the length of run `name`; the slow host runs a quarter of the steps."""
+    """Train for the length `name`; the slow host runs a quarter of the steps."""
     num_steps = round(_LENGTHS[name] * most_steps / SLOWER) * SLOWER
     slower = 1 if group.rank == 0 else SLOWER
     own_steps = num_steps // slower

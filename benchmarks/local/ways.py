@@ -1,4 +1,4 @@
-"""Time GPT steps on two hosts of one core: without exchange, with gradients, and local updates.
+"""Time GPT steps on two hosts: without exchange, with gradients, and with local updates.
 
 The first case is a size of `steps_to_loss`, or the built-in gpt-10m, which is measured without
 local updates. The optional second case is the only variant to measure.
