@@ -1,4 +1,4 @@
-"""What is trained while faults are drawn: each strategy, hubs apart, and a user's loop."""
+"""Define the runs that `loop` disturbs: each strategy, a separate hub, and a user's loop."""
 
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -10,7 +10,7 @@ from paceline.rpc.keys import generate_keys
 from proxy import Proxy
 
 HERE = Path(__file__).parent
-MODULES = HERE.parent / "resume"  # its recipes are trained in seconds
+MODULES = HERE.parent / "resume"  # its recipes train in seconds
 DEADLINE_S = 4.0
 _COMMAND = ("-m", "paceline")
 _TRAINED = (
@@ -20,7 +20,7 @@ _TRAINED = (
 
 
 class Case(NamedTuple):
-    """A recipe, how it is trained, and what its first process is called."""
+    """A recipe, its options and number of epochs, and the role of its first process."""
 
     recipe: str
     options: str
@@ -48,13 +48,13 @@ SERVED: Mapping[str, Case] = {
 OWN_LOOP = "a user's loop"
 NAMES = (*LAUNCHED, *SERVED, OWN_LOOP)
 _OWN_STEPS, _OWN_RANKS, _SERVED_WORKERS = 4000, 2, 2
-_OWN_ENDS_S = 240.0  # for ranks whose torchrun was killed: nobody ends them before their last step
+_OWN_ENDS_S = 240.0  # if torchrun is killed, its ranks train to their last step
 
 
 class Trial:
-    """Commands that train together: the first is asked for a result, the others work for it.
+    """The commands of one run: the first writes the result, the others are its workers.
 
-    `proxies` stand between workers and their hub. All is closed by `stack`.
+    `proxies` connect the workers to their hub; `stack` closes them.
     """
 
     def __init__(self, stack: ExitStack, name: str, folder: Path) -> None:
@@ -72,11 +72,11 @@ class Trial:
 
     @property
     def attempts(self) -> list[Attempt]:
-        """The commands, the first of which is asked for the result."""
+        """The first command, then its workers."""
         return [self.first, *self.workers]
 
     def join(self) -> None:
-        """Start the workers of a hub apart, each behind a proxy, as soon as it listens."""
+        """Start the workers of a separate hub, each behind a proxy, once the hub listens."""
         if self.name not in SERVED or (port := self.first.port()) is None:
             return
         for number in range(_SERVED_WORKERS):

@@ -1,8 +1,8 @@
-"""Fuzz every parser, of files and of frames, in limits of memory and time.
+"""Fuzz the parsers of files and frames within limits of memory and time.
 
-`measure` returns for each parser: inputs tried, refused with one clear line, accepted, unclear (an
-error of several lines, or none), crashed, hung, out of memory, and the most memory that its process
-has taken above what it had.
+`measure` counts each parser's inputs: accepted, refused with one clear line, unclear (an error of
+several lines, or no result), crashed, hung, and killed (SIGKILL). `peak_nbytes` is the largest
+growth of peak memory in a process that ran the parser.
 """
 
 import json
@@ -20,13 +20,13 @@ sys.path[:0] = _MODULES
 
 from fuzzing.parser import FRAMES, NAMES, parser_of  # noqa: E402
 
-_AT_ONCE = 10_000  # inputs of a process: what Hypothesis remembers of them grows
+_AT_ONCE = 10_000  # inputs per process: Hypothesis uses memory for each input
 _ENDS = {-signal.SIGPROF: "hung", -signal.SIGALRM: "hung", -signal.SIGKILL: "killed"}
 _KINDS = ("accepted", "refused", "unclear", "crashed", "hung", "killed")
 
 
 def measure(count: int, seed: int, *, is_frame: bool) -> list[dict[str, Any]]:
-    """Try so many inputs of all parsers; print and return the counts of each."""
+    """Fuzz the parsers with `count` inputs in all; print and return each parser's counts."""
     parsers = [parser_of(name) for name in NAMES if (name in FRAMES) == is_frame]
     whole = sum(one.weight for one in parsers)
     rows = []
@@ -37,7 +37,7 @@ def measure(count: int, seed: int, *, is_frame: bool) -> list[dict[str, Any]]:
 
 
 def fuzzed(name: str, seed: int, count: int) -> dict[str, Any]:
-    """Parse so many inputs; return the counts, and the faults."""
+    """Fuzz one parser with `count` inputs; return its counts and faults."""
     row: dict[str, Any] = {"parser": name, **dict.fromkeys(_KINDS, 0), "faults": []}
     row |= {"peak_nbytes": 0, "longest_s": 0.0}
     for first in range(0, count, _AT_ONCE):
@@ -72,7 +72,7 @@ def _run(name: str, seed: int, count: int) -> dict[str, Any]:
             found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
             return found
         if not at_work.exists():
-            raise SystemExit(f"{name}: the process ended before its first input: {done.stderr}")
+            raise SystemExit(f"{name}: the process ended before the first input: {done.stderr}")
         shown = at_work.read_bytes()[:1000]
         fault = f"exit {done.returncode}, {shown!r}: {done.stderr[-500:]}"
         return {_ENDS.get(done.returncode, "crashed"): 1, "fault": fault}

@@ -1,7 +1,7 @@
-"""Lies: what a worker says, changed by one rule in one place.
+"""Draw lies: each falsifies one place of a worker's message by one rule.
 
-A lie is drawn before the message that it changes is known: the name of its rule, and a function
-that returns what is sent in place of a message; None where the rule does not apply.
+A lie is the name of its rule and a function, drawn before any message is known. The function maps
+a message to a false message, or to None if the rule does not apply.
 """
 
 import struct
@@ -31,7 +31,7 @@ _NOTHING = (b'{"spans":[],"sent":[],"received":[]}', b'{"digest":null}', b"{}", 
 
 
 def lies(number: int, count: int) -> list[Lie]:
-    """Draw so many lies, the same ones for the same number."""
+    """Draw `count` lies, with `number` as the seed."""
     told: list[Lie] = []
     quiet = list(HealthCheck)
 
@@ -60,7 +60,7 @@ def _with(field: str, value: object) -> Rule:
 
 
 def _fewer_parts(place: int) -> Rule:
-    """Leave a part out."""
+    """Remove a part."""
 
     def lie(message: Message) -> Message | None:
         parts = list(message.parts)
@@ -72,7 +72,7 @@ def _fewer_parts(place: int) -> Rule:
 
 
 def _more_parts(place: int, chosen: int) -> Rule:
-    """Add a part, or one once more."""
+    """Insert an empty part, a part of one byte, or a copy of a part."""
 
     def lie(message: Message) -> Message:
         parts = list(message.parts)
@@ -84,7 +84,7 @@ def _more_parts(place: int, chosen: int) -> Rule:
 
 
 def _other_order(places: list[int]) -> Rule:
-    """Send the parts in another order."""
+    """Reorder the parts."""
 
     def lie(message: Message) -> Message | None:
         order = sorted(range(len(message.parts)), key=lambda i: places[i % len(places)])
@@ -95,7 +95,7 @@ def _other_order(places: list[int]) -> Rule:
 
 
 def _in_a_part(place: int, change: Change) -> Rule:
-    """Change one of the parts."""
+    """Change one part."""
 
     def lie(message: Message) -> Message | None:
         parts = list(message.parts)
@@ -108,7 +108,7 @@ def _in_a_part(place: int, change: Change) -> Rule:
 
 
 def _in_a_record(change: Change) -> Rule:
-    """Change, add or leave out a field of a record."""
+    """Change the first part that is a JSON record."""
 
     def lie(message: Message) -> Message | None:
         found = [i for i, part in enumerate(message.parts) if bytes(part[:1]) == b"{"]
@@ -118,7 +118,7 @@ def _in_a_record(change: Change) -> Rule:
 
 
 def _noise(first: int, noise: bytes) -> Change:
-    """Put noise in place of as many bytes, or of all with them again and again."""
+    """Overwrite bytes with noise, once or repeatedly to the end; the length stays the same."""
 
     def change(data: bytes) -> bytes:
         begin = first % (len(data) + 1)
@@ -129,7 +129,7 @@ def _noise(first: int, noise: bytes) -> Change:
 
 
 def _numbers(form: str, value: float, place: int, *, all_over: bool) -> Change:
-    """Put a number in place of one, or of all: not finite, zero, or out of all proportion."""
+    """Overwrite one number, or all numbers, of the `struct` format `form` with `value`."""
 
     def change(data: bytes) -> bytes:
         changed, size = bytearray(data), struct.calcsize(form)
@@ -142,7 +142,7 @@ def _numbers(form: str, value: float, place: int, *, all_over: bool) -> Change:
 
 
 def _done_of_nothing(step: int | None, parts: list[bytes]) -> Rule:
-    """Say that all is done."""
+    """Replace the message by `done`."""
     return lambda message: Message("done", step or message.step, parts=tuple(parts))
 
 

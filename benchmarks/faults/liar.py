@@ -1,9 +1,9 @@
-"""Workers that have the keys and lie: they do a worker's work, and change what they say.
+"""Run workers that have valid keys and train, but falsify some of their messages.
 
     liar.py '{"address": ..., "workers": [0, 2], "seed": 3, "stall_s": 30}'
 
-It writes a line of JSON for every lie to lies.jsonl: the rule and the topic. A worker that is
-refused or left out, or to which the hub does not answer, begins again, until the process is killed.
+Each lie appends a line of JSON to lies.jsonl: its rule, topic and time. A worker that the hub
+refuses, excludes or does not answer connects again, until the process is killed.
 """
 
 import json
@@ -28,14 +28,14 @@ from paceline.rpc.keys import load_worker_keys
 from paceline.strategies.wheel.worker import take_part
 
 _RUN, _DEADLINE_S, _LOG = "paceline", 5.0, Path("lies.jsonl")
-_SHARE = 0.25  # of messages that are lies
-_SHARE_OF_PROBES = 0.01  # there are two hundred of them before a worker begins
-_NUM_LIES = 1000  # drawn before a worker begins; then they are told again
-_STALL_SHARE = 0.004  # of messages after which it does nothing for long
+_SHARE = 0.25  # share of messages that are lies
+_SHARE_OF_PROBES = 0.01  # lower, because a worker sends 200 probes before it trains
+_NUM_LIES = 1000  # drawn before a worker connects, and used cyclically
+_STALL_SHARE = 0.004  # share of messages that a worker delays by `stall_s`
 
 
 class Task(BaseModel):
-    """What liars do, and where; `stall_s` is longer than the hub's deadline."""
+    """Settings of the lying workers; `stall_s` exceeds the hub's deadline."""
 
     address: str
     workers: tuple[int, ...]
@@ -44,7 +44,7 @@ class Task(BaseModel):
 
 
 class LyingClient:
-    """A worker's connection, by which now and then something else is sent."""
+    """A worker's connection that replaces some messages by lies."""
 
     def __init__(
         self, client: Client, random: Random, told: Iterator[Lie], task: Task, log: TextIO
@@ -56,7 +56,7 @@ class LyingClient:
         return getattr(self._client, name)
 
     def request(self, message: Message) -> ReplyFuture:
-        """Send a message, or a lie in its place, or before it."""
+        """Send the message, a lie instead, or a lie and then the message."""
         random = self._random
         share = _SHARE_OF_PROBES if message.topic == "probe" else _SHARE
         if random.random() < _STALL_SHARE * share / _SHARE:
@@ -69,7 +69,7 @@ class LyingClient:
         if lie is None:
             return self._client.request(message)
         self._say(rule, message.topic)
-        if random.random() < 0.1:  # and the truth after it
+        if random.random() < 0.1:  # send the true message, too
             self._client.request(lie)
             return self._client.request(message)
         return self._client.request(lie)
@@ -80,12 +80,12 @@ class LyingClient:
 
 
 def _sessions(task: Task, worker: int) -> Iterator[Client]:
-    """Yield connections, one after another, without an end."""
+    """Yield new connections endlessly; close each before the next one opens."""
     keys = load_worker_keys(Path("keys"))
     while True:
         try:
             client = Client(task.address, _RUN, worker, keys=keys, deadline_s=_DEADLINE_S)
-        except (WorkerLost, InvalidInput):  # a busy hub, too, may not answer in time
+        except (WorkerLost, InvalidInput):  # a busy hub may also answer too late
             time.sleep(0.2)
             continue
         with closing(client):
@@ -93,7 +93,7 @@ def _sessions(task: Task, worker: int) -> Iterator[Client]:
 
 
 def _lie(task: Task, worker: int, log: TextIO) -> None:
-    """Lie as one of the workers, without an end."""
+    """Run one lying worker endlessly."""
     random = Random(f"{task.seed} {worker}")  # noqa: S311 - no secret
     settings = WorkerProcessSettings(
         connect=task.address,
@@ -106,13 +106,13 @@ def _lie(task: Task, worker: int, log: TextIO) -> None:
     told = cycle(lies(task.seed + worker, _NUM_LIES))
     for client in _sessions(task, worker):
         lying = LyingClient(client, random, told, task, log)
-        # A session ends with the worker, or when nothing it says is heard any more.
+        # Lies can raise any error here. An error ends only this session; the next one follows.
         with suppress(Exception):
             take_part(settings, {worker: lying})
 
 
 def main() -> None:
-    """Lie as each of the workers, in threads."""
+    """Run each lying worker in a thread."""
     task = Task.model_validate_json(sys.argv[1])
     with _LOG.open("a") as log:
         liars = [threading.Thread(target=_lie, args=(task, one, log)) for one in task.workers]

@@ -1,7 +1,7 @@
-"""Runs with honest workers and some that lie: they end with a result every time.
+"""Train with two honest workers and three liars; check that every run ends with a result.
 
 hub --- two honest workers
-    --- three liars, which do a worker's work, and change what they say, by `grammar`
+    --- three liars, which train but falsify messages by the rules of `grammar`
 """
 
 import json
@@ -22,9 +22,9 @@ HERE = Path(__file__).parent
 _EPOCHS, _HONEST_EPOCHS = 100, 10
 _DEADLINE_S, _STALL_S = 2.0, 30.0
 _NUM_WORKERS, _NUM_LIARS = 5, 3
-_MESSAGE_NBYTES = 4 << 20  # the largest of the model below
-_RECORD_TIMES = 30  # as much memory as its text takes a record while it is checked, one at a time
-_SLACK_NBYTES = 32 << 20  # what a process differs by from run to run
+_MESSAGE_NBYTES = 4 << 20  # largest message of the model below
+_RECORD_TIMES = 30  # memory to check a record, per byte of its text; the hub checks one at a time
+_SLACK_NBYTES = 32 << 20  # variation of peak memory between runs
 _MODEL = """
 import torch
 from torch import nn
@@ -47,7 +47,7 @@ class Small(nn.Module):
 
 @dataclass
 class Run:
-    """What came of a run: its faults are sentences, none if all is well."""
+    """Outcome of a run; `faults` are sentences, and empty if the run passed."""
 
     seed: int
     lies: Counter[str]
@@ -58,8 +58,8 @@ class Run:
 
 
 def run(seed: int, *, lies: bool, epochs: int = _EPOCHS) -> Run:
-    """Train with honest workers, and others that lie, or not."""
-    # Each number lies in its turn: the first worker's buffers are everybody's.
+    """Train with five workers, three of which lie if `lies`; return the outcome."""
+    # Rotate the liars over all numbers: the first worker's buffers become the model's buffers.
     liars = sorted({(seed + i) % _NUM_WORKERS for i in range(_NUM_LIARS)}) if lies else []
     honest = [number for number in range(_NUM_WORKERS) if number not in liars]
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
@@ -113,7 +113,7 @@ def _liars(port: int, workers: list[int], seed: int) -> list[str]:
 def _faults(
     folder: Path, epochs: int, hub: Ended, honest: list[Ended]
 ) -> tuple[list[str], float | None]:
-    """Return what is wrong with how the hub and the honest workers ended, and the loss."""
+    """Return the faults of the hub and the honest workers, and the last training loss."""
     faults = [
         f"a process ended with {one.code}: {one.said[-2000:]}"
         for one in (hub, *honest)
@@ -129,9 +129,9 @@ def _faults(
 
 
 def bound_nbytes(honest_nbytes: int) -> int:
-    """Return the memory that a hub may take: that of an honest run, and what liars may hold.
+    """Return the bound of the hub's memory: an honest run's peak, and the memory of lies.
 
-    Of each its unanswered requests and its queues; and the record that is being checked.
+    Each liar can fill its unanswered requests and its queues. The hub also checks one record.
     """
     queues = 2 * QUEUED_PIECES * (256 << 10)
     held = (CREDIT_MESSAGES + 1) * _MESSAGE_NBYTES + queues
@@ -139,7 +139,7 @@ def bound_nbytes(honest_nbytes: int) -> int:
 
 
 def measure(count: int, seed: int) -> dict[str, Any]:
-    """Run until so many lies were told; return what came of the runs."""
+    """Run until liars have sent `count` lies; return the runs' outcomes and the bound."""
     honest = run(seed, lies=False, epochs=_HONEST_EPOCHS)
     bound = bound_nbytes(honest.peak_nbytes)
     told: Counter[str] = Counter()

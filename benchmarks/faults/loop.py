@@ -1,7 +1,7 @@
-"""Faults at random: a victim, a moment and a signal, or a connection that is cut or held back.
+"""Disturb runs at random moments: send signals to processes, cut or hold back connections.
 
-Each trial is a run of one case with one to three faults. It recovers, which is a result and exit
-code 0, or ends in order: an exit code that says how, one line that says why. Nothing may stay.
+Each trial is a run of one case with one to three faults. The run must recover (exit code 0 and a
+result) or end in order (another exit code, and one line with the reason), and leave nothing behind.
 """
 
 import json
@@ -23,7 +23,7 @@ import cases
 
 from attempt import Ended
 
-_KINDS = {  # and how often each is drawn
+_KINDS = {  # with their relative frequencies
     "KILL": 5,
     "TERM": 4,
     "INT": 4,
@@ -33,15 +33,15 @@ _KINDS = {  # and how often each is drawn
 }
 _PROXY_KINDS = {"cut": 5, "hold": 4}
 _STOPPED_S = (0.2, 3 * cases.DEADLINE_S)
-_LATEST_S = 14.0  # of the first fault: runs take about so long
-_ENDS_S = 240.0  # for a run of seconds on a machine that is busy; longer only while it
-_SAVED_S = 60.0  # has saved a checkpoint, one of which is due every second, this short a time ago
+_LATEST_S = 14.0  # latest moment of the first fault; runs are about this long
+_ENDS_S = 240.0  # a run that takes seconds on an idle machine counts as hanging after this,
+_SAVED_S = 60.0  # unless it wrote to its folder this recently: checkpoints are due every second
 _CODES = {"INT": 130, "TERM": 143}
 
 
 @dataclass
 class Fault:
-    """One fault: its kind, the role of its victim, and when it came."""
+    """A fault: its kind, the role of its victim, its time and its duration."""
 
     kind: str
     role: str
@@ -51,7 +51,7 @@ class Fault:
 
 @dataclass
 class Judged:
-    """A trial: its faults, how it ended, and what is wrong with that, in sentences."""
+    """A trial: its faults, how it ended, and violations as sentences (`wrong`)."""
 
     case: str
     seed: int
@@ -63,7 +63,7 @@ class Judged:
 
 
 def measure(num_faults: int, seed: int, beside: int, most_s: float) -> dict[str, Any]:
-    """Try so many faults, or for so long, `beside` trials at a time; return each trial."""
+    """Run `beside` trials at a time, up to `num_faults` faults or `most_s`; return all trials."""
     lock, judged = threading.Lock(), list[Judged]()
     until_s = time.monotonic() + most_s
 
@@ -90,7 +90,7 @@ def measure(num_faults: int, seed: int, beside: int, most_s: float) -> dict[str,
 
 
 def tried(name: str, seed: int) -> Judged:
-    """Run a case, let faults happen to it, and judge its end."""
+    """Run a case, inject faults, and judge its end."""
     choice = random.Random(f"{name} {seed}")  # noqa: S311 - no secret
     judged = Judged(name, seed)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
@@ -113,7 +113,7 @@ def tried(name: str, seed: int) -> Judged:
 
 
 def _happen(trial: cases.Trial, choice: random.Random, began_s: float) -> Fault | None:
-    """Let one fault happen; None if there is nobody to whom it could."""
+    """Inject one fault; return None if its victim has already ended."""
     at_s = time.monotonic() - began_s
     kinds = _KINDS | (_PROXY_KINDS if trial.proxies else {})
     kind = choice.choices(list(kinds), list(kinds.values()))[0]
@@ -156,7 +156,7 @@ def _sleep(trial: cases.Trial, seconds: float) -> None:
 
 
 def _ends(trial: cases.Trial, joining: threading.Thread) -> list[Ended | None]:
-    """Wait until all commands have ended; None for one that hangs, which is killed."""
+    """Wait for all commands to end; kill commands that hang, and return None for each."""
     joining.join()
     until_s = time.monotonic() + _ENDS_S
     while any(one.is_running for one in trial.attempts):
@@ -172,13 +172,13 @@ def _ends(trial: cases.Trial, joining: threading.Thread) -> list[Ended | None]:
 
 
 def _goes_on(trial: cases.Trial) -> bool:
-    """Return True if the run has saved something a short time ago."""
+    """Whether the run wrote to its folder in the last `_SAVED_S` seconds."""
     saved = [path.stat().st_mtime for path in trial.output.glob("*/*")]
     return time.time() - max(saved, default=0.0) < _SAVED_S
 
 
 def _judge(judged: Judged, trial: cases.Trial, ends: list[Ended | None]) -> None:
-    """Say how the trial ended, and what is wrong with that."""
+    """Record in `judged` how the trial ended, and the violations."""
     for attempt, end in zip(trial.attempts, ends, strict=True):
         if end is None:
             judged.wrong.append(f"the {attempt.lead} hangs")
@@ -196,14 +196,14 @@ def _judge(judged: Judged, trial: cases.Trial, ends: list[Ended | None]) -> None
 
 
 def _misspoken(judged: Judged, lead: str, end: Ended) -> list[str]:
-    """Return what is wrong with a command's exit code and its words."""
-    if lead == "torchrun":  # a loop that is not ours ends as Python does
+    """Return the violations in a command's exit code and stderr."""
+    if lead == "torchrun":  # a user's loop ends as any Python program does
         return []
     wrong = []
     if "Traceback" in end.said or "Fatal Python error" in end.said:
         wrong.append(f"a traceback of the {lead}: {end.said[-1500:]}")
     lines = [one for one in end.said.splitlines() if one.startswith("paceline: ")]
-    # Ranks that are left may say why they stop, too, where they notice it before they are ended.
+    # Other ranks may also print why they stop, if they notice the fault before they are ended.
     others = [one for one in lines if not re.match(r"paceline: worker \d+ stops: ", one)]
     if end.code > 0 and (not lines or len(others) > 1):
         wrong.append(f"{len(lines)} lines say why the {lead} ended with {end.code}: {lines[:3]}")
@@ -218,7 +218,7 @@ def _misspoken(judged: Judged, lead: str, end: Ended) -> list[str]:
 
 
 def _halves(output: Path) -> list[str]:
-    """Return which files of the runs' folders are not whole."""
+    """Return a violation for each incomplete JSON file in the runs' folders."""
     wrong = []
     for path in output.glob("*/*.json"):
         try:
@@ -229,7 +229,7 @@ def _halves(output: Path) -> list[str]:
 
 
 def counts(trials: list[dict[str, Any]]) -> dict[str, Counter[str]]:
-    """Return by case how many faults were tried, and what became of the trials."""
+    """Count the faults and the outcomes of trials by case."""
     found: dict[str, Counter[str]] = {}
     for one in trials:
         own = found.setdefault(one["case"], Counter())

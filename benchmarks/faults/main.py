@@ -1,8 +1,8 @@
-"""Faults: what workers, files and signals do to somebody else's training.
+"""Measure how training survives lying workers, signals, lost connections and damaged files.
 
-`lies`: workers that have the keys send what they should not. `loop`: signals and cut connections at
-random moments. `files` and `frames`: mutated input of every parser. Each prints the seed of what
-goes wrong as it happens.
+`lies`: workers with valid keys send false messages. `loop`: signals and cut connections at random
+moments. `files` and `frames`: mutated input for every parser. `lies` and `loop` print each run's
+seed and faults when it ends.
 """
 
 from collections import Counter

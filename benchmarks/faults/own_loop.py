@@ -1,4 +1,4 @@
-"""A user's loop under torchrun, which ends as Python does: Paceline installs nothing in it."""
+"""Train in a user's loop under torchrun, without a Paceline command or launcher."""
 
 import sys
 from datetime import timedelta
@@ -12,8 +12,8 @@ _MEETING_S = 60.0
 
 
 def main(num_steps: int) -> None:
-    """Train a small network on rows drawn at random."""
-    # Else torch looks for the store of a torchrun that was killed meanwhile for half an hour.
+    """Train a small network on random inputs."""
+    # By default, torch waits half an hour for the store of a torchrun that was killed.
     distributed.init_process_group("gloo", timeout=timedelta(seconds=_MEETING_S))
     torch.manual_seed(distributed.get_rank())
     net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8))

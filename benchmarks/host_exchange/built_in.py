@@ -1,4 +1,4 @@
-"""What a step of a built-in model takes: AlexNet with two batches, and LeNet-5, over in no time."""
+"""Time steps of built-in models: AlexNet with two batch sizes, and the tiny LeNet-5."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import steps
 from paceline.links.group import Group
 from trainee import Task
 
-# Batch of a rank, blocks, steps in each, and sizes of buckets: any takes LeNet-5's 0.25 MB.
+# Name; (batch per rank, blocks, steps per block); DDP buckets in MB, any of which holds LeNet-5.
 _CASES = {
     "alexnet": ("AlexNet", ((16, 8, 3), (4, 12, 3)), (10, 25, 100)),
     "lenet5": ("LeNet-5", ((32, 30, 100),), (25,)),
@@ -14,7 +14,7 @@ _CASES = {
 
 
 def measure(group: Group, quick: bool, model: str) -> dict[str, Any]:
-    """Return the figures for each batch size."""
+    """Time the steps of a model with each of its batch sizes."""
     figures = {}
     name, cases, buckets_mb = _CASES[model]
     for batch_size, num_blocks, num_steps in cases[-1:] if quick else cases:

@@ -1,7 +1,7 @@
-"""Which chunk two searches pick for ResNet-152 on four P100, rehearsed, and which is the best.
+"""Compare two chunk searches with a full sweep, for ResNet-152 rehearsed on four P100.
 
-The layers take what the machine of machines/power8-p100.toml makes of them; Le et al. 2018 do not
-give the times of this network.
+The machine file machines/power8-p100.toml determines the time of each layer, because Le et al. 2018
+do not report times for this network.
 """
 
 import random
@@ -47,7 +47,7 @@ _PAUSE_S = 0.01  # lets threads and cores fall asleep, as they do while a layer 
 
 
 class Sweep:
-    """Tries all sizes in turn, in a new order in every round: a search that looks everywhere."""
+    """An exhaustive search: measures all sizes in every round, in random order."""
 
     interval = _INTERVAL
 
@@ -68,11 +68,11 @@ class Sweep:
 
     @property
     def trials(self) -> tuple[Trial, ...]:
-        """The median of each size that has been measured."""
+        """The median step time of each measured size."""
         return tuple(Trial(size, None, median(s)) for size, s in self.seconds.items() if s)
 
     def record(self, seconds: float, times: Sequence[ChunkTimes] = ()) -> None:
-        """Note how long a step took with `chunk`."""
+        """Record the seconds of a step with the current `chunk`."""
         if self._left:
             steps_of_size = self.seconds[self.chunk]
             steps_of_size.append(seconds)
@@ -81,7 +81,7 @@ class Sweep:
 
 
 def measure(group: Group, quick: bool) -> dict[str, Any]:
-    """Return what was predicted, what the searches picked, and the sweep."""
+    """Train with both searches and the sweep; return their results and the predictions."""
     workload = step_of("resnet152", _BATCH_SIZE)
     times = layer_times(workload, rehearsed.p100())
     task = Task.paced(workload, times)
@@ -111,13 +111,13 @@ def measure(group: Group, quick: bool) -> dict[str, Any]:
 
 
 def _sizes(num_layers: int) -> set[int]:
-    """Return all small sizes, and of the large ones those that a search could try."""
+    """Return 1 to 16, every fifth size up to 60, and all candidates of `PredictedSearch`."""
     even = {*range(1, 17), *range(20, 65, 5)}
     return {size for size in even if size < num_layers} | {*candidates(num_layers)}
 
 
 def _predicted(workload: Workload, times: LayerTimes, group: Group) -> dict[int, float]:
-    """Return rank 0's prediction for each candidate: paced layers, and this machine's exchange."""
+    """Return rank 0's step times by candidate, predicted from an exchange measured here."""
     rate = rehearsed.p100()
     speed = Speed(rate.flops_per_s, rate.nbytes_per_s)
     probes = {"host": prober(STRATEGIES["host"], HostReduce(workers=group.world_size), group)}
@@ -139,7 +139,7 @@ def _predicted(workload: Workload, times: LayerTimes, group: Group) -> dict[int,
 
 
 def _durations(machine: Machine, workload: Workload, times: LayerTimes) -> dict[PriceKey, float]:
-    """Return what the paced layers and the update take on each device."""
+    """Return the seconds of the paced layers and the update on each device."""
     phases = ((Kind.FORWARD, times.forward_s), (Kind.BACKWARD, times.backward_s))
     parts = {
         (kind, layer.name): seconds
@@ -160,7 +160,7 @@ def _forecast(workload: Workload, machine: Machine, chunk: int, cost: ProfiledCo
 
 
 def _train(task: Task, tuner: ChunkTuner, group: Group) -> int:
-    """Take steps until rank 0's tuner is done; return the chunk that it has picked."""
+    """Train until rank 0's tuner is done; return the chunk size that it picked."""
     exchanging = None
 
     def wrap(module: nn.Module) -> ModelReplica:
@@ -169,7 +169,7 @@ def _train(task: Task, tuner: ChunkTuner, group: Group) -> int:
         return exchanging
 
     trainee = Trainee(task, wrap)
-    trainee.step()  # nothing is recorded of the first
+    trainee.step()  # the tuner ignores the first step
     while not group.gather(tuner.done)[0]:
         for _ in range(tuner.interval):
             trainee.step()

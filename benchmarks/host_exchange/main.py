@@ -1,4 +1,4 @@
-"""What the host exchange gains, measured beside what else there is, in the same run."""
+"""Measure the host exchange and its alternatives in the same runs."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -13,15 +13,15 @@ import tables
 from figures import Part
 from ranks import on_ranks
 
-# glibc gives large tensors back to the system when they are freed, and gets them page by page again
-# in the next step. With these, all variants keep their memory: both are worth comparing.
+# glibc returns large freed tensors to the system, and the next step gets new memory page by page.
+# With these settings all variants keep freed memory. The benchmark measures both cases.
 _KEPT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 
 
 def measure(
     name: str, ranks: tuple[int, ...], quick: bool, case: str | None = None
 ) -> dict[str, Any]:
-    """Return the figures of a module of this folder for each number of ranks."""
+    """Run the part `name` (a module of this folder) with each number of ranks."""
     if name == "sums" and (problem := mpi.install()):
         print(f"OpenMPI is left out, because it cannot be installed: {problem}", flush=True)
     folder = Path(__file__).parent
@@ -29,13 +29,13 @@ def measure(
 
 
 def built_in(model: str, quick: bool, *, keeps_memory: bool = False) -> dict[str, Any]:
-    """Return the figures of a model's step on two ranks."""
+    """Measure a model's steps on two ranks; `keeps_memory` makes glibc keep freed memory."""
     with patch.dict(os.environ, _KEPT if keeps_memory else {}):
         return measure("built_in", (2,), quick, model)
 
 
 def text(one: Callable[[str, Any], str], by_ranks: Mapping[str, Any]) -> str:
-    """Return the tables of all numbers of ranks."""
+    """Format the tables of all numbers of ranks."""
     return "\n\n".join(one(ranks, figures) for ranks, figures in by_ranks.items())
 
 

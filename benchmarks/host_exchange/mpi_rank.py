@@ -1,4 +1,4 @@
-"""One rank of OpenMPI, started by mpirun: mpi_rank.py COUNT TIMES CPU... Knows nothing of torch."""
+"""Time sums on one OpenMPI rank, without torch: mpirun ... mpi_rank.py COUNT TIMES CPU..."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 
 def sums(count: int, num_times: int) -> list[float]:
-    """Return the seconds of each of so many sums of `count` float32 values, after one more."""
+    """Return the seconds of `num_times` sums of `count` float32 values, after a warm-up sum."""
     values, world = np.zeros(count, np.float32), MPI.COMM_WORLD
     world.Allreduce(MPI.IN_PLACE, values)
     marks = [time.perf_counter()]

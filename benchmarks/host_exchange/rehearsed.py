@@ -1,8 +1,8 @@
-"""AlexNet on four P100, rehearsed: layers sleep as long as they took there, the exchange is real.
+"""Rehearse AlexNet on four P100: layers sleep for the paper's times, the exchange is real.
 
-The times of the phases are those of Le et al. 2018, Table 3, with 256 images a GPU; the layers
-share them as the machine of machines/power8-p100.toml would. They hold for all variants alike: the
-7 ms that the paper's own exchange adds to backward are not among them.
+The times of the phases are from Le et al. 2018, Table 3, with 256 images per GPU. The
+machine in machines/power8-p100.toml determines each layer's share of a phase's time. All variants
+have the same times, which exclude the 7 ms that the paper's exchange adds to backward.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ _NUM_BLOCKS, _NUM_STEPS = 6, 4
 
 
 def measure(group: Group, quick: bool) -> dict[str, Any]:
-    """Return the figures."""
+    """Time steps of the rehearsed model with each variant."""
     workload = workload_of("alexnet", _BATCH_SIZE, None)
     task = Task.paced(workload, layer_times(workload, p100(), _TABLE_3))
     num_blocks, num_steps = (2, 2) if quick else (_NUM_BLOCKS, _NUM_STEPS)
@@ -30,6 +30,6 @@ def measure(group: Group, quick: bool) -> dict[str, Any]:
 
 
 def p100() -> Rate:
-    """Return how fast the paper's GPUs compute."""
+    """Return the compute and memory rates of the paper's GPUs."""
     machine = find_machine("power8-p100")
     return Roofline.of(machine).rates[compute_lane(machine.devices[0].name)]

@@ -1,4 +1,4 @@
-"""The sum of float32 gradients: the arena, torch's gloo, OpenMPI, and what memory allows."""
+"""Time sums of float32 gradients by the arena, gloo and OpenMPI, and by memory bandwidth."""
 
 import ctypes
 from collections.abc import Callable
@@ -13,13 +13,13 @@ from paceline.links.arena import Arena, Segment
 from paceline.links.group import Group
 from ranks import DEADLINE_S, Variant, alternate, compare, cpu_of, num_cores, timed, unpinned
 
-LARGE, SMALL = 60_000_000, 60_000  # values: an AlexNet, a LeNet
+LARGE, SMALL = 60_000_000, 60_000  # numbers of values: about AlexNet and LeNet-5
 _NUM_BLOCKS, _NUM_SUMS = 12, {LARGE: 5, SMALL: 200}
 _COPIES = ("memcpy", "copy_")
 
 
 def measure(group: Group, quick: bool) -> dict[str, Any]:
-    """Return the figures of a large sum, and for two ranks of a small one."""
+    """Time a large sum and, with two ranks, a small sum."""
     counts = (LARGE, SMALL) if group.world_size == 2 else (LARGE,)
     return {f"{count:,} float32": _case(count, group, quick) for count in counts}
 
@@ -35,7 +35,7 @@ def _case(count: int, group: Group, quick: bool) -> dict[str, Any]:
     if mpi.installed():
         variants.append(Variant("openmpi", partial(_openmpi, everyone, count), 1))
     if count == LARGE:
-        # One on each core: more cannot make the memory faster.
+        # One copy per core: more copies cannot use more memory bandwidth.
         variants += _copies(count, min(everyone, num_cores()))
     num_blocks, num_sums = (2, 3) if quick else (_NUM_BLOCKS, _NUM_SUMS[count])
     blocks = alternate(variants, group, num_blocks, num_sums)
@@ -50,7 +50,7 @@ def _case(count: int, group: Group, quick: bool) -> dict[str, Any]:
 
 
 def _open(count: int, group: Group) -> Arena:
-    """Return an arena in which each rank's gradients lie already: its number, counted from 1."""
+    """Return an arena in which all gradients of a rank are its number, counted from 1."""
     arena = Arena(group, 4 * count, max_chunks=1, num_flags=0, deadline_s=DEADLINE_S)
     arena.set_chunks([[Segment(0, count, torch.float32)]])
     arena.slot.view(torch.float32).fill_(group.rank + 1)
@@ -75,7 +75,7 @@ def _check(arena: Arena, count: int, num_ranks: int) -> None:
     for parity in (0, 1):
         means = arena.shared_result(parity).view(torch.float32)
         if not bool((means[:count] == (num_ranks + 1) / 2).all()):
-            raise RuntimeError("the arena has not summed what the ranks gave it")
+            raise RuntimeError("the arena's result is not the mean of the ranks' values")
 
 
 def _all_reduce(gradients: torch.Tensor) -> None:
@@ -83,13 +83,13 @@ def _all_reduce(gradients: torch.Tensor) -> None:
 
 
 def _openmpi(num_ranks: int, count: int, num_times: int) -> list[float]:
-    """Have OpenMPI's ranks, started by our first one, sum."""
+    """Time sums on OpenMPI ranks, which our rank 0 starts."""
     with unpinned():
         return mpi.sums([cpu_of(rank) for rank in range(num_ranks)], count, num_times)
 
 
 def _copies(count: int, num_ranks: int) -> list[Variant]:
-    """Return two ways to copy: which of them is the faster depends on the machine."""
+    """Return two variants of a copy; the faster one depends on the machine."""
     source, target = torch.ones(count), torch.zeros(count)
 
     def copy() -> None:
@@ -103,7 +103,7 @@ def _copies(count: int, num_ranks: int) -> list[Variant]:
 
 
 def _limit(rows: dict[str, Any], count: int, num_ranks: int) -> dict[str, float]:
-    """Return what n reads and one write would take at the speed of the faster copy, all at once."""
+    """Compute a sum's seconds for n reads and one write at the faster copy's bandwidth."""
     nbytes = 4 * count
     fastest = min(rows[name]["seconds"]["median"] for name in _COPIES)
     bandwidth = 2 * nbytes * min(num_ranks, num_cores()) / fastest

@@ -1,4 +1,4 @@
-"""The tables of result.json, as the README shows them."""
+"""Format the figures of result.json as the README's tables."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -9,7 +9,7 @@ Rows = Mapping[str, Mapping[str, Any]]
 
 
 def sums(ranks: str, cases: Mapping[str, Rows]) -> str:
-    """Return the tables of sums on so many ranks."""
+    """Format the tables of sums; `ranks` is a label such as "2 ranks"."""
     parts = []
     for case, rows in cases.items():
         lines = [
@@ -33,7 +33,7 @@ def _sentence(limit: Mapping[str, float]) -> str:
 
 
 def steps(ranks: str, cases: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the tables of steps."""
+    """Format the tables of steps."""
     head = (
         "variant",
         "ms a step, median [quartiles]",
@@ -69,7 +69,7 @@ def _remarks(figures: Mapping[str, Any]) -> Iterable[str]:
 
 
 def chunks(ranks: str, figures: Mapping[str, Any]) -> str:
-    """Return the tables of the searches and of the sweep."""
+    """Format the tables of the searches and the sweep."""
     searches = [
         (
             name,

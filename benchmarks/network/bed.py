@@ -1,4 +1,4 @@
-"""Fixtures of tests that build two hosts."""
+"""Provide pytest fixtures that build two hosts."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from hosts import TwoHosts
 
 @pytest.fixture
 def can_build() -> None:
-    """Skip where two hosts cannot be built on this machine."""
+    """Skip the test if this machine or user cannot build two hosts."""
     problem = missing()
     if problem:
         pytest.skip(problem)
@@ -17,6 +17,6 @@ def can_build() -> None:
 
 @pytest.fixture
 def hosts(can_build: None) -> Iterator[TwoHosts]:
-    """Two hosts on this machine, with a wire between them."""
+    """Build two hosts that are joined by an unshaped wire."""
     with TwoHosts(rate=None) as built:
         yield built

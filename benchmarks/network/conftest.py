@@ -1,4 +1,4 @@
-"""Two hosts for tests of the bed itself."""
+"""Provide the fixtures of `bed` to the tests of the test bed itself."""
 
 from bed import can_build, hosts
 

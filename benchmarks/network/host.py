@@ -1,4 +1,4 @@
-"""One host of the test bed: namespaces that last as long as one process."""
+"""Create one host of the test bed: Linux namespaces that end with one process."""
 
 import shutil
 import subprocess
@@ -17,19 +17,19 @@ _TOOLS = {
     "timeout": "coreutils",
 }
 _UNSHARE = ("unshare", "--net", "--pid", "--mount-proc", "--fork", "--kill-child")
-# Interfaces and shared memory are the host's own. `read` ends at a line, or when nobody holds the
-# other end of the input any more.
+# The mounts show the host's interfaces, and give it separate shared memory. `read` returns at a
+# line, or at the end of input when the owner ends.
 _FIRST_PROCESS = (
     "mount -t sysfs sysfs /sys && mount -t tmpfs tmpfs /dev/shm && echo ready && read -r line"
 )
 
 
 class NoTestBed(PacelineError):
-    """This machine cannot build the hosts."""
+    """Raised if this machine or user cannot build the hosts."""
 
 
 def missing() -> str | None:
-    """Return what this machine or user lacks for the test bed, in one line; None if nothing."""
+    """Describe in one line why this machine or user cannot build hosts; None if it can."""
     absent = [f"{tool} ({package})" for tool, package in _TOOLS.items() if not shutil.which(tool)]
     if absent:
         return f"the network test bed needs {', '.join(absent)}"
@@ -40,7 +40,7 @@ def missing() -> str | None:
 
 
 def checked(command: Sequence[str]) -> str:
-    """Return what a command printed; raise NoTestBed with its words if it failed."""
+    """Run a command and return its stdout; raise NoTestBed with its stderr if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, start_new_session=True)
     if done.returncode:
         raise NoTestBed(f"`{' '.join(command)}` failed: {done.stderr.strip()}")
@@ -48,12 +48,12 @@ def checked(command: Sequence[str]) -> str:
 
 
 class Host:
-    """A host: a network, process numbers, /sys and /dev/shm of its own; the files are shared.
+    """A host with a separate network, process numbers, /sys and /dev/shm, but the machine's files.
 
-    Its first process holds all of it, and waits for a line from the process that made the host.
-    However that one ends, the first process then finds the end of its input and ends too, and the
-    kernel takes down what is left of the host: processes, interfaces and mounts. Nothing of it has
-    a name that could stay behind.
+    The host's first process keeps the namespaces alive, and waits for a line from the owner, which
+    is the process that created this object. However the owner ends, the first process then reads
+    the end of its input and ends, too. The kernel then removes the host's processes, interfaces and
+    mounts. The namespaces have no names, so nothing stays behind.
     """
 
     def __init__(self) -> None:
@@ -67,26 +67,26 @@ class Host:
         )
         assert self._process.stdout is not None
         if self._process.stdout.readline() != "ready\n":
-            raise NoTestBed(f"no host could be made: {self._process.communicate()[1].strip()}")
+            raise NoTestBed(f"cannot create a host: {self._process.communicate()[1].strip()}")
 
     @property
     def pid(self) -> int:
-        """A process in the host's network, as the owner numbers it."""
+        """The pid, in the owner's numbering, of a process in the host's network."""
         return self._process.pid
 
     def in_network(self, *command: str) -> list[str]:
-        """Return the command that runs this one in the network of the host, but not on it."""
+        """Wrap a command to run in the host's network, but outside its other namespaces."""
         return ["nsenter", f"--target={self.pid}", "--net", *command]
 
     def on_host(self, *command: str) -> list[str]:
-        """Return the command that runs this one on the host, with process numbers of its own.
+        """Wrap a command to run on the host in a new PID namespace.
 
-        All that it has started ends with it, and it ends with the host.
+        All processes that the command starts end with it, and the command ends with the host.
         """
         inner = f"--pid=/proc/{self.pid}/ns/pid_for_children"
         own = ["unshare", "--pid", "--mount-proc", "--fork", "--kill-child"]
         return self.in_network("--mount", inner, "setpriv", "--pdeathsig", "KILL", *own, *command)
 
     def close(self) -> None:
-        """End all that runs on the host, and wait until it has ended."""
+        """End all processes of the host, and wait for their end."""
         self._process.communicate("end\n")

@@ -1,4 +1,4 @@
-"""Two hosts on one machine: namespaces of their own, joined by a wire of a chosen rate.
+"""Build two hosts on one machine, joined by a wire with a given rate and latency.
 
 with TwoHosts("1gbit") as hosts:
     before = hosts.nbytes()
@@ -26,7 +26,7 @@ TIMED_OUT = 124  # the exit code of `timeout`
 _PORT = "29555"
 _OFFLOAD = str(Path(__file__).with_name("offload.py"))
 _RANK = str(Path(__file__).parents[1] / "rank.py")
-_RANKS_S = 1200.0  # for the parts that ranks measure
+_RANKS_S = 1200.0  # deadline for a benchmark part
 _IPV6 = Path("/proc/sys/net/ipv6")
 _RANKS = """
 cd "$1" || exit; first=$2; shift 2
@@ -46,10 +46,10 @@ exit $code
 
 @dataclass(frozen=True)
 class Finished:
-    """What the ranks of a host ended with: the worst exit code, and what they wrote, as it came.
+    """The highest exit code of a host's ranks, and their interleaved stdout and stderr.
 
-    A rank that was ended by a signal has exit code 128 + signal, and a host whose ranks were ended
-    at the deadline TIMED_OUT.
+    A rank that a signal ended has exit code 128 + signal. `code` is TIMED_OUT if the ranks reached
+    the deadline.
     """
 
     code: int
@@ -59,7 +59,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes of the frames that a host has sent and received, headers included."""
+    """Bytes of the frames that a host has sent and received, including headers."""
 
     sent: int
     received: int
@@ -69,12 +69,11 @@ class Traffic:
 
 
 class TwoHosts:
-    """Two hosts, joined by a wire with this rate and latency in each direction.
+    """Two hosts joined by a wire with the given rate and latency in each direction.
 
-    Rates are like "100mbit" and count whole Ethernet frames, latencies like "0.2ms"; None leaves
-    the wire as fast as the kernel is. Entering raises NoTestBed if this machine or user cannot
-    build the hosts. Leaving, or the end of the process, whatever ends it, ends all that runs on
-    them and removes them.
+    Rates such as "100mbit" count whole Ethernet frames. Latencies are strings such as "0.2ms". None
+    adds no limit. Entering raises NoTestBed if this machine or user cannot build the hosts. Leaving
+    ends all processes on the hosts and removes the hosts, and so does any end of this process.
     """
 
     def __init__(self, rate: str | None = "1gbit", latency: str | None = None) -> None:
@@ -103,7 +102,7 @@ class TwoHosts:
 
     @property
     def hosts(self) -> tuple[Host, ...]:
-        """The two hosts, while they are there."""
+        """The two hosts; empty before entering and after leaving."""
         return tuple(self._hosts)
 
     def run(
@@ -116,12 +115,12 @@ class TwoHosts:
         cwd: Path | None = None,
         deadline_s: float = DEADLINE_S,
     ) -> tuple[Finished, Finished]:
-        """Run a command as so many ranks on each host at once, and wait for all of them.
+        """Run a command as `per_host` ranks on each host, and wait for all ranks.
 
-        The ranks find each other as torch's do: in RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
-        MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME, beside the variables of this process and
-        those of `environment`, which win. The process numbers and files of /proc that they see are
-        those of their host. `cores` gives each host the one core that its ranks may use.
+        Each rank has torch's variables RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
+        MASTER_PORT and GLOO_SOCKET_IFNAME. They replace variables of this process; `environment`
+        replaces all but RANK and LOCAL_RANK. Ranks see only the processes and the /proc of this
+        command on their host. `cores` pins all ranks of a host to one core.
         """
         variables = os.environ | {
             "WORLD_SIZE": str(len(ADDRESSES) * per_host),
@@ -139,16 +138,16 @@ class TwoHosts:
         return first, second
 
     def checked(self, command: Sequence[str], *arguments: Any, **options: Any) -> str:
-        """Run a command as `run` does; return what host 0 wrote. RuntimeError if a rank fails."""
+        """Run a command as `run` does; return host 0's stdout. RuntimeError if a rank fails."""
         finished = self.run(command, *arguments, **options)
         if any(one.code for one in finished):
             raise RuntimeError("\n".join(one.err for one in finished))
         return finished[0].out
 
     def nbytes(self) -> tuple[Traffic, Traffic]:
-        """Return what the interface of each host has sent and received since it was made.
+        """Return the bytes that each host has sent and received over the wire so far.
 
-        What still waits for its turn at the rate, or for its latency, is counted by neither.
+        Frames that still wait for the rate or the latency are not counted on either host.
         """
         first, second = (_traffic(host) for host in self._hosts)
         return first, second
@@ -157,7 +156,7 @@ class TwoHosts:
         peer = ["peer", "name", INTERFACE, "netns", str(there.pid)]
         checked(here.in_network("ip", "link", "add", INTERFACE, "type", "veth", *peer))
         settings = ["gso_max_size", str(self._segment_bytes)]
-        # Without an IPv6 address the kernel sends nothing on its own that would be counted.
+        # With an IPv6 address the kernel would send frames itself, which the counters include.
         settings += ["addrgenmode", "none"] if _IPV6.exists() else []
         for host, address in zip((here, there), ADDRESSES, strict=True):
             checked(host.in_network(sys.executable, "-IS", _OFFLOAD, INTERFACE))
@@ -179,9 +178,9 @@ def on_hosts(
     per_host: int = 1,
     environment: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Run a part, a module of that folder, on one core of each host; return rank 0's figures.
+    """Run a benchmark part on one core of each host; return rank 0's figures.
 
-    `cases` are handed to the part's `measure`.
+    `part` is a module in `folder`. Its `measure` receives `cases` as arguments.
     """
     with TemporaryDirectory() as temporary:
         output = Path(temporary) / "figures.json"
@@ -208,9 +207,9 @@ def _pins(cores: tuple[int, int] | None) -> list[list[str]]:
 
 
 def _finished(commands: list[list[str]], variables: dict[str, str]) -> list[Finished]:
-    """Run the commands at once, and return how they ended; whatever happens, none is left."""
+    """Run the commands concurrently; kill those that still run if an error occurs."""
     with ExitStack() as files:
-        # Files, not pipes: a host need not wait for somebody to read what it writes.
+        # Files, because a rank that writes to a full pipe would block.
         outputs = [[files.enter_context(TemporaryFile()) for _ in range(2)] for _ in commands]
         processes: list[subprocess.Popen[bytes]] = []
         try:

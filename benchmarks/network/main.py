@@ -1,4 +1,4 @@
-"""What the test bed of two hosts delivers, beside what it was asked for."""
+"""Measure the throughput and round trips of the test bed's wires at several rates."""
 
 import json
 import os
@@ -15,14 +15,14 @@ from figures import Part, shown, spread, table
 
 WIRES = (("100mbit", None), ("1gbit", None), (None, None), ("1gbit", "1ms"))
 _PROBE = str(Path(__file__).with_name("probe.py"))
-_TRANSFER_S = 0.4  # of a shaped wire
+_TRANSFER_S = 0.4  # duration of one transfer on a shaped wire
 _UNSHAPED_BYTES = 200_000_000
 _WARM_UP, _REPEATS, _ROUND_TRIPS = 2, 9, 2000
 _CONGESTION_CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 
 def measure(quick: bool) -> dict[str, Any]:
-    """Return what each wire delivers, and the software that makes it."""
+    """Measure each wire; return the figures, and the settings of the machine's network software."""
     return {
         "iproute2": checked(["ip", "-V"]).strip(),
         "congestion_control": _CONGESTION_CONTROL.read_text().strip(),
@@ -31,7 +31,7 @@ def measure(quick: bool) -> dict[str, Any]:
 
 
 def _measured(rate: str | None, latency: str | None, repeats: int) -> dict[str, Any]:
-    """Return what a wire delivers, or why this machine cannot make it."""
+    """Measure a wire; return `problem` instead of figures if this machine cannot build it."""
     nbytes = _UNSHAPED_BYTES if rate is None else round(bits_per_s(rate) / 8 * _TRANSFER_S)
     try:
         with TwoHosts(rate, latency) as hosts:
@@ -53,7 +53,7 @@ def _measured(rate: str | None, latency: str | None, repeats: int) -> dict[str, 
 
 
 def _probed(hosts: TwoHosts, way: str, nbytes: int, repeats: int) -> list[float]:
-    """Return the seconds of each repeat after the first ones, which warm up."""
+    """Return the seconds of each repeat, without the warm-up."""
     command = [sys.executable, _PROBE, way, str(nbytes), str(_WARM_UP + repeats)]
     available = sorted(os.sched_getaffinity(0))
     found = hosts.checked(command, cores=(available[0], available[-1]))
@@ -62,7 +62,7 @@ def _probed(hosts: TwoHosts, way: str, nbytes: int, repeats: int) -> list[float]
 
 
 def text(figures: Mapping[str, Any]) -> str:
-    """Return the table of the wires."""
+    """Format the table of the wires."""
     head = ("rate", "latency", "TCP one way, Mbit/s", "both ways at once, each, Mbit/s")
     return table("", (*head, "round trip, µs", "frame bytes per byte sent"), _rows(figures))
 

@@ -1,9 +1,9 @@
-"""Cut what this host sends into frames before the wire counts them; ethtool -K in a few lines.
+"""Turn off segmentation offload on an interface, as `ethtool -K` does.
 
     nsenter --target PID --net python offload.py INTERFACE
 
-A veth takes 64 KB of TCP as one frame, and counts the headers of one. Without segmentation offload
-every frame of the wire carries, and costs, its own.
+With offload, a veth passes up to 64 KB of TCP as one frame, and counts the headers of one frame.
+Without offload, every frame on the wire has its headers, and the counters include them.
 """
 
 import array
@@ -18,7 +18,7 @@ _ETHTOOL_SGSO = 0x24
 
 
 def switch_off(interface: str) -> None:
-    """Turn the segmentation offloads of an interface off; raise OSError if it has none."""
+    """Turn off an interface's segmentation offloads; raise OSError if it has none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as anywhere:
         for setting in (_ETHTOOL_STSO, _ETHTOOL_SGSO):
             value = array.array("I", [setting, 0])

@@ -1,4 +1,4 @@
-"""What a TCP connection between two hosts gets: one rank on each, and rank 0 prints the seconds.
+"""Time TCP transfers between two hosts with one rank each; rank 0 prints the seconds.
 
 probe.py one|both NBYTES REPEATS
 """
@@ -16,7 +16,7 @@ _PATIENCE_S = 30.0
 
 
 def connect() -> socket.socket:
-    """Return a connection between rank 0, which listens, and rank 1."""
+    """Connect rank 1 to rank 0, which listens."""
     address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     if os.environ["RANK"] == "0":
         with socket.create_server(address) as server:
@@ -39,7 +39,7 @@ def _dialled(address: tuple[str, int]) -> socket.socket:
 
 
 def receive(connection: socket.socket, nbytes: int) -> None:
-    """Receive as many bytes, and forget them."""
+    """Receive and discard `nbytes` bytes."""
     room = bytearray(min(nbytes, _CHUNK))
     while nbytes:
         received = connection.recv_into(room, min(nbytes, _CHUNK))
@@ -59,7 +59,7 @@ def one_way(connection: socket.socket, data: bytes) -> None:
 
 
 def both_ways(connection: socket.socket, data: bytes) -> None:
-    """Send the data from each rank to the other at once; both answer with a byte."""
+    """Send the data in both directions at once; each rank answers with a byte."""
 
     def send() -> None:
         connection.sendall(data)
@@ -76,7 +76,7 @@ WAYS: dict[str, Callable[[socket.socket, bytes], None]] = {"one": one_way, "both
 
 
 def main(way: str, nbytes: int, repeats: int) -> None:
-    """Send as often, and print the seconds that each repeat takes rank 0, as JSON."""
+    """Repeat a transfer; rank 0 prints the seconds of each repeat as JSON."""
     data = bytes(nbytes)
     seconds = []
     with connect() as connection:

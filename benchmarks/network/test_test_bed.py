@@ -1,4 +1,4 @@
-"""Two hosts on this machine: namespaces, rates and counters that a wrong figure would come from."""
+"""Test two hosts' namespaces, rates and counters, on which all network figures depend."""
 
 import json
 import math
@@ -22,7 +22,7 @@ NBYTES = 5_000_000
 
 
 def settled(hosts: TwoHosts) -> tuple[Traffic, Traffic]:
-    """Return the counters, once all that was sent has arrived."""
+    """Return the counters once all sent frames have arrived."""
     while True:
         one, other = hosts.nbytes()
         if (one.sent, one.received) == (other.received, other.sent):
@@ -30,7 +30,7 @@ def settled(hosts: TwoHosts) -> tuple[Traffic, Traffic]:
 
 
 def sent_again(hosts: TwoHosts) -> int:
-    """Return how many segments the first host's TCP has sent more than once, by its kernel."""
+    """Return the number of TCP segments that host 0's kernel has retransmitted."""
     names, values = (
         line.split() for line in hosts.checked(["grep", "^Tcp:", "/proc/net/snmp"]).splitlines()
     )
@@ -75,15 +75,15 @@ def test_counters_hold_every_frame_with_its_headers(can_build: None, rate: str |
         before = hosts.nbytes()
         hosts.checked([*PROBE, "one", str(NBYTES), "1"])
         after = settled(hosts)
-        again = sent_again(hosts)  # which a host does whose acknowledgements a busy machine delays
+        again = sent_again(hosts)  # occurs if a busy machine delays acknowledgements
     sender, receiver = (late - early for late, early in zip(after, before, strict=True))
-    # 40 bytes of IP and TCP in the 1500 of a frame, or 52 with a time stamp, and 14 of Ethernet.
+    # A frame has 14 bytes of Ethernet and 1500 of IP: 40 are headers, or 52 with a time stamp.
     least = NBYTES + 54 * math.ceil(NBYTES / 1460)
     most = NBYTES + 66 * math.ceil(NBYTES / 1448)
     assert least <= sender.sent <= 1.01 * most + again * (1500 + 14)
     assert receiver.received == sender.sent
     assert receiver.sent == sender.received
-    assert 66 < receiver.sent < 0.1 * NBYTES  # an acknowledgement a frame at most
+    assert 66 < receiver.sent < 0.1 * NBYTES  # at most one acknowledgement per frame
 
 
 @pytest.mark.parametrize("way", ["one", "both"])
@@ -98,7 +98,7 @@ def test_latency_delays_both_directions_or_is_refused_by_name(can_build: None) -
         with TwoHosts("1gbit", "5ms") as hosts:
             found = hosts.checked([*PROBE, "one", "1", "3"])
     except NoTestBed as refused:
-        assert "netem" in str(refused)  # which not every kernel has
+        assert "netem" in str(refused)  # not every kernel has netem
     else:
         assert all(taken >= 2 * 5e-3 for taken in json.loads(found))
 

@@ -1,34 +1,34 @@
-"""The wire between the two hosts: its rate and its latency, as tc makes them."""
+"""Build the tc arguments for the rate and latency of the wire between two hosts."""
 
 INTERFACE = "wire"
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 _BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
-# What a host may send at once after a pause. The longer this is, the more a short message gets for
-# nothing; the shorter, the more often the timer must be on time.
+# After a pause, a host may send this much time's data at once. A longer burst lets short messages
+# exceed the rate; a shorter burst needs more frequent timers.
 _BURST_S = 250e-6
-# At most this much of TCP goes to the queue at once. What does not fit into a burst is taken frame
-# by frame, with a timer for each: at 1 Gbit/s that alone keeps a core busy.
+# Most TCP data that enters the queue at once. The kernel splits data that exceeds a burst into
+# frames with a timer each, which keeps a core busy at 1 Gbit/s.
 _SEGMENT_BYTES = 16_384
-_FRAME_BYTES = 1514  # of Ethernet: 1500 and the header
-_LEAST_BURST_BYTES = 4096  # more than two frames, as a frame must fit into it
-_QUEUE_FRAMES = 1000  # as Linux queues at a network card
-_FRAMES_UNDER_WAY = 100_000  # more than any rate and latency that make sense here
+_FRAME_BYTES = 1514  # Ethernet: 1500 bytes and the header
+_LEAST_BURST_BYTES = 4096  # more than two frames, because a burst must hold a frame
+_QUEUE_FRAMES = 1000  # Linux's default for a network card
+_FRAMES_UNDER_WAY = 100_000  # more than any sensible rate and latency need
 
 
 def bits_per_s(rate: str) -> float:
-    """Return a rate like "100mbit" in bits/s."""
+    """Convert a rate such as "100mbit" to bits/s."""
     return float(rate[:-4]) * _BITS[rate[-4:]]
 
 
 def segment_bytes(rate: str | None) -> int:
-    """Return how much TCP may hand to the queue at once; 64 KB, Linux' own, if nobody shapes it."""
+    """Return the most bytes that TCP may queue at once; without a rate, Linux's 64 KB."""
     return 65_536 if rate is None else _SEGMENT_BYTES
 
 
 def queueing(rate: str | None, latency: str | None) -> list[list[str]]:
-    """Return the arguments of tc that give what a host sends this rate and latency.
+    """Return the tc arguments that set the rate and latency of a host's outgoing frames.
 
-    A frame first waits for the latency, then for its turn at the rate.
+    A frame first waits for the latency, then for the rate.
     """
     commands = []
     place = ["root"]

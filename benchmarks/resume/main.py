@@ -1,8 +1,8 @@
-"""Kill -9 of any process of a run at random moments: what is resumed ends with the same bits.
+"""Kill random processes of runs, resume the runs, and compare the final bits.
 
-For each strategy an undisturbed run, then runs of which one process after the other gets SIGKILL,
-and which are gone on with by `--resume` until they end. Without STRATEGY there are 50 kills in all.
-Kills after the last step, while results are written, come on top.
+Each strategy first trains an undisturbed run. In further runs, random processes get SIGKILL at
+random moments, and `--resume` continues each run until it ends. All strategies have 50 kills in
+all. Kills after the last step, while results are written, do not count towards the 50.
 """
 
 import json
@@ -28,12 +28,12 @@ BETWEEN = "between two"
 AFTER = "after the last step"
 _MOMENTS = (STARTING, BEFORE, WRITING, BETWEEN, AFTER)
 _TRAINED = ("--batch-size", "24", "--epochs", "16", "--profile-s", "0.2", "--seed", "5")
-_AT_A_WRITING, _AT_THE_START = 0.35, 0.1  # shares of the moments
-_AGAIN = 0.6  # of resumed runs are killed, too
+_AT_A_WRITING, _AT_THE_START = 0.35, 0.1  # shares of kills
+_AGAIN = 0.6  # share of resumed runs that are killed again
 
 
 class Case(NamedTuple):
-    """What is trained how, how often it is killed, and what its first process is called."""
+    """A recipe, its options, kills and checkpoint interval, and the role of its first process."""
 
     recipe: str
     options: str
@@ -58,7 +58,7 @@ CASES = {
         7,
         lead="coordinator",
     ),
-    "wheel": Case(  # its workers take no steps together: a time
+    "wheel": Case(  # workers have no common steps, so the interval is a time
         "plain",
         "--strategy wheel --workers 1 --strategy-option lanes=1 "
         "--strategy-option staleness=0 --strategy-option head=head",
@@ -70,7 +70,7 @@ CASES = {
 
 
 class Learnt(NamedTuple):
-    """What a run has made: the bytes of its model, and its epochs but for their seconds."""
+    """A run's result: the bytes of its model, and its epochs without their seconds."""
 
     model: bytes
     epochs: list[dict[str, Any]]
@@ -78,7 +78,7 @@ class Learnt(NamedTuple):
 
 @dataclass
 class Runs:
-    """The runs of a case in a folder of their own; `trained_s`: what an undisturbed one takes."""
+    """The runs of a case in one folder; `trained_s`: seconds of the undisturbed run."""
 
     case: Case
     folder: Path
@@ -90,7 +90,7 @@ class Runs:
     num_begun: int = 0
 
     def begin(self) -> tuple[Attempt, Path]:
-        """Begin a run, and return it with the folder in which its own will be."""
+        """Start a run; return it and its output folder, where it will create the run folder."""
         self.num_begun += 1
         output = self.folder / f"run-{self.num_begun}"
         case = self.case
@@ -100,12 +100,12 @@ class Runs:
         return Attempt(asked, self.folder, case.lead, HERE), output
 
     def resume(self, run: Path) -> Attempt:
-        """Go on with a run."""
+        """Continue a run with `--resume`."""
         asked = ("-m", "paceline", "train", "--resume", str(run), "--profile-s", "0.2")
         return Attempt(asked, self.folder, self.case.lead, HERE)
 
     def undisturbed(self) -> None:
-        """Train without a kill: what others must end with, and how long it takes."""
+        """Train without kills; record the expected result and the seconds."""
         attempt, output = self.begin()
         attempt.wait_until(lambda: _run_in(output) is not None)
         began_s = time.monotonic()
@@ -117,16 +117,16 @@ class Runs:
         self.expected, self.num_steps = learnt(run), max(_steps(run))
 
     def killed_and_resumed(self, num_kills: int) -> dict[str, Any]:
-        """Kill and resume one run until it ends, at most so often; return what became of it."""
+        """Kill and resume a run until it ends, at most `num_kills` times; return the outcome."""
         attempt, output = self.begin()
         num_attempts = 1
         while num_kills:
             ended = self._kill(attempt, output)
             num_kills -= ended is not None and self.kills[-1]["when"] != AFTER
-            if ended is None:  # it was through before the moment came
+            if ended is None:  # the attempt ended before the kill
                 break
             run = _run_in(output)
-            if run is not None and ended.code == 0:  # the process was not needed any more
+            if run is not None and ended.code == 0:  # the run no longer needed the killed process
                 break
             num_attempts += 1
             if run is None or not _steps(run):
@@ -145,7 +145,7 @@ class Runs:
         return found | {"left": ended.left + partial, "epochs": len(learnt(run).epochs)}
 
     def _kill(self, attempt: Attempt, output: Path) -> Ended | None:
-        """Kill one process of an attempt at a random moment; None if it had ended before."""
+        """Kill a process at a random moment; return None if the attempt ended first."""
         draw = self.choice.random()
         run = _run_in(output)
         begun_at = 0 if run is None else max(_steps(run))
@@ -173,7 +173,7 @@ class Runs:
         return ended
 
     def _check_refused(self, run: Path | None) -> None:
-        """See that a run without a checkpoint is refused in one line, if there is a run at all."""
+        """Record how `--resume` refuses a run without a checkpoint, if a run folder exists."""
         if run is not None:
             ended = self.resume(run).end()
             self.kills[-1]["refusal"] = [ended.code, ended.said]
@@ -183,14 +183,14 @@ class Runs:
         own, expected = learnt(run), self.expected
         if own.model != expected.model:
             return False
-        if self.case.lead == "hub":  # what its bodies have lost in an epoch is of one life of it
+        if self.case.lead == "hub":  # a training loss covers only the epoch since the last start
             names = ("number", "test_loss")
             return _only(own.epochs, names) == _only(expected.epochs, names)
         return own.epochs == expected.epochs
 
 
 def measure(name: str, quick: bool) -> dict[str, Any]:
-    """Return what became of the runs of a case, and each kill."""
+    """Kill and resume the runs of a case; return their outcomes and each kill."""
     case = CASES[name]
     num_kills = 1 if quick else case.num_kills
     with tempfile.TemporaryDirectory() as folder:
@@ -209,7 +209,7 @@ def _until(runs: Runs, num_kills: int) -> Iterator[dict[str, Any]]:
 
 
 def learnt(run: Path) -> Learnt:
-    """Return what a run has made."""
+    """Read a run's model and epochs."""
     epochs = json.loads((run / "result.json").read_text())["epochs"]
     for epoch in epochs:
         del epoch["seconds"]
@@ -221,7 +221,7 @@ def _only(epochs: list[dict[str, Any]], names: tuple[str, ...]) -> list[list[Any
 
 
 def _run_in(output: Path) -> Path | None:
-    """Return the folder of the run in this one, once it has its settings."""
+    """Return the run folder in `output`, or None until the run has written its settings."""
     return next((one.parent for one in output.glob("*/run.toml")), None)
 
 
@@ -230,7 +230,7 @@ def _steps(run: Path) -> list[int]:
 
 
 def _has_begun(attempt: Attempt, output: Path) -> bool:
-    """Whether the run's settings are written, which every start does before it trains."""
+    """Whether the attempt has written the settings, which every start does before training."""
     return any(map(attempt.has_written, output.glob("*/run.toml")))
 
 
@@ -255,7 +255,7 @@ def _sleep(attempt: Attempt, seconds: float) -> None:
 
 
 def text(name: str, figures: dict[str, Any]) -> str:
-    """Return the table of a strategy: its kills by process and moment, and what came of them."""
+    """Format a case's kills by process and moment, and the outcomes of its runs."""
     kills, runs = figures["kills"], _disturbed(figures["runs"])
     head = ["killed", *_MOMENTS, "all gone after at most, s"]
     lines = []
@@ -275,7 +275,7 @@ def text(name: str, figures: dict[str, Any]) -> str:
 
 
 def _disturbed(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the runs that were ended by a kill, and so took more than one attempt."""
+    """Return the runs with more than one attempt, because a kill ended an attempt."""
     return [one for one in runs if one["attempts"] > 1]
 
 

@@ -1,4 +1,4 @@
-"""Recipes that are trained in seconds, with all that a checkpoint has to keep."""
+"""Define recipes that train in seconds and have all state that checkpoints must keep."""
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ _RATE, _DROPOUT = 0.01, 0.2
 
 
 class Rows(Dataset):
-    """Rows of six numbers in two parts, and a number or a class that depends on both."""
+    """Rows of six random numbers as two inputs; the target is a number or a class."""
 
     def __init__(self, num_samples: int, seed: int, *, has_classes: bool) -> None:
         source = torch.Generator().manual_seed(seed)
@@ -29,7 +29,7 @@ class Rows(Dataset):
 
 
 class Network(nn.Module):
-    """Two inputs, a hidden layer, running statistics and dropout if wanted, and the outputs."""
+    """A network with two inputs, dropout, and running statistics if `has_norm`."""
 
     def __init__(self, num_outputs: int, *, has_norm: bool, dropout: float) -> None:
         super().__init__()
@@ -45,17 +45,17 @@ class Network(nn.Module):
 
 
 def with_all() -> Recipe:
-    """Return a recipe with dropout, running statistics, AdamW and a schedule."""
+    """Return a regression recipe with dropout, running statistics, AdamW and a schedule."""
     return _regression(has_norm=True, dropout=_DROPOUT)
 
 
 def plain() -> Recipe:
-    """Return one that draws no random numbers in its workers, which `wheel` does not save."""
+    """Return a regression recipe without dropout: `wheel` does not save workers' random state."""
     return _regression(has_norm=False, dropout=0.0)
 
 
 def classes() -> Recipe:
-    """Return one of classes, for strategies that split the last layers or have no schedule."""
+    """Return a classification recipe with dropout and AdamW, for `subbatch` and `hogbatch`."""
     return Recipe(
         model=lambda: Network(4, has_norm=False, dropout=_DROPOUT),
         train=Rows(600, 0, has_classes=True),

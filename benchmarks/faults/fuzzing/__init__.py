@@ -1,1 +1,1 @@
-"""A fuzzer of every parser: inputs of the real writers, changed, in limits of memory and time."""
+"""Fuzz every parser with changed valid inputs, within limits of memory and time."""

@@ -1,7 +1,7 @@
-"""Changes of valid inputs, as strategies of Hypothesis: of bytes, of texts, of trees of JSON.
+"""Hypothesis strategies for changes to bytes, text and JSON trees.
 
-A strategy draws a function of bytes with its places and values in it, so that the same changes suit
-a file, a frame, and a part of a message that is not known yet.
+A strategy draws a function from bytes to bytes that includes its places and values. The input need
+not be known yet, so the same changes apply to files, frames and message parts.
 """
 
 import json
@@ -16,8 +16,8 @@ from hypothesis.strategies import SearchStrategy
 Change = Callable[[bytes], bytes]
 Changes = SearchStrategy[Change]
 
-PLACES = st.integers(0, 2**20)  # taken modulo what there is
-# Values that a careless parser takes, or chokes on; each is JSON, or nearly.
+PLACES = st.integers(0, 2**20)  # used modulo the number of places
+# Values that a careless parser accepts or fails on; each is JSON, or nearly JSON.
 LEAVES: tuple[str, ...] = (
     *("NaN", "Infinity", "-Infinity", "nan", "inf", "-inf", "1e400", "-1e400", "1e308", "1e-308"),
     *("-1", "0", "-0.0", "1.5", "2147483648", "9223372036854775808", "-9223372036854775809"),
@@ -28,7 +28,7 @@ LEAVES: tuple[str, ...] = (
     *("[" * 150 + "]" * 150, "[" * 5000 + "]" * 5000, '{"a":' * 5000 + "1" + "}" * 5000),
     *("1979-05-27T07:32:00Z", "'''\n'''", "0xffffffffffffffffffff", '"1e30 GB/s"', '"1" * 3'),
 )
-# Values that most types take, and that stand for nothing that can be.
+# Values of common JSON types that make no sense in most fields.
 _SOFT = (0, -1, 1, 7, 10**6, 2**31, 2**62, 0.0, -0.5, 1e-30, 1e39, "", "x", "\x1b[2J", "<b>", None)
 _WORDS = (
     *(b"nan", b"inf", b"-1", b"1e400", b"9" * 400, b"0", b"4294967296", b"2147483646", b":", b"#"),
@@ -44,7 +44,7 @@ _JSON = st.recursive(
 LITERALS = st.sampled_from(LEAVES) | _JSON.map(json.dumps)
 _VALUE = re.compile(rb'"(?:[^"\\\n]|\\.)*"|-?[0-9][0-9.eE+-]*|true|false|null')
 _NUMBER = re.compile(rb"-?[0-9][0-9.eE+-]*")
-_MANY = 3000  # lists and objects of a tree; three hundred times three hundred would be too much
+_MANY = 3000  # most lists and objects: changes in sequence could make 300 x 300 copies of one
 _MARK = re.compile(r'"\\u0000(.*?)\\u0000"')
 
 
@@ -61,7 +61,7 @@ def flipped(bits: list[int]) -> Change:
 
 
 def spliced(first: int, length: int, times: int, word: bytes) -> Change:
-    """Write a block several times, or leave it out, and a word behind it."""
+    """Repeat a block, or remove it (`times` 0), and insert a word after it."""
 
     def change(data: bytes) -> bytes:
         begin = first % (len(data) + 1)
@@ -73,7 +73,7 @@ def spliced(first: int, length: int, times: int, word: bytes) -> Change:
 
 
 def _put(pattern: re.Pattern[bytes], place: int, word: bytes) -> Change:
-    """Put a word in the place of one that matches."""
+    """Replace one match of the pattern by a word; without a match, flip a bit."""
 
     def change(data: bytes) -> bytes:
         found = list(pattern.finditer(data))
@@ -86,7 +86,7 @@ def _put(pattern: re.Pattern[bytes], place: int, word: bytes) -> Change:
 
 
 def _other_line(place: int, places: list[int]) -> Change:
-    """Leave a line out, write it twice, or put it elsewhere."""
+    """Remove a line, move it, or move it to two places."""
 
     def change(data: bytes) -> bytes:
         lines = data.splitlines(keepends=True)
@@ -100,12 +100,12 @@ def _other_line(place: int, places: list[int]) -> Change:
 
 
 def _long_key(form: bytes, parts: int) -> Change:
-    """Add a key of many parts, which is a table in a table in a table."""
+    """Prepend a dotted TOML key that nests `parts` tables."""
     return lambda data: form % b".".join([b"a"] * parts) + data
 
 
 def _other_node(place: int, key: int, rule: int, soft: Any, name: str, literal: str) -> Change:
-    """Change the tree of a JSON text in one place."""
+    """Change one entry of a JSON tree by `rule`."""
 
     def change(data: bytes) -> bytes:
         try:
@@ -120,7 +120,7 @@ def _other_node(place: int, key: int, rule: int, soft: Any, name: str, literal: 
         own = where[key % len(where)]
         if rule == 0:
             del parent[own]
-        elif rule == 1:  # something of the same file in its place
+        elif rule == 1:  # replace it by a copy of another node
             parent[own] = json.loads(json.dumps(parents[key % len(parents)]))
         elif rule == 2 and isinstance(parent, dict):
             parent[name] = parent[own]
@@ -150,7 +150,7 @@ def _containers(tree: Any) -> list[Any]:
 
 
 def several(changes: Changes) -> Changes:
-    """Return one of the changes, or two to four, one after another."""
+    """Return a strategy that draws one change, or two to four applied in sequence."""
     some = st.lists(changes, min_size=2, max_size=4)
     return changes | some.map(
         lambda some: lambda data: reduce(lambda now, change: change(now), some, data)
@@ -167,7 +167,7 @@ _VALUES_PUT = st.builds(_put, st.just(_VALUE), PLACES, _OTHER)
 VALUES = TEXT | _VALUES_PUT
 _FORMS = st.sampled_from((b"[%s]\n", b"%s = 1\n", b"x = {%s = 1}\n"))
 TOML = VALUES | st.builds(_long_key, _FORMS, st.sampled_from((40, 3000, 30_000)))
-# Each strategy as often as another: these are the likeliest to pass the parser of JSON itself.
+# Eight copies: `one_of` draws all strategies equally often, and these usually keep JSON valid.
 _NODES = [
     st.builds(
         _other_node, PLACES, PLACES, st.integers(0, 7), st.sampled_from(_SOFT), _KEYS, LITERALS

@@ -1,8 +1,8 @@
-"""Parse changed inputs in one process that dies of the one that takes too much memory or time.
+"""Parse changed inputs in a process that ends if an input exceeds its limits.
 
     python -m fuzzing.child PARSER SEED COUNT FILE
 
-FILE has the input at work, which its parent finds there if the process dies.
+FILE contains the current input; the parent reads it if the process dies.
 """
 
 import json
@@ -21,8 +21,8 @@ from hypothesis import seed as seeded
 from attempt import peak_nbytes
 from fuzzing.parser import Parser, parser_of
 
-CPU_S, WALL_S = 5.0, 60.0  # of an input; other processes may have the processors meanwhile
-MEMORY_NBYTES = 2**29  # above what the process has before the first input
+CPU_S, WALL_S = 5.0, 60.0  # limits of an input; WALL_S allows for a busy machine
+MEMORY_NBYTES = 2**29  # above the memory in use before the first input
 
 
 def main(name: str, seed: int, count: int, at_work: Path) -> None:
@@ -32,9 +32,9 @@ def main(name: str, seed: int, count: int, at_work: Path) -> None:
         seeds = parser.seeds(Path(made))
         folder = Path(made) / "input"
         folder.mkdir()
-        for data in seeds:  # imports what it needs, before memory is measured
+        for data in seeds:  # completes lazy imports before memory is measured
             if (bad := parser.verdict(data, folder))[0] != "accepted":
-                raise SystemExit(f"{name}: a valid input is {bad}")
+                raise SystemExit(f"{name}: the parser must accept a valid input: {bad}")
         print(json.dumps(_counted(parser, seeds, seed, count, folder, at_work)))
 
 
@@ -43,7 +43,7 @@ def _counted(
 ) -> dict[str, object]:
     before = peak_nbytes(os.getpid())
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    limit = pages * resource.getpagesize() + 2 * MEMORY_NBYTES  # not all of it is ever touched
+    limit = pages * resource.getpagesize() + 2 * MEMORY_NBYTES  # part of it is never touched
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     counts: Counter[str] = Counter()
@@ -57,7 +57,7 @@ def _counted(
     def parsed(data: bytes) -> None:
         nonlocal longest_s
         at_work.write_bytes(data)
-        # Default actions: nothing in C or Python can ignore them.
+        # The signals' default action ends the process, even inside C code.
         signal.setitimer(signal.ITIMER_PROF, CPU_S)
         signal.setitimer(signal.ITIMER_REAL, WALL_S)
         began_s = time.process_time()
@@ -70,7 +70,7 @@ def _counted(
 
     try:
         parsed()
-    except AssertionError as error:  # Hypothesis has found the smallest input that shows it
+    except AssertionError as error:  # of the smallest failing input that Hypothesis found
         fault = str(error)
     peak = max(0, peak_nbytes(os.getpid()) - before)
     return {**counts, "fault": fault, "peak_nbytes": peak, "longest_s": longest_s}

@@ -1,4 +1,4 @@
-"""What a parser is to the fuzzer: its seeds, how they are changed, and how an input is parsed."""
+"""Describe a parser to the fuzzer: its valid inputs, their changes, and its parse function."""
 
 import traceback
 from collections.abc import Callable, Sequence
@@ -12,8 +12,8 @@ from hypothesis.strategies import SearchStrategy
 from fuzzing.changes import Changes, several
 from paceline.core.errors import PacelineError
 
-_LONGEST = 4100  # characters of a line
-# A process imports only what its own parser needs.
+_LONGEST = 4100  # characters of a clear error
+# Module names, not modules: a process imports only the module of its parser.
 _MODULES = {
     "fuzzing.records": (
         *("machine", "configuration", "option", "result", "trace", "report", "compare", "journal"),
@@ -32,9 +32,9 @@ NAMES = tuple(name for names in _MODULES.values() for name in names)
 class Parser:
     """A parser of files, or of frames and records in memory.
 
-    `seeds` returns valid inputs, made in a folder by the real writers. `parse` takes an input and a
-    folder to write it in; it returns a validated object, or raises one of the project's errors.
-    `weight` is its part of the files, or of the frames.
+    `seeds` returns valid inputs; it may write to the given folder. `parse` writes the input to the
+    given folder if necessary, and returns a validated object or raises a PacelineError. `weight` is
+    the parser's relative share of the inputs of all files, or of all frames.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Parser:
     parse: Callable[[bytes, Path], object]
 
     def inputs(self, seeds: Sequence[bytes]) -> SearchStrategy[bytes]:
-        """Return the strategy of changed inputs."""
+        """Return a Hypothesis strategy that draws changed inputs."""
         drawn = st.tuples(st.sampled_from(seeds), several(self.changes))
         return drawn.map(lambda pair: pair[1](pair[0]))
 
@@ -62,6 +62,6 @@ class Parser:
 
 
 def parser_of(name: str) -> Parser:
-    """Return the parser of a name."""
+    """Import and return the parser with this name."""
     module = next(module for module, names in _MODULES.items() if name in names)
     return {one.name: one for one in import_module(module).PARSERS}[name]

@@ -1,4 +1,4 @@
-"""Parsers of files that plans, runs and reports leave: machines, settings, results, traces."""
+"""Define the fuzzed parsers of machine files, settings, results, traces and journals."""
 
 import os
 from dataclasses import asdict
@@ -46,7 +46,7 @@ _STUDY = JournalHeader(id="study", paceline="0", settings=ScaleSettings(model="l
 
 
 def _asynchronous() -> RunResult:
-    """Return a run of workers that are not in step, with everything that such a run can have."""
+    """Return the result of an asynchronous run, with every field that such a run can have."""
     names = ("cpu0", "cpu1")
     return RunResult(
         origin="measured",
@@ -156,19 +156,19 @@ def _read_trace(data: bytes, folder: Path) -> object:
 
 
 def _report(data: bytes, folder: Path) -> object:
-    """Make the page of a result, or of a trace beside the result of a run."""
+    """Write the report of a changed result or trace, with a valid trace or result."""
     is_trace = b'"traceEvents"' in data or b'"displayTimeUnit"' in data
     result, trace = _fixed(folder.with_name("fixed"))
     (folder / "result.json").write_bytes(result if is_trace else data)
     (folder / "trace.json").write_bytes(data if is_trace else trace)
     page = write_report(folder).read_text(encoding="utf-8")
     if "<script>alert" in page:
-        raise AssertionError("a text of the file is markup in the page")
+        raise AssertionError("text of the file became markup in the page")
     return page
 
 
 def _compare(data: bytes, folder: Path) -> object:
-    """Compare a run with another."""
+    """Compare a run that has a changed result or trace with a valid timeline."""
     is_trace = b'"traceEvents"' in data or b'"displayTimeUnit"' in data
     result, trace = _fixed(folder.with_name("fixed"))
     (folder / "result.json").write_bytes(result if is_trace else data)
@@ -186,13 +186,13 @@ def _compare(data: bytes, folder: Path) -> object:
     for one in (comparison_table(table, two_runs=True), *difference_tables(changed, table)):
         console.print(one)
     if "\x1b" in out.getvalue():
-        raise AssertionError("an escape code of the file reaches the terminal")
+        raise AssertionError("an escape code in the file reached the terminal")
     return asdict(table)
 
 
 @cache
 def _fixed(folder: Path) -> tuple[bytes, bytes]:
-    """Return the result and the trace of a run that stand beside the other's change."""
+    """Return the result and the trace of a valid run."""
     folder.mkdir()
     return _results(folder)[0], _traces(folder)[0]
 

@@ -1,4 +1,4 @@
-"""Parsers of data sets, and of what training leaves: checkpoints."""
+"""Define the fuzzed parsers of data sets and checkpoints."""
 
 import bz2
 import json
@@ -59,7 +59,7 @@ def _of_the_text(change: Change) -> Change:
 
 
 def _bomb(piece: bytes, nbytes: int) -> Change:
-    """Pack what becomes far larger than it is."""
+    """Replace the input by a bz2 file that expands to `nbytes` bytes."""
     return lambda _: bz2.compress(piece * (nbytes // len(piece)))
 
 
@@ -93,7 +93,7 @@ def _image_seeds(folder: Path) -> list[bytes]:
 
 
 def _huge(width: int, height: int) -> Change:
-    """Say another size in the header of a PNG, with a checksum that fits."""
+    """Replace the size in a PNG's header, and update the checksum."""
 
     def change(data: bytes) -> bytes:
         if data[:4] != b"\x89PNG":
@@ -137,7 +137,7 @@ def _tokens(data: bytes, folder: Path) -> object:
 
 
 def _checkpoint_seeds(folder: Path) -> list[bytes]:
-    """Return the files of a checkpoint, each behind its name."""
+    """Return the files of a checkpoint, each preceded by a line with its name."""
     tensors = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(2, dtype=torch.int64)}
     path = CheckpointFolder(folder / "checkpoints").write(
         7, {"model.safetensors": tensors, "progress.json": _VALUES}
@@ -158,7 +158,7 @@ _NAMED = st.builds(_behind_the_name, BYTES, JSON)
 
 
 def _checkpoint(data: bytes, folder: Path) -> object:
-    """Read a checkpoint of which one file was changed, whose checksums fit nevertheless."""
+    """Read a checkpoint with one changed file and, except in some manifests, valid checksums."""
     name, _, rest = data.partition(b"\n")
     found = CheckpointFolder(folder / "checkpoints")
     path = found.path / "step-00000007"
@@ -196,7 +196,7 @@ def _values_seeds(folder: Path) -> list[bytes]:
 def _json_values(data: bytes, folder: Path) -> object:
     try:
         return (json_values.loads(data),)
-    except ValueError as error:  # which its callers turn into InvalidInput
+    except ValueError as error:  # its callers convert it to InvalidInput
         raise InvalidInput.of(str(error)) from None
 
 

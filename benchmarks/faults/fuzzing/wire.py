@@ -1,4 +1,4 @@
-"""Parsers of what peers send: frames, and the messages and records in them."""
+"""Define the fuzzed parsers of peers' data: frames, and their messages and records."""
 
 import struct
 import zlib
@@ -27,14 +27,14 @@ from paceline.strategies.wheel.gate import Gate as WheelGate
 from paceline.strategies.wheel.staleness import Workers
 from paceline.strategies.wheel.tree import ChildReport
 
-_LARGEST = 2**22  # message of a run
+_LARGEST = 2**22  # most bytes of a message in a run
 _SIZE = struct.Struct("<I")
 _KINDS = ascii_letters[:3]
 _WORKER, _NUM_STEPS = 1, 5
 
 
 def _frame_seeds(folder: Path) -> list[bytes]:
-    """Return the frames of messages, each with the size of its payload in front."""
+    """Return valid frames: a header each, and payloads of up to 4096 bytes."""
     parts = (bytes(range(200)), b"", b"x" * 3000)
     hello = FrameHeader(MessageKind.HELLO, bytes(8), 3)
     request = FrameHeader(MessageKind.REQUEST, bytes(8), 1, sequence=5, acknowledged=4)
@@ -53,7 +53,7 @@ def _frame_seeds(folder: Path) -> list[bytes]:
 
 
 def _summed(fields: list[tuple[int, int, int]], own: Change) -> Change:
-    """Change fields of the header, and the payload, and make the checksums fit."""
+    """Change header fields and the payload, and update the checksums."""
 
     def change(data: bytes) -> bytes:
         header, payload = bytearray(data[:HEADER_NBYTES]), own(data[HEADER_NBYTES:])
@@ -82,22 +82,22 @@ def _frame(data: bytes, folder: Path) -> object:
         if header.kind is MessageKind.HELLO:
             return frames.single_parts(header, data[HEADER_NBYTES:], 3)
         if header.total_nbytes > _LARGEST:
-            raise InvalidInput("message", f"it has {header.total_nbytes} bytes")  # as the hub does
+            raise InvalidInput("message", f"has {header.total_nbytes} bytes")  # as the hub does
         return header, Assembly().add(header, data[HEADER_NBYTES:])
-    except frames.ProtocolError as error:  # which server and client count, and answer with RESET
+    except frames.ProtocolError as error:  # server and client count it, and answer with RESET
         raise InvalidInput.of(str(error)) from None
 
 
 @cache
 def _wheel_gate() -> WheelGate:
-    """Return the gate of a run whose worker is done."""
+    """Return the gate of a run whose worker has finished all steps."""
     workers = Workers(2, None)
     workers.of(_WORKER).next_step = _NUM_STEPS
     return WheelGate(workers, _NUM_STEPS, "{}", lambda: 7)
 
 
 def _record_seeds(folder: Path) -> list[bytes]:
-    """Return records as they travel, behind the letter of their kind."""
+    """Return encoded records, each preceded by the letter of its kind."""
     span = Span(Kind.FORWARD, 3, "layer", 1, (Resource("cpu0", Lane.COMPUTE),), 0.1, 0.2, None, 8)
     texts = [
         WheelTrace([span], [MessageTime("labels", _WORKER, 2, 1.0)]).as_json().decode(),

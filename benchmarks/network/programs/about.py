@@ -1,4 +1,4 @@
-"""A rank that says who and where it is."""
+"""Print a rank's variables, cores, namespaces, interfaces and folder as JSON."""
 
 import json
 import os
@@ -15,4 +15,4 @@ found = {
     "interfaces": sorted(path.name for path in Path("/sys/class/net").iterdir()),
     "cwd": str(Path.cwd()),
 }
-sys.stdout.write(json.dumps(found) + "\n")  # in one piece: ranks share the file
+sys.stdout.write(json.dumps(found) + "\n")  # one write, because ranks share the file

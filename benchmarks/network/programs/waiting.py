@@ -1,4 +1,4 @@
-"""A rank that tells the name of its network in the FIFO `networks` of a folder, and never ends."""
+"""Write the rank's network namespace to the FIFO `networks` of a folder, then wait forever."""
 
 import signal
 import sys
