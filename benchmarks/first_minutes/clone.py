@@ -19,7 +19,7 @@ _TAKES_A_CORE = "while True: pass"
 
 
 def clone(quick: bool) -> dict[str, Any]:
-    """Return the seconds of `git clone`, of a first demo that also installs, and of a second."""
+    """Return the seconds of cloning, of a demo with installation, and of a second demo."""
     return {"runs": [_first_time() for _ in range(1 if quick else 2)]}
 
 

@@ -35,7 +35,7 @@ def _measured(words: tuple[str, ...], count: int) -> dict[str, Any]:
 
 
 def _once(words: tuple[str, ...]) -> tuple[float, float]:
-    """Return the CPU time and the elapsed time of a command, in seconds."""
+    """Return a command's CPU time and elapsed time in seconds."""
     program = Path(sys.executable).with_name("paceline")
     began_s, before = time.monotonic(), os.times()
     subprocess.run([program, *words], stdout=subprocess.DEVNULL, timeout=600.0, check=True)

@@ -1,4 +1,4 @@
-"""Measure the time from `pip install` of the built wheel to a plan for a user's module."""
+"""Measure the time from `pip install` of a wheel to a first plan."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Measure a new user's waiting times: the demo of a clone, a first plan, and short commands.
+"""Measure a new user's waiting times: clone and demo, a first plan, short commands.
 
 Clones of the last commit and virtual environments are created in a temporary folder. The times
 include pip's downloads of torch and other dependencies from its configured index.
@@ -16,7 +16,7 @@ from figures import Part, shown, table
 
 
 def _runs(title: str, columns: Mapping[str, str], runs: Sequence[Mapping[str, float]]) -> str:
-    """Return a table of runs, with the seconds of each part, their sum, and the median sum."""
+    """Return a table with each run's seconds by part, their sum, and the median sum."""
     lines = [
         (str(number), *(f"{run[name]:.1f}" for name in columns), f"{_sum(run, columns):.1f}")
         for number, run in enumerate(runs, 1)

@@ -34,7 +34,7 @@ class PartFailedError(Exception):
 
 
 class Part:
-    """A running part, which saves all kept figures at once, in case it fails later.
+    """A running part, which writes each kept figure to its file at once.
 
     `smoke`: use tiny sizes to check that the part works; the figures are meaningless.
     """
@@ -61,7 +61,7 @@ class Part:
         return device_of(self.gpus[0])
 
     def worlds(self) -> dict[str, tuple[int, int]]:
-        """Return numbers of (ranks, GPUs): two ranks on one GPU, and a GPU for each rank."""
+        """Return numbers of (ranks, GPUs): two ranks on one GPU, and a GPU per rank."""
         found = {"2 ranks on one GPU": (2, 1)}
         for count in sorted({min(2, len(self.gpus)), len(self.gpus)} - {1}):
             found[f"{count} ranks, a GPU each"] = count, count

@@ -50,7 +50,6 @@ def _error(row: dict[str, Any]) -> float:
 
 
 def _is_within(row: dict[str, Any]) -> bool:
-    """Return whether the measured step is within the predicted range."""
     return abs(row["step_s"] / row["predicted_s"] - 1) <= float(row["range_share"])
 
 

@@ -1,4 +1,4 @@
-"""Measure a setting on two one-core ranks: steps of `auto`, fixed methods, and a rank alone.
+"""Measure steps of `auto`, fixed methods and a rank alone on two one-core ranks.
 
 In each round, every method takes a few steps, in random order. A method that takes over three times
 as long as the fastest runs only in the first round.
@@ -38,7 +38,7 @@ _BUCKETS_MB = (10, 25, 100)
 _NUM_ROUNDS, _NUM_SETTLING, _NUM_TIMED = 3, 3, 6
 _SHORTEST_S, _LONGEST_S = 0.5, 6.0  # total of a method's timed steps in a round
 _HOPELESS = 3.0
-_MOST_CHOOSING = 200  # steps after which auto must have decided
+_MOST_CHOOSING = 200  # limit on the steps until the decision of `auto`
 Step = Callable[[], object]
 Make = Callable[[nn.Module], Any]
 
@@ -97,7 +97,7 @@ def measure(group: Group, quick: bool, case: str) -> dict[str, Any]:
 
 
 def _fixed(runner: ReplicaRunner, group: Group, setting: Setting) -> dict[str, Any]:
-    """Return, for each method that a user can choose, a context manager that provides a step."""
+    """Return context managers that provide a step, one for each method a user can choose."""
     samples, world_size = setting.batch_size, group.world_size
     parts = {"": [1.0, 1.0], ", balanced": [1.0, 1 / setting.slowdown]}
     if setting.slowdown == 1:

@@ -13,7 +13,7 @@ class Opened(NamedTuple):
     """Load times of a page, in seconds since its request."""
 
     first_screen_s: float
-    """Time until the visible part of the page is painted, with its figures."""
+    """Until the first window was filled and painted, its figures drawn."""
     all_figures_s: float
 
 
@@ -34,7 +34,7 @@ class Browser:
         self._playwright.stop()
 
     def page(self, width: int, height: int, *, dark: bool = False) -> "Page":
-        """Return an empty page of this size in CSS pixels; below 700 wide, emulate a phone."""
+        """Return an empty page of this size in CSS pixels; narrow pages emulate phones."""
         context = self._browser.new_context(
             viewport={"width": width, "height": height},
             is_mobile=width < 700,
@@ -63,11 +63,11 @@ class Page:
             self.complaints.append(message.text)
 
     def load(self, path: Path) -> None:
-        """Open a file and wait until it is loaded, but not for its figures; call only once."""
+        """Open a file and wait until it is loaded, without its figures; call once."""
         self.shown.goto(path.resolve().as_uri())
 
     def open(self, path: Path) -> Opened:
-        """Open a file, wait for all its figures, and return the load times; call only once."""
+        """Open a file, wait for all figures, and return the load times; call once."""
         self.load(path)
         filled, every, painted = self.evaluate(_OPENED)
         return Opened(max(filled, painted) / 1000, every / 1000)

@@ -1,4 +1,4 @@
-"""Measure `subbatch` steps on four ranks that emulate the GPUs of Dettmers 2016, section 5.1.
+"""Measure `subbatch` steps on four ranks that emulate GPUs (Dettmers 2016, section 5.1).
 
 The strategy's real step runs over gloo, but layers sleep for the times of table 4, and an exchange
 lasts at least as long as on the paper's board (see paced_thread.py). All times are `SLOWER` times
@@ -38,7 +38,7 @@ _FEATURES = network.CONVOLUTIONS[-1].handed_on
 
 
 def measure(group: Group, quick: bool) -> dict[str, Any]:
-    """Return speed-ups of four GPUs with 32 and 8 bits, and the lateness of the paced links."""
+    """Return speed-ups with 32 and 8 bits, and the lateness of the paced links."""
     blocks, steps = (2, 1) if quick else (5, 2)
     alone = _Alone()
     together = {bits: _together(group, codec) for bits, codec in _CODECS.items()}

@@ -1,4 +1,4 @@
-"""Measure the errors of the four 8-bit types, to compare with the MNIST rows of table 2.
+"""Measure the errors of the four 8-bit types (Dettmers 2016, table 2, MNIST).
 
 The network of section 3.4 (1,024 hidden ReLU units, dropout of 0.2, 0.3 and 0.3, RMSProp at 0.003)
 learns the digits in float32. In the last epoch, copies of all tensors that model-parallel layers or
@@ -105,7 +105,7 @@ def _travelling(model: _Seen) -> Iterator[tuple[str, str, Tensor]]:
 
 
 def _codecs(values: Tensor) -> Iterator[tuple[str, str, Codec]]:
-    """Yield each type with block scales, as in Paceline, and with one scale, as in section 3.4."""
+    """Yield each type with block scales, as in Paceline, and one scale (section 3.4)."""
     largest = float(values.abs().max())
     for name in TABLES:
         yield name, _BLOCKS, EightBit(name)

@@ -1,4 +1,4 @@
-"""Measure seconds and bytes of an AlexNet step on two hosts, with `subbatch` and with DDP.
+"""Measure seconds and bytes of AlexNet steps with `subbatch` and DDP on two hosts.
 
 All variants run in the same two processes, in alternating blocks of steps.
 """

@@ -85,7 +85,7 @@ class PacedThread(CommunicationThread):
 
 
 class PacedTrainer:
-    """Takes the strategy's real steps with a paced body, paced head layers and a paced link."""
+    """Takes the strategy's real steps with paced body, head layers and link."""
 
     def __init__(
         self,

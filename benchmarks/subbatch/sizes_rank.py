@@ -1,4 +1,4 @@
-"""Measure `subbatch` steps on four ranks that emulate the 96 GPUs of Dettmers 2016, section 5.2.
+"""Measure `subbatch` steps on four ranks that emulate 96 GPUs (Dettmers 2016, section 5.2).
 
 The strategy's real step runs over gloo, with the sub-batch sizes of table 7. Convolutions sleep for
 table 4's times; `machines/infiniband-96gpu.toml` gives the times of the head's products and of
@@ -102,7 +102,7 @@ def _together(group: Group, size: int, codec: str | None) -> PacedTrainer:
 
 
 def _layers(group: Group) -> list[PacedHeadLayer]:
-    """Return layers that sleep as long as 1/96 of their outputs take for all 96 GPUs' rows."""
+    """Return layers paced as 1/96 of their outputs for the rows of all GPUs."""
     machine = find_machine("infiniband-96gpu")
     rate = Roofline.of(machine).rates[compute_lane(machine.devices[0].name)]
     rows_ratio = _IMAGES * GPUS / group.world_size

@@ -60,7 +60,7 @@ def _head_of(timeline: Timeline) -> dict[str, Any]:
 
 
 def _way(spans: Sequence[Span]) -> tuple[float, float]:
-    """Return the begin of a step's first sub-batch in the head, and the end of its last."""
+    """Return the start of a step's first sub-batch and the end of its last."""
     passes = [span for span in spans if span.sub_batch is not None]
     return min(span.start_s for span in passes), max(span.end_s for span in passes)
 

@@ -1,4 +1,4 @@
-"""Measure how concurrent exchanges slow steps down, and the cost of DDP buckets on one rank.
+"""Measure how concurrent exchanges slow down steps, and the cost of DDP buckets.
 
 Steps run alone, and during continuous work on other streams: copies to the host and back, as in
 strategy `host`, or a kernel of 4 or 24 blocks that adds one array to another. The kernel replaces a

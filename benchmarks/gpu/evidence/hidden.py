@@ -29,7 +29,7 @@ _HOST = ("host", "host, chunk auto")
 
 
 def run(part: Part) -> None:
-    """Measure steps of each model on one GPU that two ranks share, and with a GPU per rank."""
+    """Measure steps of each model on a shared GPU and with a GPU per rank."""
     for where, (num_ranks, num_gpus) in part.worlds().items():
         for name, batch_size in (SMOKE_SIZES if part.smoke else BATCH_SIZES).items():
             found = on_ranks(

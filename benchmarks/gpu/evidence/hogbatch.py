@@ -1,4 +1,4 @@
-"""Measure seconds to a target loss by `hogbatch` on CPU and GPU, against the GPU alone.
+"""Compare the time to a target loss of `hogbatch` on CPU+GPU and GPU alone.
 
 One worker on all CPU cores but two, and one on GPU 0, train the covtype network with the batch
 sizes of Ma, Rusu et al. 2020, table II: 1 to 64 samples per thread, 64 to 8192 on the GPU. For each
@@ -88,7 +88,7 @@ def _way(way: dict[str, Any], smoke: bool) -> dict[str, Any]:
 
 
 def _best(tried: dict[float, dict[str, Any] | None]) -> float | None:
-    """Return the rate that reached the target first, or else the rate with the lowest loss."""
+    """Return the rate that reached the target first or, if none, has the lowest loss."""
     finite = {rate: one for rate, one in tried.items() if one is not None}
     return min(
         finite,

@@ -28,7 +28,7 @@ _BASELINE = "host"
 
 
 def run(part: Part) -> None:
-    """Time sums on one GPU that two ranks share, and with a GPU for each rank."""
+    """Time sums on a GPU that two ranks share, and with a GPU per rank."""
     for where, (num_ranks, num_gpus) in part.worlds().items():
         found = on_ranks(_HERE.parent, "evidence.sums", num_ranks, part.smoke, num_gpus)
         for case, rows in found.items():
@@ -68,7 +68,7 @@ def _case(count: int, group: Group, num_blocks: int, num_sums: int) -> dict[str,
 
 
 def _copies(gradients: torch.Tensor) -> Callable[[], None]:
-    """Return a function that copies to pinned host memory and back: the minimum for a host sum."""
+    """Return a function that copies to pinned host memory and back, without a sum."""
     here = device_of(gradients.device).pinned_like(gradients)
 
     def copy() -> None:
