@@ -30,8 +30,8 @@ from ranks import Variant, alternate, timed
 
 SIZES, QUICK_SIZES = (128, 256, 512, 1024, 2048, 12288), (1024, 12288)
 _SAMPLES = GPUS * BATCH
-# A rank has 96 samples, because the smallest sub-batch needs 96 passes; a sample represents
-# 128 / 96 of a GPU's images.
+# A rank has 96 samples, because the smallest sub-batch needs 96 passes; a sample counts as
+# 128 / 96 images.
 _OWN = GPUS
 _IMAGES = BATCH / _OWN
 _CODECS = {32: None, 8: "dynamic8"}
