@@ -1,7 +1,7 @@
-"""What strategies host and tree need of a device, and the largest batch with each, measured.
+"""Measure the device memory of strategies host and tree, and the largest batch with each.
 
-On as many GPUs as there are ranks, on one GPU that two ranks share, or on cores.
-GPUs are those of CUDA_VISIBLE_DEVICES, which the environment must name.
+Uses a GPU per rank, one GPU that two ranks share, or CPU cores. CUDA_VISIBLE_DEVICES must list the
+GPUs.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ def measure(network: str, quick: bool) -> dict[str, Any]:
 
 
 def _worlds(quick: bool) -> dict[str, tuple[int, int]]:
-    """Return the numbers of ranks, and of the GPUs that they are on: 0 for cores."""
+    """Return numbers of (ranks, GPUs) to measure; 0 GPUs means CPU cores."""
     found = num_gpus()
     if found == 1:
         return {"2 ranks on one GPU": (2, 1)}

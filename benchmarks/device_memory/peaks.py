@@ -1,8 +1,8 @@
-"""What a rank's device holds at most with an exchange, and the largest batch that fits.
+"""Measure a rank's peak device memory with an exchange, and the largest batch that fits.
 
-Counted is what PyTorch allocates on the rank's device: the model, momentum, a batch, and the most
-that two steps have beside them, the exchange's own buffers included. On cores the memory that ranks
-share is the host's, and not the device's; so gradients of `host` are no views of it, as on a GPU.
+Counts PyTorch's allocations on the rank's device at the peak of two steps: model, momentum, batch,
+and temporary tensors, including the exchange's buffers. Shared memory belongs to the host and does
+not count; on CPU ranks, `host` gradients are therefore not views of it, as on GPUs.
 """
 
 from collections.abc import Callable
@@ -25,8 +25,8 @@ from trainee import Task
 
 _STRATEGIES = ("host", "tree")
 _ANY_SPEED = Speed(1e9, 1e9)  # memory does not depend on it
-_NUM_STEPS = 2  # torch's first step is unlike the others
-# The batch of a rank, the memory of its device, and the largest batch to try.
+_NUM_STEPS = 2  # because PyTorch's first step differs from later steps
+# A rank's batch, its device's memory in bytes, and the largest batch to try.
 _CASES = {
     "lenet5": (64, 16 * 2**20, 4096),
     "alexnet": (16, 1536 * 2**20, 256),
@@ -36,7 +36,7 @@ _QUICK = (8, 3 * 2**20, 32)
 
 
 def measure(group: Group, quick: bool, network: str) -> dict[str, Any]:
-    """Return the bytes of each rank's device, and the largest batch, with each exchange."""
+    """Return each rank's device memory and the largest batch, measured and predicted."""
     batch_size, limit, most = _QUICK if quick else _CASES[network]
     found: dict[str, Any] = {"batch_size": batch_size, "limit_nbytes": limit}
     for name in exchanges(group):
@@ -57,16 +57,16 @@ def measure(group: Group, quick: bool, network: str) -> dict[str, Any]:
 
 
 def exchanges(group: Group) -> tuple[str, ...]:
-    """Return the strategies that can be measured with these ranks on these devices.
+    """Return the strategies that these ranks and devices support.
 
-    Ranks that share a GPU have gloo, and `tree` sends from GPU to GPU, which gloo cannot.
+    Ranks that share a GPU use gloo, which cannot send from GPU to GPU, as `tree` requires.
     """
     shares_gpu = group.device.type != "cpu" and group.world_size > num_gpus()
     return _STRATEGIES[:1] if shares_gpu else _STRATEGIES
 
 
 def peak(group: Group, strategy: str, network: str, batch_size: int) -> int:
-    """Return the most bytes that this rank's device has had at once in two steps."""
+    """Return the peak memory of this rank's device in two steps, in bytes."""
     task = Task.synthetic(network, batch_size, group.device)
     torch.manual_seed(0)
     model, chosen = task.build(), STRATEGIES[strategy]
@@ -88,7 +88,7 @@ def peak(group: Group, strategy: str, network: str, batch_size: int) -> int:
 
 
 def needs(group: Group, strategy: str, network: str) -> Callable[[int], list[int]]:
-    """Return a function of the batch that returns what the plan says each rank's device needs."""
+    """Return a function from batch size to the predicted memory of each rank's device."""
     machine = this_machine(group, [_ANY_SPEED] * group.world_size)
     chosen = STRATEGIES[strategy]
     config = chosen.config(workers=group.world_size)

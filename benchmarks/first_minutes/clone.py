@@ -1,4 +1,4 @@
-"""From `git clone` to the demo's report, and what many demos say of their own prediction."""
+"""Measure the time from `git clone` to the demo's report, and the demos' prediction errors."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ _TAKES_A_CORE = "while True: pass"
 
 
 def clone(quick: bool) -> dict[str, Any]:
-    """Return the seconds of cloning, of installing with the demo, and of a second demo."""
+    """Return the seconds of cloning, of a demo with installation, and of a second demo."""
     return {"runs": [_first_time() for _ in range(1 if quick else 2)]}
 
 
@@ -30,13 +30,13 @@ def _first_time() -> dict[str, float]:
 
 
 def demos(quick: bool) -> dict[str, Any]:
-    """Return each demo's prediction, its range and the measured median: quiet, and beside work.
+    """Return each demo's predicted step, predicted range and measured step.
 
-    The work is a program that takes a core, as long as the demo runs.
+    Half of the demos run next to a program that keeps a core busy.
     """
     count = 1 if quick else 10
     with _cloned() as (folder, _):
-        _demo(folder)  # which installs
+        _demo(folder)  # installs
         quiet = [_told(folder) for _ in range(count)]
         beside = [_told_beside_work(folder) for _ in range(count)]
     return {"quiet": quiet, "beside a program that takes a core": beside}
@@ -67,7 +67,7 @@ def _told(folder: Path) -> dict[str, float]:
 
 @contextmanager
 def _cloned() -> Iterator[tuple[Path, float]]:
-    """Clone the last commit, and yield its folder and what that took."""
+    """Clone the last commit; yield the folder and the seconds of cloning."""
     with TemporaryDirectory() as name:
         folder = Path(name) / "paceline"
         began_s = time.monotonic()
@@ -80,7 +80,7 @@ def _cloned() -> Iterator[tuple[Path, float]]:
 
 
 def _demo(folder: Path) -> float:
-    """Run `make demo`; return its seconds until the report is there."""
+    """Run `make demo`; return its seconds, or exit if it writes no report."""
     before = set(folder.glob("runs/*/report.html"))
     began_s = time.monotonic()
     command = [_program("make"), "demo", f"PYTHON={sys.executable}"]
@@ -93,5 +93,5 @@ def _demo(folder: Path) -> float:
 
 
 def _program(name: str) -> str:
-    """Return the path of a program; exit if there is none."""
+    """Return the path of a program; exit if it is not installed."""
     return shutil.which(name) or sys.exit(f"{name} is needed, and there is none")

@@ -1,4 +1,4 @@
-"""What commands take that measure nothing: help, and plans of machines that are described."""
+"""Measure the time of `paceline --help`, and of plans for machines from machines/."""
 
 import os
 import subprocess
@@ -23,7 +23,7 @@ _REPEATS, _QUICK_REPEATS = 9, 2
 
 
 def commands(quick: bool) -> dict[str, Any]:
-    """Return the processor time and the elapsed time of each command."""
+    """Return the CPU time and the elapsed time of each command."""
     count = _QUICK_REPEATS if quick else _REPEATS
     return {name: _measured(words, count) for name, words in _COMMANDS.items()}
 
@@ -35,7 +35,7 @@ def _measured(words: tuple[str, ...], count: int) -> dict[str, Any]:
 
 
 def _once(words: tuple[str, ...]) -> tuple[float, float]:
-    """Return the processor time and the elapsed time of a command, in seconds."""
+    """Return a command's CPU time and elapsed time in seconds."""
     program = Path(sys.executable).with_name("paceline")
     began_s, before = time.monotonic(), os.times()
     subprocess.run([program, *words], stdout=subprocess.DEVNULL, timeout=600.0, check=True)

@@ -1,4 +1,4 @@
-"""From `pip install` of the built wheel to a plan of one's own module."""
+"""Measure the time from `pip install` of a wheel to a first plan."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ def net():
 
 
 def installed(quick: bool) -> dict[str, Any]:
-    """Return the seconds of installing the wheel with its needs, and of planning a module here."""
+    """Return the seconds of installing the wheel with dependencies, and of a first plan."""
     with TemporaryDirectory() as name:
         folder = Path(name)
         pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps")

@@ -1,7 +1,7 @@
-"""What a newcomer waits for: the demo of a clone, an installed wheel's first plan, two commands.
+"""Measure a new user's waiting times: clone and demo, a first plan, short commands.
 
-Clones of this repository's last commit and environments are made in a temporary folder. pip takes
-torch and what else is missing from where it is configured to: what that takes is part of the time.
+Clones of the last commit and virtual environments are created in a temporary folder. The times
+include pip's downloads of torch and other dependencies from its configured index.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from figures import Part, shown, table
 
 
 def _runs(title: str, columns: Mapping[str, str], runs: Sequence[Mapping[str, float]]) -> str:
-    """Return a table of runs, each with its parts and what they come to, and their median."""
+    """Return a table with each run's seconds by part, their sum, and the median sum."""
     lines = [
         (str(number), *(f"{run[name]:.1f}" for name in columns), f"{_sum(run, columns):.1f}")
         for number, run in enumerate(runs, 1)

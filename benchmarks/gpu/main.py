@@ -1,10 +1,10 @@
-"""The evidence of an hour on a GPU, in one command: parts with deadlines, a JSON file each.
+"""Measure everything that needs a GPU, in parts with deadlines and a JSON file each.
 
     python benchmarks/gpu/main.py FOLDER [PART...] [--smoke]
 
-Without PART all are measured, in under thirteen minutes. With --smoke everything is tiny, and shows
-that it works; with PACELINE_SIMULATED_GPUS=1 in the environment that needs no GPU. Exit code 0 if
-all parts were done, 1 if not, 2 if nothing can be measured here.
+Without PART, all parts run, in under thirteen minutes. --smoke uses tiny sizes to check that all
+parts work; with PACELINE_SIMULATED_GPUS=1 in the environment it needs no GPU. Exit code: 0 if all
+parts succeed, 1 if a part fails, 2 if this machine cannot run the measurements.
 """
 
 import argparse
@@ -20,13 +20,13 @@ TESTS = HERE.parents[1] / "tests"
 
 
 class Planned(NamedTuple):
-    """A part: what measures it, and the seconds after which it is ended."""
+    """A part's function, as MODULE:NAME, and its time limit."""
 
     function: str
     deadline_s: float
 
 
-PARTS = {  # together less than thirteen minutes
+PARTS = {  # the deadlines total less than thirteen minutes
     "tests": Planned("evidence.tests:run", 240.0),
     "sums": Planned("evidence.sums:run", 35.0),
     "hidden": Planned("evidence.hidden:run", 120.0),
@@ -37,11 +37,11 @@ PARTS = {  # together less than thirteen minutes
     "profile": Planned("evidence.commands:profile", 65.0),
     "predicted": Planned("evidence.commands:predicted", 65.0),
 }
-_SMOKE_DEADLINE_S = 600.0  # on a machine that may be busy with anything
+_SMOKE_DEADLINE_S = 600.0  # long, because the machine may be busy
 
 
 def main() -> int:
-    """Run the parts that are asked for, and show what came of them."""
+    """Run the requested parts and print a summary."""
     parser = argparse.ArgumentParser(description="Measure Paceline on this machine's GPUs.")
     parser.add_argument("folder", type=Path, help="where each part leaves its JSON")
     parser.add_argument("parts", nargs="*", metavar="part", help=f"of {', '.join(PARTS)}")
@@ -54,7 +54,7 @@ def main() -> int:
         return 2
     import supervise
 
-    # Parts are ended by `finally`, which an unhandled SIGTERM would not reach.
+    # Exit by an exception, so that `finally` blocks end the parts' processes.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     given.folder.mkdir(parents=True, exist_ok=True)
     done = []
@@ -72,7 +72,7 @@ def main() -> int:
 
 
 def _problem(*, smoke: bool) -> str | None:
-    """Return why nothing can be measured here."""
+    """Return why this machine cannot run the measurements; None if it can."""
     try:
         from paceline.core.errors import InvalidInput
         from paceline.links.devices import gpus
@@ -96,7 +96,7 @@ def _problem(*, smoke: bool) -> str | None:
 
 
 def _simulate() -> None:
-    """Have this process, and those that it starts, find simulated GPUs if the environment says."""
+    """Let this process and its children simulate GPUs if PACELINE_SIMULATED_GPUS is set."""
     sys.path.append(str(TESTS))
     from simulated_gpu.instead import CHILDREN
 

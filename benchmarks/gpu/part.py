@@ -1,8 +1,8 @@
-"""One part of the evidence, as what measures it sees it: where to run, how much, what is kept.
+"""Run one part of the GPU measurements and save its figures.
 
     part.py MODULE:FUNCTION FILE [--smoke]
 
-calls the function with the part. SIGTERM ends it, and has it say where it was.
+calls the function with a `Part`. SIGTERM ends the process after it has printed its stack traces.
 """
 
 import faulthandler
@@ -17,7 +17,7 @@ from typing import Any
 
 if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parents[1])]
-    sys.modules["part"] = sys.modules["__main__"]  # what parts import
+    sys.modules["part"] = sys.modules["__main__"]  # parts import Part from `part`
 
 import torch
 import torch.distributed as dist
@@ -30,13 +30,13 @@ _PACKAGES = ("triton", "bitsandbytes", "numpy", "pytest")
 
 
 class PartFailedError(Exception):
-    """A part was measured, and what it found is wrong."""
+    """Raised by a part that found a wrong result."""
 
 
 class Part:
-    """A part that is running: its file has what it has kept, whatever happens to it later.
+    """A running part, which writes each kept figure to its file at once.
 
-    `smoke`: only show that everything works, with tiny sizes; the figures mean nothing.
+    `smoke`: use tiny sizes to check that the part works; the figures are meaningless.
     """
 
     def __init__(self, path: Path, *, smoke: bool) -> None:
@@ -61,20 +61,20 @@ class Part:
         return device_of(self.gpus[0])
 
     def worlds(self) -> dict[str, tuple[int, int]]:
-        """Return numbers of ranks and of GPUs to compare on: on one GPU, and on all there are."""
+        """Return numbers of (ranks, GPUs): two ranks on one GPU, and a GPU per rank."""
         found = {"2 ranks on one GPU": (2, 1)}
         for count in sorted({min(2, len(self.gpus)), len(self.gpus)} - {1}):
             found[f"{count} ranks, a GPU each"] = count, count
         return found
 
     def keep(self, name: str, figures: Any, line: str) -> None:
-        """Write figures to the file, with the line that the summary shows of them."""
+        """Save figures under a name, with a line for the summary."""
         self._figures[name], self._summary[name] = figures, line
         print(f"{name}: {line}", flush=True)
         self.write("unfinished")
 
     def write(self, outcome: str, why: str | None = None) -> None:
-        """Write the file in one piece: a process that is killed leaves the file before."""
+        """Replace the file atomically, so that a killed process leaves a valid file."""
         found = {"summary": self._summary, "figures": self._figures}
         content = self._about | {"outcome": outcome, "why": why} | found
         beside = self._path.with_suffix(".tmp")
@@ -95,7 +95,7 @@ def _versions() -> dict[str, str | None]:
 
 
 def main() -> None:
-    """Run a part."""
+    """Run the part named on the command line."""
     faulthandler.register(signal.SIGTERM, chain=True)
     function, file, *options = sys.argv[1:]
     part = Part(Path(file), smoke="--smoke" in options)

@@ -1,7 +1,7 @@
-"""Run a part in a process of its own, with a deadline, and say what came of all parts.
+"""Run a part in a separate process with a deadline, and summarise all parts.
 
-A part that is not done at its deadline is ended with all processes that it started, those in other
-sessions too: tests of GPUs start whole commands, which would go on keeping the GPU busy.
+At the deadline, the part and all processes that it started are killed, including those in other
+sessions: GPU tests start commands that would otherwise keep the GPU busy.
 """
 
 import json
@@ -28,8 +28,8 @@ _WARNING = (
 
 
 def run(path: Path, function: str, deadline_s: float, *, smoke: bool) -> bool:
-    """Run a part, which leaves its file there; return True if it was done."""
-    path.unlink(missing_ok=True)  # what an earlier run has left is not this one's
+    """Run a part, which writes its results to `path`; return whether it succeeded."""
+    path.unlink(missing_ok=True)  # remove results of an earlier run
     print(f"\n== {path.stem}: at most {deadline_s:g} s", flush=True)
     begun = time.monotonic()
     code, said = _ended([function, str(path), *(["--smoke"] if smoke else [])], deadline_s)
@@ -50,7 +50,7 @@ def run(path: Path, function: str, deadline_s: float, *, smoke: bool) -> bool:
 
 
 def _ended(arguments: list[str], deadline_s: float) -> tuple[int | None, str]:
-    """Return a part's exit code, None at its deadline, and what it said."""
+    """Run part.py; return its exit code (None after the deadline) and its stderr."""
     with TemporaryDirectory() as place, TemporaryFile("w+", errors="replace") as stderr:
         process, code = None, None
         try:
@@ -64,7 +64,7 @@ def _ended(arguments: list[str], deadline_s: float) -> tuple[int | None, str]:
             with suppress(subprocess.TimeoutExpired):
                 code = process.wait(deadline_s)
             if code is None:
-                process.terminate()  # it says where it is
+                process.terminate()  # the part prints its stack traces
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(TERMINATION_S)
         finally:
@@ -78,7 +78,7 @@ def _ended(arguments: list[str], deadline_s: float) -> tuple[int | None, str]:
 
 
 def summary(folder: Path, names: Iterable[str]) -> str:
-    """Return a table of the named parts, in Markdown; parts without a file are left out."""
+    """Return a Markdown table of the named parts, without parts that have no file."""
     paths = [folder / f"{name}.json" for name in names]
     found = [json.loads(path.read_text()) for path in paths if path.exists()]
     claims_nothing = any(one.get("simulated") or one.get("smoke") for one in found)
@@ -91,12 +91,12 @@ def _row(content: Mapping[str, Any]) -> tuple[str, ...]:
     figures = [f"{name}: {line}" for name, line in content.get("summary", {}).items()]
     why = [content["why"].splitlines()[0]] if content["why"] else []
     cells = "<br>".join([*figures, *why]).replace("|", "/")
-    seconds = f"{content['seconds']:.0f}" if "seconds" in content else "-"  # it was interrupted
+    seconds = f"{content['seconds']:.0f}" if "seconds" in content else "-"  # interrupted
     return content["part"], content["outcome"], seconds, cells
 
 
 def _places(found: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Say once of each machine, with its versions, which parts were measured on it, and when."""
+    """Yield a line for each machine and its versions, with its parts and their dates."""
     places: dict[str, list[str]] = {}
     for one in found:
         about = one.get("machine", {}) | one.get("versions", {})

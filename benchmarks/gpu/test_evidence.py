@@ -1,4 +1,4 @@
-"""`make gpu-evidence`: parts run whole on a simulated GPU, and one that fails leaves the others."""
+"""Test `make gpu-evidence`: all parts on simulated GPUs, and parts that fail or hang."""
 
 import json
 from collections.abc import Iterator
@@ -18,8 +18,8 @@ def run(part):
     part.keep("a", {"b": 1}, "one")
     raise ValueError("no such thing")
 """
-# It keeps a figure, and goes on for ever with a process in a session of its own; neither ends by
-# SIGTERM. It tells then which processes these are.
+# This part starts a process in another session and then hangs. It ignores SIGTERM, and it keeps
+# both process ids as its figure.
 HANGING = """
 import os, signal, subprocess, sys
 
@@ -34,7 +34,7 @@ def run(part):
 
 @pytest.fixture(autouse=True)
 def simulated(monkeypatch) -> None:
-    """Commands have a simulated GPU."""
+    """Give commands a simulated GPU."""
     monkeypatch.setenv("PACELINE_SIMULATED_GPUS", "1")
 
 
@@ -74,7 +74,7 @@ def test_ranks_on_two_gpus_are_measured_sharing_one_and_with_one_each(start, tmp
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 def test_kernels_run_as_they_are_timed(start, monkeypatch):
-    """Simulated GPUs have no Triton, and their process imports it before the program."""
+    """Run without simulated GPUs, which do not support Triton and import it too early."""
     monkeypatch.delenv("PACELINE_SIMULATED_GPUS", raising=False)
     done = start(str(GPU / "programs" / "evidence_kernels.py"), afresh=True).finish()
     assert done.code == 0, done.err
@@ -87,7 +87,7 @@ def test_kernels_run_as_they_are_timed(start, monkeypatch):
 
 @pytest.fixture
 def of_its_own(tmp_path: Path, monkeypatch) -> Path:
-    """Parts of a test's own, in modules that their processes find; return where they write."""
+    """Write two test parts as importable modules; return the folder for their results."""
     (tmp_path / "failing.py").write_text(FAILING)
     (tmp_path / "hanging.py").write_text(HANGING)
     instead = Path(__file__).parents[2] / "tests" / "simulated_gpu" / "children"
@@ -106,7 +106,7 @@ def test_a_part_that_fails_keeps_its_figures_and_says_why(of_its_own):
 
 def test_a_part_that_hangs_is_ended_at_its_deadline_and_leaves_no_process(of_its_own):
     path, deadline_s, found = of_its_own / "hanging.json", 4.0, {}
-    while not found:  # on a busy machine it may not have come so far
+    while not found:  # on a busy machine, the deadline may precede the figure
         deadline_s *= 2
         assert not supervise.run(path, "hanging:run", deadline_s, smoke=True)
         content = json.loads(path.read_text())

@@ -1,7 +1,7 @@
-"""What a training step takes of memory: predicted without running it, and as PyTorch counts it.
+"""Compare the predicted memory of a training step with PyTorch's count.
 
-Each cell is a `paceline profile` of one of the five networks of Mojumder et al. 2018, on images of
-its own size.
+Each cell is a `paceline profile` of one of the five networks of Mojumder et al. 2018, with the
+model's default image size.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ _KEPT = ("parameters", "features", "predicted", "measured")
 
 
 def measure(network: str, quick: bool) -> dict[str, Any]:
-    """Return the bytes of a network's batches, by batch."""
+    """Return a network's memory in bytes and the prediction error, by batch size."""
     image = list(find(network).input_shape or ())
     rows = {}
     for size in _QUICK_BATCHES if quick else _BATCHES:

@@ -1,8 +1,8 @@
-"""What Paceline's wrapper, step and recorder cost a single worker.
+"""Measure the overhead of Paceline's wrapper, step and recorder for a single worker.
 
-In every round each variant takes one step, in a new order each time, on the same weights and the
-same batch, in one process: a loop as anybody writes it in PyTorch, the same loop around
-`paceline.DataParallel`, Paceline's step with nothing traced, and with every layer traced.
+In each round, each variant takes one step, in random order, in one process with the same weights
+and batch. Variants: a plain PyTorch loop; the same loop with `paceline.DataParallel`; Paceline's
+step without a trace; and with every layer traced.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -27,7 +27,7 @@ _QUICK_ROUNDS, _WARM_UP = 2, 3
 
 
 def variants(task: Task) -> dict[str, Callable[[], object]]:
-    """Return one step of each variant, all on the same model and optimizer."""
+    """Return a step function for each variant; all share a model and an optimizer."""
     model, share = task.build(), Share(task.inputs, task.targets, 1.0)
     optimizer = task.optimizer(model)
     source: Iterator[Share] = repeat(share)
@@ -53,7 +53,7 @@ def variants(task: Task) -> dict[str, Callable[[], object]]:
 
 
 def measure(case: str, quick: bool) -> dict[str, Any]:
-    """Return the seconds of each variant's step, and their ratio to the bare one's."""
+    """Return each variant's step time, and its ratio to the plain PyTorch step."""
     name, batch_size, rounds = _CASES[case]
     steps = variants(Task.synthetic(name, batch_size, torch.device("cpu")))
     seconds: dict[str, list[float]] = {variant: [] for variant in steps}

@@ -1,4 +1,4 @@
-"""What is planned and then carried out: each configuration, and which of them rival each other."""
+"""List the configurations to plan and to run, grouped into cases of competing strategies."""
 
 from dataclasses import dataclass
 from itertools import product
@@ -8,11 +8,11 @@ _STRATEGIES = ("allreduce", "tree", "host")
 
 @dataclass(frozen=True)
 class Configuration:
-    """One run: rehearsed as `device`, or trained in earnest if there is none.
+    """One run: a rehearsal that emulates `device`, or real training if `device` is None.
 
-    `place` is the wire between the workers: "loopback", or a rate between two hosts. Those of one
-    `case` rival each other; `settings` are fields of the strategy's. `steps` are epochs where it is
-    trained on digits, of which one has a few steps.
+    `place`: the link between the workers, "loopback" or a rate between two hosts. Configurations of
+    the same `case` compete. `settings`: strategy options. `steps`: epochs, if the run trains a
+    model other than a GPT.
     """
 
     case: str
@@ -28,12 +28,12 @@ class Configuration:
 
     @property
     def name(self) -> str:
-        """What tells it from its rivals."""
+        """Strategy and codec, which differ within a case."""
         return f"{self.strategy} + {self.codec}" if self.codec else self.strategy
 
     @property
     def command(self) -> list[str]:
-        """The words after `paceline`."""
+        """The arguments of `paceline`."""
         fields = (*self.settings, *([f"codec={self.codec}"] if self.codec else []))
         options = [word for field in fields for word in ("--strategy-option", field)]
         words = [
@@ -68,7 +68,7 @@ def _rivals(
 def _local(
     place: str, model: str, device: str | None, batch_size: int, steps: int, every: int
 ) -> list[Configuration]:
-    """Return strategy local, which trains differently and rivals nobody, in rounds of `every`."""
+    """Return `local` with `sync_every=every`: a separate case, because it trains differently."""
     case = f"{model}, {device or 'trained'}, 2 workers, {batch_size} samples, {place}, rounds"
     known = (case, place, model, device, "local")
     settings = (f"sync_every={every}",)
@@ -79,7 +79,7 @@ def _local(
 
 P100, K40 = "power8-p100/gpu0", "k40-gigabit/gpu0"
 _ENCODED = (None, "dynamic8")
-_FAST = ("allreduce", "host")  # where tree would take minutes
+_FAST = ("allreduce", "host")  # for cases in which tree would take minutes
 
 CASES = {
     "loopback": [

@@ -1,7 +1,7 @@
-"""How good the planner is: predicted, then carried out, configuration by configuration.
+"""Compare predicted with measured step times, configuration by configuration.
 
-Layers are paced as a GPU's, or trained in earnest; exchanges are real, over loopback or between two
-hosts (which needs root). The prediction is the one that the run itself makes beforehand.
+Layers sleep for a GPU's times, or train for real. Exchanges are real, over loopback or between two
+hosts (which requires root). Each run makes its prediction before it starts.
 """
 
 import sys
@@ -48,7 +48,7 @@ def _row(configuration: Configuration, hosts: TwoHosts | None) -> dict[str, Any]
 
 
 def _range_share(result: dict[str, Any]) -> float:
-    """Return the range of the plan whose step was predicted."""
+    """Return `range_share` of the plan that the run used."""
     plans = [one for one in result["plans"] if one["step_s"] == result["predicted_step_s"]]
     share: float = plans[0]["range_share"]
     return share

@@ -12,15 +12,15 @@ from paceline.training.recipes.named import workload_of
 
 
 class Scene(NamedTuple):
-    """What is drawn: a strategy as a machine file has it, and the lanes in which it shows."""
+    """A picture of a strategy on a machine from machines/, with the lanes to draw."""
 
     strategy: str
     machine: str
     workers: int
-    batch_size: int  # of each worker
+    batch_size: int  # per worker
     lanes: tuple[str, ...]
-    devices: tuple[str, ...] = ()  # that the workers take, if they are not the first
-    sync_every: int | None = None  # steps of a round, of which all are drawn
+    devices: tuple[str, ...] = ()  # the workers' devices; by default the machine's first devices
+    sync_every: int | None = None  # steps per round; the picture shows a whole round
 
 
 SCENES = (
@@ -98,7 +98,7 @@ SCENES = (
 
 
 def predicted(scene: Scene) -> Forecast:
-    """Return the forecast of a scene's AlexNet."""
+    """Return the forecast of AlexNet for a scene."""
     strategy = STRATEGIES[scene.strategy]
     rounds = {} if scene.sync_every is None else {"sync_every": scene.sync_every}
     config = strategy.config(workers=scene.workers, **rounds)
@@ -111,7 +111,7 @@ def predicted(scene: Scene) -> Forecast:
 
 
 def drawn(scene: Scene) -> str:
-    """Return the picture of a scene."""
+    """Return the picture of a scene as SVG."""
     found = predicted(scene)
     title = f"{scene.strategy}: AlexNet on {scene.machine}, {scene.workers} workers, "
     title += f"{1e3 * found.step_s:.4g} ms a step, predicted"

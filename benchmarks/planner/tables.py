@@ -1,4 +1,4 @@
-"""The tables of result.json, as the README shows them."""
+"""Format the results as tables for the README."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -7,7 +7,7 @@ from typing import Any
 
 from figures import table
 
-_WITHIN = 1.03  # of the best: as good a choice
+_WITHIN = 1.03  # times the best step: counts as a good choice
 _TITLES = {
     "loopback": "Rehearsed, two and four workers of one machine",
     "1gbit": "Rehearsed, two hosts at 1 Gbit/s",
@@ -17,7 +17,7 @@ _TITLES = {
 
 
 def of(part: str, rows: Sequence[dict[str, Any]]) -> str:
-    """Return the table of a part, and how good its predictions and choices were."""
+    """Return the table of a part, with a summary of its predictions and choices."""
     lines = [
         (
             row["case"],
@@ -33,7 +33,7 @@ def of(part: str, rows: Sequence[dict[str, Any]]) -> str:
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the mean error, and in how many cases the choice was as good as the best."""
+    """Return a sentence with the prediction errors and the number of good choices."""
     errors = [abs(_error(row)) for row in rows]
     cases = [list(rivals) for _, rivals in groupby(rows, key=lambda row: row["case"])]
     good = [_loss(rivals) <= _WITHIN for rivals in cases]
@@ -50,12 +50,11 @@ def _error(row: dict[str, Any]) -> float:
 
 
 def _is_within(row: dict[str, Any]) -> bool:
-    """Return True if the step lies within the range of its prediction."""
     return abs(row["step_s"] / row["predicted_s"] - 1) <= float(row["range_share"])
 
 
 def _loss(rivals: Sequence[dict[str, Any]]) -> float:
-    """Return how many times as long a step takes as it would with the best of the rivals."""
+    """Return the step time of the predicted best, relative to the measured best."""
     chosen = min(rivals, key=lambda row: row["predicted_s"])
     loss: float = chosen["step_s"] / min(row["step_s"] for row in rivals)
     return loss

@@ -1,4 +1,4 @@
-"""Draw a terminal with a command and what it prints, for README.md."""
+"""Draw a terminal with a command and its output, for README.md."""
 
 import re
 import subprocess
@@ -12,11 +12,11 @@ _COMMAND = (
     "--strategy allreduce,host,tree"
 )
 _WIDTH = 92  # characters
-_FONTS = re.compile(r"@font-face \{.*?\}\n?", re.DOTALL)  # of another host
+_FONTS = re.compile(r"@font-face \{.*?\}\n?", re.DOTALL)  # fonts from another website
 
 
 def drawn(command: str = _COMMAND) -> str:
-    """Return the SVG of a terminal in which the command was given."""
+    """Run a command, and return an SVG of a terminal with its output."""
     found = subprocess.run(
         [sys.executable, "-m", *command.split()], capture_output=True, text=True, check=True
     )

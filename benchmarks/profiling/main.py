@@ -1,6 +1,6 @@
-"""What a profile costs, whether its stages add up to the step, and whether torch.profiler agrees.
+"""Measure the overhead of profiles, and check their stages against steps and torch.profiler.
 
-Each run is a `paceline profile` of its own, of one worker with a batch of 16.
+Each run is a separate `paceline profile` of one worker with a batch of 16.
 """
 
 import sys
@@ -16,14 +16,14 @@ from paceline.records.profile import ProfileResult
 from paceline.report.format import duration
 from scaling.networks import SHAPES
 
-_SCALING = Path(__file__).parents[1] / "scaling"  # whose networks these are
+_SCALING = Path(__file__).parents[1] / "scaling"  # has networks.py
 _RUNS, _QUICK_RUNS = 3, 1
 _STEPS = {"lenet": 1000, "alexnet": 60, "googlenet": 100, "inception": 60, "resnet": 60}
 _QUICK_STEPS = 8
 
 
 def measure(network: str, quick: bool) -> dict[str, Any]:
-    """Return what the runs of a network found: a value a run, and the medians of its steps."""
+    """Return a network's median step time, and each run's overhead and errors."""
     steps = _QUICK_STEPS if quick else _STEPS[network]
     runs = [_profile(network, steps) for _ in range(_QUICK_RUNS if quick else _RUNS)]
     return {

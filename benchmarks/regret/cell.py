@@ -1,7 +1,7 @@
-"""One setting on two ranks of one core: steps of `auto`, of all fixed ways, and of a rank alone.
+"""Measure steps of `auto`, fixed methods and a rank alone on two one-core ranks.
 
-In each round every way takes a few steps of the same samples, in a new order. A way that is three
-times as slow as the fastest takes part in the first round only.
+In each round, every method takes a few steps, in random order. A method that takes over three times
+as long as the fastest runs only in the first round.
 """
 
 import copy
@@ -36,15 +36,15 @@ from paceline.training.models.paced import Stretched
 ALONE, AUTO = "fast worker alone", "auto"
 _BUCKETS_MB = (10, 25, 100)
 _NUM_ROUNDS, _NUM_SETTLING, _NUM_TIMED = 3, 3, 6
-_SHORTEST_S, _LONGEST_S = 0.5, 6.0  # of the timed steps of a way in a round
+_SHORTEST_S, _LONGEST_S = 0.5, 6.0  # total of a method's timed steps in a round
 _HOPELESS = 3.0
-_MOST_CHOOSING = 200  # steps in which auto has to decide
+_MOST_CHOOSING = 200  # limit on the steps until the decision of `auto`
 Step = Callable[[], object]
 Make = Callable[[nn.Module], Any]
 
 
 class Setting(NamedTuple):
-    """A model, samples of a step over both workers, and how much slower the second one is."""
+    """A model, the samples per step of both workers, and the second worker's slowdown."""
 
     model: str
     batch_size: int
@@ -53,7 +53,7 @@ class Setting(NamedTuple):
 
 
 class _Ddp:
-    """DistributedDataParallel as anybody uses it."""
+    """DistributedDataParallel with the `close` method of Paceline's replicas."""
 
     def __init__(self, module: nn.Module, bucket_mb: int, hook: Any = None) -> None:
         self._parallel = DistributedDataParallel(
@@ -70,7 +70,7 @@ class _Ddp:
 
 
 def measure(group: Group, quick: bool, case: str) -> dict[str, Any]:
-    """Return the seconds of a step of each way in each round, and auto's choice and its cost."""
+    """Return step times by method and round, and the choice of `auto` with its cost."""
     model, batch_size, slowdown, shape = case.split(",")
     setting = Setting(model, int(batch_size), int(slowdown), shape or None)
     settings = RehearseSettings.model_validate(
@@ -97,7 +97,7 @@ def measure(group: Group, quick: bool, case: str) -> dict[str, Any]:
 
 
 def _fixed(runner: ReplicaRunner, group: Group, setting: Setting) -> dict[str, Any]:
-    """Return a context of steps for each way that a user could choose."""
+    """Return context managers that provide a step, one for each method a user can choose."""
     samples, world_size = setting.batch_size, group.world_size
     parts = {"": [1.0, 1.0], ", balanced": [1.0, 1 / setting.slowdown]}
     if setting.slowdown == 1:
@@ -126,7 +126,7 @@ def _fixed(runner: ReplicaRunner, group: Group, setting: Setting) -> dict[str, A
 
 @contextmanager
 def _auto(session: TrainingSession, runner: ReplicaRunner) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Let Paceline choose; provide a context of its steps, and the choice with its cost."""
+    """Let Paceline choose; yield a context manager with its step, and the choice's cost."""
     group, setup, started = session.group, runner.setup, time.monotonic()
     forecasts = forecasts_of(session, runner)
     predicted = {one.exchange: one.step_s for one in forecasts}
@@ -167,7 +167,7 @@ def _auto(session: TrainingSession, runner: ReplicaRunner) -> Iterator[tuple[Any
 
 
 def _timed(ways: dict[str, Any], group: Group, num_rounds: int) -> dict[str, list[float]]:
-    """Return the slowest rank's mean step of each way, in each round."""
+    """Return the slowest rank's mean step time for each method, by round."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     order = random.Random(0)  # noqa: S311 - no secret
     for number in range(num_rounds):

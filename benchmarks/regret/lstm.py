@@ -1,10 +1,10 @@
-"""An LSTM over 32 vectors of 64 numbers, with two layers of 256."""
+"""Define a two-layer LSTM with 256 units per layer, for sequences of 64 features."""
 
 from torch import Tensor, nn
 
 
 class Lstm(nn.Module):
-    """Classifies a sequence into ten classes by its last state."""
+    """Classifies a sequence into ten classes by the last output."""
 
     def __init__(self) -> None:
         super().__init__()

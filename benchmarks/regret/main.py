@@ -1,4 +1,4 @@
-"""Regret of `auto`: its step beside the fastest of all ways, in 48 settings of two workers."""
+"""Compare the step of `auto` with the fastest method, in 48 settings of two workers."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -20,7 +20,7 @@ _LINKS: dict[str, tuple[str, str | None] | None] = {
     "100 Mbit/s": ("100mbit", None),
     "1 Gbit/s, 5 ms": ("1gbit", "5ms"),
 }
-# model, small and large batch of both workers, shape of a sample
+# model, small and large total batch, sample shape
 _MODELS = (
     ("mlp", 32, 512, ""),
     ("lenet5", 32, 512, ""),
@@ -36,7 +36,7 @@ _TOO_LONG, _INSTEAD = ("alexnet", "100 Mbit/s"), "gpt-1m"  # an exchange takes 2
 
 
 def cases(link: str) -> Iterator[str]:
-    """Yield the twelve settings of a link; the second worker's speeds take turns."""
+    """Yield the twelve settings of a link; the second worker's slowdown alternates."""
     place = list(_LINKS).index(link)
     for number, (model, *sizes, shape) in enumerate(_MODELS):
         for half, size in enumerate(sizes):
@@ -48,7 +48,7 @@ def cases(link: str) -> Iterator[str]:
 
 
 def measure(link: str, quick: bool) -> dict[str, Any]:
-    """Return the figures of all settings of a link."""
+    """Measure all settings of a link."""
     wire, found = _LINKS[link], {}
     for case in [*cases(link)][: 2 if quick else None]:
         if wire is None:
@@ -96,7 +96,7 @@ def text(link: str, figures: dict[str, Any]) -> str:
 
 
 def _cost(own: dict[str, Any]) -> float:
-    """Return the time lost in trials as a share of 2,000 steps; the profile is not in it."""
+    """Return the time lost in trials relative to 2,000 steps; excludes the profile."""
     step_s = _medians(own)[AUTO]
     lost_s = own["trial_s"] + max(0.0, own["choosing_s"] - own["num_steps"] * step_s)
     return lost_s / (2000 * step_s)
@@ -123,7 +123,7 @@ def _was_predicted(own: dict[str, Any]) -> bool:
 
 
 def draw(figures: dict[str, Any]) -> str:
-    """Return a picture of all regrets: a dot for each setting, a row for each link."""
+    """Draw all regrets as SVG: a dot for each setting, a row for each link."""
     lines = [svg.opening(_WIDTH, _ROW * len(figures) + 54)]
     lines.append(svg.text(8, 18, "auto's step, as times the fastest way's"))
     for number, (link, own) in enumerate(figures.items()):

@@ -1,16 +1,16 @@
-"""Chromium without a window, by Playwright: what a page shows, says and asks for."""
+"""Open pages in headless Chromium by Playwright; record load times, messages and requests."""
 
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-# Of the system; Playwright would download its own.
+# The system's Chromium, because Playwright would download another one.
 CHROMIUM = shutil.which("chromium") if find_spec("playwright") else None
 
 
 class Opened(NamedTuple):
-    """How long a page took, in seconds since it was asked for."""
+    """Load times of a page, in seconds since its request."""
 
     first_screen_s: float
     """Until the first window was filled and painted, its figures drawn."""
@@ -18,7 +18,7 @@ class Opened(NamedTuple):
 
 
 class Browser:
-    """A Chromium of its own, whose processes all end with it."""
+    """A context manager that starts Chromium and ends all of its processes."""
 
     def __enter__(self) -> Self:
         from playwright.sync_api import sync_playwright
@@ -34,7 +34,7 @@ class Browser:
         self._playwright.stop()
 
     def page(self, width: int, height: int, *, dark: bool = False) -> "Page":
-        """Return an empty page of this size in CSS pixels; narrow ones are those of a phone."""
+        """Return an empty page of this size in CSS pixels; narrow pages emulate phones."""
         context = self._browser.new_context(
             viewport={"width": width, "height": height},
             is_mobile=width < 700,
@@ -45,7 +45,7 @@ class Browser:
 
 
 class Page:
-    """A tab: `shown` is Playwright's, and the rest what has been said in it since it was made."""
+    """A tab: `shown` is Playwright's page; `complaints` and `addresses` collect its history."""
 
     def __init__(self, context: Any) -> None:
         self._context = context
@@ -63,11 +63,11 @@ class Page:
             self.complaints.append(message.text)
 
     def load(self, path: Path) -> None:
-        """Open a file, once, and wait until it is loaded, whatever figures are drawn by then."""
+        """Open a file and wait until it is loaded, without its figures; call once."""
         self.shown.goto(path.resolve().as_uri())
 
     def open(self, path: Path) -> Opened:
-        """Open a file, once, and wait until it is loaded and all its figures are drawn."""
+        """Open a file, wait for all figures, and return the load times; call once."""
         self.load(path)
         filled, every, painted = self.evaluate(_OPENED)
         return Opened(max(filled, painted) / 1000, every / 1000)
@@ -77,8 +77,8 @@ class Page:
         self._context.close()
 
 
-# Two promises of milliseconds since the page was asked for: each is looked at in every frame, and
-# kept in the task after that.
+# Two promises of milliseconds since the page's request. Each checks its condition in every frame,
+# and resolves in the next task.
 _WATCH = """
 (() => {
   const when = (shown) => new Promise((resolve) => {

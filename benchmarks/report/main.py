@@ -1,7 +1,7 @@
-"""How large a long run's report is, and how soon Chromium shows it.
+"""Measure the size of a long run's report, and how soon Chromium shows it.
 
-Each case is a run that never was (long_run.py), so that no hours of training are needed; its page
-is written by `write_report`, and opened in a new tab of a headless Chromium. Needs chromium.
+Each case is a simulated run (long_run.py), because a real one would train for hours. `write_report`
+writes its page, and a new tab of headless Chromium opens the page. Requires chromium.
 """
 
 import time

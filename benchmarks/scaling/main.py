@@ -1,7 +1,7 @@
-"""How five networks scale on this machine: measured beside what each run has predicted before.
+"""Measure how five networks scale on this machine, and compare with predictions.
 
-Each network is one `paceline scale`, whose folder stays in runs/: an interrupted one goes on where
-it was.
+Each network is one `paceline scale`. Its folder remains in runs/, so that an interrupted study can
+resume.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,13 +22,13 @@ _FULL = (
     *("--repeats", "3", "--profile-s", "0.5"),
 )
 _QUICK = ("--batch-size", "16", "--repeats", "1", "--profile-s", "0.2")
-_STEPS, _QUICK_STEPS = {"lenet": 100}, 5  # LeNet's take a few milliseconds
+_STEPS, _QUICK_STEPS = {"lenet": 100}, 5  # more for LeNet, whose steps last a few milliseconds
 _USUAL_STEPS = 8
 _Cells = list[dict[str, Any]]
 
 
 def study(network: str, quick: bool) -> dict[str, Any]:
-    """Return the cells of a network."""
+    """Run `paceline scale` for a network and return its cells."""
     steps = _QUICK_STEPS if quick else _STEPS.get(network, _USUAL_STEPS)
     words = ("scale", f"networks:{network}", "--input-shape", SHAPES[network], "--workers", "1,2")
     folder = _HERE / "runs" / f"{network}{'-quick' * quick}"
@@ -39,7 +39,7 @@ def study(network: str, quick: bool) -> dict[str, Any]:
 
 
 def text(part: str, figures: Mapping[str, Any]) -> str:
-    """Return the table of a network, and how far predictions were off."""
+    """Return the table of a network, and the mean prediction error."""
     cells: _Cells = figures["cells"]
     methods = list(dict.fromkeys(cell["method"] for cell in cells))
     head = ("scaling", "batch", "workers", *methods)
@@ -66,7 +66,7 @@ def _shown(cell: dict[str, Any]) -> str:
 
 
 def _errors(cells: _Cells) -> Iterator[str]:
-    """Yield how far the predictions were off, if any cell has both."""
+    """Yield the mean prediction error, if any cell is both measured and predicted."""
     keys = ("method", "workers", "batch", "scaling")
     found = {
         (cell["kind"], *(cell[key] for key in keys)): cell["epoch_s"]

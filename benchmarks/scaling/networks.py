@@ -1,6 +1,6 @@
-"""The five networks of Mojumder et al. 2018, on images so small that two cores can train them.
+"""Build the five networks of Mojumder et al. 2018 for small images.
 
-All have the weights of the networks as they are, but ten classes.
+Two cores can train on these images. Weights have their original shapes, except for ten classes.
 """
 
 from torch import nn
@@ -19,14 +19,14 @@ SHAPES = {
 
 
 def lenet() -> nn.Module:
-    """Return LeNet-5, on its own images."""
+    """Return LeNet-5, for its original image size."""
     return LeNet5(_CLASSES)
 
 
 def alexnet() -> nn.Module:
-    """Return AlexNet, whose classifier sees each of the few features that are left several times.
+    """Return AlexNet, with small feature maps enlarged to 6x6 by average pooling.
 
-    So it keeps its 54 million weights there.
+    The classifier thus keeps its 54 million weights.
     """
     model = AlexNet(_CLASSES)
     model.features.append(nn.AdaptiveAvgPool2d(6))
@@ -39,10 +39,10 @@ def googlenet() -> nn.Module:
 
 
 def inception() -> nn.Module:
-    """Return Inception-v3, on the smallest images that it takes."""
+    """Return Inception-v3, for the smallest images that it accepts."""
     return InceptionV3(_CLASSES)
 
 
 def resnet() -> nn.Module:
-    """Return ResNet-50, which is the ResNet of table IV."""
+    """Return ResNet-50, the ResNet of table IV."""
     return resnet50(_CLASSES)

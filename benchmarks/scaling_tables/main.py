@@ -1,8 +1,8 @@
-"""The planner beside published scaling tables: each calibrated on its one-device figure alone.
+"""Compare predictions with published scaling tables, calibrated on one device's throughput.
 
-families.jsonl has the tables, a family a line: a model on one kind of machine, samples a second by
-numbers of devices. Each is predicted by `paceline.plan(..., measured=...)` for strategy allreduce.
-Nothing is measured here.
+Each line of families.jsonl is a family: a model on one kind of machine, with printed samples/s by
+number of devices. Predictions are those of `paceline.plan(..., measured=...)` for strategy
+allreduce. This benchmark trains nothing.
 """
 
 import hashlib
@@ -33,10 +33,10 @@ Family = dict[str, Any]
 
 
 class Cell(NamedTuple):
-    """A printed figure, ours, and those of two naive predictors, in samples a second.
+    """Samples/s with more than one device: printed, predicted, and by two naive predictors.
 
-    `range_share`: how far the step may be from ours, as the forecast says; `method` is what the
-    source says of the exchange.
+    `range_share`: half width of the predicted range, relative to the predicted step. `method`: see
+    `method_of`. `linear` is N times one device; `in_turn` exchanges only after computing.
     """
 
     half: str
@@ -51,27 +51,27 @@ class Cell(NamedTuple):
 
     @property
     def is_in_range(self) -> bool:
-        """True if the printed step lies within the range of the predicted one."""
+        """Whether the printed step is within the predicted range."""
         return abs(self.ours / self.printed - 1) <= self.range_share
 
 
 def half_of(family: Family) -> str:
-    """Return which half a family is in: losses were chosen in view of one, and not of the other.
+    """Return the family's half: `tuned` families were used to choose losses, `checked` were not.
 
-    By a hash of its source, model and device: so that families of one table are mostly together.
+    A hash of source, model and device decides, so that a table's families are mostly together.
     """
     text = "|".join((source_of(family), family["model"], family["device"]))
     return (_TUNED, _CHECKED)[hashlib.sha256(text.encode()).digest()[-1] % 2]
 
 
 def source_of(family: Family) -> str:
-    """Return the name of a family's source without its address."""
+    """Return the name of a family's source, without details and address."""
     name: str = family["source"].split(",")[0].split("(")[0].strip()
     return name
 
 
 def method_of(family: Family) -> str:
-    """Return how a source says that gradients are exchanged, and if it trains on real images."""
+    """Return the source's exchange method, and whether it trains on real images."""
     how, remark = family["how"], family["remark"]
     by_servers = any(words in how for words in ("server", "dist_device_sync"))
     by_cores = "MPI" in how
@@ -82,14 +82,14 @@ def method_of(family: Family) -> str:
 
 
 def cells_of(family: Family) -> list[Cell]:
-    """Return the cells of more than one device; those that cannot be planned raise InvalidInput."""
+    """Return a family's cells of more than one device; InvalidInput if it cannot be planned."""
     ((_, alone),) = [cell for cell in family["cells"] if cell[0] == 1]
     found = []
     for count, printed in family["cells"]:
         if count == 1:
             continue
         step = _planned(family, count, alone, None)
-        # The naive one computes undisturbed, and exchanges all gradients after that.
+        # `in_turn` computes without losses, and then exchanges all gradients.
         parts_of_step = _planned(family, count, alone, _NO_LOSSES).breakdown
         size = family["batch_per_device"]
         in_turn = count * size / (size / alone + parts_of_step.communication_s)
@@ -100,7 +100,7 @@ def cells_of(family: Family) -> list[Cell]:
 
 
 def _planned(family: Family, count: int, alone: float, losses: Losses | None) -> Forecast:
-    """Return what `paceline.plan(..., measured=...)` says of strategy allreduce, and no other."""
+    """Return the forecast for allreduce, as `paceline.plan(..., measured=...)` computes it."""
     size, per_host = family["batch_per_device"], family["devices_per_host"]
     hosts = -(-count // per_host)
     equal = EqualDevices(
@@ -120,7 +120,7 @@ def _planned(family: Family, count: int, alone: float, losses: Losses | None) ->
 
 
 def measure(quick: bool) -> dict[str, Any]:
-    """Return all cells, and the families that cannot be planned with the reason."""
+    """Return all cells, and the reasons why some families cannot be planned."""
     lines = (HERE / "families.jsonl").read_text().splitlines()
     cells: list[dict[str, Any]] = []
     refused = []
@@ -142,7 +142,7 @@ def _cells_or_why(line: str) -> list[Cell] | str:
 
 
 def text(figures: Mapping[str, Any]) -> str:
-    """Return the tables: by half, by source, and by the number of devices."""
+    """Return tables of errors by half, source, method and number of devices."""
     cells = [Cell(**one) for one in figures["cells"]]
     refused = figures["refused"]
     tables = [

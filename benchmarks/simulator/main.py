@@ -1,7 +1,7 @@
-"""How fast the list scheduler is, on a chain-and-fan plan of a million tasks.
+"""Measure the speed of the list scheduler on a chain-and-fan plan of a million tasks.
 
-16 devices go through a chain of layers each, then an exchange joins them, and so on. Each repeat
-has a plan of its own.
+In each step of the plan, 16 devices each run a chain of 8 layers, and then an exchange joins them.
+Each repeat builds a new plan.
 """
 
 import time
@@ -25,7 +25,7 @@ _ROWS = {
 
 
 def chain_and_fan(num_tasks: int) -> Iterator[Task]:
-    """Yield the tasks of as many whole steps as fit into `num_tasks`."""
+    """Yield the tasks of whole steps, at most `num_tasks` in total."""
     lanes = [Resource(f"gpu{device}", Lane.COMPUTE) for device in range(NUM_DEVICES)]
     work, message = Cost(1e9, 1e6, 1), Cost(nbytes=1e6, num_calls=1)
     network = (Resource("network", Lane.WIRE),)
@@ -45,7 +45,7 @@ def chain_and_fan(num_tasks: int) -> Iterator[Task]:
 
 
 def measure(quick: bool) -> dict[str, Any]:
-    """Return the rates in tasks/s over all repeats."""
+    """Return the medians and quartiles of the rates in tasks/s."""
     num_tasks, repeats = (QUICK_TASKS, QUICK_REPEATS) if quick else (NUM_TASKS, REPEATS)
     rows = [_once(num_tasks) for _ in range(repeats)]
     return {name: spread([row[name] for row in rows]) for name in rows[0]}
@@ -55,7 +55,7 @@ def _once(num_tasks: int) -> dict[str, float]:
     started = time.perf_counter()
     plan = Plan(chain_and_fan(num_tasks))
     built = time.perf_counter()
-    plan.priced_alike, plan.held  # noqa: B018 - made on first use
+    plan.priced_alike, plan.held  # noqa: B018 - cached on first use
     prepared = time.perf_counter()
     simulate(plan, Roofline({resource: Rate(1e13, 1e11, 1e-5) for resource in plan.resources}))
     simulated = time.perf_counter()

@@ -1,8 +1,8 @@
-"""One of four ranks that stand for the GPUs of Dettmers 2016, section 5.1: layers and links paced.
+"""Measure `subbatch` steps on four ranks that emulate GPUs (Dettmers 2016, section 5.1).
 
-The strategy's own step runs, over gloo. A layer sleeps for as long as Table 4 says. An exchange
-ends when its real messages have come and the link has had the time for its bytes, one exchange
-after another, by the paper's board: all of it `SLOWER` times slower, so that loopback keeps up.
+The strategy's real step runs over gloo, but layers sleep for the times of table 4, and an exchange
+lasts at least as long as on the paper's board (see paced_thread.py). All times are `SLOWER` times
+longer, so that loopback keeps up.
 """
 
 import time
@@ -38,7 +38,7 @@ _FEATURES = network.CONVOLUTIONS[-1].handed_on
 
 
 def measure(group: Group, quick: bool) -> dict[str, Any]:
-    """Return seconds of a step alone and together, in 32-bit and 8-bit, and how late links were."""
+    """Return speed-ups with 32 and 8 bits, and the lateness of the paced links."""
     blocks, steps = (2, 1) if quick else (5, 2)
     alone = _Alone()
     together = {bits: _together(group, codec) for bits, codec in _CODECS.items()}
@@ -70,7 +70,7 @@ def _spend(ms: float) -> None:
 
 
 def _body() -> Workload:
-    """Return the convolutions of table 4, with parameters as models name them."""
+    """Return the convolutions of table 4, with parameter names that begin with the layer name."""
     whole = network.alexnet()
     layers = tuple(
         replace(
@@ -86,7 +86,7 @@ def _body() -> Workload:
 
 
 def paced_body() -> nn.Module:
-    """Return a stand-in for the convolutions, which hands on what they do."""
+    """Return a model that sleeps as long as the convolutions and outputs their feature count."""
     times = [row.baseline_ms for row in network.CONVOLUTIONS]
     scale = 1e-3 * SLOWER
     return PacedModel(
@@ -99,7 +99,7 @@ def paced_body() -> nn.Module:
 
 
 def loaded(num_samples: int = network.BATCH) -> Iterator[Share]:
-    """Yield a batch after what table 4's layers leave of its total."""
+    """Sleep for table 4's total time without its layers, then yield a batch."""
     listed = sum(sum(row.baseline_ms) for row in network.CONVOLUTIONS)
     targets = torch.zeros(num_samples, dtype=torch.int64)
     for share in repeat(Share(torch.zeros(num_samples, 1), targets, 1.0)):
@@ -108,7 +108,7 @@ def loaded(num_samples: int = network.BATCH) -> Iterator[Share]:
 
 
 class _Alone:
-    """A step of one GPU: all layers, one after another, and nothing to exchange."""
+    """Takes steps as on one GPU, with all layers and without exchanges."""
 
     def __init__(self) -> None:
         self._model, self._source = paced_body(), loaded()
@@ -122,7 +122,7 @@ class _Alone:
 
 
 def _layer(row: network.AlexNetLayer, group: Group) -> PacedHeadLayer:
-    """Return what takes the time of table 4's model-parallel columns."""
+    """Return a layer that sleeps for the times of table 4's model-parallel columns."""
     sharding = Sharding.even(row.outputs, group.world_size)
     forward, errors, weights = (1e-3 * SLOWER * ms / network.BATCH for ms in row.parallel_ms)
     return PacedHeadLayer(
@@ -132,14 +132,14 @@ def _layer(row: network.AlexNetLayer, group: Group) -> PacedHeadLayer:
 
 
 class _Board:
-    """The pace of the paper's board, whose codec it counts as well."""
+    """The `Pace` of the paper's board; an 8-bit exchange includes the codec's time."""
 
     def __init__(self, bits: int, num_ranks: int) -> None:
         self._board: Machine = find_machine("pcie-4gpu")
         self._bits, self._peers = bits, num_ranks - 1
 
     def __call__(self, values: Tensor, head: int, rest: int) -> float:
-        """Return the seconds of an exchange by its bytes for each other GPU, not encoded."""
+        """Return an exchange's seconds from its uncompressed bytes for each other GPU."""
         if not head and not rest:
             return self._taken(values.nbytes / (self._peers + 1), 32, is_gradient=True)
         bits = self._bits if head else 32
@@ -151,7 +151,7 @@ class _Board:
 
 
 def _together(group: Group, codec: str | None) -> PacedTrainer:
-    """Return steps of this rank and the others."""
+    """Return a trainer of this rank for the paced model."""
     config = SubBatch(workers=group.world_size, activations=codec, activation_gradients=codec)
     pace = _Board(32 if codec is None else 8, group.world_size)
     head = [_layer(row, group) for row in network.CONNECTED]

@@ -1,9 +1,8 @@
-"""What the four types lose of activations, errors and gradients, beside Table 2's rows of MNIST.
+"""Measure the errors of the four 8-bit types (Dettmers 2016, table 2, MNIST).
 
-The network of section 3.4 (one hidden layer of 1,024 rectifiers, dropout of 0.2, 0.3 and 0.3,
-RMSProp at 0.003) learns the digits in float32. In its last epoch all that would travel between
-model-parallel layers, and the gradients that data-parallel workers would exchange, are encoded and
-decoded beside it.
+The network of section 3.4 (1,024 hidden ReLU units, dropout of 0.2, 0.3 and 0.3, RMSProp at 0.003)
+learns the digits in float32. In the last epoch, copies of all tensors that model-parallel layers or
+data-parallel workers would exchange are encoded and decoded; training continues with the originals.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,9 +23,9 @@ _EPOCHS, _BATCH_SIZE, _LEARNING_RATE = 30, 64, 0.003
 _HIDDEN, _NUM_CLASSES, _DROPOUT = 1024, 10, (0.2, 0.3, 0.3)
 _OFFSET = 10.0  # "while other numbers used an exponent offset of 10^1"
 _BLOCKS, _WHOLE = "blocks", "whole"
-_SCALED = ("dynamic8", "linear8")  # which section 3.4 divides by the largest magnitude of all
-# Table 2, "MNIST model parallel" and "MNIST data parallel": mean absolute errors of three layers,
-# and relative ones in %.
+_SCALED = ("dynamic8", "linear8")  # section 3.4 divides values by the tensor's largest magnitude
+# Table 2, "MNIST model parallel" and "MNIST data parallel": the mean absolute errors of three
+# layers, and their mean relative errors in %.
 _PRINTED = {
     "activations": {
         "dynamic8": ((0.025, 2, 3321), (0.5, 2, 2)),
@@ -46,7 +45,7 @@ _PARAMETERS = ("first.weight", "first.bias", "last.weight", "last.bias")
 
 
 class _Seen(nn.Module):
-    """The network, and what its layers handed on in the last forward."""
+    """The network; `seen` has the layers' outputs of the last forward in training mode."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +57,7 @@ class _Seen(nn.Module):
         """Return the scores."""
         inputs = self._noted("input", self.drops[0](images.flatten(1)))
         hidden = self._noted("hidden", self.drops[1](self.first(inputs).relu()))
-        # The third share is of the scores: nothing else is left in 784x1024x10.
+        # In 784x1024x10, only the scores are left for the third dropout share.
         return self._noted("scores", self.drops[2](self.last(hidden)))
 
     def _noted(self, name: str, values: Tensor) -> Tensor:
@@ -69,7 +68,7 @@ class _Seen(nn.Module):
 
 
 def measure(quick: bool) -> dict[str, Any]:
-    """Return mean errors by what travels, layer, type and scale, and the accuracy reached."""
+    """Return mean errors by purpose, layer, type and scale, and the test accuracy."""
     epochs = 1 if quick else _EPOCHS
     torch.manual_seed(0)
     digits, model = load("digits"), _Seen()
@@ -95,7 +94,7 @@ def measure(quick: bool) -> dict[str, Any]:
 
 
 def _travelling(model: _Seen) -> Iterator[tuple[str, str, Tensor]]:
-    """Yield what would travel after a backward: its purpose, its layer or parameter, its values."""
+    """Yield (purpose, layer or parameter, values) of all tensors that workers would exchange."""
     for layer, values in model.seen.items():
         assert values.grad is not None
         yield "activations", layer, values.detach()
@@ -106,7 +105,7 @@ def _travelling(model: _Seen) -> Iterator[tuple[str, str, Tensor]]:
 
 
 def _codecs(values: Tensor) -> Iterator[tuple[str, str, Codec]]:
-    """Yield each type in blocks, as it travels here, and with one scale, as section 3.4 has it."""
+    """Yield each type with block scales, as in Paceline, and one scale (section 3.4)."""
     largest = float(values.abs().max())
     for name in TABLES:
         yield name, _BLOCKS, EightBit(name)
@@ -131,7 +130,7 @@ def _train(
 
 
 def text(figures: dict[str, Any]) -> str:
-    """Return the tables."""
+    """Return the tables of errors."""
     known = {(row["what"], row["layer"], row["type"], row["scale"]): row for row in figures["rows"]}
     tables = [
         _of(known, "activations", _LAYERS, "absolute"),

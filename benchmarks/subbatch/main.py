@@ -1,6 +1,6 @@
-"""What strategy subbatch sends and gains, and what 8-bit activations and errors do to learning.
+"""Measure bytes, speed-ups and 8-bit accuracy of strategy subbatch.
 
-Parts network and timeline need root, for two network namespaces.
+Parts network and timeline require root, for two network namespaces.
 """
 
 from pathlib import Path
@@ -20,13 +20,13 @@ _PRINTED = "Section 3.4 prints F(4,4) = 0.54, p = 0.71 for model parallelism on 
 
 
 def learnt(quick: bool) -> dict[str, Any]:
-    """Return what two ranks learn with 8-bit activations and errors."""
+    """Return accuracies of two ranks with 8-bit activations and activation gradients."""
     found = on_ranks(Path(__file__).parent, "model_parallel", learning.NUM_RANKS, quick)
     return learning.tested(found)
 
 
 def text_of_learnt(figures: dict[str, Any]) -> str:
-    """Return the tables."""
+    """Return the tables of accuracies."""
     return f"{learning.text(figures)}\n\n{_PRINTED}"
 
 

@@ -1,8 +1,8 @@
-"""What ranks learn whose activations and errors travel by each type: a body on all, a split head.
+"""Measure the accuracy of a split head with encoded activations and activation gradients.
 
-Each rank has its samples and the whole body, and some outputs of every layer of the head, on which
-it works for the samples of all. `paceline.codecs.all_gather` is all that joins them: what a user
-writes by hand. The tasks are those of benchmarks/codecs, with a head of two layers.
+Each rank computes the whole body for its samples, and some outputs of each head layer for all
+ranks' samples. Head layers exchange values by `paceline.codecs.all_gather`, as in handwritten user
+code. The tasks are those of benchmarks/codecs, with a head of two layers.
 """
 
 from functools import partial
@@ -21,20 +21,20 @@ from paceline.links.group import Group
 
 
 class _Head(nn.Module):
-    """Linear layers with rectifiers between them, of which this rank has some outputs."""
+    """Linear layers with ReLU between them; this rank computes some outputs of each layer."""
 
     def __init__(self, widths: tuple[int, ...], group: Group) -> None:
         super().__init__()
         self.layers = nn.ModuleList()
         for inputs, outputs in pairwise(widths):
-            layer = nn.Linear(inputs, outputs)  # with the same random numbers on all ranks
+            layer = nn.Linear(inputs, outputs)  # equal on all ranks: same random seed
             rows = slice(*_ends(outputs, group))
             for name, whole in list(layer.named_parameters()):
                 setattr(layer, name, nn.Parameter(whole.detach()[rows].clone()))
             self.layers.append(layer)
 
     def forward(self, x: Tensor, codec: str | None) -> Tensor:
-        """Return the scores of all ranks' samples on each rank; they travel as they are."""
+        """Return the scores of all ranks' samples; the scores are exchanged without a codec."""
         rows = all_gather(x, codec, activation_gradients=codec)
         for layer in self.layers[:-1]:
             rows = all_gather(layer(rows).relu().t(), codec, activation_gradients=codec).t()
@@ -42,22 +42,22 @@ class _Head(nn.Module):
 
 
 def _ends(count: int, group: Group) -> tuple[int, int]:
-    """Return where this rank's share of so many begins, and where it ends."""
+    """Return the start and the end of this rank's share of `count` items."""
     first, end = (count * place // group.world_size for place in (group.rank, group.rank + 1))
     return first, end
 
 
 def measure(group: Group, quick: bool) -> dict[str, Any]:
-    """Return the accuracies of all tasks and types, one for each seed."""
+    """Return the accuracies of all tasks and types, by seed."""
     known = tasks(256)
     codecs = dict.fromkeys(known, (FLOAT32, *TABLES))
     return accuracies(known, codecs, quick, partial(_trained, group))
 
 
 def _trained(group: Group, task: Task, epochs: int, name: str, seed: int) -> float:
-    """Train from scratch, and return the share of test samples that are recognised.
+    """Train from scratch, and return the test accuracy.
 
-    They are tested as a single process would: nothing is encoded.
+    The test uses no codec, like a test in a single process.
     """
     torch.manual_seed(seed)
     body, head = task.body(), _Head(task.widths, group)
@@ -65,7 +65,7 @@ def _trained(group: Group, task: Task, epochs: int, name: str, seed: int) -> flo
 
     def backward(inputs: Tensor, targets: Tensor) -> None:
         scores = head(body(inputs), codec)
-        # The same loss on all ranks: their sum is that of one process.
+        # All ranks compute the same loss; divided, the losses sum to a single process's loss.
         (cross_entropy(scores, all_gather(targets)) / group.world_size).backward()
         for parameter in body.parameters():
             dist.all_reduce(parameter.grad)

@@ -1,4 +1,4 @@
-"""AlexNet on two hosts of one core each, joined at 1 Gbit/s: bytes, and samples a second."""
+"""Measure bytes and samples/s of AlexNet on two one-core hosts at 1 Gbit/s."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from figures import shown, table
 from paceline.links.processes import KEEPING_MEMORY
 
 _RATE = "1gbit"
-_PAYLOAD = 1448 / 1514  # of a full frame: what TCP carries, and Ethernet's bytes
+_PAYLOAD = 1448 / 1514  # of a full Ethernet frame: TCP payload / frame bytes
 
 
 def measure(quick: bool) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def measure(quick: bool) -> dict[str, Any]:
 
 
 def text(figures: dict[str, Any]) -> str:
-    """Return the tables."""
+    """Return the tables of steps and of bytes."""
     rows, samples = figures["variants"], figures["samples"]
     best = min((ddp(mb) for mb in BUCKETS_MB), key=lambda name: _seconds(rows[name]))
     lines = [

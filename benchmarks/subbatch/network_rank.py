@@ -1,6 +1,6 @@
-"""AlexNet on a rank of each of two hosts: what a step takes and sends, by subbatch and by DDP.
+"""Measure seconds and bytes of AlexNet steps with `subbatch` and DDP on two hosts.
 
-All run in the same processes, block by block in turn. A step of subbatch is the strategy's own.
+All variants run in the same two processes, in alternating blocks of steps.
 """
 
 from itertools import repeat
@@ -34,12 +34,12 @@ _CODECS: dict[str, dict[str, str]] = {
 
 
 def ddp(bucket_mb: int) -> str:
-    """Return what DistributedDataParallel with such buckets is called."""
+    """Return the name of the DDP variant with buckets of `bucket_mb` MB."""
     return f"DDP float32, buckets of {bucket_mb} MB"
 
 
 def measure(group: Group, quick: bool) -> dict[str, Any]:
-    """Return seconds and bytes of all variants, as the first rank saw them."""
+    """Return the seconds and bytes of all variants, as measured by this rank."""
     task = Task.synthetic(_MODEL, BATCH_SIZE, group.device)
     wraps = {ALONE: alone, **{ddp(mb): steps.ddp(mb) for mb in BUCKETS_MB}}
     ours = {name: _SubBatch(codecs, task, group) for name, codecs in _CODECS.items()}
@@ -55,7 +55,7 @@ def measure(group: Group, quick: bool) -> dict[str, Any]:
 
 
 class _SubBatch:
-    """The strategy's own steps on the task's batch."""
+    """Takes real steps of strategy subbatch on the task's batch."""
 
     def __init__(self, codecs: dict[str, str], task: Task, group: Group) -> None:
         config = SubBatch(workers=group.world_size, **codecs)
@@ -68,7 +68,7 @@ class _SubBatch:
 
     @property
     def sent(self) -> dict[str, float]:
-        """Bytes sent in a step, by purpose."""
+        """Mean bytes sent per step, by purpose."""
         return self._trainer.sent_nbytes
 
     def step(self) -> None:
@@ -76,5 +76,5 @@ class _SubBatch:
         self._trainer.step(self._source)
 
     def close(self) -> None:
-        """End its threads."""
+        """Close the trainer and its threads."""
         self._trainer.close()

@@ -1,7 +1,7 @@
-"""A communication thread whose exchanges take at least as long as a paced link does.
+"""Exchange real messages, but at most as fast as an emulated link.
 
-An exchange ends when its real messages have come and the link has had the time for its bytes, one
-exchange after another.
+An exchange ends when its real messages have arrived and the emulated link would have transferred
+its bytes. The emulated link transfers one exchange at a time.
 """
 
 import time
@@ -23,28 +23,28 @@ from paceline.strategies.subbatch.trainer import SplitModel, SplitTrainer
 HEADER = 40  # bytes of a message
 
 
-# Returns the seconds of an exchange on the paced link, by its result, the bytes that this rank has
-# sent of activations or their gradients, and those of labels and the loss. One of gradients has
-# neither, and the result are their sums.
+# Returns the seconds of an exchange on the emulated link. Arguments: the exchange's result, this
+# rank's sent bytes of activations or their gradients, and its sent bytes of labels and loss. For
+# weight gradients, both byte counts are 0, and the result is their sum.
 Pace = Callable[[Tensor, int, int], float]
 
 
 class PacedThread(CommunicationThread):
-    """Exchanges as the strategy does, and holds each back for as long as `pace` says."""
+    """The strategy's communication thread, with exchanges delayed to the link's `pace`."""
 
     def __init__(self, group: Group, pace: Pace) -> None:
         super().__init__(group)
         self._pace = pace
-        self.counted: SplitTrainer  # the one whose bytes are sent
+        self.counted: SplitTrainer  # counts the bytes of this thread's exchanges
         self.forget()
 
     def forget(self) -> None:
-        """Begin to count anew."""
+        """Reset the emulated link and its statistics."""
         self._free = self._busy = self._late = 0.0
 
     @property
     def late(self) -> float:
-        """How much later real exchanges were than their pace, as a share of the link's time."""
+        """Delay of real exchanges after the emulated link, relative to the link's busy time."""
         return self._late / self._busy
 
     def begin(
@@ -52,7 +52,7 @@ class PacedThread(CommunicationThread):
         post: Callable[[], Pending],
         on_done: Callable[[float, float], None] = lambda *_: None,
     ) -> Future[Tensor]:
-        """Post an exchange, which does not end before the link has had the time for its bytes."""
+        """Start an exchange, which ends no earlier than on the emulated link."""
 
         def on_link() -> Pending:
             before, began = self._sent, time.monotonic()
@@ -69,7 +69,7 @@ class PacedThread(CommunicationThread):
         return super().begin(on_link, on_done)
 
     def _carry(self, begun: float, seconds: float) -> None:
-        """Wait until the link, free again then, has taken so long for an exchange."""
+        """Sleep until the emulated link, after earlier exchanges, has spent `seconds` on this."""
         real = time.monotonic()
         self._free = max(begun, self._free) + seconds
         self._busy += seconds
@@ -85,7 +85,7 @@ class PacedThread(CommunicationThread):
 
 
 class PacedTrainer:
-    """The strategy's own steps, with a paced body, paced layers and a paced link."""
+    """Takes the strategy's real steps with paced body, head layers and link."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class PacedTrainer:
         self.thread = PacedThread(group, pace)
         model = SplitModel(module=body, body=body, head=tuple(head), batch_size=batch_size)
         recorder = Recorder(clock_for(group.device), f"gpu{group.rank}", group.rank)
-        updates = paced_optimizer(0.0)  # table 4 has no update
+        updates = paced_optimizer(0.0)  # table 4 has no times of weight updates
         self._trainer = SplitTrainer(model, config, group, recorder, updates, thread=self.thread)
         self.thread.counted = self._trainer
         self._source = source
@@ -110,5 +110,5 @@ class PacedTrainer:
         self._trainer.step(self._source)
 
     def close(self) -> None:
-        """End its threads."""
+        """Close the trainer and its threads."""
         self._trainer.close()

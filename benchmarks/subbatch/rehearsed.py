@@ -1,4 +1,4 @@
-"""The single node of Dettmers 2016, section 5.1, rehearsed: speed-ups of four GPUs over one."""
+"""Compare printed, planned and rehearsed speed-ups of four GPUs (Dettmers 2016, section 5.1)."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ _PRINTED = {32: 3.53, 8: 3.67}
 
 
 def measure(quick: bool) -> dict[str, Any]:
-    """Return the speed-ups: printed, planned, and rehearsed on four ranks."""
+    """Return the planned speed-ups, and those rehearsed on four ranks."""
     figures = on_ranks(Path(__file__).parent, "board_rank", board.GPUS, quick)
     figures["planned"] = {
         str(bits): {
@@ -25,7 +25,7 @@ def measure(quick: bool) -> dict[str, Any]:
 
 
 def text(figures: dict[str, Any]) -> str:
-    """Return the table."""
+    """Return the table of speed-ups."""
     lines = []
     for bits, printed in _PRINTED.items():
         ours, planned = figures["speedups"][str(bits)], figures["planned"][str(bits)]

@@ -1,4 +1,4 @@
-"""Sub-batch sizes on 96 GPUs, Dettmers 2016, table 7: printed, planned and rehearsed."""
+"""Compare speed-ups of 96 GPUs by sub-batch size with table 7 of Dettmers 2016."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ _RANKS, _BITS = 4, (32, 8)
 
 
 def measure(quick: bool) -> dict[str, Any]:
-    """Return the speed-ups: printed, planned, and rehearsed on four ranks."""
+    """Return the printed, planned and rehearsed speed-ups; four ranks rehearse."""
     figures = on_ranks(Path(__file__).parent, "sizes_rank", _RANKS, quick)
     cases = [_case(name) for name in figures["speedups"]]
     printed = printed_values("dettmers8bit", "table 7, planned")
@@ -31,7 +31,7 @@ def _case(name: str) -> tuple[int, int]:
 
 
 def text(figures: dict[str, Any]) -> str:
-    """Return the table, and the orders of the sizes."""
+    """Return the table of speed-ups, and the sizes ordered by speed."""
     lines = []
     for name, ours in figures["speedups"].items():
         plan, printed = figures["planned"][name], figures["printed"][name]
@@ -44,7 +44,7 @@ def text(figures: dict[str, Any]) -> str:
 
 
 def _orders(figures: dict[str, Any], bits: int) -> str:
-    """Return the sizes from the slowest to the fastest, printed, planned and rehearsed."""
+    """Order the sizes from slowest to fastest by printed, planned and rehearsed speed-up."""
     medians = {name: one["median"] for name, one in figures["speedups"].items()}
     said = []
     for what, values in (

@@ -1,10 +1,9 @@
-"""One of four ranks that stand for four of the 96 GPUs of Dettmers 2016, section 5.2.
+"""Measure `subbatch` steps on four ranks that emulate 96 GPUs (Dettmers 2016, section 5.2).
 
-The strategy's own step runs, over gloo, in sub-batches of the sizes of table 7. Convolutions take
-table 4's times. The head's products and the exchanges take what `machines/infiniband-96gpu.toml`
-says of 96 GPUs: a rank hands on as many values as one of them does, 3072 / 4 outputs of as many
-rows as four GPUs have, and not 3072 / 96 of those of all. All of it is `SLOWER` times slower, so
-that loopback keeps up.
+The strategy's real step runs over gloo, with the sub-batch sizes of table 7. Convolutions sleep for
+table 4's times; `machines/infiniband-96gpu.toml` gives the times of the head's products and of
+exchanges. A rank sends as many activations as one of 96 GPUs: 3072 / 4 outputs for four GPUs' rows,
+not 3072 / 96 outputs for all rows. All times are `SLOWER` times longer, so that loopback keeps up.
 """
 
 from functools import partial
@@ -31,14 +30,15 @@ from ranks import Variant, alternate, timed
 
 SIZES, QUICK_SIZES = (128, 256, 512, 1024, 2048, 12288), (1024, 12288)
 _SAMPLES = GPUS * BATCH
-# A rank has 96 samples, which 96 passes divide; each stands for 128 / 96 of a GPU's 128.
+# A rank has 96 samples, because the smallest sub-batch needs 96 passes; a sample counts as
+# 128 / 96 images.
 _OWN = GPUS
 _IMAGES = BATCH / _OWN
 _CODECS = {32: None, 8: "dynamic8"}
 
 
 def measure(group: Group, quick: bool) -> dict[str, Any]:
-    """Return the speed-ups by sub-batch size and bits, and how late links were."""
+    """Return speed-ups by sub-batch size and bits, and the lateness of the paced links."""
     blocks, sizes = (2, QUICK_SIZES) if quick else (3, SIZES)
     cases = {
         f"{size}, {bits}-bit": _together(group, size, codec)
@@ -63,9 +63,9 @@ def measure(group: Group, quick: bool) -> dict[str, Any]:
 
 
 class _Cluster:
-    """The pace of exchanges between 96 GPUs: messages one after another, to all others.
+    """The `Pace` of 96 GPUs; each sends to all others, one message after another.
 
-    They take what the plan's ring takes. In 8 bits the link takes the codec's time, too.
+    Messages last as long as the plan's ring. An 8-bit exchange includes the codec's time.
     """
 
     def __init__(self, codec: str | None, num_ranks: int) -> None:
@@ -79,12 +79,12 @@ class _Cluster:
 
     def __call__(self, values: Tensor, head: int, rest: int) -> float:
         """Return the seconds of an exchange."""
-        if not head and not rest:  # of gradients: there and back
+        if not head and not rest:  # weight gradients are sent twice: raw, and summed
             return 2 * self._messages_s(values.nbytes / GPUS)
         nbytes = _IMAGES * ((head or rest) / self._peers - HEADER)
         if self._speed is None or not head:
             return self._messages_s(nbytes)
-        # Its own values are encoded, and those of all decoded, or the other way round.
+        # A GPU encodes its own values and decodes all GPUs' values, or the reverse.
         codec_s = 2 * self._speed.latency_s + GPUS * nbytes / self._speed.decode_values_per_s
         return self._messages_s(nbytes) + SLOWER * codec_s
 
@@ -93,7 +93,7 @@ class _Cluster:
 
 
 def _together(group: Group, size: int, codec: str | None) -> PacedTrainer:
-    """Return steps of this rank and the others in sub-batches of this size."""
+    """Return a trainer of this rank for sub-batches of `size` samples of all 96 GPUs."""
     num_passes, workers = _SAMPLES // size, group.world_size
     config = SubBatch(*(workers, None, codec, codec), sub_batch=workers * _OWN // num_passes)
     assert config.num_sub_batches(_OWN) == num_passes
@@ -102,14 +102,14 @@ def _together(group: Group, size: int, codec: str | None) -> PacedTrainer:
 
 
 def _layers(group: Group) -> list[PacedHeadLayer]:
-    """Return layers that take the time of a 96th of their outputs, for as many rows as 96 send."""
+    """Return layers paced as 1/96 of their outputs for the rows of all GPUs."""
     machine = find_machine("infiniband-96gpu")
     rate = Roofline.of(machine).rates[compute_lane(machine.devices[0].name)]
     rows_ratio = _IMAGES * GPUS / group.world_size
     made = []
     for layer in alexnet().layers[len(CONVOLUTIONS) :]:
         matrix, outputs = matrix_of(layer), num_outputs(layer)
-        assert matrix is not None  # all of them are linear
+        assert matrix is not None  # all head layers are linear
         sharding = Sharding.even(outputs, group.world_size)
         times = partial(_seconds, rate, layer, rows_ratio)
         made.append(PacedHeadLayer(layer.name, matrix.shape[1], sharding, group.rank, times))

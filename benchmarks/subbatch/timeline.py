@@ -1,7 +1,7 @@
-"""A step's way through the split head, from a real run: AlexNet on two hosts at 200 Mbit/s.
+"""Draw the measured timeline of a split head: AlexNet on two hosts at 200 Mbit/s.
 
-Real arithmetic, 16 images a worker, one core a host. The picture begins with the last of the body's
-forward and ends with the first of its backward. Each sub-batch has rows of its own.
+A real run with 16 images per worker and one core per host. The picture shows one step, from the end
+of the body's forward to the start of its backward, with separate rows for each sub-batch.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,11 +20,11 @@ from paceline.record.trace import read_timeline
 
 _RATE, _SAMPLES, _WORKERS = "200mbit", 16, 2
 _DEVICE = "cpu0"
-_MARGIN = 0.08  # of the way through the head, before and after it
+_MARGIN = 0.08  # shown before and after the head, relative to the head's duration
 
 
 def measure(quick: bool) -> dict[str, Any]:
-    """Return what the first worker computed and exchanged in a step's way through the head."""
+    """Return the first worker's spans of computing and exchanging during the head of a step."""
     batch, steps = _SAMPLES * _WORKERS, 6 if quick else 12
     words = ("train", "alexnet", "--data", f"synthetic:samples={batch * steps}", "--epochs", 1)
     ours = ("--strategy", "subbatch", "--workers", _WORKERS, "--batch-size", batch)
@@ -36,10 +36,9 @@ def measure(quick: bool) -> dict[str, Any]:
 
 
 def _head_of(timeline: Timeline) -> dict[str, Any]:
-    """Return the spans of a step, from before its first pass to after the last.
+    """Return the spans around the head of one step, with a margin.
 
-    It is the traced step with the shortest way through the head: what else runs on the two cores
-    disturbed it least.
+    Chooses the traced step with the shortest head, which other programs disturbed least.
     """
     steps: dict[int, list[Span]] = {}
     for lane, track in timeline.tracks.items():
@@ -61,7 +60,7 @@ def _head_of(timeline: Timeline) -> dict[str, Any]:
 
 
 def _way(spans: Sequence[Span]) -> tuple[float, float]:
-    """Return when the first pass of a step begins and the last one ends."""
+    """Return the start of a step's first sub-batch and the end of its last."""
     passes = [span for span in spans if span.sub_batch is not None]
     return min(span.start_s for span in passes), max(span.end_s for span in passes)
 
@@ -72,7 +71,7 @@ def _length(spans: Sequence[Span]) -> float:
 
 
 def drawn(figures: dict[str, Any]) -> str:
-    """Return the picture."""
+    """Return the picture as SVG."""
     start_s, end_s = figures["stretch_s"]
     title = "subbatch, measured: the head of AlexNet, 16 images a worker, 200 Mbit/s, one of two"
     shown = f"{title} workers: {1e3 * (end_s - start_s):.0f} ms"
@@ -96,7 +95,7 @@ def _spans(figures: dict[str, Any]) -> list[Span]:
 
 
 def text(figures: dict[str, Any]) -> str:
-    """Return the table: what computed and travelled, and how much of it at the same time."""
+    """Return a table of computing time, exchange time, and their overlap."""
     first, last = figures["head_s"]
     inside = [span for span in _spans(figures) if span.sub_batch is not None]
     computed = [span for span in inside if span.kind in COMPUTE]

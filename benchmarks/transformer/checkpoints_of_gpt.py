@@ -1,4 +1,4 @@
-"""How long writing a checkpoint holds the steps of a GPT with 30 M parameters."""
+"""Measure how long a checkpoint delays the steps of a GPT with 30 M parameters."""
 
 import tempfile
 import time
@@ -15,11 +15,11 @@ from ranks import DEADLINE_S, timed
 from trainee import Task, Trainee
 
 _BATCH_SIZE, _NUM_STEPS, _NUM_CHECKPOINTS = 4, 3, 6
-_FIRST = 1  # allocates the memory of the copies
+_FIRST = 1  # not counted: the first checkpoint allocates memory for its copies
 
 
 def measure(group: Group, quick: bool) -> dict[str, Any]:
-    """Return the seconds of steps without a checkpoint, and those for which one holds them."""
+    """Return the step time without a checkpoint, and the delay by a checkpoint."""
     task = Task.synthetic("gpt-30m", _BATCH_SIZE, group.device)
     trainee = Trainee(
         task, lambda model: DataParallel(model, exchange="host", deadline_s=DEADLINE_S)
@@ -35,7 +35,7 @@ def measure(group: Group, quick: bool) -> dict[str, Any]:
                 nbytes = _save(writer, trainee, number)
             group.barrier()
             stalls.append(time.perf_counter() - started)
-            timed(trainee.step)(1 if quick else _NUM_STEPS)  # beside which it is written
+            timed(trainee.step)(1 if quick else _NUM_STEPS)  # the writer works meanwhile
         writer.close()
     if group.rank:
         return {}

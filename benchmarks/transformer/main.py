@@ -1,6 +1,6 @@
-"""A GPT on two ranks: tuned DistributedDataParallel beside what Paceline has, in the same run.
+"""Compare GPT steps on two ranks: Paceline's exchanges, and DistributedDataParallel.
 
-A part is a model and a wire; the wires need root, for two hosts in namespaces of their own.
+Most parts are a model and a link. Links between two network namespaces require root.
 """
 
 from functools import partial
@@ -18,7 +18,7 @@ _MODELS, _WIRES = ("gpt-10m", "gpt-30m"), ("loopback", "1gbit", "200mbit")
 
 
 def measure(model: str, wire: str, quick: bool) -> dict[str, Any]:
-    """Return the figures of a model whose ranks are joined by this wire, or by shared memory."""
+    """Return the figures of a model over a link; "loopback" is one machine's shared memory."""
     if wire == "loopback":
         return on_ranks(_HERE, "steps_of_gpt", 2, quick, case=model)
     with TwoHosts(wire) as hosts:
@@ -26,12 +26,12 @@ def measure(model: str, wire: str, quick: bool) -> dict[str, Any]:
 
 
 def stall(quick: bool) -> dict[str, Any]:
-    """Return how long a checkpoint of a GPT holds training, beside its step."""
+    """Return a GPT's step time, and how long a checkpoint delays training."""
     return on_ranks(_HERE, "checkpoints_of_gpt", 2, quick)
 
 
 def ten_minutes(quick: bool) -> dict[str, Any]:
-    """Return the bits per byte of `gpt` while it trains: here some ten minutes."""
+    """Train `gpt` for about ten minutes, and return its bits per byte by steps."""
     steps, every = (4, 2) if quick else (800, 100)
     result = paceline(
         *("train", "gpt", "--strategy=host", "--workers=2", "--batch-size=16"),

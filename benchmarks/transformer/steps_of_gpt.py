@@ -1,4 +1,4 @@
-"""Steps of a GPT on two ranks, one core each, exchanged in different ways."""
+"""Measure GPT steps on two one-core ranks with different gradient exchanges."""
 
 from typing import Any
 
@@ -9,12 +9,12 @@ from ranks import compare
 from steps import buckets, ddp, ours, taken
 from trainee import Task
 
-_BATCH_SIZE = {"gpt-10m": 2, "gpt-30m": 1}  # windows of 256 and of 512 tokens a rank
+_BATCH_SIZE = {"gpt-10m": 2, "gpt-30m": 1}  # per rank: windows of 256 and of 512 tokens
 _NUM_BLOCKS, _NUM_STEPS = 5, 2
 
 
 def measure(group: Group, quick: bool, case: str) -> dict[str, Any]:
-    """Return the seconds of all variants, and why `auto` has decided as it has."""
+    """Return the step times of all variants, and the reason for `auto`'s choice."""
     task = Task.synthetic(case, _BATCH_SIZE[case], group.device)
     wraps = {
         **buckets(*([(25,)] if quick else [])),

@@ -1,7 +1,7 @@
-"""What balanced batches gain where one of two workers is four times slower.
+"""Measure the gain of balanced batches if one of two workers is four times slower.
 
-Whole runs in turns, as `paceline rehearse` makes them: the slower worker is stretched, which is
-real arithmetic, and then it waits.
+Variants alternate; each is a whole run of `paceline rehearse --slowdown`, in which the slower
+worker computes for real and then sleeps.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from command import paceline
 from figures import Part, shown, spread, table
 
-_BASELINE = "DDP, equal batches"  # which strategy allreduce is
+_BASELINE = "DDP, equal batches"  # strategy allreduce uses DDP
 _UNEVEN, _AUTO = ("--workers", 2, "--slowdown", "1,4"), ("--balance", "auto")
 _VARIANTS: dict[str, tuple[object, ...]] = {
     "the fast worker alone": ("--workers", 1, "--slowdown", 1),
@@ -23,7 +23,7 @@ _VARIANTS: dict[str, tuple[object, ...]] = {
 
 
 class Case(NamedTuple):
-    """A model, the samples of a step, and the steps and turns of its runs."""
+    """A model, the samples per step, the steps per run, and the runs per variant."""
 
     title: str
     model: str

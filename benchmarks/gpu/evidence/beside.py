@@ -1,11 +1,11 @@
-"""What computation loses beside an exchange, and what buckets cost where none is needed.
+"""Measure how concurrent exchanges slow down steps, and the cost of DDP buckets.
 
-Steps of a model run alone, and beside work that goes on without a pause: copies to the host and
-back, as those of `host`; or a kernel of 4 or 24 blocks that adds memory to memory. The kernel
-stands in for those of a collective, since NCCL refuses two ranks on one GPU: it takes as many
-processors, and as much bandwidth as they move. By how much longer a step takes is `beside_exchange`
-of a machine's losses. The same steps in DistributedDataParallel of one rank show what hooks, copies
-and launches of buckets cost.
+Steps run alone, and during continuous work on other streams: copies to the host and back, as in
+strategy `host`, or a kernel of 4 or 24 blocks that adds one array to another. The kernel replaces a
+collective's kernels, because NCCL rejects two ranks on one GPU; it uses as many multiprocessors and
+as much memory bandwidth. The relative increase of the step time is `beside_exchange` in a machine's
+losses. The same steps in DistributedDataParallel with one rank show the cost of hooks, copies and
+launches of buckets.
 """
 
 import gc
@@ -29,18 +29,18 @@ from paceline.links.devices import Device
 from ranks import in_turns
 from trainee import Task, Trainee, Wrap
 
-_NBYTES, _SMOKE_NBYTES = 2**28, 2**16  # of a copy, and of the memory that a kernel adds
-_NUM_BLOCKS = (4, 24)  # of kernels: some rings over PCIe, and as many as NCCL takes over NVLink
+_NBYTES, _SMOKE_NBYTES = 2**28, 2**16  # of a copy, and of a kernel's array
+_NUM_BLOCKS = (4, 24)  # thread blocks: a few NCCL rings over PCIe; NCCL's number over NVLink
 _BUCKETS_MB = (1, 25, 1000)
-_ROUNDS, _BLOCK_S = 4, 0.15  # of steps without anything beside them
-_OUTLASTING = 2.0  # times as long as these
+_ROUNDS, _BLOCK_S = 4, 0.15  # a block of steps lasts 0.15 s if nothing else runs
+_OUTLASTING = 2.0  # duration of the load, relative to the steps alone
 _NUM_WARM_UP = 3
 _ALONE = "alone"
 Work = Callable[[], object]
 
 
 def run(part: Part) -> None:
-    """Measure steps of each model beside each load, and in buckets of each size."""
+    """Measure steps of each model during each load, and with each bucket size."""
     device = part.device
     loads = _loads(device, _SMOKE_NBYTES if part.smoke else _NBYTES)
     rounds, block_s = (2, 0.0) if part.smoke else (_ROUNDS, _BLOCK_S)
@@ -54,7 +54,7 @@ def run(part: Part) -> None:
 
 
 def _loads(device: Device, nbytes: int) -> dict[str, list[Work]]:
-    """Return what goes on beside steps: for each load what its streams do again and again."""
+    """Return the loads that run during steps: for each load, the work of each stream."""
     values = torch.zeros(nbytes // 4, device=device.torch_device)
     other = torch.zeros_like(values)
     there, back = device.pinned_like(values), device.pinned_like(values)
@@ -79,7 +79,7 @@ def _beside(
     rounds: int,
     block_s: float,
 ) -> dict[str, Any]:
-    """Return what steps take beside each load, and what of it goes on meanwhile."""
+    """Return the step times during each load, and the load's pace during the steps."""
     trainee = _warm(task, device, steps.alone)
     num_steps = _steps_of(trainee, device, block_s)
     load_s = _OUTLASTING * _timed(trainee, device, num_steps)
@@ -113,16 +113,16 @@ def _beside(
 
 
 class Load:
-    """Work that streams of its own do again and again, one stream for each of `works`.
+    """Repeats each of `works` on a separate stream.
 
-    `once_s`: what all streams take for their work once, with nothing else to do.
+    `once_s`: seconds for one repetition on all streams, if nothing else runs.
     """
 
     def __init__(self, device: Device, works: list[Work], warm_up_s: float) -> None:
         self._device, self._works = device, works
         self._streams = [device.new_stream() for _ in works]
         self._events: list[list[Any]] = [[] for _ in works]
-        # A GPU that was idle needs a while until its clocks are those of one that works.
+        # Warm up, because an idle GPU raises its clocks only after a while.
         self._alone(math.ceil(warm_up_s / self._alone(1)) + 1)
         self.once_s = self._alone(4)
 
@@ -133,18 +133,18 @@ class Load:
         return (time.perf_counter() - begun) / num_times
 
     def begin(self, seconds: float) -> None:
-        """Have the streams work for about so long."""
+        """Queue work for about `seconds` on all streams."""
         self._events = [[] for _ in self._works]
         self._queue(2 + math.ceil(seconds / self.once_s))
 
     def progress(self, seconds: float) -> tuple[float, bool]:
-        """Return how fast the streams were, over their pace alone; and whether all still work."""
+        """Return the streams' pace relative to running alone, and whether all are still busy."""
         done = [sum(event.is_reached for event in events) for events in self._events]
         still = all(not events[-1].is_reached for events in self._events)
         return sum(done) / len(done) * self.once_s / seconds, still
 
     def end(self) -> None:
-        """Wait for the end of all that is queued."""
+        """Wait for all queued work."""
         self._device.synchronize()
 
     def _queue(self, num_times: int) -> None:
@@ -156,7 +156,7 @@ class Load:
 
 
 def _in_buckets(task: Task, device: Device, rounds: int, block_s: float) -> dict[str, Any]:
-    """Return what steps take without buckets, and in buckets of each size, on one rank."""
+    """Return the step times on one rank, without DDP and with each bucket size."""
     trainees = {_ALONE: _warm(task, device, steps.alone)}
     for mb in _BUCKETS_MB:
         trainees[f"{mb} MB"] = _warm(task, device, steps.ddp(mb))
@@ -169,7 +169,7 @@ def _in_buckets(task: Task, device: Device, rounds: int, block_s: float) -> dict
         for name, trainee in trainees.items()
     }
     trainees.clear()
-    gc.collect()  # modules lie in cycles, and the next model needs the memory
+    gc.collect()  # free modules in reference cycles: the next model needs the memory
     return found
 
 
@@ -190,12 +190,12 @@ def _warm(task: Task, device: Device, wrap: Wrap) -> Trainee:
 
 
 def _steps_of(trainee: Trainee, device: Device, block_s: float) -> int:
-    """Return the number of steps that take so long, at least two."""
+    """Return the number of steps that take `block_s` seconds, at least two."""
     return max(2, math.ceil(block_s / (_timed(trainee, device, 2) / 2)))
 
 
 def _timed(trainee: Trainee, device: Device, num_steps: int) -> float:
-    """Return the seconds of so many steps, whatever other streams do."""
+    """Return the seconds of `num_steps` steps, without waiting for other streams."""
     begun = time.perf_counter()
     for _ in range(num_steps):
         trainee.step()
@@ -205,7 +205,7 @@ def _timed(trainee: Trainee, device: Device, num_steps: int) -> float:
 
 @contextmanager
 def _one_rank(device: Device) -> Iterator[None]:
-    """Be the only rank of a group."""
+    """Initialise a process group with one rank."""
     here = {"device_id": device.torch_device} if device.backend == "nccl" else {}
     dist.init_process_group(device.backend, store=dist.HashStore(), rank=0, world_size=1, **here)
     try:

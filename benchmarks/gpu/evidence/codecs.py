@@ -1,10 +1,10 @@
-"""How fast 8-bit codes are on a GPU, beside copying, and beside bitsandbytes if it is installed.
+"""Measure 8-bit codecs on a GPU against `copy_` and, if installed, bitsandbytes.
 
-In every round each variant runs once, in a new order each time, on the same 64 M values. Times of
-kernels are the GPU's: it is kept busy until the host has handed all over. A "whole call" is by the
-host's clock, as users call it: ours also waits for the number of values that are not finite. Bytes
-are those that are read and written at least: 4 and 1 a value to encode, 1 and 4 to decode, 9 to
-decode and add, 8 for `copy_`; and 4 a block for its scale.
+In each round, each variant runs once on the same 64 M values, in random order. GPU events time
+kernels; a matrix product keeps the GPU busy until the host has queued them. The host's clock times
+a "whole call" of the public function; ours also waits for the number of non-finite values. Bytes
+are the minimum read and written per value: 5 to encode or decode (float32 and code), 9 to decode
+and add, 8 for `copy_`; codecs add 4 per block for its scale.
 """
 
 import sys
@@ -32,13 +32,13 @@ import bnb
 _COUNT, _SMOKE_COUNT = 64_000_000, 4_000
 _BLOCK_SIZES = (1024, 4096)  # our default, and bitsandbytes'
 _WARM_UP, _ROUNDS, _SMOKE_ROUNDS = 5, 50, 2
-_BUSY_SIDE = 4096  # of matrices whose product takes a GPU some milliseconds
+_BUSY_SIDE = 4096  # of matrices whose product lasts a few milliseconds on a GPU
 _COPY = "copy_"
 
 
 @dataclass(frozen=True)
 class Variant:
-    """Something to time, and the bytes that it moves."""
+    """A function to time, and the bytes that it reads and writes."""
 
     run: Callable[[], object]
     nbytes: int
@@ -46,7 +46,7 @@ class Variant:
 
 
 class Stopwatch:
-    """Tells how long a variant takes on a device."""
+    """Times variants on a device."""
 
     def __init__(self, device: Device, busy_side: int) -> None:
         self._device = device
@@ -54,7 +54,7 @@ class Stopwatch:
         self._product = torch.empty_like(self._busy)
 
     def seconds(self, variant: Variant) -> float:
-        """Return how long it takes once."""
+        """Run a variant once and return its seconds."""
         self._device.synchronize()
         if variant.is_whole_call:
             begun = time.perf_counter()
@@ -62,7 +62,7 @@ class Stopwatch:
             self._device.synchronize()
             return time.perf_counter() - begun
         stream = self._device.current_stream()
-        torch.mm(self._busy, self._busy, out=self._product)  # while the host hands over the rest
+        torch.mm(self._busy, self._busy, out=self._product)  # while the host queues the rest
         begin = stream.record(timed=True)
         variant.run()
         end = stream.record(timed=True)
@@ -100,7 +100,7 @@ def _copy(values: Tensor) -> dict[str, Variant]:
 
 
 def kernels(values: Tensor) -> dict[str, Variant]:
-    """Return what Triton's kernels do with each type, in memory that is there."""
+    """Return the Triton kernels of each type; decoding writes to existing tensors."""
     target, total = torch.empty_like(values), torch.zeros_like(values)
     found = {}
     for name in TABLES:
@@ -127,7 +127,7 @@ def _of_type(name: str, values: Tensor, target: Tensor, total: Tensor) -> dict[s
 
 
 def whole_calls(values: Tensor) -> dict[str, Variant]:
-    """Return encoding and decoding as users call them, with new tensors."""
+    """Return the public encode and decode functions, which allocate their results."""
     found = {}
     for block_size in _BLOCK_SIZES:
         codec = EightBit("dynamic8", block_size)
@@ -141,7 +141,7 @@ def whole_calls(values: Tensor) -> dict[str, Variant]:
 
 
 def bitsandbytes(values: Tensor) -> dict[str, Variant]:
-    """Return the same by bitsandbytes, if it is installed."""
+    """Return bitsandbytes' encode and decode functions; empty if it is not installed."""
     functional = bnb.functional()
     found: dict[str, Variant] = {}
     for block_size in _BLOCK_SIZES if functional else ():
@@ -169,7 +169,7 @@ def _nbytes(values: Tensor, block_size: int) -> int:
 
 
 def _compared(found: Mapping[str, Variant], stopwatch: Stopwatch, rounds: int) -> dict[str, Any]:
-    """Return seconds, bytes a second, and the share of copying's bytes a second, of all."""
+    """Return each variant's seconds, bytes/s, and bytes/s relative to `copy_`."""
     seconds: dict[str, list[float]] = {name: [] for name in found}
     for name in in_turns(found, _WARM_UP + rounds):
         seconds[name].append(stopwatch.seconds(found[name]))

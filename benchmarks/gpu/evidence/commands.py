@@ -1,4 +1,4 @@
-"""Paceline's own commands on a GPU: what it reaches, where a step goes, what is predicted."""
+"""Run `paceline probe`, `profile` and `train` on GPUs, and keep their results."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from paceline.core.machine import DeviceKind
 
 _BATCH_SIZES = {"lenet5": 64, "alexnet": 128, "resnet50": 64}
 _STEPS, _SMOKE_STEPS = 20, 4
-# The batch size, the shape and classes of samples, and the steps of an epoch.
+# Batch size, shape and classes of samples, steps per epoch.
 _MODELS = {
     "lenet5": (64, "1x32x32,classes=10", 60),
     "alexnet": (128, "3x227x227,classes=1000", 12),
@@ -23,7 +23,7 @@ _FIELDS = (
 
 
 def probe(part: Part) -> None:
-    """Probe all GPUs: what they, the memory, the links and the codecs reach."""
+    """Measure the speed of all GPUs, the memory, the links and the codecs."""
     seconds = 0.5 if part.smoke else 10
     machine = paceline("probe", "--seconds", seconds, "--output", "machine.toml")["machine"]
     devices = [
@@ -38,11 +38,11 @@ def probe(part: Part) -> None:
     part.keep("machine", machine, "; ".join([*devices, *links]))
     kinds = [one["kind"] for one in machine["devices"]]
     if kinds != [DeviceKind.GPU] * len(part.gpus):
-        raise PartFailedError(f"{len(part.gpus)} GPUs were to be probed, not {kinds}")
+        raise PartFailedError(f"expected {len(part.gpus)} probed GPUs, got {kinds}")
 
 
 def profile(part: Part) -> None:
-    """Profile each model on one GPU: where a step goes, and whether that adds up."""
+    """Profile each model on one GPU."""
     steps = _SMOKE_STEPS if part.smoke else _STEPS
     for name, size in {"lenet5": 4}.items() if part.smoke else _BATCH_SIZES.items():
         found = paceline("profile", name, "--batch-size", size, "--steps", steps)
@@ -55,7 +55,7 @@ def profile(part: Part) -> None:
 
 
 def predicted(part: Part) -> None:
-    """Train each model for two epochs: the first is measured without a recorder."""
+    """Compare predicted and measured steps; of two epochs, the first runs without a recorder."""
     for name, (size, samples, steps) in (_SMOKE_MODELS if part.smoke else _MODELS).items():
         found = paceline(
             *("train", name, "--workers", 1, "--batch-size", size, "--epochs", 2),
@@ -72,6 +72,6 @@ def predicted(part: Part) -> None:
 
 
 def _require_gpu(part: Part, facts: dict[str, Any]) -> None:
-    """Raise PartFailedError if a result's facts name another device than the first GPU."""
+    """Raise PartFailedError unless a result was measured on the first GPU."""
     if (device := facts["device"]) != part.device.name:
-        raise PartFailedError(f"it was measured on {device!r}, not on {part.device.name!r}")
+        raise PartFailedError(f"measured on {device!r} instead of {part.device.name!r}")

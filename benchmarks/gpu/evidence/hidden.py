@@ -1,8 +1,8 @@
-"""The share of the host's exchange that runs beside the backward pass, and what steps take.
+"""Measure how much of the exchange of `host` overlaps with backward, and step times.
 
-Steps as in `benchmarks/steps.py`: by the host with chunks of one layer and with those that a search
-finds, by DistributedDataParallel with buckets of several sizes, by ranks that exchange nothing, and
-by ranks that only wait for each other.
+Variants (see `benchmarks/steps.py`): `host` with chunks of one layer and with automatic chunks;
+DistributedDataParallel with several bucket sizes; ranks that exchange nothing; and ranks that only
+wait for each other.
 """
 
 from pathlib import Path
@@ -21,7 +21,7 @@ from trainee import Task
 
 _HERE = Path(__file__).parent
 _NUM_BLOCKS, _NUM_STEPS, _BUDGET_S = 12, 2, 12.0
-BATCH_SIZES = {"alexnet": 64, "resnet50": 32, "gpt": 4}  # of a rank
+BATCH_SIZES = {"alexnet": 64, "resnet50": 32, "gpt": 4}  # per rank
 SMOKE_SIZES = {"lenet5": 2, "gpt": 2}
 _GPT2 = {"vocabulary": 50_257, "context": 1024}  # 124 million parameters
 _SMOKE_GPT = {"vocabulary": 64, "context": 8, "width": 8, "num_heads": 2, "num_layers": 1}
@@ -29,7 +29,7 @@ _HOST = ("host", "host, chunk auto")
 
 
 def run(part: Part) -> None:
-    """Have ranks take steps of each model, on one GPU and on a GPU each."""
+    """Measure steps of each model on a shared GPU and with a GPU per rank."""
     for where, (num_ranks, num_gpus) in part.worlds().items():
         for name, batch_size in (SMOKE_SIZES if part.smoke else BATCH_SIZES).items():
             found = on_ranks(
@@ -48,7 +48,7 @@ def _line(figures: dict[str, Any]) -> str:
 
 
 def measure(group: Group, smoke: bool, name: str) -> dict[str, Any]:
-    """Return, on rank 0, the figures of all variants of a model's step."""
+    """Return the figures of all variants for a model; only on rank 0."""
     task = task_of(name, smoke, group.device)
     if smoke:
         wraps = steps.wraps(group, *_HOST, buckets_mb=(25,))
@@ -59,7 +59,7 @@ def measure(group: Group, smoke: bool, name: str) -> dict[str, Any]:
 
 
 def task_of(name: str, smoke: bool, device: torch.device) -> Task:
-    """Return what is trained under that name."""
+    """Return a model by name with synthetic data and an optimizer."""
     if name != "gpt":
         return Task.synthetic(name, (SMOKE_SIZES if smoke else BATCH_SIZES)[name], device)
     sizes: dict[str, Any] = _SMOKE_GPT if smoke else _GPT2

@@ -1,9 +1,9 @@
-"""Cores beside a GPU, against the GPU alone: seconds to a target loss, within a time limit.
+"""Compare the time to a target loss of `hogbatch` on CPU+GPU and GPU alone.
 
-One worker on all cores but two, and one on GPU 0, train the network for covtype with the batch
-sizes of Ma, Rusu et al. 2020, table II: 1 to 64 samples a thread, 64 to 8192 on the GPU. Each way
-has the learning rate that was fastest with a seed that is not counted; as many rates, and then
-seeds, are tried as the way's time allows.
+One worker on all CPU cores but two, and one on GPU 0, train the covtype network with the batch
+sizes of Ma, Rusu et al. 2020, table II: 1 to 64 samples per thread, 64 to 8192 on the GPU. For each
+variant, runs with an extra seed choose the fastest learning rate, and runs with other seeds follow.
+A time limit per variant bounds the number of rates and seeds.
 """
 
 import os
@@ -28,20 +28,20 @@ sys.path.append(str(Path(__file__).parents[2] / "hogbatch"))
 from cases import Goal, runner_of, settings, trained
 from target import GOAL, SEEDS
 
-_RATES = (1.0, 0.3, 3.0, 0.1)  # for the GPU's largest batch, the likeliest first
+_RATES = (1.0, 0.3, 3.0, 0.1)  # for the GPU's largest batch, the most likely first
 _UNCOUNTED_SEED = 100
 _CPU_BATCH, _GPU_BATCH = (1, 64), (64, 8192)
 _SMOKE_CPU_BATCH, _SMOKE_GPU_BATCH = (1, 16), (16, 256)
 _EPOCHS, _SMOKE_EPOCHS = 100, 1  # a GPU alone makes few updates in each
 _PROFILE_S, _SMOKE_PROFILE_S = 1.0, 0.1
-_FREE_CORES = 2  # for the coordinator, and the process that feeds the GPU
-_WAY_S, _RUN_S = 22.0, 3.0  # of all runs of a way, and of a run's training
+_FREE_CORES = 2  # for the coordinator and the process that feeds the GPU
+_WAY_S, _RUN_S = 22.0, 3.0  # limits for all runs of a variant, and for one run's training
 _WORKER = "paceline.strategies.hogbatch.worker"
 
 
 def run(part: Part) -> None:
-    """Train each way, until the target is reached or the time is over."""
-    # As workers want it: a server that was started otherwise does not fork them.
+    """Train each variant until it reaches the target or its time limit."""
+    # Workers require this environment, and a fork server with another one does not fork them.
     with open_server([_WORKER], KEEPING_MEMORY | os.environ | {"OMP_NUM_THREADS": "1"}):
         for name, way in ways().items():
             found = _way(way, part.smoke)
@@ -58,7 +58,7 @@ def _line(found: dict[str, Any]) -> str:
 
 
 def ways() -> dict[str, dict[str, Any]]:
-    """Return what distinguishes the ways to train: workers and policy."""
+    """Return the workers and the policy of each variant."""
     cores = max(1, len(os.sched_getaffinity(0)) - _FREE_CORES)
     both = f"cpu:{cores},gpu:0"
     return {
@@ -69,7 +69,7 @@ def ways() -> dict[str, dict[str, Any]]:
 
 
 def _way(way: dict[str, Any], smoke: bool) -> dict[str, Any]:
-    """Return what the runs of a way did, with its best learning rate."""
+    """Choose a variant's learning rate, train with each seed, and return the results."""
     goal = Goal(GOAL.loss, _SMOKE_EPOCHS if smoke else _EPOCHS)
     begun = time.monotonic()
     tried: dict[float, dict[str, Any] | None] = {}
@@ -88,7 +88,7 @@ def _way(way: dict[str, Any], smoke: bool) -> dict[str, Any]:
 
 
 def _best(tried: dict[float, dict[str, Any] | None]) -> float | None:
-    """Return the rate that reached the target first, or else came nearest to it."""
+    """Return the rate that reached the target first or, if none, has the lowest loss."""
     finite = {rate: one for rate, one in tried.items() if one is not None}
     return min(
         finite,
@@ -131,7 +131,7 @@ def _settings(
 
 
 def _run(goal: Goal, wanted: TrainSettings) -> dict[str, Any] | None:
-    """Train until the goal is reached or the time is over; None if the loss is no number."""
+    """Train until the goal or the time limit; return None if the loss diverges."""
     try:
         with runner_of(wanted) as runner:
             until = time.monotonic() + _RUN_S

@@ -1,7 +1,7 @@
-"""The sum of gradients that lie on GPUs: brought to the host, summed there and brought back.
+"""Measure the sum of GPU gradients on the host, against NCCL and gloo.
 
-Beside it torch's own, by NCCL where each rank has a GPU, and by gloo; and only the two copies. The
-host's sum is of one tensor, and of sixteen, whose copies and sums overlap.
+NCCL needs a GPU for each rank. The host sums one tensor, and sixteen tensors whose copies and sums
+overlap. The two copies, to the host and back, are also timed without a sum.
 """
 
 from collections.abc import Callable
@@ -21,14 +21,14 @@ from paceline.strategies.host.config import HostReduce
 from ranks import Variant, alternate, compare, on_ranks, timed
 
 _HERE = Path(__file__).parent
-_COUNTS = {60_000_000: (8, 5), 60_000: (12, 40)}  # values: blocks, and sums in each
+_COUNTS = {60_000_000: (8, 5), 60_000: (12, 40)}  # values: (blocks, sums per block)
 _SMOKE_COUNTS = {4_000: (2, 2)}
 _NUM_LAYERS = 16
 _BASELINE = "host"
 
 
 def run(part: Part) -> None:
-    """Have ranks sum, on one GPU and on all there are."""
+    """Time sums on a GPU that two ranks share, and with a GPU per rank."""
     for where, (num_ranks, num_gpus) in part.worlds().items():
         found = on_ranks(_HERE.parent, "evidence.sums", num_ranks, part.smoke, num_gpus)
         for case, rows in found.items():
@@ -37,7 +37,7 @@ def run(part: Part) -> None:
 
 
 def measure(group: Group, smoke: bool) -> dict[str, Any]:
-    """Return, on rank 0, the seconds of each way for each number of values."""
+    """Return the seconds of each method for each number of values; only on rank 0."""
     counts = _SMOKE_COUNTS if smoke else _COUNTS
     return {f"{count:,} float32": _case(count, group, *size) for count, size in counts.items()}
 
@@ -68,7 +68,7 @@ def _case(count: int, group: Group, num_blocks: int, num_sums: int) -> dict[str,
 
 
 def _copies(gradients: torch.Tensor) -> Callable[[], None]:
-    """Return what copies to pinned memory of the host and back: what no sum there goes below."""
+    """Return a function that copies to pinned host memory and back, without a sum."""
     here = device_of(gradients.device).pinned_like(gradients)
 
     def copy() -> None:

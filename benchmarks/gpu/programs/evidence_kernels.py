@@ -1,4 +1,4 @@
-"""Run the variants of Triton's kernels that benchmarks/gpu times, by Triton's interpreter."""
+"""Run the Triton kernels that benchmarks/gpu times, in Triton's interpreter."""
 
 import json
 import os
