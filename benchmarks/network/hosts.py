@@ -10,8 +10,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
@@ -19,11 +19,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from host import Host, NoTestBed, checked, missing
-from wire import ADDRESSES, INTERFACE, queueing, segment_bytes
+from wire import ADDRESSES, INTERFACE, bits_per_s, queueing, segment_bytes
 
 DEADLINE_S = 600.0
 TIMED_OUT = 124  # the exit code of `timeout`
 _PORT = "29555"
+_DELAY = str(Path(__file__).with_name("delay.py"))
 _OFFLOAD = str(Path(__file__).with_name("offload.py"))
 _RANK = str(Path(__file__).parents[1] / "rank.py")
 _RANKS_S = 1200.0  # deadline for a benchmark part
@@ -77,8 +78,9 @@ class TwoHosts:
     """
 
     def __init__(self, rate: str | None = "1gbit", latency: str | None = None) -> None:
-        self._queueing = queueing(rate, latency)
-        self._segment_bytes = segment_bytes(rate)
+        if latency is not None and rate is None:
+            raise ValueError("a wire with a latency needs a rate")
+        self._rate, self._latency = rate, latency
         self._hosts: list[Host] = []
 
     def __enter__(self) -> Self:
@@ -87,7 +89,12 @@ class TwoHosts:
             raise NoTestBed(problem)
         with ExitStack() as built:
             hosts = [built.enter_context(closing(Host())) for _ in ADDRESSES]
-            self._connect(*hosts)
+            if self._latency is None:
+                self._connect(*hosts)
+            else:
+                built.enter_context(self._delayed(*hosts))
+            for host, address in zip(hosts, ADDRESSES, strict=True):
+                self._configure(host, address)
             self._hosts, self._close = hosts, built.pop_all()
         return self
 
@@ -155,17 +162,36 @@ class TwoHosts:
     def _connect(self, here: Host, there: Host) -> None:
         peer = ["peer", "name", INTERFACE, "netns", str(there.pid)]
         checked(here.in_network("ip", "link", "add", INTERFACE, "type", "veth", *peer))
-        settings = ["gso_max_size", str(self._segment_bytes)]
-        # With an IPv6 address the kernel would send frames itself, which the counters include.
-        settings += ["addrgenmode", "none"] if _IPV6.exists() else []
-        for host, address in zip((here, there), ADDRESSES, strict=True):
+        for host in (here, there):
             checked(host.in_network(sys.executable, "-IS", _OFFLOAD, INTERFACE))
-            place = ["dev", INTERFACE]
-            checked(host.in_network("ip", "address", "add", f"{address}/24", *place))
-            checked(host.in_network("ip", "link", "set", *place, *settings, "up"))
-            checked(host.in_network("ip", "link", "set", "dev", "lo", "up"))
-            for arguments in self._queueing:
-                _shape(host, arguments)
+            segments = ["gso_max_size", str(segment_bytes(self._rate))]
+            checked(host.in_network("ip", "link", "set", "dev", INTERFACE, *segments))
+            if arguments := queueing(self._rate):
+                checked(host.in_network("tc", *arguments))
+
+    @contextmanager
+    def _delayed(self, here: Host, there: Host) -> Iterator[None]:
+        """Start the process that is the wire; it ends with this process, whatever ends it."""
+        assert self._rate is not None
+        assert self._latency is not None
+        wire = str(bits_per_s(self._rate)), str(float(self._latency.removesuffix("ms")) / 1e3)
+        command = ["setpriv", "--pdeathsig", "KILL", sys.executable, "-I", _DELAY, INTERFACE]
+        command += [str(here.pid), str(there.pid), *wire]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stdout is not None
+                if process.stdout.readline() != "ready\n":
+                    raise NoTestBed("a wire with a latency needs /dev/net/tun")
+                yield
+            finally:
+                process.kill()
+
+    def _configure(self, host: Host, address: str) -> None:
+        # With an IPv6 address the kernel would send frames itself, which the counters include.
+        settings = ["addrgenmode", "none"] if _IPV6.exists() else []
+        checked(host.in_network("ip", "address", "add", f"{address}/24", "dev", INTERFACE))
+        checked(host.in_network("ip", "link", "set", "dev", INTERFACE, *settings, "up"))
+        checked(host.in_network("ip", "link", "set", "dev", "lo", "up"))
 
 
 def on_hosts(
@@ -190,14 +216,6 @@ def on_hosts(
         hosts.checked(command, per_host, environment, **place)
         figures: dict[str, Any] = json.loads(output.read_text())
     return figures
-
-
-def _shape(host: Host, arguments: list[str]) -> None:
-    try:
-        checked(host.in_network("tc", *arguments))
-    except NoTestBed as failed:
-        needed = "a rate needs tbf in the kernel, and a latency netem"
-        raise NoTestBed(f"{failed} ({needed})") from None
 
 
 def _pins(cores: tuple[int, int] | None) -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""Build the tc arguments for the rate and latency of the wire between two hosts."""
+"""The wire between the two hosts: its addresses, and the arguments of tc for its rate."""
 
 INTERFACE = "wire"
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
@@ -12,7 +12,6 @@ _SEGMENT_BYTES = 16_384
 _FRAME_BYTES = 1514  # Ethernet: 1500 bytes and the header
 _LEAST_BURST_BYTES = 4096  # more than two frames, because a burst must hold a frame
 _QUEUE_FRAMES = 1000  # Linux's default for a network card
-_FRAMES_UNDER_WAY = 100_000  # more than any sensible rate and latency need
 
 
 def bits_per_s(rate: str) -> float:
@@ -25,20 +24,11 @@ def segment_bytes(rate: str | None) -> int:
     return 65_536 if rate is None else _SEGMENT_BYTES
 
 
-def queueing(rate: str | None, latency: str | None) -> list[list[str]]:
-    """Return the tc arguments that set the rate and latency of a host's outgoing frames.
-
-    A frame first waits for the latency, then for the rate.
-    """
-    commands = []
-    place = ["root"]
-    if latency is not None:
-        delay = ["netem", "delay", latency, "limit", str(_FRAMES_UNDER_WAY)]
-        commands.append([*place, "handle", "1:", *delay])
-        place = ["parent", "1:1"]
-    if rate is not None:
-        burst = max(_LEAST_BURST_BYTES, round(bits_per_s(rate) / 8 * _BURST_S))
-        queue = _QUEUE_FRAMES * _FRAME_BYTES
-        bucket = ["tbf", "rate", rate, "burst", str(burst), "limit", str(queue)]
-        commands.append([*place, "handle", "2:", *bucket])
-    return [["qdisc", "add", "dev", INTERFACE, *command] for command in commands]
+def queueing(rate: str | None) -> list[str]:
+    """Return the arguments of tc that limit a host's rate; none for an unlimited wire."""
+    if rate is None:
+        return []
+    burst = max(_LEAST_BURST_BYTES, round(bits_per_s(rate) / 8 * _BURST_S))
+    queue = _QUEUE_FRAMES * _FRAME_BYTES
+    bucket = ["tbf", "rate", rate, "burst", str(burst), "limit", str(queue)]
+    return ["qdisc", "add", "dev", INTERFACE, "root", *bucket]

@@ -1,7 +1,7 @@
 """Measure steps of `auto`, fixed methods and a rank alone on two one-core ranks.
 
-In each round, every method takes a few steps, in random order. A method that takes over three times
-as long as the fastest runs only in the first round.
+In each round, every method takes a few steps, in random order. A method that takes over 1.5 times as long
+as the fastest runs only in the first round.
 """
 
 import copy
@@ -37,7 +37,8 @@ ALONE, AUTO = "fast worker alone", "auto"
 _BUCKETS_MB = (10, 25, 100)
 _NUM_ROUNDS, _NUM_SETTLING, _NUM_TIMED = 3, 3, 6
 _SHORTEST_S, _LONGEST_S = 0.5, 6.0  # total of a method's timed steps in a round
-_HOPELESS = 3.0
+_LONGEST_SETTLING_S = 2.0
+_HOPELESS = 1.5
 _MOST_CHOOSING = 200  # limit on the steps until the decision of `auto`
 Step = Callable[[], object]
 Make = Callable[[nn.Module], Any]
@@ -188,6 +189,8 @@ def _mean_step(step: Step, group: Group) -> float:
             step()
         return max(group.gather(time.perf_counter() - began)) / count
 
-    settling = [run(1) for _ in range(_NUM_SETTLING)]
+    settling = list[float]()
+    while len(settling) < _NUM_SETTLING and sum(settling) < _LONGEST_SETTLING_S:
+        settling.append(run(1))
     at_least, at_most = (int(seconds / median(settling)) for seconds in (_SHORTEST_S, _LONGEST_S))
     return run(max(1, min(max(_NUM_TIMED, at_least), at_most)))

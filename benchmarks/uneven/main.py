@@ -34,7 +34,7 @@ class Case(NamedTuple):
 
 _CASES = {
     "mlp": Case("MLP 64-1024-1024-10 on the digits", "mlp-64-1024-1024-10", 480, 60, 5),
-    "alexnet": Case("AlexNet, rehearsed", "alexnet", 20, 4, 2),
+    "alexnet": Case("AlexNet, rehearsed", "alexnet", 64, 6, 2),
 }
 
 
