@@ -1,4 +1,4 @@
-"""What the parts train: the paper's network for covtype, on data of that shape."""
+"""Set up and time runs on the paper's network for covtype and similar data."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,24 +21,24 @@ from paceline.strategies.hogbatch.statistics import BatchRecord
 from paceline.training.data import load
 from papers.lookalike import covtype_like
 
-MODEL, NUM_SAMPLES = "covtype-mlp", 125_000  # a fifth of them for testing
-RACE_MODEL, NUM_OF_RACE = "mlp-54-256-256-2", 25_000  # a hundred runs of it
+MODEL, NUM_SAMPLES = "covtype-mlp", 125_000  # a fifth are test samples
+RACE_MODEL, NUM_OF_RACE = "mlp-54-256-256-2", 25_000  # smaller, for a hundred runs
 QUICK_MODEL, QUICK_DATA = "mlp-64-128-10", "digits"
 _TRIAL_S = 0.5
 
 
 def settings(quick: bool, **values: Any) -> TrainSettings:
-    """Return the settings of a run on the benchmark's network and data; quick ones are small."""
+    """Return a run's settings; `quick` selects a small network and data, `values` override."""
     model = QUICK_MODEL if quick else MODEL
     data = QUICK_DATA if quick else covtype_like(NUM_SAMPLES)
     given = {"model": model, "data": data, "profile_s": 2 * _TRIAL_S, "keep_all": True}
-    given["momentum"] = 0.0  # as the paper trains
+    given["momentum"] = 0.0  # the paper trains without momentum
     return validated_settings(given | {"strategy": "hogbatch"} | values)
 
 
 @contextmanager
 def runner_of(wanted: TrainSettings) -> Iterator[HogbatchRunner]:
-    """Start a run as the settings say; its workers have tried their speed."""
+    """Start a run with these settings and measure its workers' speeds; yield its runner."""
     group = Group.alone(torch.device("cpu"), wanted.deadline_s)
     config = configuration(wanted)
     with start(TrainingSession(wanted, STRATEGY, config, "benchmark", group, Progress())) as runner:
@@ -49,7 +49,7 @@ def runner_of(wanted: TrainSettings) -> Iterator[HogbatchRunner]:
 def trained(
     runner: HogbatchRunner, is_enough: Callable[[Epoch], bool] = lambda epoch: False
 ) -> Outcome:
-    """Train until an epoch is enough, or all epochs."""
+    """Train until `is_enough` accepts an epoch, or for all epochs."""
     for epoch in runner.epochs():
         if is_enough(epoch):
             break
@@ -63,29 +63,29 @@ def race(quick: bool, **values: Any) -> TrainSettings:
 
 
 def race_data(quick: bool) -> str:
-    """Return the spec of the data that a run to a target loss has."""
+    """Return the data spec of a run to a target loss."""
     return QUICK_DATA if quick else covtype_like(NUM_OF_RACE)
 
 
 @cache
 def dataset(quick: bool, seed: int) -> Any:
-    """Return the data that a run to a target loss has."""
+    """Load the data of a run to a target loss."""
     return load(race_data(quick), None, seed)
 
 
 @dataclass(frozen=True)
 class Goal:
-    """A test loss, and the most epochs in which to reach it."""
+    """A target test loss, and the maximum number of epochs."""
 
     loss: float
     epochs: int
 
 
 def seconds_to(goal: Goal, wanted: TrainSettings) -> dict[str, float | None]:
-    """Return the seconds of training until the test loss is reached, None if it is not, and more.
+    """Train until the goal; return the seconds of training, and other figures of the run.
 
-    `epoch_s` is what an epoch takes, `samples` are those until the loss. A run whose loss is not
-    finite has not reached it either.
+    `epoch_s`: mean time of an epoch. `samples`: samples trained in `seconds`. `seconds` and
+    `samples` are None if the run misses the goal; all values are None if the loss is not finite.
     """
     start_loss = log(dataset(wanted.data == QUICK_DATA, wanted.seed).num_classes)
     try:
@@ -106,9 +106,9 @@ def seconds_to(goal: Goal, wanted: TrainSettings) -> dict[str, float | None]:
 
 
 def crossing_s(goal: Goal, start_loss: float, tested: list[tuple[float, float]]) -> float | None:
-    """Return when the line through the tests' losses crosses the goal's.
+    """Interpolate the time at which the test loss crosses the goal; None if it never does.
 
-    `tested` are each epoch's seconds and the loss at its end; training began with `start_loss`.
+    `tested`: each epoch's seconds and its final test loss. `start_loss`: loss before training.
     """
     began_s, before = 0.0, start_loss
     for seconds, loss in tested:
@@ -119,7 +119,7 @@ def crossing_s(goal: Goal, start_loss: float, tested: list[tuple[float, float]])
 
 
 def gaps_s(batches: list[BatchRecord]) -> list[float]:
-    """Return the seconds between a worker's batches, within epochs."""
+    """Return the pauses, in seconds, between each worker's consecutive batches of an epoch."""
     last: dict[int, BatchRecord] = {}
     found = []
     for batch in batches:

@@ -1,4 +1,4 @@
-"""How many messages the coordinator handles, and what it costs a worker to ask for work."""
+"""Measure the coordinator's message rate, and a worker's cost of asking for work."""
 
 import time
 from itertools import pairwise
@@ -14,15 +14,15 @@ from paceline.exchange.setup import optimizer_by
 from paceline.strategies.hogbatch.replica import CpuReplica, tensors_of
 from paceline.training.recipes.named import recipe_of
 
-_TINY = "mlp-64-2-10"  # so that workers ask as often as they can
+_TINY = "mlp-64-2-10"  # tiny, so that workers ask for work at the highest rate
 _REPEATS = 5
 
 
 def measure(quick: bool) -> dict[str, Any]:
-    """Return messages a second of the coordinator's CPU time, and a worker's time between batches.
+    """Return messages per CPU second of the coordinator, and the pause between a worker's batches.
 
-    Each batch is two messages, the worker's question and the coordinator's answer; questions may
-    travel together. The network of the first figure is next to nothing, its batches are one sample.
+    Each batch has two messages, the worker's request and the coordinator's answer; one transfer may
+    contain several requests. The message rate is of a tiny network and batches of one sample.
     """
     return _messages(quick) | _between(quick)
 
@@ -40,7 +40,7 @@ def _messages(quick: bool) -> dict[str, Any]:
         began_s = time.thread_time()
         for _ in runner.epochs():
             pass
-        cpu_s = time.thread_time() - began_s  # tests between epochs included
+        cpu_s = time.thread_time() - began_s  # includes the tests between epochs
         messages = 2 * len(runner.coordinator.history.log)
         return {
             "messages": messages,
@@ -70,7 +70,7 @@ def _between(quick: bool) -> dict[str, Any]:
 
 
 def _unasked_s(wanted: TrainSettings, num_batches: int) -> float:
-    """Return what lies between batches that a replica trains on one after the other, unasked."""
+    """Return the mean pause, in seconds, between a replica's batches without a coordinator."""
     recipe, size = recipe_of(wanted.model, wanted.data, wanted.seed), wanted.batch_size
     make = optimizer_by(recipe, wanted)
     replica = CpuReplica(recipe, tensors_of(recipe.model()), make, worker=0)

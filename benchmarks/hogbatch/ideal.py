@@ -1,10 +1,10 @@
-"""What a slower worker can gain at most: the pair's updates, one by one, in time that is counted.
+"""Compute an upper bound of the gain from a slower worker, in simulated time.
 
-One process makes the updates in the order in which two workers would end them, each with the
-gradient on the model as it was when its batch began. A sample takes the fast worker one unit of
-time, and the slower one as many as it is slower: no asking, no locks, no shared memory or cores.
-What a pair does not gain here, no implementation gains on this data set. The same seeds, network,
-policies and learning rates as in `target`; the loss is tested every so many samples.
+One process makes the updates in the order in which two workers would finish them. Each gradient is
+of the model at the start of its batch. A sample takes the fast worker one unit of time and the
+slower worker `slow` units. Requests, locks and contention for memory or cores take no time, so no
+implementation gains more on this data set. Seeds, network, policies and learning rates are the same
+as in `target`; the loss is tested four times per epoch.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ _TESTS_AN_EPOCH = 4
 
 
 class _Way(NamedTuple):
-    """The workers' slowness, and the thresholds of their batches."""
+    """A policy, the slowdown of each worker, and the minimum and maximum batch size."""
 
     slow: tuple[float, ...]
     least: int
@@ -45,7 +45,7 @@ class _Way(NamedTuple):
 
 
 def measure(quick: bool) -> dict[str, Any]:
-    """Return for each ratio of speeds how many times as fast the ways with two workers are."""
+    """Return two workers' speed-up over the fast worker alone, per speed ratio and policy."""
     sizes = QUICK_SIZES if quick else ALONE_SIZES
     seeds = range(1) if quick else SEEDS
     tuned = {size: _tuned(_Way((1.0,), size, size, "cpu_gpu"), quick) for size in sizes}
@@ -76,13 +76,13 @@ def _compared(
 
 
 def _tuned(way: _Way, quick: bool) -> tuple[float, float]:
-    """Return the time with the best learning rate of the grid, and that rate."""
+    """Return the shortest time to the goal over the grid of learning rates, and its rate."""
     rates = RATES[2:3] if quick else RATES
     return min((_time_to(way, rate, _TUNED, quick)[0], rate) for rate in rates)
 
 
 def _time_to(way: _Way, rate: float, seed: int, quick: bool) -> tuple[float, int]:
-    """Return the time at which the test loss was reached, inf if it was not, and the updates."""
+    """Return the time to the goal (inf if the run misses it) and the number of updates."""
     goal, data = QUICK_GOAL if quick else GOAL, dataset(quick, seed)
     torch.manual_seed(seed)
     model = find(QUICK_MODEL if quick else RACE_MODEL).build(data.num_classes)
@@ -107,7 +107,7 @@ def _time_to(way: _Way, rate: float, seed: int, quick: bool) -> tuple[float, int
 def _updates(
     way: _Way, rate: float, seed: int, model: nn.Module, data: Any, epochs: int
 ) -> Iterator[tuple[float, int]]:
-    """Make the updates in the order of their ends; yield the time of each, and its samples."""
+    """Apply updates in the order of their end times; yield each end time and batch size."""
     policy, count = way.made(), len(way.slow)
     updates, sizes = [0.0] * count, [0] * count
     order = (torch.from_numpy(shuffled(len(data.train), seed, epoch)) for epoch in range(epochs))

@@ -1,4 +1,4 @@
-"""Uneven workers on one model: what the coordinator costs, and what the policies gain."""
+"""Measure hogbatch with uneven workers: the coordinator's cost and the policies' gains."""
 
 import coordinator
 import ideal

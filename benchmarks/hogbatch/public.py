@@ -1,4 +1,4 @@
-"""Public alternatives on the same cores and data: torch's Hogwild recipe, minibatch SGD alone."""
+"""Compare hogbatch with torch's Hogwild recipe, and minibatch SGD in torch and TensorFlow."""
 
 import json
 import os
@@ -27,7 +27,7 @@ _WAITING_S = 300.0
 
 
 def measure(quick: bool) -> dict[str, Any]:
-    """Return seconds of an epoch, and to the target loss, of each way, two equal workers or one."""
+    """Return each method's seconds per epoch and to the target loss."""
     goal = QUICK_GOAL if quick else GOAL
     common: dict[str, Any] = {"learning_rate": _RATE, "epochs": goal.epochs}
     return {
@@ -41,7 +41,7 @@ def measure(quick: bool) -> dict[str, Any]:
 
 
 def _tensorflow(goal: Goal, quick: bool) -> dict[str, Any]:
-    """Train the same network from the same weights in TensorFlow, if an interpreter has it."""
+    """Train the same network in TensorFlow, if TENSORFLOW_PYTHON names an interpreter."""
     python = os.environ.get("TENSORFLOW_PYTHON")
     if python is None:
         sys.stderr.write("TensorFlow is left out: TENSORFLOW_PYTHON names no interpreter with it\n")
@@ -74,7 +74,7 @@ def _tensorflow(goal: Goal, quick: bool) -> dict[str, Any]:
 
 
 def _recipe(num_processes: int, goal: Goal, quick: bool) -> dict[str, float | None]:
-    """Train as torch's Hogwild example does: share_memory(), and an optimizer in each process."""
+    """Train as in torch's Hogwild example: share_memory(), and one optimizer per process."""
     context = mp.get_context("spawn")
     torch.manual_seed(0)
     data = dataset(quick, 0)

@@ -1,4 +1,4 @@
-"""Two workers of which one is slower: updates and busy time under the adaptive policy."""
+"""Measure updates and busy time of a fast and a slower worker under the adaptive policy."""
 
 from typing import Any
 
@@ -6,11 +6,11 @@ from cases import runner_of, settings, trained
 
 from paceline.strategies.hogbatch.statistics import BatchLog, utilisation
 
-RATIOS = {4: 64, 16: 512, 236: 8192}  # slower by, and the upper threshold of a batch
+RATIOS = {4: 64, 16: 512, 236: 8192}  # slowdown: maximum batch size
 
 
 def measure(quick: bool) -> dict[str, Any]:
-    """Return for each ratio what each worker did in the second half of the run."""
+    """Return figures per ratio; `updates`, `factor` and `busy` cover the run's second half."""
     ratios = {4: RATIOS[4]} if quick else RATIOS
     return {f"{ratio}:1": _of(ratio, most, quick) for ratio, most in ratios.items()}
 

@@ -1,7 +1,7 @@
-"""The time of a sub-batch of few samples: in C++, and in torch, on one thread and on two at once.
+"""Time small sub-batches in C++ and in torch, on one thread and on two concurrent threads.
 
-A sub-batch is what a thread of a worker takes of its batch: forward, backward and the update of the
-shared model. With two threads both have one of that size, in one process, and so with one GIL.
+A sub-batch is one thread's share of a worker's batch; its time covers forward, backward and the
+update of the shared model. Two threads run sub-batches of equal size in one process, with one GIL.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,11 +25,11 @@ from paceline.training.recipes.named import recipe_of
 SIZES, THREADS = (1, 4, 16, 64), (1, 2)
 NATIVE, TORCH = "C++", "torch"
 _REPEATS, _BATCHES = 15, 40
-_RATE = 0.01  # so that thousands of updates leave finite values
+_RATE = 0.01  # small, so that weights stay finite over thousands of updates
 
 
 def _own_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the built-in loss, under a name by which the C++ does not know it."""
+    """Compute the built-in loss; the C++ code does not support this copy, so torch runs."""
     return class_loss(outputs, targets)
 
 
@@ -37,10 +37,10 @@ _LOSSES = {NATIVE: class_loss, TORCH: _own_loss}
 
 
 def measure(quick: bool) -> dict[str, Any]:
-    """Return the seconds of a sub-batch by its samples, what computes it, and the threads at once.
+    """Return the seconds of a sub-batch by size, implementation and number of threads.
 
-    In each repeat every case has some batches, in turns. C++ computes all sizes here; in training
-    it has as many as `DenseThread.most_samples`.
+    Each repeat runs some batches of every case in turn. Here C++ computes all sizes; in training it
+    computes sub-batches of up to `DenseThread.most_samples`.
     """
     with patch.object(dense, "_FEW_SAMPLES", dense.MOST_SAMPLES):
         order, train = _trainers(quick)
@@ -51,7 +51,7 @@ def measure(quick: bool) -> dict[str, Any]:
         for size, way, threads in cases:
             rows = order[: batches * size * threads].split(size * threads)
             seconds = mean(map(train[way, threads], rows))
-            if number:  # the first one warms up
+            if number:  # the first repeat is a warm-up
                 took[size, way, threads].append(seconds)
     return {
         str(size): {
@@ -63,7 +63,7 @@ def measure(quick: bool) -> dict[str, Any]:
 
 
 def _trainers(quick: bool) -> tuple[Tensor, Mapping[tuple[str, int], Callable[[Tensor], float]]]:
-    """Return the order of the samples, and what trains on a batch and returns its seconds."""
+    """Return the samples' order, and for each case a function that trains and times a batch."""
     wanted = settings(quick, workers="cpu:1", learning_rate=_RATE)
     recipe = recipe_of(wanted.model, wanted.data, wanted.seed)
     make = optimizer_by(recipe, wanted)

@@ -1,4 +1,4 @@
-"""The tables of result.json, as the README shows them."""
+"""Format result.json as the README's tables."""
 
 from typing import Any
 
@@ -86,7 +86,7 @@ def of_public(figures: dict[str, Any]) -> str:
 
 
 def _times(faster: dict[str, float] | None) -> str:
-    """Return how many times as fast as the fast worker alone: medians, and seed by seed."""
+    """Format the speed-up over the fast worker alone: of the medians, and its range."""
     if faster is None:
         return "-"
     return f"{faster['of_medians']:.2f} ({faster['least']:.2f} to {faster['most']:.2f})"

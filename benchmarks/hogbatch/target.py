@@ -1,4 +1,4 @@
-"""Time to a target loss: adaptive, fixed equal batches, and the fast worker alone."""
+"""Time training to a target loss: adaptive, fixed equal batches, the fast worker alone."""
 
 from statistics import median
 from typing import Any
@@ -12,16 +12,16 @@ ALONE_SIZES = (4, 16, 64, 256)
 QUICK_SIZES = (16,)
 GOAL, QUICK_GOAL = Goal(0.28, 12), Goal(0.6, 4)
 BATCH = 64
-_SPREAD = 4  # the upper threshold over the lower one
-_TUNED = 100  # the seed with which rates and thresholds are chosen, which is not counted
+_SPREAD = 4  # maximum over minimum batch size of `adaptive`
+_TUNED = 100  # seed that selects rates and batch sizes; not in the results
 
 
 def measure(quick: bool) -> dict[str, Any]:
-    """Return seconds of each way for each seed, with its best learning rate of one grid.
+    """Return each method's seconds by seed, with its best learning rate of the grid.
 
-    The rate is the one that is fastest with a seed of its own, which is not counted. With the same
-    seed the upper threshold of `adaptive` is chosen: the batch with which the fast worker alone has
-    the fewest samples to the loss (progress per sample) over samples a second (speed).
+    Seed `_TUNED`, which is not in the results, selects the rates, and the batch size with which the
+    fast worker alone needs the least time (samples to the loss / samples per second). This size is
+    the maximum of `adaptive`, and the size of fixed equal batches.
     """
     alone = _all(_alone(quick), quick)
     most = _fastest_size(alone)
@@ -62,7 +62,7 @@ def _name(size: int) -> str:
 
 
 def _fastest_size(alone: dict[str, Any]) -> int:
-    """Return the size of the batch by which the loss is reached first: samples over samples/s."""
+    """Return the batch size with the shortest time to the loss: samples / samples per s."""
     sizes = {int(name.split()[1]): row for name, row in alone.items()}
     known = {size: row for size, row in sizes.items() if row["tuned"]["seconds"] is not None}
     return min(
@@ -72,7 +72,7 @@ def _fastest_size(alone: dict[str, Any]) -> int:
 
 
 def _faster(alone: list[float | None], pair: list[float | None]) -> dict[str, float] | None:
-    """Return how many times as fast the pair is: of the medians, and of the slowest seed."""
+    """Return the pair's speed-up (medians, extremes of seeds); None if a run misses the loss."""
     both = [(a, b) for a, b in zip(alone, pair, strict=True) if a is not None and b is not None]
     if len(both) < len(pair) or not both:
         return None

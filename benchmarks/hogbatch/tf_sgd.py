@@ -1,8 +1,8 @@
-"""Minibatch SGD of TensorFlow on one thread: `public.py` runs it in an interpreter that has it.
+"""Train by minibatch SGD in TensorFlow on one thread; `public.py` runs this script.
 
     python tf_sgd.py PROBLEM.npz LEARNING_RATE BATCH EPOCHS LOSS
 
-Prints the seconds of each epoch and the test loss after it, until it is as low as LOSS.
+Prints each epoch's seconds and final test loss as JSON; stops when the test loss reaches LOSS.
 """
 
 import json
@@ -18,7 +18,7 @@ import tensorflow as tf
 
 
 def train(problem: dict, rate: float, batch: int, epochs: int, wanted: float) -> list:
-    """Train the rectifier network whose weights and biases the problem has, from its samples."""
+    """Train a ReLU network from the problem's weights and biases on the problem's samples."""
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
     weights = [tf.Variable(problem[f"w{i}"]) for i in range(int(problem["layers"]))]
@@ -42,7 +42,7 @@ def train(problem: dict, rate: float, batch: int, epochs: int, wanted: float) ->
     inputs, targets = tf.constant(problem["inputs"]), tf.constant(problem["targets"])
     test = tf.constant(problem["test_inputs"]), tf.constant(problem["test_targets"])
     start = [one.numpy() for one in weights + biases]
-    step(inputs[:batch], targets[:batch])  # which builds the graph
+    step(inputs[:batch], targets[:batch])  # builds the graph before timing
     for one, value in zip(weights + biases, start, strict=True):
         one.assign(value)
     tested = []

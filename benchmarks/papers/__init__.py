@@ -1,4 +1,4 @@
-"""The tables of the five papers, beside the planner's values."""
+"""Compare the tables of five papers with the planner's values."""
 
 from importlib import import_module
 
@@ -9,7 +9,7 @@ NAMES = ("cgdp", "wheel", "dgx1", "hogbatch", "dettmers8bit")
 
 
 def paper(name: str) -> Paper:
-    """Compute a paper's tables with our values. Raises InvalidInput for another name."""
+    """Compute a paper's tables with our values. Raises InvalidInput for an unknown name."""
     if name not in NAMES:
         raise not_known("paper", name, NAMES)
     found: Paper = import_module(f"papers.{name}").paper()

@@ -1,7 +1,7 @@
-"""Price an exchange of all gradients by latency and bandwidth alone, as a predictor to beat.
+"""Price an exchange of all gradients by latency and bandwidth alone, as a naive predictor.
 
-Nothing of it overlaps with computation, and no kernel, core or switch takes time: alpha seconds a
-message and beta seconds a byte, on the links of the machine's file.
+A message costs alpha seconds plus beta seconds per byte on the machine file's links. Exchanges do
+not overlap with computation, and kernels, CPU cores and switches take no time.
 """
 
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ from paceline.core.transfer import Ring
 
 
 def ring_s(machine: Machine, devices: Sequence[Device], nbytes: float) -> float:
-    """Return the seconds of a ring all-reduce of `nbytes` over devices, in their order."""
+    """Return the seconds of a ring all-reduce of `nbytes` over the devices."""
     return Ring.at_once(machine, devices, ()).seconds(nbytes) if len(devices) > 1 else 0.0
 
 
 def tree_s(machine: Machine, devices: Sequence[Device], nbytes: float) -> float:
-    """Return the seconds of `nbytes` up a binary tree to the first device, and down again.
+    """Return the seconds of a binary-tree reduce to the first device and a broadcast back.
 
     Each level takes as long as its slowest message.
     """
@@ -29,9 +29,9 @@ def tree_s(machine: Machine, devices: Sequence[Device], nbytes: float) -> float:
 
 
 def host_s(machine: Machine, devices: Sequence[Device], nbytes: float) -> float:
-    """Return the seconds of `nbytes` of each device to its host, their sum there, and back.
+    """Return the seconds to copy `nbytes` per device to the host, sum, and copy back.
 
-    The host reads those of each device and writes the sum at its memory's bandwidth.
+    The host reads each device's values and writes the sum at its memory bandwidth.
     """
     if len(devices) < 2:
         return 0.0
@@ -41,7 +41,7 @@ def host_s(machine: Machine, devices: Sequence[Device], nbytes: float) -> float:
 
 
 def message_s(machine: Machine, source: Station, target: Station, nbytes: float) -> float:
-    """Return the seconds of one message: all latencies of its route, and its narrowest link."""
+    """Return the seconds of a message: its route's latencies, and its slowest link's time."""
     links = [hop.link for hop in machine.route(source, target)]
     narrowest = min(link.bandwidth_bytes_per_s for link in links)
     return sum(link.latency_s for link in links) + nbytes / narrowest

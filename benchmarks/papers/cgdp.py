@@ -1,12 +1,12 @@
-"""Le et al., "Involving CPUs into Multi-GPU Deep Learning" (ICPE 2018).
+"""Simulate Le et al., "Involving CPUs into Multi-GPU Deep Learning" (ICPE 2018).
 
-Strategies `tree` (BVLC/Caffe) and `host` (TRL/Caffe), simulated on machines/power8-p100.toml from
-what the paper prints: layers share what an iteration takes on one GPU as a P100's arithmetic and
-memory would have them. The calibrated constants and their cells stand in benchmarks/papers/cgdp.md.
+Strategies `tree` (BVLC/Caffe) and `host` (TRL/Caffe) run on machines/power8-p100.toml. Layers share
+the printed time of an iteration on one GPU in proportion to a P100's roofline.
+benchmarks/papers/cgdp.md lists the calibrated constants and their cells.
 
-The networks have layers as Table 1 counts them: 8, 22, 16 and 152. Strategy host synchronises once
-a layer in the paper. A convolution and its batch normalisation are one layer there, and so are the
-convolutions of an inception block that stand side by side.
+The networks have 8, 22, 16 and 152 layers, as in Table 1. The paper's host strategy synchronises
+once per layer. A convolution and its batch normalisation count as one layer, and so do parallel
+convolutions of an inception block.
 """
 
 import re
@@ -39,24 +39,24 @@ from papers import alpha_beta
 from papers.networks import step_of
 from papers.paper_tables import Paper, paper_of, printed_values, read_printed
 
-# Section 5.1, Table 1: images of one GPU in one step.
+# Section 5.1, Table 1: images per GPU and step.
 BATCH_SIZES: dict[str, int] = read_printed("cgdp")["batch_sizes"]
 _INCEPTION = re.compile(r"inceptions\.(\w+)\.(branch[35]\.1)?")
 _BOTTLENECK = re.compile(r"(stages\.\d+\.\d+)\.(conv\d|shortcut)")
 _HEADS = {"heads.0": "4a", "heads.1": "4d"}
 TREE, HOST = "tree", "host"
-_WINDOW = 1  # step: each one waits for all updates of the one before
+_WINDOW = 1  # step: each step waits for all updates of the previous step
 _MAX_WORKERS = 4
 _BATCH_SIZE = BATCH_SIZES["resnet152"]  # of section 5.3
 _FIGURE_2 = 16  # images a GPU
-# Of figure 2's 1 to 100, what Algorithm 1 may try in steps of 5 or 10.
+# Chunk sizes of figure 2 (1 to 100) that Algorithm 1 may try in increments of 5 or 10.
 _SIZES = (*range(1, 10), *range(10, 101, 5))
 
 
 class TrainedGoogLeNet(GoogLeNet):
-    """GoogLeNet as it is trained: with its two auxiliary classifiers, 13,378,280 parameters.
+    """GoogLeNet with its two auxiliary classifiers, as trained: 13,378,280 parameters.
 
-    Images (N, 3, 224, 224) to scores (N, 1000): the main classifier's, then the other two's.
+    Images (N, 3, 224, 224) to three scores (N, 1000), the main classifier's first.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class TrainedGoogLeNet(GoogLeNet):
         self.heads = nn.ModuleList([_head(512), _head(528)])
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Three scores for each image."""
+        """Return the scores (N, 1000) of the three classifiers."""
         x = self.pool2(self.conv2(self.pool1(self.conv1(images))))
         others = []
         for name, block in self.inceptions.named_children():
@@ -88,9 +88,9 @@ def _head(channels: int) -> nn.Sequential:
 
 @dataclass(frozen=True)
 class CountedNetwork:
-    """A network as its modules are (`fine`), and as the paper counts layers (`workload`).
+    """A network with its modules as layers (`fine`), and with the paper's layers (`workload`).
 
-    `members` names, for each layer of the latter, those of the former that it stands for.
+    `members`: the names of the modules in each of the paper's layers.
     """
 
     fine: Workload
@@ -98,7 +98,7 @@ class CountedNetwork:
     members: Mapping[str, tuple[str, ...]]
 
     def merged(self, times: costs.LayerTimes) -> costs.LayerTimes:
-        """Return the seconds of the paper's layers, given those of the modules."""
+        """Sum the modules' times to times of the paper's layers."""
         names = [layer.name for layer in self.fine.layers]
 
         def summed(seconds: Sequence[float]) -> tuple[float, ...]:
@@ -111,7 +111,7 @@ class CountedNetwork:
 
 @cache
 def network(name: str, batch_size: int | None = None) -> CountedNetwork:
-    """Return a network of Table 1, on as many images as there or on `batch_size`."""
+    """Return a network of Table 1; `batch_size` defaults to the value in Table 1."""
     size = batch_size or BATCH_SIZES[name]
     if name == "googlenet":
         with torch.device("meta"):
@@ -131,7 +131,7 @@ def network(name: str, batch_size: int | None = None) -> CountedNetwork:
         )
         for name, layers in members.items()
     )
-    # A layer's gradients are ready when those of its last module are.
+    # A layer's gradients are ready when its last module's gradients are ready.
     ready = {layer_of(layer.name): i for i, layer in enumerate(fine.in_backward_order)}
     order = tuple(sorted(range(len(merged)), key=lambda i: ready[merged[i].name]))
     workload = Workload(fine.name, fine.batch_size, merged, order, fine.input_nbytes)
@@ -140,10 +140,10 @@ def network(name: str, batch_size: int | None = None) -> CountedNetwork:
 
 
 def layer_of(module: str) -> str:
-    """Return to which of the paper's layers a module belongs."""
+    """Return the name of the paper's layer that contains a module."""
     for head, block in _HEADS.items():
         if module.startswith(head):
-            return f"{block}.second"  # computed and differentiated beside it
+            return f"{block}.second"  # computed in parallel, forward and backward
     if inception := _INCEPTION.match(module):
         return f"{inception[1]}.{'second' if inception[2] else 'first'}"
     if bottleneck := _BOTTLENECK.match(module):
@@ -165,12 +165,12 @@ class Phases(NamedTuple):
 # Printed milliseconds of an iteration, by strategy, network and number of GPUs.
 TABLE_2: Mapping[tuple[str, str, int], float] = printed_values("cgdp", "table 2")
 TABLE_3 = printed_values("cgdp", "table 3")
-# Layers 8 to 1, as backward goes.
+# Layers 8 to 1, in the order of backward.
 TABLE_4: list[tuple[float, float, float]] = read_printed("cgdp")["table_4"]
 _PHASES = Phases(*(TABLE_3[TREE, phase] for phase in Phases._fields))
 _COMPUTE = _PHASES.forward + _PHASES.backward
-# Computing is slower beside another GPU: by so much table 3's phases on four GPUs exceed table 2's
-# iteration on one.
+# Slowdown of computation when other GPUs run: the compute phases on four GPUs (table 3) relative to
+# an iteration on one GPU (table 2).
 BESIDE_OTHERS = (_COMPUTE + _PHASES.update) / TABLE_2[TREE, "alexnet", 1]
 
 
@@ -182,7 +182,7 @@ def machine() -> Machine:
 
 @cache
 def rate() -> costs.Rate:
-    """Return the arithmetic and memory speed of a P100 with AlexNet."""
+    """Return a P100's arithmetic and memory rates, as reached with AlexNet."""
     return costs.Roofline.of(machine()).rates[costs.compute_lane(machine().devices[0].name)]
 
 
@@ -195,7 +195,7 @@ def update_s(workload: Workload) -> float:
 
 @cache
 def times_alone(name: str) -> costs.LayerTimes:
-    """Return the seconds of the layers on one GPU, which add up to table 2's iteration."""
+    """Return layer times on one GPU that add up to table 2's iteration."""
     known = network(name)
     step_s = TABLE_2[TREE, name, 1] / 1e3
     rest_s = step_s - update_s(known.workload)
@@ -209,9 +209,9 @@ def times_alone(name: str) -> costs.LayerTimes:
 
 @cache
 def times_of_resnet(batch_size: int) -> costs.LayerTimes:
-    """Return the seconds of ResNet-152's layers on one GPU, which the paper does not print."""
-    # Networks of small layers are slower than arithmetic and memory traffic alone explain: a call
-    # has the latency with which GoogLeNet takes as long as table 2 prints.
+    """Estimate ResNet-152's layer times on one GPU, which the paper does not print."""
+    # Arithmetic and memory traffic alone do not explain the time of networks with small layers, so
+    # each call has a latency, fitted to GoogLeNet's iteration in table 2.
     fine = network("googlenet").fine
     num_calls = sum(layer.forward.num_calls + layer.backward.num_calls for layer in fine.layers)
     without = costs.layer_times(fine, replace(rate(), call_latency_s=0.0))
@@ -224,9 +224,9 @@ def times_of_resnet(batch_size: int) -> costs.LayerTimes:
 
 @dataclass(frozen=True)
 class Iteration:
-    """A training iteration of a network with known times of its layers, on some of the GPUs.
+    """A training iteration of a network with known layer times, on `workers` GPUs.
 
-    `moves` are the known seconds of copies and sums of chunks, as in `ProfiledCost`.
+    `moves`: known seconds of copies and sums of chunks, as in `ProfiledCost`.
     """
 
     network: CountedNetwork
@@ -237,7 +237,7 @@ class Iteration:
     moves: Mapping[PriceKey, float] | None = None
 
     def plan(self, num_steps: int) -> Plan:
-        """Return the plan of so many steps."""
+        """Return the plan of `num_steps` steps."""
         work, window = self.network.workload, Window(num_steps)
         if self.strategy == HOST:
             config = HostReduce(workers=self.workers, chunk=self.chunk)
@@ -246,11 +246,11 @@ class Iteration:
 
     @property
     def cost(self) -> costs.ProfiledCost:
-        """The prices of all tasks."""
+        """The cost model of all tasks."""
         slower = BESIDE_OTHERS if self.workers > 1 else 1.0
         durations = dict(self.moves or {})
         for device in machine().devices:
-            durations[PriceKey(device.name, Kind.LOAD)] = 0.0  # loaded during the step before
+            durations[PriceKey(device.name, Kind.LOAD)] = 0.0  # loaded during the previous step
             durations[PriceKey(device.name, Kind.STEP)] = slower * self.times.update_s
             for i, layer in enumerate(self.network.workload.layers):
                 forward_s, backward_s = self.times.forward_s[i], self.times.backward_s[i]
@@ -264,13 +264,13 @@ class Iteration:
         return 1e3 * period(self.plan, self.cost, _WINDOW)
 
     def timeline(self, num_steps: int) -> Timeline:
-        """Return the timeline of so many steps."""
+        """Simulate `num_steps` steps."""
         return simulate(self.plan(num_steps), self.cost)
 
 
 @cache
 def table_2_iteration(name: str, strategy: str, workers: int) -> Iteration:
-    """Return the iteration of a cell of table 2, with table 4's copies where it prints them."""
+    """Return the iteration of a table 2 cell, with copy times if table 4 prints them."""
     moves: dict[PriceKey, float] | None = None
     if (strategy, name, workers) == (HOST, "alexnet", 4):
         moves, host_name = {}, machine().hosts[0].name
@@ -283,7 +283,7 @@ def table_2_iteration(name: str, strategy: str, workers: int) -> Iteration:
 
 
 def paper() -> Paper:
-    """Return the paper's tables beside the times of the plans."""
+    """Return the paper's tables with the times of the plans."""
 
     def step_ms(strategy: str, name: str, workers: int = _MAX_WORKERS) -> float:
         return table_2_iteration(name, strategy, workers).step_ms
@@ -300,7 +300,7 @@ def paper() -> Paper:
             "table 2": lambda strategy, name, workers: (
                 TABLE_2[TREE, name, 1] + exchange_ms(strategy, name, workers)
             ),
-            # Without overlap chunks make no difference.
+            # Without overlap, the chunk size has no effect.
             "section 5.3": lambda name: 1.0,
             "figure 2": lambda *of: _resnet_without_overlap(),
         },
@@ -308,14 +308,14 @@ def paper() -> Paper:
 
 
 def exchange_ms(strategy: str, name: str, workers: int) -> float:
-    """Return alpha-beta's milliseconds of the exchange of all gradients."""
+    """Return the milliseconds of an exchange of all gradients, by the alpha-beta model."""
     exchange_s = {TREE: alpha_beta.tree_s, HOST: alpha_beta.host_s}[strategy]
     nbytes = network(name).workload.gradient_nbytes
     return 1e3 * exchange_s(machine(), machine().first_devices(workers), nbytes)
 
 
 def _resnet_without_overlap() -> float:
-    """Return alpha-beta's speed-up of the host over the tree, on four GPUs."""
+    """Return ResNet-152's speed-up with host over tree on four GPUs, by alpha-beta."""
     times = times_of_resnet(_BATCH_SIZE)
     alone_ms = 1e3 * fsum((*times.forward_s, *times.backward_s, times.update_s))
     of_tree, of_host = (exchange_ms(one, "resnet152", _MAX_WORKERS) for one in (TREE, HOST))
@@ -323,17 +323,17 @@ def _resnet_without_overlap() -> float:
 
 
 def less_memory_mb(name: str) -> float:
-    """Return the megabytes by which the fullest GPU of the tree exceeds those of the host.
+    """Return the megabytes that host saves on the fullest GPU, compared with tree.
 
-    Caffe's GPU 0 has a buffer for the gradients of each GPU that sends to it, and the paper's host
-    needs none on a GPU (section 5.2.4). Paceline's own buffers are those of its plans.
+    Caffe's GPU 0 has a gradient buffer for each GPU that sends to it. The paper's host strategy
+    needs no such buffers (section 5.2.4). The value does not describe Paceline's own buffers.
     """
     nbytes = network(name).workload.gradient_nbytes
     return len(tree.children(0, _MAX_WORKERS)) * nbytes / 1e6
 
 
 def _gain_of_best_chunk(name: str) -> float:
-    """Return the step's time with chunks of 1, the paper's best, over that of our best."""
+    """Return the step time with chunk size 1, the paper's best, over our shortest time."""
     known, alone = network(name), times_alone(name)
     sizes = range(1, len(known.workload.layers))
     times = [Iteration(known, alone, HOST, _MAX_WORKERS, size).step_ms for size in sizes]

@@ -1,6 +1,6 @@
-"""Dettmers, "8-Bit Approximations for Parallelism in Deep Learning" (ICLR 2016).
+"""Simulate Dettmers, "8-Bit Approximations for Parallelism in Deep Learning" (ICLR 2016).
 
-First the paper's single node with four GPUs on one board (tables 3 and 4, section 5.1), then its 32
+The machines are a single node with four GPUs on one board (tables 3 and 4, section 5.1), and 32
 nodes with 96 GPUs (tables 5, 6 and 7, section 5.2).
 """
 
@@ -33,12 +33,12 @@ _BOARD, _CLUSTER = "pcie-4gpu", "infiniband-96gpu"
 
 ACTIVATION = "conv 3 activation"
 
-# Milliseconds of an exchange, by its row of table 3 and the bits of a value.
+# Milliseconds of an exchange, by row of table 3 and bits per value.
 SYNC_MS: dict[tuple[Any, ...], float] = printed_values("dettmers8bit", "table 3")
 
 
 def paper() -> Paper:
-    """Return the paper's tables with our values, which are computed now."""
+    """Compute the paper's tables with our values."""
     return paper_of(
         "dettmers8bit",
         {
@@ -57,20 +57,20 @@ def paper() -> Paper:
 
 
 def planned_value(what: str, sub_batch: int, bits: int) -> float:
-    """Return what the plan of strategy subbatch says on 96 GPUs, a field of `Planned`."""
+    """Plan strategy subbatch on 96 GPUs; return the field `what` of `Planned`."""
     found: float = getattr(planned(sub_batch, bits), what)
     return found
 
 
 def _without_overlap(name: str, gpus: int, bits: int, total_ms: float = TOTAL_MS) -> float:
-    """Return alpha-beta's speed-up of some GPUs: all gradients in a ring after computing."""
+    """Return alpha-beta's speed-up: computation, then a ring all-reduce of all gradients."""
     machine = find_machine(name).for_workers(gpus)
     exchange_s = ring_s(machine, machine.first_devices(gpus), alexnet().gradient_nbytes * bits / 32)
     return gpus * total_ms / (total_ms + 1e3 * exchange_s)
 
 
 def message_sizes() -> dict[str, float]:
-    """Return the bytes that a GPU sends to each other one, for the rows of table 3."""
+    """Return the bytes that a GPU sends to each other GPU, by row of table 3."""
     layers = alexnet().layers
     body, head = layers[: len(CONVOLUTIONS)], layers[len(CONVOLUTIONS) :]
     return {
@@ -81,7 +81,7 @@ def message_sizes() -> dict[str, float]:
 
 
 def messages_in_turn(machine: Machine) -> int:
-    """Return the number of messages on the busiest link if each device sends to each other one."""
+    """Count messages on the busiest link if each device sends to every other device."""
     load = Counter(
         hop for one, other in permutations(machine.devices, 2) for hop in machine.route(one, other)
     )
@@ -89,9 +89,9 @@ def messages_in_turn(machine: Machine) -> int:
 
 
 def sync_ms(machine: Machine, nbytes: float, bits: int, is_gradient: bool) -> float:
-    """Return the milliseconds of one exchange of 32-bit values of so many bytes for each other GPU.
+    """Return the milliseconds of exchanging `nbytes` of 32-bit values with each other GPU.
 
-    Gradients travel twice, raw and summed (section 5.2.2). In 8-bit all GPUs' values are decoded.
+    Gradients travel twice, raw and summed (section 5.2.2). In 8 bits, a GPU decodes all values.
     """
     first, *_, last = machine.devices
     route = machine.route(first, last)
@@ -107,9 +107,9 @@ def sync_ms(machine: Machine, nbytes: float, bits: int, is_gradient: bool) -> fl
 
 
 def simulated(bits: int, total_ms: float = TOTAL_MS, as_table_3: bool = False) -> float:
-    """Return the speed-up of the plan of strategy subbatch with the times of table 4.
+    """Return the planned speed-up of strategy subbatch with table 4's compute times.
 
-    Messages are priced by the machine, or with `as_table_3` by that table.
+    Message times come from the machine file, or with `as_table_3` from table 3.
     """
     machine, codec = find_machine(_BOARD), None if bits == 32 or as_table_3 else "dynamic8"
     config = SubBatch(workers=GPUS, activations=codec, activation_gradients=codec)
@@ -125,10 +125,10 @@ def simulated(bits: int, total_ms: float = TOTAL_MS, as_table_3: bool = False) -
 
 
 def _task_ms(task: Task, total_ms: float, bits: int | None) -> float | None:
-    """Return a task's milliseconds by table 4 or, with `bits`, by table 3; None if by neither.
+    """Return a task's milliseconds from table 4 or, with `bits`, table 3; otherwise None.
 
-    Convolutions take what `total_ms` leaves for them, and loading what table 4 lacks of its total.
-    The optimizer and the labels are not in that table.
+    Loading is the part of `TOTAL_MS` that table 4 does not list. Loading and convolutions are
+    scaled to a total of `total_ms`. Optimizer and labels, which table 4 omits, take no time.
     """
     scale = (total_ms - FC_MS) / (TOTAL_MS - FC_MS)
     if task.kind is Kind.STEP or task.part == LABELS:
@@ -147,7 +147,7 @@ def _task_ms(task: Task, total_ms: float, bits: int | None) -> float | None:
         times[Kind.BACKWARD, weights_of(row.label)] = weights
     if bits is None or (task.kind, task.part) in times:
         return times.get((task.kind, task.part))
-    # A fully connected layer gathers the activations before it; a convolution exchanges gradients.
+    # A fully connected layer gathers its input activations; a convolution exchanges gradients.
     body, head = ([row.label for row in rows] for rows in (CONVOLUTIONS, CONNECTED))
     rows_of_parts = zip([*body, *head, LOSS], [*body, ACTIVATION, *head], strict=True)
     label = next(row for part, row in rows_of_parts if task.part in (part, returned_of(part)))
@@ -155,6 +155,6 @@ def _task_ms(task: Task, total_ms: float, bits: int | None) -> float | None:
 
 
 def table_3(label: str, bits: int) -> float:
-    """Return the milliseconds of an exchange."""
+    """Return our milliseconds for a cell of table 3."""
     is_gradient = label in {row.label for row in CONVOLUTIONS}
     return sync_ms(find_machine(_BOARD), message_sizes()[label], bits, is_gradient)

@@ -1,4 +1,4 @@
-"""The network of Dettmers 2016, table 4: layers, and their milliseconds on one GPU."""
+"""Define the network of Dettmers 2016, table 4: layers and their milliseconds on one GPU."""
 
 from typing import NamedTuple
 
@@ -7,16 +7,16 @@ from pydantic import TypeAdapter
 from paceline.core.workload import Cost, Layer, Parameter, Workload
 from papers.paper_tables import read_printed
 
-BATCH = 128  # samples of a GPU
+BATCH = 128  # samples per GPU
 TOTAL_MS = 104.1  # section 5.1.2
-FC_MS = 6.5  # table 4 prints this sum
+FC_MS = 6.5  # sum of the fully connected layers, as table 4 prints it
 
 
 class AlexNetLayer(NamedTuple):
     """A layer of table 4: its shape, and milliseconds of fprop, bprop and update.
 
-    `handed_on` are the values of an image that the next layer gets; `parallel_ms` are of a fully
-    connected layer that is split over four GPUs.
+    `handed_on`: number of values per image that the next layer receives. `parallel_ms`: times of a
+    fully connected layer that is split over four GPUs.
     """
 
     label: str
@@ -34,7 +34,7 @@ CONNECTED = _Layers.validate_python(_PRINTED["connected"])
 
 
 def alexnet() -> Workload:
-    """Return the network of table 4 on 128 images; its arithmetic is priced by that table."""
+    """Return table 4's network on 128 images; costs are zero, as table 4 prints the times."""
     made = []
     for row in (*CONVOLUTIONS, *CONNECTED):
         weight = Parameter("weight", (row.outputs, *row.inputs))

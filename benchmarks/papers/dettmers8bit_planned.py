@@ -1,9 +1,9 @@
-"""Dettmers 2016, section 5.2, by the planner: strategy subbatch on 96 GPUs, by sub-batch size.
+"""Plan section 5.2 of Dettmers 2016: strategy subbatch on 96 GPUs, by sub-batch size.
 
-The plan splits the head among all GPUs, which section 5.2.2 leaves out as too complex to analyse,
-and sends what comes back, too. Convolutions take table 4's times. All else has the prices of
-`machines/infiniband-96gpu.toml`: the head's products, the codec, and messages, whose latency there
-is that of table 5's smallest.
+The plan splits the head among all GPUs, which section 5.2.2 leaves out as too complex to analyse.
+It also sends the errors back. Convolutions have table 4's times. The machine file
+`machines/infiniband-96gpu.toml` prices the head's products, the codec and the messages; its message
+latency is the latency of table 5's smallest message.
 """
 
 from dataclasses import dataclass, replace
@@ -25,10 +25,10 @@ GPUS = 96
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What a plan says of one sub-batch size: milliseconds, and the speed-up over one GPU.
+    """Planned values of one sub-batch size: milliseconds, and the speed-up over one GPU.
 
-    `message_ms` and `single_ms` are of the activations that enter the head: of one message, and of
-    a sub-batch. `total_ms` is all that a step has besides the convolutions.
+    `message_ms`, `single_ms`: time to send the head's input activations, for one message and for a
+    sub-batch. `total_ms`: time of a step without loading and convolutions.
     """
 
     message_ms: float
@@ -39,7 +39,7 @@ class Planned:
 
 @cache
 def planned(sub_batch: int, bits: int) -> Planned:
-    """Return what the plan says of sub-batches of so many samples, sent in so many bits."""
+    """Plan sub-batches of `sub_batch` samples, sent with `bits` bits per value."""
     machine = find_machine("infiniband-96gpu").for_workers(GPUS, symmetric=True)
     codec = None if bits == 32 else "dynamic8"
     config = SubBatch(GPUS, None, codec, codec, sub_batch=sub_batch)
@@ -60,7 +60,7 @@ def planned(sub_batch: int, bits: int) -> Planned:
 
 @cache
 def alexnet() -> Workload:
-    """Return the network of table 4 on 128 images, with the work of its fully connected layers."""
+    """Return the network of table 4 on 128 images, with the costs of its fully connected layers."""
     whole = table_4.alexnet()
     body = whole.layers[: len(table_4.CONVOLUTIONS)]
     head = whole.layers[len(body) :]
@@ -70,7 +70,7 @@ def alexnet() -> Workload:
 
 
 def _worked(layer: Layer, input_nbytes: int) -> Layer:
-    """Return a linear layer with its products: one forward, and two of as much work back."""
+    """Return a linear layer with its costs: one product forward, two products backward."""
     moved = layer.gradient_nbytes + input_nbytes + layer.activation_nbytes
     product = Cost(2 * table_4.BATCH * layer.num_parameters, moved, 1)
     return replace(layer, forward=product, backward=product + product)
@@ -85,7 +85,7 @@ def _prices(steps: Plan, machine: Machine) -> CostModel:
 
 
 def _ms(task: Task) -> float | None:
-    """Return the milliseconds of what table 4 has on one GPU; the update is not in it."""
+    """Return a task's milliseconds by table 4 (0 for updates); None if table 4 has no time."""
     if task.kind is Kind.STEP:
         return 0.0
     if task.kind is Kind.LOAD:

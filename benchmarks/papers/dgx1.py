@@ -1,8 +1,8 @@
-"""Mojumder et al., "Profiling DNN Workloads on a Volta-based DGX-1 System" (IISWC 2018).
+"""Simulate Mojumder et al., "Profiling DNN Workloads on a Volta-based DGX-1 System" (IISWC 2018).
 
-A step of MXNet is simulated with the plans of `tree` and `allreduce`, and what MXNet adds. P2P is
-strategy `tree`: gradients go up a tree to GPU 0 and weights come down (section II-B). NCCL is
-strategy `allreduce`.
+A step is planned by `tree` or `allreduce`, with MXNet's additional costs. P2P is strategy `tree`:
+gradients go up a tree to GPU 0 and weights come down (section II-B). NCCL is strategy `allreduce`.
+One MXNet thread starts the GPUs' steps in turn:
 
     host issue     [load 0][load 1][load 2][load 3]
     gpu0 compute   [load 0] fwd bwd |
@@ -30,9 +30,9 @@ from papers.paper_tables import Paper, Values, paper_of
 
 Method = Literal["P2P", "NCCL"]
 
-# Table I's ResNet has 110 layers and 55M weights on images of 299x299 (section IV-C): no published
-# network. GPU 0's additional memory in table IV is that of three gradients of ResNet-50: times and
-# memory are those of ResNet-50, on MXNet's usual images of 224x224 (`dgx1_memory`).
+# Table I's ResNet (110 layers, 55M weights, images of 299x299 in section IV-C) is no published
+# network. GPU 0's additional memory in table IV equals three gradients of ResNet-50, so times and
+# memory are computed for ResNet-50, on MXNet's usual images of 224x224 (`dgx1_memory`).
 _TRAINED = {
     "LeNet": "lenet5",
     "AlexNet": "alexnet",
@@ -41,31 +41,30 @@ _TRAINED = {
     "ResNet": "resnet50",
 }
 
-_BATCHES = (SMALLEST_BATCH, 32, 64)  # images in a batch of one GPU, section V-A
+_BATCHES = (SMALLEST_BATCH, 32, 64)  # images per GPU, section V-A
 _BATCH = _BATCHES[0]
 _LENET_32, _LENET_64 = (f"LeNet, 4 GPUs, batch {size} over 16" for size in _BATCHES[1:])
 _BEST_OF_TWO = "all networks and batches, 2 GPUs over 1, at best"
-# Seconds that MXNet's one thread takes to start a step of one GPU; it serves them in turn.
-# With NCCL it also starts a kernel of each collective on each GPU.
+# Seconds that MXNet's single thread needs to start a step of one GPU; it starts GPUs in turn.
+# With NCCL, the thread also starts a kernel of each collective on each GPU.
 ISSUE_S: dict[Method, float] = {"P2P": 32.7e-6, "NCCL": 72.1e-6}
 # The share of NVLink's bandwidth that copies of single tensors reach ("transferring a small amount
 # of data is a waste of NVLink BW", section V-C).
 COPY_EFFICIENCY = 0.561
 # Using NCCL slows down all computation by this factor, even on one GPU (section V-B).
 NCCL_STRETCH = 1.185
-# With NCCL each tensor is reduced and handed out even on one GPU (section V-B): two kernels, of
-# which each reads it and writes it.
+# NCCL reduces and broadcasts each tensor even on one GPU (section V-B): by two kernels, which each
+# read and write the tensor.
 _KERNELS, _KERNEL_TRAFFIC = 2, 4
 _ISSUE = Resource("mxnet", Lane.ISSUE)
 _MACHINE = find_machine("dgx1-v100")
 
 
 def paper() -> Paper:
-    """Return the paper's tables beside our values.
+    """Return the paper's tables with our values.
 
-    Those of section V-A come from plans with what MXNet adds; those of table II from the planner,
-    the machine's file and the two kernels of each tensor that section V-B names. Memory is that of
-    `dgx1_memory`.
+    Section V-A: plans with MXNet's additional costs. Table II: plans with the machine file and
+    section V-B's two kernels per tensor. Memory: `dgx1_memory`.
     """
     best = max(_speedup(name, "P2P", 2, size) for name in _TRAINED for size in _BATCHES)
     lenet_s = {size: step_s("LeNet", size, "P2P", 4) / size for size in _BATCHES}
@@ -89,7 +88,7 @@ def paper() -> Paper:
 
 
 def _without_overlap() -> dict[str, Values]:
-    """Return alpha-beta's values: what the plan of one GPU takes, and then the exchange."""
+    """Return alpha-beta's values: the planned step of one GPU, then the exchange."""
 
     def seconds(name: str, method: Method, gpus: int, size: int = _BATCH) -> float:
         nbytes = workload(name, size).gradient_nbytes
@@ -125,17 +124,17 @@ def _gain(network: str, gpus: int) -> float:
 
 @cache
 def workload(network: str, batch_size: int) -> Workload:
-    """Return the work of a GPU in a step of the network that the paper presumably trained."""
+    """Describe one GPU's step of the network that the paper presumably trained."""
     return workload_of(_TRAINED[network], batch_size)
 
 
 @cache
 def step_s(network: str, batch_size: int, method: Method, gpus: int) -> float:
-    """Return the seconds of a step of MXNet in which each GPU trains on a batch of that size."""
+    """Return the seconds of an MXNet step with `batch_size` images per GPU."""
     work = workload(network, batch_size)
     machine = machine_with(method)
     rates = {**Roofline.of(machine).rates, _ISSUE: Rate(call_latency_s=ISSUE_S[method])}
-    # A window of more steps has the same period: each step waits for the one before.
+    # A window of one step suffices, because each step waits for the previous step.
     return period(
         lambda num_steps: fed_in_turn(_plan(work, machine, method, gpus, num_steps)),
         Roofline(rates),
@@ -145,7 +144,7 @@ def step_s(network: str, batch_size: int, method: Method, gpus: int) -> float:
 
 @cache
 def planned_s(network: str, batch_size: int, method: Method) -> float:
-    """Return the seconds of a step of one GPU by the planner, without what MXNet adds."""
+    """Return the planned seconds of a step on one GPU, without MXNet's additional costs."""
     work = workload(network, batch_size)
     cost = Roofline.of(_MACHINE)
     return period(lambda num_steps: _plan(work, _MACHINE, method, 1, num_steps), cost, 1)
@@ -153,9 +152,9 @@ def planned_s(network: str, batch_size: int, method: Method) -> float:
 
 @cache
 def with_kernels_s(network: str, batch_size: int) -> float:
-    """Return the seconds of a step of one GPU by the planner, with NCCL's kernels.
+    """Return the planned seconds of a step on one GPU, with NCCL's kernels.
 
-    They run one after another, and the update waits for them.
+    The kernels run one after another, and the update waits for them.
     """
     work = workload(network, batch_size)
     num_tensors = sum(len(layer.parameters) for layer in work.layers)
@@ -178,7 +177,7 @@ def _plan(work: Workload, machine: Machine, method: Method, gpus: int, num_steps
 
 
 def machine_with(method: Method) -> Machine:
-    """Return the machine as MXNet's copies of tensors (P2P) or NCCL let it be used."""
+    """Return the machine with links slowed by MXNet's copies (P2P) or devices by NCCL."""
     if method == "P2P":
         links = []
         for link in _MACHINE.links:
@@ -197,7 +196,7 @@ def machine_with(method: Method) -> Machine:
 
 
 def fed_in_turn(plan: Plan) -> Plan:
-    """Return the plan with GPUs fed one after another by one thread."""
+    """Return the plan with a single thread that starts the GPUs' steps in turn."""
     return Plan(
         task._replace(on=(_ISSUE, *task.on)) if task.kind is Kind.LOAD else task
         for task in plan.tasks

@@ -1,14 +1,14 @@
-"""Memory of MXNet's training in Mojumder et al. 2018, section V-D and table IV.
+"""Predict MXNet's training memory in Mojumder et al. 2018, section V-D and table IV.
 
-The planner counts what PyTorch keeps for backward. Of MXNet three differences are known, none of
-them from the cells of table IV:
+The planner counts the tensors that PyTorch keeps for backward. MXNet differs in three known ways,
+none of them inferred from the predicted cells of table IV:
 
-- An activation's backward reads its input beside its output, so that neither can take the other's
-  place (until MXNet pull request 10847 of May 2018; the paper's container is of April).
-- GPU 0 alone updates weights (sections II-B and V-D): it keeps a server's weights, the sum of all
-  gradients and the momentum, and the other GPUs none of them.
-- What is called LeNet is MXNet's own example: table I gives it two fully-connected layers, and
-  section IV-C images of 224x224. The ResNet's images are MXNet's usual 224x224, too.
+- An activation's backward reads its input and its output, so the output cannot overwrite the input
+  (until MXNet pull request 10847 of May 2018; the paper's container is from April).
+- Only GPU 0 updates weights (sections II-B and V-D): it keeps the server's weights, the sum of all
+  gradients and the momentum. The other GPUs keep none of these.
+- The LeNet is MXNet's own example: it has two fully-connected layers (table I) and images of
+  224x224 (section IV-C). The ResNet's images also have MXNet's usual 224x224.
 """
 
 from collections.abc import Callable, Iterable
@@ -27,12 +27,12 @@ from papers.paper_tables import read_printed
 
 GB = 1e9
 SMALLEST_BATCH = 16
-_SERVED = 3  # of each value, GPU 0 keeps a server's weight, the sum of gradients and the momentum
+_SERVED = 3  # copies of the weights' size on GPU 0: server's weights, gradient sum, momentum
 _ACTIVATIONS = (functional.relu, torch.relu, torch.tanh)
 
 
 def lenet() -> nn.Sequential:
-    """Build MXNet's example called lenet, on images of 224x224: 70,753,070 parameters."""
+    """Build MXNet's LeNet example for images of 224x224: 70,753,070 parameters."""
     return nn.Sequential(
         *(nn.Conv2d(3, 20, 5), nn.Tanh(), nn.MaxPool2d(2)),
         *(nn.Conv2d(20, 50, 5), nn.Tanh(), nn.MaxPool2d(2)),
@@ -41,7 +41,7 @@ def lenet() -> nn.Sequential:
     )
 
 
-# What is built, and the width of its images.
+# Builder of each network, and the width of its images.
 _TRAINED: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "LeNet": (lenet, 224),
     "AlexNet": (lambda: find("alexnet").build(None), 227),
@@ -52,7 +52,7 @@ _TRAINED: dict[str, tuple[Callable[[], nn.Module], int]] = {
 
 
 class _Activation(torch.autograd.Function):
-    """A rectifier that keeps its input and its output; tanh keeps as much."""
+    """A ReLU that keeps its input and output; it replaces tanh, too, which keeps as much."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ class _Activation(torch.autograd.Function):
 
 
 class KeepsInputs(TorchFunctionMode):
-    """While it is active, activations keep their inputs for backward, as in MXNet 1.1."""
+    """A mode in which activations also keep their inputs for backward, as in MXNet 1.1."""
 
     def __torch_function__(
         self,
@@ -84,7 +84,7 @@ class KeepsInputs(TorchFunctionMode):
 
 @cache
 def workload(network: str, batch_size: int) -> Workload:
-    """Return the work of a GPU's step, with what MXNet keeps of activations."""
+    """Describe a GPU's step, with the activations that MXNet keeps for backward."""
     build, width = _TRAINED[network]
     with torch.device("meta"):
         model, images = build(), torch.empty(batch_size, 3, width, width)
@@ -94,19 +94,19 @@ def workload(network: str, batch_size: int) -> Workload:
 
 @cache
 def memory_gb(network: str, batch_size: int, which: str = "GPU0") -> float:
-    """Return the memory of GPU 0 or of another one ("GPUx") in training on several GPUs, in GB.
+    """Return the training memory in GB of GPU 0 or of another GPU ("GPUx").
 
-    Known is what a GPU holds before training with batches of 16 (the context, the libraries and
-    the weights): beside it are a replica's gradients, activations and batch.
+    It is the printed memory before training with batches of 16 (context, libraries and weights),
+    plus a replica's gradients, activations and batch, plus GPU 0's copies for updates.
     """
     work = workload(network, batch_size)
     served = _SERVED * work.gradient_nbytes if which == "GPU0" else 0
-    own = replica_nbytes(work) - 2 * work.gradient_nbytes  # no weights again, and no momentum
+    own = replica_nbytes(work) - 2 * work.gradient_nbytes  # weights are in `before_gb`; no momentum
     return float(read_printed("dgx1")["before_gb"][network][0] + (own + served) / GB)
 
 
 def largest_batch(network: str, capacity_nbytes: float) -> int:
-    """Return the largest power of two, of 16 and more, that fits into GPU 0."""
+    """Return the largest power-of-two batch size, at least 16, that fits into GPU 0."""
     batch_size = SMALLEST_BATCH
     while memory_gb(network, 2 * batch_size) * GB <= capacity_nbytes:
         batch_size *= 2

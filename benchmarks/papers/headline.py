@@ -1,4 +1,4 @@
-"""Sum up how well the plans predict the papers, beside naive predictors."""
+"""Summarise the plans' errors on the papers' tables, compared with naive predictors."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ HOW_TO_READ = (
 
 @dataclass(frozen=True, slots=True)
 class Versus:
-    """The mean absolute errors of a naive predictor and of ours over the same cells."""
+    """Mean absolute errors of a naive predictor and of our plans over the same cells."""
 
     num_cells: int
     error: float
@@ -30,10 +30,10 @@ class Versus:
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """The errors over predicted cells, as shares; None where there is no such cell.
+    """Errors over predicted cells, as fractions; None without such cells.
 
-    `overhead` is the mean of the signed errors of what several workers lose, over `num_overheads`
-    cells that are a time or a speed-up of them.
+    `overhead`: mean signed error of the overhead of several workers, over the `num_overheads` cells
+    that contain a time or speed-up of several workers.
     """
 
     num_predicted: int
@@ -46,7 +46,7 @@ class Headline:
     num_agreeing_choices: int
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """Return the row of a table, below `_HEADLINES`."""
+        """Return a table row with the columns `_HEADLINES`."""
         return (
             name,
             str(self.num_predicted),
@@ -59,7 +59,7 @@ class Headline:
 
 
 def headline(cells: Iterable[PaperCell]) -> Headline:
-    """Return the errors of these cells."""
+    """Summarise the errors of these cells."""
     cells = list(cells)
     errors = _absolute(cell.error for cell in cells)
     choices = [cell.agrees for cell in cells if cell.agrees is not None]
@@ -90,7 +90,7 @@ def _absolute(errors: Iterable[float | None]) -> list[float]:
 
 
 def headlines(papers: Sequence[Paper]) -> str:
-    """Return the headlines of each paper, and of all if there are several, as Markdown."""
+    """Format a Markdown table of each paper's headline, and of all papers if several."""
     rows = [headline(paper.cells).texts(paper.name) for paper in papers]
     if len(papers) > 1:
         every = headline(cell for paper in papers for cell in paper.cells)
@@ -99,7 +99,7 @@ def headlines(papers: Sequence[Paper]) -> str:
 
 
 def markdown(paper: Paper) -> str:
-    """Return all tables and the errors as Markdown."""
+    """Format a paper's tables and headline as Markdown."""
     blocks = [
         f"**{table.title}**\n\n{_table(_COLUMNS, map(_texts, table.cells))}"
         for table in paper.tables
@@ -127,7 +127,7 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def fill_page(paper: Paper) -> None:
-    """Put the tables of a paper into its page, NAME.md."""
+    """Write a paper's tables into its page, NAME.md."""
     path = Path(__file__).parent / f"{paper.name}.md"
     before, _, rest = path.read_text().partition("<!-- tables -->\n")
     after = rest.partition("<!-- /tables -->")[2]

@@ -1,7 +1,7 @@
-"""Ma, Rusu et al. 2020, "Adaptive Stochastic Gradient Descent ... on CPU+GPU": section VII.
+"""Plan Ma, Rusu et al. 2020, "Adaptive Stochastic Gradient Descent ... on CPU+GPU": section VII.
 
-The paper has no table of results. These are the numbers that its text gives for its figures, and
-the networks of table II as workloads.
+The paper has no table of results. The cells are the numbers that its text gives for its figures;
+the workloads are the networks of table II.
 """
 
 from dataclasses import dataclass
@@ -27,23 +27,23 @@ from papers.paper_tables import Paper, paper_of, read_printed
 from papers.updates import updates, utilisation
 
 _NBYTES = 8  # float64: 64,700 x 300 x 8 is w8a's 155 MB, and 72,309 x 20,958 x 8 real-sim's 12.1 GB
-_FLOPS = 2  # a float64 operation takes both sorts of devices as long as two of float32
+_FLOPS = 2  # a float64 operation takes as long as two float32 operations, on CPU and GPU
 _SIGMOID = 4  # operations: 1 / (1 + exp(-x))
 _SIGMOID_BACKWARD = 3  # g y (1 - y)
 THREADS = 56  # of the CPU worker, section VII-A
-CPU_THREADS = 64  # of the machine, of which figure 7 shows the share
-GPU_DEPTH = 1  # by algorithm 2 a worker asks for its next batch when its update is in the model
-HORIZON_S = 10.0  # less than Hogwild needs for an epoch of any data set, as in the paper
-# Threads of a batch wait for the slowest of them, as workers do that exchange in each step.
+CPU_THREADS = 64  # of the machine; figure 7 shows the busy share of these
+GPU_DEPTH = 1  # in algorithm 2, a worker requests a batch after its update of the model
+HORIZON_S = 10.0  # shorter than Hogwild's epoch on every data set, as in the paper
+# Threads of a batch wait for the slowest thread, like workers that exchange in each step.
 WAITING = WITHIN_A_HOST.slowdown(0.0, THREADS)
 ALMOST_ALL = 0.9  # our reading of "almost exclusive"
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """A row of table II: examples, the widths of all layers, and the thresholds of batches.
+    """A row of table II: number of examples, layer widths, and batch thresholds (lower, upper).
 
-    `cpu_batch` are samples of each thread, `gpu_batch` of the GPU.
+    `cpu_batch`: samples per CPU thread. `gpu_batch`: samples of the GPU.
     """
 
     name: str
@@ -57,9 +57,9 @@ DATA_SETS = TypeAdapter(tuple[DataSet, ...]).validate_python(read_printed("hogba
 
 
 def workload(data: DataSet, batch_size: int) -> Workload:
-    """Return a step of the network on a batch: sigmoid layers without biases, in float64.
+    """Describe the network's training step: sigmoid layers without biases, in float64.
 
-    A batch is the features and a value for each class.
+    A sample has its features and one value per class.
     """
     layers = []
     for number, (inputs, outputs) in enumerate(pairwise(data.widths), 1):
@@ -78,7 +78,7 @@ def workload(data: DataSet, batch_size: int) -> Workload:
 
 
 def paper() -> Paper:
-    """Return the text's epochs, updates and utilisation beside those of the plans."""
+    """Return the paper's epochs, updates and utilisation with the values of our plans."""
     epochs_s = {data.name: epoch_s(data, "cpu0") for data in DATA_SETS}
     ratios = [epochs_s[data.name] / epoch_s(data, "gpu0") for data in DATA_SETS]
     covtype = DATA_SETS[0]
@@ -113,9 +113,9 @@ def paper() -> Paper:
 
 
 def devices(*names: str) -> Machine:
-    """Return the paper's machine with these devices alone, in this order.
+    """Return the paper's machine with only these devices, in this order.
 
-    The cores take as much longer for a batch as their threads wait for each other.
+    The CPU is slowed by `WAITING`, because its threads wait for each other.
     """
     machine = find_machine("p3-16xlarge")
     known = {device.name: device for device in machine.devices}
@@ -129,9 +129,9 @@ def devices(*names: str) -> Machine:
 
 
 def epoch_s(data: DataSet, device: str) -> float:
-    """Return the seconds of an epoch of Hogwild on cores, or of mini-batch SGD on the GPU.
+    """Return the seconds of an epoch: Hogwild on the CPU, mini-batch SGD on the GPU.
 
-    The GPU's batches are as large as the data set allows.
+    The GPU's batch size is the data set's upper threshold.
     """
     on_cores = device == "cpu0"
     size = THREADS if on_cores else data.gpu_batch[1]
@@ -143,9 +143,9 @@ def epoch_s(data: DataSet, device: str) -> float:
 
 
 def plan_until(work: Workload, machine: Machine, config: Hogbatch, horizon_s: float) -> Plan:
-    """Return the tasks of all batches that are handed out before the horizon.
+    """Return the tasks of all batches that are assigned before the horizon.
 
-    `simulate(plan, cost, until=horizon_s)` then leaves out what is not done by that time.
+    `simulate(plan, cost, until=horizon_s)` then omits tasks that end after the horizon.
     """
     return Plan(EventLoop(PricedWorkers(work, machine, config)).tasks(horizon_s=horizon_s))
 
@@ -159,16 +159,16 @@ def run(data: DataSet, policy: PolicyName) -> tuple[Plan, Timeline]:
 
 
 def run_alone(data: DataSet, size: int) -> tuple[Plan, Timeline]:
-    """Return the plan and the timeline of the GPU alone with batches of that size."""
+    """Return the plan and the timeline of the GPU alone with batches of `size` samples."""
     machine, config = devices("gpu0"), Hogbatch(workers=1, policy="hogbatch", gpu_depth=GPU_DEPTH)
     tasks = plan(workload(data, size), machine, config, Window(8))
     return tasks, simulate(tasks, Roofline.of(machine))
 
 
 def kernels(tasks: Plan, timeline: Timeline) -> float:
-    """Return the share of the time in which a kernel runs on the GPU, as its driver counts it.
+    """Return the GPU's utilisation, as its driver counts it: the time share with a running kernel.
 
-    Launching a kernel, waiting for it, and copying data do not count.
+    Kernel launches, waits and copies do not count.
     """
     lane = compute_lane("gpu0")
     rate = Roofline.of(devices("gpu0")).rates[lane]

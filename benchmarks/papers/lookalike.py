@@ -1,9 +1,9 @@
-"""A synthetic set that resembles covtype, of Ma, Rusu et al. 2020, where its file is not at hand.
+"""Generate a synthetic substitute for covtype, a data set of Ma, Rusu et al. 2020.
 
     spec = covtype_like(20_000)      # libsvm:FILE, for `paceline train --data`
 
-The labels of a sample are drawn with the probabilities of a random network, the teacher, which sees
-nothing but the inputs: even a perfect model is wrong as often as the draw is unlikely.
+Labels are drawn with the probabilities that a random network, the teacher, computes from inputs.
+Even a perfect model makes errors, because the draw can be the less probable class.
 """
 
 from collections.abc import Callable
@@ -20,19 +20,19 @@ Random = np.random.Generator
 Function = Callable[[Values], Values]
 
 NUM_FEATURES = 54
-_NUM_LATENT = 4  # what the values of a sample have in common
-_NUM_PILOTS = 2**14  # samples by which the teacher is scaled
-_CHUNK = 2**12  # samples drawn at a time
-_LEAST_SPREAD = 0.05  # below it, a feature's scale would be that of a few samples
-# The curved part's share of the variance of the scores; what multiplies them; the second class's
-# share; units of the teacher.
+_NUM_LATENT = 4  # latent variables that correlate a sample's features
+_NUM_PILOTS = 2**14  # samples for scaling the teacher
+_CHUNK = 2**12  # samples per draw
+_LEAST_SPREAD = 0.05  # minimum deviation, so that no few samples set a feature's scale
+# The nonlinear part's share of the scores' variance; the scores' standard deviation; the second
+# class's share of samples; the number of the teacher's units.
 _CURVED, _SHARPNESS, _SECOND_CLASS, _NUM_UNITS = 0.75, 11.0, 0.4876, 24
 _TASK, _TRAIN = range(2)  # streams of random numbers
 _DRAWN = Path(__file__).parents[2] / "build" / "drawn"
 
 
 def covtype_like(num_samples: int) -> str:
-    """Return the spec of a LIBSVM file with so many samples, drawn if it is not there."""
+    """Return the spec of a LIBSVM file with `num_samples` samples; create a missing file."""
     from sklearn.datasets import dump_svmlight_file
 
     path = _DRAWN / f"covtype-like-{num_samples}.libsvm"
@@ -45,12 +45,12 @@ def covtype_like(num_samples: int) -> str:
 
 
 def samples(num_samples: int) -> tuple[Values, NDArray[np.int64]]:
-    """Return inputs (n, 54) and their classes (n); of more samples, the first are the same."""
+    """Return inputs (n, 54) and classes (n); larger sets begin with the same samples."""
     draw, probability = task()
     inputs, labels = [], []
     for number in range(-(-num_samples // _CHUNK)):
         random = _random(0, _TRAIN, number)
-        values = draw(random, _CHUNK)  # whole chunks, whatever is kept
+        values = draw(random, _CHUNK)  # whole chunks: samples do not depend on `num_samples`
         chances = probability(values)
         inputs.append(values)
         labels.append(random.random(chances.shape, dtype=np.float32) < chances)
@@ -59,7 +59,7 @@ def samples(num_samples: int) -> tuple[Values, NDArray[np.int64]]:
 
 
 def draws(random: Random) -> Callable[[Random, int], Values]:
-    """Draw 10 quantities from 0 to 1, and bits for one of 4 areas and one of 40 soils."""
+    """Return a sampler: 10 values in (0, 1), one-hot area (4) and one-hot soil (40)."""
     mixing = random.standard_normal((_NUM_LATENT, 10), dtype=np.float32)
     choices = [random.standard_normal((_NUM_LATENT, count), dtype=np.float32) for count in (4, 40)]
 
@@ -68,7 +68,7 @@ def draws(random: Random) -> Callable[[Random, int], Values]:
         noise = random.standard_normal((num_samples, 10), dtype=np.float32)
         parts = [_sigmoid(0.7 * (latent @ mixing) + noise)]
         for loadings in choices:
-            # The greatest of such sums is a draw with these log-probabilities, after Zipf.
+            # Gumbel-max draws a class with these log-probabilities, which follow Zipf's law.
             count = loadings.shape[1]
             chances = latent @ loadings - np.log(np.arange(count) + 1.0).astype(np.float32)
             chances += random.gumbel(size=chances.shape).astype(np.float32)
@@ -80,9 +80,9 @@ def draws(random: Random) -> Callable[[Random, int], Values]:
 
 @cache
 def task() -> tuple[Callable[[Random, int], Values], Function]:
-    """Return how to draw inputs (n, 54), and the probability (n, 1) of the second class.
+    """Return a sampler of inputs (n, 54), and a function for P(second class) (n, 1).
 
-    The teacher has a linear and a curved part.
+    The teacher's scores have a linear and a nonlinear part.
     """
     random = _random(0, _TASK, 0)
     draw = draws(random)
@@ -118,7 +118,7 @@ def _sigmoid(values: Values) -> Values:
 
 
 def _offset_for(scores: Values, share: float) -> np.float32:
-    """Return an offset for scores (n, 1) with which their sigmoids are `share` on average."""
+    """Return the offset that makes the mean sigmoid of scores (n, 1) equal to `share`."""
     low, high = -60.0, 60.0
     for _ in range(40):
         middle = (low + high) / 2

@@ -1,8 +1,8 @@
-"""The tables of the five papers, beside the planner's values.
+"""Print the tables of the five papers with the planner's values.
 
     python benchmarks/papers/main.py [cgdp] [wheel] [dgx1] [hogbatch] [dettmers8bit] [--fill]
 
-Without a name, all of them. With --fill the tables are put into the papers' pages, too.
+Without a name, all papers are printed. --fill also writes the tables into the papers' pages.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from papers.headline import HOW_TO_READ, fill_page, headlines, markdown
 
 
 def main() -> None:
-    """Print the tables, and the errors of what is predicted."""
+    """Print the tables, and the errors of the predicted cells."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="paper", help=", ".join(NAMES))
     parser.add_argument("--fill", action="store_true", help="put the tables into the pages")

@@ -1,4 +1,4 @@
-"""Networks of published tables that Paceline does not name: they are described, not trained.
+"""Define networks of published tables that are not built into Paceline, for planning only.
 
 BERT: Devlin et al., "BERT: pre-training of deep bidirectional transformers", 2018, uncased, with
 its masked-language-model head and without dropout.
@@ -21,7 +21,7 @@ _norm = partial(nn.LayerNorm, eps=1e-12)
 
 
 class _Embedding(nn.Module):
-    """Token, position and segment, summed and normalised: (B, T) to (B, T, C)."""
+    """Sum of token, position and segment embeddings, normalised: (B, T) to (B, T, C)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class _Embedding(nn.Module):
 
 
 class _Block(nn.Module):
-    """A transformer's block that normalises the sums: (B, T, C) to (B, T, C)."""
+    """A post-norm transformer block: (B, T, C) to (B, T, C)."""
 
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class _Block(nn.Module):
 
 
 def bert(width: int, num_layers: int, num_heads: int) -> nn.Module:
-    """Build BERT: tokens (B, T) to logits (B, T, V), the last weight tied to the embedding."""
+    """Build BERT: tokens (B, T) to logits (B, T, V), output weight tied to the embedding."""
     embedding, output = _Embedding(width), nn.Linear(width, _VOCABULARY)
     output.weight = embedding.tokens.weight
     blocks = nn.Sequential(*(_Block(width, num_heads) for _ in range(num_layers)))
@@ -75,7 +75,7 @@ _NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 @cache
 def step_of(name: str, batch_size: int) -> Workload:
-    """Describe a step of one of these networks or of a built-in one."""
+    """Describe a training step of one of these networks or of a built-in network."""
     if name not in _NETWORKS:
         return workload_of(name, batch_size)
     make, shape = _NETWORKS[name]

@@ -1,15 +1,15 @@
-"""Hold the predicted cells of a paper's tables: the printed values, ours, and naive predictors'.
+"""Combine a paper's printed values with our values and the values of naive predictors.
 
-What a paper prints stands in the TOML file of its name beside this module. Each of its cells has
+The file NAME.toml next to this module has the printed values of a paper. Each of its cells has
 
-- `cell`, its name, and `printed`, the value; `of`, the arguments which ours is computed from;
-- `kind`: only a cell that is "predicted" is computed. Its value comes from inputs that are not that
-  run: the network, the machine's file, constants of other runs. The others are what these constants
-  were taken from ("calibrated"), what follows from another printed cell ("derived"), or definitions
-  ("exact"); they count for the mean of a table;
-- where it is a time or a speed-up of several workers, what an ideal run would print: the value of
-  the cell called `alone`, divided by `workers`, or a speed-up of `workers`;
-- `series`, where the table's cells are not of one kind: those whose mean is comparable.
+- `cell`, its name; `printed`, its value; `of`, the arguments from which our value is computed;
+- `kind`: we compute only "predicted" cells, from inputs other than the cell's own run: the network,
+  the machine file, and constants from other runs. "calibrated" cells provided such constants,
+  "derived" cells follow from another printed cell, and "exact" cells are definitions. These three
+  kinds count only for the mean of a table;
+- the ideal value, if the cell is a time or a speed-up of several workers: a time is the value of
+  the cell named by `alone`, divided by `workers`; a speed-up is `workers`;
+- `series`, if a table has cells of several kinds: a mean is computed within each series.
 """
 
 import tomllib
@@ -24,13 +24,13 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class PaperCell:
-    """One printed value, a number or a choice such as the fastest method, and ours.
+    """One printed value, a number or a choice such as the fastest method, and our value.
 
-    `mean` and `alpha_beta` are the values of two predictors that simulate nothing; None where one
-    is not defined. `mean` is that of the printed values of the cell's series, this one among them:
-    of its slow-downs or efficiencies where the cell has an ideal value. `alpha_beta` is computation
-    and, after it, the exchange of all gradients, on the same machine. `ideal` are the value of
-    workers that lose nothing as the paper prints it, and as we compute it.
+    `mean`, `alpha_beta`: values of predictors without simulation; None if undefined. `mean`: the
+    mean printed value of the cell's series, including this cell. If the cell has an ideal value,
+    the series' slow-downs or efficiencies are averaged instead. `alpha_beta`: computation, then the
+    exchange of all gradients, on the same machine. `ideal`: the value of workers without overhead,
+    from the printed values and from ours.
     """
 
     name: str
@@ -46,20 +46,20 @@ class PaperCell:
 
     @property
     def error(self) -> float | None:
-        """Return our value over the printed one, less 1; None for choices, and for a printed 0."""
+        """Our relative error; None for choices, and for a printed 0."""
         return None if isinstance(self.ours, str) else self.error_of(self.ours)
 
     def error_of(self, value: float) -> float | None:
-        """Return another predictor's value over the printed one, less 1."""
+        """Return the relative error of `value`; None for choices, and for a printed 0."""
         if isinstance(self.printed, str) or not self.printed:
             return None
         return value / self.printed - 1
 
     @property
     def overhead_error(self) -> float | None:
-        """Return the error of what several workers lose; None if they are one, or lose nothing.
+        """The relative error of our overhead; None without an ideal value or printed overhead.
 
-        That is a step's time less that of one worker, or their number less their speed-up.
+        The overhead is the difference between a step time or speed-up and its ideal value.
         """
         if self.ideal is None or isinstance(self.printed, str) or isinstance(self.ours, str):
             return None
@@ -74,7 +74,7 @@ class PaperCell:
 
 @dataclass(frozen=True, slots=True)
 class PaperTable:
-    """The predicted cells of a table or a figure of a paper; its title names it, and the unit."""
+    """The predicted cells of a paper's table or figure; `title` has its name and the unit."""
 
     title: str
     cells: tuple[PaperCell, ...]
@@ -93,30 +93,30 @@ class Paper:
         return (cell for table in self.tables for cell in table.cells)
 
 
-# Values of a table's cells: by the cell's name, or computed of the arguments in the file.
+# Values of a table's cells: by cell name, or a function of the cell's arguments `of`.
 Ours = Mapping[str, float | str] | Callable[..., float | str]
-# Of alpha-beta; None, or no name, where it says nothing.
+# Values of alpha-beta; None or a missing name if it does not predict the cell.
 Values = Mapping[str, float] | Callable[..., float | None]
 Row = Mapping[str, Any]
 
 
 @cache
 def read_printed(name: str) -> dict[str, Any]:
-    """Return what stands in the data file of a paper."""
+    """Read the data file of a paper, NAME.toml."""
     return tomllib.loads((Path(__file__).parent / f"{name}.toml").read_text(encoding="utf-8"))
 
 
 def printed_values(name: str, table: str) -> dict[tuple[Any, ...], Any]:
-    """Return the printed values of a paper's table, each under the arguments that ours is of.
+    """Return the printed values of a paper's table, by the arguments `of` of our value.
 
-    A cell without arguments is under its own name.
+    A cell without arguments has the key `(name,)`.
     """
     (found,) = (one for one in read_printed(name)["tables"] if one["name"] == table)
     return {tuple(row.get("of", [row["cell"]])): row["printed"] for row in found["cells"]}
 
 
 def paper_of(name: str, ours: Mapping[str, Ours], alpha_beta: Mapping[str, Values] = {}) -> Paper:
-    """Return a paper with the values of `ours` and of `alpha_beta` for each table by its name."""
+    """Return a paper with our and alpha-beta's values, which are given by table name."""
     tables = {table["name"]: table for table in read_printed(name)["tables"]}
     found = []
     for table, own in ours.items():
@@ -126,7 +126,7 @@ def paper_of(name: str, ours: Mapping[str, Ours], alpha_beta: Mapping[str, Value
 
 
 def table_cells(rows: Sequence[Row], ours: Ours, alpha_beta: Values) -> Iterator[PaperCell]:
-    """Yield the predicted cells of a table, with the naive predictors' values of the numbers."""
+    """Yield a table's predicted cells; numbers also have the naive predictors' values."""
     means, by_name = series_means(rows), {row["cell"]: row for row in rows}
     for row in rows:
         if row["kind"] != "predicted":
@@ -145,10 +145,10 @@ def table_cells(rows: Sequence[Row], ours: Ours, alpha_beta: Values) -> Iterator
 
 
 def series_means(rows: Sequence[Row]) -> dict[str, float]:
-    """Return what the mean of each cell's series says of it, by the names of the cells.
+    """Predict each cell by the mean of its series; return the values by cell name.
 
-    A cell with an ideal value belongs with the others that have one. Series of fewer than two
-    different values are left out: their mean is the cell itself.
+    Cells with an ideal value are averaged separately, relative to it. Series of fewer than two
+    different values are omitted, because their mean is the cell itself.
     """
     printed = {row["cell"]: row["printed"] for row in rows}
     series: dict[tuple[str | None, bool], list[tuple[str, float, float]]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""The papers' tables: how errors are summed up, and that the pages show what the plans say."""
+"""Test the summaries of errors, and that the papers' pages match the plans."""
 
 from math import fsum
 from pathlib import Path
@@ -23,15 +23,15 @@ def test_a_naive_predictor_is_held_against_ours_over_the_same_cells():
     assert (one.num_predicted, one.num_choices, one.num_agreeing_choices) == (2, 1, 0)
     assert (one.mean.num_cells, one.alpha_beta.num_cells) == (2, 1)
     assert (one.mean.error, one.mean.ours) == pytest.approx(((0.2 + 0.1) / 2, 0.07))
-    # Alpha-beta says something of the first cell alone, where ours is 10 % off and not 7 %.
+    # Alpha-beta predicts only the first cell, where our error is 10 %, not the mean of 7 %.
     assert (one.alpha_beta.error, one.alpha_beta.ours) == pytest.approx((0.0, 0.1))
     assert headline([PaperCell("zero", 0.0, 1.0)]).error is None
 
 
 def test_the_overhead_has_a_sign_and_is_far_more_off_than_the_step():
-    # Of 50 ms 10 are lost, and we say 8: a step 4 % too fast has an overhead 20 % too small.
+    # The overhead is 10 of 50 ms; ours is 8. The step is 4 % too short, the overhead 20 %.
     assert (CELLS[1].error, CELLS[1].overhead_error) == pytest.approx((-0.04, -0.2))
-    # A speed-up of 3 on four workers loses one of them; 2.5 would lose half as much again.
+    # A speed-up of 3 on four workers loses 1; our 2.5 loses 1.5, 50 % more.
     speed_up = PaperCell("s", 3.0, 2.5, ideal=(4.0, 4.0))
     one = headline([*CELLS, speed_up])
     assert (one.num_overheads, one.overhead) == (2, pytest.approx(0.15))
@@ -45,7 +45,7 @@ def test_the_mean_of_a_table_of_times_is_its_mean_slow_down_and_only_predictions
         {"cell": "B, 1", "printed": 10.0, "of": [11.0], "kind": "calibrated"},
         {"cell": "B, 2", "printed": 14.0, "of": [12.0], "kind": "calibrated", "alone": "B, 1"},
     ]
-    # Slow-downs of 1.2 and 1.4: the mean makes 130 of 100 and 13 of 10.
+    # The slow-downs 1.2 and 1.4 have the mean 1.3: 100 becomes 130, and 10 becomes 13.
     found = series_means(rows)
     assert {n: found[n] for n in ("A, 2", "B, 2")} == pytest.approx({"A, 2": 130, "B, 2": 13})
     (cell,) = table_cells(rows, lambda x: x, {"A, 2": 125.0})
@@ -111,8 +111,8 @@ def test_networks_that_only_tables_name_have_the_published_parameters(name, num_
 
 
 def test_a_step_of_mxnet_is_the_closed_form_of_its_strategy():
-    # Messages of a tree go at half of NVLink's bandwidth; of four GPUs the slowest are those
-    # between gpu2 and gpu3, over one link, and then gpu0 and gpu2, over two.
+    # Messages of a tree reach `COPY_EFFICIENCY` of NVLink's bandwidth. With four GPUs, the slowest
+    # are between gpu2 and gpu3, over one link, and then between gpu0 and gpu2, over two.
     work, first = dgx1.workload("AlexNet", 16), dgx1._MACHINE.devices[0]
     nbytes = work.gradient_nbytes
     sends_s = sum(2 * (10e-6 + nbytes / (dgx1.COPY_EFFICIENCY * rate)) for rate in (25e9, 50e9))
@@ -141,8 +141,8 @@ def test_the_workload_of_the_hogbatch_paper_is_that_of_the_network_in_float64(ro
     assert len(ours.layers) == len(papers.layers) == len(row.widths) - 1
     assert ours.num_parameters == papers.num_parameters
     assert ours.backward_order == papers.backward_order
-    # A float64 operation counts as two. The paper's output layer ends in a softmax, priced as a
-    # sigmoid; ours ends in scores.
+    # A float64 operation counts as two. The paper's output layer has a softmax, priced as a
+    # sigmoid; ours returns logits.
     outputs = batch_size * row.widths[-1]
     for own, printed in zip(ours.layers, papers.layers, strict=True):
         is_last = own is ours.layers[-1]

@@ -1,7 +1,7 @@
-"""The updates of strategy hogbatch in a planned timeline, as a run's log has those of a run.
+"""Extract hogbatch's updates from a planned timeline, in the format of a run's log.
 
-The updates of a device are its STEP spans. One of a GPU that shares the model is in the model when
-the REDUCE after it ends; one that is still on its way when the timeline ends does not count.
+Each STEP span of a device is an update. An update of a GPU that shares the model reaches the model
+at the end of the following REDUCE. Updates in transit at the end of the timeline do not count.
 """
 
 from collections import defaultdict
@@ -17,9 +17,9 @@ _UPDATE_KINDS = frozenset({Kind.H2D, Kind.FORWARD, Kind.STEP, Kind.REDUCE})
 
 
 def updates(timeline: Timeline) -> Made:
-    """Return the updates of a planned timeline.
+    """Return each device's updates in a planned timeline.
 
-    The batches of a GPU overlap: a batch's spans are those of its number.
+    Batches of a GPU overlap, so spans are grouped by batch number.
     """
     spans: dict[str, dict[int, list[Span]]] = defaultdict(lambda: defaultdict(list))
     for span in timeline.spans:
@@ -34,7 +34,7 @@ def updates(timeline: Timeline) -> Made:
 
 
 def _update_of(spans: Sequence[Span], pushes: bool) -> Update | None:
-    """Return the update of a batch with these spans; None if it is not in the model."""
+    """Return the update of a batch with these spans; None if it has not reached the model."""
     last = Kind.REDUCE if pushes else Kind.STEP
     ends = [span.end_s for span in spans if span.kind is last]
     if not ends:
@@ -46,7 +46,7 @@ def _update_of(spans: Sequence[Span], pushes: bool) -> Update | None:
 
 
 def num_samples(timeline: Timeline) -> dict[str, int]:
-    """Return the samples that each device trained on."""
+    """Return the number of samples that each device trained on."""
     return {name: sum(one.num_samples for one in own) for name, own in updates(timeline).items()}
 
 

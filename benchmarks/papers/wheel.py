@@ -1,4 +1,4 @@
-"""Du et al., "Wheel: Accelerating CNNs with Distributed GPUs" (MM 2017): its tables and ours."""
+"""Simulate Du et al., "Wheel: Accelerating CNNs with Distributed GPUs" (MM 2017)."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -31,13 +31,13 @@ _FOUR_GPUS = Wheel(workers=2 * _NUM_BODY_GPUS, lanes=2)
 
 
 def paper() -> Paper:
-    """Return the paper's tables beside our values."""
+    """Return the paper's tables with our values."""
     runs = Runs.calibrated()
     caffe_s = runs.caffe_s
     one, worker_s = Wheel(workers=1), runs.period_s(_FOUR_GPUS)
     head = {layer.name for layer in split(runs.workload, one).head.layers}
     tasks = runs.plan(one, 1).tasks
-    # Of one answer of a fully-connected worker, the paper's p.
+    # Seconds of one answer of a fully-connected worker: the paper's p.
     answer_s = sum(runs.cost.seconds(task) for task in tasks if task.part in head)
     needed = head_devices_needed(answer_s, _NUM_BODY_GPUS, worker_s / _FOUR_GPUS.lanes)
     return paper_of(
@@ -58,7 +58,7 @@ def paper() -> Paper:
 
 
 def figure_8(runs: "Runs") -> dict[str, float]:
-    """Return the seconds of 5,120 images, of all bars."""
+    """Return the seconds for 5,120 images, by bar."""
     return {
         "Caffe": _NUM_ITERATIONS * runs.caffe_s,
         "partitioned, two GPUs": runs.images_s(_PARTITIONED),
@@ -68,9 +68,9 @@ def figure_8(runs: "Runs") -> dict[str, float]:
 
 
 def _without_overlap(runs: "Runs", caffe_s: float) -> dict[str, dict[str, float]]:
-    """Return alpha-beta's values: Caffe's iteration, and then all that a worker sends.
+    """Return alpha-beta's values: Caffe's iteration, then all messages of a worker.
 
-    Wheel sends activations and the convolutions' parameters, not all gradients.
+    Messages contain activations, and the parameters and gradients of convolutions only.
     """
     sent = messages(split(runs.workload, _PARTITIONED), _PARTITIONED)
     (ethernet,) = (link for link in runs.machine.links if "gpu" not in link.name)
@@ -84,7 +84,7 @@ def _without_overlap(runs: "Runs", caffe_s: float) -> dict[str, dict[str, float]
     activations = (Purpose.ACTIVATIONS, Purpose.ACTIVATION_GRADIENTS)
     return {
         "section 4.1, times": {"partitioned over two servers": caffe_s + seconds(activations)},
-        # Of three GPUs with convolutions two are in the other station.
+        # Two of the three GPUs with convolutions are in the other station.
         "section 4.1, network": {"up": (_NUM_BODY_GPUS - 1) * upwards / step_s / 1e6},
         "figure 8": {
             "partitioned, two GPUs": _NUM_ITERATIONS * step_s,
@@ -94,9 +94,9 @@ def _without_overlap(runs: "Runs", caffe_s: float) -> dict[str, dict[str, float]
 
 
 def ungrouped_alexnet() -> Workload:
-    """Return AlexNet as Table 1 counts it: one group a layer, where Caffe has two in three of them.
+    """Return AlexNet as in Table 1: without groups, which Caffe's has in three convolutions.
 
-    Without costs, as the table asks for bytes alone.
+    Layers have no costs, because Table 1 is only about bytes.
     """
     layers = []
     for layer in read_printed("wheel")["layers"]:
@@ -110,16 +110,16 @@ def ungrouped_alexnet() -> Workload:
 
 @dataclass(frozen=True)
 class Runs:
-    """AlexNet on the paper's machine, with the calibrated time of handing over."""
+    """AlexNet on the paper's machine, with a hand-over time between alternating workers."""
 
     workload: Workload
     machine: Machine
 
     @classmethod
     def calibrated(cls) -> "Runs":
-        """Return the runs with the time of handing over that gives figure 8's 16.99 s.
+        """Fit the hand-over time to figure 8's 16.99 s for two GPUs.
 
-        Two workers alternate there. Each hands over twice in a step, and the device is never idle.
+        There, two workers alternate. Each hands over twice per step; the device is never idle.
         """
         workload, machine = workload_of("alexnet", _BATCH, None), find_machine("k40-gigabit")
         at_once = cls(workload, machine.with_each("devices", sync_latency_s=0.0))
@@ -129,17 +129,17 @@ class Runs:
 
     @cached_property
     def cost(self) -> Roofline:
-        """The prices on this machine."""
+        """The cost model of this machine."""
         return Roofline.of(self.machine)
 
     @cached_property
     def caffe_s(self) -> float:
-        """Seconds of Caffe's iteration, on one GPU, where nothing is cut."""
+        """Seconds of Caffe's iteration on one GPU, without a cut."""
         whole = partial(allreduce.plan, self.workload, self.machine, AllReduce(workers=1))
         return period(lambda num_steps: whole(Window(num_steps)), self.cost, _WINDOW)
 
     def plan(self, config: Wheel, num_steps: int) -> Plan:
-        """Return the plan of so many steps."""
+        """Return the plan of `num_steps` steps."""
         return plan(self.workload, self.machine, config, Window(num_steps))
 
     def period_s(self, config: Wheel) -> float:
@@ -147,7 +147,7 @@ class Runs:
         return period(lambda num_steps: self.plan(config, num_steps), self.cost, _WINDOW)
 
     def images_s(self, config: Wheel) -> float:
-        """Return the seconds of 20 iterations by all workers together, as figure 8 counts them."""
+        """Return figure 8's seconds: 20 iterations in total, shared by all workers."""
         return _NUM_ITERATIONS * self.period_s(config) / config.workers
 
     def forward_to_backward_s(self, config: Wheel) -> float:

@@ -1,7 +1,7 @@
-"""AlexNet by torch's DistributedDataParallel, without and with its hook: what a step takes, sends.
+"""Measure time and bytes of AlexNet steps with DistributedDataParallel, with and without hooks.
 
-A case is a JSON object: `batch_size` of a rank, `device` whose time the layers take (None: they
-compute), `hooks` by name, `blocks` and `steps` in each.
+A case is a JSON object: `batch_size` per rank, `device` that paced layers emulate (None: layers
+compute), names of `hooks`, number of `blocks`, and `steps` per block.
 """
 
 import json
@@ -22,7 +22,7 @@ _WRAPS = {ALONE: alone, FLOAT32: ddp(), FP16: ddp(25, fp16_compress_hook)}
 
 
 def measure(group: Group, quick: bool, asked: str) -> dict[str, Any]:
-    """Return seconds and bytes of all variants, as the first rank saw them."""
+    """Return seconds and bytes per step of all variants, as measured by this rank."""
     case = json.loads(asked)
     task = _task(case["device"], case["batch_size"], group)
     wraps = {name: _WRAPS[name] for name in (ALONE, FLOAT32, *case["hooks"])}

@@ -1,7 +1,7 @@
-"""Figure 7 of Du et al. 2017, on the digits: accuracy by epoch, asynchronous and synchronous SGD.
+"""Measure accuracy per epoch of wheel and synchronous SGD on digits (Du et al. 2017, figure 7).
 
-Both ways have four workers and the same batches. Each has the learning rate of one grid with which
-it first reached the target, on a seed that is not counted.
+Both methods have four workers and the same batches. Each has the learning rate of one grid that
+reaches the target in the fewest epochs, on a seed that is not in the results.
 """
 
 from pathlib import Path
@@ -19,11 +19,11 @@ _WAYS = {
     "synchronous SGD": ("--strategy", "allreduce", "--profile-s", "0.2"),
     "wheel": ("--strategy", "wheel", "--profile-s", "0"),
 }
-_DIVERGED = "paceline: learning_rate: "  # a rate that is too large has reached nothing
+_DIVERGED = "paceline: learning_rate: "  # the error of a rate that is too large
 
 
 def measure(quick: bool) -> dict[str, Any]:
-    """Return the accuracies after each epoch, by way and seed."""
+    """Return each method's best learning rate, and its accuracies per epoch by seed."""
     epochs = 2 if quick else _EPOCHS
     rates, seeds = (_RATES[:1], _SEEDS[:2]) if quick else (_RATES, _SEEDS)
     ways = {}
@@ -42,7 +42,7 @@ def measure(quick: bool) -> dict[str, Any]:
 
 def _accuracies(way: str, rate: float, seed: int, epochs: int) -> list[float]:
     sizes = ("--workers", str(_WORKERS), "--batch-size", str(_BATCH_SIZE))
-    # Here the rate is that of an update, and the setting is that of a step of all workers.
+    # `rate` is per update; `--learning-rate` is per step of all workers.
     of_step = rate * _WORKERS if way == "wheel" else rate
     learning = ("--learning-rate", str(of_step), "--momentum", "0", "--epochs", str(epochs))
     words = ("train", "networks:digits", *_WAYS[way], *sizes, *learning, "--seed", seed)

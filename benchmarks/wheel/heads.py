@@ -1,9 +1,9 @@
-"""Heads on one device and on two hosts, where p k / t says that one is too few (section 3.4.1).
+"""Rehearse heads on one device and on two hosts, where p k / t > 1 (section 3.4.1).
 
-Four K40c on two hosts at 1 Gbit/s, AlexNet with 256 images a worker, rehearsed. Cut before its
-third convolution, the head takes longer than the body. Heads on one device: that and three bodies.
-On two hosts: a child hub on each, with a body beside it; their root, which only updates, is a
-process of the first host. Beside them the usual cut, before the fully-connected layers.
+Four K40c on two hosts at 1 Gbit/s train AlexNet, 256 images per worker, cut before its third
+convolution: the head takes longer than the body. One device: its heads serve three bodies. Two
+hosts: each has a child hub and a body; the first host also has the root, which only updates. For
+comparison: one device with the usual cut, before the fully-connected layers.
 """
 
 from typing import Any
@@ -20,15 +20,15 @@ from paceline.strategies import find_strategy
 
 _RATE, _SAMPLES, _LANES, _MACHINE = "1gbit", 256, 2, "k40-gigabit"
 _HEAVY, _USUAL = "features.8", "classifier.1"
-_QUICK = {_HEAVY: "conv2", _USUAL: "fc3"}  # of lenet5
-_BODIES = (1, 0, 1)  # the host of each body, where heads are on one device
+_QUICK = {_HEAVY: "conv2", _USUAL: "fc3"}  # cuts of lenet5
+_BODIES = (1, 0, 1)  # host of each body, if one device has all heads
 _GATHER = 16
 _ON_ONE, _ON_TWO = f"heads on one device, cut before {_HEAVY}", f"on two hosts, before {_HEAVY}"
 _BEST_ON_ONE = f"on one device, before {_USUAL}"
 
 
 def measure(quick: bool) -> dict[str, Any]:
-    """Return predicted and rehearsed samples/s, and what the plan says of the hub."""
+    """Return predicted and rehearsed samples/s, and the plan's notes on the hub."""
     with TwoHosts(_RATE) as hosts:
         return {
             _ON_ONE: _on_one(hosts, _HEAVY, quick),
@@ -77,7 +77,7 @@ def _figures(result: dict[str, Any], workers: int) -> dict[str, Any]:
 
 
 def text(figures: dict[str, Any]) -> str:
-    """Return the table, and what the plan says."""
+    """Return the table and the plan's notes."""
     one = figures[_ON_ONE]["rehearsed"]
     lines = [
         (

@@ -1,4 +1,4 @@
-"""Strategy wheel on two hosts: the hub on the first, and a body process wherever one is wanted."""
+"""Run strategy wheel on two hosts: the hub on the first, body processes on either."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ from paceline.rpc.keys import generate_keys
 
 HERE = Path(__file__).parent
 _HUB = f"tcp://{ADDRESSES[0]}:5555"
-_CHILDREN = tuple(f"tcp://{address}:5556" for address in ADDRESSES)  # one on each host
+_CHILDREN = tuple(f"tcp://{address}:5556" for address in ADDRESSES)  # a child hub on each host
 _PACELINE = (sys.executable, "-m", "paceline")
 
 
@@ -30,10 +30,10 @@ def carried_out(
     deadline_s: float = 600.0,
     trace: Path | None = None,
 ) -> dict[str, Any]:
-    """Return the result of `paceline WORDS` as a hub, with a body on each host of `bodies`.
+    """Run `paceline WORDS` as a hub with body processes; return its result.
 
-    Every host has one core. The numbers of `workers` are dealt to the bodies, `lanes` to each.
-    `trace` is where the run's trace is copied to.
+    Every host has one core. `bodies`: the host of each body. Each body gets the next `lanes` of the
+    `workers` worker ids. `trace`: path for a copy of the run's trace.
     """
     with TemporaryDirectory() as folder:
         keys = Path(folder) / "keys"
@@ -54,10 +54,10 @@ def carried_out(
 def tree_carried_out(
     hosts: TwoHosts, words: Sequence[str], *, lanes: int, gather: int, deadline_s: float = 600.0
 ) -> dict[str, Any]:
-    """Return the result of `paceline WORDS` as a root hub, whose heads are on both hosts.
+    """Run `paceline WORDS` as a root hub with child hubs on both hosts; return its result.
 
-    Each host has a child hub, which answers one body with `lanes` workers on the same host, and
-    sends the root, on the first host, the mean gradients of `gather` steps.
+    Each child hub serves one body with `lanes` workers on the same host. It sends mean gradients of
+    `gather` steps to the root, which is on the first host.
     """
     with TemporaryDirectory() as folder:
         keys = Path(folder) / "keys"
@@ -74,7 +74,7 @@ def tree_carried_out(
             roles[child].append([*_PACELINE, "hub", *parent, *own, *options])
             roles[child].append(_body(address, keys, range(lanes)))
         _finished(hosts, roles, deadline_s)
-        # A child hub on the root's host writes to the same output.
+        # Read the file, because a child hub prints to the same stdout as the root.
         (written,) = Path(folder).glob("*/result.json")
         return _whole(json.loads(written.read_text()))
 
@@ -86,14 +86,14 @@ def _body(hub: str, keys: Path, workers: range) -> list[str]:
 
 
 def _whole(result: dict[str, Any]) -> dict[str, Any]:
-    """Return a result if no worker was lost; the program ends otherwise."""
+    """Return the result; exit the program if a worker was lost."""
     if result["lost"]:
         sys.exit("\n".join(result["lost"]))
     return result
 
 
 def _finished(hosts: TwoHosts, roles: list[list[list[str]]], deadline_s: float) -> str:
-    """Run the words of each host's roles; return what the first host wrote."""
+    """Run each host's commands as its ranks; return the first host's stdout."""
     per_host = max(map(len, roles))
     commands = [words for role in roles for words in [*role, *[[]] * (per_host - len(role))]]
     program = [sys.executable, str(HERE / "role.py"), json.dumps(commands)]
@@ -102,7 +102,7 @@ def _finished(hosts: TwoHosts, roles: list[list[list[str]]], deadline_s: float) 
 
 
 def idle(result: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """Return the share of the time in which each device was idle, and was predicted to be."""
+    """Return each device's measured and predicted idle share of time."""
     known = {"idle": "utilisation", "predicted_idle": "predicted_utilisation"}
     return {
         name: {device: 1 - busy for device, busy in result[own].items()}
@@ -113,6 +113,6 @@ def idle(result: dict[str, Any]) -> dict[str, dict[str, float]]:
 def on_ranks(
     hosts: TwoHosts, case: dict[str, Any], quick: bool, *, per_host: int = 1
 ) -> dict[str, Any]:
-    """Return what torch's DistributedDataParallel takes and sends in `case`, as ddp.py has it."""
+    """Run `case` of ddp.py on both hosts; return rank 0's times and bytes."""
     words = (json.dumps(case),)
     return on_hosts(hosts, HERE, "ddp", quick, words, per_host=per_host, environment=KEEPING_MEMORY)

@@ -1,4 +1,4 @@
-"""The devices of Du et al. 2017: K40c that take what `benchmarks/papers` has calibrated."""
+"""Describe the K40c of Du et al. 2017 with the hand-over time that `papers.wheel` calibrates."""
 
 import re
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ _CALL = re.compile(r"^call_latency_s = .*$", re.MULTILINE)
 
 @contextmanager
 def device() -> Iterator[str]:
-    """Write a machine file whose devices take the calibrated time to hand over; name one."""
+    """Yield a device of a temporary machine file with the calibrated hand-over time."""
     sync_s = Runs.calibrated().machine.devices[0].sync_latency_s or 0.0
     with TemporaryDirectory() as folder:
         path = Path(folder) / _FILE.name

@@ -1,6 +1,6 @@
-"""What strategy wheel sends, and what it gains where the network is slow.
+"""Measure strategy wheel's traffic, and its speed-up on slow networks.
 
-All parts but epochs need root, for two network namespaces.
+All parts except `epochs` need root, to create two network namespaces.
 """
 
 import epochs

@@ -1,7 +1,7 @@
-"""AlexNet with real arithmetic: 16 images a worker, two hosts of one core at 200 Mbit/s.
+"""Train AlexNet with real arithmetic on two hosts of one core: 16 images per worker, 200 Mbit/s.
 
-Wheel has a body on the host that the hub is not on, or one on each; DistributedDataParallel has a
-rank on each, and torch's fp16 hook.
+Wheel has one body, on the host without the hub, or one body on each host. DistributedDataParallel
+has a rank on each host, without and with torch's fp16 hook.
 """
 
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from hub_and_bodies import carried_out, idle, on_ranks
 from figures import table
 
 _RATE, _SAMPLES, _LANES = "200mbit", 16, 2
-_HOOK = FP16  # torch's others refuse gloo (bf16), or crash on it (PowerSGD)
+_HOOK = FP16  # on gloo, torch's bf16 hooks are refused and its PowerSGD hook crashes
 _ENCODED = "gradients=dynamic8,parameters=half,activations=dynamic8,activation_gradients=dynamic8"
 
 
 @dataclass(frozen=True)
 class _Case:
-    """Strategy wheel with bodies on these hosts, and what travels encoded."""
+    """A run of wheel: the host of each body, and the codecs of its messages."""
 
     bodies: tuple[int, ...]
     codec: str | None = None
@@ -35,7 +35,7 @@ _CASES = {
 
 
 def measure(quick: bool) -> dict[str, Any]:
-    """Return samples a second of all ways, and of wheel how long devices were idle."""
+    """Return samples per second of all methods, and the idle shares of wheel's devices."""
     cases = dict(list(_CASES.items())[:2]) if quick else _CASES
     steps = 6 if quick else 20
     with TwoHosts(_RATE) as hosts:

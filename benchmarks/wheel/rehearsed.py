@@ -1,7 +1,7 @@
-"""Figure 8 of Du et al. 2017, rehearsed: AlexNet on K40c, 256 images a worker, 1 Gbit/s.
+"""Rehearse figure 8 of Du et al. 2017: AlexNet on K40c, 256 images per worker, 1 Gbit/s.
 
-Two hosts of one core each, layers paced, all else real. With four devices, two of them are on the
-first host: the hub's, and one that it reaches by itself (section 4.1).
+Two hosts have one core each; layers are paced, everything else is real. With four devices, the
+first host has two: the hub, and a body that the hub reaches without the network (section 4.1).
 """
 
 from dataclasses import dataclass
@@ -23,9 +23,9 @@ _NUM_DEVICES = 4
 
 @dataclass(frozen=True)
 class _Bar:
-    """A bar that strategy wheel makes: who works where, and what it is called in figure 8, if so.
+    """A bar of strategy wheel: the hosts of its bodies, and its name in figure 8, if any.
 
-    Those of figure 8 take the paper's time to hand over; the others only what it takes here.
+    Bars of figure 8 include the paper's hand-over time; the other bars include only ours.
     """
 
     name: str
@@ -46,7 +46,7 @@ _BARS = (
 
 
 def measure(quick: bool) -> dict[str, Any]:
-    """Return seconds of 5,120 images: printed, planned, predicted by the run, and rehearsed."""
+    """Return seconds for 5,120 images: printed, planned, predicted by the run, rehearsed."""
     steps = 3 if quick else 20
     printed, planned = printed_values("wheel", "figure 8"), figure_8(Runs.calibrated())
 
@@ -89,7 +89,7 @@ def _wheel(hosts: TwoHosts, bar: _Bar, device: str, steps: int) -> dict[str, Any
 
 
 def _seconds(result: dict[str, Any], workers: int) -> dict[str, float]:
-    """Return the seconds of all images, of which a step of every worker has its part."""
+    """Scale the seconds of a step of all workers to 5,120 images."""
     steps = _IMAGES / _SAMPLES / workers
     return {
         "predicted_s": steps * result["predicted_step_s"],

@@ -1,4 +1,4 @@
-"""Become what a rank of the test bed is to be: role.py COMMANDS, a JSON list of words by rank."""
+"""Become the command of this rank: role.py COMMANDS, a JSON list with each rank's words."""
 
 import json
 import os
@@ -8,12 +8,12 @@ _OF_RANKS = ("WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MAS
 
 
 def main() -> None:
-    """Replace this process by the rank's command; end if it has none."""
+    """Replace this process by the rank's command; exit if it has none."""
     words = json.loads(sys.argv[1])[int(os.environ.pop("RANK"))]
     for name in _OF_RANKS:
         os.environ.pop(name, None)
     if words:
-        os.execv(words[0], words)  # noqa: S606 - the words are those of the benchmark
+        os.execv(words[0], words)  # noqa: S606 - the benchmark wrote these words
 
 
 if __name__ == "__main__":

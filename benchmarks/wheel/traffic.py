@@ -1,7 +1,7 @@
-"""Bytes of a step of AlexNet, 256 images: by purpose, by the interface, and by Table 1's formula.
+"""Count the bytes per update of AlexNet by purpose, at the interface, and by Table 1's formula.
 
-What an interface counts has the headers of TCP, IP and Ethernet. Two runs that differ by a few
-steps show what a step adds: neither has a profile, and both trace as many steps.
+Each worker has 256 images. An interface also counts the headers of TCP, IP and Ethernet. The bytes
+per update are the difference of two runs without profile that trace the same number of steps.
 """
 
 from typing import Any
@@ -18,12 +18,12 @@ from papers.wheel import ungrouped_alexnet
 
 _SAMPLES, _DEVICE = 256, "k40-gigabit/gpu0"
 _PACE = ("--forward-ms", "20", "--backward-ms", "40", "--update-ms", "1")
-_PAYLOAD = 1448 / 1514  # of a full frame: what TCP carries, and Ethernet's bytes
-_FEWEST, _MORE = 44, 20  # steps; from 42 on, as many are traced
+_PAYLOAD = 1448 / 1514  # bytes of a full frame: TCP's payload, whole frame
+_FEWEST, _MORE = 44, 20  # steps; runs of 42 or more trace the same number
 
 
 def measure(quick: bool) -> dict[str, Any]:
-    """Return the bytes of a step."""
+    """Return the bytes per update, measured and by the formula."""
     fewest, more = (6, 4) if quick else (_FEWEST, _MORE)
     with TwoHosts(None) as hosts:
         few, few_nbytes, first = _wheel(hosts, fewest)
@@ -50,7 +50,7 @@ def measure(quick: bool) -> dict[str, Any]:
 
 
 def _wheel(hosts: TwoHosts, steps: int) -> tuple[dict[str, Any], int, str]:
-    """Return the result, what the first host's interface counted, and the head's first layer."""
+    """Return a run's result, the bytes at host 0's interface, and the head's first layer."""
     words = ("rehearse", "alexnet", "--strategy", "wheel", "--device", _DEVICE, *_PACE)
     sizes = ("--batch-size", str(2 * _SAMPLES), "--steps", str(steps), "--profile-s", "0")
     before = hosts.nbytes()[0]
@@ -60,7 +60,7 @@ def _wheel(hosts: TwoHosts, steps: int) -> tuple[dict[str, Any], int, str]:
 
 
 def _ungrouped() -> dict[str, float]:
-    """Return Table 1's totals in values, as printed and by the formula."""
+    """Return Table 1's totals in millions of values, printed and by the formula."""
     printed = read_printed("wheel")["table_1_totals"]
     config = Wheel()
     sent = messages(split(ungrouped_alexnet(), config), config)

@@ -1,6 +1,6 @@
-"""Figure 4 from a real run: two workers alternate on a device, AlexNet over 200 Mbit/s.
+"""Draw figure 4 of Du et al. 2017 from a real run: two workers alternate on a device.
 
-Real arithmetic, 16 images a worker, two hosts of one core: the hub on one, the body on the other.
+AlexNet with real arithmetic, 16 images per worker; hub and body on one-core hosts at 200 Mbit/s.
 """
 
 from pathlib import Path
@@ -17,11 +17,11 @@ from paceline.core.timeline import Span, Timeline
 from paceline.record.trace import read_timeline
 
 _RATE, _SAMPLES, _LANES = "200mbit", 16, 2
-_TURNS = 3  # that are drawn, of each worker
+_TURNS = 3  # turns of each worker in the picture
 
 
 def measure(quick: bool) -> dict[str, Any]:
-    """Return some turns of the run's timeline, and where the body's device was idle."""
+    """Return some turns of the run's timeline, and the idle share of the body's device."""
     steps, batch = 6 if quick else 20, _SAMPLES * _LANES
     data = f"synthetic:3x227x227,samples={batch * steps}"
     words = ["hub", "networks:alexnet", "--data", data, "--batch-size", str(batch)]
@@ -46,7 +46,7 @@ def measure(quick: bool) -> dict[str, Any]:
 
 
 def _stretch(timeline: Timeline, turns: int) -> tuple[float, float]:
-    """Return the time of some turns of worker 0 in the middle of what was traced."""
+    """Return start and end of some turns of worker 0 in the middle of the trace."""
     begins: dict[int, float] = {}
     for span in sorted(timeline.spans, key=lambda span: span.start_s):
         if span.kind is Kind.BACKWARD and span.worker == 0:

@@ -1,4 +1,4 @@
-"""What hub and workers train: networks that need not be asked how many classes there are."""
+"""Define networks for hub and workers, with a fixed number of classes."""
 
 from torch import nn
 
@@ -6,12 +6,12 @@ from paceline.training.models.networks import AlexNet
 
 
 def alexnet() -> nn.Module:
-    """Return AlexNet with all its classes, however few the samples have."""
+    """Return AlexNet with 1,000 classes, even if the data has fewer."""
     return AlexNet()
 
 
 def digits() -> nn.Module:
-    """Return a small CNN for 1x8x8 digits: two convolutions, and two matrices as its head."""
+    """Return a small CNN for 1x8x8 digits: two convolutions, then two linear layers."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1),
         nn.ReLU(),
