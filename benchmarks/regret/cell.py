@@ -1,7 +1,7 @@
 """Measure steps of `auto`, fixed methods and a rank alone on two one-core ranks.
 
-In each round, every method takes a few steps, in random order. A method that takes over 1.5 times as long
-as the fastest runs only in the first round.
+In each round, every method takes a few steps, in random order. A method 1.5 times as slow as
+the fastest runs only in the first round.
 """
 
 import copy
