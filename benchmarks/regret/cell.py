@@ -177,11 +177,14 @@ def _timed(ways: dict[str, Any], group: Group, num_rounds: int) -> dict[str, lis
         for name in order.sample(names, len(names)):
             group.barrier()
             with ways[name]() as step:
-                seconds[name].append(_mean_step(step, group))
+                seconds[name].append(_mean_step(step, group, limit_s))
+            limit_s = min(limit_s, _HOPELESS * seconds[name][-1])
     return seconds
 
 
-def _mean_step(step: Step, group: Group) -> float:
+def _mean_step(step: Step, group: Group, limit_s: float) -> float:
+    """Return the mean of timed steps, or of the last untimed step if it exceeds `limit_s`."""
+
     def run(count: int) -> float:
         group.barrier()
         began = time.perf_counter()
@@ -192,5 +195,7 @@ def _mean_step(step: Step, group: Group) -> float:
     settling = list[float]()
     while len(settling) < _NUM_SETTLING and sum(settling) < _LONGEST_SETTLING_S:
         settling.append(run(1))
+    if settling[-1] > limit_s:
+        return settling[-1]
     at_least, at_most = (int(seconds / median(settling)) for seconds in (_SHORTEST_S, _LONGEST_S))
     return run(max(1, min(max(_NUM_TIMED, at_least), at_most)))
