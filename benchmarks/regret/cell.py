@@ -37,7 +37,7 @@ ALONE, AUTO = "fast worker alone", "auto"
 _BUCKETS_MB = (10, 25, 100)
 _NUM_ROUNDS, _NUM_SETTLING, _NUM_TIMED = 3, 3, 6
 _SHORTEST_S, _LONGEST_S = 0.5, 6.0  # total of a method's timed steps in a round
-_LONGEST_SETTLING_S = 2.0
+_SETTLING_S = 2.0
 _HOPELESS = 1.5
 _MOST_CHOOSING = 200  # limit on the steps until the decision of `auto`
 Step = Callable[[], object]
@@ -193,7 +193,8 @@ def _mean_step(step: Step, group: Group, limit_s: float) -> float:
         return max(group.gather(time.perf_counter() - began)) / count
 
     settling = list[float]()
-    while len(settling) < _NUM_SETTLING and sum(settling) < _LONGEST_SETTLING_S:
+    # the first step includes the construction of an exchange
+    while len(settling) < 2 or (len(settling) < _NUM_SETTLING and sum(settling) < _SETTLING_S):
         settling.append(run(1))
     if settling[-1] > limit_s:
         return settling[-1]
