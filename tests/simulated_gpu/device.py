@@ -112,10 +112,9 @@ class SimulatedStream:
         self.device = device
         self.clock: Clock = {}
         self._queue: queue.SimpleQueue[_Work] = queue.SimpleQueue()
-        self.thread = threading.Thread(
+        threading.Thread(
             target=_run, args=(self._queue, device), name=f"stream {self.number}", daemon=True
-        )
-        self.thread.start()
+        ).start()
 
     def put(
         self,

@@ -15,42 +15,25 @@ from torch import nn
 
 from paceline.core.errors import InvalidInput, StepDiscarded
 from paceline.exchange.layout import Chunk, Layout, NamedParameter
-from paceline.links.arena import Arena, Segment
 from paceline.links.group import Group
-from paceline.strategies.host.device_transfer import DeviceTransfer, _covered, bytes_of
+from paceline.strategies.host.device_transfer import _covered, bytes_of
 from paceline.strategies.host.exchange import HostExchange
-from paceline.strategies.host.transfer import ExchangeTimes
 from refusals import refused
 from simulated_gpu.device import SimulatedDevice
 from simulated_gpu.lent import simulated_gpus
+from simulated_gpu.one_rank import DEADLINE_S, OneRank
 from simulated_gpu.tensors import devices
 
-DEADLINE_S = 30.0
 LONG_S = 0.03
 SHAPES = ((3, 5), (7,), (2, 3, 4, 4), (1,), (130,))
 
 
-class Rank:
-    """One rank: parameters, an arena, and the transfer between them."""
+class Rank(OneRank):
+    """A rank with a parameter of each shape, each in its own layer."""
 
     def __init__(self, device: SimulatedDevice, chunk_size: int) -> None:
-        self.device, on = device, device.torch_device
-        self.parameters = [nn.Parameter(torch.zeros(shape).to(on)) for shape in SHAPES]
-        named = [NamedParameter(f"{i}", f"{i}", one) for i, one in enumerate(self.parameters)]
-        self.layout = Layout.of(named, range(len(named)))
-        self.chunks = self.layout.chunks(chunk_size)
-        sizes = self.layout.nbytes, len(self.layout.layers), self.layout.num_flags
-        self.arena = Arena(Group.alone(on, DEADLINE_S), *sizes, DEADLINE_S, scale=0.5)
-        self.arena.set_chunks(
-            [
-                [Segment(s.offset, s.num_values, s.dtype) for s in chunk.slots]
-                for chunk in self.chunks
-            ]
-        )
-        memory = self.arena.slot, self.arena.shared_result(0), self.arena.shared_result(1)
-        self.unpin = [device.pin(part) for part in memory]
-        self.times = ExchangeTimes()
-        self.transfer = DeviceTransfer(self.arena, self.layout, self.times, DEADLINE_S)
+        layers = [str(index) for index in range(len(SHAPES))]
+        super().__init__(device, [torch.zeros(shape) for shape in SHAPES], layers, chunk_size)
         self.step = 0
         post = self.arena.post
 
@@ -65,9 +48,7 @@ class Rank:
     def begin(self) -> None:
         """Begin a step, in which all gradients change."""
         self.step += 1
-        self.arena.begin(self.step)
-        self.arena.flags[0, :, self.step % 2] = 1
-        self.transfer.begin(self.step, self.chunks, None)
+        self.begin_step(self.step)
 
     def send(self, chunk: Chunk) -> None:
         """Make the chunk's gradients, and send them."""
@@ -81,13 +62,12 @@ class Rank:
         gradient = torch.full(SHAPES[index], float(10 * self.step), device=on)
         self.parameters[index].grad = gradient.add_(index)
 
-    def make_all(self, *, but: int | None = None) -> None:
-        """Make all gradients, those of four dimensions in another layout."""
+    def make_all(self) -> None:
+        """Make all gradients, those of four dimensions in channels_last."""
         for index, parameter in enumerate(self.parameters):
-            if index != but:
-                self.make(index)
-                if parameter.dim() == 4:
-                    parameter.grad = parameter.grad.contiguous(memory_format=torch.channels_last)
+            self.make(index)
+            if parameter.dim() == 4:
+                parameter.grad = parameter.grad.contiguous(memory_format=torch.channels_last)
 
     def finish(self) -> None:
         """Wait for the sums and take them over."""
@@ -113,13 +93,6 @@ class Rank:
             bool((parameter.grad == (10 * self.step + index) / 2).all().item())
             for index, parameter in enumerate(self.parameters)
         )
-
-    def close(self) -> None:
-        """Close all, in the order in which the exchange does."""
-        self.transfer.close()
-        for unpin in self.unpin:
-            unpin()
-        self.arena.close()
 
 
 @contextmanager
@@ -196,13 +169,7 @@ def test_gradients_stay_as_they_are_until_backward_is_over():
         assert one.is_right()
 
 
-def test_a_missing_gradient_counts_as_zero_and_one_that_changed_nowhere_stays():
-    with rank(2) as one:
-        one.begin()
-        one.make_all(but=0)
-        one.send_all()
-        one.finish()
-        assert not one.parameters[0].grad.any().item()
+def test_a_gradient_that_changed_on_no_rank_is_not_modified():
     with rank(1) as one:
         one.begin()
         one.arena.flags[0, 1, one.step % 2] = 0
@@ -333,8 +300,6 @@ def test_memory_that_cannot_be_pinned_is_refused_with_the_worker(monkeypatch):
 @pytest.mark.parametrize(
     ("spans", "length"),
     [
-        ([], 0.0),
-        ([(1.0, 2.0)], 1.0),
         ([(1.0, 2.0), (1.5, 3.0)], 2.0),
         ([(1.0, 4.0), (2.0, 3.0)], 3.0),
         ([(5.0, 4.0), (0.0, 1.0)], 1.0),
