@@ -102,7 +102,7 @@ def test_networks_have_the_layers_of_cgdps_table_1_and_merging_preserves_flops(
     ("name", "num_parameters"),
     [
         *(("resnet101", 44_549_160), ("resnet152", 60_192_808)),  # from torchvision
-        # Transformers' BertForMaskedLM of bert-base-uncased: no pooler, but the head.
+        # from Transformers: BertForMaskedLM of bert-base-uncased, without pooler
         *(("bert-base", 109_514_298), ("bert-large", 335_174_458)),
     ],
 )

@@ -5,9 +5,7 @@ import io
 import json
 import time
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
@@ -55,27 +53,8 @@ def desk(browser: Browser, folder: Path) -> Page:
     return page
 
 
-def test_the_page_is_small_and_perfetto_can_load_its_trace(folder: Path) -> None:
-    def refuse(constant: str) -> NoReturn:
-        raise AssertionError(f"{constant} is not JSON")
-
+def test_the_page_of_a_long_run_is_small(folder: Path) -> None:
     assert (folder / "report.html").stat().st_size < 2e6
-    events = json.loads((folder / "trace.json").read_text(), parse_constant=refuse)["traceEvents"]
-    tracks: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    num_updates = 0
-    for event in events:
-        assert isinstance(event["pid"], int)
-        assert isinstance(event["tid"], int)
-        if event["ph"] == "X":
-            num_updates += (event["cat"], event["args"]["origin"]) == ("step", "measured")
-            start, length = round(1000 * event["ts"]), round(1000 * event["dur"])
-            assert length >= 0
-            tracks.setdefault((event["pid"], event["tid"]), []).append((start, start + length))
-    # Perfetto drops slices of a track that overlap without nesting.
-    for slices in tracks.values():
-        for one, other in pairwise(sorted(slices)):
-            assert one[1] <= other[0]
-    assert num_updates == STEPS * WORKERS
 
 
 @pytest.mark.parametrize("width", SCREENS)
@@ -90,7 +69,7 @@ def test_the_page_fits_every_screen(browser: Browser, folder: Path, width: int) 
     own = (folder / "report.html").as_uri()
     assert [one for one in page.addresses if one != own and not one.startswith("data:")] == []
     assert page.evaluate("document.querySelectorAll('.js-plotly-plot').length") == 4
-    # Nothing is wider than the screen, and the first screen has two findings.
+    # Nothing is wider than the screen, and the first screen shows two of the run's findings.
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     ends = page.evaluate(
         "[...document.querySelectorAll('.says li')].map(one => one.getBoundingClientRect().bottom)"

@@ -79,7 +79,7 @@ def running_in(folder: Path) -> list[int]:
 
 
 def left_in(folder: Path) -> list[int]:
-    """Return such processes that still run after ENDING_S, in which the kernel ends killed ones."""
+    """Wait up to ENDING_S for killed processes to end; return the processes still running."""
     until = time.monotonic() + ENDING_S
     while (found := running_in(folder)) and time.monotonic() < until:
         time.sleep(0.01)
@@ -124,7 +124,7 @@ def test_an_example_trains_as_with_ddp(tmp_path, tool):
     finished(tmp_path, *ranks_of, str(PROGRAMS / "example.py"), example, *OWN[tool])
     ranks = [torch.load(tmp_path / f"rank{rank}.pt") for rank in (0, 1)]
     for ours, theirs in ranks:
-        assert ours["made"] == ["host"]  # exactly one
+        assert ours["made"] == ["host"]  # wrapped exactly once
         assert theirs["made"] == []
         assert ours["losses"] == pytest.approx(theirs["losses"], rel=1e-4, abs=ROUNDING)
         for one, another in zip(ours["weights"], theirs["weights"], strict=True):
@@ -149,7 +149,7 @@ EXACT, MOVED = (0.0, ROUNDING), (100 * ROUNDING, float("inf"))
 CASES: dict[tuple[str, str], dict[str, Any]] = {
     ("lightning", "by_name"): {"worst": EXACT, "wraps": ["DataParallel"]},
     ("fabric", "by_name"): {"worst": EXACT, "wraps": ["DataParallel"]},
-    ("lightning", "encoded"): {"apart": (ROUNDING, 0.5)},  # in 8 bits
+    ("lightning", "encoded"): {"apart": (ROUNDING, 0.5)},  # 8-bit codec
     # DDPStrategy ignores the hook on CPUs.
     ("lightning", "hook_on_cpus"): {"worst": EXACT, "calls": 8, "wraps": [True]},
     ("lightning", "by_hand"): {"worst": EXACT, "exchanges": 16},  # two losses per step
@@ -176,10 +176,10 @@ CASES: dict[tuple[str, str], dict[str, Any]] = {
     ("accelerate", "hooks"): {
         "worst": EXACT,
         "calls": 8,
-        "apart": (ROUNDING, 0.05),  # in 8 bits
+        "apart": (ROUNDING, 0.05),  # 8-bit codec
         "bytes": (1, float("inf")),
     },
-    ("accelerate", "hook_of_its_own"): {"apart": (1e-7, 1e-2)},  # in 16 bits
+    ("accelerate", "hook_of_its_own"): {"apart": (1e-7, 1e-2)},  # float16
     ("accelerate", "without_sync_by_hand"): {"own": True, "both": True},
     # Each model is wrapped once, also for save_state, and only if it will be trained.
     ("accelerate", "wrapped_once"): {
