@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from host import NoTestBed
 from hosts import Traffic, TwoHosts
 
 from faults import told
