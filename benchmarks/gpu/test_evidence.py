@@ -18,8 +18,8 @@ def run(part):
     part.keep("a", {"b": 1}, "one")
     raise ValueError("no such thing")
 """
-# This part starts a process in another session and then hangs. It ignores SIGTERM, and it keeps
-# both process ids as its figure.
+# This part starts a process in another session and hangs. It ignores SIGTERM, and its figure is
+# both process ids.
 HANGING = """
 import os, signal, subprocess, sys
 
@@ -48,7 +48,7 @@ def seconds_in(figures: Any) -> Iterator[float]:
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_a_part_runs_whole_on_a_simulated_gpu(start, tmp_path, part: str):
+def test_a_part_runs_on_a_simulated_gpu(start, tmp_path, part: str):
     done = start(str(GPU / "main.py"), "out", part, "--smoke", afresh=True).finish()
     assert done.code == 0, done.out + done.err
     content = json.loads((tmp_path / "out" / f"{part}.json").read_text())
@@ -61,7 +61,7 @@ def test_a_part_runs_whole_on_a_simulated_gpu(start, tmp_path, part: str):
     assert all(line in summary for line in content["summary"].values())
 
 
-def test_ranks_on_two_gpus_are_measured_sharing_one_and_with_one_each(start, tmp_path, monkeypatch):
+def test_two_ranks_are_measured_on_one_gpu_and_on_two(start, tmp_path, monkeypatch):
     monkeypatch.setenv("PACELINE_SIMULATED_GPUS", "2")
     done = start(str(GPU / "main.py"), "out", "sums", "--smoke").finish()
     assert done.code == 0, done.out + done.err
@@ -73,7 +73,7 @@ def test_ranks_on_two_gpus_are_measured_sharing_one_and_with_one_each(start, tmp
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
-def test_kernels_run_as_they_are_timed(start, monkeypatch):
+def test_timed_kernels_run_and_report_their_bytes(start, monkeypatch):
     """Run without simulated GPUs, which do not support Triton and import it too early."""
     monkeypatch.delenv("PACELINE_SIMULATED_GPUS", raising=False)
     done = start(str(GPU / "programs" / "evidence_kernels.py"), afresh=True).finish()
@@ -86,7 +86,7 @@ def test_kernels_run_as_they_are_timed(start, monkeypatch):
 
 
 @pytest.fixture
-def of_its_own(tmp_path: Path, monkeypatch) -> Path:
+def own_parts(tmp_path: Path, monkeypatch) -> Path:
     """Write two test parts as importable modules; return the folder for their results."""
     (tmp_path / "failing.py").write_text(FAILING)
     (tmp_path / "hanging.py").write_text(HANGING)
@@ -95,17 +95,17 @@ def of_its_own(tmp_path: Path, monkeypatch) -> Path:
     return tmp_path
 
 
-def test_a_part_that_fails_keeps_its_figures_and_says_why(of_its_own):
-    path = of_its_own / "failing.json"
+def test_a_failed_part_keeps_its_figures_and_the_reason(own_parts):
+    path = own_parts / "failing.json"
     assert not supervise.run(path, "failing:run", 600.0, smoke=True)
     content = json.loads(path.read_text())
     assert (content["outcome"], content["figures"]) == ("failed", {"a": {"b": 1}})
     assert content["why"] == "ValueError: no such thing"
-    assert "a: one<br>ValueError: no such thing |" in supervise.summary(of_its_own, ["failing"])
+    assert "a: one<br>ValueError: no such thing |" in supervise.summary(own_parts, ["failing"])
 
 
-def test_a_part_that_hangs_is_ended_at_its_deadline_and_leaves_no_process(of_its_own):
-    path, deadline_s, found = of_its_own / "hanging.json", 4.0, {}
+def test_a_hanging_part_is_ended_at_its_deadline_and_leaves_no_process(own_parts):
+    path, deadline_s, found = own_parts / "hanging.json", 4.0, {}
     while not found:  # on a busy machine, the deadline may precede the figure
         deadline_s *= 2
         assert not supervise.run(path, "hanging:run", deadline_s, smoke=True)

@@ -18,7 +18,7 @@ CELLS = (
 )
 
 
-def test_a_naive_predictor_is_held_against_ours_over_the_same_cells():
+def test_a_naive_predictor_is_compared_with_ours_over_the_same_cells():
     one = headline(CELLS)
     assert (one.num_predicted, one.num_choices, one.num_agreeing_choices) == (2, 1, 0)
     assert (one.mean.num_cells, one.alpha_beta.num_cells) == (2, 1)
@@ -28,17 +28,17 @@ def test_a_naive_predictor_is_held_against_ours_over_the_same_cells():
     assert headline([PaperCell("zero", 0.0, 1.0)]).error is None
 
 
-def test_the_overhead_has_a_sign_and_is_far_more_off_than_the_step():
-    # The overhead is 10 of 50 ms; ours is 8. The step is 4 % too short, the overhead 20 %.
+def test_the_overhead_error_has_a_sign_and_exceeds_the_step_error():
+    # The overhead is 10 of 50 ms; ours is 8. So the step is 4 % too short, the overhead 20 %.
     assert (CELLS[1].error, CELLS[1].overhead_error) == pytest.approx((-0.04, -0.2))
-    # A speed-up of 3 on four workers loses 1; our 2.5 loses 1.5, 50 % more.
+    # A speed-up of 3 on four workers has an overhead of 1; our 2.5 has 1.5, 50 % more.
     speed_up = PaperCell("s", 3.0, 2.5, ideal=(4.0, 4.0))
     one = headline([*CELLS, speed_up])
     assert (one.num_overheads, one.overhead) == (2, pytest.approx(0.15))
     assert PaperCell("s", 4.0, 3.0, ideal=(4.0, 4.0)).overhead_error is None
 
 
-def test_the_mean_of_a_table_of_times_is_its_mean_slow_down_and_only_predictions_are_cells():
+def test_a_table_of_times_has_a_mean_slow_down_and_only_predictions_are_cells():
     rows = [
         {"cell": "A, 1", "printed": 100.0, "of": [100.0], "kind": "calibrated"},
         {"cell": "A, 2", "printed": 120.0, "of": [130.0], "kind": "predicted", "alone": "A, 1"},
@@ -53,7 +53,7 @@ def test_the_mean_of_a_table_of_times_is_its_mean_slow_down_and_only_predictions
     assert cell.overhead_error == pytest.approx(30 / 20 - 1)
 
 
-def test_the_mean_of_speed_ups_is_that_of_efficiencies_and_a_series_has_two_values():
+def test_speed_ups_have_a_mean_efficiency_if_a_series_has_two_values():
     speed_ups = [
         {"cell": "2", "printed": 1.8, "workers": 2},
         {"cell": "4", "printed": 3.2, "workers": 4},
@@ -68,7 +68,7 @@ def test_the_mean_of_speed_ups_is_that_of_efficiencies_and_a_series_has_two_valu
 
 @pytest.mark.slow  # plans many cells
 @pytest.mark.parametrize("name", NAMES)
-def test_the_pages_show_the_tables_of_the_plans(name):
+def test_pages_match_the_plans(name):
     found = paper(name)
     assert markdown(found) in (Path(__file__).parent / f"{name}.md").read_text()
     kinds = {row["kind"] for table in read_printed(name)["tables"] for row in table["cells"]}
@@ -77,14 +77,14 @@ def test_the_pages_show_the_tables_of_the_plans(name):
 
 @pytest.mark.parametrize(
     ("name", "num_layers", "num_parameters"),
-    [  # layers of table 1; parameters counted from the networks' definitions
+    [  # layers from table 1; parameters counted in the networks' definitions
         ("alexnet", 8, 60_965_224),
         ("googlenet", 22, 13_378_280),
         ("vgg16", 16, 138_357_544),
         ("resnet152", 152, 60_192_808),
     ],
 )
-def test_networks_have_the_layers_of_cgdps_table_1_and_lose_nothing(
+def test_networks_have_the_layers_of_cgdps_table_1_and_merging_preserves_flops(
     name, num_layers, num_parameters
 ):
     known = cgdp.network(name)
@@ -101,18 +101,18 @@ def test_networks_have_the_layers_of_cgdps_table_1_and_lose_nothing(
 @pytest.mark.parametrize(
     ("name", "num_parameters"),
     [
-        *(("resnet101", 44_549_160), ("resnet152", 60_192_808)),  # torchvision's
-        # Transformers' BertForMaskedLM of bert-base-uncased: without pooler, with this head.
+        *(("resnet101", 44_549_160), ("resnet152", 60_192_808)),  # from torchvision
+        # from Transformers: BertForMaskedLM of bert-base-uncased, without pooler
         *(("bert-base", 109_514_298), ("bert-large", 335_174_458)),
     ],
 )
-def test_networks_that_only_tables_name_have_the_published_parameters(name, num_parameters):
+def test_networks_named_only_in_tables_have_the_published_parameters(name, num_parameters):
     assert step_of(name, 2).num_parameters == num_parameters
 
 
-def test_a_step_of_mxnet_is_the_closed_form_of_its_strategy():
-    # Messages of a tree reach `COPY_EFFICIENCY` of NVLink's bandwidth. With four GPUs, the slowest
-    # are between gpu2 and gpu3, over one link, and then between gpu0 and gpu2, over two.
+def test_an_mxnet_step_equals_the_closed_form_of_its_strategy():
+    # Tree messages reach `COPY_EFFICIENCY` of NVLink's bandwidth. With four GPUs, the slowest
+    # messages use the one link between gpu2 and gpu3, then the two links between gpu0 and gpu2.
     work, first = dgx1.workload("AlexNet", 16), dgx1._MACHINE.devices[0]
     nbytes = work.gradient_nbytes
     sends_s = sum(2 * (10e-6 + nbytes / (dgx1.COPY_EFFICIENCY * rate)) for rate in (25e9, 50e9))
@@ -121,7 +121,7 @@ def test_a_step_of_mxnet_is_the_closed_form_of_its_strategy():
     assert dgx1.step_s("AlexNet", 16, "P2P", 4) == pytest.approx(expected_s, rel=5e-3)
 
 
-def test_what_resembles_covtype_has_its_features_and_classes_and_begins_the_same():
+def test_covtype_lookalike_has_the_features_and_classes_and_a_fixed_beginning():
     inputs, classes = lookalike.samples(5000)
     assert inputs.shape == (5000, lookalike.NUM_FEATURES)
     assert (inputs[:, 10:14].sum(axis=1) == 1).all()
@@ -132,7 +132,7 @@ def test_what_resembles_covtype_has_its_features_and_classes_and_begins_the_same
 
 
 @pytest.mark.parametrize("row", hogbatch.DATA_SETS, ids=lambda row: row.name)
-def test_the_workload_of_the_hogbatch_paper_is_that_of_the_network_in_float64(row) -> None:
+def test_the_hogbatch_papers_workload_equals_our_network_in_float64(row) -> None:
     batch_size = 32
     ours = workload_of(f"{row.name}-mlp", batch_size, None)
     papers = hogbatch.workload(row, batch_size)

@@ -1,4 +1,4 @@
-"""Workers under torchrun and a lighthouse that are killed, stopped and joined by new ones."""
+"""Elastic workers under torchrun, with workers that are killed, stopped or new."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from processes import DEADLINE_S, children_of, has_ended, is_running
 pytest.importorskip("torchft")
 pytestmark = pytest.mark.timeout(600)
 PROGRAMS = Path(__file__).parent / "programs" / "elastic"
-# Each replica group has a store of its own, which is its torchrun's.
+# Each worker is a replica group with its own torchrun, which provides the store.
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
 POLL_S = 0.05
 
@@ -32,12 +32,12 @@ def awaited(found: Callable[[], Any], what: str) -> Any:
 
 
 def state_of(pid: int) -> str:
-    """The state of a process, as proc(5) has it."""
+    """Return the state of a process, as in proc(5)."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 class Cluster:
-    """A lighthouse, and workers by name, each under a torchrun of its own, in one folder."""
+    """A lighthouse, and named workers with their own torchruns, in one folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -61,7 +61,7 @@ class Cluster:
             )
 
     def stopped(self, name: str) -> int:
-        """The number of the worker's process, once a signal has stopped it."""
+        """Wait until a signal has stopped the worker; return its process id."""
 
         def found() -> int | None:
             for pid in children_of(self.agents[name].pid, "worker.py"):
@@ -69,11 +69,11 @@ class Cluster:
                     return pid
             return None
 
-        pid: int = awaited(found, f"{name} that is stopped")
+        pid: int = awaited(found, f"stopped process of {name}")
         return pid
 
     def steps(self, name: str) -> tuple[int, int, int]:
-        """The worker's steps, those of its optimizer when it began, and the number of workers."""
+        """Return a worker's steps, its optimizer's steps at the start, and the worker count."""
 
         def found() -> Any:
             path = self.folder / f"{name}.steps"
@@ -89,7 +89,7 @@ class Cluster:
         awaited(lambda: True if self.steps(name)[2] == count else None, f"{count} workers")
 
     def end(self, *names: str) -> list[dict[str, Any]]:
-        """Let all end; return what these have found."""
+        """Let all workers end; return the results of the named workers."""
         (self.folder / "end").touch()
         for name in names:
             code = self.agents[name].wait(DEADLINE_S / 4)
@@ -127,7 +127,7 @@ def fault(do: str, after: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("after", ["start", "mean"])
-def test_the_others_go_on_without_a_killed_worker_and_a_new_one_joins(
+def test_the_others_continue_without_a_killed_worker_and_a_new_one_joins(
     cluster: Cluster, after: str
 ) -> None:
     for name in ("a", "b"):
@@ -139,14 +139,14 @@ def test_the_others_go_on_without_a_killed_worker_and_a_new_one_joins(
         cluster.await_workers(name, 2)
     cluster.start("d")
     steps, begun, workers = cluster.steps("d")
-    assert (workers, steps) == (3, begun)  # the optimizer's state is that of a peer
+    assert (workers, steps) == (3, begun)  # the optimizer's state comes from a peer
     assert steps > 0
     cluster.await_steps("d", steps + 10)
     assert equal(cluster.end("a", "b", "d"))
 
 
 @pytest.mark.parametrize("after", ["start", "headers", "mean"])
-def test_a_stopped_worker_is_left_out_and_goes_on_with_the_others_bits(
+def test_a_stopped_worker_is_left_out_and_rejoins_with_the_others_bits(
     cluster: Cluster, after: str
 ) -> None:
     for name in ("a", "b"):

@@ -1,4 +1,4 @@
-"""Runs of `paceline train --elastic`: a worker that is killed is started again, and joins."""
+"""`paceline train --elastic` restarts killed workers, and ends on errors and Ctrl-C."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def recipes(tmp_path: Path) -> None:
 
 
 def workers_of(run: Started, count: int) -> dict[int, int]:
-    """The processes of the workers by their numbers, once so many run."""
+    """Wait until `count` workers run; return their process ids by worker number."""
     until = time.monotonic() + DEADLINE_S / 4
     while True:
         found = {}
@@ -43,7 +43,7 @@ def workers_of(run: Started, count: int) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_killed_worker_is_started_again_and_the_run_ends_well(start, tmp_path, number) -> None:
+def test_a_killed_worker_is_restarted_and_the_run_succeeds(start, tmp_path, number) -> None:
     run = start(*TRAIN, *SIZES, "--epochs", "120", "--json", "--checkpoint-every", "never")
     lines = iter(run.process.stderr.readline, "")
     assert any(line.startswith("epoch 2/") for line in lines)
@@ -90,13 +90,13 @@ def raising():
 """
 
 
-def test_a_worker_whose_model_raises_ends_the_run_and_is_not_started_again(start, tmp_path) -> None:
+def test_an_error_of_a_worker_ends_the_run_without_a_restart(start, tmp_path) -> None:
     (tmp_path / "raising.py").write_text(RAISING)
     words = ["raising:raising" if "small_recipes" in word else word for word in TRAIN]
     done = start(*words, *SIZES, "--epochs", "10000").finish()
     assert done.code == 1
-    said = [line for line in done.err.splitlines() if "bang" in line]
-    assert ["worker 1 at raising.py" in line for line in said] == [True]
+    errors = [line for line in done.err.splitlines() if "bang" in line]
+    assert ["worker 1 at raising.py" in line for line in errors] == [True]
     assert "restarting" not in done.err
     assert "Traceback" not in done.err
 
@@ -109,6 +109,6 @@ def test_a_worker_whose_model_raises_ends_the_run_and_is_not_started_again(start
         (("--strategy-option", "lighthouse=nowhere"), "lighthouse"),
     ],
 )
-def test_what_cannot_be_is_refused(start, options, field) -> None:
+def test_wrong_options_are_refused(start, options, field) -> None:
     done = start(*TRAIN, *SIZES, "--epochs", "2", *options).finish()
     assert (done.code, refused_field(done.err)) == (2, field), done.err

@@ -1,4 +1,4 @@
-"""Hugging Face models on two ranks, next to one process on all samples: see programs."""
+"""Hugging Face models train on two ranks as in one process with all samples."""
 
 from importlib.util import find_spec
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The files of the guides, as Kubeflow Trainer's models and a task of SkyPilot read them."""
+"""The YAML files in the guides match the formats of Kubeflow Trainer and SkyPilot."""
 
 import re
 import subprocess
@@ -19,12 +19,12 @@ def shown(page: str) -> Any:
 def test_a_train_job_has_the_fields_of_kubeflow_trainer():
     found = shown("kubernetes")
     read = TrainerV1alpha1TrainJob.from_dict(found)
-    assert read.to_dict() == found  # no field that its models do not have
+    assert read.to_dict() == found  # no unknown field
     assert found["apiVersion"] == "trainer.kubeflow.org/v1alpha1"
     assert (read.spec.trainer.num_nodes, read.spec.trainer.num_proc_per_node) == (2, 8)
 
 
-def test_a_task_of_skypilot_has_its_fields():
+def test_a_skypilot_task_has_the_known_fields():
     found = shown("skypilot")
     assert set(found) == {"name", "num_nodes", "resources", "workdir", "setup", "run"}
     assert subprocess.run(["bash", "-n"], input=found["run"], text=True).returncode == 0

@@ -1,4 +1,4 @@
-"""The commands of the guides to launchers, for a small model, really started on two hosts."""
+"""The commands of the launcher guides train a small model on two hosts."""
 
 import json
 import os
@@ -29,7 +29,7 @@ GUIDES = Path(__file__).parents[2] / "docs" / "launch"
 
 
 def shown(page: str) -> str:
-    """Return what a guide has written, with a worker on each machine and a small model."""
+    """Return a guide's first script, with one worker per host and a small model."""
     text = re.search(r"```(?:bash|yaml)\n(.*?)```", (GUIDES / f"{page}.md").read_text(), re.S)[1]
     text = re.sub(r"--nproc-per-node \d+", "--nproc-per-node 1", text)
     return re.sub(r"-m paceline train .*", f"-m paceline train {shlex.join(TRAINING)}", text)
@@ -38,7 +38,7 @@ def shown(page: str) -> str:
 def on_both(
     hosts: tuple[Host, ...], scripts: list[str], folders: list[Path], extra=({}, {})
 ) -> None:
-    """Run a script of bash on each host, and expect both to succeed."""
+    """Run a bash script on each host, and check that both succeed."""
     own = str(Path(sys.executable).parent)
     usual = os.environ | {
         "PATH": f"{own}:{os.environ['PATH']}",
@@ -49,13 +49,13 @@ def on_both(
     started = []
     for host, script, folder, more in zip(hosts, scripts, folders, extra, strict=True):
         folder.mkdir()
-        # The host has mounts of its own, and begins in its root.
+        # A host has its own mounts, and its commands start in the root folder.
         there = f"cd '{folder}' && {script}"
         command = host.on_host("timeout", str(DEADLINE_S), "bash", "-c", there)
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         started.append(subprocess.Popen(command, env=usual | more, **pipes))
-    said = [process.communicate()[0] for process in started]
-    assert [process.returncode for process in started] == [0, 0], "\n".join(said)
+    outputs = [process.communicate()[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0], "\n".join(outputs)
 
 
 def is_trained_by_two(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""LocalUpdates in Lightning, Transformers and Accelerate, against naive averaging."""
+"""LocalUpdates in Lightning, Transformers, Fabric and Accelerate equals naive averaging."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,7 +25,7 @@ Batches = list[tuple[Tensor, Tensor]]
 
 
 class Net(nn.Module):
-    """Has buffers, which DDP broadcasts, and keeps the batches that it is trained on."""
+    """A network with buffers, which DDP broadcasts; `seen` collects its training batches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,10 @@ def vector(model: nn.Module) -> Tensor:
 
 
 def naive(seen: list[Batches], sync_every: list[int], per_step: int = 1) -> Tensor:
-    """Average the models of two workers after so many steps, each with its recorded batches."""
+    """Train two workers on their recorded batches, and average the models after each round.
+
+    `sync_every`: each worker's steps per round. `per_step`: micro-batches per step.
+    """
     models = [Net(), Net()]
     optimizers = [sgd(one) for one in models]
     group = vector(models[0])
@@ -152,7 +155,7 @@ def with_lightning(
 
 
 EACH = ([NUM_STEPS] * 2, [SYNC_EVERY] * 2)
-FEWER = ([2, 8], [1, 4])  # by the first worker
+FEWER = ([2, 8], [1, 4])  # steps of the first worker
 
 
 @pytest.mark.parametrize(
@@ -164,7 +167,7 @@ FEWER = ([2, 8], [1, 4])  # by the first worker
         (*FEWER, {}),
     ],
 )  # fmt: skip
-def test_lightning_averages_in_place_of_exchanging_gradients(
+def test_lightning_averages_models_instead_of_gradients(
     pair: Any, num_steps: list[int], sync_every: list[int], options: dict[str, Any]
 ) -> None:
     found = pair(with_lightning, num_steps, sync_every, options)
@@ -172,9 +175,9 @@ def test_lightning_averages_in_place_of_exchanging_gradients(
 
 
 def with_lightning_resumed(folder: str) -> list[Tensor]:
-    """Train for two epochs of ten steps, and for the second from the first one's checkpoint."""
+    """Train for two epochs of ten steps; train the second again from the first's checkpoint."""
     options: dict[str, Any] = {"num_steps": 20, "momentum": 0.0, "sync_every": 5}
-    options["repeats"] = 10  # of one batch: a resumed Lightning does not go on with the next one
+    options["repeats"] = 10  # of one batch, as a resumed Lightning starts with the first
     whole, _ = fitted(folder=folder, **options)
     rest, _ = fitted(ckpt_path=f"{folder}/step=10.ckpt", **options)
     return [whole, rest]
@@ -230,14 +233,14 @@ def with_trainer(num_steps: list[int], sync_every: list[int]) -> tuple[Tensor, B
 
 
 @pytest.mark.parametrize(("num_steps", "sync_every"), [EACH, FEWER])
-def test_a_trainer_averages_in_place_of_exchanging_gradients(
+def test_a_trainer_averages_models_instead_of_gradients(
     pair: Any, tmp_path: Path, num_steps: list[int], sync_every: list[int]
 ) -> None:
     check(pair(with_trainer, num_steps, sync_every, cwd=tmp_path), sync_every)
 
 
 def with_trainer_resumed(folder: str) -> list[Tensor]:
-    """Train for two epochs of ten steps, and for the second from the first one's checkpoint."""
+    """Train for two epochs of ten steps; train the second again from the first's checkpoint."""
     options: dict[str, Any] = {"num_steps": 20, "momentum": 0.0, "sync_every": 5, "folder": folder}
     whole, _ = trainer_trained(**options)
     rest, _ = trainer_trained(resume=True, **options)
@@ -245,7 +248,7 @@ def with_trainer_resumed(folder: str) -> list[Tensor]:
 
 
 def with_trainer_saved(folder: str) -> list[Tensor]:
-    """Train for unequal rounds, and return the end and the last checkpoint's parameters."""
+    """Train with unequal rounds; return the parameters in memory and in the last checkpoint."""
     rank = dist.get_rank()
     end, _ = trainer_trained(10, folder=f"{folder}/{rank}", sync_every=[5, 2][rank])
     saved = Net()
@@ -256,7 +259,7 @@ def with_trainer_saved(folder: str) -> list[Tensor]:
 @pytest.mark.parametrize(
     "ended", [with_lightning_resumed, with_trainer_resumed, with_trainer_saved]
 )
-def test_a_resumed_run_has_the_outer_momentum_and_the_last_checkpoint_the_end(
+def test_a_resumed_run_restores_outer_momentum_and_the_last_checkpoint_is_final(
     pair: Any, tmp_path: Path, ended: Any
 ) -> None:
     found = [one for ends in pair(ended, str(tmp_path)) for one in ends]
@@ -282,7 +285,7 @@ def with_fabric() -> tuple[Tensor, Batches]:
     return vector(net), net.seen
 
 
-def test_fabric_averages_in_place_of_exchanging_gradients(pair: Any) -> None:
+def test_fabric_averages_models_instead_of_gradients(pair: Any) -> None:
     check(pair(with_fabric), [SYNC_EVERY] * 2)
 
 
@@ -310,7 +313,7 @@ def with_accelerate(per_step: int) -> tuple[Tensor, Batches]:
 
 
 @pytest.mark.parametrize("per_step", [1, 2])
-def test_accelerate_averages_in_place_of_exchanging_gradients(pair: Any, per_step: int) -> None:
+def test_accelerate_averages_models_instead_of_gradients(pair: Any, per_step: int) -> None:
     check(pair(with_accelerate, per_step), [SYNC_EVERY] * 2, per_step)
 
 
@@ -333,5 +336,5 @@ def with_accelerates_scaler() -> int:
     return updates.num_steps
 
 
-def test_a_step_that_accelerates_scaler_skips_is_no_inner_step(pair: Any) -> None:
+def test_a_step_skipped_by_accelerates_scaler_is_no_inner_step(pair: Any) -> None:
     assert pair(with_accelerates_scaler) == [NUM_STEPS - 1] * 2

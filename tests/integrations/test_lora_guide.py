@@ -1,4 +1,4 @@
-"""The commands of the guide "LoRA on two machines", on ranks of this machine as hosts."""
+"""The commands of the guide "LoRA on two machines", with a local rank as each host."""
 
 import os
 import re
@@ -25,14 +25,14 @@ pytestmark = [
 
 
 def commands(num_hosts: int) -> list[list[str]]:
-    """The script's arguments on each host, in the order of ranks."""
+    """Return the script's arguments for each host, by rank."""
     found = re.findall(rf"^\w\$ torchrun --nnodes {num_hosts} (.*)$", GUIDE, re.M)
     assert [one.split()[:2] for one in found] == [["--node-rank", str(i)] for i in range(num_hosts)]
     return [shlex.split(one.partition(SCRIPT)[2]) for one in found]
 
 
 def as_host(folder: str, arguments: list[list[str]]) -> None:
-    """Run the script in the host's own folder, as the only process of its host."""
+    """Run the script in the host's folder, as the only process of the host."""
     from accelerate.state import AcceleratorState
 
     AcceleratorState._reset_state(reset_partial_state=True)
@@ -49,7 +49,7 @@ def adapters(folder: Path, step: int) -> list[torch.Tensor]:
     return list(load_file(file).values())
 
 
-def test_hosts_of_unequal_speed_and_one_more_end_with_the_same_adapters(
+def test_unequal_hosts_and_a_third_host_end_with_the_same_adapters(
     pair: Any, triple: Any, tmp_path: Path
 ) -> None:
     pair(as_host, str(tmp_path), commands(2), group=False)

@@ -1,4 +1,4 @@
-"""The site builds without a warning; no page is wider than its window or asks another host."""
+"""The site builds without warnings; pages fit their window and send no request to other hosts."""
 
 import sys
 from pathlib import Path
@@ -9,7 +9,7 @@ from browser import CHROMIUM, Browser
 from processes import Started
 
 ROOT = Path(__file__).parents[2]
-WINDOWS = {1280: 900, 390: 844}  # a desk, a phone
+WINDOWS = {1280: 900, 390: 844}  # desktop, phone
 
 pytestmark = [
     pytest.mark.slow,
@@ -31,7 +31,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("width", WINDOWS)
-def test_no_page_is_wider_than_its_window_or_asks_another_host(site: Path, width: int) -> None:
+def test_pages_fit_their_window_and_send_no_request_to_other_hosts(site: Path, width: int) -> None:
     pages = sorted(site.rglob("*.html"))
     assert len(pages) > len(list((ROOT / "docs" / "how-to").glob("*.md")))
     wide, asked = [], []
@@ -39,7 +39,7 @@ def test_no_page_is_wider_than_its_window_or_asks_another_host(site: Path, width
         for path in pages:
             page = browser.page(width, WINDOWS[width])
             page.load(path)
-            if path.name == "index.html":  # requests of scripts come after the page is loaded
+            if path.name == "index.html":  # scripts send requests after loading
                 page.shown.wait_for_load_state("networkidle")
             if page.evaluate("document.documentElement.scrollWidth > innerWidth"):
                 wide.append(path.name)

@@ -1,4 +1,4 @@
-"""What a real run writes for TensorBoard, read back by TensorBoard itself."""
+"""TensorBoard reads the scalars that a run writes."""
 
 import json
 
@@ -8,7 +8,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("strategy", ["allreduce", "hogbatch"])
-def test_scalars_are_those_of_the_result(paceline, tmp_path, strategy):
+def test_scalars_equal_the_result(paceline, tmp_path, strategy):
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     arguments = ("--data", "digits", "--epochs", "2", "--profile-s", "0.2", "--json")
     chosen = ("--strategy", strategy, "--tensorboard", "board")
@@ -32,7 +32,7 @@ def test_scalars_are_those_of_the_result(paceline, tmp_path, strategy):
         assert found[tag] == rows
     rates = [(row["number"] + 1, pytest.approx(1438 / row["seconds"])) for row in result["epochs"]]
     assert found["throughput/samples_per_s"] == rates
-    # Only the second epoch is traced, and only workers in step have a step to look at.
+    # Only the second epoch is traced, and only synchronous runs have comparable steps.
     rows = result["comparison"]["rows"] if strategy == "allreduce" else []
     assert any(tag.startswith("step/") for tag in found) == bool(rows)
     for row in rows:

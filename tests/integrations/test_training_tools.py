@@ -1,4 +1,4 @@
-"""Lightning, Fabric, Accelerate and Transformers with Paceline, beside themselves with DDP."""
+"""Lightning, Fabric, Accelerate and Transformers train with Paceline as with DDP."""
 
 import json
 import sys
@@ -21,14 +21,14 @@ FORKED = ["-c", LAUNCH, "2"]
 ROUNDING = 1e-5
 pytestmark = pytest.mark.timeout(600)
 TOOLS = ("lightning", "fabric", "accelerate", "transformers")
-# Of each example, the text that makes it Paceline's, and what makes it the tool's own.
+# The text in each example that selects Paceline, and the text that replaces it for DDP.
 OWN = {
     "lightning": ('strategy=PacelineStrategy(exchange="host")', 'strategy="ddp"'),
     "fabric": ('strategy=PacelineStrategy(exchange="host")', 'strategy="ddp"'),
     "accelerate": ('accelerator = with_paceline(accelerator, exchange="host")\n', ""),
     "transformers": ('trainer = with_paceline(trainer, exchange="host")\n', ""),
 }
-# What is trained beside DDP, and in how many steps.
+# Cases that are compared with DDP, and their numbers of steps.
 STEPS = {
     ("lightning", "accumulated"): 4,
     ("lightning", "clipped"): 8,
@@ -47,11 +47,11 @@ STEPS = {
     ("transformers", "in_bfloat16"): 6,
 }
 
-Found = dict[str, dict[int, Any]]  # of each case what came of it, by rank
+Found = dict[str, dict[int, Any]]  # case: {rank: outcome}
 
 
 def finished(folder: Path, *command: str) -> Finished:
-    """Run Python on this command line in a folder, to its end; no process may be left there."""
+    """Run `python COMMAND` in a folder to its end; check that no process is left."""
     return succeeded(lambda: _finished(folder, *command))
 
 
@@ -62,14 +62,14 @@ def _finished(folder: Path, *command: str) -> Finished:
         assert not left_in(folder)
     finally:
         if running_in(folder):
-            started.process.terminate()  # torchrun ends its ranks, which lead groups themselves
+            started.process.terminate()  # torchrun ends its ranks
             started.process.communicate()
         started.kill()
     return done
 
 
 def running_in(folder: Path) -> list[int]:
-    """The processes that work in a folder."""
+    """Return the ids of processes whose current directory is the folder."""
     found = []
     for place in Path("/proc").glob("[0-9]*/cwd"):
         with suppress(OSError):
@@ -79,7 +79,7 @@ def running_in(folder: Path) -> list[int]:
 
 
 def left_in(folder: Path) -> list[int]:
-    """The processes that still work in a folder when the kernel had time to end those killed."""
+    """Wait up to ENDING_S for killed processes to end; return the processes still running."""
     until = time.monotonic() + ENDING_S
     while (found := running_in(folder)) and time.monotonic() < until:
         time.sleep(0.01)
@@ -96,7 +96,7 @@ def found_by(folder: Path, *command: str) -> Found:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """Return what came of a tool's cases; each tool is run once."""
+    """Return a function that gives the outcomes of a tool's cases; each tool runs once."""
     known: dict[str, Found] = {}
 
     def of(tool: str) -> Found:
@@ -110,21 +110,21 @@ def found(tmp_path_factory):
 
 
 def both(outcomes: dict[int, Any]) -> list[Any]:
-    """Return what came of a case on both ranks, on which nothing was raised."""
+    """Return a case's outcomes on both ranks; check that neither raised an error."""
     rows = [outcomes[rank] for rank in (0, 1)]
     assert not [row["error"] for row in rows if "error" in row]
     return rows
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-def test_an_example_that_lost_or_doubled_a_gradient_would_not_train_as_with_ddp(tmp_path, tool):
+def test_an_example_trains_as_with_ddp(tmp_path, tool):
     example = str(EXAMPLES / f"train_with_{tool}.py")
-    # Lightning asks whether torchrun has started it; for the others a rank is a rank.
+    # Only Lightning checks whether torchrun started it.
     ranks_of = TORCHRUN if tool == "lightning" else FORKED
     finished(tmp_path, *ranks_of, str(PROGRAMS / "example.py"), example, *OWN[tool])
     ranks = [torch.load(tmp_path / f"rank{rank}.pt") for rank in (0, 1)]
     for ours, theirs in ranks:
-        assert ours["made"] == ["host"]  # exactly one
+        assert ours["made"] == ["host"]  # wrapped exactly once
         assert theirs["made"] == []
         assert ours["losses"] == pytest.approx(theirs["losses"], rel=1e-4, abs=ROUNDING)
         for one, another in zip(ours["weights"], theirs["weights"], strict=True):
@@ -135,7 +135,7 @@ def test_an_example_that_lost_or_doubled_a_gradient_would_not_train_as_with_ddp(
 
 
 @pytest.mark.parametrize(("tool", "case"), STEPS)
-def test_no_sync_that_is_ignored_or_a_second_wrapper_changes_steps(found, tool: str, case: str):
+def test_a_case_trains_as_with_ddp_in_one_wrapper(found, tool: str, case: str):
     for row in both(found(tool)[case]):
         assert row["worst"] <= ROUNDING
         assert (row["wraps"], row["exchange"]) == (["DataParallel"], "host")
@@ -145,28 +145,28 @@ def test_no_sync_that_is_ignored_or_a_second_wrapper_changes_steps(found, tool: 
 
 
 EXACT, MOVED = (0.0, ROUNDING), (100 * ROUNDING, float("inf"))
-# What comes of other cases on both ranks, or on the first: values, and ranges of numbers.
+# Expected outcomes of other cases on both ranks, or on the first: values, or ranges of numbers.
 CASES: dict[tuple[str, str], dict[str, Any]] = {
     ("lightning", "by_name"): {"worst": EXACT, "wraps": ["DataParallel"]},
     ("fabric", "by_name"): {"worst": EXACT, "wraps": ["DataParallel"]},
-    ("lightning", "encoded"): {"apart": (ROUNDING, 0.5)},  # in 8 bits
-    # DDP leaves the hook out on CPUs.
+    ("lightning", "encoded"): {"apart": (ROUNDING, 0.5)},  # 8-bit codec
+    # DDPStrategy ignores the hook on CPUs.
     ("lightning", "hook_on_cpus"): {"worst": EXACT, "calls": 8, "wraps": [True]},
-    ("lightning", "by_hand"): {"worst": EXACT, "exchanges": 16},  # two losses a step
+    ("lightning", "by_hand"): {"worst": EXACT, "exchanges": 16},  # two losses per step
     ("lightning", "resumed_from_a_checkpoint"): {
         "prefixed": [],
         "moved": MOVED,
         "worst": EXACT,
         "loaded": EXACT,
     },
-    # Neither threads nor memory are left after training.
+    # Training must leave neither threads nor memory.
     ("lightning", "fitted_again"): {
         "left": ["none", "none"],
         "worst": EXACT,
         "wraps": ["DataParallel"],
     },
     ("fabric", "saved_and_loaded"): {"moved": MOVED, "worst": EXACT, "loaded": EXACT},
-    # Its prefix is that of DDP.
+    # The names have the same prefix as with DDP.
     ("accelerate", "saved_and_loaded"): {"prefixes": ["module"], "moved": MOVED, "worst": EXACT},
     ("accelerate", "compiled"): {
         "wraps": ["DataParallel"],
@@ -176,12 +176,12 @@ CASES: dict[tuple[str, str], dict[str, Any]] = {
     ("accelerate", "hooks"): {
         "worst": EXACT,
         "calls": 8,
-        "apart": (ROUNDING, 0.05),  # in 8 bits
+        "apart": (ROUNDING, 0.05),  # 8-bit codec
         "bytes": (1, float("inf")),
     },
-    ("accelerate", "hook_of_its_own"): {"apart": (1e-7, 1e-2)},  # in 16 bits
+    ("accelerate", "hook_of_its_own"): {"apart": (1e-7, 1e-2)},  # float16
     ("accelerate", "without_sync_by_hand"): {"own": True, "both": True},
-    # Each model once, also for save_state; and none that is not to be trained.
+    # Each model is wrapped once, also for save_state, and only if it will be trained.
     ("accelerate", "wrapped_once"): {
         "wraps": [["DataParallel"]] * 5,
         "same": [True] * 4,
@@ -190,7 +190,6 @@ CASES: dict[tuple[str, str], dict[str, Any]] = {
         "evaluated before": ["DataParallel"],
         "by torch": ["DistributedDataParallel"],  # an accelerator without Paceline
     },
-    # After an evaluation.
     ("transformers", "evaluated_before"): {
         "wraps": ["DataParallel"],
         "again": ["DataParallel"],
@@ -202,7 +201,7 @@ OF_THE_FIRST_RANK = {("fabric", "saved_and_loaded"), ("accelerate", "saved_and_l
 
 
 @pytest.mark.parametrize(("tool", "case"), CASES)
-def test_a_tool_that_trains_otherwise_than_it_says_is_noticed(found, tool: str, case: str):
+def test_a_case_has_the_expected_outcome(found, tool: str, case: str):
     rows = both(found(tool)[case])
     for row in rows[:1] if (tool, case) in OF_THE_FIRST_RANK else rows:
         for name, expected in CASES[tool, case].items():
@@ -212,45 +211,40 @@ def test_a_tool_that_trains_otherwise_than_it_says_is_noticed(found, tool: str, 
                 assert row[name] == expected, name
 
 
-REFUSED = {  # fields
-    "lightning": [
+REFUSED = {  # fields of the errors
+    ("lightning", "refused"): [
         *["ddp_comm_hook"] * 4,
         *("model_averaging_period", "precision", "exchange"),
     ],
-    "fabric": ["model", "precision"],
-    "accelerate": [
+    ("fabric", "refused"): ["model", "precision"],
+    ("accelerate", "refused"): [
         *("comm_hook", "find_unused_parameters", "model", "register_comm_hook", "accelerator"),
         *("accelerator", "mixed_precision"),
     ],
-    "transformers": ["trainer", "trainer", "find_unused_parameters"],
+    ("accelerate", "for_gpus_where_there_are_none"): ["accelerator"],
+    ("transformers", "refused"): ["trainer", "trainer", "find_unused_parameters"],
 }
 
 
-def field_of(said: str) -> str:
-    kind, _, message = said.partition(": ")
+def field_of(error: str) -> str:
+    kind, _, message = error.partition(": ")
     assert kind == "InvalidInput"
     return InvalidInput.of(message).field
 
 
-@pytest.mark.parametrize("tool", TOOLS)
-def test_what_cannot_be_done_and_would_be_ignored_is_refused_in_one_line(found, tool: str):
-    for row in both(found(tool)["refused"]):
-        assert list(map(field_of, row["said"])) == REFUSED[tool]
-
-
-def test_accelerate_that_trains_each_rank_by_itself_for_want_of_gpus_is_refused(found):
-    for row in both(found("accelerate")["for_gpus_where_there_are_none"]):
-        [said] = row["said"]
-        assert field_of(said) == "accelerator"
+@pytest.mark.parametrize(("tool", "case"), REFUSED)
+def test_unsupported_options_are_refused(found, tool: str, case: str):
+    for row in both(found(tool)[case]):
+        assert list(map(field_of, row["errors"])) == REFUSED[tool, case]
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-def test_a_process_that_is_alone_would_wait_for_others_or_train_otherwise(tmp_path: Path, tool):
+def test_a_single_process_trains_as_with_ddp(tmp_path: Path, tool):
     found = found_by(tmp_path, str(PROGRAMS / f"with_{tool}.py"), "accumulated")
     assert found["accumulated"][0].get("worst", found) <= ROUNDING
 
 
-def test_importing_paceline_that_imports_a_tool_would_need_it(tmp_path: Path):
+def test_importing_paceline_imports_no_tool(tmp_path: Path):
     imports = "import sys, paceline, paceline.runs.running, paceline.integrations.data_parallel"
     program = f"{imports}; print(*sys.modules)"
     assert not set(TOOLS) & set(finished(tmp_path, "-c", program).out.split())

@@ -1,4 +1,4 @@
-"""Fixtures of tests on the simulated GPU."""
+"""Fixtures for tests on simulated GPUs."""
 
 from collections.abc import Iterator
 
@@ -10,21 +10,21 @@ from simulated_gpu.device import SimulatedDevice
 from simulated_gpu.lent import simulated_gpus
 from simulated_gpu.tensors import devices
 
-# Autograd starts its threads, one for each device that torch knows, with a process's first backward
-# pass: so torch gets to know the simulated devices before any test.
+# Autograd starts one thread per registered device in a process's first backward pass, so register
+# the simulated devices before all tests.
 devices(2)
 
 
 @pytest.fixture
 def device() -> Iterator[SimulatedDevice]:
-    """A simulated device, on which nothing has failed."""
+    """Yield a simulated device; raise errors of its work after the test."""
     with simulated_gpus() as (found,):
         yield found
 
 
 @pytest.fixture(scope="package")
 def gpu_pair() -> Iterator[Ranks]:
-    """Two ranks as `pair`, which know the simulated devices before their first backward pass."""
+    """Two ranks like `pair` that register simulated devices before their first backward pass."""
     ranks = Ranks(2)
     yield ranks
     ranks.close()

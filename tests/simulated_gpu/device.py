@@ -1,17 +1,17 @@
-"""A GPU that is simulated on the host's memory: work with streams can be tested without a real one.
+"""Simulate a GPU in host memory, to test code with streams without a real GPU.
 
-    device = devices(1)[0]             # of `tensors`
+    device = devices(1)[0]             # from `tensors`
     model.to(device.torch_device)      # torch.device("simulated", 0)
 
-Tensors on it are torch's in all but memory: autograd runs their hooks in a thread of the device's,
-as on a GPU. Each operation returns at once, its result unwritten; the stream that was current does
-it later, in a thread of its own, after a random time. What CUDA leaves undefined is an error here:
-work that touches memory which another stream may not have done with, memory given back too early.
-Results are poison until they are written: NaN, or -1.
+torch treats tensors on a simulated device as on any device: autograd runs their hooks in a thread
+of the device, as on a GPU. Each operation returns immediately, before its result is written. A
+thread of the current stream executes the operation after a random delay. Undefined behaviour of
+CUDA is an error here: work on memory that another stream may still use, and memory freed too early.
+Until results are written, they contain NaN or -1.
 
-Copies between the device and host memory that is not pinned, or of another layout, make the host
-wait, as on CUDA; `num_blocking_copies` counts them. `commands` counts kernels, copies ("h2d",
-"d2h") and waits of the host ("sync").
+As on CUDA, the host waits for a copy between the device and host memory if the host memory is not
+pinned or has another layout; `num_blocking_copies` counts these copies. `commands` counts kernels,
+copies ("h2d", "d2h") and waits of the host ("sync").
 """
 
 import itertools
@@ -38,19 +38,19 @@ from simulated_gpu.ordering import Access, Block, Clock, merge
 NAME = "simulated"
 _MOST_DELAY_S = 2e-4
 _DEADLINE_S = 120.0
-_MOST_STREAMS = 32  # of torch's pool of CUDA's streams
+_MOST_STREAMS = 32  # as in torch's pool of CUDA streams
 _POISON = 0xFF
 COPIES = ("h2d", "d2h")
-_numbers = itertools.count(1)  # 0 is the default stream of every device
+_numbers = itertools.count(1)  # 0 is each device's default stream
 Delays = Callable[["SimulatedStream", str], float]
 
 
 class RaceError(RuntimeError):
-    """Work of two streams touches the same memory in no order that is known."""
+    """Two streams use the same memory without synchronization."""
 
 
 class _Work(NamedTuple):
-    """A piece of work, and how long it takes; it does not begin before `after` is reached."""
+    """A function that runs `delay_s` after the event `after` is reached."""
 
     call: Callable[[], object]
     delay_s: float = 0.0
@@ -58,7 +58,7 @@ class _Work(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """Bytes `start` to `end` of a block."""
+    """The bytes from `start` to `end` of a block."""
 
     block: Block
     start: int
@@ -66,7 +66,7 @@ class Memory(NamedTuple):
 
 
 class SimulatedEvent:
-    """An event, with what its stream knew when it was recorded."""
+    """An event, with the vector clock of its stream when it was recorded."""
 
     def __init__(self, device: "SimulatedDevice", clock: Clock) -> None:
         self._device, self.clock = device, clock
@@ -75,21 +75,21 @@ class SimulatedEvent:
 
     @property
     def is_reached(self) -> bool:
-        """True once it is reached; the host is not ordered after it before it synchronizes."""
+        """Whether the event is reached; only `synchronize` orders later work after the event."""
         return self.reached.is_set()
 
     def happen(self) -> None:
-        """Be reached, now."""
+        """Mark the event as reached."""
         self.reached_s = time.monotonic()
         self.reached.set()
 
     def synchronize(self) -> None:
-        """Wait on the host until it is reached; raise what has failed on the device."""
+        """Wait on the host until the event is reached; raise the device's first error."""
         self.await_reached()
         self._device.check()
 
     def await_reached(self) -> None:
-        """Wait on the host until it is reached, whatever has failed."""
+        """Wait on the host until the event is reached; raise no error of the device."""
         if not self.reached.wait(_DEADLINE_S):
             raise RuntimeError(f"the simulated device does not answer within {_DEADLINE_S:g} s")
         with self._device.lock:
@@ -97,7 +97,7 @@ class SimulatedEvent:
             self._device.commands["sync"] += 1
 
     def seconds_after(self, earlier: Event) -> float:
-        """Return the seconds between two events that are reached."""
+        """Return the seconds between two reached events."""
         assert isinstance(earlier, SimulatedEvent)
         if not (self.reached.is_set() and earlier.reached.is_set()):
             raise RuntimeError("an event is not reached yet, so that its time is unknown")
@@ -105,17 +105,16 @@ class SimulatedEvent:
 
 
 class SimulatedStream:
-    """A stream: a thread with a queue."""
+    """A thread that executes queued work in order."""
 
     def __init__(self, device: "SimulatedDevice", number: int | None = None) -> None:
         self.number = next(_numbers) if number is None else number
         self.device = device
         self.clock: Clock = {}
         self._queue: queue.SimpleQueue[_Work] = queue.SimpleQueue()
-        self.thread = threading.Thread(
+        threading.Thread(
             target=_run, args=(self._queue, device), name=f"stream {self.number}", daemon=True
-        )
-        self.thread.start()
+        ).start()
 
     def put(
         self,
@@ -124,9 +123,10 @@ class SimulatedStream:
         accesses: Sequence[tuple[Memory, bool]] = (),
         count: int = 1,
     ) -> None:
-        """Queue work of `count` commands that reads memory, and writes that which comes with True.
+        """Queue a function that counts as `count` commands.
 
-        Raises RaceError if other streams may not have done with it.
+        `accesses`: the memory that the function uses, with True for writes. Raises RaceError if
+        another stream may still use the memory.
         """
         device = self.device
         delay_s = device.delays(self, what)
@@ -151,11 +151,11 @@ class SimulatedStream:
         device.check()
 
     def run_last(self, call: Callable[[], object]) -> None:
-        """Queue work that nothing else is to be ordered with."""
+        """Queue a function without a check for races."""
         self._queue.put(_Work(call))
 
     def record(self, *, timed: bool = False) -> SimulatedEvent:
-        """Return an event behind all work that is queued here now."""
+        """Return an event that is reached after all queued work of this stream."""
         with self.device.lock:
             merge(self.clock, self.device.host_clock)
             event = SimulatedEvent(self.device, dict(self.clock))
@@ -163,22 +163,22 @@ class SimulatedStream:
         return event
 
     def wait(self, event: Event) -> None:
-        """Begin later work only when the event is reached."""
+        """Make later work of this stream wait for the event."""
         assert isinstance(event, SimulatedEvent)
         with self.device.lock:
             merge(self.clock, event.clock)
             self._queue.put(_Work(nothing, after=event.reached))
 
     def wait_stream(self, other: Stream) -> None:
-        """Begin later work after all that is queued in the other stream now."""
+        """Make later work of this stream wait for all queued work of the other stream."""
         self.wait(other.record())
 
     def synchronize(self) -> None:
-        """Wait on the host until all work queued here is done; raise what has failed."""
+        """Wait on the host for all queued work of this stream; raise the device's first error."""
         self.record().synchronize()
 
     def keep(self, tensor: Tensor) -> None:
-        """Keep the tensor's memory from reuse until this stream has done with it."""
+        """Keep the tensor's memory from reuse until this stream has finished its queued work."""
         memory: Memory = tensor.memory  # type: ignore[attr-defined] # a SimulatedTensor's
         memory.block.users.add(self.number)
 
@@ -195,7 +195,7 @@ def _run(queued: "queue.SimpleQueue[_Work]", device: "SimulatedDevice") -> None:
             work.call()
         except Exception as error:
             device.errors.append(error)
-        del work  # and what it holds
+        del work  # release the tensors that it references
 
 
 def nothing() -> None:
@@ -205,8 +205,8 @@ def nothing() -> None:
 class SimulatedDevice:
     """A simulated GPU.
 
-    `delays`: the seconds that a piece of work takes, given its stream and what it does: the name of
-    an operation, "h2d" or "d2h". By default they are random.
+    `delays(stream, what)`: returns the seconds of delay before a piece of work; by default they
+    are random. `what` is the name of an operation, "h2d" or "d2h".
     """
 
     kind = DeviceKind.GPU
@@ -225,13 +225,13 @@ class SimulatedDevice:
         self.commands: Counter[str] = Counter()
         generator = random.Random(index)
         self.delays: Delays = lambda stream, what: generator.uniform(0.0, _MOST_DELAY_S)
-        self._pinned: dict[int, tuple[int, Block]] = {}  # by address: the end, and the block
+        self._pinned: dict[int, tuple[int, Block]] = {}  # start address: (end, block)
         default = SimulatedStream(self, 0)
         self._streams = {0: default}
         self._num_asked = 0
 
     def new_stream(self) -> SimulatedStream:
-        """Return a new stream, or the one of those that has waited longest: there are so many."""
+        """Return a new stream; reuse streams in turn once the pool is full."""
         if len(self._streams) <= _MOST_STREAMS:
             stream = SimulatedStream(self)
             self._streams[stream.number] = stream
@@ -240,13 +240,13 @@ class SimulatedDevice:
         return list(self._streams.values())[1 + self._num_asked % _MOST_STREAMS]
 
     def current_stream(self) -> SimulatedStream:
-        """Return the stream in which this thread queues work."""
+        """Return this thread's current stream."""
         number: int = guard().get_stream(self.torch_device.index)
         return self._streams[number]
 
     @contextmanager
     def use(self, stream: Stream | None = None) -> Iterator[None]:
-        """Make this device, and one of its streams, those of this thread for a while."""
+        """Make this device, and optionally one of its streams, current within the block."""
         index, device = self.torch_device.index, guard().get_device()
         before = guard().get_stream(index)
         guard().set_device(index)
@@ -260,32 +260,32 @@ class SimulatedDevice:
             guard().set_device(device)
 
     def stream(self, number: int) -> SimulatedStream:
-        """Return the stream with that number."""
+        """Return the stream with this number."""
         return self._streams[number]
 
     def synchronize(self) -> None:
-        """Wait until all work in all streams is done; raise what has failed."""
+        """Wait until all work of all streams is done; raise the first error."""
         self.await_all()
         self.check()
 
     def await_all(self) -> None:
-        """Wait until all work in all streams is done, whatever has failed."""
+        """Wait until all work of all streams is done; raise no error."""
         for event in [stream.record() for stream in self._streams.values()]:
             event.await_reached()
 
     def memory_nbytes(self) -> tuple[int, int] | None:
-        """Return None: its memory is the host's."""
+        """Return None, because tensors are in host memory."""
         return None
 
     def limit_memory(self, nbytes: int) -> None:
-        """Do nothing: it is the host's."""
+        """Do nothing, because tensors are in host memory."""
 
     def reaches(self, other: torch.device) -> bool:
-        """Return False: copies between simulated GPUs are not simulated."""
+        """Return False, because copies between GPUs are not simulated."""
         return False
 
     def pin(self, memory: Tensor) -> Callable[[], None]:
-        """Pin host memory; return what undoes it."""
+        """Pin host memory; return a function that unpins it."""
         address = memory.data_ptr()
         with self.lock:
             if self.pinned(memory) is not None:
@@ -301,7 +301,7 @@ class SimulatedDevice:
         self.check()
 
     def pinned_like(self, tensor: Tensor) -> Tensor:
-        """Return a new tensor in pinned host memory, of the same shape, strides and type."""
+        """Return a new tensor in pinned host memory, with equal shape, strides and dtype."""
         found = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
         poison(found)
         if address := found.data_ptr():
@@ -310,24 +310,24 @@ class SimulatedDevice:
         return found
 
     def random_state(self) -> Tensor | None:
-        """Return None: random numbers are the host's."""
+        """Return None, because the host generates random numbers."""
         return None
 
     def set_random_state(self, state: Tensor) -> None:
         """Do nothing."""
 
     def report(self, race: str | None) -> None:
-        """Keep a race, if there is one, to be raised where the host waits or queues work next."""
+        """Store a race, if any; the host's next wait or queued work raises it."""
         if race is not None:
             self.errors.append(RaceError(race))
 
     def check(self) -> None:
-        """Raise the first error of work that was queued before."""
+        """Raise the first error of earlier work, if any."""
         if self.errors:
             raise self.errors[0]
 
     def has_arrived(self, memory: Tensor) -> bool:
-        """Return True if the host knows that all copies to this host memory are done."""
+        """Whether the host has synchronized with all copies to this host memory."""
         found = self.pinned(memory)
         if found is None:
             return True
@@ -339,7 +339,7 @@ class SimulatedDevice:
             )
 
     def pinned(self, memory: Tensor) -> Memory | None:
-        """Return the place of host memory in what is pinned; None if it is not."""
+        """Return the pinned block and range that contain this host memory; None if not pinned."""
         first, nbytes = memory.data_ptr(), extent_nbytes(memory)
         for start, (end, block) in list(self._pinned.items()):
             if start <= first and first + nbytes <= end:
@@ -347,9 +347,9 @@ class SimulatedDevice:
         return None
 
     def free(self, block: Block, raw: Tensor) -> None:
-        """Give memory back, which is poisoned once its own stream and those that keep it are done.
+        """Free memory: poison it after the work of its stream and of streams that `keep` it.
 
-        A race is reported if yet another stream may still use it.
+        Reports a race if another stream may still use the memory.
         """
         with self.lock:
             own = self._streams[block.stream]
@@ -371,6 +371,6 @@ def extent_nbytes(tensor: Tensor) -> int:
 
 
 def poison(raw: Tensor) -> None:
-    """Fill all memory that a tensor lies in with NaN, or -1: a byte of ones is both."""
+    """Fill a tensor's whole storage with bits of 1, which are NaN or -1."""
     flat = torch.empty(0, dtype=torch.uint8).set_(raw.untyped_storage())
     flat.fill_(_POISON)

@@ -1,7 +1,7 @@
-// What torch asks a kind of device for: which device and which stream are current in a thread.
+// Tell torch the current simulated device and stream of each thread.
 //
-// torch's own guard for devices that are written in Python calls Python for that, which aborts the
-// process where an exception of a hook is on its way through autograd.
+// torch's own guard for Python backends calls Python. If a hook's exception is propagating through
+// autograd, such a call aborts the process.
 
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
@@ -10,11 +10,11 @@
 
 namespace {
 
-constexpr int kMostDevices = 4;  // autograd starts a thread for each
+constexpr int kMostDevices = 4;  // autograd starts a thread per device
 
 std::int64_t default_streams[kMostDevices];
 thread_local int current_device = 0;
-thread_local std::int64_t current_streams[kMostDevices];  // 0: the default one
+thread_local std::int64_t current_streams[kMostDevices];  // 0: default stream
 
 std::int64_t (*record_event)(int device, std::int64_t stream) = nullptr;
 void (*wait_for_event)(std::int64_t event, int device, std::int64_t stream) = nullptr;
@@ -59,7 +59,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 
     c10::DeviceIndex deviceCount() const noexcept override { return kMostDevices; }
 
-    // An event is a number, one more than Python's, kept in the pointer itself.
+    // The pointer stores the number of the event plus 1, because null means no event.
     void record(
         void** event, const c10::Stream& stream, const c10::DeviceIndex, const c10::EventFlag
     ) const override {

@@ -1,7 +1,7 @@
-"""Which simulated device and stream are current in a thread, as torch is told: compiled when used.
+"""Load the C++ guard, which tells torch each thread's simulated device and stream.
 
-Only whoever simulates a GPU needs a C++ compiler for it; the library is kept beside the user's
-other caches.
+The guard is compiled at its first use, so only processes that simulate GPUs require a C++ compiler.
+The library is cached in the user's cache folder.
 """
 
 import ctypes
@@ -24,12 +24,12 @@ Record = Callable[[int, int], int]
 Wait = Callable[[int, int, int], None]
 _RECORD = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int, ctypes.c_int64)
 _WAIT = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int, ctypes.c_int64)
-_calls: list[object] = []  # of Python's that C++ holds
+_calls: list[object] = []  # Python callbacks that C++ calls, kept alive
 
 
 @cache
 def guard() -> ctypes.CDLL:
-    """Return the library, whose loading registers the guard with torch."""
+    """Load the library, which registers the guard with torch."""
     found = ctypes.CDLL(str(_compiled()))
     found.get_stream.restype = ctypes.c_int64
     found.set_stream.argtypes = [ctypes.c_int, ctypes.c_int64]
@@ -37,9 +37,9 @@ def guard() -> ctypes.CDLL:
 
 
 class DeviceModule:
-    """What torch asks of a kind of devices, where it asks `torch.cuda` of NVIDIA's.
+    """The counterpart of the module `torch.cuda` for simulated devices.
 
-    Random numbers are the host's, and so are their states.
+    The host generates random numbers, so the states are the host's, too.
     """
 
     get_rng_state = staticmethod(lambda device=None: torch.get_rng_state())
@@ -56,16 +56,17 @@ class DeviceModule:
 
 
 def set_calls(record: Record, wait: Wait) -> None:
-    """Have torch record events, and make streams wait for them, by these functions.
+    """Set the functions with which torch records events and makes streams wait.
 
-    `record` returns the number of an event behind a device's stream, given by their numbers.
+    `record(device, stream)` returns the number of a new event. `wait(event, device, stream)` makes
+    the stream wait for the event. All arguments are numbers.
     """
     _calls[:] = _RECORD(record), _WAIT(wait)
     guard().set_calls(*_calls)
 
 
 def _compiled() -> Path:
-    """Return the path of the library, which is compiled if it is not there for this torch."""
+    """Return the path of the library; compile it if it is not cached for this torch version."""
     source = _SOURCE.read_bytes()
     digest = hashlib.sha256(source + torch.__version__.encode()).hexdigest()[:16]
     cache_home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -73,7 +74,7 @@ def _compiled() -> Path:
     if path.exists():
         return path
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # Renamed when it is whole: several processes may be here at once.
+    # Rename the finished library, because several processes may compile it concurrently.
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / path.name
         _compile(made)
@@ -91,9 +92,10 @@ def _compile(target: Path) -> None:
     except OSError as error:
         raise InvalidInput(
             "compiler",
-            f"a simulated GPU needs one for C++: {command[0]}: {error.strerror}",
-            hint="install one, or name it in CXX",
+            f"a simulated GPU requires a C++ compiler: {command[0]}: {error.strerror}",
+            hint="install a C++ compiler, or set CXX",
         ) from None
     except subprocess.CalledProcessError as error:
         lines = error.stderr.strip().splitlines() or [f"exit code {error.returncode}"]
-        raise InvalidInput("compiler", f"a simulated GPU needs one for C++: {lines[0]}") from None
+        problem = f"a simulated GPU requires a C++ compiler: {lines[0]}"
+        raise InvalidInput("compiler", problem) from None

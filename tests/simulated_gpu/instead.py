@@ -1,8 +1,8 @@
-"""Simulated GPUs in place of NVIDIA's, once this module is imported.
+"""Replace CUDA GPUs by simulated GPUs when this module is imported.
 
-With PACELINE_SIMULATED_GPUS=2 in its environment a process has two of those, and a process that is
-started from it too: forked ones have what this one has imported, others run `children`, which has
-to be on their PYTHONPATH.
+With PACELINE_SIMULATED_GPUS=2 in the environment, a process and its children have two simulated
+GPUs. Forked children inherit this module. Other children import it if the folder `children` is on
+their PYTHONPATH.
 """
 
 import os
@@ -26,7 +26,7 @@ _real_device_of, _real_device_named = devices._device_of, devices.device_named
 def _num_simulated() -> int:
     text = os.environ.get(_COUNT, "0")
     if not text.isdecimal():
-        raise InvalidInput(_COUNT, f"{text!r} is no number of GPUs", hint="take 1, 2 and so on")
+        raise InvalidInput(_COUNT, f"{text!r} is not a number of GPUs", hint="use 1, 2, ...")
     return int(text)
 
 
@@ -50,7 +50,7 @@ def _device_of(device: torch.device) -> Device:
 
 def _device_named(name: str) -> torch.device:
     if _num_simulated():
-        _gpus()  # which makes torch know the name
+        _gpus()  # registers the device name with torch
     return _real_device_named(name)
 
 

@@ -1,8 +1,8 @@
-"""The number of kernels that CUDA launches for an operation on simulated tensors.
+"""Count the kernels that CUDA would launch for an operation on simulated tensors.
 
-An operation on lists of tensors (`torch._foreach_copy_`) takes one kernel for many tensors, if all
-of a list have one type and each tensor has the strides of its partner in the other list. Otherwise
-torch does it tensor by tensor.
+An operation on lists of tensors, such as `torch._foreach_copy_`, uses one kernel for many tensors
+if all tensors of a list have the same dtype, and corresponding tensors have equal strides.
+Otherwise torch launches a kernel per tensor.
 """
 
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ from typing import Any
 
 from torch import Tensor
 
-_MOST_TENSORS = {1: 110, 2: 64}  # of one launch, by the number of lists
+_MOST_TENSORS = {1: 110, 2: 64}  # per launch, by the number of lists
 
 
 def num_kernels(func: Any, args: Sequence[Any]) -> int:
-    """Return the kernels of an operation on small tensors: 1 unless it is on lists of them."""
+    """Return the number of kernels of an operation: 1, except for operations on lists."""
     if not func._schema.name.startswith("aten::_foreach_"):
         return 1
     lists = [one for one in args if isinstance(one, list | tuple)]
@@ -30,6 +30,6 @@ def _have_one_type(tensors: Sequence[Tensor]) -> bool:
 
 
 def _strides(tensor: Tensor) -> list[int]:
-    """Return the strides of dimensions with more than one value; the others mean nothing."""
+    """Return the strides of dimensions larger than 1; other strides have no effect."""
     both = zip(tensor.size(), tensor.stride(), strict=True)
     return [stride for size, stride in both if size != 1]

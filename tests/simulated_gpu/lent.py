@@ -1,4 +1,4 @@
-"""Simulated GPUs of tests: as they were afterwards, and nothing that failed on them unseen."""
+"""Provide simulated GPUs to tests, and reset them afterwards."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from simulated_gpu.tensors import devices
 
 @contextmanager
 def simulated_gpus(count: int = 1, *, may_fail: bool = False) -> Iterator[list[SimulatedDevice]]:
-    """Yield devices, on which all work ends here; raise what failed on them, unless it may."""
+    """Yield devices; wait for all work afterwards, and raise its errors unless `may_fail`."""
     found = devices(count)
     delays = [device.delays for device in found]
     try:

@@ -1,25 +1,25 @@
-"""The order of work in streams: which piece is known to be done before which, and what races.
+"""Detect races between streams with vector clocks.
 
-Each stream counts the work that is queued in it, and knows how far the others are when it begins
-its own next piece: a vector clock. An event carries the knowledge of its stream to those that wait
-for it. Two pieces that touch the same bytes, one of them writing, must be in an order by that
-knowledge; whichever happened to be first in time says nothing.
+Each stream numbers its queued work, and has a vector clock: the position that each other stream is
+known to have reached before the next work starts. An event passes its stream's clock to streams
+that wait for the event. If two pieces of work access the same bytes, and at least one of them
+writes, the clocks must order them. The actual times of execution do not matter.
 """
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-Clock = dict[int, int]  # by the number of a stream: how much of its work is known to be done
+Clock = dict[int, int]  # stream number: position of the last work known to be done
 
 
 def merge(clock: Clock, other: Clock) -> None:
-    """Take over what another clock knows."""
+    """Update a clock with the later positions of another clock."""
     for stream, position in other.items():
         clock[stream] = max(position, clock.get(stream, 0))
 
 
 class Access(NamedTuple):
-    """Bytes `start` to `end` of a block, read or written by the `position`th work of a stream."""
+    """A read or write of bytes `start` to `end` by a stream's work number `position`."""
 
     start: int
     end: int
@@ -29,15 +29,16 @@ class Access(NamedTuple):
     what: str
 
     def is_before(self, clock: Clock) -> bool:
-        """Return True if that clock knows it to be done."""
+        """Whether this access is done according to the clock."""
         return clock.get(self.stream, 0) >= self.position
 
 
 @dataclass(eq=False)
 class Block:
-    """Memory that was allocated at once, in a stream, and the accesses that may still matter.
+    """An allocation of a stream, and the accesses that may still race with later accesses.
 
-    `users`: streams that have asked to `keep` it. Memory of the host is of no stream: -1.
+    `stream`: number of the allocating stream, or -1 for host memory. `users`: other streams that
+    called `keep`.
     """
 
     stream: int = -1
@@ -45,7 +46,10 @@ class Block:
     users: set[int] = field(default_factory=set)
 
     def race(self, access: Access, clock: Clock) -> str | None:
-        """Return how an access of a stream with that clock races with another; None if not."""
+        """Describe a race of an access with an earlier access; None without a race.
+
+        `clock`: clock of the stream of `access`.
+        """
         for other in self.accesses:
             overlaps = other.start < access.end and access.start < other.end
             is_ordered = other.is_before(clock) or not (other.writes or access.writes)
@@ -54,10 +58,10 @@ class Block:
         return None
 
     def add(self, access: Access, clock: Clock) -> None:
-        """Add an access, and forget those that all later ones need not be compared with."""
+        """Add an access, and remove accesses that it makes irrelevant to later accesses."""
 
         def matters(other: Access) -> bool:
-            # Whatever comes after the new access comes after one that it covers and follows.
+            # An access ordered after the new access is also ordered after accesses before it.
             covered = access.start <= other.start and other.end <= access.end
             known = covered and other.is_before(clock)
             return not (known and (access.writes or not other.writes))
@@ -65,7 +69,10 @@ class Block:
         self.accesses = [*filter(matters, self.accesses), access]
 
     def free(self, known: Clock) -> str | None:
-        """Return how giving the memory back races with work that this clock does not know done."""
+        """Describe a race of freeing the memory with unfinished work; None without a race.
+
+        `known`: clock of the stream that frees the memory.
+        """
         for access in self.accesses:
             if not access.is_before(known):
                 return (

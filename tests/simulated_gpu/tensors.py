@@ -1,7 +1,7 @@
-"""Tensors of simulated devices, and what happens to operations on them.
+"""Tensors on simulated devices, and the execution of their operations.
 
-A tensor's values lie in host memory, `raw`, which only the threads of streams may touch. Shapes and
-types of results are known at once, from the same operation on tensors without values ("meta").
+A tensor's values are in host memory, `raw`, which only the threads of streams may access. The same
+operation on tensors of the meta device gives the shapes and dtypes of results immediately.
 """
 
 import atexit
@@ -34,9 +34,9 @@ from simulated_gpu.kernels import num_kernels
 from simulated_gpu.ordering import Block
 
 aten: Any = torch.ops.aten
-_MOST_EVENTS = 10_000  # of one backward pass that autograd may still wait for
+_MOST_EVENTS = 10_000  # kept for autograd, which waits for events of a backward pass
 _kernels = library.Library("aten", "IMPL")
-# Operations that make tensors of none, and are not made of others of these.
+# The basic operations that create tensors without input tensors.
 _CREATING = (
     *("empty.memory_format", "empty_strided.default", "eye.default", "eye.m"),
     *("arange.default", "arange.start", "arange.start_step"),
@@ -45,7 +45,7 @@ _devices: list[SimulatedDevice] = []
 
 
 class _Owner:
-    """Held by all tensors that share memory: with the last of them it is given back."""
+    """Owner of memory, referenced by all tensors that share it; its end frees the memory."""
 
 
 class SimulatedTensor(Tensor):
@@ -61,7 +61,7 @@ class SimulatedTensor(Tensor):
     def __new__(
         cls, raw: Tensor, block: Block, owner: _Owner, device: torch.device
     ) -> "SimulatedTensor":
-        """Return a tensor of the same shape, strides and type, which torch takes for a device's."""
+        """Return a tensor like `raw` that torch treats as a tensor on `device`."""
         made: SimulatedTensor = Tensor._make_wrapper_subclass(
             cls,
             raw.size(),
@@ -78,40 +78,40 @@ class SimulatedTensor(Tensor):
         self.memory = Memory(block, start, start + extent_nbytes(raw))
 
     def __repr__(self, *, tensor_contents: Any = None) -> Any:  # type: ignore[override]
-        """Return the values, and that they are simulated."""
+        """Return the values, prefixed with "Simulated"."""
         return f"Simulated{self.detach().cpu()!r}"
 
     def untyped_storage(self) -> torch.UntypedStorage:
-        """Return the memory, by which those are told that share it."""
+        """Return the storage; its address shows whether tensors share memory."""
         return self.raw.untyped_storage()
 
     def __format__(self, spec: str) -> str:
-        """Format the only value."""
+        """Format a scalar as a number, and other tensors as `repr`."""
         return format(self.item() if self.dim() == 0 else repr(self), spec)
 
     def data_ptr(self) -> int:
-        """Return the address, by which it is known whether tensors share memory."""
+        """Return the address; equal addresses show that tensors share memory."""
         return self.raw.data_ptr()
 
     def tolist(self) -> Any:
-        """Return the values as numbers, which torch does itself for its own tensors alone."""
+        """Return the values as numbers; torch does not support this for subclasses."""
         return self.detach().cpu().tolist()
 
     @property
     def data(self) -> Tensor:
-        """The same memory, unknown to autograd."""
+        """A tensor with the same memory, detached from autograd."""
         found: Tensor = Tensor.data.__get__(self)  # type: ignore[attr-defined]
         return found
 
     @data.setter
     def data(self, value: Tensor) -> None:
-        """Take over another tensor's memory, as modules do that are moved or cast."""
+        """Use another tensor's memory, as when a module is moved or cast."""
         assert isinstance(value, SimulatedTensor)
         Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
         self.raw, self.memory, self.owner = value.raw, value.memory, value.owner
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """Return a copy that the device makes, with a copy of the gradient."""
+        """Copy the tensor and its gradient on the device."""
         if id(self) not in memo:
             is_parameter = isinstance(self, nn.Parameter)
             copied = _of_kind(self.detach().clone(), is_parameter, self.requires_grad)
@@ -123,12 +123,13 @@ class SimulatedTensor(Tensor):
     def _refuse_tracing(*_: object) -> NoReturn:
         raise TypeError("torch.compile cannot trace tensors of simulated devices")
 
-    # A tensor that has both is swapped, and not replaced, when its module is moved: as with CUDA a
-    # parameter stays the same object then, and ties stay tied. torch.compile asks for them, too.
+    # With both methods, torch swaps a moved module's parameters instead of replacing them. So a
+    # parameter stays the same object, as with CUDA, and tied weights stay tied. torch.compile calls
+    # the methods, too.
     __tensor_flatten__ = __tensor_unflatten__ = _refuse_tracing
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Return how to make it again from its values."""
+        """Pickle the values, and rebuild the tensor from them."""
         values, is_parameter = self.detach().cpu(), isinstance(self, nn.Parameter)
         return _rebuilt, (values, self.device.index, is_parameter, self.requires_grad)
 
@@ -136,7 +137,7 @@ class SimulatedTensor(Tensor):
     def __torch_dispatch__(  # type: ignore[override] # a class method, as torch wants it
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Do an operation of which an argument is on a simulated device."""
+        """Execute an operation with an argument on a simulated device."""
         return _dispatch(func, args, kwargs or {})
 
 
@@ -150,33 +151,33 @@ def _of_kind(made: Tensor, is_parameter: bool, requires_grad: bool) -> Tensor:
 
 
 def devices(count: int) -> list[SimulatedDevice]:
-    """Return the first so many simulated devices, making torch know them.
+    """Return the first `count` simulated devices; the first call registers all with torch.
 
-    The first call comes before the first backward pass of the process: torch makes its threads for
-    the devices then, and none for those of later.
+    Call it before the process's first backward pass, in which torch starts a thread per registered
+    device.
     """
     if not _devices:
         _register()
     if count > len(_devices):
         raise InvalidInput(
             "PACELINE_SIMULATED_GPUS",
-            f"{count} simulated GPUs asked for",
+            f"{count} simulated GPUs are requested",
             hint=f"there are {len(_devices)} at most",
         )
     return _devices[:count]
 
 
 def _register() -> None:
-    num_devices = guard().num_devices()  # before torch registers one that is written in Python
+    num_devices = guard().num_devices()  # before torch registers its Python guard
     _setup_privateuseone_for_python_backend(NAME, DeviceModule(num_devices))
     for name in _CREATING:
         made = partial(_created, attrgetter(name)(aten))
         _kernels.impl(name.removesuffix(".default"), made, "PrivateUse1")
-    # Where torch leaves out the dispatch to Python, as torch.tensor() does, it comes here.
+    # For copies that bypass __torch_dispatch__, as in torch.tensor().
     copy_from = lambda source, target, *how: _copied(target, source, *how)  # noqa: E731
     _kernels.impl("_copy_from", copy_from, "PrivateUse1")
     _devices.extend(SimulatedDevice(index) for index in range(num_devices))
-    events: dict[int, SimulatedEvent] = {}  # of autograd, between the streams of its nodes
+    events: dict[int, SimulatedEvent] = {}  # by which autograd orders its nodes' streams
     numbers = itertools.count()
 
     def record(device: int, stream: int) -> int:
@@ -189,7 +190,7 @@ def _register() -> None:
         _devices[device].stream(stream).wait(events[event])
 
     set_calls(record, wait)
-    # A thread that is killed inside torch when the interpreter ends would abort the process.
+    # The interpreter's exit kills threads; killing one inside torch would abort the process.
     atexit.register(_end)
 
 
@@ -203,7 +204,7 @@ def _created(func: Any, *args: Any, **kwargs: Any) -> Any:
     return _dispatch(func, args, kwargs)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator] # as torch has it
+@torch.compiler.disable  # type: ignore[untyped-decorator] # torch's decorator is untyped
 def _dispatch(func: Any, args: Any, kwargs: Any) -> Any:
     if func is aten.copy_.default:
         return _copied(*args, **kwargs)
@@ -220,7 +221,7 @@ def _dispatch(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _device_of(args: Any, kwargs: Any) -> SimulatedDevice:
-    """Return the device of the tensors, or that on which one is to be made."""
+    """Return the device of the arguments, or the device on which to create a tensor."""
     numbers = {one.device.index for one in _simulated(args, kwargs)}
     asked = torch.device(kwargs.get("device") or "cpu")
     if asked.type == NAME:
@@ -251,7 +252,7 @@ def _on(device: str, kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _viewed(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return views: that touches no values."""
+    """Return views immediately, because they access no values."""
     base = _simulated(args, kwargs)[0]
     found = func(*tree_map(_raw, args), **tree_map(_raw, kwargs))
     block, owner, device = base.memory.block, base.owner, base.device
@@ -265,9 +266,9 @@ def _owned(device: SimulatedDevice, raw: Tensor) -> SimulatedTensor:
 
 
 def _at_once(device: SimulatedDevice, func: Any, args: Any, kwargs: Any) -> Any:
-    """Have the host do it, once the current stream is done: it needs values.
+    """Execute an operation that needs values on the host, after the current stream's work.
 
-    What is written is there for others only after this stream, as after a collective of NCCL's.
+    Other streams must wait for this stream before they use the results, as for NCCL collectives.
     """
     stream, what, written = device.current_stream(), str(func), _written(func, args, kwargs)
     used = [(one.memory, id(one) in written) for one in _simulated(args, kwargs)]
@@ -288,9 +289,10 @@ def _at_once(device: SimulatedDevice, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _without_values(func: Any, args: Any, kwargs: Any) -> tuple[Any, dict[int, Tensor]] | None:
-    """Do an operation on tensors without values; return its results, and the arguments by theirs.
+    """Execute an operation on the meta device.
 
-    Returns None if it needs values, asks for a number, or is wrong.
+    Returns the results, and each argument by the id of its meta tensor. Returns None if the
+    operation needs values, returns a number, or fails.
     """
     twins: dict[int, Tensor] = {}
 
@@ -313,12 +315,12 @@ def _without_values(func: Any, args: Any, kwargs: Any) -> tuple[Any, dict[int, T
     own = {id(twins[id(one)]): one for one in _tensors(args, kwargs)}
     for twin in _tensors(expected):
         if id(twin) in own and own[id(twin)].shape != twin.shape:
-            raise RuntimeError(f"{func}: no tensor of a simulated device can be resized")
+            raise RuntimeError(f"{func}: a tensor on a simulated device cannot be resized")
     return expected, own
 
 
 def _queued(device: SimulatedDevice, func: Any, args: Any, kwargs: Any) -> Any:
-    """Queue an operation, and return its results, which are not written yet."""
+    """Queue an operation, and return its results before they are written."""
     if (known := _without_values(func, args, kwargs)) is None:
         return _at_once(device, func, args, kwargs)
     expected, own = known
@@ -351,7 +353,7 @@ def _queued(device: SimulatedDevice, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _now(value: Any) -> Any:
-    """Return what the stream will work on; the host's tensors as they are now."""
+    """Return the stream's argument: device memory, or a copy of a host tensor's present values."""
     if isinstance(value, SimulatedTensor):
         return value.raw
     return value.clone() if isinstance(value, Tensor) else value
@@ -359,7 +361,7 @@ def _now(value: Any) -> Any:
 
 def _written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> set[int]:
     """Return the ids of the tensors that an operation writes to."""
-    if func.namespace == "c10d":  # whose schemas say nothing of it
+    if func.namespace == "c10d":  # its schemas do not declare writes
         return (
             set() if func is torch.ops.c10d.send.default else {id(one) for one in _tensors(args[0])}
         )
@@ -372,7 +374,7 @@ def _written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> set[int]
 
 
 def _copied(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-    """Queue a copy. Between host and device the host waits, unless the host's memory is pinned."""
+    """Queue a copy; the host waits for a copy to or from host memory that is not pinned."""
     device = _device_of((target, source), {})
     stream = device.current_stream()
     if isinstance(target, SimulatedTensor) and isinstance(source, SimulatedTensor):
@@ -387,7 +389,7 @@ def _copied(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tenso
     if is_blocking:
         device.num_blocking_copies += 1
     elif not inwards:
-        of_host.fill_(torch.nan if of_host.is_floating_point() else -1)  # until it has arrived
+        of_host.fill_(torch.nan if of_host.is_floating_point() else -1)  # until the copy is done
     accesses = [(one.memory, inwards) for one in _simulated(target, source)]
     if pinned is not None:
         accesses.append((pinned, not inwards))

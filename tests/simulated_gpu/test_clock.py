@@ -1,7 +1,7 @@
-"""The clock of a device, on a simulated one: its times are the device's and not the host's.
+"""A device clock measures the device's times, not the host's.
 
-Gates, which the host opens when it likes, stand for work that takes long: whatever comes behind a
-gate in a stream was reached after it was opened, however slow the machine is.
+Gates replace long work: the host decides when a gate opens. Work behind a gate in a stream runs
+only after the gate opens, on machines of any speed.
 """
 
 import threading
@@ -22,18 +22,18 @@ from simulated_gpu.device import SimulatedDevice
 from simulated_gpu.lent import simulated_gpus
 
 HELD_S = 0.05
-NEVER_S = 30.0  # after which a gate opens by itself: a test that waits for it fails
+NEVER_S = 30.0  # after this time a gate opens, and tests that wait for it fail
 
 
 @pytest.fixture
 def both() -> Iterator[list[SimulatedDevice]]:
-    """Two simulated devices, on which nothing has failed."""
+    """Yield two simulated devices; raise errors of their work after the test."""
     with simulated_gpus(2) as found:
         yield found
 
 
 class Gate:
-    """Work that lasts until the host opens the gate."""
+    """Work of the current stream that lasts until the host opens the gate."""
 
     def __init__(self, device: SimulatedDevice) -> None:
         self._opened = threading.Event()
@@ -45,7 +45,7 @@ class Gate:
         self.is_passed = True
 
     def hold(self) -> tuple[float, float]:
-        """Keep it closed for a while, and then open it; return the times before and after."""
+        """Open the gate after HELD_S; return the times before and after the delay."""
         before_s = time.monotonic()
         time.sleep(HELD_S)
         after_s = time.monotonic()
@@ -72,7 +72,7 @@ def test_marks_are_reached_when_the_work_before_them_is_done(device, monkeypatch
 
 
 class Gated(nn.Module):
-    """A layer whose forward arithmetic waits for a gate, if it has one; the host does not wait."""
+    """A layer whose forward pass in training queues a gate on the device."""
 
     def __init__(self, device: SimulatedDevice) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class Gated(nn.Module):
 
 
 def test_layers_have_the_times_of_the_device_and_not_of_the_host(device):
-    """The host is done with the whole step before the device is with the second layer."""
+    """The host finishes the step before the device finishes the second layer."""
     on = device.torch_device
     model = nn.Sequential(Gated(device), Gated(device)).to(on)
     model[0].eval()
@@ -99,7 +99,7 @@ def test_layers_have_the_times_of_the_device_and_not_of_the_host(device):
     recorder.stop_trace()
     found = {(span.kind, span.part): span for span in recorder.spans()}
     assert found[Kind.FORWARD, "1"].end_s >= after_s
-    # What comes after it in the stream has not begun before.
+    # Later work of the stream starts after the gate opens.
     assert found[Kind.BACKWARD, "1"].start_s >= after_s
     assert found[Kind.STEP, ""].start_s >= after_s
 
@@ -108,7 +108,7 @@ def test_layers_have_the_times_of_the_device_and_not_of_the_host(device):
     ("kind", "lane"),
     [(Kind.D2H, Lane.D2H), (Kind.H2D, Lane.H2D), (Kind.REDUCE, Lane.COMPUTE)],
 )
-def test_engines_of_a_device_copy_and_it_adds_where_it_computes(device, kind, lane):
+def test_copies_have_their_own_lanes_and_sums_are_in_the_compute_lane(device, kind, lane):
     recorder = Recorder(clock_for(device.torch_device), "gpu0", 0)
     recorder.start_phases(None)
     with noted(recorder, kind, "layer", alone=True):
@@ -125,7 +125,7 @@ def test_a_clock_sees_the_work_of_its_own_device_whichever_is_current(both, curr
     with nullcontext() if current is None else both[current].use(both[current].new_stream()):
         clock.seconds([clock.mark()])
     assert not gate.is_passed
-    # And waits for that.
+    # The busy device's clock waits for the gate.
     with idle.use() if current == 1 else nullcontext():
         mark = busy_clock.mark()
     _, opened_s = gate.hold()

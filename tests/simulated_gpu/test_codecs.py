@@ -1,4 +1,4 @@
-"""Codecs and messages on a simulated GPU: the bytes of the CPU, however long work takes."""
+"""Codecs and messages on a simulated GPU give the bytes of the CPU, whatever the delays."""
 
 import threading
 from dataclasses import replace
@@ -37,7 +37,7 @@ def facts(payload: Payload) -> tuple[object, ...]:
 
 
 def check(here: Codec, there: Codec, values: Tensor, moved: Tensor) -> None:
-    """Compare payloads, what they decode to, and what they add up to."""
+    """Compare payloads, decoded values, and sums with decoded values."""
     payload, other = here.encode(values), there.encode(moved)
     assert all(buffer.device == moved.device for buffer in other.buffers)
     assert facts(other) == facts(payload)
@@ -54,10 +54,10 @@ def test_payloads_are_those_of_the_cpu(device, name):
     values = cases.normal(5_001)
     values[[5, 77]] = torch.nan
     here, there = find_codec(name), find_codec(name)
-    for _ in range(2):  # the second time with the errors of the first, where a codec keeps them
+    for _ in range(2):  # with error feedback, the second encoding adds the first one's errors
         check(here, there, values, values.to(device.torch_device))
     apart = values[:5_000].view(-1, 2)
-    codec = EightBit("linear8", block_size=100, offset=3.0)  # a scale that is fixed
+    codec = EightBit("linear8", block_size=100, offset=3.0)  # a fixed scale
     check(codec, codec, apart[:, 1], apart.to(device.torch_device)[:, 1])
 
 
@@ -66,14 +66,14 @@ def test_payloads_are_those_of_the_cpu(device, name):
     st.integers(1, 50),
     st.sampled_from(list(TABLES)),
 )
-def test_any_values_are_encoded_alike(values, block_size, name):
+def test_any_values_are_encoded_as_on_the_cpu(values, block_size, name):
     (device,) = devices(1)
     codec, numbers = EightBit(name, block_size=block_size), torch.tensor(values)
     check(codec, codec, numbers.float(), numbers.float().to(device.torch_device))
 
 
-def test_a_codec_works_in_the_stream_that_is_current(device):
-    """Values that another stream has not made yet are an error only where nobody waits for them."""
+def test_a_codec_works_in_the_current_stream(device):
+    """Encoding another stream's values is an error unless the current stream waits for them."""
     device.delays = lambda stream, what: SLOW_S
     codec, values = find_codec("dynamic8"), cases.normal(500)
     own, beside = device.current_stream(), device.new_stream()
@@ -95,7 +95,7 @@ def endpoint_on(copies: CopyLane, clock: Clock, worker: int = 0, **codecs: str) 
 
 
 def arrived(message: Message) -> Message:
-    """Return a message as it comes out of a socket."""
+    """Return a message as a socket delivers it."""
     return replace(message, parts=tuple(bytearray(part) for part in message.parts))
 
 
@@ -120,8 +120,8 @@ def test_messages_between_devices_carry_the_values(device, codec):
     assert kinds[1] == [Kind.H2D] + ([] if codec is None else [Kind.DECODE])
 
 
-def test_what_has_come_stays_while_a_later_stream_reads_it(device):
-    """It was allocated in the stream of copies, and is freed while another one works on it."""
+def test_received_values_are_not_freed_while_another_stream_reads_them(device):
+    """The copy stream allocates the values; another stream reads them while they are freed."""
     device.delays = lambda stream, what: SLOW_S
     end = endpoint_on(CopyLane(device.torch_device), clock_for(device.torch_device))
     values = torch.randn(64)
@@ -135,7 +135,7 @@ def test_what_has_come_stays_while_a_later_stream_reads_it(device):
 
 
 def test_workers_of_one_device_copy_one_after_another(device):
-    """As in plans, which have one lane for the copies to a device."""
+    """Plans, too, have one lane for the copies to a device."""
     device.delays = lambda stream, what: SLOW_S
     copies, clock = CopyLane(device.torch_device), clock_for(device.torch_device)
     ends = [endpoint_on(copies, clock, worker) for worker in range(3)]

@@ -1,4 +1,4 @@
-"""Whole commands, and ranks, on a simulated GPU: as on a real one, and labelled as what it is."""
+"""Commands and ranks on simulated GPUs, with results labelled as simulated."""
 
 import json
 import os
@@ -28,7 +28,7 @@ NAME = "simulated on the host's memory"
 PIECE = 1 << 10
 LENGTHS = (3, 2 * PIECE + 17)
 DEADLINE_S = 60.0
-CPU, GPU = torch.device("cpu"), devices(2)[0].torch_device  # known before any backward pass
+CPU, GPU = torch.device("cpu"), devices(2)[0].torch_device  # registered before any backward pass
 
 
 def made(name: str) -> Codec:
@@ -36,14 +36,14 @@ def made(name: str) -> Codec:
 
 
 def summed(all_reduce: CompressedAllReduce, name: str, rank: int) -> list[Tensor]:
-    """Return the means of two steps; on a device, what the caller's stream makes of them."""
+    """Return the means of two steps, multiplied by 1 in the current stream."""
     on, found = all_reduce.device, []
     for step in range(2):
         all_reduce.begin_step()
         works = []
         for length in LENGTHS:
             generator = torch.Generator().manual_seed(1000 * rank + 10 * step + length)
-            # Made in the caller's stream just before, and maybe not there yet.
+            # The current stream may not have written the values yet.
             values = torch.randn(length, generator=generator).to(on).mul_(2.0).mul_(0.5)
             make = partial(made, name)
             works.append(all_reduce.begin(f"{name}/{length}", values, make, dist.get_world_size()))
@@ -53,7 +53,7 @@ def summed(all_reduce: CompressedAllReduce, name: str, rank: int) -> list[Tensor
 
 
 def voided(all_reduce: CompressedAllReduce, rank: int) -> list[bool]:
-    """Return whether values that are not finite on one rank are NaN on all."""
+    """Return whether a non-finite value on one rank becomes NaN on all ranks."""
     found = []
     for name in ("dynamic8", "e3m0"):
         values = torch.ones(2000, device=all_reduce.device)
@@ -66,8 +66,8 @@ def voided(all_reduce: CompressedAllReduce, rank: int) -> list[bool]:
 
 
 def sums_of_both_devices() -> tuple[list[str], list[bool], list[float], float]:
-    """Return which codecs give other bits on the device than on the host, and more."""
-    device, compressed.PIECE = devices(1)[0], PIECE  # in ranks of this folder's tests alone
+    """Return codecs whose sums on the device and host differ, and results of other calls."""
+    device, compressed.PIECE = devices(1)[0], PIECE  # only ranks of `gpu_pair` run this
     with process_group(DEADLINE_S, CPU) as group:
         generator = random.Random(group.rank)
         device.delays = lambda stream, what: generator.choice([0.0, 0.0, 0.0, 2e-4, 1e-3])
@@ -88,7 +88,7 @@ def sums_of_both_devices() -> tuple[list[str], list[bool], list[float], float]:
 
 
 def test_encoded_sums_on_a_device_are_those_of_the_host(gpu_pair):
-    """Both threads have a stream of their own; a race between them or the caller's is an error."""
+    """Both threads have their own streams; a race with each other or the caller is an error."""
     for found in gpu_pair(sums_of_both_devices, group=False):
         assert found == ([], [True] * 4, [1.0, 2.0], DEADLINE_S)
 
@@ -107,7 +107,7 @@ def step(model: nn.Module, inputs: Tensor, targets: Tensor) -> None:
 
 
 def distance_from_one_process() -> tuple[str, float]:
-    """Return this rank's device, and how far its parameters are from those of one process."""
+    """Return this rank's device, and the largest difference from training in one process."""
     with process_group(DEADLINE_S) as group:
         alone, model = network(), network().to(group.device)
         parallel = replica(model, AllReduce(workers=group.world_size), group)
@@ -133,7 +133,7 @@ def test_ranks_on_gpus_train_as_one_process_does(gpu_pair):
 
 
 def refusal_of_a_mixed_group(way: str) -> str:
-    """Form a group of a CPU and a GPU, as if each were on a machine of its own."""
+    """Form a group of a CPU and a GPU, as on two machines; return the field of the error."""
     own = {"PACELINE_SIMULATED_GPUS": os.environ["RANK"]}
     os.environ |= own | {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     try:
@@ -155,7 +155,7 @@ def test_ranks_on_devices_of_different_kinds_are_refused(gpu_pair, way):
 
 @pytest.fixture
 def done(monkeypatch, paceline):
-    """Run a command on so many simulated GPUs; return its result."""
+    """Run a command on simulated GPUs; return its result."""
 
     def run(*arguments: str, gpus: int = 1) -> dict:
         monkeypatch.setenv("PACELINE_SIMULATED_GPUS", str(gpus))
@@ -170,7 +170,7 @@ LENET = ("train", "lenet5", "--profile-s", "0.2")
 
 
 @pytest.mark.slow
-def test_ranks_with_host_learn_and_copy_on_lanes_of_their_own(done, tmp_path):
+def test_ranks_with_host_learn_and_copy_on_their_own_lanes(done, tmp_path):
     how = ("--strategy", "host", "--workers", "2", "--epochs", "2")
     result = done(*LENET, *how, gpus=2)
     assert result["machine"]["device"] == NAME
@@ -183,15 +183,15 @@ def test_ranks_with_host_learn_and_copy_on_lanes_of_their_own(done, tmp_path):
 
 @pytest.mark.slow
 def test_bodies_on_a_gpu_and_their_hub_conform_to_their_plan(done):
-    """Of two lanes, whose copies to their device come one after another."""
+    """Two lanes share a device, so their copies run one after another."""
     result = done(*LENET, "--strategy", "wheel", "--workers", "2", "--epochs", "1")
     assert (result["machine"]["device"], result["faults"]) == (f"cpu, {NAME}", [])
     assert result["lost"] == []
 
 
 @pytest.mark.slow
-def test_a_head_on_a_gpu_learns_alike_from_a_server_in_main_memory(done):
-    """With one worker nothing is left to chance; its copies are recorded as planned."""
+def test_a_head_on_a_gpu_trains_equally_with_a_server_in_host_memory(done):
+    """Use one worker, with which training is deterministic; copies must match the plan."""
     how = ("--strategy", "wheel", "--workers", "1", "--strategy-option", "lanes=1", "--epochs", "2")
     on_device, in_memory = (
         done(*LENET, *how, *lent, gpus=2)
@@ -207,7 +207,7 @@ def test_a_head_on_a_gpu_learns_alike_from_a_server_in_main_memory(done):
 
 
 @pytest.mark.slow
-def test_profiles_and_probes_have_the_device_and_rehearsals_the_cpu(done, tmp_path):
+def test_profile_and_probe_use_the_gpu_and_rehearse_uses_the_cpu(done, tmp_path):
     result = done("profile", "lenet5", "--steps", "4", "--workers", "1")
     assert result["machine"]["device"] == NAME
     done("probe", "--seconds", "0.5", "--output", "simulated.toml")

@@ -1,7 +1,6 @@
-"""The commands that exchange a chunk of a simulated GPU: few, however many tensors are in it.
+"""The number of a chunk's commands on a simulated GPU does not depend on the number of tensors.
 
-Commands are kernels, copies and waits of the host. The arena of one rank stands for all, and halves
-what it sums.
+Commands are kernels, copies and waits of the host.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,22 +9,15 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from paceline.exchange.layout import Layout, NamedParameter
-from paceline.links.arena import Arena, Segment
-from paceline.links.group import Group
-from paceline.strategies.host.device_transfer import DeviceTransfer
-from paceline.strategies.host.transfer import ExchangeTimes
 from simulated_gpu.device import SimulatedDevice
 from simulated_gpu.lent import simulated_gpus
-
-DEADLINE_S = 30.0
-COUNTS = [1, 16, 64]
+from simulated_gpu.one_rank import OneRank
 
 
 class Commands(NamedTuple):
-    """The commands of one step: kernels before and after the end of backward, copies and waits."""
+    """The commands of a step: kernels before and after the end of backward, copies and waits."""
 
     gathers: int
     d2h: int
@@ -34,38 +26,21 @@ class Commands(NamedTuple):
     scatters: int
 
 
-class Exchange:
-    """The exchange of gradients like the given ones, in chunks of so many tensors."""
+class Exchange(OneRank):
+    """An exchange of gradients like the given tensors, with `chunk_size` tensors in a chunk."""
 
     def __init__(self, device: SimulatedDevice, like: Sequence[Tensor], chunk_size: int) -> None:
-        self.device, on = device, device.torch_device
-        self.parameters = [nn.Parameter(torch.zeros_like(one).to(on)) for one in like]
         layers = [str(index // chunk_size) for index in range(len(like))]
-        named = [NamedParameter(layers[i], str(i), p) for i, p in enumerate(self.parameters)]
-        self.layout = Layout.of(named, range(len(named)))
-        self.chunks = self.layout.chunks(1)  # layers are chunks
-        sizes = self.layout.nbytes, len(self.layout.layers), self.layout.num_flags
-        self.arena = Arena(Group.alone(on, DEADLINE_S), *sizes, DEADLINE_S, scale=0.5)
-        self.arena.set_chunks(
-            [
-                [Segment(s.offset, s.num_values, s.dtype) for s in chunk.slots]
-                for chunk in self.chunks
-            ]
-        )
-        memory = self.arena.slot, self.arena.shared_result(0), self.arena.shared_result(1)
-        self.unpin = [device.pin(part) for part in memory]
-        self.transfer = DeviceTransfer(self.arena, self.layout, ExchangeTimes(), DEADLINE_S)
+        super().__init__(device, like, layers, chunk_size=1)  # each layer is a chunk
 
     def step(self, gradients: Sequence[Tensor | None]) -> Commands:
-        """Exchange gradients; those of the parameters are half of them afterwards."""
+        """Exchange gradients, which halves them; return the commands."""
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
         self.device.synchronize()
         counted = self.device.commands
         counted.clear()
-        self.arena.begin(1)
-        self.arena.flags[0, :, 1] = 1
-        self.transfer.begin(1, self.chunks, None)
+        self.begin_step(1)
         for chunk in self.chunks:
             self.transfer.send(chunk, None)
         self.transfer.arrive()
@@ -74,13 +49,6 @@ class Exchange:
         self.transfer.receive(1)
         scatters = counted["kernel"] - gathers
         return Commands(gathers, counted["d2h"], counted["sync"], counted["h2d"], scatters)
-
-    def close(self) -> None:
-        """Close all, in the order in which the exchange of a strategy does."""
-        self.transfer.close()
-        for unpin in self.unpin:
-            unpin()
-        self.arena.close()
 
 
 @contextmanager
@@ -92,7 +60,7 @@ def exchange(like: Sequence[Tensor], chunk_size: int | None = None) -> Iterator[
 
 
 def exchanged(sent: Sequence[Tensor], chunk_size: int | None = None) -> Commands:
-    """Exchange copies of the tensors, check the means, and return the commands."""
+    """Exchange tensors as gradients, check the means, and return the commands."""
     with exchange(sent, chunk_size) as one:
         commands = one.step([tensor.to(one.device.torch_device) for tensor in sent])
         for parameter, tensor in zip(one.parameters, sent, strict=True):
@@ -100,8 +68,8 @@ def exchanged(sent: Sequence[Tensor], chunk_size: int | None = None) -> Commands
         return commands
 
 
-@pytest.mark.parametrize("num_tensors", COUNTS)
-def test_a_chunk_takes_three_commands_there_and_two_back(num_tensors):
+@pytest.mark.parametrize("num_tensors", [1, 64])
+def test_a_chunk_needs_three_commands_to_the_host_and_two_back(num_tensors):
     sent = [torch.randn(1 + index % 7, 3) for index in range(num_tensors)]
     assert exchanged(sent) == Commands(gathers=1, d2h=1, syncs=1, h2d=1, scatters=1)
 
@@ -111,17 +79,15 @@ def test_all_chunks_are_scattered_by_one_kernel():
     assert exchanged(sent, 4) == Commands(gathers=4, d2h=4, syncs=4, h2d=4, scatters=1)
 
 
-@pytest.mark.parametrize("num_tensors", COUNTS[1:])
-def test_each_type_of_a_chunk_takes_one_more_kernel(num_tensors):
+def test_each_dtype_of_a_chunk_needs_one_kernel():
     types = torch.float32, torch.bfloat16, torch.float16
-    sent = [torch.randn(9).to(types[index % 3]) for index in range(num_tensors)]
+    sent = [torch.randn(9).to(types[index % 3]) for index in range(64)]
     assert exchanged(sent) == Commands(gathers=3, d2h=1, syncs=1, h2d=1, scatters=3)
 
 
-@pytest.mark.parametrize("num_tensors", COUNTS[1:])
-def test_a_gradient_in_another_layout_takes_one_more_kernel(num_tensors):
-    """It does not make torch copy all other gradients one by one."""
-    sent = [torch.randn(4, 3) for _ in range(num_tensors)]
+def test_a_gradient_in_another_layout_needs_one_more_kernel():
+    """The other gradients still share one kernel."""
+    sent = [torch.randn(4, 3) for _ in range(64)]
     with exchange(sent) as one:
         gradients = [tensor.to(one.device.torch_device) for tensor in sent]
         gradients[2] = gradients[2].t().contiguous().t()
@@ -131,8 +97,8 @@ def test_a_gradient_in_another_layout_takes_one_more_kernel(num_tensors):
             assert torch.equal(gradient.cpu(), tensor / 2)
 
 
-def test_strides_of_dimensions_with_one_value_do_not_count():
-    """Convolutions of 1x1 have gradients whose strides differ from their weights' there."""
+def test_strides_of_dimensions_of_size_1_do_not_matter():
+    """Such strides differ between the weights and gradients of 1x1 convolutions."""
     sent = [torch.randn(4, 3, 1, 1) for _ in range(16)]
     with exchange(sent) as one:
         gradients = [tensor.to(one.device.torch_device) for tensor in sent]
@@ -141,12 +107,12 @@ def test_strides_of_dimensions_with_one_value_do_not_count():
         assert torch.equal(one.parameters[2].grad.cpu(), sent[2] / 2)
 
 
-@pytest.mark.parametrize("num_missing", [1, 8, 16])
-def test_missing_gradients_take_one_more_kernel(num_missing):
+@pytest.mark.parametrize("num_missing", [1, 16])
+def test_missing_gradients_need_one_more_kernel_and_count_as_zero(num_missing):
     sent = [torch.randn(5) for _ in range(16)]
     with exchange(sent) as one:
-        there = [tensor.to(one.device.torch_device) for tensor in sent]
-        commands = one.step([None] * num_missing + there[num_missing:])
+        gradients = [tensor.to(one.device.torch_device) for tensor in sent]
+        commands = one.step([None] * num_missing + gradients[num_missing:])
         assert commands.gathers == 1 + (num_missing < 16)
         assert (commands.d2h, commands.h2d) == (1, 1)
         for index, parameter in enumerate(one.parameters):
@@ -154,8 +120,8 @@ def test_missing_gradients_take_one_more_kernel(num_missing):
             assert torch.equal(parameter.grad.cpu(), expected)
 
 
-def test_torch_copies_lists_of_several_types_or_layouts_tensor_by_tensor(device):
-    """The simulated device counts as torch's CUDA kernels do, 64 pairs in a launch."""
+def test_foreach_copies_lists_of_several_dtypes_or_layouts_tensor_by_tensor(device):
+    """The simulated device counts kernels as torch on CUDA, which copies 64 pairs per launch."""
     on = device.torch_device
     same = [torch.ones(4, 3).to(on) for _ in range(65)]
     mixed = [*same[:2], torch.ones(3).half().to(on)]

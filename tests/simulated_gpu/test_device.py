@@ -1,4 +1,4 @@
-"""The simulated device: asynchronous as CUDA is, and an error where CUDA leaves it undefined."""
+"""The simulated device is asynchronous like CUDA, and raises errors for undefined behaviour."""
 
 import copy
 import threading
@@ -16,12 +16,12 @@ from torch.utils.checkpoint import checkpoint
 from simulated_gpu.device import RaceError, SimulatedDevice
 from simulated_gpu.lent import simulated_gpus
 
-LONG_S = 0.05  # of work that is certainly not done when the call that queued it returns
+LONG_S = 0.05  # longer than a call that queues work
 
 
 @pytest.fixture
 def device() -> Iterator[SimulatedDevice]:
-    """A simulated device, on which work may fail."""
+    """Yield a simulated device whose work may fail."""
     with simulated_gpus(may_fail=True) as (found,):
         yield found
 
@@ -34,7 +34,7 @@ def ones(device: SimulatedDevice) -> Tensor:
     return torch.ones(8, device=device.torch_device)
 
 
-def test_work_is_done_after_the_call_that_asks_for_it(device):
+def test_a_call_returns_before_its_work_is_done(device):
     slow(device)
     there, here = ones(device), device.pinned_like(torch.empty(8))
     here.copy_(there, non_blocking=True)
@@ -70,29 +70,29 @@ def copied(device: SimulatedDevice, there: Tensor) -> None:
         lambda device, there: there + 1,
         lambda device, there: there.add_(1),
         copied,
-        lambda device, there: there[0].item(),  # the host reads for the device
+        lambda device, there: there[0].item(),  # the host reads the value
     ],
     ids=["computing", "writing", "copying", "the host"],
 )
 @pytest.mark.parametrize("is_done", [False, True])
-def test_using_what_another_stream_has_not_written_is_an_error(device, read, is_done):
-    """Even if it happens to be done already: another time it may be late."""
+def test_using_memory_before_another_stream_has_written_it_is_an_error(device, read, is_done):
+    """It is an error even if the write happens to be done already."""
     there, beside = ones(device), device.new_stream()
     if is_done:
-        assert device.current_stream().record().reached.wait(60)  # which brings no order
+        assert device.current_stream().record().reached.wait(60)  # does not synchronize
     with device.use(beside), pytest.raises(RaceError):
         read(device, there)
 
 
-def test_what_the_host_has_written_belongs_to_the_stream_that_asked(device):
+def test_values_from_the_host_belong_to_the_current_stream(device):
     there, beside = ones(device), device.new_stream()
     device.synchronize()
-    there.normal_()  # by the host's random numbers
+    there.normal_()  # the host generates random numbers
     with device.use(beside), pytest.raises(RaceError):
         there + 1
 
 
-def test_writing_what_another_stream_still_reads_is_an_error(device):
+def test_writing_memory_while_another_stream_reads_it_is_an_error(device):
     there, beside = ones(device), device.new_stream()
     beside.wait_stream(device.current_stream())
     with device.use(beside):
@@ -103,7 +103,7 @@ def test_writing_what_another_stream_still_reads_is_an_error(device):
 
 
 @pytest.mark.parametrize("way", ["wait_stream", "event", "synchronize", "host"])
-def test_all_ways_to_wait_bring_order(device, way):
+def test_all_kinds_of_wait_synchronize(device, way):
     slow(device)
     there, beside, own = ones(device), device.new_stream(), device.current_stream()
     if way == "wait_stream":
@@ -120,7 +120,7 @@ def test_all_ways_to_wait_bring_order(device, way):
     assert there.sum().item() == 16
 
 
-def test_an_event_orders_what_was_queued_before_it_alone(device):
+def test_an_event_orders_only_work_queued_before_it(device):
     own, beside = device.current_stream(), device.new_stream()
     first = ones(device)
     event = own.record()
@@ -132,7 +132,7 @@ def test_an_event_orders_what_was_queued_before_it_alone(device):
             second.add_(1)
 
 
-def test_halves_of_the_same_memory_are_no_race(device):
+def test_using_disjoint_parts_of_the_same_memory_is_no_race(device):
     there, beside = ones(device), device.new_stream()
     beside.wait_stream(device.current_stream())
     with device.use(beside):
@@ -143,7 +143,7 @@ def test_halves_of_the_same_memory_are_no_race(device):
 
 
 @pytest.mark.parametrize("keeps", [False, True])
-def test_memory_that_is_given_back_too_early_is_an_error(device, keeps):
+def test_freeing_memory_too_early_is_an_error(device, keeps):
     slow(device)
     there, beside = ones(device), device.new_stream()
     beside.wait_stream(device.current_stream())
@@ -160,7 +160,7 @@ def test_memory_that_is_given_back_too_early_is_an_error(device, keeps):
             found.sum().item()
 
 
-def test_memory_that_a_copy_still_uses_is_not_unpinned(device):
+def test_unpinning_memory_during_a_copy_is_an_error(device):
     slow(device)
     here, there = torch.zeros(8), ones(device)
     unpin = device.pin(here)
@@ -187,19 +187,19 @@ def test_an_error_on_the_device_is_raised_when_the_host_waits(device):
         lambda **on: torch.full((2, 3), 7.0, **on),
     ],
 )
-def test_tensors_are_made_there_as_on_the_host(device, make):
+def test_factories_give_the_values_of_the_host(device, make):
     here, there = make(), make(device=device.torch_device)
     assert (there.shape, there.dtype) == (here.shape, here.dtype)
     assert there.tolist() == here.tolist()
 
 
-def test_an_output_is_not_resized_without_a_word(device):
-    with pytest.raises(RuntimeError, match="can be resized"):
+def test_resizing_an_output_is_an_error(device):
+    with pytest.raises(RuntimeError, match="cannot be resized"):
         torch.add(ones(device), 1, out=torch.empty(0, device=device.torch_device))
 
 
 def test_views_share_the_address_of_their_memory(device):
-    """By which safetensors finds parameters that are tied."""
+    """safetensors finds tied parameters by their addresses."""
     there = ones(device)
     address = there.untyped_storage().data_ptr()
     assert there[2:4].untyped_storage().data_ptr() == address
@@ -248,8 +248,8 @@ def test_it_trains_as_the_host_does(device, make):
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
-def test_what_is_recomputed_drops_out_the_same_units(device, use_reentrant):
-    """The states of random numbers that a checkpoint saves and restores are those that are used."""
+def test_recomputation_in_a_checkpoint_repeats_dropout(device, use_reentrant):
+    """A checkpoint saves and restores the random state that dropout uses."""
     weight = nn.Parameter(torch.ones(64, device=device.torch_device))
     kept = []
 
@@ -263,7 +263,7 @@ def test_what_is_recomputed_drops_out_the_same_units(device, use_reentrant):
     assert set(weight.grad.tolist()) == {0.0, 2.0}
 
 
-def test_tied_weights_stay_tied_and_a_copy_is_a_model_of_its_own(device):
+def test_tied_weights_stay_tied_and_a_deep_copy_shares_no_memory(device):
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     model[1].weight = model[0].weight
     model.to(device.torch_device)
@@ -277,7 +277,7 @@ def test_tied_weights_stay_tied_and_a_copy_is_a_model_of_its_own(device):
     assert any(parameter.abs().sum().item() for parameter in model.parameters())
 
 
-def test_a_parameter_looks_at_the_memory_that_it_is_given(device):
+def test_setting_data_makes_a_parameter_use_that_memory(device):
     memory = torch.zeros(64, dtype=torch.uint8, device=device.torch_device)
     weight = nn.Parameter(ones(device))
     weight.data = memory[32:].view(torch.float32)
@@ -291,17 +291,17 @@ def test_a_parameter_looks_at_the_memory_that_it_is_given(device):
 STEPS = st.lists(
     st.tuples(
         st.integers(0, 2),  # the stream
-        st.integers(0, 3),  # the block that it writes
-        st.integers(0, 3),  # the block that it reads
-        st.sampled_from([None, 0, 1, 2]),  # a stream that it waits for before
+        st.integers(0, 3),  # the block to write
+        st.integers(0, 3),  # the block to read
+        st.sampled_from([None, 0, 1, 2]),  # a stream to wait for first
     ),
     max_size=14,
 )
 
 
 @given(STEPS, st.lists(st.sampled_from([0.0, 2e-4, 2e-3]), min_size=3, max_size=3))
-def test_what_raises_no_error_has_one_result_whatever_takes_long(steps, delays):
-    """Programs of three streams: those without a race give what they give without streams."""
+def test_programs_without_races_have_the_same_result_for_any_delays(steps, delays):
+    """The result of a program with three streams equals the result without streams."""
     with simulated_gpus(may_fail=True) as (device,), suppress(RaceError):
         streams = [device.new_stream() for _ in range(3)]
         numbers = [stream.number for stream in streams]
@@ -318,5 +318,5 @@ def test_what_raises_no_error_has_one_result_whatever_takes_long(steps, delays):
                 blocks[target].mul_(0.5).add_(blocks[source])
             expected[target] = expected[target] * 0.5
             expected[target] += expected[source]
-        device.synchronize()  # that there was a race is what the tests above show
+        device.synchronize()  # ends here after a race
         assert [block[0].item() for block in blocks] == expected

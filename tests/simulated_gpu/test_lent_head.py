@@ -1,4 +1,4 @@
-"""A head whose parameters are on its device only while it answers."""
+"""A lent head has its parameters on the device only while it computes an answer."""
 
 import copy
 
@@ -19,14 +19,14 @@ def lent_to(kept: nn.Module, device: torch.device) -> LentHead:
 
 
 def answer(module: nn.Module, inputs: Tensor) -> list[Tensor]:
-    """Return the gradients of the parameters, and leave none on them."""
+    """Return the gradients of the parameters, and reset them."""
     module(inputs).square().sum().backward()
     found = [one.grad for one in module.parameters()]
     module.zero_grad()
     return [one for one in found if one is not None]
 
 
-def test_answers_and_running_means_are_those_of_a_head_that_stays(device) -> None:
+def test_gradients_and_running_means_equal_those_of_a_head_on_the_cpu(device) -> None:
     kept, other, inputs = head(), head(), torch.randn(5, 6)
     lent = lent_to(kept, device.torch_device)
     with device.use():
@@ -37,7 +37,7 @@ def test_answers_and_running_means_are_those_of_a_head_that_stays(device) -> Non
             lent.empty()
             assert {one.device.type for one in found} == {"cpu"}
             torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
-            # The server updates its own: the next answer has them.
+            # The server updates its parameters; the next answer must use the new ones.
             with torch.no_grad():
                 for one in (*kept.parameters(), *other.parameters()):
                     one.mul_(0.5)
@@ -45,7 +45,7 @@ def test_answers_and_running_means_are_those_of_a_head_that_stays(device) -> Non
     assert not torch.equal(kept[1].running_mean, head()[1].running_mean)
 
 
-def test_between_answers_the_parameters_take_nothing_of_the_device(device) -> None:
+def test_between_answers_the_parameters_use_no_device_memory(device) -> None:
     kept = head()
     lent = lent_to(kept, device.torch_device)
 

@@ -1,7 +1,6 @@
-"""A rank's gradients on a simulated GPU, its arena, and back: right however long anything takes.
+"""DeviceTransfer returns the right means to a simulated GPU for any delays of kernels and copies.
 
-The arena of one rank, which halves what it sums, stands for all: what a rank gets back is half of
-what it gave. Gradients are made by kernels of the stream that computes, as backward makes them.
+Kernels of the compute stream write the gradients, as in backward.
 """
 
 from collections.abc import Iterator
@@ -15,49 +14,32 @@ from torch import nn
 
 from paceline.core.errors import InvalidInput, StepDiscarded
 from paceline.exchange.layout import Chunk, Layout, NamedParameter
-from paceline.links.arena import Arena, Segment
 from paceline.links.group import Group
-from paceline.strategies.host.device_transfer import DeviceTransfer, _covered, bytes_of
+from paceline.strategies.host.device_transfer import _covered, bytes_of
 from paceline.strategies.host.exchange import HostExchange
-from paceline.strategies.host.transfer import ExchangeTimes
 from refusals import refused
 from simulated_gpu.device import SimulatedDevice
 from simulated_gpu.lent import simulated_gpus
+from simulated_gpu.one_rank import DEADLINE_S, OneRank
 from simulated_gpu.tensors import devices
 
-DEADLINE_S = 30.0
 LONG_S = 0.03
 SHAPES = ((3, 5), (7,), (2, 3, 4, 4), (1,), (130,))
 
 
-class Rank:
-    """One rank: parameters, an arena, and the transfer between them."""
+class Rank(OneRank):
+    """A rank with a parameter of each shape, each in its own layer."""
 
     def __init__(self, device: SimulatedDevice, chunk_size: int) -> None:
-        self.device, on = device, device.torch_device
-        self.parameters = [nn.Parameter(torch.zeros(shape).to(on)) for shape in SHAPES]
-        named = [NamedParameter(f"{i}", f"{i}", one) for i, one in enumerate(self.parameters)]
-        self.layout = Layout.of(named, range(len(named)))
-        self.chunks = self.layout.chunks(chunk_size)
-        sizes = self.layout.nbytes, len(self.layout.layers), self.layout.num_flags
-        self.arena = Arena(Group.alone(on, DEADLINE_S), *sizes, DEADLINE_S, scale=0.5)
-        self.arena.set_chunks(
-            [
-                [Segment(s.offset, s.num_values, s.dtype) for s in chunk.slots]
-                for chunk in self.chunks
-            ]
-        )
-        memory = self.arena.slot, self.arena.shared_result(0), self.arena.shared_result(1)
-        self.unpin = [device.pin(part) for part in memory]
-        self.times = ExchangeTimes()
-        self.transfer = DeviceTransfer(self.arena, self.layout, self.times, DEADLINE_S)
+        layers = [str(index) for index in range(len(SHAPES))]
+        super().__init__(device, [torch.zeros(shape) for shape in SHAPES], layers, chunk_size)
         self.step = 0
         post = self.arena.post
 
         def checked(chunk: int) -> None:
-            """Post, but not what has not arrived: other ranks read it at once."""
+            """Post a chunk, and fail if its copy is not done: other ranks read it at once."""
             here = bytes_of(self.chunks[chunk], self.arena.slot)
-            assert device.has_arrived(here), "posted before it has arrived"
+            assert device.has_arrived(here), "posted before its copy is done"
             post(chunk)
 
         self.arena.post = checked  # type: ignore[method-assign]
@@ -65,61 +47,51 @@ class Rank:
     def begin(self) -> None:
         """Begin a step, in which all gradients change."""
         self.step += 1
-        self.arena.begin(self.step)
-        self.arena.flags[0, :, self.step % 2] = 1
-        self.transfer.begin(self.step, self.chunks, None)
+        self.begin_step(self.step)
 
     def send(self, chunk: Chunk) -> None:
-        """Make the chunk's gradients, and send them."""
+        """Write the chunk's gradients, and send them."""
         for slot in chunk.slots:
             self.make(slot.index)
         self.transfer.send(chunk, None)
 
     def make(self, index: int) -> None:
-        """Make a gradient from the values that tell step and parameter."""
+        """Fill a gradient with 10 * step + index."""
         on = self.device.torch_device
         gradient = torch.full(SHAPES[index], float(10 * self.step), device=on)
         self.parameters[index].grad = gradient.add_(index)
 
-    def make_all(self, *, but: int | None = None) -> None:
-        """Make all gradients, those of four dimensions in another layout."""
+    def make_all(self) -> None:
+        """Write all gradients, with four-dimensional gradients in channels_last."""
         for index, parameter in enumerate(self.parameters):
-            if index != but:
-                self.make(index)
-                if parameter.dim() == 4:
-                    parameter.grad = parameter.grad.contiguous(memory_format=torch.channels_last)
+            self.make(index)
+            if parameter.dim() == 4:
+                parameter.grad = parameter.grad.contiguous(memory_format=torch.channels_last)
 
     def finish(self) -> None:
-        """Wait for the sums and take them over."""
+        """Wait for the sums, and copy the means into the gradients."""
         self.transfer.arrive()
         self.arena.commit()
         self.transfer.receive(self.step)
 
     def send_all(self) -> None:
-        """Send all chunks, with the gradients that there are."""
+        """Send all chunks with the present gradients."""
         for chunk in self.chunks:
             self.transfer.send(chunk, None)
 
     def exchange(self) -> None:
-        """Take a whole step."""
+        """Run a whole step."""
         self.begin()
         for chunk in self.chunks:
             self.send(chunk)
         self.finish()
 
     def is_right(self) -> bool:
-        """Return True if all gradients are half of what was made."""
+        """Whether all gradients are half of the values that `make` wrote."""
         return all(
             bool((parameter.grad == (10 * self.step + index) / 2).all().item())
             for index, parameter in enumerate(self.parameters)
         )
-
-    def close(self) -> None:
-        """Close all, in the order in which the exchange does."""
-        self.transfer.close()
-        for unpin in self.unpin:
-            unpin()
-        self.arena.close()
 
 
 @contextmanager
@@ -131,7 +103,7 @@ def rank(chunk_size: int = 1) -> Iterator[Rank]:
 
 
 def slow(device: SimulatedDevice, *kinds: str) -> None:
-    """Make such work take long: "h2d", "d2h", or "kernel"."""
+    """Delay work of these kinds: "h2d", "d2h" or "kernel"."""
     device.delays = lambda stream, what: (
         LONG_S if (what if what in ("h2d", "d2h") else "kernel") in kinds else 0.0
     )
@@ -142,28 +114,28 @@ def slow(device: SimulatedDevice, *kinds: str) -> None:
     st.lists(
         st.fixed_dictionaries(
             {"kernel": st.sampled_from([0.0, 3e-4]), "d2h": st.sampled_from([0.0, 1e-3, 5e-3])}
-            | {"h2d": st.sampled_from([0.0, 1e-3, 5e-3]), "in a stream of its own": st.booleans()}
+            | {"h2d": st.sampled_from([0.0, 1e-3, 5e-3]), "in a new stream": st.booleans()}
         ),
         min_size=1,
         max_size=4,
     ),
 )
-def test_means_are_right_whatever_takes_long(chunk_size, steps):
+def test_means_are_right_for_any_delays(chunk_size, steps):
     with rank(chunk_size) as one:
         own = one.device.current_stream()
         for kinds in steps:
             one.device.delays = lambda stream, what, kinds=kinds: kinds.get(what, kinds["kernel"])
-            stream = one.device.new_stream() if kinds["in a stream of its own"] else own
+            stream = one.device.new_stream() if kinds["in a new stream"] else own
             with one.device.use(stream):
                 one.exchange()
                 assert one.is_right()
                 for parameter in one.parameters:
                     parameter.grad = None
-                stream.synchronize()  # gradients of one stream are given back in another
+                stream.synchronize()  # another stream may free the gradients
 
 
-def test_the_host_goes_on_while_chunks_are_on_their_way():
-    """No copy of a step may make it wait, and each gradient stays the tensor that it was."""
+def test_the_host_does_not_wait_while_chunks_are_copied():
+    """No copy blocks the host, and gradients stay the same tensors."""
     with rank(2) as one:
         for _ in range(2):
             one.begin()
@@ -178,8 +150,8 @@ def test_the_host_goes_on_while_chunks_are_on_their_way():
                 assert parameter.grad is gradient
 
 
-def test_gradients_stay_as_they_are_until_backward_is_over():
-    """Whatever reads them in a hook, now or late on the device, must not find the mean."""
+def test_gradients_are_not_modified_before_the_end_of_backward():
+    """A hook's kernel that reads a gradient must not read the mean, even if it runs late."""
     with rank(1) as one:
         slow(one.device, "kernel")
         one.begin()
@@ -187,7 +159,7 @@ def test_gradients_stay_as_they_are_until_backward_is_over():
         one.send(first)
         gradient = one.parameters[0].grad
         version = gradient._version
-        read = gradient.clone()  # queued: it is done after the mean is back
+        read = gradient.clone()  # runs after the mean is back
         for chunk in others:
             one.send(chunk)
         assert gradient._version == version
@@ -196,13 +168,7 @@ def test_gradients_stay_as_they_are_until_backward_is_over():
         assert one.is_right()
 
 
-def test_a_missing_gradient_counts_as_zero_and_one_that_changed_nowhere_stays():
-    with rank(2) as one:
-        one.begin()
-        one.make_all(but=0)
-        one.send_all()
-        one.finish()
-        assert not one.parameters[0].grad.any().item()
+def test_a_gradient_that_changed_on_no_rank_is_not_modified():
     with rank(1) as one:
         one.begin()
         one.arena.flags[0, 1, one.step % 2] = 0
@@ -215,14 +181,14 @@ def test_a_missing_gradient_counts_as_zero_and_one_that_changed_nowhere_stays():
 
 @pytest.mark.parametrize("sent", [0, 1, 3])
 @pytest.mark.parametrize("waits", [False, True])
-def test_after_a_step_that_is_discarded_the_next_is_right(sent, waits):
-    """Chunks are discarded on their way to the host, or their means on the way back."""
+def test_the_step_after_a_discarded_one_is_right(sent, waits):
+    """The step is discarded during copies to the host, or with `waits` during copies back."""
     with rank(1) as one:
         slow(one.device, *([] if waits else ["d2h"]), "h2d")
         one.begin()
         for chunk in one.chunks[:sent]:
             one.send(chunk)
-        if waits and sent:  # until the thread has begun to copy the first chunk's mean back
+        if waits and sent:  # until the thread starts the copy of the first mean
             one.transfer._fetched[0].result(DEADLINE_S)
         one.arena.discard()
         one.transfer.abandon()
@@ -248,15 +214,15 @@ def test_memory_stays_pinned_until_all_copies_are_done(fails):
     with rank(1) as one:
         slow(one.device, "h2d")
         if not fails:
-            one.exchange()  # the host goes on: the means are still on their way
+            one.exchange()  # the means are still being copied
             return
         one.begin()
         one.send(one.chunks[0])
         one.transfer._fetched[0].result(DEADLINE_S)
-        one.arena.discard()  # as when another rank is lost: nobody waits for what is on its way
+        one.arena.discard()  # as when another rank is lost: nothing waits for the copy
 
 
-def test_steps_in_streams_of_their_own_share_the_buffer_in_order():
+def test_steps_in_different_streams_use_the_buffer_one_after_another():
     with rank(2) as one:
         streams = [one.device.new_stream() for _ in range(3)]
         for stream in streams:
@@ -268,13 +234,13 @@ def test_steps_in_streams_of_their_own_share_the_buffer_in_order():
 
 
 def compute(one: Rank, count: int) -> None:
-    """Queue so many kernels, which take long."""
+    """Queue `count` kernels."""
     values = torch.ones(4, device=one.device.torch_device)
     for _ in range(count):
         values = values * 2
 
 
-def test_what_runs_beside_backward_is_hidden_and_what_follows_it_exposed():
+def test_exchange_during_backward_is_hidden_and_after_it_exposed():
     """Kernels follow the first chunk; the last chunk follows the last kernel."""
     with rank(4) as one:
         slow(one.device, "kernel", "d2h", "h2d")
@@ -286,13 +252,12 @@ def test_what_runs_beside_backward_is_hidden_and_what_follows_it_exposed():
         one.send(last)
         one.finish()
         one.transfer.count_times()
-        # Of the first chunk: a copy there and one back. Of the last: the same, and a scatter.
+        # Hidden: both copies of the first chunk. Exposed: both copies of the last, and a scatter.
         assert one.times.hidden_s >= 1.5 * LONG_S
         assert one.times.exposed_s >= 2 * LONG_S
 
 
-def test_the_host_being_ahead_is_not_taken_for_exchange():
-    """The host is through with a slow backward long before the device: that is no exposed time."""
+def test_the_device_finishing_backward_after_the_host_is_not_exposed_time():
     with rank(4) as one:
         one.exchange()
         one.transfer.count_times()
@@ -333,13 +298,11 @@ def test_memory_that_cannot_be_pinned_is_refused_with_the_worker(monkeypatch):
 @pytest.mark.parametrize(
     ("spans", "length"),
     [
-        ([], 0.0),
-        ([(1.0, 2.0)], 1.0),
         ([(1.0, 2.0), (1.5, 3.0)], 2.0),
         ([(1.0, 4.0), (2.0, 3.0)], 3.0),
         ([(5.0, 4.0), (0.0, 1.0)], 1.0),
         ([(0.0, 1.0), (2.0, 3.0)], 2.0),
     ],
 )
-def test_spans_that_overlap_count_once(spans, length):
+def test_overlapping_spans_count_once(spans, length):
     assert _covered(spans) == length

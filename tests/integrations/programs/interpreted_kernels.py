@@ -1,7 +1,7 @@
-"""Triton's kernels against the specification, run by Triton's interpreter on the CPU.
+"""Compare Triton kernels with their specification in Triton's interpreter, on the CPU.
 
-Run by test_triton_kernels.py in a process of its own: Triton reads the variable when it is
-imported, and from then on all kernels of a process are interpreted.
+test_triton_kernels.py runs this file in a separate process, because Triton reads TRITON_INTERPRET
+at import and then interprets all kernels of the process.
 """
 
 import os
@@ -15,7 +15,7 @@ from kernel_contract import KernelContract
 from paceline.codecs.quantization import TABLES, table
 from paceline.codecs.triton_kernels import cells_of
 
-# What overflows is infinite, as it is meant to be; numpy, which interprets, warns of it.
+# Overflows to infinity are intended, but numpy, which the interpreter uses, warns of them.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 
 

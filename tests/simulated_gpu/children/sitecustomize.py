@@ -1,4 +1,4 @@
-"""What Python runs when it starts, with this folder on PYTHONPATH: it knows the simulated GPUs."""
+"""Register simulated GPUs when Python starts with this folder on PYTHONPATH."""
 
 import os
 import sys

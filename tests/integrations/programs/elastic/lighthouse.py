@@ -1,4 +1,4 @@
-"""A lighthouse of torchft: prints its address, and ends by a signal."""
+"""Run a torchft lighthouse until a signal ends it; print its address."""
 
 import signal
 

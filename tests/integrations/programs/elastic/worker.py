@@ -1,7 +1,7 @@
-"""A worker under torchrun, in a replica group by itself: python worker.py NAME
+"""Train one worker as its own replica group under torchrun: worker.py NAME
 
-It trains until the file `end` is in the folder. In NAME.steps are its count of steps, that of its
-optimizer when it began, and the number of workers; NAME.json says what it had in the end.
+Trains until the file `end` exists. NAME.steps has the number of steps, the optimizer's number of
+steps at the start, and the number of workers. NAME.json has a digest of the final state.
 """
 
 import json
@@ -24,7 +24,7 @@ DEADLINE = timedelta(seconds=6)
 
 
 def tell(text: str, suffix: str) -> None:
-    """Write a file that is never seen half written."""
+    """Write a file atomically."""
     aside = Path(f"{NAME}.aside")
     aside.write_text(text)
     aside.rename(f"{NAME}.{suffix}")

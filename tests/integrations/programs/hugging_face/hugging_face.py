@@ -1,7 +1,7 @@
-"""Hugging Face models with random weights, trained as its loops do, beside one process.
+"""Train small Hugging Face models with random weights in the usual loop.
 
-Run with the reference "alone": one process that takes the samples of all ranks. Dropout is off, as
-one process draws other masks than two.
+The reference "alone" is one process with the samples of all ranks. Dropout is off, because one
+process and two ranks draw different masks.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,18 +26,18 @@ Batch = dict[str, Tensor]
 
 
 def _words(trial: Trial, step: int) -> Tensor:
-    """Four sequences of seven words."""
+    """Return four sequences of seven words."""
     return trial.share(step, 4, 7).mul(100).long().abs() % WORDS
 
 
 def _language(trial: Trial, step: int) -> Batch:
-    """As a collator for causal language models makes it."""
+    """Return a batch like the collator for causal language models."""
     ids = _words(trial, step)
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
 
 
 def _masked(trial: Trial, step: int) -> Batch:
-    """As many masked words in each sequence, so that means over words are means over ranks."""
+    """Mask the same number of words per sequence, so that ranks average over equal counts."""
     ids = _words(trial, step)
     labels = torch.full_like(ids, -100)
     labels[:, 2::3] = ids[:, 2::3]
@@ -86,12 +86,12 @@ def vit() -> nn.Module:
 def with_lora(module: nn.Module, targets: list[str], **more: Any) -> nn.Module:
     config = LoraConfig(r=2, target_modules=targets, lora_dropout=0.0, **more)
     if getattr(module, "is_gradient_checkpointing", False):
-        module.enable_input_require_grads()  # all that comes before the first adapter is frozen
+        module.enable_input_require_grads()  # layers before the first adapter are frozen
     return get_peft_model(module, config).double()
 
 
 def adam(model: nn.Module) -> torch.optim.Optimizer:
-    """With a large epsilon: some gradients of attention are zero but for rounding."""
+    """Use a large epsilon, because some attention gradients are zero except for rounding."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return torch.optim.AdamW(trained, lr=1e-2, eps=1e-4)
 
@@ -102,7 +102,7 @@ def _trained(
     batch_of: Callable[[Trial, int], Batch] = _language,
     **options: Any,
 ) -> Iterator[Any]:
-    """The usual loop: keyword arguments in, `.loss` out, clipped, with a schedule."""
+    """Train in the usual loop, with clipping and a schedule."""
     model = trial.wrap(module, **options)
     optimizer = adam(model)
     schedule = transformers.get_linear_schedule_with_warmup(optimizer, 2, 10)
@@ -116,7 +116,7 @@ def _trained(
         schedule.step()
         optimizer.zero_grad()
         model.eval()
-        with torch.no_grad():  # evaluated on what this rank or that has
+        with torch.no_grad():  # ranks evaluate different samples
             model(**batch_of(trial, 100 + step))
 
 
@@ -147,7 +147,7 @@ programs(
 
 @program(**HF)
 def bert_with_a_pooler_that_nobody_uses(trial):
-    """A head of the user's own on the last hidden state: the pooler's gradients stay None."""
+    """Use a custom head on the last hidden state; the pooler's gradients stay None."""
 
     @module_of(bert=transformers.BertModel(bert_config()), head=nn.Linear(16, 3))
     def tagger(self, input_ids: Tensor, labels: Tensor) -> Any:
@@ -164,7 +164,7 @@ def bert_with_a_pooler_that_nobody_uses(trial):
 
 @program(**HF)
 def t5_with_two_stacks(trial):
-    """An encoder and a decoder with one embedding."""
+    """Train an encoder and a decoder that share an embedding."""
     config = transformers.T5Config(
         d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2, vocab_size=WORDS,
         dropout_rate=0.0, decoder_start_token_id=0,

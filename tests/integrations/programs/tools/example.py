@@ -1,6 +1,6 @@
-"""Run an example as it is, and then with some of its text replaced; write down what each trained.
+"""Run an example, then run it with a part of its text replaced; save both results.
 
-Arguments: the example, a text in it, and what is there in its place.
+    example.py EXAMPLE TEXT REPLACEMENT
 """
 
 import os
@@ -24,7 +24,7 @@ def noted(self: paceline.DataParallel, *args: object, **options: object) -> None
 
 
 def trained(source: str) -> dict[str, Any]:
-    """Run a program; return what it has made and trained."""
+    """Run a program; return its wrappers, losses and trained weights."""
     made.clear()
     names: dict[str, Any] = {"__name__": "__main__", "__file__": PATH}
     exec(compile(source, PATH, "exec"), names)

@@ -1,6 +1,6 @@
-"""Cases that two ranks, or a process alone, run one after another.
+"""Run cases one after another on two ranks or in a single process.
 
-Each prints what came of it as a line of JSON.
+Prints the outcome of each case as a line of JSON.
 """
 
 import json
@@ -28,7 +28,7 @@ def case(function: Case) -> Case:
 
 
 def cases(**functions: Case) -> None:
-    """Cases of one expression, by name."""
+    """Register cases by name."""
     CASES.update(functions)
 
 
@@ -40,11 +40,11 @@ def main() -> None:
         except Exception as error:
             outcome = {"error": f"{type(error).__name__}: {error}"}
         line = json.dumps([name, int(os.environ.get("RANK", "0")), outcome])
-        os.write(1, f"\n{line}\n".encode())  # at once, beside what the tools write
+        os.write(1, f"\n{line}\n".encode())  # one write, which the tools' output cannot split
 
 
 class Net(nn.Module):
-    """Has buffers, and an odd way that is taken only if asked for."""
+    """A network with buffers; `forward(odd=True)` uses another last layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def distance(one: nn.Module, other: nn.Module) -> float:
-    """The largest difference between two models' values, of parameters and of buffers."""
+    """Return the largest difference between two models' parameters and buffers."""
     ours, theirs = one.state_dict(), other.state_dict()
     assert ours.keys() == theirs.keys()
     names = [name for name in ours if ours[name].is_floating_point()]
@@ -82,7 +82,7 @@ def distance(one: nn.Module, other: nn.Module) -> float:
 
 
 def wraps(model: nn.Module) -> list[str]:
-    """The names of the wrappers around a module, from the outermost."""
+    """Return the names of a module's wrappers, from the outermost."""
     found = []
     while isinstance(model, DistributedDataParallel):
         found.append(type(model).__name__)
@@ -90,8 +90,8 @@ def wraps(model: nn.Module) -> list[str]:
     return found
 
 
-def told_of(wrapped: nn.Module) -> dict[str, Any]:
-    """The wrappers around a model, and what they have exchanged."""
+def exchange_of(wrapped: nn.Module) -> dict[str, Any]:
+    """Return a model's wrappers, its exchange and the number of exchanges."""
     found: dict[str, Any] = {"wraps": wraps(wrapped)}
     if hasattr(wrapped, "statistics"):
         statistics = wrapped.statistics()
@@ -99,8 +99,8 @@ def told_of(wrapped: nn.Module) -> dict[str, Any]:
     return found
 
 
-def said_by(function: Callable[[], object]) -> str:
-    """What a refusal says."""
+def error_of(function: Callable[[], object]) -> str:
+    """Return the type and message of the error that a function raises."""
     try:
         function()
     except Exception as error:
@@ -109,7 +109,7 @@ def said_by(function: Callable[[], object]) -> str:
 
 
 class Counting:
-    """A communication hook that averages, and counts how often it was called."""
+    """A communication hook that averages gradients and counts its calls."""
 
     def __init__(self) -> None:
         self.calls = 0

@@ -1,4 +1,4 @@
-"""Cases of Accelerate: loops that train with Paceline, beside loops that train with DDP."""
+"""Cases of Accelerate, whose loops train with Paceline and with DDP."""
 
 import os
 from typing import Any
@@ -25,22 +25,22 @@ from pair import (
     case,
     cases,
     distance,
+    error_of,
+    exchange_of,
     main,
-    said_by,
     sgd,
-    told_of,
     wraps,
 )
 
 
 def accelerator_of(**options: Any) -> Accelerator:
-    AcceleratorState._reset_state()  # which remembers the precision
+    AcceleratorState._reset_state()  # it keeps the precision
     handlers = [DistributedDataParallelKwargs(**options.pop("ddp", {}))]
     return Accelerator(cpu=True, kwargs_handlers=handlers, **options)
 
 
 def trained(accelerator: Accelerator, model: nn.Module, odd: bool = False) -> list[float]:
-    """Train a model that was prepared; return the norms of its gradients before clipping."""
+    """Train a prepared model; return its gradient norms before clipping."""
     optimizer, loader = accelerator.prepare(sgd(model), batches())
     norms = []
     for _ in range(2):
@@ -68,16 +68,16 @@ def beside_ddp(odd: bool = False, **options: Any) -> dict[str, Any]:
     return {
         "worst": distance(ours, theirs),
         "norms": max(abs(one - other) for one, other in zip(*norms, strict=True)),
-        **told_of(wrapped),
+        **exchange_of(wrapped),
     }
 
 
 @case
 def for_gpus_where_there_are_none() -> dict[str, Any]:
-    """Accelerate then trains each rank by itself; it would do so without a word."""
-    said = said_by(lambda: with_paceline(Accelerator()))
+    """Without GPUs, this accelerator would silently train each rank alone."""
+    error = error_of(lambda: with_paceline(Accelerator()))
     AcceleratorState._reset_state(reset_partial_state=True)
-    return {"said": [said]}
+    return {"errors": [error]}
 
 
 cases(
@@ -90,7 +90,7 @@ cases(
 
 @case
 def compiled() -> dict[str, Any]:
-    """Compiled by Accelerate, beside one that is not."""
+    """Compare a model compiled by Accelerate with one that is not compiled."""
     nets, models = [Net(), Net()], []
     for net, options in zip(nets, ({"dynamo_backend": "aot_eager"}, {}), strict=True):
         accelerator = with_paceline(accelerator_of(**options), exchange="host")
@@ -105,7 +105,7 @@ def compiled() -> dict[str, Any]:
 
 @case
 def without_sync_by_hand() -> dict[str, Any]:
-    """Gradients of `no_sync` are this rank's own, until a backward pass exchanges them."""
+    """Gradients are local in `no_sync`, until the next backward pass exchanges them."""
     accelerator = with_paceline(accelerator_of(), exchange="host")
     model = accelerator.prepare(Net())
     rank = accelerator.process_index
@@ -146,7 +146,7 @@ def wrapped_once() -> dict[str, Any]:
 
 @case
 def hooks() -> dict[str, Any]:
-    """A hook that is registered after `prepare`, on a model of Paceline's and on one of torch's."""
+    """Register hooks after `prepare` on a Paceline model and on a torch model."""
     accelerators = [accelerator_of() for _ in range(3)]
     with_paceline(accelerators[0], exchange="allreduce")
     models = [accelerator.prepare(Net()) for accelerator in accelerators]
@@ -167,7 +167,7 @@ def hooks() -> dict[str, Any]:
 
 @case
 def hook_of_its_own() -> dict[str, Any]:
-    """The hook that a DistributedDataParallelKwargs names rounds to float16."""
+    """DistributedDataParallelKwargs sets a hook that rounds to float16."""
     models = []
     for hook in (DDPCommunicationHookType.FP16, DDPCommunicationHookType.NO):
         accelerator = with_paceline(accelerator_of(ddp={"comm_hook": hook}), exchange="allreduce")
@@ -208,13 +208,13 @@ def refused() -> dict[str, Any]:
         lambda: accelerator.prepare(Net()).register_comm_hook(None, Counting().hook),
         lambda: with_paceline(accelerator_of(fsdp_plugin=FullyShardedDataParallelPlugin())),
     ]
-    said = [said_by(attempt) for attempt in attempts]
-    del os.environ["ACCELERATE_USE_FSDP"]  # which Accelerate has left there
+    errors = [error_of(attempt) for attempt in attempts]
+    del os.environ["ACCELERATE_USE_FSDP"]  # Accelerate has set it
     for field, value in (("parallelism_config", ParallelismConfig()), ("_mixed_precision", "fp8")):
         accelerator = accelerator_of()
         setattr(accelerator.state, field, value)
-        said.append(said_by(lambda: with_paceline(accelerator)))  # noqa: B023  called at once
-    return {"said": said}
+        errors.append(error_of(lambda: with_paceline(accelerator)))  # noqa: B023  called at once
+    return {"errors": errors}
 
 
 main()

@@ -1,4 +1,4 @@
-"""Cases of Fabric: loops that train with Paceline, beside loops that train with DDP."""
+"""Cases of Fabric, whose loops train with Paceline and with DDP."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch import nn
 
 import paceline
 from paceline.integrations.fabric import PacelineStrategy
-from pair import NUM_RANKS, Net, batches, case, cases, distance, main, said_by, sgd, told_of
+from pair import NUM_RANKS, Net, batches, case, cases, distance, error_of, exchange_of, main, sgd
 
 
 def fabric_of(strategy: object, **options: Any) -> Fabric:
@@ -20,13 +20,13 @@ def fabric_of(strategy: object, **options: Any) -> Fabric:
 
 
 def trained(fabric: Fabric, micro: int = 1, odd: bool = False) -> tuple[Net, nn.Module]:
-    """Train by `micro` batches a step; return the module, and what it was wrapped in."""
+    """Train with `micro` batches per step; return the module and its wrapper."""
     net = Net()
     model, optimizer = fabric.setup(net, sgd(net))
     loader = fabric.setup_dataloaders(batches())
     model.eval()
     with torch.no_grad():
-        model(next(iter(loader))[0])  # the first forward pass is none of training
+        model(next(iter(loader))[0])  # the first forward pass is an evaluation
     model.train()
     for _ in range(2):
         for number, (inputs, targets) in enumerate(loader, 1):
@@ -43,7 +43,7 @@ def beside_ddp(strategy: object, ddp: object = "ddp", **options: Any) -> dict[st
     precision = options.pop("precision", None)
     ours, wrapped = trained(fabric_of(strategy, precision=precision), **options)
     theirs, _ = trained(fabric_of(ddp, precision=precision), **options)
-    return {"worst": distance(ours, theirs), **told_of(wrapped)}
+    return {"worst": distance(ours, theirs), **exchange_of(wrapped)}
 
 
 cases(
@@ -69,7 +69,7 @@ def saved_and_loaded() -> dict[str, Any]:
     fabric.load("fabric.ckpt", {"model": other})
     plain = Net()
     plain.load_state_dict(torch.load("fabric.ckpt")["model"])
-    if fabric.global_rank != 0:  # whose buffers are not those that were saved
+    if fabric.global_rank != 0:  # Fabric saves only rank 0's buffers
         return {}
     worst, loaded = distance(other.module, net), distance(plain, net)
     return {"moved": moved, "worst": worst, "loaded": loaded}
@@ -81,7 +81,7 @@ def refused() -> dict[str, Any]:
         lambda: fabric_of("paceline").setup_module(paceline.DataParallel(Net())),
         lambda: fabric_of("paceline", plugins=FSDPPrecision("bf16-mixed")).setup_module(Net()),
     ]
-    return {"said": [said_by(attempt) for attempt in attempts]}
+    return {"errors": [error_of(attempt) for attempt in attempts]}
 
 
 main()

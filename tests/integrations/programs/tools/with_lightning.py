@@ -1,4 +1,4 @@
-"""Cases of Lightning's Trainer: what it trains with Paceline, beside what it trains with DDP."""
+"""Cases of Lightning's Trainer, which trains with Paceline and with DDP."""
 
 from typing import Any
 
@@ -17,21 +17,21 @@ from pair import (
     case,
     cases,
     distance,
+    error_of,
+    exchange_of,
     main,
-    said_by,
     sgd,
-    told_of,
 )
 
 
 class Task(lightning.LightningModule):
-    """A network, its loss, and what is noted of its wrapper, which a callback may well keep."""
+    """A network with a loss that records its wrapper after training."""
 
     def __init__(self) -> None:
         super().__init__()
         self.net = Net()
         self.noted: dict[str, Any] = {}
-        self.kept: list[nn.Module] = []  # a list, whose modules are no part of this one
+        self.kept: list[nn.Module] = []  # a list, so that its modules do not become submodules
 
     def training_step(self, batch: list[Tensor], _: int) -> Tensor:
         inputs, targets = batch
@@ -47,11 +47,11 @@ class Task(lightning.LightningModule):
     def on_train_end(self) -> None:
         model = self.trainer.strategy.model
         self.kept.append(model)
-        self.noted = told_of(model)
+        self.noted = exchange_of(model)
 
 
 class ByHand(Task):
-    """Two losses of one forward pass, each with a backward pass and an optimizer of its own."""
+    """Computes two losses, each with its own backward pass and optimizer."""
 
     automatic_optimization = False
 
@@ -70,7 +70,7 @@ class ByHand(Task):
 
 
 class Odd(Task):
-    """Leaves a layer out in every other step."""
+    """Skips a layer in every other step."""
 
     def training_step(self, batch: list[Tensor], number: int) -> Tensor:
         inputs, targets = batch
@@ -92,7 +92,7 @@ def fitted(strategy: object, kind: type[Task] = Task, **options: Any) -> Task:
 def beside_ddp(
     kind: type[Task] = Task, arguments: dict[str, Any] | None = None, **options: Any
 ) -> dict[str, Any]:
-    """Train with "host" and with DDP."""
+    """Train with exchange "host" and with DDP, and compare."""
     own, ddp = PacelineStrategy(exchange="host", **(arguments or {})), "ddp"
     if arguments:
         ddp = lightning.pytorch.strategies.DDPStrategy(**arguments)
@@ -161,7 +161,7 @@ def resumed_from_a_checkpoint() -> dict[str, Any]:
 
 @case
 def fitted_again() -> dict[str, Any]:
-    """Another trainer takes a module over; the first one has left nothing behind in it."""
+    """Train a module with two trainers; the first trainer must leave no state in it."""
     tasks = [Task(), Task()]
     for strategy, task in zip(("paceline", "ddp"), tasks, strict=True):
         for _ in range(2):
@@ -184,10 +184,11 @@ def refused() -> dict[str, Any]:
         {"exchange": "allreduce", "ddp_comm_state": object()},
         {"model_averaging_period": 4},
     ]
-    said = [said_by(lambda one=one: PacelineStrategy(**one)) for one in options]
+    errors = [error_of(lambda one=one: PacelineStrategy(**one)) for one in options]
     split = FSDPPrecision("bf16-mixed")
-    said += [said_by(lambda: fitted(PacelineStrategy(precision_plugin=split)))]
-    return {"said": [*said, said_by(lambda: fitted(PacelineStrategy(exchange="pigeon")))]}
+    errors += [error_of(lambda: fitted(PacelineStrategy(precision_plugin=split)))]
+    errors += [error_of(lambda: fitted(PacelineStrategy(exchange="pigeon")))]
+    return {"errors": errors}
 
 
 main()

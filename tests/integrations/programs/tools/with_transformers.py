@@ -1,4 +1,4 @@
-"""Cases of the Trainer of Transformers: what it trains with Paceline, beside what with DDP."""
+"""Cases of the Transformers Trainer, which trains with Paceline and with DDP."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 from paceline.integrations.transformers import with_paceline
-from pair import case, cases, distance, main, said_by, told_of, wraps
+from pair import case, cases, distance, error_of, exchange_of, main, wraps
 
 NUMBERS, LENGTH = 16, 8
 
@@ -41,7 +41,7 @@ def beside_ddp(**options: Any) -> dict[str, Any]:
     return {
         "worst": distance(ours.model, theirs.model),
         "loss": abs(losses[0] - losses[1]),
-        **told_of(ours.model_wrapped),
+        **exchange_of(ours.model_wrapped),
     }
 
 
@@ -56,7 +56,7 @@ cases(
 
 @case
 def evaluated_before() -> dict[str, Any]:
-    """An evaluation prepares the model for itself, and training has to wrap it all the same."""
+    """An evaluation prepares the model unwrapped; training must still wrap it."""
     trainer, other = with_paceline(trainer_of()), trainer_of()
     trainer.evaluate()
     for one in (trainer, other):
@@ -88,7 +88,7 @@ def refused() -> dict[str, Any]:
         lambda: other.train(),
         lambda: with_paceline(trainer_of(), find_unused_parameters=False),
     ]
-    return {"said": [said_by(attempt) for attempt in attempts]}
+    return {"errors": [error_of(attempt) for attempt in attempts]}
 
 
 main()
