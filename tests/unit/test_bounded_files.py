@@ -179,7 +179,7 @@ ANY_JSON = st.recursive(
 )
 
 
-@pytest.mark.parametrize("data", [b"[" * 10**5, b'{"a":' * 10**5, b"[" * 500 + b"]" * 500])
+@pytest.mark.parametrize("data", [b"[" * 10**5, b'{"a":' * 10**5])
 def test_depth_is_refused_and_takes_no_memory(data: bytes):
     tracemalloc.start()
     try:

@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from paceline.checkpoints.folder import CheckpointFolder, Contents
 from paceline.checkpoints.writer import BackgroundWriter
 from refusals import refused
-from simulated_gpu.device import SimulatedDevice
 from simulated_gpu.lent import simulated_gpus
 
 DEADLINE_S = 300.0  # for what hangs
@@ -201,30 +199,23 @@ def test_what_no_checkpoint_holds_is_refused_at_once(writer, tensors, parts, fie
 # From a GPU
 
 
-@pytest.fixture
-def gpu() -> Iterator[SimulatedDevice]:
-    with simulated_gpus() as (found,):
-        yield found
-
-
-def test_the_host_does_not_wait_for_copies_from_a_gpu(gpu, folder, writer):
+def test_the_host_does_not_wait_for_copies_from_a_gpu(folder, writer):
     """Copies precede the next changes of parameters in the computing stream."""
-    weight = torch.ones(6, device=gpu.torch_device)
-    turned = torch.ones(4, 3, device=gpu.torch_device).t()
-    host = torch.ones(2)
-    tensors: dict[str, Tensor] = {"model/w": weight, "model/t": turned, "model/h": host}
-    for step in (1, 2):
-        gpu.synchronize()
-        blocking, folder.goes_on = gpu.num_blocking_copies, threading.Event()
-        gpu.delays = lambda stream, what: 0.02
-        assert writer.save(step, tensors, {})
-        assert gpu.num_blocking_copies == blocking
-        for tensor in tensors.values():
-            tensor.add_(1)
-        gpu.delays = lambda stream, what: 0.0
-        folder.goes_on.set()
-        writer._writing.exception(DEADLINE_S)
-        loaded = folder.latest().tensors("model")
-        assert {name: float(one.mean()) for name, one in loaded.items()} == dict.fromkeys(
-            ("w", "t", "h"), float(step)
-        )
+    with simulated_gpus() as (gpu,):
+        weight = torch.ones(6, device=gpu.torch_device)
+        turned = torch.ones(4, 3, device=gpu.torch_device).t()
+        tensors = {"model/w": weight, "model/t": turned, "model/h": torch.ones(2)}
+        for step in (1, 2):
+            gpu.synchronize()
+            blocking, folder.goes_on = gpu.num_blocking_copies, threading.Event()
+            gpu.delays = lambda stream, what: 0.02
+            assert writer.save(step, tensors, {})
+            assert gpu.num_blocking_copies == blocking
+            for tensor in tensors.values():
+                tensor.add_(1)
+            gpu.delays = lambda stream, what: 0.0
+            folder.goes_on.set()
+            writer._writing.exception(DEADLINE_S)
+            loaded = folder.latest().tensors("model")
+            found = {name: float(one.mean()) for name, one in loaded.items()}
+            assert found == dict.fromkeys(("w", "t", "h"), float(step))

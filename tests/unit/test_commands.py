@@ -101,21 +101,6 @@ def test_completion_knows_commands_and_strategies(words, expected):
     assert {name for name in out.split() if not name.startswith("-")} == expected
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["dance"], "dance"),
-        (["plan"], "model"),
-        (["plan", "lenet5", "--speed", "3"], "--speed"),
-        (["plan", "lenet5", "--batch-size", "few"], "--batch-size"),
-    ],
-)
-def test_arguments_that_cannot_be_read_are_named_in_one_line(line, arguments, named):
-    line(*arguments)
-    assert (line.code, line.out, line.err.count("\n")) == (2, "", 1)
-    assert named in line.err
-
-
 def test_debug_shows_where_an_error_was_raised(line, monkeypatch):
     monkeypatch.setenv(DEBUG, "1")  # unset after the test
     monkeypatch.delenv(DEBUG)

@@ -76,23 +76,12 @@ POOLED = recipe(pooled, torch.randint(12, (8, 8)), 10)
 NORMALISED = recipe(normalised, torch.randn(8, 32), 10)
 
 
-def wheels_head(of: paceline.Recipe, config: Wheel) -> str:
-    """Return the first layer of the head that is planned, after trying."""
-    own = workload_of(of, 8)
-    found = tried_with(of, lambda m, x: of_wheel.with_possible_cut(m, x, own, config))
-    return split(found, config).head.layers[0].name
-
-
-def test_wheel_takes_the_next_best_layer_where_the_best_cannot_begin_a_head() -> None:
-    assert split(workload_of(PASSED, 8), Wheel()).head.layers[0].name == "wide"
-    assert wheels_head(PASSED, Wheel()) == "last"
-
-
 def test_wheel_does_not_cut_a_transformer_before_its_embedding() -> None:
-    assert split(workload_of(POOLED, 8), Wheel()).head.layers[0].name == "emb"
-    first = wheels_head(POOLED, Wheel())
-    assert first == "head1"
-    cut(pooled(), torch.randint(12, (2, 8)), first)  # as the training will
+    own = workload_of(POOLED, 8)
+    assert split(own, Wheel()).head.layers[0].name == "emb"
+    found = tried_with(POOLED, lambda m, x: of_wheel.with_possible_cut(m, x, own, Wheel()))
+    assert split(found, Wheel()).head.layers[0].name == "head1"
+    cut(pooled(), torch.randint(12, (2, 8)), "head1")  # as the training will
 
 
 def test_subbatch_splits_the_layers_behind_what_cannot_be_split() -> None:
@@ -106,6 +95,8 @@ def test_subbatch_splits_the_layers_behind_what_cannot_be_split() -> None:
 
 
 def test_a_plan_has_the_cut_of_the_training() -> None:
+    """Wheel takes the next best layer where the best one cannot begin a head."""
+    assert split(workload_of(PASSED, 8), Wheel()).head.layers[0].name == "wide"
     spans = forecast(PASSED, "k40-gigabit", "wheel", workers=2, batch_size=16).timeline.spans
     computed = {one.part for one in spans if one.on[0] == compute_lane("gpu0")}  # the hub's
     assert computed == {"last", ""}

@@ -299,10 +299,6 @@ def test_a_batch_of_no_samples_has_the_shapes_of_others() -> None:
     ("arguments", "options", "field"),
     [
         ((0, 4, 0, 2), {}, "num_samples"),
-        ((9, 0, 0, 2), {}, "batch_size"),
-        ((9, 4, 0, 0), {}, "workers"),
-        ((9, 4, 2, 2), {}, "rank"),
-        ((9, 4, 0, 2), {"seed": -1}, "seed"),
         *(((9, 4, 0, 2), {"most": most}, "most") for most in ([4], [4, -1], [2, 1])),
     ],
 )
@@ -324,5 +320,3 @@ def test_what_has_been_drawn_does_not_change() -> None:
     next(iter(sampler))
     with refused("first"):
         sampler.update((3, 1), (1, 0))
-    with refused("epoch", got=-1):
-        sampler.set_epoch(-1)

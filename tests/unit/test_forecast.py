@@ -45,11 +45,12 @@ def test_it_is_what_the_plan_says_of_that_strategy(strategy: str):
         ({"workers": 3}, "workers"),
         ({"batch_size": 0}, "batch_size"),
         ({"batch_size": 10**6}, "batch_size"),
+        ({"machine": "4xk80", "precision": "bfloat16"}, "precision"),  # of unknown speed
     ],
 )
 def test_what_cannot_be_planned_is_refused(asked: dict, field: str):
     with refused(field):
-        forecast("lenet5", MACHINE, **asked)
+        forecast(**{"model": "lenet5", "machine": MACHINE} | asked)
 
 
 def convolutions() -> tuple[nn.Module, torch.Tensor]:
@@ -108,11 +109,6 @@ def test_tensor_cores_make_a_step_faster_and_leave_the_exchange_as_it_is(precisi
     assert half.wire_nbytes == whole.wire_nbytes
     (before, *_), (after, *_) = whole.memory_nbytes.values(), half.memory_nbytes.values()
     assert 0.5 < after / before < 0.6
-
-
-def test_a_device_whose_speed_in_half_precision_nobody_says_is_refused():
-    with refused("precision"):
-        forecast("lenet5", "4xk80", precision="bfloat16")
 
 
 def test_a_module_of_the_programs_own_is_planned_for() -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from halved import CASES, Case, equal
+from nets import Net
 from paceline.rpc.tensor_parts import flatten, load_vector, views
 from paceline.strategies.wheel.split import Split
 from paceline.training.models import describe, layers_of
@@ -133,25 +134,17 @@ def chain(net: nn.Module, samples: Tensor) -> Tensor:
     return net.last(net.first(samples))
 
 
-class Connected(nn.Module):
-    """Two layers, connected by a function."""
-
-    def __init__(self, connect: Callable[..., Any] = chain) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 3)
-        self.connect, self.calls = connect, 0
-
-    def forward(self, samples: Tensor) -> Any:
-        return self.connect(self, samples)
+def connected(compute: Callable[..., Any] = chain) -> Net:
+    net = Net(compute, first=nn.Linear(6, 6), last=nn.Linear(6, 3))
+    net.calls = 0
+    return net
 
 
 def test_tensors_that_a_forward_pass_makes_stay_out_of_the_model():
     """Tensors of numbers, on each side of the cut."""
     torch.manual_seed(1)
-    model, samples = (
-        Connected(lambda net, x: chain(net, x - torch.tensor(0.5)) * torch.tensor(2.0)),
-        torch.randn(4, 6),
-    )
+    model = connected(lambda net, x: chain(net, x - torch.tensor(0.5)) * torch.tensor(2.0))
+    samples = torch.randn(4, 6)
     attributes, names = set(vars(model)), list(model.state_dict())
     halves = cut(model, samples, "last")
     assert torch.equal(halves.head(halves.body(samples)), model(samples))
@@ -173,26 +166,26 @@ def counting(net: nn.Module, samples: Tensor) -> Tensor:
     return chain(net, samples) * net.calls
 
 
-def changed(change: Callable[[Connected], object]) -> Connected:
-    net = Connected()
+def changed(change: Callable[[Net], object]) -> Net:
+    net = connected()
     change(net)
     return net
 
 
-def tie(net: Connected) -> None:
+def tie(net: Net) -> None:
     net.last = nn.Linear(6, 6)
     net.last.weight = net.first.weight
 
 
 UNCUT = {
-    "skipping": lambda: Connected(skipping),
-    "input": lambda: Connected(lambda net, x: chain(net, x) + x[:, :3]),
-    "branching": lambda: Connected(branching),
-    "uncalled": lambda: Connected(lambda net, x: net.first(x)),
-    "detached": lambda: Connected(lambda net, x: net.last(net.first(x).detach())),
-    "counting": lambda: Connected(counting),
-    "strange": lambda: Connected(lambda net, x: SimpleNamespace(scores=chain(net, x))),
-    "summed": lambda: Connected(lambda net, x: net.last(net.first(x).sum(0, keepdim=True))),
+    "skipping": lambda: connected(skipping),
+    "input": lambda: connected(lambda net, x: chain(net, x) + x[:, :3]),
+    "branching": lambda: connected(branching),
+    "uncalled": lambda: connected(lambda net, x: net.first(x)),
+    "detached": lambda: connected(lambda net, x: net.last(net.first(x).detach())),
+    "counting": lambda: connected(counting),
+    "strange": lambda: connected(lambda net, x: SimpleNamespace(scores=chain(net, x))),
+    "summed": lambda: connected(lambda net, x: net.last(net.first(x).sum(0, keepdim=True))),
     "tied": lambda: changed(tie),
     "frozen": lambda: changed(lambda net: net.first.requires_grad_(False)),
 }
