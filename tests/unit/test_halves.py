@@ -1,4 +1,4 @@
-"""Halves of models: they are the model, to the last bit, or the model is not cut."""
+"""Halves of a model compute the same bits as the model, or the cut is refused."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -33,7 +33,7 @@ def in_one_piece(model: nn.Module, inputs: Tensor) -> tuple[Tensor, list[Tensor]
 
 
 def in_halves(halves: Halves, model: nn.Module, inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Forward and backward, with nothing but tensors going from one half to the other."""
+    """Run forward and backward; only tensors pass from one half to the other."""
     torch.manual_seed(11)
     activations = halves.body(inputs)
     taken_in = activations.detach().clone().requires_grad_()
@@ -58,7 +58,7 @@ def state(model: nn.Module) -> dict[str, Tensor]:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("name", "first"), CUTS)
 def test_halves_compute_the_model_to_the_last_bit(name: str, first: str, dtype: torch.dtype):
-    """Scores, gradients of all parameters, running means; dropout draws the same numbers."""
+    """Scores, gradients and running means are equal; dropout draws the same numbers."""
     case = CASES[name]
     model, other = case.model(dtype), case.model(dtype)
     halves = cut(model, case.inputs(dtype=dtype), first)
@@ -73,7 +73,7 @@ def test_halves_compute_the_model_to_the_last_bit(name: str, first: str, dtype: 
 
 @pytest.mark.parametrize("name", ["lenet5", "mlp", "dropping", "remembering", "resnet"])
 def test_the_plan_and_the_run_cut_alike(name: str):
-    """What the plan says is in the body, and crosses the cut, is what the halves do."""
+    """Plan and halves agree on the body's parameters and on the bytes that cross the cut."""
     case = CASES[name]
     model, example = case.model(torch.float32), case.inputs(dtype=torch.float32)
     workload, named = describe(model, example), dict(model.named_parameters())
@@ -89,7 +89,7 @@ def test_the_plan_and_the_run_cut_alike(name: str):
         assert parts.head.input_nbytes == 4 * len(example) * prod(halves.crossing)
 
 
-def test_cutting_leaves_everything_as_it_was():
+def test_a_cut_changes_neither_model_nor_random_state():
     case = CASES["dropping"]
     model = case.model().eval()
     model.norm.train()
@@ -140,8 +140,8 @@ def connected(compute: Callable[..., Any] = chain) -> Net:
     return net
 
 
-def test_tensors_that_a_forward_pass_makes_stay_out_of_the_model():
-    """Tensors of numbers, on each side of the cut."""
+def test_constants_of_the_forward_pass_do_not_become_attributes():
+    """There is a constant on each side of the cut."""
     torch.manual_seed(1)
     model = connected(lambda net, x: chain(net, x - torch.tensor(0.5)) * torch.tensor(2.0))
     samples = torch.randn(4, 6)
@@ -202,9 +202,9 @@ def test_what_cannot_be_cut_is_refused(make: Callable[[], nn.Module]):
     ("first", "width", "change", "field"),
     [
         ("first", 6, bool, "head"),  # nothing is left for the body
-        ("middle", 6, bool, "head"),  # there is none
+        ("middle", 6, bool, "head"),  # no such layer
         ("last", 7, bool, "head"),
-        ("last", 6, lambda net: net.last.half(), "model"),  # of two types
+        ("last", 6, lambda net: net.last.half(), "model"),  # two dtypes
     ],
 )
 def test_names_batches_and_types_that_do_not_fit_are_refused(first, width, change, field):
@@ -254,7 +254,7 @@ def test_paced_halves_have_names_sizes_and_residuals_of_the_real_ones(paced_lene
     assert [p.grad.shape for p in whole.parameters()] == [p.shape for p in whole.parameters()]
 
 
-def test_paced_halves_take_the_times_of_their_own_layers(paced_lenet):
+def test_paced_halves_sleep_for_the_times_of_their_layers(paced_lenet):
     clock, _, parts = paced_lenet
     _, halves = paced_halves(*parts, [1, 2, 4, 8, 16], [32, 64, 128, 256, 512], 0.0, 10)
     ends = [0.0]
