@@ -99,8 +99,8 @@ def test_dots_in_toml_values_do_not_count_as_key_parts():
     assert read_toml(text.encode(), "it")["c"] == {"d": {"e": {"f": 1}}}
 
 
-def test_only_files_of_their_size_are_read(tmp_path: Path):
-    """Reading a pipe would block, and a device is endless."""
+def test_only_regular_files_up_to_a_size_are_read(tmp_path: Path):
+    """Reading a pipe would block, and reading a device would never end."""
     path = tmp_path / "file"
     path.write_bytes(b"12345")
     assert read_file(path, 5) == b"12345"

@@ -9,7 +9,7 @@ from paceline.core.workload import Cost, Layer, Parameter, Workload
 from paceline.records.built_in import RECORDED, _record, record_of, recorded, step_of
 from paceline.training.recipes.named import workload_of
 
-SIZES = (1, 3, 160)  # one sample and large batches run other operations
+SIZES = (1, 3, 160)  # one sample has other gradient sums, large batches other operations
 QUICK = ("lenet5", "alexnet")  # models that `describe` processes quickly
 RECORDED_WITH = _record()["torch"].partition("+")[0]
 

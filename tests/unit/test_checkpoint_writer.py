@@ -219,3 +219,4 @@ def test_the_host_does_not_wait_for_copies_from_a_gpu(folder, writer):
             loaded = folder.latest().tensors("model")
             found = {name: float(one.mean()) for name, one in loaded.items()}
             assert found == dict.fromkeys(("w", "t", "h"), float(step))
+        writer.close()

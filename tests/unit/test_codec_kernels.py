@@ -27,7 +27,7 @@ SETS = cases.INSTRUCTIONS
 BLOCK, AROUND = 64, 77
 FLOATS = st.floats(width=32, allow_nan=True, allow_infinity=True)
 EXTREME = [0.0, -0.0, 1e-45, -1e-45, 1e-40, 1.1754944e-38, 3.4028235e38, -3.4028235e38, 1.0]
-# By hand: powers of 2; and the centers of 4, 2 and 1 equal parts of (0.1, 1), over 1, 10 and 100.
+# By hand: powers of 2; and the centres of 4, 2 and 1 equal parts of (0.1, 1), over 1, 10 and 100.
 MAGNITUDES = {
     "e3m0": [0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1],
     "dynamic4": [0, 0.0055, 0.0325, 0.0775, 0.2125, 0.4375, 0.6625, 0.8875],
@@ -229,8 +229,8 @@ def check_cast(values: Tensor, name: str, sets: tuple[str, ...] = SETS, threads:
 
 
 @each_type
-def test_casts_are_torchs_on_every_border_between_two_numbers(name: str):
-    """Values are all numbers of the type, midpoints between two numbers, and their neighbors."""
+def test_casts_equal_torch_on_every_border_between_two_numbers(name: str):
+    """Values are all numbers of the type, midpoints between two numbers, and their neighbours."""
     exact = torch.arange(2**15, dtype=torch.int32).to(torch.int16).view(getattr(torch, name))
     numbers = exact.float()
     finite = numbers[numbers.isfinite()]
@@ -245,12 +245,12 @@ def test_casts_are_torchs_on_every_border_between_two_numbers(name: str):
 
 @each_type
 @given(values=st.lists(FLOATS, max_size=60))
-def test_casts_are_torchs_on_anything(name: str, values: list[float]):
+def test_casts_equal_torch_on_any_values(name: str, values: list[float]):
     check_cast(torch.tensor(values, dtype=torch.float32), name)
 
 
 @each_type
-def test_casts_are_torchs_at_any_length_and_address(name: str):
+def test_casts_equal_torch_at_any_length_and_address(name: str):
     for count in (*range(40), 8191, 8192, 8193, 20_000):
         check_cast(cases.normal(count + 1)[1:], name)
     check_cast(cases.denormals(), name)

@@ -253,7 +253,7 @@ def test_trees_have_the_leaves_of_the_paper_in_each_decade_and_zero(name: str, d
     assert (magnitudes.diff() > 0).all()
     if name == "dynamic8":
         assert magnitudes[-1] == pytest.approx(1 - 0.9 / 128)
-        assert magnitudes[1] == pytest.approx(0.55e-6)  # the center of (0.1, 1), times 10^-6
+        assert magnitudes[1] == pytest.approx(0.55e-6)  # the centre of (0.1, 1), times 10^-6
 
 
 def test_the_mantissa_holds_the_digits_up_to_fifteen():

@@ -124,8 +124,8 @@ def test_layers_are_in_forward_order_and_gradients_in_backward_order(case: str) 
 
 def test_an_activation_function_belongs_to_the_layer_before_it() -> None:
     one, two, three = describe(chain(), torch.zeros(5, 2, 3)).layers
-    assert one.forward.flops == 2 * 5 * 6 * 8 + 5 * (5 * 8)  # with its tanh
-    assert two.backward.flops == 2 * (2 * 5 * 8 * 4) + 5 * 4 + 5 * 4  # and the relu
+    assert one.forward.flops == 2 * 5 * 6 * 8 + 5 * (5 * 8)  # includes the tanh
+    assert two.backward.flops == 2 * (2 * 5 * 8 * 4) + 5 * 4 + 5 * 4  # includes the relu
     assert three.backward.flops == 2 * (2 * 5 * 4 * 2) + 5 * 2
 
 
@@ -166,7 +166,7 @@ def test_frozen_and_unused_layers() -> None:
     workload = describe(partial(), torch.zeros(2, 4))
     head, unused, watch = workload.layers
     assert [one.name for one in workload.layers] == ["head", "unused", "watch"]
-    assert head.forward.flops == 2 * 2 * 4 * 4 + 2 * 2 * 4 * 3  # with the frozen stem before it
+    assert head.forward.flops == 2 * 2 * 4 * 4 + 2 * 2 * 4 * 3  # includes the frozen stem
     assert head.backward.flops == 2 * 2 * 4 * 3 + 2 * 3  # no gradient for the stem
     assert [one.name for one in workload.in_backward_order] == ["head", "watch", "unused"]
     assert unused.forward.flops == unused.backward.flops == 0

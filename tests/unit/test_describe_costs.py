@@ -38,7 +38,7 @@ VALUES = torch.zeros(2, 3, 4, 5)
         *(
             (nn.Conv2d(3, 8, 3, stride=2, padding=1), torch.zeros(2, 3, 9, 9), product, both)
             for product in [2 * (2 * 5 * 5) * (8 * 3 * 9)]
-            for both in [product + 2 * 8 * 5 * 5]  # and the bias
+            for both in [product + 2 * 8 * 5 * 5]  # includes the bias
         ),
         (nn.Embedding(1000, 3), torch.zeros(2, 5, dtype=torch.long), 0, 2 * 5 * 3),
         (nn.BatchNorm2d(3).train(), VALUES, 8 * 2 * 3 * 4 * 5, 9 * 2 * 3 * 4 * 5),

@@ -223,7 +223,7 @@ def test_a_finished_worker_takes_part_in_exchanges_until_all_have_finished(addre
 @pytest.mark.parametrize("after", ["start", "mean"])
 @pytest.mark.parametrize(
     ("fragments", "number"), [(1, 1), (1, 2), (3, 5), (3, 7), (3, 8)]
-)  # the first in which all are closing, the last of each fragment, and the one after it
+)  # the first exchange in which all close, the last of each fragment, and the next one
 def test_workers_end_with_the_same_bits_if_an_exchange_at_the_end_fails(
     address: str, fragments: int, number: int, after: str
 ) -> None:

@@ -180,7 +180,7 @@ def test_invalid_throughputs_are_refused(text: str) -> None:
         planned("8xv100", measured=text)
 
 
-def test_a_name_says_hosts_devices_and_network() -> None:
+def test_a_name_gives_hosts_devices_and_network() -> None:
     machine = find_machine("3x4xrtx-3090+100gbe")
     assert (machine.num_devices, len(machine.devices)) == (12, 4)
     part = machine.for_workers(12)
@@ -236,7 +236,7 @@ def test_codecs_of_named_gpus_are_planned_only_on_request() -> None:
         ("elsewhere/8xv100.toml", "elsewhere/8xv100.toml"),
     ],
 )
-def test_names_that_mean_nothing_are_refused(name, field, tmp_path, monkeypatch):
+def test_unknown_machines_are_refused(name, field, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with refused(field):
         find_machine(name)

@@ -1,4 +1,4 @@
-"""Processes forked from the process that starts them: what they inherit.
+"""Processes forked from this one: objects, descriptors, threads and signal handlers.
 
 test_processes.py tests properties of all processes.
 """
