@@ -1,4 +1,4 @@
-"""Fixtures of tests that stay in one process."""
+"""Fixtures of tests that run in one process."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -10,8 +10,8 @@ from command_line import Line
 from simulated_gpu import instead as instead
 from simulated_gpu.tensors import devices
 
-# Autograd starts its threads, one for each device that torch knows, with a process's first backward
-# pass: so torch gets to know the simulated device before any test.
+# The first backward pass of a process starts one autograd thread for each known device, so register
+# the simulated device before any test.
 devices(1)
 
 
@@ -26,7 +26,7 @@ def line(monkeypatch, capsys, tmp_path) -> Line:
 
 @pytest.fixture
 def own_modules(tmp_path: Path, monkeypatch) -> Iterator[Callable[..., None]]:
-    """Write a user's modules into the current directory; they leave no trace in this process."""
+    """Write user modules into the current directory; unload them after the test."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     known = set(sys.modules)

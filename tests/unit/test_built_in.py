@@ -1,4 +1,4 @@
-"""The record of built-in models beside `describe`, and beside a model of known lines."""
+"""The record of built-in models, compared with `describe` and with a synthetic model."""
 
 from dataclasses import replace
 
@@ -9,8 +9,8 @@ from paceline.core.workload import Cost, Layer, Parameter, Workload
 from paceline.records.built_in import RECORDED, _record, record_of, recorded, step_of
 from paceline.training.recipes.named import workload_of
 
-SIZES = (1, 3, 160)  # where sums of gradients differ, where they do not, and in other operations
-QUICK = ("lenet5", "alexnet")  # to describe
+SIZES = (1, 3, 160)  # one sample has other gradient sums, large batches other operations
+QUICK = ("lenet5", "alexnet")  # models that `describe` processes quickly
 RECORDED_WITH = _record()["torch"].partition("+")[0]
 
 
@@ -22,7 +22,7 @@ RECORDED_WITH = _record()["torch"].partition("+")[0]
     [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in RECORDED],
 )
 def test_the_record_is_what_describe_finds(name: str):
-    """Otherwise: python -m paceline.records.built_in."""
+    """If this fails, update the record: python -m paceline.records.built_in."""
     for size in SIZES:
         described, found = workload_of(name, size), recorded(name, size)
         assert found == described
@@ -30,7 +30,10 @@ def test_the_record_is_what_describe_finds(name: str):
 
 
 def bent(batch_size: int) -> Workload:
-    """A layer whose needs are the largest of four lines, and another of a single sample."""
+    """Return a layer whose working memory is the maximum of four lines in the batch size.
+
+    Its backward pass has one call less for a single sample.
+    """
     lines = ((1, 5000), (4, 1000), (7, 400), (30, -90000))
     layer = Layer(
         name="layer",
@@ -46,13 +49,13 @@ def bent(batch_size: int) -> Workload:
     return Workload("bent", batch_size, (layer, steady), (1, 0), 20 * batch_size)
 
 
-def test_lines_are_found_that_hold_for_few_samples_only():
+def test_lines_that_hold_only_for_small_batches_are_found():
     record = record_of(bent)
     for size in (*range(1, 5000), 2**17, 2**20):
         assert step_of(record, "bent", size) == bent(size)
 
 
-def test_what_bends_downwards_is_refused():
+def test_concave_memory_is_refused():
     def saturating(batch_size: int) -> Workload:
         (layer, steady) = bent(batch_size).layers
         changed = replace(layer, working_nbytes=min(3 * batch_size, 1000))
@@ -62,6 +65,6 @@ def test_what_bends_downwards_is_refused():
         record_of(saturating)
 
 
-def test_what_the_record_does_not_have_is_left_to_describe():
+def test_other_models_and_larger_batches_are_not_recorded():
     assert recorded("mlp-54-16-2", 8) is None
     assert recorded("lenet5", 2**20 + 1) is None

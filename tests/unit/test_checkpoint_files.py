@@ -1,4 +1,4 @@
-"""Files of checkpoints: safetensors reads the tensors, and JSON keeps the types of values."""
+"""Checkpoint files: the safetensors library reads tensors, and JSON keeps Python types."""
 
 import json
 import tempfile
@@ -27,7 +27,6 @@ def test_the_library_reads_tensors_of_all_types_and_layouts(data) -> None:
         if dtype == torch.bool:
             bits %= 2
         tensor = bits.to(torch.uint8).view(dtype).reshape(shape)
-        # Rows and columns in another order in memory.
         tensors[f"{data.draw(st.text())}/{index}"] = tensor.mT if tensor.dim() > 1 else tensor
     with tempfile.TemporaryDirectory() as place:
         path = Path(place) / "file"
@@ -45,7 +44,7 @@ def test_the_library_reads_tensors_of_all_types_and_layouts(data) -> None:
         assert torch.equal(mine, other)
 
 
-def test_a_tensor_of_many_pieces_is_whole(tmp_path: Path) -> None:
+def test_a_tensor_of_several_pieces_is_written_whole(tmp_path: Path) -> None:
     large = torch.arange(3 * 2**20 // 8 + 5)
     with (tmp_path / "file").open("wb") as file:
         tensor_file.write({"large": large}, file.write)
@@ -68,9 +67,9 @@ plain = st.recursive(
 @given(plain)
 def test_plain_values_come_back_with_their_types(value) -> None:
     text = json_values.dumps("value", value)
-    # repr tells 1 from 1.0 and True, 0.0 from -0.0, and takes a NaN for itself.
+    # repr distinguishes 1, 1.0 and True, and 0.0 and -0.0, and is equal for NaN.
     assert repr(json_values.loads(text)) == repr(value)
-    json.loads(text, parse_constant=pytest.fail)  # any other program reads it, too
+    json.loads(text, parse_constant=pytest.fail)  # standard JSON
 
 
 @pytest.mark.parametrize(
@@ -82,7 +81,7 @@ def test_plain_values_come_back_with_their_types(value) -> None:
         (torch.float32, "it"),
     ],
 )
-def test_what_json_cannot_hold_is_named(value, field: str) -> None:
+def test_values_that_json_cannot_hold_are_refused(value, field: str) -> None:
     with refused(field):
         json_values.dumps("it", value)
 

@@ -1,4 +1,4 @@
-"""Folders of checkpoints survive damage, killed writers and full disks."""
+"""Checkpoint folders survive damage, killed writers and full disks."""
 
 import math
 import os
@@ -39,7 +39,7 @@ def files_of(step: int) -> dict:
 
 
 def check(loaded: Loaded | None, step: int, values: int | None = None) -> Loaded:
-    """Assert that a checkpoint of a step has the values of that step, or of another."""
+    """Assert that the checkpoint of `step` contains `files_of(values)`, by default of `step`."""
     assert loaded is not None
     values = step if values is None else values
     assert loaded.step == step
@@ -92,7 +92,7 @@ def written(original: Path, tmp_path: Path) -> Path:
         ((7, 7), 1, (7,)),
     ],
 )
-def test_the_newest_few_are_kept_and_the_newest_is_read(tmp_path, steps, keep: int, left) -> None:
+def test_the_newest_checkpoints_are_kept(tmp_path, steps, keep: int, left) -> None:
     folder = CheckpointFolder(tmp_path / "runs" / "1" / "checkpoints", keep)
     assert folder.latest() is None
     for step in steps:
@@ -103,7 +103,7 @@ def test_the_newest_few_are_kept_and_the_newest_is_read(tmp_path, steps, keep: i
 
 
 @pytest.mark.parametrize("next_step", [6, 8])
-def test_a_damaged_one_is_replaced_and_takes_no_place(tmp_path: Path, next_step: int) -> None:
+def test_a_damaged_checkpoint_is_replaced_and_not_counted(tmp_path: Path, next_step: int) -> None:
     folder = write(tmp_path, 4, 6)
     (tmp_path / "step-00000006" / "progress.json").unlink()
     check(folder.latest(), 4)
@@ -113,9 +113,9 @@ def test_a_damaged_one_is_replaced_and_takes_no_place(tmp_path: Path, next_step:
 
 
 def killed(function: Callable[[], object], failpoint: str) -> None:
-    """Run a function in a fork that must be killed at this failpoint."""
+    """Run a function in a forked process that is killed at the failpoint."""
     with failpoints({"at": failpoint, "do": "SIGKILL"}), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that other threads are not forked
+        warnings.simplefilter("ignore")  # about forking a process with threads
         child = os.fork()
         if not child:
             try:
@@ -136,10 +136,10 @@ def killed(function: Callable[[], object], failpoint: str) -> None:
         ("checkpoint.removing", 8, True),
     ],
 )
-def test_a_writer_that_is_killed_leaves_a_whole_one(
+def test_a_killed_writer_leaves_a_whole_checkpoint(
     tmp_path: Path, moment: str, step: int, is_new: bool
 ) -> None:
-    """The only one before has step 7; a new one of that step replaces it."""
+    """The only earlier checkpoint is of step 7; a new checkpoint of step 7 replaces it."""
     folder = write(tmp_path, 7, keep=1)
     (tmp_path / ".partial-file").touch()
     killed(lambda: folder.write(step, files_of(100)), moment)
@@ -191,7 +191,7 @@ def test_a_folder_of_another_steps_name_is_damaged(written: Path) -> None:
         CheckpointFolder(written).latest()
 
 
-# What is no checkpoint, or another's
+# Other files and folders
 
 
 def forge(folder: Path, own: Manifest) -> None:
@@ -226,7 +226,7 @@ def test_no_other_file_is_read_or_written(written: Path, name: str) -> None:
         (b'"files": {', b'"files": [], "other": {', "files"),
     ],
 )
-def test_a_manifest_with_other_fields_is_none(written: Path, old, new, named: str) -> None:
+def test_a_manifest_with_wrong_fields_is_skipped(written: Path, old, new, named: str) -> None:
     file = written / NEWEST / "manifest.json"
     head = file.read_bytes().rpartition(b' "crc32"')[0]
     assert old in head
@@ -235,7 +235,7 @@ def test_a_manifest_with_other_fields_is_none(written: Path, old, new, named: st
     assert named in skipped(written)
 
 
-def test_a_folder_of_other_things_is_refused(tmp_path: Path, original: Path) -> None:
+def test_a_folder_with_other_files_is_refused(tmp_path: Path, original: Path) -> None:
     (tmp_path / ".hidden").touch()
     assert CheckpointFolder(tmp_path).latest() is None
     (tmp_path / "holiday.jpg").touch()
@@ -246,14 +246,14 @@ def test_a_folder_of_other_things_is_refused(tmp_path: Path, original: Path) -> 
         CheckpointFolder(tmp_path, keep=0)
 
 
-def test_parts_that_are_not_there_are_named_and_have_no_tensors(original: Path) -> None:
+def test_a_missing_json_part_is_refused_and_missing_tensors_are_empty(original: Path) -> None:
     loaded = check(CheckpointFolder(original).latest(), 2)
     with refused(original / NEWEST):
         loaded.json("tuner")
     assert loaded.tensors("tuner") == {}
 
 
-# Writing that fails
+# Failed writes
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_parts_that_are_not_there_are_named_and_have_no_tensors(original: Path) 
         ("a.json", {"hook": [print]}, "a.json.hook[0]"),
     ],
 )
-def test_what_cannot_be_saved_is_refused_and_leaves_nothing(
+def test_unsupported_values_are_refused_and_leave_no_files(
     tmp_path: Path, name: str, contents, field: str
 ) -> None:
     folder = write(tmp_path, 1)
@@ -274,8 +274,8 @@ def test_what_cannot_be_saved_is_refused_and_leaves_nothing(
     assert names(tmp_path) == ["step-00000001"]
 
 
-def test_a_file_that_may_not_grow_leaves_the_one_before(tmp_path: Path) -> None:
-    """Like a full disk: the second of two files may have 1 KiB."""
+def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
+    """Simulate a full disk: the second of two files exceeds the limit of 1 KiB."""
     folder, before = write(tmp_path, 1), resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 10, before[1]))
     try:
@@ -289,7 +289,7 @@ def test_a_file_that_may_not_grow_leaves_the_one_before(tmp_path: Path) -> None:
 
 
 def test_two_processes_do_not_write_at_once(tmp_path: Path) -> None:
-    """The other one's unfinished files would look like leftovers."""
+    """A second writer would remove the unfinished files of the first."""
     folder = write(tmp_path, 1)
     with folder._locked(), pytest.raises(CheckpointNotWritten):
         write(tmp_path, 2)

@@ -1,4 +1,4 @@
-"""The state of optimizers, through a checkpoint's files."""
+"""Optimizer states, saved to and loaded from checkpoint files."""
 
 import copy
 import inspect
@@ -43,15 +43,15 @@ CASES = [
     for options in ([given] if "fused" in given else [given | {"foreach": True}, given])
     if "foreach" not in options or "foreach" in inspect.signature(OPTIMIZERS[name]).parameters
     for dtype in (torch.float32, torch.float64, torch.bfloat16)
-    # Which torch rounds by where in memory the momentum is: two equal runs differ.
+    # Its rounding depends on the memory address of the momentum, so equal runs differ.
     if not (name == "SGD" and "fused" in options and dtype == torch.bfloat16)
 ]
 
 
 def small(name: str, dtype: torch.dtype) -> nn.Module:
-    """A model with parameters of several shapes, one in another layout, and one never used."""
+    """Return a model with several shapes, a channels_last weight and an unused layer."""
     torch.manual_seed(3)
-    if name == "Muon":  # of matrices only
+    if name == "Muon":  # requires matrices
         model: nn.Module = nn.Sequential(nn.Linear(5, 6, bias=False), nn.Linear(6, 4, bias=False))
     elif name == "SparseAdam":
         model = nn.Embedding(7, 3, sparse=True)
@@ -75,7 +75,7 @@ def step(name: str, model: nn.Module, optimizer: torch.optim.Optimizer, seed: in
 
 
 @pytest.mark.parametrize(("name", "options", "dtype"), CASES)
-def test_the_next_steps_are_those_of_the_optimizer_never_saved(
+def test_a_loaded_optimizer_takes_the_same_steps_as_the_saved_one(
     name: str, options: dict[str, Any], dtype: torch.dtype
 ):
     def make(model: nn.Module) -> torch.optim.Optimizer:
@@ -91,7 +91,7 @@ def test_the_next_steps_are_those_of_the_optimizer_never_saved(
     load_module_state(resumed, module_state(whole))
     other = make(resumed)
     for group in other.param_groups:
-        group["lr"] = 77.0  # the saved rate replaces it
+        group["lr"] = 77.0  # replaced by the saved rate
     load_optimizer_state(other, resumed.named_parameters(), tensors, values)
     assert optimizer_state(other, resumed.named_parameters())[1] == values
     before = copy.deepcopy(tensors)
@@ -127,7 +127,7 @@ def adam(model: nn.Module, lr: Any = 0.01, **options: Any) -> torch.optim.Optimi
     return torch.optim.Adam(model.parameters(), lr, **options)
 
 
-def test_groups_have_options_of_their_own_tensors_among_them():
+def test_options_of_groups_are_loaded_including_tensors():
     def make(model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.AdamW(
             [
@@ -146,7 +146,7 @@ def test_groups_have_options_of_their_own_tensors_among_them():
         assert {**one, "params": 0} == {**same, "params": 0}
         assert type(one["betas"]) is type(same["betas"]) is tuple
     assert other.param_groups[0]["lr"].dtype == torch.float64
-    # Not the tensor of the checkpoint, which others may load as well.
+    # The loaded option is a copy of the checkpoint's tensor.
     other.param_groups[0]["lr"].zero_()
     assert tensors["group/0/lr"] == 0.01
 
@@ -203,7 +203,7 @@ REFUSED: dict[str, tuple[Callable[..., tuple[Any, Any, Any]], str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_the_state_of_another_optimizer_is_refused(name: str) -> None:
-    """It changes nothing."""
+    """The optimizer does not change."""
     change, named = REFUSED[name]
     model, optimizer = trained(adam)
     tensors, values = through_files(*optimizer_state(optimizer, model.named_parameters()))
@@ -215,7 +215,7 @@ def test_the_state_of_another_optimizer_is_refused(name: str) -> None:
     assert repr(other.state_dict()) == before
 
 
-def test_an_optimizer_that_no_file_holds_is_refused() -> None:
+def test_optimizer_states_that_cannot_be_saved_are_refused() -> None:
     model, optimizer = trained(adam)
     with refused("optimizer"):
         optimizer_state(optimizer, [("weight", model.weight)])

@@ -1,4 +1,4 @@
-"""The state of modules, schedules and random numbers, through a checkpoint's files."""
+"""States of modules, schedules and random generators, saved to and loaded from checkpoints."""
 
 import copy
 import logging
@@ -32,7 +32,7 @@ CPU = torch.device("cpu")
 
 
 class Odd(nn.Module):
-    """Tied weights, running means, persistent and other buffers, channels_last."""
+    """Has tied weights, running means, (non-)persistent buffers and a channels_last weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Odd(nn.Module):
         self.register_buffer("scratch", torch.zeros(2), persistent=False)
 
 
-def test_a_module_comes_back_to_the_last_bit_and_stays_tied():
+def test_a_loaded_module_has_the_same_bits_and_stays_tied():
     torch.manual_seed(1)
     model, other = Odd(), Odd()
     model.seen.fill_(7)
@@ -92,7 +92,7 @@ class Counting(nn.Module):
         return {"count": 1}
 
     def set_extra_state(self, state: dict[str, int]) -> None:
-        """Take it."""
+        """Ignore the state."""
 
 
 @pytest.mark.parametrize(
@@ -103,13 +103,13 @@ class Counting(nn.Module):
         (nn.Linear(2, 2, dtype=torch.complex64), "weight"),
     ],
 )
-def test_state_that_no_file_holds_is_refused_by_name(model: nn.Module, field: str) -> None:
+def test_module_states_that_cannot_be_saved_are_refused(model: nn.Module, field: str) -> None:
     with refused(field):
         module_state(model)
 
 
-def test_hooks_of_a_module_see_its_state():
-    """A layer's state may have other names than its parameters, like a wrapped one's."""
+def test_state_dict_hooks_of_a_module_run():
+    """Hooks may rename entries of the state, as wrappers of layers do."""
 
     def outwards(module: nn.Module, state: dict, prefix: str, meta: dict) -> None:
         state["inner." + prefix + "weight"] = state.pop(prefix + "weight")
@@ -131,7 +131,7 @@ def test_hooks_of_a_module_see_its_state():
 
 
 class Doubling:
-    """A callable with a state of its own, which torch saves, too."""
+    """A callable with attributes, which LambdaLR saves."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -181,7 +181,7 @@ def test_a_schedule_goes_on_where_it_was(name: str, saved_at: int):
     def make() -> tuple[Any, Any]:
         optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # CyclicLR says that it sets momentum
+            warnings.simplefilter("ignore")  # CyclicLR warns that it sets momentum
             return optimizer, SCHEDULES[name](optimizer)
 
     optimizer, scheduler = make()
@@ -230,9 +230,9 @@ def drawn() -> tuple[Any, ...]:
     )
 
 
-def test_random_numbers_go_on_where_they_were():
+def test_loaded_random_states_continue_the_sequences():
     before = random_state(CPU)
-    drawn()  # an odd number of normal ones: half of a pair is waiting in the state
+    drawn()  # after an odd number of normal values, the state holds half of a pair
     tensors, values = through_files(*random_state(CPU))
     expected = [drawn() for _ in range(3)]
     torch.manual_seed(5)
@@ -243,7 +243,7 @@ def test_random_numbers_go_on_where_they_were():
     restore_random_state(CPU, *before)
 
 
-def test_a_state_that_is_none_changes_nothing() -> None:
+def test_an_invalid_random_state_is_refused_and_changes_nothing() -> None:
     tensors, values = random_state(CPU)
     expected = drawn()
     for broken, fields in (
@@ -259,7 +259,7 @@ def test_a_state_that_is_none_changes_nothing() -> None:
         assert drawn() == expected
 
 
-def test_a_checkpoint_of_another_kind_of_device_says_so(caplog: pytest.LogCaptureFixture):
+def test_a_random_state_of_another_device_causes_a_warning(caplog: pytest.LogCaptureFixture):
     tensors, values = random_state(CPU)
     expected = drawn()
     with caplog.at_level(logging.WARNING):

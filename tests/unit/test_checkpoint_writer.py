@@ -1,4 +1,4 @@
-"""Checkpoints written during training have the state at `save`, whatever follows."""
+"""Checkpoints written in the background contain the state at the call of `save`."""
 
 import logging
 import threading
@@ -8,30 +8,28 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from paceline.checkpoints.folder import CheckpointFolder, Contents
 from paceline.checkpoints.writer import BackgroundWriter
 from refusals import refused
-from simulated_gpu.device import SimulatedDevice
 from simulated_gpu.lent import simulated_gpus
 
-DEADLINE_S = 300.0  # for what hangs
+DEADLINE_S = 300.0  # after which a hanging test fails
 
 
 class SlowFolder(CheckpointFolder):
-    """A folder on a disk that waits for the test."""
+    """A folder whose `write` waits for the test."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, keep=9)
-        self.goes_on = threading.Event()
+        self.may_write = threading.Event()
         self.addresses: list[dict[str, int]] = []
 
     def write(self, step: int, files: Mapping[str, Contents]) -> Path:
         self.addresses.append(
             {name: one.data_ptr() for name, one in files.get("model.safetensors", {}).items()}
         )
-        assert self.goes_on.wait(DEADLINE_S)
+        assert self.may_write.wait(DEADLINE_S)
         return super().write(step, files)
 
 
@@ -39,7 +37,7 @@ class SlowFolder(CheckpointFolder):
 def folder(tmp_path: Path) -> Iterator[SlowFolder]:
     found = SlowFolder(tmp_path)
     yield found
-    found.goes_on.set()
+    found.may_write.set()
 
 
 @pytest.fixture
@@ -47,7 +45,7 @@ def writer(folder: SlowFolder) -> Iterator[BackgroundWriter]:
     before = set(threading.enumerate())
     found = BackgroundWriter(folder, DEADLINE_S)
     yield found
-    folder.goes_on.set()
+    folder.may_write.set()
     found.close()
     assert set(threading.enumerate()) <= before
 
@@ -56,14 +54,14 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
 
 
-def test_the_state_at_save_is_written_whatever_comes_after(folder, writer):
+def test_later_changes_do_not_reach_the_checkpoint(folder, writer):
     weight, turned, progress = torch.ones(5), torch.arange(6.0).reshape(2, 3).t(), {"steps": [1]}
     expected = turned.clone()
     assert writer.save(3, {"model/w": weight, "model/t": turned}, {"progress": progress})
     weight.zero_()
     turned.zero_()
     progress["steps"].append(2)
-    folder.goes_on.set()
+    folder.may_write.set()
     writer.close()
     loaded = folder.latest()
     assert (loaded.step, writer.written_step) == (3, 3)
@@ -72,8 +70,8 @@ def test_the_state_at_save_is_written_whatever_comes_after(folder, writer):
     assert loaded.json("progress") == {"steps": [1]}
 
 
-def test_tensors_lie_in_files_by_the_first_part_of_their_names_while_they_are_there(folder, writer):
-    folder.goes_on.set()
+def test_the_first_part_of_a_tensors_name_is_its_file(folder, writer):
+    folder.may_write.set()
     tensors = {"model/a/b": torch.ones(1), "model/c": torch.ones(2), "rank1/c": torch.ones(3)}
     writer.save(1, tensors, {"model": 1}, wait=True)
     loaded = folder.latest()
@@ -92,19 +90,19 @@ def test_one_that_comes_too_early_is_skipped_and_said(folder, writer, caplog):
     assert not writer.save(3, {"model/w": weight * 3}, {})
     (line,) = warnings_of(caplog)  # and none for step 3
     assert "step 2" in line
-    folder.goes_on.set()
+    folder.may_write.set()
     writer.close()
     assert folder.steps == (1,)
     assert torch.equal(folder.latest().tensors("model")["w"], weight)
 
 
-def test_one_that_must_be_written_waits_for_the_one_before(folder, writer):
+def test_save_with_wait_waits_for_the_previous_checkpoint(folder, writer):
     writer.save(1, {"model/w": torch.ones(5)}, {})
     waited, future = [], writer._writing
 
     def exception(timeout: float | None = None) -> BaseException | None:
         waited.append(timeout)
-        folder.goes_on.set()
+        folder.may_write.set()
         return Future.exception(future, timeout)
 
     future.exception = exception  # the first checkpoint is written once `save` waits for it
@@ -115,7 +113,7 @@ def test_one_that_must_be_written_waits_for_the_one_before(folder, writer):
     assert torch.equal(folder.latest().tensors("model")["w"], torch.zeros(5))
 
 
-def test_what_takes_longer_than_the_deadline_is_said_and_not_waited_for(folder, caplog):
+def test_a_checkpoint_beyond_the_deadline_causes_a_warning(folder, caplog):
     writer = BackgroundWriter(folder, deadline_s=0.01)
     assert not writer.save(1, {"model/w": torch.ones(5)}, {}, wait=True)
     assert not writer.save(2, {"model/w": torch.ones(5)}, {}, wait=True)
@@ -124,13 +122,13 @@ def test_what_takes_longer_than_the_deadline_is_said_and_not_waited_for(folder, 
     assert len(lines) == 3
     assert all("step 1 " in line for line in lines)
     assert writer.written_step is None
-    folder.goes_on.set()
+    folder.may_write.set()
     writer.close(DEADLINE_S)
     assert writer.written_step == 1
 
 
-def test_the_memory_of_the_copies_is_used_again(folder, writer):
-    folder.goes_on.set()
+def test_copies_reuse_their_memory(folder, writer):
+    folder.may_write.set()
     other = torch.ones(3)
     for step, tensors in enumerate(
         (
@@ -143,13 +141,13 @@ def test_the_memory_of_the_copies_is_used_again(folder, writer):
     first, second, third = folder.addresses
     assert first == second
     assert first["x"] != other.data_ptr()
-    # Another type or shape is other memory.
+    # Another type or shape needs new memory.
     assert folder.latest().tensors("model")["w"].dtype == torch.int32
     assert folder.latest().tensors("model")["x"].shape == (3, 1)
     assert third.keys() == first.keys()
 
 
-def test_what_cannot_be_written_is_one_warning_and_the_next_one_is_tried(tmp_path, caplog):
+def test_a_failed_write_causes_one_warning_and_the_next_write_is_tried(tmp_path, caplog):
     place = tmp_path / "place"
     place.touch()
     writer = BackgroundWriter(CheckpointFolder(place / "checkpoints"))
@@ -192,7 +190,7 @@ def test_a_bug_in_the_thread_is_an_error_of_the_caller(tmp_path, look: Callable)
         ({}, {"progress": {"a": object()}}, "progress.a"),
     ],
 )
-def test_what_no_checkpoint_holds_is_refused_at_once(writer, tensors, parts, field) -> None:
+def test_save_refuses_unsupported_values(writer, tensors, parts, field) -> None:
     with refused(field):
         writer.save(1, tensors, parts)
     assert writer._writing is None
@@ -201,30 +199,24 @@ def test_what_no_checkpoint_holds_is_refused_at_once(writer, tensors, parts, fie
 # From a GPU
 
 
-@pytest.fixture
-def gpu() -> Iterator[SimulatedDevice]:
-    with simulated_gpus() as (found,):
-        yield found
-
-
-def test_the_host_does_not_wait_for_copies_from_a_gpu(gpu, folder, writer):
-    """Copies precede the next changes of parameters in the computing stream."""
-    weight = torch.ones(6, device=gpu.torch_device)
-    turned = torch.ones(4, 3, device=gpu.torch_device).t()
-    host = torch.ones(2)
-    tensors: dict[str, Tensor] = {"model/w": weight, "model/t": turned, "model/h": host}
-    for step in (1, 2):
-        gpu.synchronize()
-        blocking, folder.goes_on = gpu.num_blocking_copies, threading.Event()
-        gpu.delays = lambda stream, what: 0.02
-        assert writer.save(step, tensors, {})
-        assert gpu.num_blocking_copies == blocking
-        for tensor in tensors.values():
-            tensor.add_(1)
-        gpu.delays = lambda stream, what: 0.0
-        folder.goes_on.set()
-        writer._writing.exception(DEADLINE_S)
-        loaded = folder.latest().tensors("model")
-        assert {name: float(one.mean()) for name, one in loaded.items()} == dict.fromkeys(
-            ("w", "t", "h"), float(step)
-        )
+def test_the_host_does_not_wait_for_copies_from_a_gpu(folder, writer):
+    """The compute stream copies the parameters before it changes them."""
+    with simulated_gpus() as (gpu,):
+        weight = torch.ones(6, device=gpu.torch_device)
+        turned = torch.ones(4, 3, device=gpu.torch_device).t()
+        tensors = {"model/w": weight, "model/t": turned, "model/h": torch.ones(2)}
+        for step in (1, 2):
+            gpu.synchronize()
+            blocking, folder.may_write = gpu.num_blocking_copies, threading.Event()
+            gpu.delays = lambda stream, what: 0.02
+            assert writer.save(step, tensors, {})
+            assert gpu.num_blocking_copies == blocking
+            for tensor in tensors.values():
+                tensor.add_(1)
+            gpu.delays = lambda stream, what: 0.0
+            folder.may_write.set()
+            writer._writing.exception(DEADLINE_S)
+            loaded = folder.latest().tensors("model")
+            found = {name: float(one.mean()) for name, one in loaded.items()}
+            assert found == dict.fromkeys(("w", "t", "h"), float(step))
+        writer.close()

@@ -1,4 +1,4 @@
-"""Clocks: a device's times and their precision, and noise between steps."""
+"""Device clocks and their precision, and the unrest of step times."""
 
 import time
 from types import SimpleNamespace
@@ -24,11 +24,11 @@ from simulated_gpu.tensors import devices
 
 
 class CountsInFloat32:
-    """A device whose work is done when issued, with events of CUDA's resolution."""
+    """A device that runs work at once and returns event times in float32, as CUDA does."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
-        self.late_s = iter(())  # by how much the host is told too late of each event
+        self.late_s = iter(())  # delay with which the host learns of each event
 
     def synchronize(self) -> None: ...
 
@@ -58,7 +58,7 @@ def device(monkeypatch) -> CountsInFloat32:
 
 
 @pytest.mark.parametrize("after_s", [0.0, 60.0, 36_000.0])
-def test_microseconds_are_told_apart_however_long_a_run_takes(device, after_s: float):
+def test_differences_of_microseconds_are_measured_after_hours(device, after_s: float):
     clock = DeviceClock(device)
     start_s, taken = device.now_s, []
     while device.now_s < start_s + after_s:
@@ -72,12 +72,12 @@ def test_microseconds_are_told_apart_however_long_a_run_takes(device, after_s: f
     assert times == pytest.approx([time_s for _, time_s in taken], rel=0, abs=1e-3)
     gaps = [later - earlier for earlier, later in zip(times[-50:], times[-49:], strict=False)]
     assert gaps == pytest.approx([3e-6] * 49, rel=0.2)
-    # In any order, and again.
+    # Times may be read in any order, and again.
     assert clock.seconds(marks[::-1]) == times[::-1]
     assert clock.seconds([]) == []
 
 
-def test_its_origin_is_the_event_of_which_the_host_was_told_soonest(device):
+def test_the_origin_is_the_event_with_the_shortest_delay(device):
     device.late_s = iter([0.02, 0.5, 1e-4, 0.3, 0.02, 0.02, 0.02, 0.02, 0.02, 0.02])
     clock = DeviceClock(device)
     for _ in range(3):
@@ -86,7 +86,7 @@ def test_its_origin_is_the_event_of_which_the_host_was_told_soonest(device):
         assert time_s - device.now_s == pytest.approx(1e-4, abs=1e-6)
 
 
-def test_the_clock_of_a_cpu_is_the_monotonic_one_and_that_of_a_gpu_its_own():
+def test_a_cpu_has_the_monotonic_clock_and_a_gpu_its_own():
     clock = clock_for(torch.device("cpu"))
     before = time.monotonic()
     (mark,) = clock.seconds([clock.mark()])
@@ -97,8 +97,9 @@ def test_the_clock_of_a_cpu_is_the_monotonic_one_and_that_of_a_gpu_its_own():
 
 
 CALM: Rounds = [[1.0, 9.0]] * 8
-RESTLESS: Rounds = [[1.0, 9.0], [2.0, 9.0]] * 4  # quartiles 1 and 2 around 1.5
-# The slowest of each round: 4, 5, 6, 7, 8, with quartiles 5 and 7 around 6; no exchange counts.
+RESTLESS: Rounds = [[1.0, 9.0], [2.0, 9.0]] * 4  # quartiles 1 and 2, median 1.5
+# The slower rank of each step computes 4, 5, 6, 7, 8 s: quartiles 5 and 7, median 6. The exchange
+# (second value) does not count.
 FIRST = [[own, 100.0] for own in (4.0, 1.0, 6.0, 1.0, 8.0)]
 SECOND = [[own, 0.0] for own in (1.0, 5.0, 1.0, 7.0, 1.0)]
 
@@ -112,7 +113,7 @@ def test_unrest_is_between_the_quartiles_of_the_slowest_ranks_steps(rounds, unre
 
 
 class BesideRestless(Group):
-    """A rank with a disturbed neighbour on the same host."""
+    """A group whose other rank has restless steps."""
 
     def gather(self, value: Rounds) -> list[Rounds]:
         return [value, [[10 * step, other] for step, other in RESTLESS]]
@@ -127,7 +128,7 @@ class BesideRestless(Group):
         ([CALM, CALM, CALM], CALM + CALM, group_of(0, 2, kind=BesideRestless)),
     ],
 )
-def test_rounds_are_taken_once_more_if_the_first_are_restless(taken, expected, group):
+def test_restless_rounds_are_measured_once_more(taken, expected, group):
     left = list(taken)
     own, *others = rounds_of_all(lambda: left.pop(0), group)
     assert (own, len(left)) == (expected, 1)
@@ -139,8 +140,8 @@ def span(step: int, device: str, seconds: float, kind: Kind = Kind.FORWARD) -> S
     return Span(kind, step, kind.value, 0, (lane,), 5.0, 5.0 + seconds)
 
 
-def test_the_unrest_of_traced_steps_is_that_of_what_the_slowest_device_computes():
-    # In turns 2 + 3 and 2 + 1: of the first device 5, of the second one 4 where that is more.
+def test_the_unrest_of_traced_steps_is_that_of_the_slowest_devices_computation():
+    # cpu0 computes 5 and 3 s in turn, cpu1 always 4 s: the slowest device takes 5 and 4 s.
     spans = []
     for step in range(8):
         spans += [span(step, "cpu0", 2.0), span(step, "cpu0", 3.0 - 2 * (step % 2), Kind.BACKWARD)]
@@ -149,20 +150,20 @@ def test_the_unrest_of_traced_steps_is_that_of_what_the_slowest_device_computes(
     assert unrest_of_traced(spans[:1]) == 0.0
 
 
-def test_a_device_tells_how_restless_its_steps_are():
+def test_a_device_profile_has_the_unrest_of_its_steps():
     spans: list[Span] = []
 
     def run_step(number: int) -> None:
         spans.append(span(number, "cpu1", 1.0 + number % 2))
 
     found = profile_device(torch.device("cpu"), (), run_step, spans, 0.0)
-    # After two to warm up three steps of 1, 2 and 1 s, with quartiles 1 and 1.5.
+    # Two warm-up steps, then three steps of 1, 2 and 1 s: quartiles 1 and 1.5, median 1.
     assert found.unrest == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize(("cores", "expected"), [(3, 0.4), (2, 0.0)])
 def test_bodies_of_wheel_with_a_core_each_widen_the_range(cores: int, expected: float):
-    """Those that share cores disturb each other; any pause is many of a hub's short parts."""
+    """The unrest of bodies that share a core, and of the hub, is ignored."""
     facts = {"kind": DeviceKind.CPU, "host": "1", "seconds": ((Kind.FORWARD, "l0", 0.5),)}
     link = HubLink(latency_s=0.0, bytes_per_s=1e8, core_bytes_per_s=1e8)
     facts |= {"codecs": {}, "cores": cores, "link": link}

@@ -1,6 +1,6 @@
-"""The C++ kernels of codes and casts return the same bits as their specification, at any size.
+"""The C++ kernels of quantization and casts return the same bits as their specifications.
 
-`quantization` specifies codes, and is checked by a naive search; torch specifies casts.
+The module `quantization` specifies codes, and is checked by a naive search. Torch specifies casts.
 """
 
 from typing import NamedTuple
@@ -27,7 +27,7 @@ SETS = cases.INSTRUCTIONS
 BLOCK, AROUND = 64, 77
 FLOATS = st.floats(width=32, allow_nan=True, allow_infinity=True)
 EXTREME = [0.0, -0.0, 1e-45, -1e-45, 1e-40, 1.1754944e-38, 3.4028235e38, -3.4028235e38, 1.0]
-# By hand: powers of 2; and the middles of 4, 2 and 1 equal parts of (0.1, 1), over 1, 10 and 100.
+# By hand: powers of 2; and the centres of 4, 2 and 1 equal parts of (0.1, 1), over 1, 10 and 100.
 MAGNITUDES = {
     "e3m0": [0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1],
     "dynamic4": [0, 0.0055, 0.0325, 0.0775, 0.2125, 0.4375, 0.6625, 0.8875],
@@ -119,7 +119,7 @@ def test_the_specification_finds_the_nearest_magnitude(kernel: Kernel):
 
 
 def test_tables_and_codes_of_four_bits_by_hand():
-    """Blocks of four: scales of 1 and 4; the first of two codes is the lower half of a byte."""
+    """The block size is 4; the first of two codes is in the lower half of a byte."""
     values = torch.tensor([1.0, -0.5, 0.0, torch.nan, torch.inf, -4.0, 2.0, -0.001, 0.3])
     codes, scales = Kernel("e3m0").specified(values, 4)
     assert codes.tolist() == [7 + 16 * (6 + 8), 0, 0 + 16 * (7 + 8), 6, 7]
@@ -129,7 +129,7 @@ def test_tables_and_codes_of_four_bits_by_hand():
 
 
 @each_kernel
-def test_kernels_are_specified_on_every_bin_edge(kernel: Kernel):
+def test_kernels_equal_the_specification_on_every_bin_edge(kernel: Kernel):
     for scale in cases.SCALES:
         edges = cases.bin_edges(kernel.table, scale)
         rows = edges[: len(edges) // 63 * 63].view(-1, 63)
@@ -139,7 +139,7 @@ def test_kernels_are_specified_on_every_bin_edge(kernel: Kernel):
 
 @each_kernel
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_kernels_are_specified_on_all_sixteen_bit_values(kernel: Kernel, dtype: torch.dtype):
+def test_kernels_equal_the_specification_on_16_bit_values(kernel: Kernel, dtype: torch.dtype):
     """Includes denormals, both zeros, infinities and NaNs."""
     values = cases.sixteen_bits(dtype)
     for block_size in (BLOCK, 4096):
@@ -150,8 +150,8 @@ def test_kernels_are_specified_on_all_sixteen_bit_values(kernel: Kernel, dtype: 
 
 
 @each_kernel
-def test_kernels_are_specified_at_any_length_address_and_number_of_threads(kernel: Kernel):
-    """Around the borders of blocks, of bytes, and of the vectors of all kernels."""
+def test_kernels_equal_the_specification_at_any_length_and_address(kernel: Kernel):
+    """Lengths around the boundaries of blocks, bytes and SIMD vectors."""
     for count in (*range(70), 127, 128, 129, 1023, 1025, 2049):
         for block_size in (BLOCK, 2, 34):
             kernel.check(cases.normal(count, count), block_size)
@@ -163,7 +163,7 @@ def test_kernels_are_specified_at_any_length_address_and_number_of_threads(kerne
 
 @each_kernel
 @given(values=st.lists(FLOATS | st.sampled_from(EXTREME), max_size=150))
-def test_kernels_are_specified_on_anything(kernel: Kernel, values: list[float]):
+def test_kernels_equal_the_specification_on_any_values(kernel: Kernel, values: list[float]):
     kernel.check(torch.tensor(values, dtype=torch.float32))
 
 
@@ -229,14 +229,14 @@ def check_cast(values: Tensor, name: str, sets: tuple[str, ...] = SETS, threads:
 
 
 @each_type
-def test_casts_are_torchs_on_every_border_between_two_numbers(name: str):
-    """All numbers of the type, the middles between two and their neighbours; NaN and infinity."""
+def test_casts_equal_torch_on_every_border_between_two_numbers(name: str):
+    """Values are all numbers of the type, midpoints between two numbers, and their neighbours."""
     exact = torch.arange(2**15, dtype=torch.int32).to(torch.int16).view(getattr(torch, name))
     numbers = exact.float()
     finite = numbers[numbers.isfinite()]
     middles = (finite[:-1] + finite[1:]) / 2
     most = finite[-1:].double()
-    over = (most + (most - finite[-2].double()) / 2).float()  # rounds to infinity: a tie
+    over = (most + (most - finite[-2].double()) / 2).float()  # a tie that rounds to infinity
     for values in (numbers, middles, over, torch.tensor([3.4028235e38, 1e-45])):
         near = [values, values.nextafter(values * 0), values.nextafter(values * 0 + torch.inf)]
         for one in near:
@@ -245,18 +245,18 @@ def test_casts_are_torchs_on_every_border_between_two_numbers(name: str):
 
 @each_type
 @given(values=st.lists(FLOATS, max_size=60))
-def test_casts_are_torchs_on_anything(name: str, values: list[float]):
+def test_casts_equal_torch_on_any_values(name: str, values: list[float]):
     check_cast(torch.tensor(values, dtype=torch.float32), name)
 
 
 @each_type
-def test_casts_are_torchs_at_any_length_and_address(name: str):
+def test_casts_equal_torch_at_any_length_and_address(name: str):
     for count in (*range(40), 8191, 8192, 8193, 20_000):
         check_cast(cases.normal(count + 1)[1:], name)
     check_cast(cases.denormals(), name)
     values = cases.normal(1_000_003)
     values[::1000] = torch.nan
-    check_cast(values, name, ("fastest",), threads=3)  # which count together
+    check_cast(values, name, ("fastest",), threads=3)  # threads add up their counts
 
 
 def test_casts_that_do_not_fit_are_refused():

@@ -1,4 +1,4 @@
-"""The contract of all codecs: their payloads and tables, and the bytes that plans expect."""
+"""The contract of all codecs: payloads, tables, and the payload sizes that plans predict."""
 
 from collections.abc import Callable
 
@@ -103,7 +103,7 @@ def test_values_that_are_too_large_are_counted_and_never_infinite(name: str, siz
     decoded = codec.decode(payload)
     assert decoded.isfinite().all()
     if payload.num_nonfinite == 0:
-        # All have one magnitude: the largest code of a type is at least 0.88 of it.
+        # All values have one magnitude; the largest code decodes to at least 0.88 of it.
         assert (decoded / size - values / size).abs().max() < 0.12
     else:
         assert payload.num_nonfinite == len(values)
@@ -117,8 +117,8 @@ def test_values_that_are_too_large_are_counted_and_never_infinite(name: str, siz
         ("dynamic4", 0.0256, 0.032),
     ],
 )
-def test_codes_lose_this_much_of_normal_values(name: str, least: float, most: float):
-    """Mean square error, relative to the mean square of the values."""
+def test_the_quantization_error_of_normal_values_is_bounded(name: str, least: float, most: float):
+    """Bound the mean square error, relative to the mean square of the values."""
     values = normal(1 << 18)
     lost = (through(find_codec(name), values) - values).square().mean() / values.square().mean()
     assert least <= lost < most
@@ -148,7 +148,7 @@ def test_threshold_is_within_tau_of_small_constants_and_sends_tau_of_large_ones(
     ids=lambda one: one.name,
 )
 @given(st.integers(0, 100))
-def test_error_feedback_owes_what_was_lost_and_goes_on_from_its_state(inner: Codec, seed: int):
+def test_error_feedback_keeps_the_lost_part_and_its_state_is_loaded(inner: Codec, seed: int):
     """The sent values plus the error equal the given values, up to rounding."""
     codec, total, sent = ErrorFeedback(inner), torch.zeros(40), torch.zeros(40)
     for step in range(20):
@@ -169,7 +169,7 @@ def test_the_errors_of_four_bits_do_not_grow(name: str):
     codec = find_codec(f"{name}+feedback")
     for step in range(20):
         codec.encode(normal(3000, step))
-    assert codec.state_dict()["error"].abs().mean() < 0.5  # a value's magnitude is 0.8 on average
+    assert codec.state_dict()["error"].abs().mean() < 0.5  # the mean magnitude of a value is 0.8
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_the_errors_of_four_bits_do_not_grow(name: str):
         (lambda: find_codec("fp8"), "codec", None),
         (lambda: find_codec("auto"), "codec", None),
         (lambda: find_codec("threshold:-1"), "codec", None),
-        *(  # the size is known only with a declared share
+        *(  # a wire format requires a valid declared share
             (lambda share=share: wire_format(f"threshold:0.5{share}"), "codec", None)
             for share in ("", "@0", "@1.5", "@-0.1", "@", "@nan", "@1%")
         ),
@@ -213,7 +213,7 @@ def test_a_row_with_a_wrong_header_is_refused_or_carries_no_more_than_it_holds(h
     st.lists(st.integers(0, 60), max_size=3),
 )
 def test_a_payload_with_wrong_contents_is_refused(body, count, sizes):
-    """Malicious payloads may cause errors, but nothing else."""
+    """A malicious payload is decoded or refused; any other error fails the test."""
     whole = torch.tensor(list(body.ljust(200, b"x")), dtype=torch.uint8)
     buffers = tuple(whole[:size] for size in sizes)
     inner = (EightBit("dynamic8", 16), FourBit("dynamic4", 16), OneBit(16), Threshold(0.5))
@@ -253,7 +253,7 @@ def test_trees_have_the_leaves_of_the_paper_in_each_decade_and_zero(name: str, d
     assert (magnitudes.diff() > 0).all()
     if name == "dynamic8":
         assert magnitudes[-1] == pytest.approx(1 - 0.9 / 128)
-        assert magnitudes[1] == pytest.approx(0.55e-6)  # the middle of (0.1, 1), times 10^-6
+        assert magnitudes[1] == pytest.approx(0.55e-6)  # the centre of (0.1, 1), times 10^-6
 
 
 def test_the_mantissa_holds_the_digits_up_to_fifteen():
@@ -265,7 +265,7 @@ def test_the_mantissa_holds_the_digits_up_to_fifteen():
 
 
 @given(st.lists(st.integers(0, 3000), min_size=1, max_size=5), st.floats(1e-4, 1))
-def test_stand_ins_are_values_of_which_the_declared_share_is_sent_every_time(sizes, share):
+def test_stand_ins_send_the_declared_share_in_every_step(sizes, share):
     name, codec = f"threshold:0.5@{share!r}", find_codec(f"threshold:0.5@{share!r}")
     like = stand_ins_for(name)
     whole = torch.cat([like(torch.ones(size)) for size in sizes])
@@ -279,8 +279,8 @@ def test_stand_ins_are_values_of_which_the_declared_share_is_sent_every_time(siz
         assert abs(int((whole[begin:end] > 0.5).sum()) - share * (end - begin)) <= 1.001
 
 
-def test_the_share_that_bytes_have_sent():
-    # Three payloads of 100 values with 5, 6 and 7 words, and tau before each.
+def test_the_sent_share_follows_from_the_bytes():
+    # Three payloads of 100 values: each has 4 bytes for tau; together they have 18 words.
     assert wire_format("threshold:0.5@0.1").sent_share(100, 3 * 4 + 4 * 18, 3) == 18 / 300
     assert wire_format("threshold:0.5@0.1").sent_share(100, 0, 0) is None
     assert wire_format("half").sent_share(100, 200) is None

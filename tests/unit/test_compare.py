@@ -1,4 +1,4 @@
-"""`paceline compare` and `paceline report`: of one run, of two and of any number."""
+"""`paceline compare` and `paceline report` with one run, two runs and more."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from paceline.records.result import read_run
 from paceline.report.side_by_side import SideBySide, epochs_table, side_by_side, times_table
 from refusals import refused
 
-# Seconds of an epoch, and the test losses after epochs.
+# Seconds per epoch, and the test loss after each epoch.
 CURVES = {"fast": (1.0, (0.8, 0.6, 0.5)), "slow": (2.0, (0.7, 0.4)), "wild": (0.5, (0.9, 0.55))}
 SHARES = {"slow": {"cpu0": 30, "gpu0": 10}}
 
@@ -36,10 +36,10 @@ def folders(tmp_path: Path) -> list[Path]:
 def test_losses_are_divided_by_the_lowest_of_all(folders):
     sides = side_by_side(folders)
     assert (sides.loss, sides.lowest, sides.reached) == ("test loss", 0.4, 0.55)
-    # Until 0.55: after the third epoch, the second, the second.
+    # A loss of 0.55 is reached after epochs 3, 2 and 2.
     assert [run.reached_s for run in sides.runs] == [3.0, 4.0, 1.0]
     assert [run.differs for run in sides.runs] == [f"policy {name}" for name in CURVES]
-    # Up to 1 s, at which the last run was over; the slow one had no epoch by then.
+    # Until 1 s, when the shortest run ended; the slow run had not completed an epoch by then.
     assert sides.times == pytest.approx([number / 6 for number in range(1, 7)])
     rows = times_table(sides).rows
     assert [row[1:] for row in rows[:2]] == [("-", "-", "-")] * 2
@@ -51,7 +51,7 @@ def test_losses_are_divided_by_the_lowest_of_all(folders):
     ]
 
 
-def test_updates_and_utilisation_are_of_the_runs_that_have_them(folders):
+def test_updates_and_utilisation_are_read_where_a_run_has_them(folders):
     fast, slow, _ = side_by_side(folders).runs
     assert (fast.update_shares, fast.utilisation, fast.num_updates) == ({}, {}, None)
     assert slow.update_shares == {"cpu0": 0.75, "gpu0": 0.25}
@@ -74,7 +74,7 @@ def test_runs_of_one_name_are_told_apart_by_their_paths(folders, tmp_path):
     assert names == [str(folders[0]), str(twin)]
 
 
-def test_a_rehearsal_without_epochs_has_no_place_among_them(folders):
+def test_a_rehearsal_without_epochs_is_refused(folders):
     change(folders[1], epochs=())
     with refused(folders[1]):
         side_by_side(folders)
@@ -105,15 +105,15 @@ def test_two_runs_have_their_steps_and_a_page_of_losses(line, folders, tmp_path)
     assert line("compare", *folders[:2], "--page", page, "--json").found["left"] == "fast"
     assert page.is_file()
     line("compare", *folders[:2], "--page", page)
-    # The steps, and the runs beside each other.
+    # The steps, and both runs side by side.
     assert all(shown in line.out for shown in ("forward", "policy slow", str(page)))
-    # The page of one run is its report.
+    # A single run has a report instead of a page.
     assert line("compare", folders[0], "--page", tmp_path / "one.html").refused == "page"
     assert not (tmp_path / "one.html").exists()
 
 
 def change(folder: Path, **changes: object) -> Path:
-    """Change a run's result: its fields, or those of its settings and machine."""
+    """Change fields of a run's result, of its settings or of its machine."""
     result = read_run(folder)
     for name in ("settings", "machine"):
         part = changes.pop(name, {})
@@ -135,7 +135,7 @@ def test_a_run_is_compared_with_its_prediction(line, tmp_path):
     assert all(figure in out for figure in ("1.50 s", "2.00 s", "-25.0 %"))
 
 
-def test_two_runs_are_compared_by_what_differs_and_what_came_of_it(line, tmp_path):
+def test_two_runs_are_compared_by_settings_machines_and_results(line, tmp_path):
     one, other = write_run(tmp_path / "one", 1, 4), write_run(tmp_path / "other", 7, 3)
     change(one, machine={"torch": "2.12"}, samples_per_s=16.0, accuracy=0.5)
     new = {"learning_rate": 0.5, "options": {"bucket_mb": 3}, "output": "elsewhere"}

@@ -1,4 +1,4 @@
-"""Default cuts of models are possible ones, in plans and in training."""
+"""Plans and training choose only cuts that the model allows."""
 
 import sys
 import threading
@@ -41,13 +41,13 @@ def compute_passed(net: nn.Module, samples: Tensor) -> Tensor:
 
 
 def passed(compute: Callable[..., Tensor] = compute_passed) -> nn.Module:
-    """Its input passes by `wide` and `narrow`: only before `last` one value crosses."""
+    """The input bypasses `wide` and `narrow`, so only a cut before `last` sends a single tensor."""
     sizes = {"first": (32, 32), "wide": (32, 256), "narrow": (256, 16), "last": (16, 100)}
     return Net(compute, **{name: nn.Linear(*size) for name, size in sizes.items()})
 
 
 def pooled() -> nn.Module:
-    """Tokens' embeddings meet without parameters of their own, so `emb` seems to be connected."""
+    """Attention without parameters mixes the tokens, so `emb` seems to be fully connected."""
 
     def compute(net: nn.Module, tokens: Tensor) -> Tensor:
         hidden = net.start + net.emb(tokens)
@@ -76,26 +76,15 @@ POOLED = recipe(pooled, torch.randint(12, (8, 8)), 10)
 NORMALISED = recipe(normalised, torch.randn(8, 32), 10)
 
 
-def wheels_head(of: paceline.Recipe, config: Wheel) -> str:
-    """Return the first layer of the head that is planned, after trying."""
-    own = workload_of(of, 8)
-    found = tried_with(of, lambda m, x: of_wheel.with_possible_cut(m, x, own, config))
-    return split(found, config).head.layers[0].name
-
-
-def test_wheel_takes_the_next_best_layer_where_the_best_cannot_begin_a_head() -> None:
-    assert split(workload_of(PASSED, 8), Wheel()).head.layers[0].name == "wide"
-    assert wheels_head(PASSED, Wheel()) == "last"
-
-
 def test_wheel_does_not_cut_a_transformer_before_its_embedding() -> None:
-    assert split(workload_of(POOLED, 8), Wheel()).head.layers[0].name == "emb"
-    first = wheels_head(POOLED, Wheel())
-    assert first == "head1"
-    cut(pooled(), torch.randint(12, (2, 8)), first)  # as the training will
+    own = workload_of(POOLED, 8)
+    assert split(own, Wheel()).head.layers[0].name == "emb"
+    found = tried_with(POOLED, lambda m, x: of_wheel.with_possible_cut(m, x, own, Wheel()))
+    assert split(found, Wheel()).head.layers[0].name == "head1"
+    cut(pooled(), torch.randint(12, (2, 8)), "head1")  # as in training
 
 
-def test_subbatch_splits_the_layers_behind_what_cannot_be_split() -> None:
+def test_subbatch_splits_only_the_layers_after_an_unsplittable_one() -> None:
     found = describe_recipe(NORMALISED, 8).workload
     assert [one.name for one in head.cut(found, None, 2).head] == ["2", "5"]
     config = SubBatch(workers=2)
@@ -105,9 +94,11 @@ def test_subbatch_splits_the_layers_behind_what_cannot_be_split() -> None:
     assert list(made.shardings) == ["5"]
 
 
-def test_a_plan_has_the_cut_of_the_training() -> None:
+def test_a_plan_has_the_cut_of_training() -> None:
+    """Wheel cuts before the next best layer if the best one cannot begin a head."""
+    assert split(workload_of(PASSED, 8), Wheel()).head.layers[0].name == "wide"
     spans = forecast(PASSED, "k40-gigabit", "wheel", workers=2, batch_size=16).timeline.spans
-    computed = {one.part for one in spans if one.on[0] == compute_lane("gpu0")}  # the hub's
+    computed = {one.part for one in spans if one.on[0] == compute_lane("gpu0")}  # gpu0 is the hub
     assert computed == {"last", ""}
     spans = forecast(PASSED, "k40-gigabit", "subbatch", workers=2, batch_size=16).timeline.spans
     gathered = {one.part.partition(":")[0] for one in spans if ":" in one.part}
@@ -118,7 +109,7 @@ def test_a_plan_has_the_cut_of_the_training() -> None:
     ("of", "strategy", "named", "would_do"),
     [(PASSED, "wheel", "wide", "last"), (NORMALISED, "subbatch", 2, 5)],
 )
-def test_a_named_layer_that_will_not_do_is_refused_in_plans_with_one_that_would(
+def test_plans_refuse_an_impossible_cut_and_name_a_possible_one(
     of: paceline.Recipe, strategy: str, named: object, would_do: object
 ) -> None:
     asked = {"strategy": strategy, "options": {"head": named}, "workers": 2}
@@ -172,7 +163,7 @@ def test_the_usual_cuts_of_built_in_models_are_possible(name: str) -> None:
         try:
             split(own, config) if trial is of_wheel else head.cut(own, None, 2)
         except InvalidInput:
-            continue  # it is not planned either
+            continue  # not planned either
         found = tried_with(name, lambda m, x, c=config, t=trial: t.with_possible_cut(m, x, own, c))
         assert not found.refused_cuts
 
@@ -211,7 +202,7 @@ def test_threads_trace_at_once_while_another_computes() -> None:
         return times
 
     before = sys.getswitchinterval()
-    sys.setswitchinterval(5e-6)  # a thousand times as often
+    sys.setswitchinterval(5e-6)  # switch threads a thousand times as often as usual
     try:
         with ThreadPoolExecutor(NUM_THREADS + 1) as pool:
             computing = pool.submit(compute)

@@ -21,7 +21,7 @@ from paceline.training.recipes.classification import class_loss
 from paceline.training.recipes.optimizers import optimizer_of
 from refusals import refused
 
-WIDTHS = (37, 50, 33, 5)  # none of which is a whole number of vectors
+WIDTHS = (37, 50, 33, 5)  # no multiples of the SIMD width
 NETWORKS = {"rectifiers": lambda: MLP(WIDTHS), "sigmoids": lambda: SigmoidMLP(WIDTHS)}
 
 
@@ -70,7 +70,7 @@ def test_steps_are_those_of_torch_in_float64(network: str, momentum: float, size
 
 
 def test_small_and_large_batches_share_the_momentum():
-    """C++ and torch steps alternate, also after a restored state."""
+    """Steps in C++ and in torch alternate, also after loading the optimizer's state."""
     data, rows = samples(), [torch.arange(n) for n in (2, 280, 5, 280, 1, 280)]
     recipe = classifying(lambda: built("rectifiers"), (data.inputs, data.targets))
     make, expected = optimizer_of("sgd", 0.1, 0.9), built("rectifiers")
@@ -124,7 +124,7 @@ def around(*layers: nn.Module) -> Callable[[], nn.Module]:
 
 
 OTHERS = {
-    "forward of its own": lambda: Doubled(nn.Linear(37, 5)),
+    "own forward": lambda: Doubled(nn.Linear(37, 5)),
     "dropout": around(nn.Dropout(0.5)),
     "norm": around(nn.BatchNorm1d(9)),
     "twice": around(nn.ReLU(), nn.ReLU()),
@@ -140,7 +140,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("make", OTHERS.values(), ids=OTHERS)
-def test_any_other_network_is_torch_s(make):
+def test_torch_trains_any_other_network(make):
     model, data = make().train(), samples()
     optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], 0.1)
     assert DenseThread.of(model, data, optimizer, Learning(class_loss)) is None
@@ -166,30 +166,30 @@ def test_images_need_a_network_that_flattens_them():
         (Learning(class_loss), {"momentum": 0.9, "dampening": 0.5}),
     ],
 )
-def test_any_other_way_to_learn_is_torch_s(learning: Learning, options: dict):
+def test_torch_trains_with_any_other_loss_or_option(learning: Learning, options: dict):
     assert thread_of(built("rectifiers")) is not None
     assert thread_of(built("rectifiers"), learning, **options) is None
 
 
-def test_an_optimizer_with_hooks_or_a_scheduler_is_torch_s():
+def test_torch_trains_with_hooks_schedulers_and_other_optimizers():
     model = built("rectifiers")
     learning = Learning(class_loss)
     hooked_one = torch.optim.SGD(model.parameters(), 0.1)
     hooked_one.register_step_post_hook(lambda *of_step: None)
     scheduled = torch.optim.SGD(model.parameters(), 0.1)
-    torch.optim.lr_scheduler.ConstantLR(scheduled)  # which replaces the optimizer's step
+    torch.optim.lr_scheduler.ConstantLR(scheduled)  # replaces the method `step`
     two_rates = torch.optim.SGD([{"params": [one]} for one in model.parameters()], 0.1)
     adam = torch.optim.Adam(model.parameters(), 0.1)
     for optimizer in (hooked_one, scheduled, two_rates, adam):
         assert DenseThread.of(model, samples(), optimizer, learning) is None
     handle = nn.modules.module.register_module_forward_hook(lambda *of_module: None)
-    try:  # a hook of all modules
+    try:  # a global hook
         assert thread_of(model) is None
     finally:
         handle.remove()
 
 
-def test_what_is_not_finite_is_left_to_torch():
+def test_bad_samples_and_infinite_losses_are_left_to_torch():
     model = built("rectifiers")
     thread, before = thread_of(model), copy.deepcopy(model.state_dict())
     assert thread is not None
@@ -205,7 +205,7 @@ def test_what_is_not_finite_is_left_to_torch():
     assert all(torch.equal(before[name], after[name]) for name in list(before)[1:])
 
 
-def test_a_bad_class_is_refused_as_it_is_in_torch():
+def test_a_class_out_of_range_is_refused():
     data = samples()
     data.targets[0] = 7
     recipe = classifying(lambda: MLP(WIDTHS), (data.inputs, data.targets))
@@ -214,7 +214,7 @@ def test_a_bad_class_is_refused_as_it_is_in_torch():
         replica.train(torch.arange(2), 1.0, None)
 
 
-def test_the_wider_the_network_the_fewer_samples():
+def test_wider_networks_have_smaller_limits_of_samples():
     widths = {(37, 5): 256, (37, 512, 512, 5): 7, (37, 1024, 1024, 5): 4}
     assert {one: thread_of(MLP(one)).most_samples for one in widths} == widths
 

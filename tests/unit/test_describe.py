@@ -1,4 +1,4 @@
-"""Which layer pays for what, what it hands on and keeps, and in which order the gradients come."""
+"""`describe`: each layer's costs, outputs and kept memory, and the order of gradients."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,7 +27,7 @@ def parallel() -> nn.Module:
 
 
 def recomputed() -> nn.Module:
-    """One layer runs inside and outside of re-entrant checkpointing: two gradients, far apart."""
+    """One layer runs inside and outside re-entrant checkpointing, so it gets two gradients."""
 
     def compute(net: nn.Module, x: Tensor) -> Tensor:
         return net.twice(net.once(checkpoint(net.twice, net.stem(x), use_reentrant=True)))
@@ -36,7 +36,7 @@ def recomputed() -> nn.Module:
 
 
 def around() -> nn.Module:
-    """A module with one parameter before its child and one behind."""
+    """A module that uses one parameter before its child and one after it."""
     scale, shift = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
     return Net(
         lambda net, x: net.inner(x * net.scale) + net.shift,
@@ -47,7 +47,7 @@ def around() -> nn.Module:
 
 
 def tied() -> nn.Module:
-    """A decoder that shares the embedding's table and has a bias of its own."""
+    """A decoder that shares the embedding's weight and has its own bias."""
     parts = {"embed": nn.Embedding(7, 4), "inner": nn.Linear(4, 4), "decode": nn.Linear(4, 7)}
     parts["decode"].weight = parts["embed"].weight
     return Net(lambda net, x: net.decode(net.inner(net.embed(x))), **parts)
@@ -59,7 +59,7 @@ def last_step() -> nn.Module:
 
 
 def partial() -> nn.Module:
-    """Frozen stem; one layer that runs but gets no gradient, and one that never runs."""
+    """A frozen stem, a layer that runs without a gradient, and one that never runs."""
 
     def compute(net: nn.Module, x: Tensor) -> Tensor:
         scores = net.head(net.stem(x))
@@ -86,7 +86,7 @@ def chain() -> nn.Module:
 
 
 def real_backward_order(model: nn.Module, batch: Tensor) -> list[str]:
-    """In what order the last gradients of the layers come in a real backward pass."""
+    """Return the layers in the order of their last gradients in a real backward pass."""
     order: list[str] = []
     for layer in layers_of(model):
         for _, parameter in layer.parameters:
@@ -112,7 +112,7 @@ ORDERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[str] | No
 
 
 @pytest.mark.parametrize("case", ORDERS)
-def test_layers_are_in_the_order_of_their_runs_and_of_their_real_gradients(case: str) -> None:
+def test_layers_are_in_forward_order_and_gradients_in_backward_order(case: str) -> None:
     build, shape, names = ORDERS[case]
     model = build()
     batch = torch.zeros(shape, dtype=torch.long) if case == "tied" else torch.randn(shape)
@@ -122,10 +122,10 @@ def test_layers_are_in_the_order_of_their_runs_and_of_their_real_gradients(case:
     assert workload.num_parameters == sum(p.numel() for p in model.parameters())
 
 
-def test_an_activation_belongs_to_the_layer_before_it() -> None:
+def test_an_activation_function_belongs_to_the_layer_before_it() -> None:
     one, two, three = describe(chain(), torch.zeros(5, 2, 3)).layers
-    assert one.forward.flops == 2 * 5 * 6 * 8 + 5 * (5 * 8)  # with its tanh
-    assert two.backward.flops == 2 * (2 * 5 * 8 * 4) + 5 * 4 + 5 * 4  # and the relu
+    assert one.forward.flops == 2 * 5 * 6 * 8 + 5 * (5 * 8)  # includes the tanh
+    assert two.backward.flops == 2 * (2 * 5 * 8 * 4) + 5 * 4 + 5 * 4  # includes the relu
     assert three.backward.flops == 2 * (2 * 5 * 4 * 2) + 5 * 2
 
 
@@ -147,14 +147,14 @@ def test_parameters_are_in_the_order_of_their_gradients() -> None:
 @pytest.mark.parametrize(
     ("model", "batch", "values"),
     [
-        # The stem hands one tensor to both branches, and each of these one to the product.
+        # Both branches read the stem's output; the product reads the output of each branch.
         (parallel(), torch.zeros(5, 2), [5 * 4, 5 * 6, 5 * 3, 5 * 3]),
         (last_step(), torch.zeros(2, 5, 4), [2 * 3, 2 * 2]),  # only the part that is read
         (named(), (torch.zeros(6, 4), torch.zeros(6, 2)), [6 * 3, 6 * 5 + 3 * 2]),
     ],
     ids=["parallel", "last step", "named"],
 )
-def test_layers_hand_on_what_others_read(model: nn.Module, batch: Any, values: list[int]) -> None:
+def test_activations_are_read_by_others(model: nn.Module, batch: Any, values: list[int]) -> None:
     workload = describe(model, batch)
     assert [layer.activation_nbytes for layer in workload.layers] == [4 * one for one in values]
     assert all(layer.backward.flops > 0 for layer in workload.layers)
@@ -166,7 +166,7 @@ def test_frozen_and_unused_layers() -> None:
     workload = describe(partial(), torch.zeros(2, 4))
     head, unused, watch = workload.layers
     assert [one.name for one in workload.layers] == ["head", "unused", "watch"]
-    assert head.forward.flops == 2 * 2 * 4 * 4 + 2 * 2 * 4 * 3  # with the frozen stem before it
+    assert head.forward.flops == 2 * 2 * 4 * 4 + 2 * 2 * 4 * 3  # includes the frozen stem
     assert head.backward.flops == 2 * 2 * 4 * 3 + 2 * 3  # no gradient for the stem
     assert [one.name for one in workload.in_backward_order] == ["head", "watch", "unused"]
     assert unused.forward.flops == unused.backward.flops == 0
@@ -201,15 +201,15 @@ def test_a_layer_has_the_kind_of_the_class_that_computes():
     assert [one.kind for one in described] == ["Linear", "Other", "LayerNorm", "BatchNorm1d"]
 
 
-# What layers keep for backward.
+# Memory kept for backward
 
 
-def test_features_are_what_is_kept_and_one_layer_s_work() -> None:
+def test_feature_memory_is_kept_memory_and_the_working_memory_of_one_layer() -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.SiLU(), nn.Linear(6, 2))
     layers = describe(model, torch.zeros(5, 4)).layers
     hidden, scores = 5 * 6 * 4, 5 * 2 * 4
     assert [layer.activation_nbytes for layer in layers] == [hidden, scores]
-    # Backward of the last layer has the scores, their gradient, and that of its input.
+    # Backward of the last layer holds the scores and the gradients of scores and input.
     assert layers[1].working_nbytes == hidden + 2 * scores
     assert feature_nbytes(layers) == 2 * hidden + hidden + 2 * scores
     unknown = [replace(layer, working_nbytes=None) for layer in layers]

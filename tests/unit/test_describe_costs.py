@@ -1,4 +1,4 @@
-"""The costs that `describe` finds, against counts by hand and published totals."""
+"""Costs found by `describe`, compared with counts by hand and published totals."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ from paceline.training.models.transformers import GPT, ViT
 
 
 def costs_of(model: nn.Module, batch: Tensor) -> Layer:
-    """The last layer, as it is described."""
+    """Describe the model and return its last layer."""
     return describe(model, batch).layers[-1]
 
 
@@ -26,7 +26,7 @@ VALUES = torch.zeros(2, 3, 4, 5)
 @pytest.mark.parametrize(
     ("model", "batch", "forward", "backward"),
     [
-        # Two operations for each weight and sample; without a gradient of the input.
+        # Two FLOPs per weight and sample; backward needs no gradient of the input.
         (nn.Linear(4, 3), torch.zeros(2, 4), 2 * 2 * 4 * 3, 2 * 2 * 4 * 3 + 2 * 3),
         *(
             (nn.Sequential(nn.Conv2d(3, 4, 1), convolution), IMAGES, product, 2 * product)
@@ -38,20 +38,20 @@ VALUES = torch.zeros(2, 3, 4, 5)
         *(
             (nn.Conv2d(3, 8, 3, stride=2, padding=1), torch.zeros(2, 3, 9, 9), product, both)
             for product in [2 * (2 * 5 * 5) * (8 * 3 * 9)]
-            for both in [product + 2 * 8 * 5 * 5]  # and the bias
+            for both in [product + 2 * 8 * 5 * 5]  # includes the bias
         ),
         (nn.Embedding(1000, 3), torch.zeros(2, 5, dtype=torch.long), 0, 2 * 5 * 3),
         (nn.BatchNorm2d(3).train(), VALUES, 8 * 2 * 3 * 4 * 5, 9 * 2 * 3 * 4 * 5),
         (nn.BatchNorm2d(3).eval(), VALUES, 4 * 2 * 3 * 4 * 5, 6 * 2 * 3 * 4 * 5),
     ],
 )
-def test_layers_cost_what_is_counted_by_hand(model, batch, forward, backward):
+def test_flops_of_layers_equal_counts_by_hand(model, batch, forward, backward):
     layer = costs_of(model, batch)
     assert layer.forward.flops == pytest.approx(forward, abs=1)
     assert layer.backward.flops == backward
 
 
-def test_layers_move_each_operand_and_result_once() -> None:
+def test_the_bytes_of_a_layer_are_its_operands_and_results() -> None:
     layer = costs_of(nn.Linear(4, 3), torch.zeros(2, 4))
     assert layer.forward.nbytes == 4 * (3 + 2 * 4 + 4 * 3 + 2 * 3)  # bias, input, weight, output
     assert (layer.forward.num_calls, layer.activation_nbytes) == (1, 4 * 2 * 3)
@@ -65,9 +65,9 @@ def test_an_lstm_is_counted_by_hand() -> None:
     layer = costs_of(nn.LSTM(inputs, hidden), torch.zeros(steps, samples, inputs))
     # Per unit: 4 additions in the gates, three sigmoids of 4, two tanh of 5, 4 in the cell.
     assert layer.forward.flops == products + steps * samples * hidden * (4 + 3 * 4 + 2 * 5 + 4)
-    # The CPU's kernel computes all gradients, those of the data and of the first state too.
+    # The CPU kernel computes all gradients, also those of the inputs and of the initial state.
     assert layer.backward.flops == 2 * products
-    # Weights of the states are read in each step.
+    # Each time step reads the recurrent weights.
     of_states = 4 * 4 * hidden * hidden
     assert steps * of_states < layer.forward.nbytes < steps * of_states + 2e6
 
@@ -136,7 +136,7 @@ def test_single_operations(operation, flops, nbytes):
         *((lambda x: x.var(), 4), (lambda x: x.std(), 4), (lambda x: x.bernoulli_(0.5), 1)),
     ],
 )
-def test_prices_of_a_value(operation: Callable[[Tensor], Any], price: float) -> None:
+def test_flops_per_value(operation: Callable[[Tensor], Any], price: float) -> None:
     assert count(operation, X.clone())[0] == pytest.approx(288 * price)
 
 
@@ -157,7 +157,7 @@ def test_kernels_of_cudnn_are_counted_by_their_shapes() -> None:
 @pytest.mark.parametrize(
     ("name", "published", "tolerance"),
     [
-        ("alexnet", 0.7244e9, 0.01),  # of bvlc_alexnet's convolutions and full layers
+        ("alexnet", 0.7244e9, 0.01),  # convolutions and linear layers of bvlc_alexnet
         ("vgg16", 15.47e9, 0.005),
         ("googlenet", 1.502e9, 0.08),  # Szegedy et al. 2014, the sum of Table 1
         ("resnet18", 1.8e9, 0.03),  # He et al. 2015, Table 1

@@ -1,4 +1,4 @@
-"""The memory of steps as `describe` finds it, next to what PyTorch allocates."""
+"""Memory of steps found by `describe`, compared with PyTorch's allocations."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +22,7 @@ STEPS, SAMPLES, WORDS, CLASSES = 10, 64, 50, 10
 
 
 def classifier(kind: type[nn.RNNBase], hidden: int = 32, **options: Any) -> nn.Module:
-    """Words of a sentence, a recurrent layer over them, and a class from its last step."""
+    """Return an embedding, a recurrent layer and a classifier of its last step."""
 
     def compute(net: nn.Module, words: Tensor) -> Tensor:
         outputs, _ = net.recurrent(net.embed(words))
@@ -34,7 +34,7 @@ def classifier(kind: type[nn.RNNBase], hidden: int = 32, **options: Any) -> nn.M
 
 
 class Projected(nn.LSTM):
-    """An LSTM that no kernel has: PyTorch takes it apart on the CPU, too."""
+    """An LSTM with projections: PyTorch has no fused kernel for it on the CPU."""
 
     def __init__(self, inputs: int, hidden: int, **options: object) -> None:
         super().__init__(inputs, 2 * hidden, proj_size=hidden, **options)
@@ -58,7 +58,7 @@ TRANSFORMERS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
 
 
 def wide() -> nn.Module:
-    """Features before many parameters, as in AlexNet: gradients come while features are kept."""
+    """Large gradients arrive while features of the convolution are kept, as in AlexNet."""
     features = nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(inplace=True), nn.LocalResponseNorm(5)
     hidden = nn.Flatten(), nn.Linear(16 * 16 * 16, 512), nn.ReLU(inplace=True), nn.Dropout(0.5)
     return nn.Sequential(*features, nn.MaxPool2d(2), *hidden, nn.Linear(512, 10))
@@ -91,8 +91,8 @@ def model_and_batch(case: str) -> tuple[nn.Module, Tensor]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_kept_is_what_stays_allocated_after_forward(case: str) -> None:
-    """Apart from the scores, which the caller holds and backward does not read."""
+def test_kept_memory_equals_the_allocations_after_forward(case: str) -> None:
+    """The scores are excluded: the caller holds them, and backward does not read them."""
     model, batch = model_and_batch(case)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
         scores = model(batch)
@@ -121,7 +121,7 @@ def test_the_peak_of_a_step_is_predicted(case: str) -> None:
 
 
 def test_tracking_counts_what_a_step_holds() -> None:
-    """A linear model on its own: all that there is can be counted by hand."""
+    """The memory of a single linear layer can be counted by hand."""
     model = nn.Sequential(nn.Linear(1000, 500, bias=False))
     # Weights, momentum and gradient; scores, their logarithms and gradients are a few KiB each.
     by_hand = 3 * 4 * 1000 * 500 + 4 * 10 * 1000

@@ -1,4 +1,4 @@
-"""`describe` leaves the model as it was, and refuses what it cannot describe."""
+"""`describe` does not change the model, and refuses unsupported models and batches."""
 
 import random
 import threading
@@ -15,7 +15,7 @@ from refusals import refused
 
 
 class Recording(nn.Module):
-    """Counts its calls and remembers on which device it ran; may look at its values."""
+    """Counts its calls, records their devices, and may read its input's values."""
 
     def __init__(self, looks: bool) -> None:
         super().__init__()
@@ -69,13 +69,13 @@ def test_model_is_left_as_it_was(looks: bool) -> None:
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_description_works_without_gradients_enabled(mode: Any) -> None:
+def test_describe_works_if_gradients_are_disabled(mode: Any) -> None:
     with mode():
         assert describe(nn.Linear(4, 3), torch.zeros(2, 4)).layers[0].backward.flops > 0
 
 
 class Locked(nn.Linear):
-    """Cannot be copied."""
+    """A layer that cannot be copied, because it has a lock."""
 
     def __init__(self) -> None:
         super().__init__(4, 3)
@@ -92,7 +92,7 @@ def test_hook_whose_owner_cannot_be_copied_still_runs() -> None:
     assert watcher.calls == 1
 
 
-def test_a_recurrent_model_runs_once_on_the_cpu_also_where_it_has_no_values() -> None:
+def test_a_recurrent_model_runs_once_on_the_cpu_even_from_meta() -> None:
     with torch.device("meta"):
         empty = nn.LSTM(4, 3)
     devices = []
@@ -107,7 +107,7 @@ def test_a_recurrent_model_runs_once_on_the_cpu_also_where_it_has_no_values() ->
     [
         (nn.ReLU(), torch.zeros(2, 4), "ReLU"),  # has no parameters
         (nn.Linear(4, 3), torch.zeros(2, 5), "Linear"),
-        (nn.BatchNorm1d(4), torch.zeros(1, 4), "BatchNorm1d"),  # trains on several samples
+        (nn.BatchNorm1d(4), torch.zeros(1, 4), "BatchNorm1d"),  # training requires two samples
         (Net(lambda net, x: 2 * x, w=nn.Parameter(torch.ones(1))), torch.zeros(2, 4), "model"),
         (Locked(), torch.zeros(2, 4), "Locked"),
         (nn.LazyLinear(3), torch.zeros(2, 4), "model"),

@@ -1,6 +1,6 @@
-"""What `describe` finds in GPT and ViT, against counts by hand.
+"""`describe` on transformers: costs by hand, fused attention on meta tensors, and kept memory.
 
-B samples of T tokens are R = B T rows; C is the width, H the number of heads, V the vocabulary.
+B: samples. T: tokens of a sample. R = B T. C: width. H: number of heads. V: vocabulary size.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +22,7 @@ TOKENS = torch.randint(V, (B, T), generator=torch.Generator().manual_seed(0))
 
 
 def linear(inputs: int, outputs: int, bias: bool = True) -> tuple[int, int]:
-    """A product forward; backward two, and a sum over the rows for the bias."""
+    """Return the FLOPs of forward (a product) and backward (two, and the sum for the bias)."""
     product = 2 * R * inputs * outputs
     return product, 2 * product + bias * R * outputs
 
@@ -32,13 +32,13 @@ def plus(one: tuple[int, int], forward: int, backward: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_layers_of_gpt_compute_what_is_counted_by_hand(tied: bool) -> None:
+def test_flops_of_gpt_equal_counts_by_hand(tied: bool) -> None:
     values, scores = R * C, 2 * R * T * C
     norm, logits = (8 * values, 13 * values), linear(C, V, bias=False)
     block = {
-        # A norm's backward hands its gradient to the branch's begin, where the other one joins.
+        # After a norm's backward, the gradients of both residual branches are added.
         "norm1": plus(norm, 0, values),
-        # Causal or not: the kernel of the CPU leaves out only whole blocks of 512 keys.
+        # A causal mask saves nothing: the CPU kernel skips only whole blocks of 512 keys.
         "attention.qkv": plus(linear(C, 3 * C), 2 * scores, 5 * scores),
         "attention.output": plus(linear(C, C), values, 0),
         "norm2": plus(norm, 0, values),
@@ -46,10 +46,10 @@ def test_layers_of_gpt_compute_what_is_counted_by_hand(tied: bool) -> None:
         "feed_forward.output": plus(linear(4 * C, C), values, 0),
     }
     by_hand = {
-        "embedding.tokens": (0, values + (V * C if tied else 0)),  # both gradients of the weight
+        "embedding.tokens": (0, values + (V * C if tied else 0)),  # sums both gradients
         "embedding.positions": (values, values + T * C),
         **{f"blocks.{n}.{name}": costs for n in range(2) for name, costs in block.items()},
-        # With tied weights the output layer has no parameter of its own.
+        # With tied weights, the output layer has no parameter, so `norm` has its costs.
         "norm": plus(norm, *logits) if tied else norm,
         **({} if tied else {"head": logits}),
     }
@@ -63,7 +63,7 @@ Made = tuple[str, list[tuple[tuple[int, ...], tuple[int, ...], torch.dtype]]]
 
 
 class Operations(TorchDispatchMode):
-    """Lists the operations, with shape, strides and type of what they return."""
+    """Records each operation with the shapes, strides and types of its results."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ CASES: dict[str, tuple[bool, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_meta_takes_the_operations_of_the_cpu(case: str) -> None:
+def test_meta_runs_the_operations_of_the_cpu(case: str) -> None:
     is_fused, options = CASES[case]
     real = attended("cpu", **options)
     with attention_as_on_cpu():
@@ -130,7 +130,7 @@ def test_meta_takes_the_operations_of_the_cpu(case: str) -> None:
     assert (FUSED in [name for name, _ in real]) is is_fused
 
 
-def test_meta_with_dropout_and_afterwards_is_as_it_was() -> None:
+def test_attention_with_dropout_and_after_the_context_is_unchanged() -> None:
     before = attended("meta")
     with pytest.raises(KeyError), attention_as_on_cpu():
         raise KeyError
@@ -149,8 +149,8 @@ def test_threads_describe_at_the_same_time() -> None:
         assert list(pool.map(lambda _: describe(model, batch), range(8))) == [expected] * 8
 
 
-def test_pytorch_s_own_encoder_keeps_no_scores() -> None:
-    """Its attention is called from inside of torch.nn; scores would be quadratic in the tokens."""
+def test_the_encoder_layer_of_pytorch_keeps_no_scores() -> None:
+    """Kept memory is linear in the number of tokens; attention scores would be quadratic."""
     model = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
     kept = [
         sum(layer.kept_nbytes or 0 for layer in describe(model, torch.zeros(2, length, 8)).layers)

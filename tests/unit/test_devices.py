@@ -26,7 +26,7 @@ TOO_OLD = (
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch) -> None:
-    """A machine without GPUs; this process is not a rank."""
+    """Unset the variables of visible GPUs, simulated GPUs and ranks."""
     ranks = ("LOCAL_RANK", "RANK", "LOCAL_WORLD_SIZE")
     for name in ("CUDA_VISIBLE_DEVICES", "PACELINE_SIMULATED_GPUS", *ranks):
         monkeypatch.delenv(name, raising=False)
@@ -34,7 +34,7 @@ def environment(monkeypatch) -> None:
 
 @pytest.fixture
 def machine(monkeypatch, tmp_path) -> SimpleNamespace:
-    """A machine with a GPU; torch finds `count` usable ones, and warns `warned`."""
+    """A machine with GPUs, `count` of which torch can use; torch warns with `warned`."""
     (tmp_path / "nvidia0").touch()
     (tmp_path / "nvidiactl").touch()
     found = SimpleNamespace(count=0, warned=None)
@@ -51,7 +51,7 @@ def machine(monkeypatch, tmp_path) -> SimpleNamespace:
     return found
 
 
-def test_gpus_that_torch_cannot_use_are_refused_and_not_passed_over(machine, monkeypatch):
+def test_gpus_that_torch_cannot_use_are_refused(machine, monkeypatch):
     machine.warned = TOO_OLD
     with refused("device") as caught:
         gpus()
@@ -67,7 +67,7 @@ def test_gpus_that_torch_cannot_use_are_refused_and_not_passed_over(machine, mon
 
 
 @pytest.mark.parametrize("hidden", ["", "-1"])
-def test_gpus_that_a_person_has_hidden_are_none(machine, monkeypatch, hidden):
+def test_hidden_gpus_are_ignored(machine, monkeypatch, hidden):
     machine.warned = TOO_OLD
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
     assert (gpus(), num_gpus(), first_device()) == ((), 0, torch.device("cpu"))
@@ -104,7 +104,7 @@ def test_each_rank_of_a_machine_has_its_own_gpu(machine, monkeypatch):
         device_of_rank()
 
 
-def test_simulated_gpus_take_the_place_of_others(monkeypatch):
+def test_simulated_gpus_replace_others(monkeypatch):
     monkeypatch.setenv("PACELINE_SIMULATED_GPUS", "2")
     assert (gpus(), num_gpus(), first_device()) == ((SIMULATED, SECOND), 2, SIMULATED)
     assert device_of(gpus()[1]).name == "simulated on the host's memory"
@@ -165,7 +165,7 @@ def test_fewer_gpus_than_workers_are_refused_before_any_is_started(line, monkeyp
     assert set(Path().iterdir()) == before
 
 
-ALLOWED = ("devices/", "studies/profile/operators.py")  # a name in a profile of torch's
+ALLOWED = ("devices/", "studies/profile/operators.py")  # reads a name in torch's profile
 
 
 def test_nothing_else_asks_torch_about_cuda():

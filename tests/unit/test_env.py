@@ -40,7 +40,7 @@ WELL = Machine(
         ({"torch_capability": "DEFAULT", "kernels": ()}, None, []),
     ],
 )
-def test_what_is_slow_has_a_code_and_its_figures(found, code, figures):
+def test_each_cause_of_slowness_has_a_code_and_figures(found, code, figures):
     slow = list(slow_parts(WELL.model_copy(update=found)))
     assert [one.code for one in slow] == ([code] if code else [])
     for one in slow:

@@ -1,4 +1,4 @@
-"""`paceline.forecast` and `paceline.plan`, as programs call them: of machines by name, too."""
+"""The functions `paceline.forecast` and `paceline.plan`, also with named machines."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ MACHINE = "two-hosts-gigabit"
 
 
 @pytest.mark.parametrize("strategy", ["allreduce", "host", "local", "wheel"])
-def test_it_is_what_the_plan_says_of_that_strategy(strategy: str):
+def test_a_forecast_equals_the_plan_of_its_strategy(strategy: str):
     ranking = paceline.plan("lenet5", MACHINE, 32, workers=2, strategy=strategy)
     (same,) = [one for one in ranking if one.codec is None and one.strategy == strategy]
     rounds = {"sync_every": same.config.sync_every} if strategy == "local" else None
@@ -45,11 +45,12 @@ def test_it_is_what_the_plan_says_of_that_strategy(strategy: str):
         ({"workers": 3}, "workers"),
         ({"batch_size": 0}, "batch_size"),
         ({"batch_size": 10**6}, "batch_size"),
+        ({"machine": "4xk80", "precision": "bfloat16"}, "precision"),  # of unknown speed
     ],
 )
 def test_what_cannot_be_planned_is_refused(asked: dict, field: str):
     with refused(field):
-        forecast("lenet5", MACHINE, **asked)
+        forecast(**{"model": "lenet5", "machine": MACHINE} | asked)
 
 
 def convolutions() -> tuple[nn.Module, torch.Tensor]:
@@ -63,7 +64,7 @@ def perceptron() -> tuple[nn.Module, torch.Tensor]:
 
 
 def saved_nbytes(model: nn.Module, batch: torch.Tensor) -> int:
-    """The bytes that autograd keeps of a step under autocast, but for parameters and the input."""
+    """Return the bytes that autograd saves under autocast, without parameters and input."""
     kept: dict[int, int] = {}
     known = {one.untyped_storage().data_ptr() for one in (*model.parameters(), batch)}
 
@@ -83,16 +84,16 @@ def saved_nbytes(model: nn.Module, batch: torch.Tensor) -> int:
 
 
 @pytest.mark.parametrize("make", [convolutions, perceptron])
-def test_what_a_step_keeps_is_what_torchs_autocast_keeps(make):
+def test_kept_memory_in_half_precision_is_that_of_autocast(make):
     model, batch = make()
     own = describe(model, batch)
     found, expected = kept_nbytes(in_half(own).layers), saved_nbytes(model, batch)
-    # Torch keeps the input in half precision, too, which is the batch's and not a layer's.
+    # Torch also keeps a half-precision copy of the batch, which belongs to no layer.
     assert found == pytest.approx(expected - batch.nbytes // 2, rel=0.1)
     assert in_half(own).gradient_nbytes == own.gradient_nbytes
 
 
-def test_a_lone_device_reaches_what_it_was_measured_to_make_in_half_precision():
+def test_one_device_reaches_its_measured_throughput_in_half_precision():
     asked = {"batch_size": 128, "precision": "float16", "measured": "900/s"}
     alone = forecast("resnet50", "8xk80", workers=1, **asked)
     assert alone.samples_per_s == pytest.approx(900, rel=0.02)
@@ -110,12 +111,7 @@ def test_tensor_cores_make_a_step_faster_and_leave_the_exchange_as_it_is(precisi
     assert 0.5 < after / before < 0.6
 
 
-def test_a_device_whose_speed_in_half_precision_nobody_says_is_refused():
-    with refused("precision"):
-        forecast("lenet5", "4xk80", precision="bfloat16")
-
-
-def test_a_module_of_the_programs_own_is_planned_for() -> None:
+def test_a_module_is_planned() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 10))
     before = torch.get_rng_state()
@@ -146,7 +142,7 @@ def test_a_plan_that_cannot_be_made_is_refused(arguments, field: str) -> None:
         paceline.plan(**{"model": "lenet5", "machine": EPYC} | arguments)
 
 
-# Machines of equal devices by name, and plans that one measured figure calibrates.
+# Named machines of equal devices, and plans calibrated with one measured figure
 NONE = Losses.none("a test")
 
 
@@ -164,11 +160,11 @@ def test_the_figure_is_of_a_workers_own_batch_unless_it_says_which() -> None:
     assert alone.samples_per_s == pytest.approx(350.0)
     assert as_parts.samples_per_s == pytest.approx(stated.samples_per_s)
     (of_more,) = planned(machine, batch_size=32, workers=2, measured="350/s@4096")
-    assert of_more.samples_per_s < stated.samples_per_s  # calls weigh less in a large batch
+    assert of_more.samples_per_s < stated.samples_per_s  # latencies matter less in a large batch
 
 
 def test_a_batch_that_was_trained_is_not_refused_for_its_memory() -> None:
-    # Of half precision, of which the planner's bytes know nothing: 12 GB would be too few.
+    # The measured run may have used less memory than predicted, such as with half precision.
     size = 8192
     (refusal,) = planned("8xk80", batch_size=size, workers=1).refused
     assert "GB" in refusal.why
@@ -179,12 +175,12 @@ def test_a_batch_that_was_trained_is_not_refused_for_its_memory() -> None:
 @pytest.mark.parametrize(
     "text", ["350", "350/h", "0/s", "-1/s", "1e999/s", "350/s@0", "/s", "nan/s"]
 )
-def test_what_is_no_speed_is_refused(text: str) -> None:
+def test_invalid_throughputs_are_refused(text: str) -> None:
     with refused("measured"):
         planned("8xv100", measured=text)
 
 
-def test_a_name_says_hosts_devices_and_network() -> None:
+def test_a_name_gives_hosts_devices_and_network() -> None:
     machine = find_machine("3x4xrtx-3090+100gbe")
     assert (machine.num_devices, len(machine.devices)) == (12, 4)
     part = machine.for_workers(12)
@@ -200,7 +196,7 @@ def test_a_name_says_hosts_devices_and_network() -> None:
 
 
 def test_cards_without_peer_copies_exchange_over_their_staged_link() -> None:
-    # Their bus is wider, but takes no messages from card to card.
+    # Their bus is faster, but carries no messages between cards.
     machine = find_machine("2xrtx-2080-ti").reached
     known = known_link("pcie3-staged")
     rates = {hop.link.bandwidth_bytes_per_s for hop in machine.route(*machine.devices)}
@@ -212,15 +208,15 @@ def test_gradients_of_two_bytes_take_half_the_time_on_the_link_and_two_casts() -
     asked = {"batch_size": 2, "workers": 2, "options": {"bucket_mb": 4096, "codec": "half"}}
     found = {one.config.codec: one for one in planned(machine, model="vgg16", **asked)}
     whole, half = found[None], found["half"]
-    # Encoded once, and decoded once and a half, as two ranks do; six bytes a value each time.
+    # Two ranks encode each value once and decode it 1.5 times; each cast moves six bytes.
     casts_s = 2.5 * 6 * 138_357_544 / machine.devices[0].memory_bandwidth_bytes_per_s
     saved_s = whole.breakdown.communication_s / 2
     assert saved_s > 5 * casts_s
-    # All but the first encoding and the last decoding may run beside the link.
+    # All casts but the first encoding and the last decoding may overlap with the link.
     assert whole.step_s - saved_s < half.step_s <= whole.step_s - saved_s + casts_s
 
 
-def test_codecs_of_named_gpus_are_planned_only_where_one_is_asked_for() -> None:
+def test_codecs_of_named_gpus_are_planned_only_on_request() -> None:
     (found,) = planned("2xp100", batch_size=64, workers=2)
     assert found.config.codec is None
     asked = {"batch_size": 64, "workers": 2, "options": {"codec": "dynamic8"}}
@@ -240,7 +236,7 @@ def test_codecs_of_named_gpus_are_planned_only_where_one_is_asked_for() -> None:
         ("elsewhere/8xv100.toml", "elsewhere/8xv100.toml"),
     ],
 )
-def test_names_that_mean_nothing_are_refused(name, field, tmp_path, monkeypatch):
+def test_unknown_machines_are_refused(name, field, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with refused(field):
         find_machine(name)
@@ -256,7 +252,7 @@ def test_a_file_of_equal_devices_is_the_machine_of_that_name(tmp_path: Path) -> 
     assert caught.value.problem.startswith("equal.links")
 
 
-def test_a_name_stands_for_a_file_that_is_not_there(tmp_path, monkeypatch):
+def test_a_missing_file_is_found_as_a_named_machine(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("8xv100", "4x8xv100+25gbe", "4x4090", "dgx1-v100"):
         assert find_machine(f"{name}.toml") == find_machine(name)

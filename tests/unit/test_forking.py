@@ -1,6 +1,6 @@
-"""Processes forked from the one that starts them: what they inherit.
+"""Processes forked from this one: objects, descriptors, threads and signal handlers.
 
-Properties of all processes are in test_processes.py.
+test_processes.py tests properties of all processes.
 """
 
 import os
@@ -27,7 +27,7 @@ Forked = Callable[..., CompletedProcess[str]]
 
 @pytest.fixture
 def fork(monkeypatch: pytest.MonkeyPatch) -> Forked:
-    """Run a function in a fork; return its exit and output."""
+    """Run a function in a fork; return its exit code and output."""
 
     def begin(function: Callable[..., None], *arguments: str) -> CompletedProcess[str]:
         monkeypatch.setattr(forked, "run", function)
@@ -39,7 +39,7 @@ def fork(monkeypatch: pytest.MonkeyPatch) -> Forked:
 
 @pytest.fixture
 def begin(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Process]:
-    """Start a process that does nothing until it is ended; in `forked_from_here`."""
+    """Start an idle process; requires the context `forked_from_here`."""
     monkeypatch.setattr(forked, "run", signal.pause)
     return lambda: start(module_command("forked"))
 
@@ -48,7 +48,7 @@ def opened(fd: int) -> Path:
     return Path(f"/proc/self/fd/{fd}").readlink()
 
 
-def test_it_has_the_objects_of_the_one_that_forks_it_and_arguments_of_its_own(fork: Forked) -> None:
+def test_a_fork_has_the_objects_of_its_parent_and_its_own_arguments(fork: Forked) -> None:
     word = object()
     done = fork(lambda *given: print(repr(word), given, sys.argv), "an", "argument")
     assert done.stdout == f"{word!r} ('an', 'argument') ['forked', 'an', 'argument']\n"
@@ -111,7 +111,7 @@ except InvalidInput as error:
 @pytest.mark.parametrize(
     ("program", "said"), [(COMPUTING, "True True 2\n"), (GPUS, "may fork\nmodel True\n")]
 )
-def test_a_program_that_has_computed_forks_processes_that_can_or_is_told(program, said) -> None:
+def test_a_program_that_has_computed_forks_working_processes_or_is_refused(program, said) -> None:
     """A fork lacks the threads of OpenMP and of autograd on GPUs, and would hang."""
     environment = os.environ | {"PYTHONPATH": str(Path(forked.__file__).parent)}
     done = subprocess.run(
@@ -124,7 +124,7 @@ def test_a_program_that_has_computed_forks_processes_that_can_or_is_told(program
     assert done.stdout == said, done.stderr
 
 
-def test_its_first_thread_is_its_main_one_which_alone_may_handle_signals(fork: Forked) -> None:
+def test_a_fork_runs_in_its_main_thread_which_handles_signals(fork: Forked) -> None:
     def run() -> None:
         signal.signal(signal.SIGTERM, lambda *_: print("told"))
         os.kill(os.getpid(), signal.SIGTERM)
@@ -143,7 +143,7 @@ def test_a_fork_has_no_handler_of_the_program_and_may_be_started_by_any_thread(
             thread = threading.Thread(target=lambda: started.append(begin()))
             thread.start()
             thread.join()
-            # The kernel would end a process together with the thread that forked it.
+            # The kernel sends a parent-death signal when the forking thread, not the process, ends.
             assert not started[0].wait(0.1)
             started[0].send(signal.SIGTERM)
             assert started[0].wait(DEADLINE_S)
@@ -153,7 +153,7 @@ def test_a_fork_has_no_handler_of_the_program_and_may_be_started_by_any_thread(
         signal.signal(signal.SIGTERM, before)
 
 
-def test_sockets_and_pipes_stay_with_the_one_that_forks(fork: Forked) -> None:
+def test_sockets_and_pipes_stay_with_the_parent(fork: Forked) -> None:
     ours, theirs = socket.socketpair()
     out, into = os.pipe()
 
@@ -177,7 +177,7 @@ def test_sockets_and_pipes_stay_with_the_one_that_forks(fork: Forked) -> None:
     os.close(into)
 
 
-def test_files_that_are_read_have_places_of_their_own(fork: Forked, tmp_path: Path) -> None:
+def test_files_opened_for_reading_have_their_own_positions(fork: Forked, tmp_path: Path) -> None:
     """Processes with a shared file position would skip each other's samples."""
     path = tmp_path / "file"
     path.write_text("0123456789")
@@ -189,9 +189,7 @@ def test_files_that_are_read_have_places_of_their_own(fork: Forked, tmp_path: Pa
         assert fork(lambda: print(file.read(3))).stdout == "b'234'\n"
 
 
-def test_what_this_program_has_not_yet_written_is_written_once(
-    fork: Forked, tmp_path: Path
-) -> None:
+def test_buffered_output_is_written_once(fork: Forked, tmp_path: Path) -> None:
     with (tmp_path / "log").open("w") as file:
         file.write("line\n")
         fork(lambda: print("said"))
@@ -233,7 +231,7 @@ def test_each_thread_has_the_objects_of_its_own_context(monkeypatch: pytest.Monk
         assert [said, output(module_command("forked"), DEADLINE_S).stdout] == ["of this one\n"] * 2
 
 
-def test_none_outlives_the_context(begin: Callable[[], Process]) -> None:
+def test_no_fork_outlives_the_context(begin: Callable[[], Process]) -> None:
     before = threading.enumerate()
     with forked_from_here():
         process = begin()
@@ -244,7 +242,7 @@ def test_none_outlives_the_context(begin: Callable[[], Process]) -> None:
     assert set(threading.enumerate()) <= set(before)
 
 
-def test_more_processes_than_there_can_be_are_an_error_here(monkeypatch, fork: Forked) -> None:
+def test_an_error_of_fork_is_raised_in_the_parent(monkeypatch, fork: Forked) -> None:
     def refuse() -> int:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 

@@ -1,4 +1,4 @@
-"""The commands of the guides exist, with their options; plans are made, runs would begin."""
+"""The commands in the guides are valid: options exist, plans and settings are accepted."""
 
 import re
 import shlex
@@ -14,7 +14,7 @@ from paceline.commands.app import COMMANDS as KNOWN
 from paceline.commands.app import loaded
 from paceline.runs import launching
 
-# Options of sbatch, and what their values look like: written by hand, as Slurm brings no parser.
+# Options of sbatch and patterns of their values, written by hand: Slurm has no parser to call.
 SBATCH = {
     "job-name": r"[\w-]+",
     "nodes": r"\d+",
@@ -31,13 +31,13 @@ WHICH = (DOCS / "how-to" / "which-command.md").read_text()
 
 
 def words_of(command: str) -> list[list[str]]:
-    """The arguments of a command of paceline, in whatever it is started by; else none."""
+    """Return the arguments of a paceline command, which srun or torchrun may start."""
     started = re.sub(r"^(srun .* )?torchrun .* -m ", "", command.partition(" > ")[0])
     return [shlex.split(started)[1:]] if re.match(r"paceline [a-z]+( |$)", started) else []
 
 
 def commands() -> list[list[str]]:
-    """The arguments of each command in the guides: in blocks, and in cells of tables."""
+    """Return the arguments of each command in the guides' code blocks and inline code."""
     found = []
     for guide in GUIDES:
         text = guide.read_text()
@@ -62,8 +62,8 @@ def test_each_option_exists():
 
 
 @pytest.mark.parametrize("arguments", RUNS, ids=" ".join)
-def test_a_run_with_settings_that_do_not_go_together_is_noticed(arguments, monkeypatch, capsys):
-    """One guide had a codec with a strategy that refused it."""
+def test_the_settings_of_each_run_are_accepted(arguments, monkeypatch, capsys):
+    """A guide once combined a codec with a strategy that refuses it."""
     begun = []
     monkeypatch.setattr(running, "open_server", lambda *_: nullcontext())
     monkeypatch.setattr(launching, "carry_out", begun.append)
@@ -80,7 +80,7 @@ def test_each_plan_is_made(arguments, monkeypatch, capsys):
     assert done.out
 
 
-def test_the_page_of_questions_leaves_no_command_out():
+def test_the_page_which_command_names_every_command():
     assert set(re.findall(r"`paceline ([a-z]+)", WHICH)) == set(KNOWN)
 
 

@@ -1,4 +1,4 @@
-"""Halves of models: they are the model, to the last bit, or the model is not cut."""
+"""Halves of a model compute the same bits as the model, or the cut is refused."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from halved import CASES, Case, equal
+from nets import Net
 from paceline.rpc.tensor_parts import flatten, load_vector, views
 from paceline.strategies.wheel.split import Split
 from paceline.training.models import describe, layers_of
@@ -32,7 +33,7 @@ def in_one_piece(model: nn.Module, inputs: Tensor) -> tuple[Tensor, list[Tensor]
 
 
 def in_halves(halves: Halves, model: nn.Module, inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Forward and backward, with nothing but tensors going from one half to the other."""
+    """Run forward and backward; only tensors pass from one half to the other."""
     torch.manual_seed(11)
     activations = halves.body(inputs)
     taken_in = activations.detach().clone().requires_grad_()
@@ -57,7 +58,7 @@ def state(model: nn.Module) -> dict[str, Tensor]:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("name", "first"), CUTS)
 def test_halves_compute_the_model_to_the_last_bit(name: str, first: str, dtype: torch.dtype):
-    """Scores, gradients of all parameters, running means; dropout draws the same numbers."""
+    """Scores, gradients and running means are equal; dropout draws the same numbers."""
     case = CASES[name]
     model, other = case.model(dtype), case.model(dtype)
     halves = cut(model, case.inputs(dtype=dtype), first)
@@ -72,7 +73,7 @@ def test_halves_compute_the_model_to_the_last_bit(name: str, first: str, dtype: 
 
 @pytest.mark.parametrize("name", ["lenet5", "mlp", "dropping", "remembering", "resnet"])
 def test_the_plan_and_the_run_cut_alike(name: str):
-    """What the plan says is in the body, and crosses the cut, is what the halves do."""
+    """Plan and halves agree on the body's parameters and on the bytes that cross the cut."""
     case = CASES[name]
     model, example = case.model(torch.float32), case.inputs(dtype=torch.float32)
     workload, named = describe(model, example), dict(model.named_parameters())
@@ -88,7 +89,7 @@ def test_the_plan_and_the_run_cut_alike(name: str):
         assert parts.head.input_nbytes == 4 * len(example) * prod(halves.crossing)
 
 
-def test_cutting_leaves_everything_as_it_was():
+def test_a_cut_changes_neither_model_nor_random_state():
     case = CASES["dropping"]
     model = case.model().eval()
     model.norm.train()
@@ -133,25 +134,17 @@ def chain(net: nn.Module, samples: Tensor) -> Tensor:
     return net.last(net.first(samples))
 
 
-class Connected(nn.Module):
-    """Two layers, connected by a function."""
-
-    def __init__(self, connect: Callable[..., Any] = chain) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 3)
-        self.connect, self.calls = connect, 0
-
-    def forward(self, samples: Tensor) -> Any:
-        return self.connect(self, samples)
+def connected(compute: Callable[..., Any] = chain) -> Net:
+    net = Net(compute, first=nn.Linear(6, 6), last=nn.Linear(6, 3))
+    net.calls = 0
+    return net
 
 
-def test_tensors_that_a_forward_pass_makes_stay_out_of_the_model():
-    """Tensors of numbers, on each side of the cut."""
+def test_constants_of_the_forward_pass_do_not_become_attributes():
+    """There is a constant on each side of the cut."""
     torch.manual_seed(1)
-    model, samples = (
-        Connected(lambda net, x: chain(net, x - torch.tensor(0.5)) * torch.tensor(2.0)),
-        torch.randn(4, 6),
-    )
+    model = connected(lambda net, x: chain(net, x - torch.tensor(0.5)) * torch.tensor(2.0))
+    samples = torch.randn(4, 6)
     attributes, names = set(vars(model)), list(model.state_dict())
     halves = cut(model, samples, "last")
     assert torch.equal(halves.head(halves.body(samples)), model(samples))
@@ -173,26 +166,26 @@ def counting(net: nn.Module, samples: Tensor) -> Tensor:
     return chain(net, samples) * net.calls
 
 
-def changed(change: Callable[[Connected], object]) -> Connected:
-    net = Connected()
+def changed(change: Callable[[Net], object]) -> Net:
+    net = connected()
     change(net)
     return net
 
 
-def tie(net: Connected) -> None:
+def tie(net: Net) -> None:
     net.last = nn.Linear(6, 6)
     net.last.weight = net.first.weight
 
 
 UNCUT = {
-    "skipping": lambda: Connected(skipping),
-    "input": lambda: Connected(lambda net, x: chain(net, x) + x[:, :3]),
-    "branching": lambda: Connected(branching),
-    "uncalled": lambda: Connected(lambda net, x: net.first(x)),
-    "detached": lambda: Connected(lambda net, x: net.last(net.first(x).detach())),
-    "counting": lambda: Connected(counting),
-    "strange": lambda: Connected(lambda net, x: SimpleNamespace(scores=chain(net, x))),
-    "summed": lambda: Connected(lambda net, x: net.last(net.first(x).sum(0, keepdim=True))),
+    "skipping": lambda: connected(skipping),
+    "input": lambda: connected(lambda net, x: chain(net, x) + x[:, :3]),
+    "branching": lambda: connected(branching),
+    "uncalled": lambda: connected(lambda net, x: net.first(x)),
+    "detached": lambda: connected(lambda net, x: net.last(net.first(x).detach())),
+    "counting": lambda: connected(counting),
+    "strange": lambda: connected(lambda net, x: SimpleNamespace(scores=chain(net, x))),
+    "summed": lambda: connected(lambda net, x: net.last(net.first(x).sum(0, keepdim=True))),
     "tied": lambda: changed(tie),
     "frozen": lambda: changed(lambda net: net.first.requires_grad_(False)),
 }
@@ -209,9 +202,9 @@ def test_what_cannot_be_cut_is_refused(make: Callable[[], nn.Module]):
     ("first", "width", "change", "field"),
     [
         ("first", 6, bool, "head"),  # nothing is left for the body
-        ("middle", 6, bool, "head"),  # there is none
+        ("middle", 6, bool, "head"),  # no such layer
         ("last", 7, bool, "head"),
-        ("last", 6, lambda net: net.last.half(), "model"),  # of two types
+        ("last", 6, lambda net: net.last.half(), "model"),  # two dtypes
     ],
 )
 def test_names_batches_and_types_that_do_not_fit_are_refused(first, width, change, field):
@@ -261,7 +254,7 @@ def test_paced_halves_have_names_sizes_and_residuals_of_the_real_ones(paced_lene
     assert [p.grad.shape for p in whole.parameters()] == [p.shape for p in whole.parameters()]
 
 
-def test_paced_halves_take_the_times_of_their_own_layers(paced_lenet):
+def test_paced_halves_sleep_for_the_times_of_their_layers(paced_lenet):
     clock, _, parts = paced_lenet
     _, halves = paced_halves(*parts, [1, 2, 4, 8, 16], [32, 64, 128, 256, 512], 0.0, 10)
     ends = [0.0]

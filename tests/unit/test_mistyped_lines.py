@@ -42,7 +42,8 @@ LINES = [
     ("--steps", "epochs", "train", "lenet5", "--steps", "5", "--epochs", "5"),
     ("--machine", "", *SMALL, "1000000"),
     ("--seconds", "", "probe", "--seconds", "5m"),
-    # Options of other commands, and options without their partner.
+    # Options of other commands, options without their partner, and a missing argument.
+    ("model", "", "plan"),
     ("--host", "", "train", "lenet5", "--host", "1"),
     ("--sweep", "--machine", "plan", "lenet5", "--sweep", "latency=1u:1m"),
     ("listen", "--listen", "hub", "lenet5"),
