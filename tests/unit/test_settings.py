@@ -145,12 +145,6 @@ def test_an_interval_is_steps_or_seconds(text: str | None, interval: Interval | 
     assert settings.checkpoint_interval == interval
 
 
-def test_an_interval_is_positive_and_bounded():
-    for text in ("0", "0s", "1e10s", "10000000000s"):
-        with refused("checkpoint_every"):
-            validated_settings(LENET5 | {"checkpoint_every": text})
-
-
 # The text "null" stands for None within tables.
 WORDS = st.text(max_size=12).filter(lambda text: text != "null")
 NUMBERS = st.integers(-(2**62), 2**62) | st.floats(allow_nan=False)
@@ -278,13 +272,6 @@ def test_a_wrong_file_is_named_with_the_key(tmp_path: Path, text: str | bytes | 
     with refused(path) as caught:
         read_config(path, TrainSettings)
     assert caught.value.problem.startswith(key)
-
-
-def test_none_is_a_word_of_toml(tmp_path: Path):
-    path = tmp_path / "mine.toml"
-    path.write_text('checkpoint_every = 500\n[options]\nstaleness = "null"\nlanes = 1\n')
-    expected = {"checkpoint_every": 500, "options": {"staleness": None, "lanes": 1}}
-    assert read_config(path, TrainSettings) == expected
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from paceline.core.cost import PacedDevice, Rate, Roofline, Totals
 from paceline.core.plan import Kind, PriceKey
 from paceline.core.strategy import Window
 from paceline.core.workload import Cost
-from paceline.records.settings import validated_settings
 from paceline.strategies.subbatch import paced
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.layers import DropoutMasks, dropout_seed
@@ -93,23 +92,6 @@ def test_body_and_head_are_the_model():
 def test_what_cannot_be_split_is_refused(model, names):
     with refused("head"):
         partition(model, names, "net")
-
-
-GIVEN = {"model": "lenet5", "strategy": "subbatch"}
-
-
-@pytest.mark.parametrize(
-    ("field", "more"),
-    [
-        ("balance", {"balance": "auto"}),
-        ("accumulate", {"accumulate": 2}),
-        ("codec", {"options": {"activations": "threshold:1"}}),
-        ("options", {"options": {"chunk": 2}}),
-    ],
-)
-def test_settings_that_do_not_go_with_it_are_refused(field: str, more: dict):
-    with refused(field):
-        validated_settings(GIVEN | more)
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3, 1.0])

@@ -7,24 +7,15 @@ from paceline.core.errors import InvalidInput
 from paceline.core.turns import Watch
 from paceline.exchange.trials import Candidate, Checked, Trials
 from paceline.links.rendezvous import joined
+from ticking import Ticking
 
 METHODS = ["allreduce", "host", "tree"]
 DECIDED = 60  # steps in which all have been tried
 
 
-class Clock:
-    now = 100.0
-
-    def mark(self):
-        return self.now
-
-    def seconds(self, marks):
-        return list(marks)
-
-
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> Ticking:
+    return Ticking()
 
 
 def train(trials, clock, takes, steps=100):
@@ -37,17 +28,6 @@ def train(trials, clock, takes, steps=100):
         clock.now += takes(trials.name, step)
         trials.exchanged()
     return used
-
-
-@pytest.mark.parametrize("fastest", METHODS)
-def test_the_fastest_is_kept_after_a_few_steps_of_each(clock, fastest):
-    trials = Trials(METHODS, clock)
-    used = train(trials, clock, lambda name, _: 0.01 if name == fastest else 0.012)
-    assert trials.settled
-    assert all(used.count(name) >= 15 for name in METHODS)
-    assert set(used[DECIDED:]) == {fastest}
-    assert trials.why().startswith(f"{fastest}: ")
-    assert f"{fastest} 10 ms" in trials.why()
 
 
 def test_the_first_steps_and_one_that_was_held_up_do_not_count(clock):
@@ -109,6 +89,7 @@ def test_a_figure_of_other_chunks_is_not_that_of_those_in_use(clock):
             trials.exchanged()
         trials.finish_measurement(joined(torch.device("cpu")), 8 if name == "host" else None)
     reason = trials.why(8, is_searched=True)
+    assert reason.startswith("host: ")
     for figure in ("allreduce 20 ms", "host 10 ms in chunks of 8 layers", "tree 20 ms"):
         assert figure in reason
     for chunk, is_searched, count in ((4, True, " 4 layers"), (1, False, " 1 layer")):
@@ -120,7 +101,7 @@ def test_a_figure_of_other_chunks_is_not_that_of_those_in_use(clock):
 class Slow:
     """A replica whose steps take a given time."""
 
-    def __init__(self, seconds: float, clock: Clock) -> None:
+    def __init__(self, seconds: float, clock: Ticking) -> None:
         self.seconds, self._clock = seconds, clock
         self.recorder, self.closed = None, False
 
@@ -169,7 +150,6 @@ def run(clock, takes, num_calls=100, num_steps=1000, slower=1.0):
     [
         ({"a": 1.0, "b": 0.5}, "b"),
         ({"a": 1.0, "b": 2.0}, "a"),
-        ({"a": 1.0, "b": 0.995}, "a"),  # a tie
         ({"a": 1.0, "b": 0.9, "c": 0.8}, "c"),
     ],
 )

@@ -92,11 +92,10 @@ def test_versions_that_a_child_hub_has_had_before_its_parent_began_anew_pass(wor
 
 
 @pytest.mark.parametrize(
-    ("layout", "field"),
-    [(one, "run") for one in (b"{" * 10_000, b"\xff", b"", b"[]", b"null", b'{"samples":[5]}')],
+    "layout", [b"{" * 10_000, b"\xff", b"", b"[]", b"null", b'{"samples":[5]}']
 )
-def test_a_layout_that_is_none_is_refused(gate, layout: bytes, field: str):
-    with refused(field):
+def test_a_layout_that_does_not_match_is_refused(gate, layout: bytes):
+    with refused("run"):
         gate.check_layout(of(Topic.BEGIN, layout))
     gate.check_layout(of(Topic.BEGIN, b'{"samples":[4]}'))
 

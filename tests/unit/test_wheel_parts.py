@@ -152,9 +152,7 @@ def test_values_without_a_codec_come_as_they_were(dtype: torch.dtype):
     assert torch.equal(came.view(7, 5), values)
 
 
-@pytest.mark.parametrize(
-    "codec", ["dynamic8", "half", "bfloat16", "onebit", "e3m0", "dynamic4+feedback"]
-)
+@pytest.mark.parametrize("codec", ["half", "onebit", "dynamic4+feedback"])
 def test_encoded_values_take_the_bytes_of_the_plan(codec: str):
     values, end = torch.randn(3000), endpoint(gradients=codec)
     message = end.message(Purpose.GRADIENTS, 0, 0, values)
