@@ -90,7 +90,7 @@ def waiting_for(first: Client, second: Client) -> ReplyFuture:
     """Let two workers probe; return the future of the second, which must wait."""
     assert len(first.request(PROBE).result().parts[0]) == NBYTES
     waiting = second.request(PROBE)
-    second.request(Message(Topic.CLOCK.value)).result()  # the hub answers it after the probe
+    second.request(Message(Topic.CLOCK.value)).result()  # the hub handles it after the probe
     assert not waiting.wait(0.0)
     return waiting
 
