@@ -42,7 +42,8 @@ REFUSED = {
     | {"epochs": (0, 1.5, "many"), "steps": (0, 2**63), "seed": (-1, 2**63), "max_restarts": (-1,)}
     | {"learning_rate": (0, -1, INF, NAN, 1e39), "momentum": (1, -0.1, NAN), "warmup_steps": (-1,)}
     | {"precision": ("float16",), "clip_norm": (0, INF, 1e39), "evaluate_every": (0,)}
-    | {"checkpoint_every": ("0", "0s", "5m", "-1s", True), "options": ({"workers": 3}, [1])}
+    | {"checkpoint_every": ("0", "0s", "5m", "-1s", "10000000000s", True)}
+    | {"options": ({"workers": 3}, [1])}
     | {"optimizer_options": ([1], {"eps": INF}, {"betas": [0.9, -INF]}, {"eps": 2**64})}
     | {"keep_all": (True,), "balance": ("always",), "keys": ("folder",)}
     | {"exchange_alone": (True,), "listen": ("tcp://10.0.0.1:5555",), "speed": (3,)},
@@ -104,6 +105,10 @@ TOGETHER = [
     ("train", AUTO | {"workers": "cpu:1"}, "workers"),
     ("train", SUBBATCH | {"codec": "all=half"}, "codec"),
     ("train", SUBBATCH | {"options": {"activations": "onebit"}}, "codec"),
+    ("train", SUBBATCH | {"options": {"activations": "threshold:1"}}, "codec"),
+    ("train", SUBBATCH | {"options": {"chunk": 2}}, "options"),
+    ("train", SUBBATCH | {"balance": "auto"}, "balance"),
+    ("train", SUBBATCH | {"accumulate": 2}, "accumulate"),
     ("train", {"options": {"bucket_mb": 1.5}}, "options.bucket_mb"),
     ("train", {"options": {"buckets": 1}}, "options"),
     ("train", WHEEL | {"keys": "folder"}, "keys"),

@@ -1,4 +1,4 @@
-"""The page of a run: its structure, figures, tables and tiles, and that hostile text is text."""
+"""Report page of a run: structure, figures, tables, tiles and escaping of hostile text."""
 
 import re
 from html.parser import HTMLParser
@@ -34,7 +34,7 @@ TWO_CORES = box("cpu", "cpu", links=[link("h", "h", 1e9, 1e-5)])
 
 
 def timelines(layer: str = "l0") -> tuple[Plan, Timeline, Timeline]:
-    """Return a plan of 6 steps, its prediction, and one that is half as fast, as if measured."""
+    """Return a plan of 6 steps, its prediction, and a measured timeline that is half as fast."""
     work = chain((0.1, 2**21), (0.1, 2**21))
     tasks = plan(work, TWO_CORES, AllReduce(workers=2, bucket_mb=1), Window(6))
     spans = [
@@ -82,7 +82,7 @@ def write_run(folder: Path, content: RunResult, *recorded: Timeline) -> str:
 
 
 class Page(HTMLParser):
-    """Collects a page's elements and texts, and whether each element is closed where it should."""
+    """Parses a page into tags, texts and table rows; asserts that end tags match start tags."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class Page(HTMLParser):
         return " ".join(self.texts)
 
 
-def test_a_page_is_well_formed_holds_what_it_needs_and_stays_small(tmp_path: Path) -> None:
+def test_a_page_is_well_formed_self_contained_and_small(tmp_path: Path) -> None:
     _, predicted, measured = timelines()
     html = write_run(tmp_path, result(), predicted, measured)
     page = Page(html)
@@ -152,7 +152,7 @@ def test_a_page_is_well_formed_holds_what_it_needs_and_stays_small(tmp_path: Pat
         assert [label, duration(row.left_s), duration(row.right_s), error] in page.rows
 
 
-def test_faults_are_listed_and_those_left_out_are_counted(tmp_path: Path) -> None:
+def test_a_page_lists_20_faults_and_counts_the_rest(tmp_path: Path) -> None:
     faults = tuple(f"fault {i} <here>" for i in range(25))
     text = Page(write_run(tmp_path, result().model_copy(update={"faults": faults}))).text
     assert ("fault 19 <here>" in text, "fault 20" in text) == (True, False)
@@ -169,11 +169,11 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     page = Page(html)
     assert page.open == []
     assert HOSTILE in page.text
-    # Neither the page nor what plotly draws may contain the tag itself.
+    # Neither the page nor plotly's data may contain the unescaped tag.
     assert "<script>alert" not in html.lower()
 
 
-def test_a_run_whose_workers_update_a_shared_model_each_when_it_is_done(tmp_path: Path) -> None:
+def test_a_page_of_asynchronous_workers_shows_updates_and_traffic(tmp_path: Path) -> None:
     updates = Updates(4, {"w0": 3, "w1": 1}, {"w0": {0: 3}, "w1": {2: 1}}, 0.5, ((0.5, 1), (1, 2)))
     content = run_result(
         id="shared",
@@ -193,22 +193,22 @@ def test_a_run_whose_workers_update_a_shared_model_each_when_it_is_done(tmp_path
     assert page.open == []
     for value in ("lanes 2", "head fc6", "1.2500", "1.00 MiB", "2.00 MiB", "0.50", *content.lost):
         assert value in page.text
-    # Bytes in all, planned and measured, and of an update.
+    # Planned bytes, measured bytes, and measured bytes per update.
     (row,) = [one for one in page.rows if one[0] == "activations"]
     assert row[2:] == ["8.00 KiB", "4.00 KiB", "1.00 KiB"]
-    # There is no step in common.
+    # Asynchronous workers have no common step.
     assert "Where a step goes" not in page.text
     assert not any(label.startswith("predicted") for label in tiles(html))
 
 
 def tiles(html: str) -> dict[str, tuple[str, str]]:
-    """The value and the note of each tile, by its label."""
+    """Return the value and note of each tile by label."""
     found = re.findall(r'<div class="tile"><span>(.*?)</span><b>(.*?)</b><small>(.*?)</sm', html)
     return {label: (value, note) for label, value, note in found}
 
 
 def page_of(folder: Path, **changes: object) -> str:
-    """The page of a run of which these fields are changed."""
+    """Change fields of a run's result; return the run's page."""
     found = read_run(folder).model_copy(update=changes)
     (folder / "result.json").write_text(found.model_dump_json())
     return write_report(folder).read_text()
@@ -221,7 +221,7 @@ def page_of(folder: Path, **changes: object) -> str:
         *((1.12, "within", "rehearsed"), (1.14, "outside", "rehearsed")),
     ],
 )
-def test_the_median_lies_within_the_range_or_outside(tmp_path, step_s, lies, origin) -> None:
+def test_the_median_is_within_the_range_or_outside(tmp_path, step_s, lies, origin) -> None:
     found = tiles(page_of(run_folder(tmp_path / "run", 1.0, step_s), origin=origin))
     value, note = found["predicted step"]
     assert (value, numbers(note)) == ("1.00 s", [9, 10, 870, 1.13])  # 13 % around 1 s
@@ -229,8 +229,8 @@ def test_the_median_lies_within_the_range_or_outside(tmp_path, step_s, lies, ori
     assert f" {lies} " in found["prediction error"][1]
 
 
-def test_without_a_range_nothing_lies_within_it(tmp_path) -> None:
-    """As after a search on the way, whose prediction no plan has."""
+def test_a_prediction_without_a_range_has_no_verdict(tmp_path) -> None:
+    """For example after a search for the chunk size, whose prediction is in no plan."""
     found = tiles(page_of(run_folder(tmp_path / "run", 1.0, 2.0), predicted_step_s=1.5))
     (step, note), (error, lies) = found["predicted step"], found["prediction error"]
     assert (step, error, numbers(note + lies), "within" in lies) == ("1.50 s", "-25.0 %", [], False)

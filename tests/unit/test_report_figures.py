@@ -1,4 +1,4 @@
-"""What pages show: bars, curves and axes of timelines made by hand, and numbers as text."""
+"""Figures of report pages for hand-made timelines, and the formats of numbers."""
 
 import json
 import re
@@ -48,12 +48,12 @@ def window(num_steps: int, part: str = "layer") -> Timeline:
 
 
 def titled(shown: Excerpt, origin: str) -> list[float]:
-    """Return the counts in the title of an excerpt from such a timeline."""
+    """Check the origin in an excerpt's title; return the numbers in the title."""
     assert shown.title.startswith(origin)
     return numbers(shown.title)
 
 
-def test_steps_in_time_stand_on_one_scale_and_kinds_have_their_colours() -> None:
+def test_timelines_share_one_scale_and_kinds_have_their_colours() -> None:
     slow = window(6)
     fast = Timeline(
         (s._replace(start_s=s.start_s / 2, end_s=s.end_s / 2) for s in slow.spans), "predicted"
@@ -62,7 +62,7 @@ def test_steps_in_time_stand_on_one_scale_and_kinds_have_their_colours() -> None
     layout, bars = figure["layout"], figure["data"]
     assert layout["xaxis2"]["matches"] == "x"
     assert layout["xaxis"]["range"][1] == pytest.approx(20, rel=0.01)
-    # One above the other, and the first above.
+    # The first timeline is above the second.
     assert layout["yaxis2"]["domain"][1] < layout["yaxis"]["domain"][0]
     lasting = {(bar["xaxis"], bar["name"]): {round(s, 6) for s in bar["x"]} for bar in bars}
     assert lasting["x", "forward"] == {5}
@@ -73,7 +73,7 @@ def test_steps_in_time_stand_on_one_scale_and_kinds_have_their_colours() -> None
     assert colours == {one.label: one.colour for one in kinds}
 
 
-def test_steps_in_time_tell_names_and_durations_without_markup() -> None:
+def test_hover_texts_have_escaped_names_and_durations() -> None:
     figure = steps_in_time([excerpt(window(6, "<a href='x'>"))])
     assert "s2/forward[&lt;a href='x'&gt;]@worker0<br>5.00 s" in figure["data"][0]["customdata"]
     span = Span(Kind.STEP, 0, "", None, (compute_lane("<b>cpu"),), 0.0, 1.0)
@@ -82,7 +82,7 @@ def test_steps_in_time_tell_names_and_durations_without_markup() -> None:
 
 
 def assert_whole_ticks(axis: dict[str, Any], highest: int) -> None:
-    """Few ticks, and all at whole numbers, whatever the range that plotly chooses."""
+    """Assert few ticks, all at whole numbers, for any range that plotly chooses."""
     assert (axis["tickmode"], axis["tick0"]) == ("linear", 0)
     assert axis["dtick"] == int(axis["dtick"]) >= 1
     assert highest / axis["dtick"] <= 8
@@ -103,7 +103,7 @@ def test_learning_curves_count_epochs_from_one() -> None:
     assert [line["name"] for line in learning(unscored, "")["figure"]["data"]] == list(lines)[:2]
 
 
-def test_parts_stack_up_to_the_sum_of_what_is_not_hidden() -> None:
+def test_parts_stack_up_and_hidden_communication_overlaps_backward() -> None:
     seconds = {"step": 10, "load": 1, "forward": 2, "backward": 3, "update": 0.5}
     seconds |= {"hidden": 2.5, "exposed": 1.5, "idle": 2}
     rows = tuple(
@@ -129,14 +129,14 @@ def test_an_excerpt_is_two_steps_from_the_middle_and_starts_at_zero() -> None:
     assert (shown.length_s, list(shown.step_ends_s)) == (20, [10, 20])
     track = shown.rows[CPU0]
     assert (track[0].start_s, {span.step for span in track}) == (0, {2, 3})
-    # Lanes of a device stand together, and links last.
+    # Lanes of a device are adjacent, and links come last.
     assert [str(resource) for resource in shown.rows] == [
         *("cpu0/compute", "cpu0/exchange", "cpu1/compute", "cpu1/exchange", "host->host/wire"),
     ]
 
 
 def updates(lane: Resource, count: int, worker: int = 0, every_s: float = 1, lasts_s: float = 1):
-    """Return a worker's updates, one each `every_s`."""
+    """Return a worker's updates: one begins every `every_s` seconds."""
     starts = [every_s * i for i in range(count)]
     return [Span(Kind.STEP, i, "", worker, (lane,), s, s + lasts_s) for i, s in enumerate(starts)]
 
@@ -145,7 +145,7 @@ def test_an_excerpt_follows_the_device_that_updates_most_often() -> None:
     spans = updates(CPU0, 9, lasts_s=0.5) + updates(CPU1, 2, 1, every_s=4, lasts_s=4)
     shown = excerpt(Timeline(spans, "measured"))
     assert (titled(shown, "measured"), shown.length_s) == ([2, 9], 2)
-    # It runs from 3.5 to 5.5: both slow steps reach into it, and are drawn up to its ends.
+    # The excerpt is from 3.5 s to 5.5 s: both slow steps overlap it and are clipped to it.
     assert [span.step for span in shown.rows[CPU1]] == [0, 1]
     (bars,) = steps_in_time([shown])["data"]
     placed = zip(bars["y"], bars["base"], bars["x"], strict=True)
@@ -154,7 +154,7 @@ def test_an_excerpt_follows_the_device_that_updates_most_often() -> None:
 
 
 @pytest.mark.parametrize("num_updates", [0, 1])
-def test_an_excerpt_is_everything_where_no_step_repeats(num_updates: int) -> None:
+def test_an_excerpt_is_the_whole_timeline_if_no_step_repeats(num_updates: int) -> None:
     spans = [Span(Kind.FORWARD, 0, "", 0, (CPU0,), -1.0, 0.0)]
     spans += updates(CPU0, num_updates, lasts_s=2)
     shown = excerpt(Timeline(spans, "measured"))
@@ -163,7 +163,7 @@ def test_an_excerpt_is_everything_where_no_step_repeats(num_updates: int) -> Non
     assert titled(excerpt(Timeline(updates(CPU0, 2), "measured")), "measured") == [1, 2]
 
 
-def test_an_excerpt_of_many_rows_is_cut_and_says_so() -> None:
+def test_an_excerpt_of_many_rows_is_cut_to_40_and_has_both_counts_in_its_title() -> None:
     spans = [span for i in range(50) for span in updates(compute_lane(f"gpu{i}"), 4, i)]
     shown = excerpt(Timeline(spans, "predicted"))
     assert (titled(shown, "predicted"), len(shown.rows)) == ([2, 4, 40, 50], 40)
@@ -181,7 +181,7 @@ def test_thinning_keeps_the_slowest_and_where_it_was(count: int, most: int) -> N
     assert (slowest + 1, 99.0) in zip(numbers, longest, strict=True)
 
 
-def test_steps_through_time_happened_and_were_not_predicted() -> None:
+def test_step_times_are_drawn_of_measured_timelines_only() -> None:
     assert window(1).steps() == {}
     measured = window(9)
     predicted = Timeline(measured.spans, "predicted")
@@ -206,8 +206,8 @@ def test_a_logarithmic_axis_names_each_decade(values: list[float]) -> None:
 
 
 @pytest.mark.parametrize("most", [0, 40])
-def test_updates_ahead_run_forwards_in_time_and_are_ticked_at_whole_numbers(most: int) -> None:
-    # As workers write their updates down: in turns, and not in the order of their clocks.
+def test_updates_ahead_are_sorted_by_time_and_have_ticks_at_whole_numbers(most: int) -> None:
+    # Workers record updates in turns, so the entries are not sorted by time.
     gaps = ((1.0, 0), (3.0, most), (2.5, 0), (4.0, 0))
     figure = worker_sections(run_result(updates=Updates(4, {}, {}, 0.5, gaps)))["gaps"]
     assert figure["data"][0]["x"] == (1.0, 2.5, 3.0, 4.0)
@@ -215,12 +215,12 @@ def test_updates_ahead_run_forwards_in_time_and_are_ticked_at_whole_numbers(most
 
 
 def part(name: str, *values: object) -> str:
-    """Return what the template of a part of pages makes of values."""
+    """Render a macro of the template parts.html."""
     template = _environment().get_template("parts.html")
     return str(getattr(template.module, name)(*values))
 
 
-def test_what_is_no_number_is_left_out_of_a_figure() -> None:
+def test_a_figure_has_null_for_nan_and_escapes_text() -> None:
     drawn = figure_of([Panel([{"type": "scatter", "y": [1.0, NAN, "</script>"]}])], 100)
     (described,) = re.findall(r'application/json">(.+?)</script>', part("figure", drawn, "curve"))
     assert json.loads(described)["data"][0]["y"] == [1.0, None, "</script>"]

@@ -1,4 +1,4 @@
-"""A run that lost a worker begins again: from the newest whole checkpoint, if there is one."""
+"""Restart of a run that lost a worker, from the newest undamaged checkpoint if any."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def request_in(output: Path) -> RunRequest:
     return RunRequest(verb="train", settings=settings, run_id="mine")
 
 
-def test_a_run_is_restarted_after_the_step_of_its_newest_whole_checkpoint(tmp_path: Path) -> None:
+def test_a_run_restarts_from_its_newest_undamaged_checkpoint(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path / "mine" / CHECKPOINTS, keep=2)
     folder.path.mkdir(parents=True)
     for step in (3, 5):
@@ -27,7 +27,7 @@ def test_a_run_is_restarted_after_the_step_of_its_newest_whole_checkpoint(tmp_pa
     assert again.settings.resume == tmp_path / "mine"
 
 
-def test_without_a_checkpoint_it_begins_in_a_folder_of_its_own(tmp_path: Path) -> None:
+def test_without_a_checkpoint_a_run_restarts_in_another_folder(tmp_path: Path) -> None:
     again = restarted(request_in(tmp_path), "worker 1 was lost")
     assert again.run_id != "mine"
     assert again.lost

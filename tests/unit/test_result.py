@@ -1,4 +1,4 @@
-"""Results in their files, and what a terminal shows of them and of a run."""
+"""Result files, and the terminal output of results and of a running command."""
 
 import json
 from io import StringIO
@@ -58,7 +58,7 @@ def test_a_damaged_result_is_refused_with_file_and_place(folder, change, place):
     assert caught.value.problem.startswith(f"{place}: ")
 
 
-def test_the_summary_has_the_prediction_beside_the_measurement():
+def test_the_summary_has_the_prediction_and_the_measurement():
     *_, text = result_tables(RESULT, "runs/x")
     figures = ("50.0 %", "11.0 ms", "9.57 ms", "12.4 ms", "10.0 ms", "+10.0 %", "6,400 samples/s")
     assert all(figure in text for figure in (*figures, "2 workers", "runs/x/result.json"))
@@ -66,7 +66,7 @@ def test_the_summary_has_the_prediction_beside_the_measurement():
     assert "252 times" in [*result_tables(many_times_off, "runs/x")][-1]
 
 
-def test_of_a_search_for_the_chunk_the_chosen_size_is_marked():
+def test_the_chosen_size_of_a_search_for_the_chunk_is_marked():
     trials = (ChunkTrial(6, 0.25, 0.2), ChunkTrial(4, 0.3, 0.004))
     result = RESULT.model_copy(update={"trials": trials, "config": {"chunk": 6}})
     table, *_ = result_tables(result, "runs/x")
@@ -74,7 +74,7 @@ def test_of_a_search_for_the_chunk_the_chosen_size_is_marked():
     assert [list(column.cells) for column in table.columns] == rows
 
 
-def test_a_run_opens_with_a_bar_that_leaves_before_anything_is_printed():
+def test_the_bar_of_measuring_disappears_before_anything_is_printed():
     console = Console(file=StringIO(), force_terminal=True, width=100)
     progress = TerminalProgress(console, "training")
     with progress.measuring(4):

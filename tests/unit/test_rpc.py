@@ -33,13 +33,13 @@ NEVER_S = 1e9
 
 
 def test_every_request_is_executed_once_and_counted():
-    """Two workers; messages have several pieces, and parts end within pieces."""
+    """Two workers send messages of several pieces, whose parts end within pieces."""
     nbytes, steps = 700_001, 4
     with Hub(2, nbytes) as hub:
         both = [beside(work, hub.port, steps, nbytes, worker=number) for number in range(2)]
         ends = [one.result(DEADLINE_S) for one in both]
     hub.check_done(steps)
-    # A worker sends pushes and receives parameters; a push has an empty reply, a fetch no payload.
+    # Workers send pushes and receive parameters; fetch requests and replies to pushes are empty.
     assert sum(end.sent for end in ends) == hub.server.received_nbytes
     assert sum(end.received for end in ends) <= hub.server.sent_nbytes
     for end in ends:
@@ -62,7 +62,7 @@ def test_cut_connections_do_not_change_the_result():
 
 
 def test_a_partition_does_not_change_the_result():
-    """The hub is silent beyond the heartbeat limit in the middle of a push."""
+    """The hub is silent for longer than the heartbeat limit in the middle of a push."""
     nbytes, steps, clock = MIB, 3, Clock()
     with Hub(1, nbytes) as hub, Proxy(hub.port, 0.002) as between:
         worker = beside(work, between.port, steps, nbytes, clock=clock, deadline_s=NEVER_S)
@@ -77,7 +77,7 @@ def test_a_partition_does_not_change_the_result():
 
 
 def test_a_killed_hub_resumes_from_its_state():
-    """Its worker reconnects and repeats the step without a reply."""
+    """Its worker reconnects, and repeats the step that had no reply."""
     nbytes, steps = MIB, 6
     first = Hub(1, nbytes, ends_after=3)
     worker = beside(work, first.port, steps, nbytes)
@@ -107,7 +107,7 @@ def test_a_worker_killed_in_the_middle_of_a_push_is_lost_and_replaced():
     assert hub.joined == [0, 1, 0]
 
 
-def test_a_silent_worker_is_lost_after_a_minute_and_one_that_only_lives_is_not():
+def test_a_silent_worker_is_lost_after_a_minute_and_one_with_heartbeats_is_not():
     clock, other = Clock(), Clock()
     with closing(Server("tcp://127.0.0.1:0", limits_of(2), keys=None, clock=clock)) as server:
         port = int(server.address.rpartition(":")[2])
@@ -119,7 +119,7 @@ def test_a_silent_worker_is_lost_after_a_minute_and_one_that_only_lives_is_not()
                 clock.now_s += 29.9
                 silent.receive(MessageKind.HEARTBEAT)
                 before = server.received_nbytes
-                other.now_s += 1.1  # the heartbeat of the living one is due
+                other.now_s += 1.1  # the next heartbeat of `living` is due
                 until(lambda before=before: server.received_nbytes > before)
             assert server.receive(0.0) is None
             clock.now_s += 1.1
@@ -171,11 +171,11 @@ def test_only_workers_with_known_keys_are_accepted(caplog, tmp_path: Path):
     ours, others, mixed = (tmp_path / name for name in ("ours", "others", "mixed"))
     for folder in (ours, others, mixed):
         generate_keys(folder)
-    (mixed / "hub.pub").write_bytes((ours / "hub.pub").read_bytes())  # a stranger may know it
+    (mixed / "hub.pub").write_bytes((ours / "hub.pub").read_bytes())  # strangers may have it
     with Hub(keys=load_hub_keys(ours)) as hub:
         with refused("keys"):
             client_of(hub.port, keys=load_worker_keys(mixed))
-        for keys in (load_worker_keys(others), None):  # the first would talk to another hub
+        for keys in (load_worker_keys(others), None):  # the first keys are another hub's
             with pytest.raises(WorkerLost):
                 client_of(hub.port, keys=keys, deadline_s=2.0, clock=Clock(0.1))
         work(hub.port, keys=load_worker_keys(ours))
@@ -184,7 +184,7 @@ def test_only_workers_with_known_keys_are_accepted(caplog, tmp_path: Path):
     assert "unknown key from 127.0.0.1" in caplog.text
 
 
-def test_a_worker_asks_again_every_five_seconds_and_gives_up_at_its_deadline():
+def test_a_worker_repeats_its_hello_every_five_seconds_until_its_deadline():
     received = 0
     with zmq.Context.instance().socket(zmq.ROUTER) as mute:
         port = mute.bind_to_random_port("tcp://127.0.0.1")
@@ -194,13 +194,13 @@ def test_a_worker_asks_again_every_five_seconds_and_gives_up_at_its_deadline():
             mute.recv_multipart()
             received += 1
     assert received >= 2
-    with socket.socket() as nobody:  # which does not listen
+    with socket.socket() as nobody:  # bound, but not listening
         nobody.bind(("127.0.0.1", 0))
         with pytest.raises(WorkerLost):
             client_of(nobody.getsockname()[1], deadline_s=2.0, clock=Clock(0.2))
 
 
-def test_a_process_that_was_stopped_has_not_waited_for_the_hub(monkeypatch: pytest.MonkeyPatch):
+def test_the_time_of_a_stopped_process_is_no_waiting_time(monkeypatch: pytest.MonkeyPatch):
     clock, poll = Clock(), Connection.poll
 
     def stopped(*arguments: object, **options: object) -> None:
@@ -215,7 +215,7 @@ def test_a_process_that_was_stopped_has_not_waited_for_the_hub(monkeypatch: pyte
 
 
 def test_closing_leaves_no_descriptor_or_thread():
-    """Also if the hub is gone, and messages are unsent or unanswered."""
+    """Also after the hub has closed, with unsent and unanswered messages."""
 
     def open_and_close() -> tuple[int, int]:
         hub, clock = Hub(nbytes=16 * MIB, ends_after=1), Clock()

@@ -109,7 +109,7 @@ def test_every_corrupted_or_missing_byte_is_detected():
 
 
 @given(st.binary(max_size=2 * HEADER_NBYTES), st.binary(max_size=50))
-def test_random_bytes_are_no_header(frame, payload):
+def test_random_bytes_are_refused(frame, payload):
     for begin in (b"", b"PCLW"):
         with pytest.raises(ProtocolError):
             unpack(begin + frame, payload)

@@ -24,8 +24,8 @@ from paceline.rpc.frames import (
 from rpc_exchange import DEADLINE_S, MIB, NONCE, Hub, Raw, beside, expected, work
 
 NBYTES = 100_000
-NUM_HOSTILE = 6 * 2 * 4 * 13  # wrong messages
-MAX_GROWTH = 32 << 20  # of which the queues of the connections may take 8 MiB each
+NUM_HOSTILE = 6 * 2 * 4 * 13  # invalid messages sent
+MAX_GROWTH = 32 << 20  # bytes; the queue of each connection may hold 8 MiB
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_a_repeated_request_is_answered_again_but_not_executed(hub, raw):
     assert raw.receive(MessageKind.REPLY)[0] == first
     raw.push(2, acknowledged=1)
     assert raw.receive(MessageKind.REPLY)[0].sequence == 2
-    raw.push(1, acknowledged=2)  # the hub only knows that this request was executed
+    raw.push(1, acknowledged=2)  # executed, but the hub no longer has the reply
     raw.push(2, acknowledged=2)
     raw.push(3, acknowledged=2)
     assert raw.receive(MessageKind.REPLY)[0].sequence == 3
@@ -59,7 +59,7 @@ def test_a_repeated_request_is_answered_again_but_not_executed(hub, raw):
 
 
 def piece_of(raw: Raw, nbytes: int, size: int, offset: int = 0) -> None:
-    """Send a piece of a push of this many bytes."""
+    """Send a piece of `nbytes` bytes of a push of `size` bytes."""
     header = raw.header(MessageKind.REQUEST, 1, topic="push", sizes=(size,), offset=offset)
     raw.frames(pack(header, bytes(nbytes)), bytes(nbytes))
 
@@ -74,7 +74,7 @@ def piece_of(raw: Raw, nbytes: int, size: int, offset: int = 0) -> None:
         (lambda raw: raw.send(replace(raw.header(MessageKind.REQUEST, 1), worker=1), b"x"), 0),
         (lambda raw: raw.send(raw.header(MessageKind.WELCOME, 1), b"x"), 0),
     ],
-    ids=["too large", "too many", "not the next piece", "other run", "other worker", "a hub's"],
+    ids=["too large", "too many", "not the next piece", "other run", "other worker", "hub only"],
 )
 def test_a_message_that_is_not_allowed_resets_the_connection(hub, raw, wrong, num_done: int):
     token, _ = raw.join()
@@ -83,12 +83,12 @@ def test_a_message_that_is_not_allowed_resets_the_connection(hub, raw, wrong, nu
     with Raw(hub.port) as again:
         assert again.join(token) == (token, num_done)
         while num_done and again.receive(MessageKind.REPLY)[0].sequence < num_done:
-            pass  # what the hub has, it also executes
+            pass  # the hub executes all requests that it has received
     assert len(hub.steps_of()) == num_done
     assert hub.server.refusals.num_total == 1
 
 
-def test_a_worker_of_another_version_is_told_so(hub, raw):
+def test_a_worker_of_another_version_is_refused_with_both_versions(hub, raw):
     header = bytearray(pack(raw.header(MessageKind.HELLO), b""))
     header[4] = 7
     raw.frames(bytes(header) + b"and more", b"whatever it says")
@@ -105,7 +105,7 @@ def peak_of(pid: int) -> int:
 
 
 def send_garbage(port: int, rng: random.Random) -> None:
-    """Send bytes that are not ZeroMQ's protocol, or only its beginning."""
+    """Send bytes that violate ZeroMQ's protocol, or only the beginning of its handshake."""
     greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48)
     ready = b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
     huge = b"\x02" + (1 << 40).to_bytes(8, "big")
@@ -154,7 +154,7 @@ def test_hostile_bytes_neither_stop_the_hub_nor_fill_its_memory():
                 with Raw(port) as raw:
                     for _ in range(4):
                         send_hostile(raw, rng)
-                    raw.frames(bytes(32 * MIB))  # which has ZeroMQ close the connection
+                    raw.frames(bytes(32 * MIB))  # ZeroMQ closes the connection
         assert peak_of(served.pid) - before < MAX_GROWTH
         assert honest.result(DEADLINE_S).restarts == 0
         work(port, 3, NBYTES)

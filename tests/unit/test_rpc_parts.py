@@ -1,4 +1,4 @@
-"""The parts of rpc that need no network: sessions, credits, queues, limits and the log."""
+"""Parts of rpc that need no network: sessions, credits, queues, limits, log and keys."""
 
 import logging
 import os
@@ -75,7 +75,7 @@ class TestSession:
             hub.outgoing.advance()
         assert hub.outgoing.peek() is None
 
-    def test_two_requests_of_the_largest_size_may_wait_for_replies(self):
+    def test_at_most_two_requests_of_the_largest_size_may_wait_for_replies(self):
         hub = session()
         for sequence in (1, 2):
             assert send(hub, sequence, MAX_NBYTES)
@@ -128,14 +128,14 @@ class TestOutbox:
         assert waiting.result(DEADLINE_S).sequence == WINDOW + 1
         assert outbox.acknowledged == WINDOW
 
-    def test_a_new_connection_sends_again_what_the_hub_lacks(self):
+    def test_a_new_connection_repeats_requests_that_the_hub_lacks(self):
         outbox = joined()
         pending = [outbox.admit(Message("a")) for _ in range(4)]
         assert [outbox.take() for _ in range(3)] == pending[:3]
         outbox.answer(2, Message("done"))
         assert outbox.join(SESSION, MAX_NBYTES, 1)
         assert [outbox.take() for _ in range(3)] == [pending[2], pending[3], None]
-        assert not outbox.answer(2, Message("done"))  # it came over both connections
+        assert not outbox.answer(2, Message("done"))  # the reply came over both connections
 
     def test_a_restarted_hub_voids_the_requests_it_does_not_know(self):
         outbox = joined()
@@ -147,8 +147,8 @@ class TestOutbox:
             waiting.result(DEADLINE_S)
         assert outbox.take() is None
         assert kept.result().topic == "done"
-        assert outbox.admit(Message("a")).sequence == 3  # it was told: it has begun its step again
-        # A restart between two requests of one step: the second means nothing to the new hub.
+        assert outbox.admit(Message("a")).sequence == 3  # the error has restarted the step
+        # A restart between two requests of one step: the second is invalid for the new hub.
         outbox.answer(3, Message("done"))
         outbox.join(SESSION, MAX_NBYTES, 0)
         with pytest.raises(HubRestarted):
@@ -164,13 +164,13 @@ class TestOutbox:
         ("settings", lambda: Limits("run", 1, 1, settings=bytes(65537))),
     ],
 )
-def test_names_and_limits_that_cannot_be_are_refused(field: str, make):
+def test_invalid_names_and_limits_are_refused(field: str, make):
     Limits("run", 1, 1, settings=bytes(65536))
     with refused(field):
         make()
 
 
-def test_a_flood_of_warnings_is_a_line_every_five_seconds(caplog):
+def test_a_flood_of_warnings_is_logged_as_one_line_every_five_seconds(caplog):
     clock = Clock()
     log = RateLimitedLog(logging.getLogger("paceline.rpc.test"), clock)
     for number in range(1000):
@@ -186,7 +186,7 @@ def test_a_flood_of_warnings_is_a_line_every_five_seconds(caplog):
     assert log.num_total == 1000
 
 
-def test_a_worker_tells_again_what_a_hub_has_forgotten():
+def test_a_report_is_repeated_if_the_hub_restarts():
     told, answers = [], [HubRestarted("anew"), None]
 
     def tell() -> None:
@@ -244,7 +244,7 @@ def test_keys_that_cannot_be_used_are_refused(tmp_path: Path, spoil, field: str 
         *("tcp://1.2.3.4:-1", "tcp://1.2.3.4:٣", "tcp://::1:80", "ipc://x:1", "tcp://a;b:1", ""),
     ],
 )
-def test_other_texts_than_addresses_are_refused(text: str):
+def test_invalid_addresses_are_refused(text: str):
     for right in ("tcp://10.0.0.1:5555", "tcp://[fe80::1]:1", "tcp://a.b:65535"):
         assert connect_address(right, has_keys=True) == right
     for option, check in (("listen", bind_address), ("connect", connect_address)):
@@ -252,7 +252,7 @@ def test_other_texts_than_addresses_are_refused(text: str):
             check(text, has_keys=True)
 
 
-def test_a_hub_never_binds_every_interface_or_without_keys_any_but_loopback_ones():
+def test_a_hub_binds_never_all_interfaces_and_without_keys_only_loopback():
     for plain in ("tcp://127.0.0.1:0", "tcp://[::1]:0", "tcp://localhost:0"):
         assert "localhost" not in bind_address(plain, has_keys=False)
     wide = [(f"tcp://{host}:5555", True) for host in ("0.0.0.0", "[::]", "a.name")]

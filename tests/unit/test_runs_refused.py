@@ -1,4 +1,4 @@
-"""What a run refuses once its model and its data are there, and what is left of its folder."""
+"""Errors of a run after its model and data are loaded, and the folder of a failed run."""
 
 import shutil
 import socket
@@ -20,7 +20,7 @@ from refusals import refused
 
 
 def train(tmp_path: Path, **values: object) -> None:
-    """Go through a training in this process."""
+    """Train in this process."""
     known = {"model": "lenet5", "workers": 1, "profile_s": 0.02, "epochs": 1}
     request = requested("train", known | {"output": tmp_path / "runs"} | values, quiet=True)
     go_through(request, Group.alone(torch.device("cpu"), 60.0))
@@ -31,7 +31,7 @@ def train(tmp_path: Path, **values: object) -> None:
     [
         ({"model": "torch.nn:ReLU"}, "torch.nn:ReLU"),
         ({"data": "images:none"}, "data"),
-        ({"batch_size": 1000}, "batch_size"),  # 2 steps an epoch, of which none is measured
+        ({"batch_size": 1000}, "batch_size"),  # only 2 steps per epoch, so none is measured
         ({"learning_rate": 1e38}, "learning_rate"),
         ({"model": "own_recipes:tokens", "data": "digits"}, "data"),
         ({"model": "own_recipes:uneven"}, "own_recipes:uneven"),
@@ -73,7 +73,7 @@ def test_a_module_in_place_of_a_recipe_is_refused(verb):
 
 
 def ended(output: Path, error: BaseException, before=lambda folder: None, **how) -> Path:
-    """The folder of a run that has done something `before` it ends with the error."""
+    """Call `before` in the folder of a run that then raises `error`; return the folder."""
 
     def run() -> None:
         with run_folder(output, "run", TrainSettings(model="lenet5"), **how) as folder:
@@ -92,15 +92,15 @@ def test_a_run_that_fails_before_its_first_result_leaves_no_folder(tmp_path: Pat
     assert not ended(tmp_path, error).exists()
 
 
-def test_what_a_run_has_written_outlives_its_failure(tmp_path: Path):
+def test_files_that_a_run_has_written_outlive_its_failure(tmp_path: Path):
     folder = ended(tmp_path, RuntimeError(), lambda folder: (folder / "checkpoints").mkdir())
     assert {path.name for path in folder.iterdir()} == {"run.toml", "checkpoints"}
 
 
-def test_the_folder_of_a_run_that_goes_on_stays(tmp_path: Path):
+def test_the_folder_of_a_resumed_run_outlives_its_failure(tmp_path: Path):
     make_folder(tmp_path, "run")
     assert (ended(tmp_path, RuntimeError(), exists=True) / "run.toml").is_file()
 
 
-def test_a_folder_that_is_gone_does_not_hide_the_error(tmp_path: Path):
+def test_a_removed_folder_does_not_hide_the_error(tmp_path: Path):
     ended(tmp_path, RuntimeError(), shutil.rmtree)

@@ -1,4 +1,4 @@
-"""The steps after which a single process saves a run."""
+"""Steps after which a single process saves a checkpoint."""
 
 from pathlib import Path
 
@@ -15,8 +15,8 @@ from paceline.links.interruption import Interruption
 @pytest.mark.parametrize(
     ("every", "expected"), [("10", [12, 31, 40]), ("1h", []), ("never", [])], ids=str
 )
-def test_a_state_is_saved_once_for_each_interval_that_was_passed(tmp_path: Path, every, expected):
-    """For any skipped steps; and when the run must stop."""
+def test_a_state_is_saved_once_for_each_interval_that_has_passed(tmp_path: Path, every, expected):
+    """Also if steps are skipped, and on interruption."""
     settings, interruption = TrainSettings(model="mlp", checkpoint_every=every), Interruption()
     group = Group.alone(torch.device("cpu"), 1.0)
     saver, saved = Saver(group, tmp_path, settings, interruption, 0), list[int]()

@@ -1,4 +1,4 @@
-"""Predicted studies on described machines, by the command line, and the page of a study."""
+"""Predicted scaling studies from the command line, and the page of a study."""
 
 import json
 from collections.abc import Mapping
@@ -51,7 +51,7 @@ def test_a_cell_is_the_forecast_of_its_plan(line):
 
 
 def test_cells_that_cannot_be_are_rows_that_say_so(line, tmp_path):
-    """More workers than a machine has, and a batch that the model fails with."""
+    """More workers than the machine has, and a batch for which the model raises."""
     asked = ("--batch-size", "16", "--scaling", "strong,weak", "--samples", 1000)
     cells = predicted(line, "lenet5", *asked, "--workers", "1,2,4")["cells"]
     assert len(cells) == 3 * 3 * 2
@@ -77,19 +77,19 @@ def test_cells_that_cannot_be_are_rows_that_say_so(line, tmp_path):
         (["broken_in_forward:Broken"], "input_shape"),
     ],
 )
-def test_what_cannot_be_studied_is_refused_and_makes_no_folder(line, tmp_path, arguments, field):
+def test_a_refused_study_makes_no_folder(line, tmp_path, arguments, field):
     (tmp_path / "broken_in_forward.py").write_text(BROKEN)
     assert line("scale", *arguments, "--output", tmp_path / "study").refused == field
     assert not (tmp_path / "study").exists()
 
 
-def test_the_same_command_finds_its_cells_again(line, tmp_path):
+def test_the_same_command_reuses_its_cells(line, tmp_path):
     command = ("lenet5", "--batch-size", "16", "--strategy", "tree", "--workers", "1,2")
     first = predicted(line, *command)
     (written,) = tmp_path.glob("runs/*/cells.jsonl")
     before = written.read_text()
     assert predicted(line, *command) == first
-    assert 2 in numbers(line.err)  # cells are kept
+    assert 2 in numbers(line.err)  # cells are reused
     assert written.read_text() == before
 
 
@@ -115,7 +115,7 @@ def page(folder: Path, cells: list[ScaleCell]) -> str:
 
 
 def shown(cells: list[ScaleCell]) -> Mapping[str, Any]:
-    """Return what the page of a study with these cells shows."""
+    """Return the contents of the page of a study with these cells."""
     return page_of(result_of(cells)).content
 
 
@@ -145,14 +145,14 @@ def test_the_page_draws_the_figures_and_names_what_failed(tmp_path):
 
 NAMES = ("tree", "host", "allreduce")
 MEASURED = ((10.0, (9.8, 10.2)), (10.1, (9.9, 10.4)), (12.18, (12.0, 12.3)))
-PREDICTED = tuple((s, (0.87 * s, 1.13 * s)) for s in (10.0, 12.9, 13.1))  # with their ranges
+PREDICTED = tuple((s, (0.87 * s, 1.13 * s)) for s in (10.0, 12.9, 13.1))  # with ranges of 13 %
 
 
 @pytest.mark.parametrize(
     ("kind", "epochs", "overheads"),
     [("measured", MEASURED, [0.0, 1.0, 21.8]), ("predicted", PREDICTED, [0.0, 29.0, 31.0])],
 )
-def test_overheads_that_cannot_be_told_apart_are_marked(kind, epochs, overheads):
+def test_overheads_within_the_spread_are_marked(kind, epochs, overheads):
     cells = [
         cell(name, kind=kind, epoch_s=epoch_s, spread=spread)
         for name, (epoch_s, spread) in zip(NAMES, epochs, strict=True)
@@ -161,11 +161,11 @@ def test_overheads_that_cannot_be_told_apart_are_marked(kind, epochs, overheads)
     assert row[:3] == (kind, "16", "10.0 s")
     assert [numbers(one) for one in row[3:]] == [[one] for one in overheads]
     assert ["," in one for one in row[3:]] == [False, True, False]  # the second is marked
-    # What is copied is the number.
+    # Users copy the number without the mark.
     assert row[4].value == pytest.approx(overheads[1])
 
 
-def test_a_method_that_takes_many_times_as_long_alone_is_told_in_times():
+def test_an_overhead_from_tenfold_is_a_multiple():
     found = shown([cell("tree"), cell("host", epoch_s=252.983)])
     assert last(found["overhead"]) == ["25.3 times"]
 
@@ -173,14 +173,14 @@ def test_a_method_that_takes_many_times_as_long_alone_is_told_in_times():
 @pytest.mark.parametrize(
     ("epochs_s", "mean", "errors"),
     [
-        # By 20 %, -10 % and 0 %: 10 % on average, and 3.3 % if signs counted.
+        # Errors of 20 %, -10 % and 0 %: 10 % on average, without signs (3.3 % with signs).
         ([(12.0, 10.0), (18.0, 20.0), (5.0, 5.0)], 10.0, ["+20.0 %", "-10.0 %", "+0.0 %"]),
-        # As a share of what was found, and not of the prediction.
+        # Relative to the measured value, not to the prediction.
         ([(20.0, 10.0)], 100.0, ["+100.0 %"]),
     ],
 )
-def test_predictions_beside_what_was_found(epochs_s, mean, errors):
-    cells = [cell("tree", 2, kind="predicted", epoch_s=1e6)]  # nothing was found beside it
+def test_predictions_have_errors_if_they_were_measured(epochs_s, mean, errors):
+    cells = [cell("tree", 2, kind="predicted", epoch_s=1e6)]  # never measured
     for method, (predicted_s, found_s) in zip(NAMES, epochs_s, strict=False):
         cells.append(cell(method, kind="predicted", epoch_s=predicted_s))
         cells.append(cell(method, epoch_s=found_s))
@@ -190,8 +190,8 @@ def test_predictions_beside_what_was_found(epochs_s, mean, errors):
     assert 100 * found["mean_error"] == pytest.approx(mean)
 
 
-def test_workers_wait_for_the_exchange_s_share_of_an_epoch():
-    """Workers compute 100 s among them, or 100 s each, and an exchange of e s shows."""
+def test_synchronisation_is_the_share_of_the_exposed_exchange():
+    """All workers compute 100 s together (strong) or 100 s each (weak)."""
     costs = {"allreduce": 10.0, "tree": 30.0}
     cells = study(costs, (1, 2, 4)) + study(costs, (1, 2, 4), scaling="weak")
     table = shown(cells)["synchronisation"]
@@ -203,10 +203,10 @@ def test_workers_wait_for_the_exchange_s_share_of_an_epoch():
     }
 
 
-def test_idle_time_is_waiting_and_a_hidden_exchange_is_not():
+def test_synchronisation_includes_idle_time_but_no_hidden_exchange():
     waits = {"epoch_s": 8.0, "exposed_s": 0.5, "idle_s": 1.5, "hidden_s": 4.0}
     cells = [cell("host", 2, **waits), cell("host", 4, **waits | {"idle_s": 0.3})]
-    # What was not measured is a dash, and kinds have rows of their own.
+    # Missing values are dashes, and each kind has its row.
     cells.append(cell("host", 4, kind="rehearsed", exposed_s=1.0, idle_s=0.0))
     rows = shown(cells)["synchronisation"].rows
     assert {row[3]: list(row[-2:]) for row in rows} == {

@@ -1,4 +1,4 @@
-"""The parts of a study without processes: cells, runs, turns, journal, remaining time."""
+"""Scaling studies without processes: cells, runs, turns, journal, remaining time."""
 
 from pathlib import Path
 from statistics import quantiles
@@ -53,7 +53,7 @@ def test_scaling_keeps_the_samples_or_the_batch_of_a_worker():
     strong, weak = Point("tree", 4, 32, "strong"), Point("tree", 4, 32, "weak")
     assert (strong.batch_size, weak.batch_size) == (32, 128)
     assert strong.steps_of(1000) == weak.steps_of(1000) == 32
-    # Mojumder et al., section V-A: 256K images in batches of so many on each GPU.
+    # Mojumder et al., section V-A: 256K images; the batch size is that of each GPU.
     published = Point("tree", 4, 32, "strong-per-worker")
     assert (published.batch_size, published.steps_of(262_144)) == (128, 2048)
 
@@ -87,7 +87,7 @@ def changed(**fields) -> ScaleSettings:
 
 @pytest.mark.parametrize(
     ("fields", "samples"),
-    [  # one for each class; and few steps where the run predicts
+    [  # at least one per class; predictions take few steps
         ({"classes": 10, "batch_size": (1,), "workers": (1,), "steps": 6}, 10),
         ({"kinds": (Origin.PREDICTED,), "batch_size": (16,), "steps": 50}, 80),
     ],
@@ -119,7 +119,7 @@ class Turns:
         return [some_cell(method=run.method, batch=run.batch_size)]
 
 
-def test_repetitions_of_methods_take_turns_and_one_that_fails_is_left_out(tmp_path):
+def test_repetitions_of_methods_take_turns_and_a_failed_method_is_left_out(tmp_path):
     settings = changed(workers=(1,), strategy=("allreduce", "tree", "host"))
     turns = Turns()
     done = do_runs(cast("ScalingStudy", turns), list(runs(settings)), tmp_path, lambda run: None)
@@ -132,7 +132,7 @@ def test_repetitions_of_methods_take_turns_and_one_that_fails_is_left_out(tmp_pa
 
 
 @given(st.lists(st.floats(1e-4, 10), min_size=1, max_size=9))
-def test_a_cell_is_the_epoch_of_its_repetitions(seconds):
+def test_a_cell_has_the_median_and_quartiles_of_its_repetitions(seconds):
     parts = {"step": 9.0, "forward": 1.0, "backward": 2.0, "exposed": 0.5, "update": 0.25}
     parts |= {"idle": 0.25, "load": 0.0, "hidden": 7.0}
     found = cell(POINT, "measured", [RunStep(one, parts, 100) for one in seconds], 1600, 1e9)
@@ -151,16 +151,16 @@ def test_a_cell_is_the_epoch_of_its_repetitions(seconds):
     [
         # Lower ends of 0.77, 0.9 and 0.96 s, upper ends of 1.1, 1.43 and 1.44 s: their quartiles.
         ({1.0: 0.1, 1.2: 0.2, 1.1: 0.3}, 110, (83.5, 143.5)),
-        ({1.0: 1.5}, 100, (0.0, 250.0)),  # a restless profile's; no epoch takes less than nothing
+        ({1.0: 1.5}, 100, (0.0, 250.0)),  # from a noisy profile; a time is not negative
     ],
 )
-def test_predictions_of_several_runs_span_the_ends_of_their_ranges(ranges, epoch_s, spread):
+def test_predictions_of_several_runs_have_the_quartiles_of_their_ranges(ranges, epoch_s, spread):
     steps = [RunStep(seconds, PARTS, 100, within) for seconds, within in ranges.items()]
     found = cell(POINT, Origin.PREDICTED, steps, 1600, 1e9)
     assert (found.epoch_s, found.spread) == (pytest.approx(epoch_s), pytest.approx(spread))
 
 
-def test_a_run_carries_the_range_of_its_own_prediction():
+def test_a_run_has_the_range_of_its_own_plan():
     own, other = plan_row(step_s=20, range_share=0.2), plan_row(strategy="tree", range_share=0.6)
     found = steps_of(run(EXCHANGES, plans=(own, other), predicted_step_s=20, step_s=22))
     assert found[Origin.PREDICTED].range_s == pytest.approx((16, 24))
@@ -171,7 +171,7 @@ def test_a_run_carries_the_range_of_its_own_prediction():
     ("kinds", "head", "told"),
     [(["measured", "predicted"], "range", [[9, 10]]), (["measured"], "quartiles", [])],
 )
-def test_what_stands_beside_epochs_is_named(capsys, kinds, head, told):
+def test_the_spread_of_epochs_is_a_range_or_quartiles(capsys, kinds, head, told):
     cells = [some_cell(kind=kind, spread=(9.0, 11.3)) for kind in kinds]
     Console(width=80).print(cells_table(cells))
     _, heads, *rows = capsys.readouterr().out.splitlines()
@@ -231,7 +231,7 @@ def test_another_study_another_version_and_a_broken_journal_are_refused(tmp_path
 
 
 @given(st.lists(st.floats(0.1, 1e4), min_size=2, max_size=20), st.floats(0.01, 100))
-def test_the_remaining_time_is_right_where_expectations_are_off_alike(expected, ratio):
+def test_the_remaining_time_is_exact_if_all_expectations_are_off_by_one_ratio(expected, ratio):
     assert remaining_s(expected, []) is None
     ended = [(seconds, ratio * seconds) for seconds in expected[:-1]]
     for number in range(1, len(expected)):

@@ -1,4 +1,4 @@
-"""The learning rate by completed samples, compared with torch's schedules."""
+"""Learning rates by completed samples, compared with torch's schedules."""
 
 import warnings
 from collections.abc import Callable
@@ -44,7 +44,7 @@ def sgd(parameters) -> Optimizer:
 
 
 @pytest.mark.parametrize("make", SCHEDULES.values(), ids=SCHEDULES)
-def test_a_batch_has_the_rate_of_the_step_that_it_would_be_part_of(make):
+def test_a_batch_has_the_rate_of_the_step_that_would_contain_it(make):
     optimizer = sgd([nn.Parameter(torch.zeros(1))])
     schedule = make(optimizer)
     rates = []
@@ -58,11 +58,11 @@ def test_a_batch_has_the_rate_of_the_step_that_it_would_be_part_of(make):
         for num_samples in range(0, NUM_STEPS * BATCH_SIZE, 3):
             expected = rates[num_samples // BATCH_SIZE] / RATE
             assert scheduled.factor(num_samples) == pytest.approx(expected, rel=1e-12)
-    assert len(set(rates)) > 5  # otherwise this would show nothing
+    assert len(set(rates)) > 5  # otherwise the comparison would be trivial
 
 
-def test_a_rate_is_that_of_the_most_samples_so_far():
-    """Also after resuming, and after a lost worker returned samples."""
+def test_the_rate_follows_the_highest_number_of_samples_so_far():
+    """Also after resuming, and after the samples of a lost worker are returned."""
     scheduled, resumed = (ScheduledRate(sgd, SCHEDULES["lambda"], BATCH_SIZE) for _ in range(2))
     for steps, expected in ((4, 1 / 5), (2, 1 / 5), (5, 1 / 6)):
         assert scheduled.factor(steps * BATCH_SIZE) == pytest.approx(expected)
@@ -78,12 +78,12 @@ def test_a_rate_is_that_of_the_most_samples_so_far():
         (0.0, SCHEDULES["cosine"]),
     ],
 )
-def test_a_schedule_of_more_than_the_rate_is_refused(rate: float, schedule):
+def test_a_schedule_that_is_no_factor_of_the_rate_is_refused(rate: float, schedule):
     with refused("schedule"):
         ScheduledRate(lambda some: SGD(some, rate, momentum=0.9), schedule, BATCH_SIZE)
 
 
-def test_settings_go_before_the_recipe_whose_schedule_gets_the_steps_of_the_run():
+def test_settings_override_the_recipe_and_its_schedule_gets_the_number_of_steps():
     data = torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64)
     own = replace(
         classifying(lambda: nn.Linear(2, 2), data),

@@ -1,4 +1,4 @@
-"""Stretched models: each layer `factor` times as long, on a clock that work and sleeping move."""
+"""Stretched models: each layer takes `factor` times as long, on a simulated clock."""
 
 from collections.abc import Callable
 from math import inf, nan
@@ -19,7 +19,7 @@ from ticking import Sleeping, Timed
 
 
 def twice(module: nn.Module, last: nn.Module) -> nn.Module:
-    """Return a model with a shared module, and two outputs."""
+    """Return a model with a shared module and two outputs."""
 
     def compute(net: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
         inner = net.module(net.module(x))
@@ -29,7 +29,7 @@ def twice(module: nn.Module, last: nn.Module) -> nn.Module:
 
 
 def checkpointed(module: nn.Module) -> nn.Module:
-    """Return a model that runs its module again in backward, in a pass within the other."""
+    """Return a model that recomputes its module in a nested backward pass."""
     return Net(lambda net, x: checkpoint(net.module, x, use_reentrant=True), module=module)
 
 
@@ -97,7 +97,7 @@ def test_each_layer_takes_factor_times_as_long_both_ways(clock: Sleeping, case: 
     assert spans(model, clock, exchange_s) == {Kind.FORWARD: forward, Kind.BACKWARD: backward}
 
 
-def test_removed_it_is_as_fast_as_before(clock: Sleeping):
+def test_after_removal_a_model_is_as_fast_as_before(clock: Sleeping):
     model = timed((2, 5), (3, 7))(clock)
     Stretched(model, 3).remove()
     assert list(spans(model, clock).values()) == [
@@ -105,7 +105,7 @@ def test_removed_it_is_as_fast_as_before(clock: Sleeping):
     ]
 
 
-def test_waits_that_are_too_long_do_not_add_up(clock: Sleeping):
+def test_delays_of_late_wakeups_do_not_add_up(clock: Sleeping):
     clock.late_s = 0.5
     model = nn.Sequential(*(Timed(clock, 1, 1) for _ in range(8)))
     Stretched(model, 2)
@@ -114,8 +114,8 @@ def test_waits_that_are_too_long_do_not_add_up(clock: Sleeping):
     assert shares[Kind.BACKWARD][-1][2] == pytest.approx(132.5)
 
 
-def test_an_output_that_is_used_again(clock: Sleeping):
-    """Its gradient comes in the midst of a backward pass that has begun with another output's."""
+def test_an_output_that_is_an_input_too_is_stretched_once(clock: Sleeping):
+    """Its gradient arrives during the backward pass of another output."""
     model = Net(lambda net, x: ((one := net.module(x)), net.module(one)), module=Timed(clock, 2, 5))
     Stretched(model, 2)
     assert spans(model, clock)[Kind.BACKWARD] == [("module", 108, 128)]
@@ -168,7 +168,7 @@ def test_outputs_and_gradients_are_the_same_to_the_last_bit(build: Callable[[], 
     assert all(torch.equal(one, other) for one, other in zip(plain, slow, strict=True))
 
 
-def test_gradients_are_still_handed_over_without_a_copy():
+def test_autograd_still_hands_over_gradients_without_a_copy():
     class Handed(torch.autograd.Function):
         @staticmethod
         def forward(ctx, parameter: Tensor) -> Tensor:
@@ -185,7 +185,7 @@ def test_gradients_are_still_handed_over_without_a_copy():
     assert model.weight.grad.data_ptr() == buffer.data_ptr()
 
 
-def test_a_device_cannot_be_made_faster_and_only_the_host_can_wait():
+def test_factors_below_1_and_models_on_other_devices_than_the_cpu_are_refused():
     for factor in (0.5, 0, -1, nan, inf):
         with refused("factor"):
             Stretched(nn.Linear(1, 1), factor)

@@ -1,4 +1,4 @@
-"""Recipes that strategy subbatch trains or refuses: losses, targets, optimizers, models."""
+"""Losses, targets, optimizers and models that strategy subbatch trains or refuses."""
 
 from functools import partial
 from typing import Any
@@ -45,7 +45,7 @@ ROWS, ROWS_OF_TOKENS = torch.zeros(1, 6), torch.zeros(1, 3, 6)
         (next_token_loss, ROWS_OF_TOKENS),
     ],
 )
-def test_cross_entropy_is_recognised(loss: Any, outputs: torch.Tensor):
+def test_all_forms_of_cross_entropy_are_accepted(loss: Any, outputs: torch.Tensor):
     targets = torch.zeros(outputs.shape[:-1], dtype=torch.int64)
     for score in (bits_per_byte, *([accuracy] if outputs is ROWS else [])):
         check_objective(recipe(loss=loss, score=score), outputs, targets)
@@ -81,7 +81,7 @@ def test_another_loss_is_refused(changes: dict[str, Any], outputs, targets, fiel
     [
         torch.tensor([0, 6]),
         torch.tensor([-1, 2]),
-        torch.zeros(2, 4, dtype=torch.int64),  # where 6 rows are the most
+        torch.zeros(2, 4, dtype=torch.int64),  # 8 rows, but at most 6 are allowed
         torch.zeros(2),
     ],
 )
@@ -99,7 +99,7 @@ def test_targets_that_do_not_fit_are_refused(targets: torch.Tensor):
         partial(optim.Adagrad, lr=0.1),
     ],
 )
-def test_optimizers_of_each_value_can_have_rows(optimizer: Any):
+def test_elementwise_optimizers_are_accepted(optimizer: Any):
     check_row_wise(lambda module: optimizer(module.parameters()))
 
 
@@ -168,7 +168,7 @@ def test_a_body_is_the_model_up_to_its_last_layer(optional: bool):
     assert not body.norm.training
 
 
-def test_what_is_not_the_result_of_its_last_layer_is_no_bypass():
+def test_a_head_whose_outputs_are_not_the_models_is_refused():
     tokens = torch.arange(6).view(1, 6)
     assert bypassed(Language(), "norm", tokens) is None
     assert bypassed(Doubling(), "head", tokens) is None
@@ -176,7 +176,7 @@ def test_what_is_not_the_result_of_its_last_layer_is_no_bypass():
         parted(tokens_recipe(model=Doubling))
 
 
-def test_a_model_that_changes_its_mind_in_training_is_refused():
+def test_a_model_that_changes_its_heads_outputs_in_training_is_refused():
     class Changing(Language):
         def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
             found = super().forward(tokens, mask)
@@ -195,8 +195,8 @@ def test_a_tied_head_is_refused(head: str | None):
         parted(recipe, head=head)
 
 
-def test_nothing_is_described_with_values():
-    """A factory that respects torch.device allocates no head."""
+def test_a_recipe_is_described_on_the_meta_device():
+    """If the factory respects torch.device, describing allocates no head."""
     made = []
 
     class Watched(Language):

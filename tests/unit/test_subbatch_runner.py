@@ -1,4 +1,4 @@
-"""The runner of strategy subbatch in a session of one worker: trained, rehearsed and refused."""
+"""Runner of strategy subbatch with one worker: training, rehearsal and refused settings."""
 
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ def session(settings: Any, group: Any, progress: Any = None, device: Any = None)
 
 
 def told(method: MagicMock) -> list[Any]:
-    """What a progress was told, by one of its methods."""
+    """Return the first argument of each call of a method."""
     return [one.args[0] for one in method.call_args_list]
 
 
@@ -46,8 +46,8 @@ def several_labels(*_: object) -> Dataset:
 @pytest.mark.parametrize(
     ("field", "more"),
     [
-        ("workers", {"workers": 2}),  # one has started
-        ("data", {"data": "several", "model": "mlp"}),  # labels of a sample
+        ("workers", {"workers": 2}),  # only one has started
+        ("data", {"data": "several", "model": "mlp"}),  # several labels per sample
         ("clip_norm", {"clip_norm": 1.0, "options": {"updates": "sub-batch"}}),
     ],
 )
@@ -60,7 +60,7 @@ def test_what_does_not_fit_is_refused(field: str, more: dict[str, Any], monkeypa
 
 
 def counting(index: int) -> tuple[dict[str, Tensor], Tensor]:
-    """Tokens that count up, with their inputs by name; the last target of a sample is ignored."""
+    """Return consecutive tokens as named inputs; the last target is ignored."""
     tokens = (index + torch.arange(6)) % VOCABULARY
     targets = torch.cat([tokens[1:-1], torch.tensor([IGNORED])])
     return {"tokens": tokens[:-1], "mask": torch.ones(5, dtype=torch.bool)}, targets
@@ -73,7 +73,7 @@ COUNTING = Recipe(
 
 
 def test_a_recipe_of_tokens_goes_through_a_session(tmp_path: Path):
-    """Inputs by name, bfloat16, clipped gradients, tests within the epoch, a run cut short."""
+    """With named inputs, bfloat16, clipping, tests within epochs and an incomplete epoch."""
     progress, path = MagicMock(), tmp_path / "model.safetensors"
     with given(COUNTING) as name, process_group(20.0) as group:
         settings = TrainSettings(

@@ -1,4 +1,4 @@
-"""A split head within one process: cuts, refusals, and the parts' values."""
+"""A split head within one process: cuts, refused models, and the values of parts."""
 
 from dataclasses import replace
 
@@ -14,7 +14,6 @@ from paceline.core.cost import PacedDevice, Rate, Roofline, Totals
 from paceline.core.plan import Kind, PriceKey
 from paceline.core.strategy import Window
 from paceline.core.workload import Cost
-from paceline.records.settings import validated_settings
 from paceline.strategies.subbatch import paced
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.layers import DropoutMasks, dropout_seed
@@ -52,7 +51,7 @@ class Skipping(Functional):
 
 
 class Dropping(Functional):
-    """Calls a dropout that stays active in tests."""
+    """Calls functional dropout, which a trace would keep active in evaluation."""
 
     def forward(self, images: Tensor) -> Tensor:
         values = torch.flatten(self.conv(images), 1)
@@ -87,7 +86,7 @@ def test_body_and_head_are_the_model():
         (chained(nn.Softmax(1)), ["2", "4"]),
         (chained(nn.RReLU()), ["2", "4"]),
         (chained(nn.Linear(6, 6).requires_grad_(False)), ["2", "4"]),
-        (nn.Sequential(nn.Tanh(), nn.Linear(4, 4)), ["1"]),  # nothing before it is trained
+        (nn.Sequential(nn.Tanh(), nn.Linear(4, 4)), ["1"]),  # no layer before it is trained
     ],
 )
 def test_what_cannot_be_split_is_refused(model, names):
@@ -95,25 +94,8 @@ def test_what_cannot_be_split_is_refused(model, names):
         partition(model, names, "net")
 
 
-GIVEN = {"model": "lenet5", "strategy": "subbatch"}
-
-
-@pytest.mark.parametrize(
-    ("field", "more"),
-    [
-        ("balance", {"balance": "auto"}),
-        ("accumulate", {"accumulate": 2}),
-        ("codec", {"options": {"activations": "threshold:1"}}),
-        ("options", {"options": {"chunk": 2}}),
-    ],
-)
-def test_settings_that_do_not_go_with_it_are_refused(field: str, more: dict):
-    with refused(field):
-        validated_settings(GIVEN | more)
-
-
 @pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
-def test_masks_are_those_of_plain_dropouts_on_the_whole_batch(p: float):
+def test_dropout_masks_are_those_of_torch_on_the_whole_batch(p: float):
     values = torch.randn(ROWS, 9)
     torch.manual_seed(dropout_seed(1, 2, "drop"))
     expected = nn.Dropout(p)(values)
@@ -135,7 +117,7 @@ def test_masks_are_those_of_plain_dropouts_on_the_whole_batch(p: float):
     ],
 )
 def test_parts_are_rows_of_the_model_that_is_built_whole(name: str, layers: tuple[str, ...]):
-    """The last one subtracts the mean of its weights, so it is built whole and then cut."""
+    """The sigmoid MLP subtracts the mean of its weights, so it is built whole and then cut."""
 
     def build() -> nn.Module:
         return find(name).build(10)
@@ -152,7 +134,7 @@ def test_parts_are_rows_of_the_model_that_is_built_whole(name: str, layers: tupl
 
 
 def test_no_more_than_one_tensor_of_a_head_is_ever_whole(monkeypatch):
-    """While the head is filled, what there is of it are the parts, and the tensor at hand."""
+    """While a head is initialised, only its parts and the current tensor are in memory."""
     made: list[int] = []
     dispatch = sharded._KeepRows.__torch_dispatch__
 
@@ -177,7 +159,7 @@ SCALE = 0.125
 def parted(
     logits: torch.Tensor, targets: torch.Tensor, ranks: int
 ) -> tuple[CrossEntropy, torch.Tensor]:
-    """Return loss and gradients as computed by ranks with some columns each."""
+    """Return loss and gradients, computed by ranks that have some columns each."""
     sharding = Sharding.even(logits.shape[1], ranks)
     shards = [sharding.shard(rank) for rank in range(ranks)]
     own = list(logits.split(sharding.sizes, 1))
@@ -206,7 +188,7 @@ def test_loss_and_derivatives_are_torchs(
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_logits_that_exp_cannot_hold_have_a_loss(ranks: int):
+def test_logits_that_overflow_exp_have_a_loss(ranks: int):
     logits = torch.tensor([[1e4, -1e4, 0.0], [-2e4, -2e4, -2e4]])
     targets = torch.tensor([1, 2])
     loss, gradients = parted(logits, targets, ranks)
@@ -220,13 +202,13 @@ RATE = Rate(1e9, NBYTES_PER_S, CALL_S)
 
 
 def moving(layer):
-    """A layer that moves its weights and some bytes a sample, and does no arithmetic."""
+    """Return the layer with memory traffic (weights, and bytes per sample) instead of flops."""
     forward, backward = Cost(0, layer.gradient_nbytes + 960, 1), Cost(0, 0, 2)
     backward = replace(backward, nbytes=2 * layer.gradient_nbytes + 1920)
     return replace(layer, forward=forward, backward=backward)
 
 
-# Parameters have names as models have them.
+# Parameters have the names that they have in models.
 BODY = replace(
     CONV, parameters=tuple(replace(one, name=f"conv.{one.name}") for one in CONV.parameters)
 )

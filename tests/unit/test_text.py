@@ -1,4 +1,4 @@
-"""Text and arrays of tokens as data sets, and the windows that are cut of them."""
+"""Data sets of text and of token arrays, and windows of tokens."""
 
 import os
 import sysconfig
@@ -28,7 +28,7 @@ def halves(data: Dataset) -> tuple[bytes, bytes]:
 
 
 class TestLibrary:
-    """The source of this interpreter's library."""
+    """Data set `text`: the source code of the standard library."""
 
     def test_it_has_the_modules_and_neither_tests_nor_packages(self) -> None:
         data = load("text")
@@ -52,7 +52,7 @@ class TestLibrary:
 
 class TestFile:
     def test_the_last_twentieth_is_for_testing(self, tmp_path: Path) -> None:
-        text = bytes(range(256)) * 40  # no encoding has all of these
+        text = bytes(range(256)) * 40  # all byte values, so not UTF-8
         path = tmp_path / "some, text"
         path.write_bytes(text)
         data = load(f"text:{path}", (16,))
@@ -77,14 +77,14 @@ class TestFile:
             path.write_bytes(content)
             with refused(path):
                 load(f"text:{path}")
-        os.mkfifo(tmp_path / "pipe")  # which is not waited for
+        os.mkfifo(tmp_path / "pipe")  # opening it would block
         for name in ("none", "pipe"):
             with refused("data"):
                 load(f"text:{tmp_path}/{name}")
 
 
 def write_files(folder: Path, count: int, size: int = 500) -> dict[str, bytes]:
-    """Write files with content of their own, some of them in folders of the folder."""
+    """Write files of different contents, some of them in subfolders; return their contents."""
     texts = {}
     for number in range(count):
         name = f"{'deep/er/' if number % 3 else ''}{number:03}.txt"
@@ -116,7 +116,7 @@ class TestFolder:
         os.mkfifo(folder / "pipe")
         assert halves(load(f"text:{folder}")) == before
 
-    def test_only_so_much_of_the_files_for_testing_is_taken(self, tmp_path: Path) -> None:
+    def test_the_test_set_has_at_most_128_kib(self, tmp_path: Path) -> None:
         write_files(tmp_path, 40, size=100_000)
         train, test = halves(load(f"text:{tmp_path}"))
         assert (len(train), len(test)) == (38 * 100_000, 128 * 1024)
@@ -142,7 +142,7 @@ class TestTokens:
     @pytest.mark.parametrize(
         "kind", ["uint8", "int8", "uint16", "int16", "uint32", "int32", "int64", ">u2"]
     )
-    def test_the_vocabulary_is_the_highest_number_and_one(self, tmp_path: Path, kind: str) -> None:
+    def test_the_vocabulary_is_the_highest_number_plus_one(self, tmp_path: Path, kind: str) -> None:
         numbers = (np.arange(1000) % 97).astype(kind)
         data = load(f"tokens:{saved(tmp_path, numbers)}", (10,))
         assert (data.num_classes, data.sample_shape) == (97, (10,))
@@ -151,7 +151,7 @@ class TestTokens:
         assert inputs.tolist() == [numbers[950:960].tolist()]
         assert targets.tolist() == [numbers[951:961].tolist()]
 
-    def test_the_numbers_of_every_block_are_looked_at(self, tmp_path: Path, monkeypatch) -> None:
+    def test_all_blocks_are_searched_for_extremes(self, tmp_path: Path, monkeypatch) -> None:
         monkeypatch.setattr("paceline.training.data.text._BLOCK", 64)
         numbers = np.zeros(1000, np.uint16)
         numbers[999] = 40_000
@@ -160,7 +160,7 @@ class TestTokens:
         with refused(path):
             load(f"tokens:{path}", (10,))
 
-    def test_a_given_vocabulary_is_taken_and_watched(self, tmp_path: Path) -> None:
+    def test_tokens_beyond_a_given_vocabulary_are_refused(self, tmp_path: Path) -> None:
         path = saved(tmp_path, np.arange(1000, dtype=np.uint16))
         data = load(f"tokens:{path},vocabulary=500", (10,))
         assert data.num_classes == 500
@@ -191,12 +191,12 @@ class TestTokens:
         ],
         ids=lambda array: f"{array.dtype}{array.shape}",
     )
-    def test_arrays_of_something_else_are_refused(self, tmp_path: Path, array: Any) -> None:
+    def test_arrays_other_than_integer_rows_are_refused(self, tmp_path: Path, array: Any) -> None:
         path = saved(tmp_path, array)
         with refused(path):
             load(f"tokens:{path}")
 
-    def test_files_that_are_no_array_are_refused(self, tmp_path: Path) -> None:
+    def test_files_other_than_arrays_are_refused(self, tmp_path: Path) -> None:
         whole = saved(tmp_path, np.zeros(5000, np.uint16)).read_bytes()
         contents = {
             "empty": b"",
@@ -218,13 +218,13 @@ class TestTokens:
             with refused("data"):
                 load(f"tokens:{tmp_path}/{name}")
 
-    def test_a_file_of_python_2_is_taken(self, tmp_path: Path) -> None:
+    def test_a_file_of_python_2_is_read(self, tmp_path: Path) -> None:
         path = saved(tmp_path, np.arange(1000, dtype=np.uint16))
         path.write_bytes(path.read_bytes().replace(b"(1000,), }  ", b"(1000L,), } "))
         assert load(f"tokens:{path}", (10,)).num_classes == 1000
 
     def test_a_pickle_is_never_opened(self, tmp_path: Path) -> None:
-        """It would run what it holds."""
+        """Unpickling would run code."""
 
         class Harmful:
             def __reduce__(self) -> tuple[Any, ...]:
@@ -249,7 +249,7 @@ def masked(
 
 class TestWindows:
     @given(st.integers(0, 60), st.integers(1, 9))
-    def test_they_stand_side_by_side_and_use_each_token_once(self, count: int, length: int):
+    def test_they_are_adjacent_and_use_each_token_once(self, count: int, length: int):
         samples = windows(count, length)
         inputs, targets = samples.__getitems__(range(len(samples)))
         used = len(samples) * length
@@ -268,11 +268,11 @@ class TestWindows:
             assert torch.equal(targets[row], one_target)
         assert inputs.is_contiguous()
         assert targets.is_contiguous()
-        inputs.fill_(9)  # and is a copy of the sequence
+        inputs.fill_(9)  # a batch is a copy of the tokens
         assert samples.tokens[:4].tolist() == [0, 1, 2, 3]
 
     @pytest.mark.parametrize("samples", [windows(50, 7), masked()], ids=["plain", "masked"])
-    def test_samples_end(self, samples: TokenWindows | MaskedTokens) -> None:
+    def test_indices_beyond_the_samples_raise(self, samples: TokenWindows | MaskedTokens) -> None:
         for index in (len(samples), -len(samples) - 1):
             with pytest.raises(IndexError):
                 samples[index]
@@ -288,7 +288,7 @@ class TestWindows:
 
 
 class TestMasked:
-    def test_samples_ask_for_fifteen_per_cent_of_the_tokens(self) -> None:
+    def test_fifteen_per_cent_of_the_tokens_are_targets(self) -> None:
         samples = masked()
         inputs, targets = samples.__getitems__(range(len(samples)))
         plain = torch.from_numpy(samples.tokens.astype(np.int64)).view(100, 40)
@@ -310,13 +310,13 @@ class TestMasked:
         found, wanted = inputs[asked], targets[asked]
         total = len(found)  # 60,000
         hidden, kept = found == samples.vocabulary, found == wanted
-        # One random token in fifty is the right one. Three deviations are below 0.4 per cent.
+        # One in 50 random tokens is the original one. Three standard deviations are below 0.4 %.
         assert hidden.sum() / total == pytest.approx(0.8, abs=0.005)
         assert kept.sum() / total == pytest.approx(0.1 + 0.1 / 50, abs=0.005)
         random = found[~hidden & ~kept]
         assert random.unique().numel() == 50
         assert torch.bincount(random).min() > 0.7 * len(random) / 50
-        # No place is masked more often than others.
+        # All positions are masked equally often.
         assert asked.float().mean(0).std() < 0.02
 
     def test_seed_and_index_alone_decide_what_is_masked(self) -> None:
@@ -328,9 +328,9 @@ class TestMasked:
             assert not torch.equal(other != IGNORED, targets[0] != IGNORED)
 
     def test_what_is_masked_stays_the_same_in_later_versions(self) -> None:
-        """All ranks must agree, and a resumed run with the one before it."""
+        """All ranks must mask the same tokens, and so must a resumed run."""
         inputs, targets = MaskedTokens(np.arange(80), 40, 80, "numbers", 2)[1]
         places = [7, 14, 26, 33, 35, 39]
         assert (targets != IGNORED).nonzero().flatten().tolist() == places
-        # The first stays, two are random.
+        # The first is kept, two are random, and three are hidden.
         assert inputs[places].tolist() == [47, 80, 80, 53, 59, 80]

@@ -1,4 +1,4 @@
-"""This machine, as a profile and the facts of a result describe it."""
+"""Description of this machine, from a profile and in a result's facts."""
 
 import json
 import os
@@ -32,8 +32,8 @@ def test_every_rank_is_a_device_of_its_own_speed(kind: str):
     assert Machine.model_validate(machine.model_dump()) == machine
 
 
-def test_the_layers_of_a_profiled_model_take_as_long_as_they_took():
-    # One bound by arithmetic and one by memory: priced at their whole over the time, they take 2 s.
+def test_the_layers_of_a_profiled_model_take_the_measured_time():
+    # One layer is limited by arithmetic, one by memory: at average rates, they would take 3 s.
     conv = Layer("conv", (), 0, Cost(4e9, 1e6), Cost(8e9, 2e6))
     fc = Layer("fc", (), 0, Cost(1e6, 2e9), Cost(2e6, 6e9))
     workload = Workload("two", 1, (conv, fc), (1, 0), 0)
@@ -56,7 +56,7 @@ def test_ranks_of_one_kernel_are_on_one_host(boot_ids: str, hosts: list[str]):
     assert [host.name for host in machine.hosts] == sorted(set(hosts))
 
 
-def test_ranks_in_containers_of_their_own_share_no_host():
+def test_ranks_in_different_containers_share_no_host():
     group = ranks(2, "cpu")
     one, other = group.members
     apart = replace(group, members=(one, other._replace(pid_namespace="other")))

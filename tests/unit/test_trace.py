@@ -19,7 +19,7 @@ from paceline.record.merge import ClockOffset, clock_offset, gather_timeline, me
 from paceline.record.trace import read_timeline, read_trace, write_trace
 from refusals import refused
 
-NANOSECOND = 1.001e-9  # and the rounding of binary fractions
+NANOSECOND = 1.001e-9  # with a margin for rounding errors
 
 LANES = [lane(owner) for owner in ("cpu0", "cpu1") for lane in (compute_lane, exchange_lane)]
 spans = st.builds(
@@ -86,7 +86,7 @@ def test_slices_are_complete_events_in_microseconds_on_labelled_tracks(events):
             kinds = ("process_name", pid, None), ("thread_name", pid, tid)
             track = tuple(labels[kind]["name"] for kind in kinds)
             slices.append((*track, *(event[key] for key in ("name", "cat", "ts", "dur"))))
-    # The collective stands on both its tracks, in each of the two timelines.
+    # The collective is on both of its tracks, in each of the two timelines.
     assert sorted(slices) == sorted(
         (f"{origin} {lane.owner}", str(lane), *what)
         for origin in ("predicted", "measured")
@@ -97,7 +97,7 @@ def test_slices_are_complete_events_in_microseconds_on_labelled_tracks(events):
     )
 
 
-def test_neighbours_do_not_overlap_by_a_rounding(tmp_path):
+def test_rounding_makes_no_neighbours_overlap(tmp_path):
     path = tmp_path / "trace.json"
     cuts = pairwise(i / 3 + 1e-10 * i for i in range(200))
     row = [Span(Kind.FORWARD, i, "", None, (COMPUTE,), *ends) for i, ends in enumerate(cuts)]
@@ -116,7 +116,7 @@ OTHERS = [b"", b"{", b"[]", b"3", b"{}", b'{"traceEvents": [[]]}', b'{"traceEven
 
 
 @pytest.mark.parametrize("content", [*DAMAGED, *OTHERS])
-def test_a_file_that_is_no_trace_is_refused_with_its_name(tmp_path, events, content):
+def test_an_invalid_trace_is_refused_with_its_path(tmp_path, events, content):
     path = tmp_path / "other.json"
     if isinstance(content, dict):
         good = next(event for event in events if event["ph"] == "X")
@@ -126,7 +126,7 @@ def test_a_file_that_is_no_trace_is_refused_with_its_name(tmp_path, events, cont
         read_trace(path)
 
 
-def test_what_is_not_there_is_refused_with_the_name_of_the_file(tmp_path):
+def test_a_missing_file_or_timeline_is_refused_with_the_path(tmp_path):
     path = tmp_path / "trace.json"
     for missing in (path, tmp_path):
         with refused(missing):
@@ -154,17 +154,17 @@ def times(spans) -> list[tuple[str, float, float]]:
 def test_a_collective_runs_from_the_last_join_to_the_first_result():
     ranks = [[reduction(0, 0, 9)], [reduction(1, 3, 8)], [reduction(2, 1, 7)]]
     (span,) = merge(ranks, "measured").spans
-    assert (span.start_s, span.end_s) == (0, 4)  # 3 to 7 of their clock
+    assert (span.start_s, span.end_s) == (0, 4)  # from 3 to 7 on the ranks' clock
     assert set(span.on) == {exchange_lane(f"cpu{rank}") for rank in range(3)}
-    # It never ends before it starts, even if a clock says that rank 1 joins after rank 0 has left.
+    # Durations are never negative, even if rank 1 seems to join after rank 0 has left.
     (span,) = merge([[reduction(0, 0, 2)], [reduction(1, 2.5, 4)]], "measured").spans
     assert span.duration_s == 0
 
 
-def test_transfers_in_flight_together_follow_one_another_and_move_no_computation():
+def test_overlapping_transfers_follow_one_another_and_move_no_computation():
     ends = ((1, 5), (2, 4), (3, 8), (9, 10))
     rank = [reduction(0, *one, str(part)) for part, one in enumerate(ends)]
-    # What the second adds to the first is nothing, the third three seconds; the fourth is alone.
+    # The second adds nothing to the first, the third adds 3 s, and the fourth is alone.
     assert [one[1:] for one in times(merge([rank], "measured").spans)] == [
         *((0, 4), (4, 4), (4, 7), (8, 9))
     ]
@@ -178,7 +178,7 @@ moments = st.integers(0, 40)
 
 @st.composite
 def ranks(draw) -> list[list[Span]]:
-    """Spans of one to three ranks: collectives that some of them join, and work of their own."""
+    """Draw spans of one to three ranks: a computation each, and collectives of some ranks."""
     rows = []
     for rank in range(draw(st.integers(1, 3))):
         parts = draw(st.sets(st.integers(0, 4)))
@@ -215,7 +215,7 @@ class Connected(Group):
 
 
 @pytest.mark.parametrize("ahead_s", [-1000.0, 0.25, 5000.0])
-def test_ranks_whose_clocks_disagree_are_brought_together(ahead_s: float):
+def test_clock_offsets_between_ranks_are_removed(ahead_s: float):
     Connected.sent.clear()
     for rank, ahead in ((0, 0.0), (1, ahead_s)):
         own = [

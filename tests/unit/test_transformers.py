@@ -1,4 +1,4 @@
-"""GPT and ViT: published arithmetic, initial weights, and that they learn."""
+"""GPT and ViT: published arithmetic, initial weights, dropout and refused inputs."""
 
 import pytest
 import torch
@@ -62,7 +62,7 @@ def test_vit_is_the_published_network() -> None:
     """Dosovitskiy et al. 2020, equations 1 to 4; patches are read row by row."""
     torch.manual_seed(0)
     model = ViT(5, image=(3, 8, 12), patch=4, width=12, num_layers=2, num_heads=3)
-    with torch.no_grad():  # which begins with zeros
+    with torch.no_grad():  # initialised to zeros
         model.embedding.class_token.normal_()
     images = torch.randn(2, 3, 8, 12)
     patches = [

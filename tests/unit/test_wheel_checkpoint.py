@@ -35,7 +35,7 @@ def mlp(**options) -> ParameterServer:
 
 
 def train(server: ParameterServer, hands: list[ManualWorker], case: Case, steps: range) -> None:
-    """Take steps of two workers in turn, of which the second's gradients are one update old."""
+    """Train with two workers in turn; the second's gradients are one update old."""
     source = list(batches(case, 2 * steps.stop))
     for step in steps:
         versions = [hand.fetch() for hand in hands]
@@ -49,7 +49,7 @@ def state(server: ParameterServer) -> list[Tensor]:
 
 
 def saved(server: ParameterServer, epochs: tuple[Epoch, ...] = ()) -> State:
-    """Return a copy of the state, as in a file, which further training does not change."""
+    """Return a copy of the state, which further training does not change."""
     state = state_of(server, LAYOUT, epochs)
     return State({name: one.clone() for name, one in state.tensors.items()}, state.parts)
 
@@ -59,7 +59,7 @@ def saved(server: ParameterServer, epochs: tuple[Epoch, ...] = ()) -> State:
 def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(
     name: str, first: str, optimizer: str
 ):
-    """Parameters, running means in the head, the optimizer's state, and the dropout to come."""
+    """Parameters, running means of the head, optimizer state and dropout's random numbers."""
     case, make = CASES[name], OPTIMIZERS[optimizer]
     (whole, own), (before, lost), (after, again) = (pair(case, first, make) for _ in range(3))
     torch.manual_seed(8)
@@ -76,7 +76,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(
     assert after.updates.by_worker == {"worker0": 10, "worker1": 10}
 
 
-def test_what_a_worker_had_half_done_is_not_kept():
+def test_a_half_done_step_is_not_saved():
     case, (server, hands) = CASES["mlp"], pair()
     train(server, hands, case, range(3))
     hands[1].forward(3, hands[1].fetch(), case.inputs(), case.labels())
@@ -87,7 +87,7 @@ def test_what_a_worker_had_half_done_is_not_kept():
     assert after.workers.of(0).next_step == 3
 
 
-def test_a_resumed_server_has_the_epochs_that_all_have_completed():
+def test_a_resumed_server_has_the_epochs_that_all_workers_have_completed():
     epochs = tuple(Epoch(number, 0.5, float("nan"), 0.9, 1.0) for number in (1, 2))
     server, after = mlp(), mlp()
     for worker, num_steps in ((0, 7), (1, 5)):
@@ -117,7 +117,7 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(
 
 
 @pytest.mark.parametrize("change", [{"version": "many"}, {"other": 1}, {"workers": [3, 4]}])
-def test_the_progress_of_something_else_is_refused(change: dict[str, object]):
+def test_invalid_progress_is_refused(change: dict[str, object]):
     kept = saved(mlp())
     kept.parts["server"] |= change
     with refused("resume") as caught:

@@ -1,4 +1,4 @@
-"""The hub's gate for requests, and the bound of staleness."""
+"""The hub's checks of requests, the bound of staleness, and membership in a run."""
 
 import json
 from math import nan
@@ -67,13 +67,13 @@ def of(topic: Topic, *parts: bytes, step: int = 0, version: int = 0) -> Message:
     ],
 )
 def test_a_request_that_no_honest_worker_makes_is_refused(gate, workers, message, field: str):
-    """Worker 0 has reached step 4 of 20, and the server version 7."""
+    """Worker 0 is at step 4 of 20, and the server at version 7."""
     workers.of(0).next_step = 4
     with refused(field):
         gate.check(0, message)
 
 
-def test_steps_and_versions_that_may_be_pass(gate, workers):
+def test_valid_steps_and_versions_pass(gate, workers):
     workers.add(1, 12)  # a worker that is ahead of others
     workers.of(0).next_step = 4
     gate.check(0, of(Topic.PARAMETERS, step=5, version=VERSION))
@@ -83,7 +83,7 @@ def test_steps_and_versions_that_may_be_pass(gate, workers):
     gate.check(1, of(Topic.PROBE, step=2**30))
 
 
-def test_versions_that_a_child_hub_has_had_before_its_parent_began_anew_pass(workers):
+def test_versions_of_a_child_hub_from_before_a_restart_of_its_parent_pass(workers):
     made = [9, 3]
     gate = Gate(workers, NUM_STEPS, "{}", lambda: made[0])
     gate.check(0, of(Topic.GRADIENTS, version=9))
@@ -92,18 +92,17 @@ def test_versions_that_a_child_hub_has_had_before_its_parent_began_anew_pass(wor
 
 
 @pytest.mark.parametrize(
-    ("layout", "field"),
-    [(one, "run") for one in (b"{" * 10_000, b"\xff", b"", b"[]", b"null", b'{"samples":[5]}')],
+    "layout", [b"{" * 10_000, b"\xff", b"", b"[]", b"null", b'{"samples":[5]}']
 )
-def test_a_layout_that_is_none_is_refused(gate, layout: bytes, field: str):
-    with refused(field):
+def test_a_layout_that_does_not_match_is_refused(gate, layout: bytes):
+    with refused("run"):
         gate.check_layout(of(Topic.BEGIN, layout))
     gate.check_layout(of(Topic.BEGIN, b'{"samples":[4]}'))
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "1e400", "NaN", "null"])
 @pytest.mark.parametrize("field", ["bytes_per_s", "core_bytes_per_s", "lost_beside", "cores"])
-def test_profiles_that_cannot_be_are_refused(gate, field: str, value: str):
+def test_invalid_profiles_are_refused(gate, field: str, value: str):
     data = PROFILE.model_dump_json()
     assert gate.profile(of(Topic.PROFILE, data.encode())) == PROFILE
     profile = json.loads(data)
@@ -132,7 +131,7 @@ def trace(**changes: object) -> bytes:
     return Trace([span._replace(**in_span)], [time._replace(**in_time)], []).as_json()
 
 
-def test_a_worker_is_done_after_its_last_step_alone(gate, workers):
+def test_a_worker_is_done_only_after_its_last_step(gate, workers):
     with refused("done"):
         gate.trace(0, of(Topic.DONE, trace()), is_child=False)
     with refused("done"):
@@ -154,7 +153,7 @@ def test_a_worker_is_done_after_its_last_step_alone(gate, workers):
         trace().replace(b'"load"', b'"nonsense"'),
     ],
 )
-def test_traces_that_cannot_be_are_refused(gate, workers, told: bytes):
+def test_invalid_traces_are_refused(gate, workers, told: bytes):
     workers.of(0).next_step = NUM_STEPS
     with refused("trace"):
         gate.trace(0, of(Topic.DONE, told), is_child=False)
@@ -166,7 +165,7 @@ def test_traces_that_cannot_be_are_refused(gate, workers, told: bytes):
     st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["go", "go", "go", "join", "lose"]))),
 )
 def test_nobody_is_further_ahead_than_the_bound(num_workers: int, bound: int | None, events: list):
-    """Compare with a naive account; and some worker can always continue."""
+    """Compare with a naive count; some worker can always continue."""
     workers = Workers(num_workers, bound)
     done, live = [0] * num_workers, set()
     for worker, event in events:
@@ -187,8 +186,8 @@ def test_nobody_is_further_ahead_than_the_bound(num_workers: int, bound: int | N
         assert not live or any(workers.may_begin(one, done[one]) for one in live)
 
 
-def test_a_step_asked_for_beforehand_counts_the_one_that_is_half_done():
-    """With lanes, parameters are fetched before the last gradients are sent (plan.py)."""
+def test_a_step_requested_early_counts_the_half_done_step_before_it():
+    """With lanes, workers fetch parameters before they send the last gradients (plan.py)."""
     case = CASES["mlp"]
     server, (one, other) = serve(case, "layers.3", num_workers=2, staleness=1)
     (batch,) = batches(case, 1)
@@ -205,8 +204,8 @@ def test_a_step_asked_for_beforehand_counts_the_one_that_is_half_done():
     assert server.may_begin(0, 2)
 
 
-def test_a_step_that_is_half_done_is_not_behind_a_worker():
-    """Not even if the worker has already requested the next step."""
+def test_a_half_done_step_is_not_completed_for_other_workers():
+    """Even if the worker has already requested its next step."""
     workers = Workers(2, 1)
     workers.add(0)
     workers.add(1)
@@ -234,7 +233,7 @@ class Run:
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_run_begins_with_all_workers_or_those_who_came_in_time(late: bool):
+def test_a_run_begins_with_all_workers_or_after_the_wait_without_late_ones(late: bool):
     run = Run()
     run.membership.wait(0, 0)
     assert not run.membership.is_ready
@@ -269,7 +268,7 @@ def test_a_run_without_workers_ends_after_the_wait():
         run.membership.poll()
 
 
-def test_a_run_ends_when_all_are_done_or_will_never_be_back():
+def test_a_run_ends_when_all_workers_are_done_or_lost():
     run = Run().begun()
     run.workers.of(0).complete(4)
     assert run.membership.num_steps == 0
@@ -284,7 +283,7 @@ def test_a_run_ends_when_all_are_done_or_will_never_be_back():
         run.membership.poll()
 
 
-def test_after_its_parent_has_begun_anew_all_begin_again_together():
+def test_after_a_restart_of_the_parent_all_workers_begin_together():
     run = Run().begun()
     run.membership.restart()
     run.membership.wait(0, 3)

@@ -1,4 +1,4 @@
-"""The hub of wheel before training: workers measure their links in turn."""
+"""The hub of strategy wheel before training: workers measure their links in turn."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -58,7 +58,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def hub(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """A hub that ends because no worker trains, while the workers' heartbeats continue."""
+    """A hub that ends because no worker trains, although heartbeats continue."""
     monkeypatch.setattr(module_of_hub, "Server", lambda *of, clock, **more: Server(*of, **more))
     model, halves = stand_in(SPEC)
     workload = workload_of("lenet5", 32, None)
@@ -90,12 +90,12 @@ def waiting_for(first: Client, second: Client) -> ReplyFuture:
     """Let two workers probe; return the future of the second, which must wait."""
     assert len(first.request(PROBE).result().parts[0]) == NBYTES
     waiting = second.request(PROBE)
-    second.request(Message(Topic.CLOCK.value)).result()  # which the hub answers after that
+    second.request(Message(Topic.CLOCK.value)).result()  # the hub handles it after the probe
     assert not waiting.wait(0.0)
     return waiting
 
 
-def test_a_worker_waits_until_the_one_before_it_has_its_profile(hub: Hub):
+def test_a_worker_waits_until_the_previous_one_has_sent_its_profile(hub: Hub):
     with closing(client(hub, 0)) as first, closing(client(hub, 1)) as second:
         waiting = waiting_for(first, second)
         assert len(first.request(PROBE).result().parts[0]) == NBYTES
@@ -119,7 +119,7 @@ def test_a_process_with_workers_that_do_not_share_a_device_is_refused(hub: Hub):
         take_part(settings, clients)
 
 
-def test_workers_that_live_and_complete_nothing_are_left_out(hub: Hub, clock: Clock):
+def test_workers_with_heartbeats_that_complete_no_step_are_lost(hub: Hub, clock: Clock):
     layout = memoryview(hub.answers._gate._layout.encode())
     begin = Message(Topic.BEGIN.value, parts=(layout,))
     with closing(client(hub, 0)) as first, closing(client(hub, 1)) as second:

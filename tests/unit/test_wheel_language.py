@@ -1,4 +1,4 @@
-"""Cuts of models with several inputs and of language models: gains and tied weights."""
+"""Cuts of language models and of models with several inputs; tied weights."""
 
 import json
 from functools import partial
@@ -41,7 +41,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """As it is usually written: sizes are asked for and checked, positions are made."""
+    """A typical decoder: `forward` reads and checks sizes, and makes positions."""
 
     def __init__(self, vocabulary: int, is_tied: bool = False) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ MASK = (IDS > 5).float()
     ],
 )
 def test_halves_compute_the_model_of_any_inputs(inputs: Any):
-    """Bit for bit, also of the smaller last batch of an epoch; outputs may be any pytree."""
+    """Bit for bit, also for the smaller last batch of an epoch; outputs may be any pytree."""
     torch.manual_seed(1)
     model = Decoder(30)
     halves = cut(model, inputs, "lm_head")
@@ -100,7 +100,7 @@ def test_halves_compute_the_model_of_any_inputs(inputs: Any):
             assert one is two or one == two if isinstance(one, int) else torch.equal(one, two)
 
 
-def test_torch_makes_tensors_as_before_a_cut():
+def test_factories_of_torch_are_restored_after_a_cut():
     before = {name: getattr(torch, name) for name in ("arange", "zeros", "ones", "full")}
     cut(Decoder(30), IDS, "lm_head")
     with refused("head"):
@@ -108,13 +108,13 @@ def test_torch_makes_tensors_as_before_a_cut():
     assert all(getattr(torch, name) is value for name, value in before.items())
 
 
-def test_a_tied_embedding_is_refused_and_told_to_be_untied():
+def test_a_tied_embedding_is_refused():
     model = Decoder(30, is_tied=True)
     for first in ("lm_head", "norm"):
         with refused("head"):
             cut(model, IDS, first)
     del model.lm_head.bias
-    model.lm_head.bias = None  # now the head has no parameter of its own, and is no layer
+    model.lm_head.bias = None  # now all parameters of the head are shared
     with refused("head"):
         cut(model, IDS, "lm_head")
     assert tied(Decoder(30), None) == ""
@@ -126,22 +126,22 @@ def described(vocabulary: int, samples: int):
 
 @pytest.mark.parametrize(("vocabulary", "samples"), [(50_257, 32), (256, 16)])
 def test_a_large_vocabulary_and_few_tokens_make_a_head(vocabulary: int, samples: int):
-    """Matrices within blocks multiply several tokens of a sample, and make no head."""
+    """Linear layers within blocks multiply several tokens per sample, and make no head."""
     head = split(described(vocabulary, samples), Wheel()).head
     assert [layer.name for layer in head.layers] == ["lm_head"]
     nbytes = 4 * samples * LENGTH * WIDTH, 4 * vocabulary * WIDTH
     assert (head.input_nbytes, head.gradient_nbytes) == nbytes
 
 
-def test_a_small_vocabulary_and_many_tokens_make_none_unless_it_is_asked_for():
-    """Activations of 64 samples of 12 tokens have more bytes than the output layer."""
+def test_a_small_vocabulary_and_many_tokens_make_no_head_unless_requested():
+    """The activations of 64 x 12 tokens have more bytes than the output layer."""
     work = described(256, 64)
     with refused("strategy"):
         split(work, Wheel())
     assert split(work, Wheel(head="lm_head")).head.layers[0].name == "lm_head"
 
 
-def test_a_fully_connected_head_behind_attention_is_one():
+def test_linear_layers_after_attention_make_a_head():
     """It has one vector per sample, so its layers multiply each sample once."""
 
     class Classifier(Decoder):
@@ -173,7 +173,7 @@ def jobs_of(is_tied: bool = False, train: Any = WINDOWS, loss: Any = next_token_
         return training_job(session, settings, torch.device("cpu"))
 
 
-def test_a_recipe_handed_over_is_for_workers_of_this_machine_if_its_head_is_not_tied():
+def test_a_recipe_object_needs_workers_on_this_machine_and_an_untied_head():
     spec = jobs_of(steps=7)[0].spec
     assert (spec.head, spec.num_steps, spec.data, spec.precision) == ("lm_head", 7, None, "float32")
     with refused("model"):
@@ -193,7 +193,7 @@ def test_hub_and_body_agree_on_the_structure_of_a_sample():
     assert json.loads(here)["samples"] == 40
 
 
-def test_the_usual_momentum_is_that_of_sgd_alone():
+def test_the_default_momentum_is_for_sgd_only():
     job, updating = jobs_of()
     assert updating.optimizer(job.model).param_groups[0]["momentum"] == MOMENTUM
     for name in ("adam", "rmsprop"):

@@ -1,6 +1,6 @@
-"""The parameter server with one worker, which equals plain training, and with several."""
+"""Parameter server with one worker, which equals plain training, and with several."""
 
-from math import inf, isfinite, nan
+from math import isfinite, nan
 
 import pytest
 import torch
@@ -44,8 +44,10 @@ def halving(optimizer: torch.optim.Optimizer) -> LRScheduler:
     ("name", "clip"), [*((name, None) for name in CUTS), ("mlp", 0.3), ("resnet", 0.3)]
 )
 def test_one_worker_trains_as_if_nobody_had_cut_the_model(name: str, optimizer: str, clip):
-    """Bit for bit in float64, over 30 steps, losses and running means too; or with clipped
-    gradients, of both halves together, and a schedule, which is told of each update."""
+    """Bit for bit in float64, including losses and running means.
+
+    With `clip`, gradients of both halves are clipped together, and a schedule follows updates.
+    """
     case, make, num_steps = CASES[name], OPTIMIZERS[optimizer], 10 if clip else 30
     whole = case.model()
     plainly, expected, norms = make(whole), [], []
@@ -86,7 +88,7 @@ def test_one_worker_trains_as_if_nobody_had_cut_the_model(name: str, optimizer: 
     assert server.updates.staleness["all workers"] == {0: num_steps}
 
 
-def test_no_samples_ask_for_nothing(mlp):
+def test_a_batch_without_samples_changes_no_parameter(mlp):
     case, server, (hand, *_) = mlp
     before = values(server.model)
     hand.step(0, case.inputs()[:0], case.labels()[:0])
@@ -94,8 +96,8 @@ def test_no_samples_ask_for_nothing(mlp):
     assert server.version == 1
 
 
-def test_staleness_is_counted_and_slows_an_update_down():
-    """The second gradient of a version is one update old: with decay 3 a quarter of it counts."""
+def test_staleness_is_counted_and_makes_an_update_smaller():
+    """The second gradient is one update old: with decay 3, the server applies a quarter of it."""
     case = CASES["mlp"]
     server, (one, other) = serve(case, CUT, num_workers=2, staleness=None, staleness_decay=3.0)
     first, second = batches(case, 2)
@@ -114,7 +116,7 @@ def test_staleness_is_counted_and_slows_an_update_down():
     assert [group["lr"] for group in server.optimizer.param_groups] == [0.25]
 
 
-def test_a_server_that_is_restored_goes_on_with_the_schedule():
+def test_a_restored_server_continues_the_schedule():
     def falling(of: torch.optim.Optimizer) -> LRScheduler:
         return LambdaLR(of, lambda step: 1 / (1 + step))
 
@@ -126,8 +128,8 @@ def test_a_server_that_is_restored_goes_on_with_the_schedule():
     assert server.optimizer.param_groups[0]["lr"] == pytest.approx(0.25 / 8)
 
 
-def test_an_update_has_its_part_of_the_learning_rate_of_a_step():
-    """Four updates with the mean gradients of a quarter each are one with that of the whole."""
+def test_updates_of_a_step_share_its_learning_rate():
+    """Four updates by quarters of a batch equal one update by the whole batch."""
     case = CASES["mlp"]
     server, hands = serve(case, CUT, num_workers=4, staleness=None, updates_per_step=4)
     ((inputs, labels),) = batches(case, 1, size=8)
@@ -165,8 +167,8 @@ def test_the_learning_rate_is_restored_even_if_an_update_fails(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_step_begun_again_is_as_if_it_had_not_been_begun(mlp, fails: bool):
-    """After a failed backward, or with a waiting half."""
+def test_a_restarted_step_equals_one_without_interruption(mlp, fails: bool):
+    """After a failed backward pass, or with the head's gradients of the interrupted step."""
     case, server, (hand, *_) = mlp
     other, (lone, *_) = serve(case, CUT)
     first, second = batches(case, 2)
@@ -186,7 +188,7 @@ def test_a_step_begun_again_is_as_if_it_had_not_been_begun(mlp, fails: bool):
     assert equal(values(server.model), values(other.model))
 
 
-def test_a_lost_workers_half_is_dropped_and_begun_again(mlp):
+def test_the_half_done_step_of_a_lost_worker_is_dropped_and_repeated(mlp):
     case, server, (hand, *_) = mlp
     (batch,) = batches(case, 1)
     version = hand.fetch()
@@ -202,18 +204,17 @@ def test_a_lost_workers_half_is_dropped_and_begun_again(mlp):
     assert hand.step(0, *batch)[0] == 1
 
 
-@pytest.mark.parametrize("value", [nan, inf, -inf])
-def test_gradients_that_are_not_finite_are_refused_by_the_workers_name(mlp, value: float):
+def test_values_that_are_not_finite_are_refused_with_worker_and_step(mlp):
     case, server, hands = mlp
     (batch,) = batches(case, 1)
     before = values(server.model)
     version = hands[1].fetch()
     gradients, _ = hands[1].forward(0, version, *batch)
-    gradients[5] = value
+    gradients[5] = nan
     with pytest.raises(NonFinite, match="worker 1, step 0"):
         server.update(1, 0, version, gradients)
     activations = hands[2].halves.body(batch[0]).detach()
-    activations[0, 0] = value
+    activations[0, 0] = nan
     with pytest.raises(NonFinite, match="worker 2, step 0"):
         server.answer(2, 0, version, activations, batch[1], 1.0)
     assert equal(values(server.model), before)
@@ -224,7 +225,7 @@ def test_gradients_that_are_not_finite_are_refused_by_the_workers_name(mlp, valu
 
 @given(st.lists(st.floats(width=32), max_size=8), st.sampled_from([torch.float32, torch.float64]))
 @example([3e38, 3e38], torch.float32)
-def test_all_finite_is_whether_each_value_is(numbers: list[float], dtype: torch.dtype):
+def test_all_finite_is_true_if_each_value_is_finite(numbers: list[float], dtype: torch.dtype):
     """Finite values pass even if their float32 sum overflows."""
     tensor = torch.tensor(numbers, dtype=dtype)
     assert all_finite([tensor, torch.zeros(2)]) == all(map(isfinite, numbers))
@@ -278,7 +279,7 @@ def test_what_does_not_fit_is_refused(mlp):
     assert server.version == 0
 
 
-def test_a_loss_that_cannot_be_learnt_from_is_refused_by_the_workers_name():
+def test_a_loss_without_a_gradient_is_refused_with_worker_and_step():
     case = CASES["mlp"]
     server, (hand,) = serve(case, CUT, learning=Learning(lambda scores, labels: 0.5))
     with refused("worker 0, step 0"):
@@ -287,7 +288,7 @@ def test_a_loss_that_cannot_be_learnt_from_is_refused_by_the_workers_name():
 
 
 class Nothing(torch.optim.Optimizer):
-    """Without a learning rate."""
+    """An optimizer without a learning rate."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model.parameters(), {})
@@ -303,7 +304,7 @@ class Nothing(torch.optim.Optimizer):
         ("staleness_decay", Nothing, {"staleness_decay": 1.0}),
     ],
 )
-def test_optimizers_and_settings_that_cannot_be_are_refused(
+def test_unsupported_optimizers_and_settings_are_refused(
     field: str, make: Make, options: dict[str, object]
 ):
     serve(CASES["mlp"], CUT, Nothing)

@@ -29,8 +29,8 @@ def wire() -> Iterator[Wire]:
     os.close(fd)
 
 
-def test_what_is_read_is_what_was_written_last(wire):
-    """In the same file, larger or smaller than before; earlier copies stay unchanged."""
+def test_a_read_returns_the_state_that_was_written_last(wire):
+    """The file is used again for larger and smaller states; earlier copies stay unchanged."""
     found = []
     for numel in (5, 9000, 0):
         wire.write({"sizes": (numel,), "tensor": torch.full((numel,), float(numel))})
@@ -45,7 +45,7 @@ def net() -> nn.Module:
 
 
 def steps(model: nn.Module, optimizers: list[Optimizer], numbers: range) -> None:
-    """Take turns, like threads: each optimizer has its own state."""
+    """Train one model by optimizers in turn, like threads: each has its own state."""
     device = next(model.parameters()).device
     for number in numbers:
         source = torch.Generator().manual_seed(number)
@@ -64,11 +64,11 @@ MAKES = {
 
 @pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
 @pytest.mark.parametrize(("num_threads", "before"), [(1, 0), (2, 7)])
-def test_optimizers_and_random_numbers_go_on_bit_by_bit(wire, make, num_threads, before):
+def test_optimizers_and_random_numbers_continue_bit_for_bit(wire, make, num_threads, before):
     check_goes_on(wire, HOST, make, num_threads, before)
 
 
-def test_an_optimizer_on_a_gpu_goes_on_too(wire):
+def test_an_optimizer_on_a_gpu_continues_bit_for_bit(wire):
     with simulated_gpus() as (device,):
         check_goes_on(wire, device, MAKES["adam"], 1, 4)
 
@@ -89,6 +89,6 @@ def check_goes_on(wire: Wire, device: Device, make: Any, num_threads: int, befor
         assert torch.equal(one.detach().cpu(), other.detach().cpu())
 
 
-def test_what_is_no_optimizer_of_torch_is_refused():
+def test_optimizers_other_than_those_of_torch_are_refused():
     with refused("optimizer"):
         state_of([object()], HOST)  # type: ignore[list-item]
