@@ -76,11 +76,9 @@ def test_a_worker_that_is_cut_off_for_20_s_trains_as_if_it_had_not_been(
     assert sent["after"] > 2 * sent["before"]  # it was cut off in mid-training
     home = tmp_path / "uncut"
     home.mkdir()
-    alone = [
-        *("--workers", "1", "--strategy-option", "lanes=1", "--strategy-option", "staleness=0"),
-        *("--epochs", "6"),
-    ]
+    alone = ["--workers", "1", "--strategy-option", "lanes=1", "--strategy-option", "staleness=0"]
     uncut = [*paceline, "train", "lenet5", "--strategy", "wheel", "--profile-s", "0", *alone]
+    uncut += ["--epochs", "6"]
     assert Started(uncut, home).finish().code == 0
     own, other = weights(tmp_path), weights(home)
     assert own.keys() == other.keys()

@@ -4,7 +4,6 @@ import json
 import shutil
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 
 from faults import failpoints
 from findings import numbers
-from processes import ENDING_S, Started
+from processes import Started
 from refusals import refused_field
 
 slow = pytest.mark.slow
@@ -45,11 +44,9 @@ def runs_of(asked: list[str], folder: Path) -> Runs:
 )
 def test_a_run_learns_and_conforms_to_its_plan(outcome, monkeypatch, tmp_path: Path, workers):
     monkeypatch.setenv("PACELINE_SIMULATED_GPUS", str(workers.count("gpu")))
-    policy = (
-        ("policy=cpu_gpu", "--strategy-option", "cpu_batch=[8,64]")
-        if "gpu" in workers
-        else ("policy=adaptive",)
-    )
+    policy = ("policy=adaptive",)
+    if "gpu" in workers:
+        policy = ("policy=cpu_gpu", "--strategy-option", "cpu_batch=[8,64]")
     # With keep_all: on a busy machine the slow worker may be found to slow the other one down.
     how = ("--workers", workers, "--keep-all", "--learning-rate", "0.1", "--epochs", "4")
     result = outcome(*TRAIN, "--strategy-option", *policy, *how)
@@ -110,10 +107,7 @@ def test_a_killed_coordinator_takes_its_workers_with_it(start):
     with failpoints({"at": "epoch.begun", "epoch": 1, "do": "SIGKILL"}):
         run = start("-m", "paceline", *TRAIN, "--workers", "cpu:1")
         assert run.finish().code == -signal.SIGKILL
-    until = time.monotonic() + ENDING_S
-    while run.members():
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    assert not run.members()
 
 
 @pytest.fixture
@@ -221,14 +215,13 @@ HIT = {
     for beside, workers in (("cpu", "cpu:1,cpu:1"), ("gpu", "cpu:1,gpu:0"))
 }
 STOPPING = ("stopping cpu:1,cpu:1 -", "stopping cpu:1/cpu:1 200")
-STEPS = ("counted cpu:1,cpu:1 - steps=50", "counted cpu:1/cpu:1 700 steps=50")
 
 
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory) -> Runs:
     """Runs that pause and go on."""
     asked = [way.format(f"{WHOLE} -") for way in WAYS.values()]
-    asked += [*RESUMED, *COUNTED.values(), *STEPS, *STOPPING, *HIT.values()]
+    asked += [*RESUMED, *COUNTED.values(), *STOPPING, *HIT.values()]
     return runs_of(asked, tmp_path_factory.mktemp("resuming"))
 
 
@@ -279,17 +272,6 @@ def test_the_same_workers_keep_their_numbers_and_others_get_new_ones(resumed: Ru
     others = resumed[COUNTED["others"]]
     assert [name for name, _ in others["workers"]] == [f"cpu{number}" for number in range(9)]
     assert all(set(others["by_worker"]) & own for own in ({0, 1, 2}, {3, 4}, {5, 6, 7, 8}))
-
-
-@slow
-@pytest.mark.parametrize("run", STEPS)
-def test_steps_are_as_many_batches_of_the_batch_size(resumed: Runs, run: str):
-    """50 times 16 samples of 600: an epoch, and a part of the next."""
-    uses = [row[0] for row in resumed[run]["model"]["uses"]]
-    assert sorted(set(uses)) == [1.0, 2.0]
-    assert sum(uses) == 50 * 16 == sum(samples for _, samples in resumed[run]["workers"])
-    assert [number for number, *_ in resumed[run]["epochs"]] == [0, 1]
-    assert resumed[run]["progress"] == [800, 800]
 
 
 @slow

@@ -1,6 +1,5 @@
 """`paceline probe` with real workers: what it writes, and that it leaves nothing else behind."""
 
-import json
 import os
 import platform
 import signal
@@ -17,10 +16,9 @@ QUICK = ("--seconds", "0.2")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
-def test_the_file_of_two_workers_is_of_this_machine_in_the_right_units(paceline, tmp_path) -> None:
-    done = paceline("probe", "--workers", "2", *QUICK, "--json")
-    assert done.code == 0, done.err
-    said, (path,) = json.loads(done.out), tmp_path.iterdir()
+def test_the_file_of_two_workers_is_of_this_machine_in_the_right_units(outcome, tmp_path) -> None:
+    said = outcome("probe", "--workers", "2", *QUICK)
+    (path,) = tmp_path.iterdir()
     machine = read_machine(path)
     assert (path.name, path.stem) == (said["file"], machine.name)
     assert machine.name == platform.node().partition(".")[0] or "." in machine.name

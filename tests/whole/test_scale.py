@@ -19,17 +19,9 @@ def cells_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_all_kinds_of_cells_stand_side_by_side(paceline, tmp_path: Path) -> None:
-    asked = (
-        "--strategy",
-        "tree",
-        "--workers",
-        "2",
-        "--kind",
-        "measured,rehearsed,predicted",
-        "--device",
-        "v100",
-    )
-    done = paceline("scale", "lenet5", *QUICK, "--json", *asked, "--output", "study")
+    asked = ("--strategy", "tree", "--workers", "2", "--device", "v100", "--output", "study")
+    kinds = ("--kind", "measured,rehearsed,predicted")
+    done = paceline("scale", "lenet5", *QUICK, *asked, *kinds, "--json")
     assert done.code == 0, done.err
     files = {path.name for path in (tmp_path / "study").iterdir()}
     assert files == {"study.json", "cells.jsonl", "result.json", "report.html", "run.toml"}

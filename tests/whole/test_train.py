@@ -6,12 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
 
 from paceline.core.plan import Kind
 from paceline.record.trace import read_trace
-from paceline.training.data import load
-from paceline.training.models.networks import LeNet5
 from processes import Started
 from refusals import refused_field
 
@@ -19,15 +16,6 @@ QUICK = ("--profile-s", "0.2", "--epochs", "2")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 FILES = {"result.json", "trace.json", "report.html", "model.safetensors", "run.toml"}
 slow = pytest.mark.slow
-
-
-def accuracy_of(weights: Path) -> float:
-    """What a fresh model with these weights gets right."""
-    model = LeNet5().eval()
-    model.load_state_dict(load_file(weights))
-    test = load("digits", (1, 32, 32), seed=0).test
-    inputs, targets = test.__getitems__(range(len(test)))
-    return int((model(inputs).argmax(1) == targets).sum()) / len(test)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +35,7 @@ def result(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "result.json").read_text())
 
 
-def test_a_run_writes_its_files_and_their_figures_fit_together(result, folder: Path) -> None:
+def test_a_run_writes_its_files_and_their_figures_fit_together(result, folder, accuracy_of):
     assert {path.name for path in folder.iterdir()} == FILES
     assert result["samples_per_s"] == pytest.approx(1438 / 23 / result["step_s"])
     (plan,) = (row for row in result["plans"] if row["strategy"] == "allreduce")
@@ -115,11 +103,8 @@ def test_planning_here_profiles_and_trains_nothing(outcome, tmp_path: Path) -> N
     ("arguments", "strategies", "refused"),
     [
         (("lenet5", "--strategy", "wheel"), {"wheel"}, set()),
-        (
-            ("mlp-64-10",),
-            {"allreduce", "tree", "host", "local"},
-            {"subbatch"},
-        ),  # it has no head to split
+        # This model has no head to split.
+        (("mlp-64-10",), {"allreduce", "tree", "host", "local"}, {"subbatch"}),
     ],
 )
 def test_a_plan_here_is_of_the_strategies_that_can_train(outcome, arguments, strategies, refused):

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paceline.exchange.session import Progress
+
 NUM_SAMPLES = 600
 HIT = NUM_SAMPLES - 1  # no trial has it: trials take the first samples
 
@@ -61,8 +63,8 @@ def recipe() -> Any:
     return Recipe(model=Counted, train=samples, loss=class_loss)
 
 
-class Silent:
-    """Progress that counts the samples, and shows nothing."""
+class Silent(Progress):
+    """Counts samples, and shows nothing."""
 
     def __init__(self) -> None:
         self.counted = self.total = 0
@@ -72,10 +74,6 @@ class Silent:
 
     def advance(self, count: int = 1) -> None:
         self.counted += count
-
-    def epoch(self, epoch: Any, score: str) -> None: ...
-
-    def status(self, text: str) -> None: ...
 
 
 def num_memories() -> int:

@@ -199,9 +199,7 @@ def long_hogbatch() -> None:
     trained(endless, strategy="hogbatch", workers="cpu:1,cpu:1", epochs=1_000_000)
 
 
-def verbs() -> None:
-    ranking = paceline.plan(recipe, "two-core-epyc", batch_size=BATCH, workers=2)
-    say({"parameters": WIDTH * HIDDEN + 2 * HIDDEN + 1, "wire": ranking[0].wire_nbytes})
+def rehearsals() -> None:
     for how in ({"device": "p100"}, {"slowdown": (1.0, 2.0)}):
         run = paceline.rehearse(recipe, batch_size=BATCH, steps=3, profile_s=0.1, **how)
         say({"origin": run.result.origin, "faults": run.result.faults})
