@@ -1,4 +1,4 @@
-"""A worker on a GPU: what it pushes into the shared model is what torch's training changes."""
+"""A hogbatch worker on a GPU pushes the updates of plain PyTorch into the shared model."""
 
 import pytest
 import torch
@@ -62,7 +62,7 @@ def test_a_gpu_alone_trains_as_torch_does(depth: int):
 
 
 def test_updates_are_neither_lost_nor_doubled_beside_those_of_others():
-    """A learning rate of zero changes nothing: what is left is what others have added."""
+    """With a learning rate of zero, only the additions of others change the model."""
     samples = torch.randn(40, 6), torch.randint(4, (40,))
     memory = SharedTensors.of(tensors_of(net()), "a model")
     device = device_of(torch.device("cuda", 0))

@@ -1,4 +1,4 @@
-"""Strategy local as whole commands: a training, rehearsals, unequal workers, torchrun."""
+"""Whole commands with strategy local: training, rehearsals, unequal workers, torchrun."""
 
 import shutil
 from pathlib import Path
@@ -30,7 +30,7 @@ def test_a_run_from_the_command_line(outcome, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ranks_of_torchrun_train_as_those_of_the_launcher(start, paceline, tmp_path: Path) -> None:
+def test_torchrun_and_the_launcher_train_the_same_model(start, paceline, tmp_path: Path) -> None:
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     done = start(*torchrun, "-m", "paceline", *TRAIN, *ROUNDS, "--output", "ranks").finish()
     assert done.code == 0, done.err
@@ -68,11 +68,11 @@ def test_a_rehearsal_takes_the_devices_times_and_conforms_to_the_plan(outcome, t
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_four_times_as_fast_takes_more_samples(outcome) -> None:
+def test_a_worker_that_is_four_times_as_fast_gets_more_samples(outcome) -> None:
     asked = ("--slowdown", "1,4", "--balance", "auto", "--steps", "60", "--profile-s", "1")
     fast, slow = outcome(*REHEARSE, *asked, "--strategy-option", "sync_every=20")["shares"]
     assert fast + slow == 64
-    # Four times by the layers; other processes of the machine may slow one of the two down.
+    # The layers' times differ by a factor of 4; other processes may slow down one worker.
     assert fast > 1.5 * slow
 
 

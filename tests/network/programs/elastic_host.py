@@ -1,4 +1,4 @@
-"""A host of an elastic run with one worker; the first one starts the lighthouse, too."""
+"""Run one worker of an elastic run; the first host also runs the lighthouse."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ code = subprocess.run([*train, "--output", f"runs{number}"], env=own, check=Fals
 if lighthouse is None:
     done.touch()
 else:
-    while not done.exists():  # until the deadline of the test
+    while not done.exists():  # the test has a deadline
         time.sleep(0.1)
     lighthouse.kill()
     lighthouse.wait()
