@@ -34,12 +34,12 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
 ]
 
-CYCLES = 50_000_000  # of the GPU's clock, which takes 25 to 50 ms
+CYCLES = 50_000_000  # of the GPU's clock: 25 to 50 ms
 
 
 @pytest.fixture
 def cuda() -> torch.device:
-    """The first GPU, awake and at its working clock."""
+    """Return the first GPU, warmed up to its working clock rate."""
     torch.cuda._sleep(CYCLES)
     torch.cuda.synchronize()
     return torch.device("cuda", 0)

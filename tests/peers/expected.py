@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class Refused:
     """Tests that end with an error line about a missing feature."""
 
-    says: str  # a regular expression for the error line
+    pattern: str  # a regular expression for the error line
     tests: tuple[str, ...]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from expected import EXPECTED, NEVER_RUN, Entry, NotApplicable, Refused, entries
 from listed import WITHOUT_HOOKS, ddp_tests
 
-WORDS = ("passed", "skipped", "raised", "hung or crashed")  # the worst of a pair is its outcome
+WORDS = ("passed", "skipped", "raised", "hung or crashed")  # from best to worst; a pair has its worst rank's
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,15 @@ def complaint(exchange: str, outcome: Outcome) -> str:
     entry = entries(exchange).get(outcome.test)
     if outcome.outcome == "passed":
         return f"{outcome.test} passes now: remove it from expected.py" if entry else ""
-    if entry and outcome.outcome == "raised" and _is_as_said(entry, outcome):
+    if entry and outcome.outcome == "raised" and _is_expected(entry, outcome):
         return ""
     expected = f"expected: {entry}\n" if entry else ""
     return f"{outcome.test} {outcome.outcome}: {outcome.error}\n{expected}{outcome.details}"
 
 
-def _is_as_said(entry: Entry, outcome: Outcome) -> bool:
+def _is_expected(entry: Entry, outcome: Outcome) -> bool:
     if isinstance(entry, Refused):
-        return bool(re.search(entry.says, outcome.error))
+        return bool(re.search(entry.pattern, outcome.error))
     return entry.at in outcome.statements
 
 
@@ -75,4 +75,4 @@ def _cell(exchange: str, test: str, notes: list[str]) -> str:
 def _note(entry: Entry) -> str:
     if isinstance(entry, NotApplicable):
         return f"`{entry.at}`: {entry.why}"
-    return f"`{entry.says}`"
+    return f"`{entry.pattern}`"

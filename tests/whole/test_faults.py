@@ -18,7 +18,7 @@ slow = pytest.mark.slow
 Start = Callable[..., Started]
 
 
-def said(err: str) -> list[str]:
+def error_lines(err: str) -> list[str]:
     """Return the error lines of a run's processes, sorted."""
     assert "SIGABRT" not in err
     return sorted(line for line in err.splitlines() if line.startswith("paceline: "))
@@ -35,7 +35,7 @@ def test_a_killed_worker_ends_the_run_before_any_deadline(start: Start, victim: 
     workers = run.workers()
     done = run.finish()
     assert done.code == 1
-    other, launcher = sorted(said(done.err), key=lambda line: "SIGKILL" in line)
+    other, launcher = sorted(error_lines(done.err), key=lambda line: "SIGKILL" in line)
     assert f"worker {1 - victim} " in other
     dead = re.search(rf"worker {victim} \(process (\d+)\)", launcher)[0]
     assert dead in other
@@ -54,7 +54,7 @@ def test_under_torchrun_every_other_rank_names_the_killed_one(start: Start) -> N
     done = run.finish()
     assert done.code != 0
     assert all(map(has_ended, ranks))
-    lines = said(done.err)
+    lines = error_lines(done.err)
     assert [line.split()[2] for line in lines] == ["1", "2"]
     assert len({re.search(r"worker 0 \(process \d+\)", line)[0] for line in lines}) == 1
     # Only torchrun prints a traceback, and no surviving rank is aborted.
@@ -161,7 +161,7 @@ def test_an_error_in_a_model_is_reported_with_its_line_and_leaves_no_folder(
     done = paceline(*verb.split(), f"failing:{name}", *options)
     assert done.code == code, done.err
     assert "Traceback" not in done.err
-    (line,) = said(done.err)
+    (line,) = error_lines(done.err)
     assert named in line
     assert not list(tmp_path.glob("runs/*"))
 

@@ -87,7 +87,7 @@ def test_a_recipe_without_tests_and_without_a_score_is_trained(outcome, training
     assert sum(row["samples"] for row in result["workers"]) == 300
 
 
-def test_a_worker_that_is_killed_is_reported_and_its_samples_are_done(outcome):
+def test_a_killed_worker_is_reported_and_others_train_its_samples(outcome):
     with failpoints({"at": "batch.done", "batch": 9, "do": "SIGKILL"}):
         result = outcome(*TRAIN, "--workers", "cpu:1,cpu:1", "--keep-all", "--epochs", "2")
     assert ["SIGKILL" in lost for lost in result["lost"]] == [True]
@@ -95,7 +95,7 @@ def test_a_worker_that_is_killed_is_reported_and_its_samples_are_done(outcome):
 
 
 @slow
-def test_a_run_without_workers_ends(paceline):
+def test_a_run_ends_when_all_workers_are_killed(paceline):
     with failpoints({"at": "batch.done", "visit": 9, "do": "SIGKILL"}):
         done = paceline(*TRAIN, "--workers", "cpu:1,cpu:1", "--keep-all")
     assert done.code == 1
@@ -103,7 +103,7 @@ def test_a_run_without_workers_ends(paceline):
 
 
 @slow
-def test_a_killed_coordinator_takes_its_workers_with_it(start):
+def test_the_workers_of_a_killed_coordinator_end(start):
     with failpoints({"at": "epoch.begun", "epoch": 1, "do": "SIGKILL"}):
         run = start("-m", "paceline", *TRAIN, "--workers", "cpu:1")
         assert run.finish().code == -signal.SIGKILL

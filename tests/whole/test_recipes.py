@@ -74,7 +74,7 @@ def test_a_program_gets_the_restarted_run_after_a_worker_died(start):
 
 
 def test_a_program_resumes_a_run_of_its_recipe(start, paceline, tmp_path):
-    (row,) = rows(start(PROGRAM, "goes_on").finish())
+    (row,) = rows(start(PROGRAM, "resumes").finish())
     first, second = (tmp_path / folder for folder in row["folders"])
     assert row["alike"]
     assert first == second

@@ -94,21 +94,21 @@ def test_a_signal_during_the_first_imports_is_not_lost(start, tmp_path, number):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "moment", "goes_on"),
+    ("strategy", "moment", "continues"),
     [
         ("allreduce", {"name": "rank.started", "worker": 1}, True),
         ("allreduce", {"name": "rank.met", "worker": 1}, False),
         ("wheel", {"name": "worker.profiling", "visit": 1}, False),
     ],
 )
-def test_a_signal_before_the_steps_ends_all_ranks(start, tmp_path, strategy, moment, goes_on):
+def test_a_signal_before_the_steps_ends_all_ranks(start, tmp_path, strategy, moment, continues):
     """The launcher once signalled the ranks that ran, and then started the others."""
     pause = Pause(tmp_path / "pause")
     with failpoints(pause.at(**moment)):
         run = start(*command(strategy))
     pause.reached()
     run.process.send_signal(signal.SIGINT)
-    if goes_on:
+    if continues:
         pause.go_on()
     check_ended(run, signal.SIGINT)
 

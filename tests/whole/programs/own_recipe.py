@@ -165,7 +165,7 @@ def as_a_rank() -> None:
         say({"refused": error.field, "left": [name for name in threads if "gloo" in name]})
 
 
-def goes_on() -> None:
+def resumes() -> None:
     """Compare three epochs of one run with one epoch and two more after resuming."""
     whole = trained(epochs=3)
     half = trained(epochs=1, checkpoint_every="4")
