@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from expected import EXPECTED, NEVER_RUN, Entry, NotApplicable, Refused, entries
 from listed import WITHOUT_HOOKS, ddp_tests
 
-WORDS = ("passed", "skipped", "raised", "hung or crashed")  # from best to worst; a pair has its worst rank's
+# From best to worst; the outcome of a pair is that of its worst rank.
+WORDS = ("passed", "skipped", "raised", "hung or crashed")
 
 
 @dataclass(frozen=True)
