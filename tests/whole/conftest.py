@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from processes import Finished
+from processes import Finished, Started
 
 
 @pytest.fixture
@@ -21,6 +21,13 @@ def outcome(paceline: Callable[..., Finished]) -> Callable[..., dict[str, Any]]:
         return result
 
     return run
+
+
+@pytest.fixture
+def worker_of(start: Callable[..., Started]) -> Callable[..., Started]:
+    """Start a CPU worker of strategy wheel that connects to a hub's address."""
+    joining = ("-m", "paceline", "worker", "--threads", "1", "--device", "cpu", "--connect")
+    return lambda address, *more: start(*joining, address, *more)
 
 
 @pytest.fixture

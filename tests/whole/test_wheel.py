@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 
 from faults import Pause, failpoints
 from hubs import address_of, result_of
-from processes import Started
 
 PROGRAMS = Path(__file__).parent / "programs"
 TURNING, LANGUAGE = str(PROGRAMS / "turning.py"), str(PROGRAMS / "language.py")
@@ -100,19 +99,14 @@ def test_a_run_from_the_command_line(start, tmp_path: Path):
     assert load_file(folder / "model.safetensors")
 
 
-def joined(start, address: str, *more: str) -> Started:
-    own = ("--connect", address, "--worker-ids", "0", "--threads", "1", "--device", "cpu")
-    return start("-m", "paceline", "worker", *own, *more)
-
-
-def test_a_killed_hub_resumes_from_its_checkpoint(start, paceline, tmp_path: Path):
+def test_a_killed_hub_resumes_from_its_checkpoint(start, worker_of, paceline, tmp_path: Path):
     assert paceline("keys", "keys").code == 0
     keys, kept = ("--keys", "keys"), ("--checkpoint-every", "0.05s")
     with failpoints(KILLED):
         bind = ("--listen", "tcp://127.0.0.1:0", "--profile-s", "0")
         hub = start(*HUB, *ONE, *keys, *kept, *bind)
         address = address_of(hub)
-        worker = joined(start, address, *keys)
+        worker = worker_of(address, "--worker-ids", "0", *keys)
         hub.process.wait()
     (folder,) = (tmp_path / "runs").iterdir()
     # The model, data and other settings are read from the folder of the run.
@@ -127,12 +121,12 @@ def test_a_killed_hub_resumes_from_its_checkpoint(start, paceline, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_worker_profiles_again_for_a_restarted_hub(start, tmp_path: Path):
+def test_a_worker_profiles_again_for_a_restarted_hub(start, worker_of, tmp_path: Path):
     pause, hub = Pause(tmp_path / "pause"), (*HUB, *ONE, "--profile-s", "0.1", "--listen")
     first = start(*hub, "tcp://127.0.0.1:0")
     address = address_of(first)
     with failpoints(pause.at("worker.profiling", visit=1)):
-        worker = joined(start, address)
+        worker = worker_of(address, "--worker-ids", "0")
     pause.reached()
     first.process.send_signal(signal.SIGKILL)
     first.process.wait()

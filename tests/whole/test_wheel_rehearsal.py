@@ -78,15 +78,14 @@ def test_a_synchronous_tree_sends_the_bytes_of_its_plan(start):
     assert result["plans"][0]["config"]["child_hubs"] == 2
 
 
-def test_child_hubs_that_join_rehearse_the_settings_of_the_root(start):
+def test_child_hubs_that_join_rehearse_the_settings_of_the_root(start, worker_of):
     bind = ("--listen", "tcp://127.0.0.1:0")
     options = ("child_hubs=1", "lanes=2", "run_name=stage")
     tree = [word for option in options for word in ("--strategy-option", option)]
     root = start(*REHEARSE, "--workers", "2", *tree, *bind)
     joining = ("-m", "paceline", "hub", "--parent", address_of(root), *bind, "--run-name", "stage")
     child = start(*joining, "--json")
-    own = ("--run-name", "stage", "--device", "cpu", "--threads", "1", "--worker-ids", "0,1")
-    worker = start("-m", "paceline", "worker", "--connect", address_of(child), *own)
+    worker = worker_of(address_of(child), "--run-name", "stage", "--worker-ids", "0,1")
     result, below = result_of(root), result_of(child)
     assert worker.finish().code == 0
     assert result["updates"]["count"] == below["num_pushed"] == ALL_STEPS

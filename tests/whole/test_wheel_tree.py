@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 
 from faults import failpoints
 from hubs import address_of, result_of, until
-from processes import Started
 
 sys.path.append(str(Path(__file__).parent / "programs"))
 
@@ -36,11 +35,6 @@ def model(tmp_path: Path) -> None:
     shutil.copy(turning.__file__, tmp_path)
 
 
-def worker_of(start, address: str, *more: str) -> Started:
-    joining = ("--connect", address, "--threads", "1", "--device", "cpu")
-    return start("-m", "paceline", "worker", *joining, *more)
-
-
 def model_of(tmp_path: Path, result: dict) -> dict[str, torch.Tensor]:
     return load_file(tmp_path / "runs" / result["id"] / "model.safetensors")
 
@@ -55,10 +49,10 @@ def in_one_piece() -> tuple[dict[str, torch.Tensor], list[float]]:
         torch.set_num_threads(before)
 
 
-def test_one_child_with_one_worker_trains_as_plain_sgd(start, tmp_path: Path):
+def test_one_child_with_one_worker_trains_as_plain_sgd(start, worker_of, tmp_path: Path):
     root = start(*ROOT, *ALONE, "--epochs", str(EPOCHS), "--listen", ANY)
     child = start(*CHILD, *ALONE, "--parent", address_of(root), "--listen", ANY)
-    worker = worker_of(start, address_of(child), "--lanes", "1")
+    worker = worker_of(address_of(child), "--lanes", "1")
     result, below = result_of(root), result_of(child)
     assert worker.finish().code == 0
     own, (other, losses) = model_of(tmp_path, result), in_one_piece()
@@ -79,13 +73,13 @@ def test_one_child_with_one_worker_trains_as_plain_sgd(start, tmp_path: Path):
     assert sum(below["parent_wire_nbytes"]) > sum(between.values())
 
 
-def test_a_killed_root_and_its_child_resume_from_the_checkpoint(start, tmp_path: Path):
+def test_a_killed_root_and_its_child_resume_from_the_checkpoint(start, worker_of, tmp_path: Path):
     kept = ("--epochs", str(EPOCHS), "--checkpoint-every", "0.05s")
     with failpoints({"at": "checkpoint.written", "do": "SIGKILL"}):
         root = start(*ROOT, *ALONE, *kept, "--listen", ANY)
     address = address_of(root)
     child = start(*CHILD, *ALONE, "--parent", address, "--listen", ANY)
-    worker = worker_of(start, address_of(child), "--lanes", "1")
+    worker = worker_of(address_of(child), "--lanes", "1")
     root.process.wait()
     (folder,) = (tmp_path / "runs").iterdir()
     again = start(*ROOT, *ALONE, *kept, "--listen", address, "--resume", str(folder))
@@ -98,7 +92,7 @@ def test_a_killed_root_and_its_child_resume_from_the_checkpoint(start, tmp_path:
     assert result["updates"]["count"] == EPOCHS * STEPS
 
 
-def test_a_tree_trains_without_a_killed_child_and_with_it_after_a_restart(start):
+def test_a_tree_trains_without_a_killed_child_and_with_it_after_a_restart(start, worker_of):
     root = start(*ROOT, "--epochs", "1000", "--learning-rate", "0.02", "--listen", ANY)
     address = address_of(root)
     joining = ("--timeout", "5", "--parent")
@@ -107,7 +101,7 @@ def test_a_tree_trains_without_a_killed_child_and_with_it_after_a_restart(start)
         killed = start(*CHILD, *joining, zero, "--listen", ANY)
     other = start(*CHILD, *joining, one, "--listen", ANY)
     addresses = [address_of(child) for child in (killed, other)]
-    workers = [worker_of(start, one) for one in addresses]
+    workers = [worker_of(one) for one in addresses]
     killed.process.wait()
     assert until(root, "worker 0 ")
     until(root, "epoch ")  # the other child continues
