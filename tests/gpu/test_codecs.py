@@ -1,4 +1,4 @@
-"""Eight-bit and 4-bit codes on a GPU: the same bits as on the CPU, by Triton's kernels."""
+"""8-bit and 4-bit codecs on a GPU, by Triton and by PyTorch, have the bits of the CPU."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ class TestKernels(KernelContract):
 
 @needs_triton
 def test_places_beyond_32_bits():
-    """Were they cut off, the last values would be written to the first ones' place."""
+    """With 32-bit indices, the last values would overwrite the first ones."""
     if torch.cuda.mem_get_info()[0] < 24 * GIB:
         pytest.skip("the GPU has less than 24 GiB free")
     begin, end = 2**31, cases.normal(5000)
@@ -42,7 +42,7 @@ def test_places_beyond_32_bits():
 
 
 def same(one: Payload, other: Payload) -> bool:
-    """Return True if two payloads have the same bytes, on whichever device."""
+    """Whether two payloads have the same bytes, on any devices."""
     facts = [
         (p.codec, p.count, p.num_nonfinite, [b.tolist() for b in p.buffers]) for p in (one, other)
     ]
@@ -58,7 +58,7 @@ def same(one: Payload, other: Payload) -> bool:
     ],
 )
 def test_payloads_are_those_of_the_cpu(monkeypatch, with_triton: bool, codec: Codec):
-    """As well where there is no Triton, and torch's own functions run on the GPU."""
+    """Test Triton's kernels, and PyTorch's functions as without Triton."""
     monkeypatch.setattr(kernels, "_triton_compiles", lambda: with_triton)
     values = cases.normal(100_001)
     values[[5, 77]] = torch.nan
@@ -73,7 +73,7 @@ def test_payloads_are_those_of_the_cpu(monkeypatch, with_triton: bool, codec: Co
 
 @needs_triton
 def test_kernels_run_on_the_current_stream():
-    """After work that takes long on that stream: on another they would read too early."""
+    """The current stream is busy, so kernels on another stream would read too early."""
     stream, codec = torch.cuda.Stream(), EightBit("linear8")
     expected = codec.encode(cases.normal(5000))
     values, meant = torch.zeros(5000, device="cuda"), cases.normal(5000).cuda()

@@ -1,6 +1,6 @@
-"""What only a GPU can show: times of work that the host does not wait for, and whole runs on one.
+"""Tests on a real GPU: clocks of asynchronous work, and whole runs.
 
-Everything is skipped on a machine without one.
+All are skipped on a machine without a GPU.
 """
 
 import copy
@@ -39,7 +39,7 @@ CYCLES = 50_000_000  # of the GPU's clock: 25 to 50 ms
 
 @pytest.fixture
 def cuda() -> torch.device:
-    """The first GPU, awake and at its working clock."""
+    """Return the first GPU, warmed up to its working clock rate."""
     torch.cuda._sleep(CYCLES)
     torch.cuda.synchronize()
     return torch.device("cuda", 0)
@@ -60,10 +60,10 @@ def test_marks_are_reached_when_the_work_before_them_is_done(cuda, monkeypatch, 
     issued = time.monotonic()
     start, middle, end = clock.seconds([first, second, third])
     ended = time.monotonic()
-    assert issued - began < (ended - began) / 2  # otherwise this would show nothing of a GPU
+    assert issued - began < (ended - began) / 2  # the host has not waited for the GPU
     assert began - 1e-3 < start < middle < end < ended + 1e-3
     assert (end - middle) / (middle - start) == pytest.approx(2, rel=0.25)
-    # The host's clock has seen the same: nearly all the time between was sleep.
+    # The host's clock agrees, because nearly all of the time was sleep.
     assert end - start == pytest.approx(ended - began, rel=0.2)
 
 
@@ -85,7 +85,7 @@ def test_a_description_does_not_depend_on_the_device_and_takes_nothing_of_it(cud
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch) -> None:
-    """This process is no rank of a run."""
+    """Remove the environment variables of a rank."""
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
 
@@ -113,7 +113,7 @@ def test_a_gpu_takes_the_same_steps_as_a_cpu(paceline, monkeypatch):
     on_cpu = trained(paceline, *arguments)
     assert on_cpu["machine"]["device"] == "cpu"
     for one, other in zip(on_gpu["epochs"], on_cpu["epochs"], strict=True):
-        # A GPU's convolutions may round their factors to ten bits (TF32).
+        # On a GPU, convolutions may round their factors to ten bits (TF32).
         assert one["train_loss"] == pytest.approx(other["train_loss"], rel=0.05)
         assert one["score"] == pytest.approx(other["score"], abs=0.05)
 
@@ -137,7 +137,7 @@ def test_the_gpu_has_the_parameters_of_an_answer_and_nothing_afterwards() -> Non
     own = copy.deepcopy(kept)
     lent = LentHead(own, own, kept, device)
     inputs = torch.randn(64, 512)
-    before = None  # the first product allocates a workspace of cuBLAS, which stays
+    before = None  # read after the first product, because cuBLAS keeps its workspace
     for _ in range(3):
         lent.fill()
         lent.head(inputs.to(device)).sum().backward()

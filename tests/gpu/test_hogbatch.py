@@ -1,10 +1,10 @@
-"""A worker on a GPU: what it pushes into the shared model is what torch's training changes."""
+"""A hogbatch worker on a GPU pushes the updates of plain PyTorch into the shared model."""
 
 import pytest
 import torch
-from torch import nn
 from torch.nn.functional import cross_entropy
 
+from hogbatch_replicas import net, samples
 from hogbatches import classifying
 from paceline.links.devices import device_of
 from paceline.links.shared_memory import SharedTensors
@@ -19,24 +19,14 @@ pytestmark = [
 ]
 
 
-def net() -> nn.Module:
-    torch.manual_seed(3)
-    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 4))
-
-
 @pytest.mark.parametrize("depth", [1, 3])
 def test_a_gpu_alone_trains_as_torch_does(depth: int):
-    generator = torch.Generator().manual_seed(1)
-    samples = (
-        torch.randn(40, 6, generator=generator),
-        torch.randint(4, (40,), generator=generator),
-    )
-    memory = SharedTensors.of(tensors_of(net()), "a model")
+    data, memory = samples(), SharedTensors.of(tensors_of(net()), "a model")
     on = torch.device("cuda", 0)
     device = device_of(on)
     unpin = device.pin(memory.memory)
     make, done = optimizer_of("sgd", 0.1, 0.9), []
-    replica = GpuReplica(classifying(net, samples), memory, make, 0, device, depth)
+    replica = GpuReplica(classifying(net, data), memory, make, 0, device, depth)
     expected = net().to(on).train()
     optimizer = make(expected.parameters())
     batches = [torch.arange(start, start + 10 - number) for number, start in enumerate((0, 10, 30))]
@@ -44,7 +34,7 @@ def test_a_gpu_alone_trains_as_torch_does(depth: int):
         done += replica.take(rows, (1.0, 0.5, 2.0)[number % 3], number)
     done += replica.done(waits=True)
     for number, (rows, result) in enumerate(zip(3 * batches, done, strict=True)):
-        inputs, targets = (part[rows].to(on) for part in samples)
+        inputs, targets = (part[rows].to(on) for part in data)
         optimizer.param_groups[0]["lr"] = 0.1 * (1.0, 0.5, 2.0)[number % 3]
         loss = cross_entropy(expected(inputs), targets)
         loss.backward()
@@ -62,13 +52,12 @@ def test_a_gpu_alone_trains_as_torch_does(depth: int):
 
 
 def test_updates_are_neither_lost_nor_doubled_beside_those_of_others():
-    """A learning rate of zero changes nothing: what is left is what others have added."""
-    samples = torch.randn(40, 6), torch.randint(4, (40,))
+    """With a learning rate of zero, only the additions of others change the model."""
     memory = SharedTensors.of(tensors_of(net()), "a model")
     device = device_of(torch.device("cuda", 0))
     unpin = device.pin(memory.memory)
     make = optimizer_of("sgd", 0.1, 0.0)
-    replica = GpuReplica(classifying(net, samples), memory, make, 0, device)
+    replica = GpuReplica(classifying(net, samples()), memory, make, 0, device)
     before = memory.tensors["0.weight"].clone()
     for _ in range(20):
         for _ in replica.take(torch.arange(40), 0.0, None):

@@ -1,4 +1,4 @@
-"""Two hosts on one machine, and the program that builds them."""
+"""Fixtures for tests on two hosts, which are network namespaces of this machine."""
 
 import sys
 from collections.abc import Callable
@@ -15,7 +15,7 @@ __all__ = ["can_build", "hosts"]
 
 @pytest.fixture
 def on_hosts(hosts: TwoHosts, tmp_path: Path) -> Callable[..., tuple[Finished, Finished]]:
-    """Run `python PROGRAM ARGUMENTS` as so many ranks on each host, and wait for both hosts."""
+    """Run `python ARGUMENTS` as `per_host` ranks on each host, and wait for both hosts."""
     environment = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
     def run(per_host: int, *arguments: str) -> tuple[Finished, Finished]:

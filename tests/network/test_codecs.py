@@ -1,4 +1,4 @@
-"""Gradients that are encoded between two hosts of two ranks each."""
+"""Encoded gradients between two hosts with two ranks each."""
 
 import json
 import sys
@@ -9,42 +9,35 @@ import pytest
 from host import missing
 from hosts import TwoHosts
 
-from codec_training import POISONED, poisoned
+from codec_training import POISONED, poisoned, same
 from processes import DEADLINE_S
 
 pytestmark = pytest.mark.slow
 
 PROGRAM = Path(__file__).parent / "programs" / "codecs.py"
 SECOND = "_of_whom_the_second_has_it"
-# Of the optimizers, those that raise, and how many steps were skipped.
+# Per case: the numbers of the optimizers that raise, and the number of skipped steps.
 POISONED_CASES = {
     "nan_raises": ([0], 0),
     "infinity_raises_by_default": ([0], 0),
     "nan_is_skipped": ([], 1),
     "infinity_is_skipped": ([], 1),
-    # The one that has the layer raises, whichever comes first; the other changes nothing.
+    # The optimizer of the layer raises, in either order; the other changes nothing.
     "two_optimizers_raise": ([0], 0),
     f"two_optimizers_raise{SECOND}": ([1], 0),
     "two_optimizers_skip": ([], 1),
     f"two_optimizers_skip{SECOND}": ([], 1),
 }
-# With two optimizers only one has gradients that are not finite: layers are sent apart.
+# With two optimizers only one has non-finite gradients, because layers are sent separately.
 SCALED = ("grad_scaler", "grad_scaler_of_a_fused_optimizer", "two_optimizers_of_a_grad_scaler")
 OTHER = ("right_gradients", "many_steps_of_one_bit", "auto", "bytes_between")
 REFUSED = ("other_codecs", "float64")
-Found = dict[str, list[Any]]  # of each case what came of it, rank by rank
-
-
-def same(outcomes: list[Any]) -> Any:
-    """Return what all ranks have found alike."""
-    assert not [one["error"] for one in outcomes if isinstance(one, dict) and "error" in one]
-    assert all(outcome == outcomes[0] for outcome in outcomes)
-    return outcomes[0]
+Found = dict[str, list[Any]]  # the outcomes of each case, by rank
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """What came of all cases."""
+    """Run all cases; return their outcomes."""
     problem = missing()
     if problem:
         pytest.skip(problem)
@@ -57,7 +50,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return dict(map(json.loads, finished[0].out.splitlines()))
 
 
-def test_gradients_are_nearly_those_of_one_process(found: Found) -> None:
+def test_gradients_are_within_the_codecs_error_of_one_process(found: Found) -> None:
     outcomes = found["right_gradients"]
     assert len(outcomes) == 4
     assert 0.05 < same([outcome["worst"] for outcome in outcomes]) <= 1
@@ -66,7 +59,7 @@ def test_gradients_are_nearly_those_of_one_process(found: Found) -> None:
 
 
 def test_bytes_between_hosts_are_those_of_the_codec(found: Found) -> None:
-    """Of two hosts each sends one half to be summed, and the sum of the other: 4 bytes a value."""
+    """Each host sends one half of its gradients and the sum of the other half: 4 bytes a value."""
     of_hosts = [found["bytes_between"][rank] for rank in (0, 2)]
     for of_host in of_hosts:
         whole = of_host["None"]
@@ -77,8 +70,8 @@ def test_bytes_between_hosts_are_those_of_the_codec(found: Found) -> None:
         same([outcome[f"bits of {codec}"] for outcome in found["bytes_between"]])
 
 
-def test_what_one_bit_loses_stays_small(found: Found) -> None:
-    """Also in the gaps between gradients, which are sent with them and have no other writer."""
+def test_the_errors_of_onebit_do_not_accumulate(found: Found) -> None:
+    """Gaps between gradients are sent, too, and could accumulate errors."""
     outcome = same(found["many_steps_of_one_bit"])
     assert outcome["largest"] < 5
     assert outcome["lacking"] < 10
@@ -95,14 +88,14 @@ def test_hosts_decide_together_which_codec_pays(found: Found) -> None:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_codec_that_ranks_cannot_use_is_refused_on_all(found: Found, name: str) -> None:
-    """Also on a rank that would never use its own."""
+    """This includes ranks that send nothing between hosts."""
     assert len(found[name]) == 4
     for outcome in found[name]:
         assert outcome["error"].startswith("InvalidInput: codec ")
 
 
 @pytest.mark.parametrize("name", POISONED_CASES)
-def test_what_is_not_finite_raises_or_is_skipped_on_all_ranks(found: Found, name: str) -> None:
+def test_a_non_finite_gradient_raises_or_is_skipped_on_all_ranks(found: Found, name: str) -> None:
     raising, num_skipped = POISONED_CASES[name]
     outcome = poisoned(found[name])
     raised = [[step, which] for step, which, _ in outcome["raised"]]

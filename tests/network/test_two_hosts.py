@@ -1,4 +1,4 @@
-"""Two hosts of one machine: what the network does changes the time, and never the result."""
+"""Training and probing on two hosts of one machine; a cut connection does not change results."""
 
 import json
 import shutil
@@ -34,17 +34,17 @@ def test_two_ranks_on_each_train_as_one_process_does(on_hosts: OnHosts, exchange
     assert sorted(row["rank"] for row in rows) == [0, 1, 2, 3]
     assert max(row["error"] for row in rows) < 1e-12
     assert len({tuple(row["bits"]) for row in rows}) == 1
-    # With host the first rank of each exchanges its sums with the other host. The other rank waits
-    # for that, and says so: else a report would call it idle.
+    # With `host`, the first rank of each host exchanges sums with the other host. The other rank
+    # records the wait as a send, so that a report does not show it as idle.
     between = {row["rank"] for row in rows if any("send" in name for name in row["spans"])}
     assert between == {0, 1, 2, 3}
 
 
-def test_the_wire_between_them_is_measured(on_hosts: OnHosts, tmp_path: Path) -> None:
+def test_the_wire_between_hosts_is_measured(on_hosts: OnHosts, tmp_path: Path) -> None:
     options = ("--seconds", "0.2", "--output", "two.toml")
     succeeded(on_hosts(2, "-m", "paceline", "probe", *options))
     machine = read_machine(tmp_path / "two.toml")
-    # Two hosts of one name, as both are this computer.
+    # Both hosts have the name of this computer, so the file numbers them.
     assert [host.name for host in machine.hosts] == ["host0", "host1"]
     assert [device.host for device in machine.devices] == ["host0", "host0", "host1", "host1"]
     between = {link.between: link for link in machine.links}
@@ -56,7 +56,7 @@ def test_the_wire_between_them_is_measured(on_hosts: OnHosts, tmp_path: Path) ->
 def test_elastic_workers_of_two_hosts_train_together(on_hosts: OnHosts, tmp_path: Path) -> None:
     pytest.importorskip("torchft")
     shutil.copy(RECIPES, tmp_path)
-    succeeded(on_hosts(1, str(PROGRAMS / "elastic_host.py")))  # quorums are of two
+    succeeded(on_hosts(1, str(PROGRAMS / "elastic_host.py")))  # each quorum needs both workers
     assert list((tmp_path / "runs0").glob("*/model.safetensors"))
 
 
@@ -65,7 +65,7 @@ def weights(home: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
-def test_a_worker_that_is_cut_off_for_20_s_trains_as_if_it_had_not_been(
+def test_cutting_off_a_worker_for_20_s_does_not_change_the_model(
     on_hosts: OnHosts, tmp_path: Path
 ) -> None:
     paceline = [sys.executable, "-m", "paceline"]
@@ -76,11 +76,9 @@ def test_a_worker_that_is_cut_off_for_20_s_trains_as_if_it_had_not_been(
     assert sent["after"] > 2 * sent["before"]  # it was cut off in mid-training
     home = tmp_path / "uncut"
     home.mkdir()
-    alone = [
-        *("--workers", "1", "--strategy-option", "lanes=1", "--strategy-option", "staleness=0"),
-        *("--epochs", "6"),
-    ]
+    alone = ["--workers", "1", "--strategy-option", "lanes=1", "--strategy-option", "staleness=0"]
     uncut = [*paceline, "train", "lenet5", "--strategy", "wheel", "--profile-s", "0", *alone]
+    uncut += ["--epochs", "6"]
     assert Started(uncut, home).finish().code == 0
     own, other = weights(tmp_path), weights(home)
     assert own.keys() == other.keys()

@@ -1,28 +1,28 @@
-"""What comes of torch's tests where they do not pass, and why: nothing else may differ."""
+"""The expected outcomes of torch's tests that do not pass, with the reasons."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Refused:
-    """Tests that end with one clear line, which says what there is not."""
+    """Tests that end with an error line about a missing feature."""
 
-    says: str  # the line, as a regular expression
+    pattern: str  # a regular expression for the error line
     tests: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class NotApplicable:
-    """Tests of DDP's own inside: its private attributes, its log, the texts of its errors."""
+    """Tests of DDP's internals: its private attributes, its log, and its error messages."""
 
-    at: str  # the statement of the test at which it ends
+    at: str  # the statement at which the test fails
     why: str
     tests: tuple[str, ...]
 
 
 Entry = Refused | NotApplicable
 
-# One rank waits a minute for another, which never comes. torch itself runs it nowhere.
+# One rank waits a minute for another in vain. torch does not run this test either.
 NEVER_RUN = ("test_ddp_has_finalized",)
 
 _DDP: tuple[Entry, ...] = (
@@ -76,19 +76,19 @@ _DDP: tuple[Entry, ...] = (
     ),
     NotApplicable(
         "self.assertEqual(x[0].device.index, self.rank)",
-        "asks whether inputs were moved to a GPU",
+        "expects DDP to move the inputs to a GPU",
         ("test_ddp_device",),
     ),
     NotApplicable(
         'self.assertEqual(ddp_logging_data.get("device_ids"), str(rank))',
-        "asks the log for the number of a GPU",
+        "reads the GPU's number from DDP's log",
         ("test_ddp_logging_data_gpu",),
     ),
 )
 
 _LOGGED_TIMES = NotApplicable(
     'ddp_logging_data.get("forward_compute_time"), 1',
-    "asks DDP's log for the times of its reducer",
+    "reads the reducer's times from DDP's log",
     ("test_ddp_logging_data_cpu",),
 )
 
@@ -113,17 +113,17 @@ _OF_TORCHS_REDUCER: tuple[Entry, ...] = (
     _LOGGED_TIMES,
     NotApplicable(
         'self.assertTrue(s in msg, f"Expected {s} to be in {msg}")',
-        "asks the error for DDP's advice to set TORCH_DISTRIBUTED_DEBUG; ours names the parameters",
+        "expects DDP's advice to set TORCH_DISTRIBUTED_DEBUG; our error names the parameters",
         ("test_ddp_unused_params_rebuild_buckets_exception",),
     ),
     NotApplicable(
         'static_model._get_ddp_logging_data().get("has_rebuilt_buckets", 0)',
-        "asks DDP's log whether it has made its buckets anew",
+        "reads from DDP's log whether buckets were rebuilt",
         ("test_different_graph_across_ranks",),
     ),
     NotApplicable(
         "local_used_map = model.reducer._get_local_used_map()",
-        "reads a table of torch's reducer",
+        "reads a private table of torch's reducer",
         (
             "test_ddp_control_flow_same_across_ranks",
             "test_ddp_control_flow_different_across_ranks",
@@ -131,28 +131,27 @@ _OF_TORCHS_REDUCER: tuple[Entry, ...] = (
     ),
     NotApplicable(
         "self.assertTrue(ddp.reducer._ddp_graph_static())",
-        "asks torch's reducer what it has seen of the graph",
+        "reads from torch's reducer whether the graph is static",
         ("test_detect_ddp_is_actually_static",),
     ),
     NotApplicable(
         "dist._compute_bucket_assignment_by_size( tensors_sparse, [400], logger=net.logger )",
-        "hands DDP's log to torch's C++",
+        "passes DDP's log to a private C++ function",
         ("test_compute_bucket_assignment_by_size_sparse_error_with_logger",),
     ),
     NotApplicable(
         "self.assertEqual(event_count, num_iters)",
-        "counts the all-reduces of the process group, by which nothing is exchanged",
+        "counts the process group's all-reduces, which our exchange does not use",
         ("test_ddp_profiling_autograd_profiler", "test_ddp_profiling_torch_profiler"),
     ),
     NotApplicable(
         "with self.assertRaisesRegex(RuntimeError, expected_err):",
-        "wants DDP to refuse what its buckets are not fit for: a graph that changes in spite of "
-        "static_graph; ours exchanges it rightly",
+        "expects an error for a graph that changes despite static_graph; our exchanges handle it",
         ("test_invalid_static_graph",),
     ),
     NotApplicable(
         'base_model._get_ddp_logging_data().get("num_buckets_reduced"), 2',
-        "asks DDP's log for the number of its buckets",
+        "reads the number of buckets from DDP's log",
         ("test_skip_all_reduce_unused_parameters",),
     ),
 )
@@ -166,5 +165,5 @@ EXPECTED: dict[str, tuple[Entry, ...]] = {
 
 
 def entries(exchange: str) -> dict[str, Entry]:
-    """Return what is expected of the tests that do not pass with an exchange."""
+    """Return the entries of the tests that do not pass with an exchange, by test."""
     return {test: entry for entry in EXPECTED.get(exchange, ()) for test in entry.tests}

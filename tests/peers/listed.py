@@ -1,6 +1,6 @@
-"""Which of torch's own tests concern DistributedDataParallel: read off their code, not their names.
+"""Select torch's tests of DistributedDataParallel by their code.
 
-Of the class of tests: those that use the class, or a method of theirs that does.
+A test is selected if it uses the class, or a method of the test class that does.
 """
 
 import ast
@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 MODULE = "torch.testing._internal.distributed.distributed_test"
-# One more, of the rank's own: `test_ddp_uneven_inputs` ends early where there are no hooks.
+# A further test, in rank.py: `test_ddp_uneven_inputs` fails early with exchanges without hooks.
 WITHOUT_HOOKS = "test_ddp_uneven_inputs_without_hooks"
 _SUBJECT = "DistributedDataParallel"
 
@@ -28,7 +28,7 @@ def ddp_tests() -> tuple[str, ...]:
 
 
 def _methods() -> dict[str, ast.FunctionDef]:
-    """The methods of torch's tests. The module is found and read, not imported: that takes long."""
+    """Parse the methods of torch's test class; importing the module would take long."""
     torch = importlib.util.find_spec("torch")
     assert torch is not None
     assert torch.origin is not None

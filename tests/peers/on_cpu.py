@@ -1,8 +1,7 @@
-"""torch's own tests of DistributedDataParallel, imported so that they run on CPU tensors.
+"""Import torch's tests of DistributedDataParallel so that they run on the CPU.
 
-Nothing of them is copied: the installed module is imported, its decorators that skip let every test
-through, also those of tests that torch does not run itself, and what it says about GPUs means the
-CPU, in this process only.
+The installed module is imported with its skip decorators disabled, and its GPU devices replaced by
+the CPU, in this process only. This includes tests that torch never runs.
 """
 
 import functools
@@ -19,14 +18,14 @@ from listed import MODULE
 from torch import Tensor, nn
 
 NUM_RANKS = 2
-# Functions of torch that tests give `device=self.rank` or `device="cuda"`.
+# Functions of torch that tests call with `device=self.rank` or `device="cuda"`.
 _FACTORIES = ("empty", "full", "ones", "rand", "randn", "tensor", "zeros")
-# Numbers in tests that take minutes on a CPU, and smaller ones: the sides of pictures.
+# Constants of tests that take minutes on a CPU, and smaller ones: here the sizes of images.
 _SMALLER = {"test_ddp_uneven_inputs": (1000, 20)}
 
 
 def imported(stand_in: type[nn.Module]) -> ModuleType:
-    """Return torch's module of tests, with `stand_in` in the place of DistributedDataParallel."""
+    """Return torch's test module, with `stand_in` for DistributedDataParallel."""
     os.environ |= {"BACKEND": "gloo", "WORLD_SIZE": str(NUM_RANKS)}
     _without_expecttest()
     suite = _imported()
@@ -39,13 +38,13 @@ def imported(stand_in: type[nn.Module]) -> ModuleType:
     suite.GradScaler = functools.partial(torch.amp.GradScaler, "cpu")
     suite.init_multigpu_helper = lambda world_size, _: {rank: [rank] for rank in range(world_size)}
     _shrink(suite.DistributedTest._DistTestBase)
-    suite.HAS_TORCHVISION = False  # the same models everywhere, and none that takes minutes
+    suite.HAS_TORCHVISION = False  # no large models, and the same ones on all machines
     suite.DistributedDataParallel = nn.parallel.DistributedDataParallel = stand_in
     return suite
 
 
 def _without_expecttest() -> None:
-    """Have torch's test classes do without expecttest, of which no test of DDP uses anything."""
+    """Stub expecttest if it is missing; the tests of DDP do not use it."""
     try:
         import expecttest  # noqa: F401
     except ModuleNotFoundError:
@@ -55,7 +54,7 @@ def _without_expecttest() -> None:
 
 
 def _imported() -> ModuleType:
-    """Import the tests; a decorator that counts GPUs lets them through meanwhile."""
+    """Import the tests with skip decorators disabled."""
     from torch.testing._internal import common_distributed
 
     def always(*_: object, **__: object) -> Callable[[Any], Any]:
@@ -72,7 +71,7 @@ def _imported() -> ModuleType:
 
 
 class _OnCpu(ModuleType):
-    """A module as the tests see it: some of its functions mean the CPU."""
+    """A module with some of its functions replaced by ones for the CPU."""
 
     def __init__(self, module: ModuleType, instead: dict[str, Any]) -> None:
         super().__init__(module.__name__)
@@ -100,7 +99,7 @@ def _shrink(tests: type) -> None:
 
 
 def _is_gpu(device: object) -> bool:
-    """Whether a device that a test names is a GPU: a number, "cuda", "cuda:0"."""
+    """Whether a device argument is a GPU: a number, "cuda", "cuda:0"."""
     number = isinstance(device, int) and not isinstance(device, bool)
     return number or (isinstance(device, str | torch.device) and str(device).startswith("cuda"))
 
@@ -116,7 +115,7 @@ def _without_device(made: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _move_to_cpu() -> None:
-    """Have `x.cuda()` and `x.to(rank)` of tensors and modules return x itself."""
+    """Make `x.cuda()` and `x.to(rank)` of tensors and modules return x."""
     for kind in (Tensor, nn.Module):
         kind.cuda = lambda self, *_, **__: self
         kind.to = _to(kind.to)

@@ -1,4 +1,4 @@
-"""One rank of a pair: runs one of torch's tests, and says what came of it."""
+"""Run one of torch's tests on this rank of a pair, and return its outcome."""
 
 import linecache
 import os
@@ -18,13 +18,13 @@ from stand_ins import STAND_INS
 
 from pair import joined
 
-# The longest that a collective waits, as in torch's own runs of these tests.
+# The timeout of collectives, as in torch's runs of these tests.
 DEADLINE = timedelta(seconds=60)
 
 
 @cache
 def _case(stand_in: str) -> type[unittest.TestCase]:
-    """Return torch's tests, with what they ask of the class that usually starts their processes."""
+    """Return torch's tests, with the methods of the class that usually starts their processes."""
     os.environ["PYTORCH_PRINT_REPRO_ON_FAILURE"] = "0"
     suite: Any = imported(STAND_INS[stand_in])
     from torch.testing._internal.common_utils import TestCase, set_rng_seed
@@ -39,7 +39,7 @@ def _case(stand_in: str) -> type[unittest.TestCase]:
             getattr(self, test)()
 
         def test_ddp_uneven_inputs_without_hooks(self) -> None:
-            """All of torch's test but its communication hooks, at which it ends where none are."""
+            """Run torch's test without its communication hooks."""
             made = suite.DDPUnevenTestInput
             without = mock.patch.object(
                 suite, made.__name__, lambda **given: made(**(given | {"hook": None}))
@@ -54,16 +54,16 @@ def _case(stand_in: str) -> type[unittest.TestCase]:
 
 
 def prepared(stand_in: str) -> None:
-    """Import the tests, which takes long."""
+    """Import the tests before their deadlines start, because it takes long."""
     _case(stand_in)
 
 
 def outcome(stand_in: str, test: str, folder: Path) -> dict[str, Any]:
-    """Run one test in a process group of its own; return what came of it on this rank."""
+    """Run one test in its own process group; return the outcome on this rank."""
     case: Any = _case(stand_in)
     rank = int(os.environ["RANK"])
     os.environ |= {"BACKEND": "gloo", "TEMP_DIR": str(folder)}
-    os.environ.pop("LOCAL_RANK", None)  # by which torch would choose a GPU
+    os.environ.pop("LOCAL_RANK", None)  # torch would choose a GPU by it
     dist.set_debug_level_from_env()
     store = dist.FileStore(str(folder / "store"), NUM_RANKS)
     try:
@@ -71,7 +71,7 @@ def outcome(stand_in: str, test: str, folder: Path) -> dict[str, Any]:
         case(test).run_here(test, rank)
     except (unittest.SkipTest, SystemExit) as left:
         return {"outcome": "skipped", "error": str(left)}
-    except Exception as error:  # whatever a test raises is its outcome
+    except Exception as error:  # any error of a test is its outcome
         return {
             "outcome": "raised",
             "error": "".join(traceback.format_exception_only(error)).strip(),
@@ -83,7 +83,7 @@ def outcome(stand_in: str, test: str, folder: Path) -> dict[str, Any]:
 
 
 def _statements(error: Exception) -> str:
-    """Return where in torch's tests an error came out, from the outside in, a line each."""
+    """Return the statements of torch's tests in a traceback, outermost first, one per line."""
     found = []
     for frame in traceback.extract_tb(error.__traceback__):
         if Path(frame.filename).stem == MODULE.rpartition(".")[2]:

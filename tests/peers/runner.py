@@ -1,6 +1,6 @@
-"""Run torch's own tests of DistributedDataParallel with Paceline's class in its place.
+"""Run torch's tests of DistributedDataParallel with Paceline's class.
 
-`python tests/peers/runner.py --exchange host`; exit code 1 if anything is not as expected.py says.
+`python tests/peers/runner.py --exchange host`; exit code 1 if an outcome differs from expected.py.
 """
 
 import argparse
@@ -22,8 +22,8 @@ from verdict import WORDS, Outcome, complaint, table, tests_for
 import rank
 from pair import RankFailed, Ranks
 
-START_S = 240.0  # for two imports of torch's tests on a busy machine
-TEST_S = 140.0  # longer than one collective waits, and then another: what takes that long hangs
+START_S = 240.0  # deadline for importing torch's tests on a busy machine
+TEST_S = 140.0  # deadline of a test, longer than the timeouts of two collectives
 
 
 def main() -> int:
@@ -54,7 +54,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _outcomes(exchange: str, tests: list[str]) -> Iterator[Outcome]:
-    """Run tests in one pair of ranks, and in a new one where a test has ended the pair."""
+    """Run tests on one pair of ranks, and on a new pair after a crash or hang."""
     pair = Ranks(2)
     try:
         for test in tests:
@@ -73,13 +73,13 @@ def _outcome(pair: Ranks, exchange: str, test: str) -> Outcome:
             said = pair(*asked, group=False, deadline_s=TEST_S)
         except RankFailed as failed:
             return Outcome(test, WORDS[-1], details=str(failed))
-    # Of two that have raised, the one that did first: the other's may only follow from it.
+    # If both ranks raised, report the first error, which may have caused the second.
     worst = max(said, key=lambda one: (WORDS.index(one["outcome"]), -one.pop("at_s", 0.0)))
     return Outcome(test, **worst, seconds=round(time.monotonic() - started, 3))
 
 
 def _told(exchange: str, outcome: Outcome) -> dict[str, object]:
-    """Print an outcome, and return it with what there is to complain of."""
+    """Print an outcome; return it with its verdict and complaint."""
     wrong = complaint(exchange, outcome)
     verdict = "passed" if outcome.outcome == "passed" else "as expected"
     verdict = "WRONG" if wrong else verdict

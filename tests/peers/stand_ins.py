@@ -1,6 +1,6 @@
-"""What is put in the place of DistributedDataParallel: itself, or Paceline's with an exchange.
+"""Classes that replace DistributedDataParallel: itself, or Paceline's with an exchange.
 
-Each has a class of its own: where a model was pickled, its class is looked up by name.
+Each is a separate class of this module, because unpickling looks up a model's class by name.
 """
 
 from typing import Any, ClassVar
@@ -12,7 +12,7 @@ import paceline
 
 
 class _OnCpu:
-    """Leaves out the GPUs that tests name: with modules on the CPU there must be none."""
+    """Drops the arguments for GPUs, which must be missing for modules on the CPU."""
 
     exchange: ClassVar[dict[str, str]] = {}
 

@@ -1,7 +1,7 @@
-"""torch's own tests of DistributedDataParallel, with Paceline's class in its place, on two ranks.
+"""Run torch's tests of DistributedDataParallel with Paceline's class on two ranks.
 
-They would catch wrong numbers, a call that is lost, errors where DDP has none or others, a crash, a
-hang. What does not pass is in expected.py, with the reason: there may be neither more nor less.
+They catch wrong values, lost calls, errors that differ from DDP's, crashes and hangs. The failing
+tests must be exactly those of expected.py.
 """
 
 import json
@@ -14,9 +14,9 @@ from processes import Started
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 RUNNER = Path(__file__).with_name("runner.py")
-# So many pass with torch's own class on two CPU ranks: with fewer this would show less than it did.
+# The number of tests that pass with torch's class on two CPU ranks; fewer means lost coverage.
 NUM_REFERENCE = 77
-DEADLINE_S = 1200.0  # half a minute where nothing else runs
+DEADLINE_S = 1200.0  # takes half a minute on an idle machine
 
 
 @pytest.mark.parametrize("exchange", ["auto", "allreduce", "tree", "host"])
@@ -28,6 +28,6 @@ def test_torchs_tests_pass_or_end_as_expected(exchange, start, tmp_path):
     assert len(found) >= NUM_REFERENCE
 
 
-def test_the_readme_has_the_table_that_runs_are_held_to(start: Callable[..., Started]) -> None:
+def test_the_readme_has_the_table_of_expected_outcomes(start: Callable[..., Started]) -> None:
     table = start(str(RUNNER), "--table").finish().out
     assert table in RUNNER.with_name("README.md").read_text()

@@ -1,4 +1,4 @@
-"""Whether what came of a test is what was expected of it, and the table of that."""
+"""Compare the outcomes of tests with the expected ones, and print the table of these."""
 
 import re
 from collections.abc import Iterable
@@ -7,46 +7,47 @@ from dataclasses import dataclass
 from expected import EXPECTED, NEVER_RUN, Entry, NotApplicable, Refused, entries
 from listed import WITHOUT_HOOKS, ddp_tests
 
-WORDS = ("passed", "skipped", "raised", "hung or crashed")  # the worst of a pair is its outcome
+# From best to worst; the outcome of a pair is that of its worst rank.
+WORDS = ("passed", "skipped", "raised", "hung or crashed")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one test on a pair of ranks."""
+    """The outcome of one test on a pair of ranks."""
 
     test: str
     outcome: str
     error: str = ""
-    statements: str = ""  # of torch's tests, at which it ended
-    details: str = ""  # a traceback, or what ranks have printed that did not answer
+    statements: str = ""  # statements of torch's tests in the traceback
+    details: str = ""  # a traceback, or the output of ranks that did not answer
     seconds: float = 0.0
 
 
 def tests_for(exchange: str) -> list[str]:
-    """Return the tests to run: with an exchange of ours those that pass with torch's own DDP."""
+    """Return the tests to run; with our exchanges, those that pass with torch's class."""
     left_out = {*NEVER_RUN, *(() if exchange == "ddp" else entries("ddp"))}
     return [test for test in (*ddp_tests(), WITHOUT_HOOKS) if test not in left_out]
 
 
 def complaint(exchange: str, outcome: Outcome) -> str:
-    """Return in what an outcome is not what was expected; "" if in nothing."""
+    """Describe how an outcome differs from the expected one; "" if it does not."""
     entry = entries(exchange).get(outcome.test)
     if outcome.outcome == "passed":
-        return f"{outcome.test} passes now: mend the table in expected.py" if entry else ""
-    if entry and outcome.outcome == "raised" and _is_as_said(entry, outcome):
+        return f"{outcome.test} passes now: remove it from expected.py" if entry else ""
+    if entry and outcome.outcome == "raised" and _is_expected(entry, outcome):
         return ""
     expected = f"expected: {entry}\n" if entry else ""
     return f"{outcome.test} {outcome.outcome}: {outcome.error}\n{expected}{outcome.details}"
 
 
-def _is_as_said(entry: Entry, outcome: Outcome) -> bool:
+def _is_expected(entry: Entry, outcome: Outcome) -> bool:
     if isinstance(entry, Refused):
-        return bool(re.search(entry.says, outcome.error))
+        return bool(re.search(entry.pattern, outcome.error))
     return entry.at in outcome.statements
 
 
 def table() -> str:
-    """Return the table of what comes of each test, which runs are held to, and its notes."""
+    """Return the table of the expected outcomes, and its notes, as Markdown."""
     notes: list[str] = []
     tests = (*ddp_tests(), WITHOUT_HOOKS)
     rows = [[f"`{test}`", *(_cell(name, test, notes) for name in EXPECTED)] for test in tests]
@@ -75,4 +76,4 @@ def _cell(exchange: str, test: str, notes: list[str]) -> str:
 def _note(entry: Entry) -> str:
     if isinstance(entry, NotApplicable):
         return f"`{entry.at}`: {entry.why}"
-    return f"`{entry.says}`"
+    return f"`{entry.pattern}`"

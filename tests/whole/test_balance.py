@@ -1,4 +1,4 @@
-"""Whole runs of unequal batches, and of one worker that exchanges with itself."""
+"""Whole runs with unequal batches, and with one worker that exchanges with itself."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def net(num_classes=10):
 """
 
 
-def test_uneven_workers_are_rehearsed_with_batches_that_follow_their_speeds(outcome, tmp_path):
+def test_a_faster_worker_gets_a_larger_batch_in_a_rehearsal(outcome, tmp_path):
     (tmp_path / "mine.py").write_text(NET.format(""))
     options = ("--slowdown", "1,8", "--strategy", "host", "--steps", "6", "--batch-size", "600")
     shape = ("--input-shape", "1x8x8", "--balance", "auto")
@@ -23,7 +23,7 @@ def test_uneven_workers_are_rehearsed_with_batches_that_follow_their_speeds(outc
     assert result["settings"]["slowdown"] == [1.0, 8.0]
     fast, slow = result["shares"]
     assert fast + slow == 600
-    assert fast > slow  # other programs of the machine may slow one of the two down
+    assert fast > slow  # by how much depends on other programs on this machine
     assert result["faults"] == []
 
 
@@ -35,8 +35,8 @@ def test_a_run_balances_its_batches_and_learns(outcome):
     assert result["faults"] == []
 
 
-def test_a_run_continues_with_one_worker_where_the_other_costs_time(outcome, tmp_path: Path):
-    """A model that computes four samples, and exchanges 17 MB."""
+def test_a_run_continues_with_one_worker_if_a_second_costs_time(outcome, tmp_path: Path):
+    """Each step computes four samples and exchanges 17 MB."""
     (tmp_path / "mine.py").write_text(NET.format("nn.Linear(2000, 2000), nn.ReLU(),"))
     options = ("--epochs", "1", "--profile-s", "0.5", "--batch-size", "4", "--balance", "auto")
     result = outcome("train", "mine:net", *options)
@@ -54,8 +54,8 @@ QUICK = ("--workers", "1", "--profile-s", "0.2", "--seed", "3")
 
 
 @pytest.mark.parametrize("strategy", ["allreduce", "host", "tree"])
-def test_the_mean_of_one_workers_gradients_is_its_gradients(outcome, tmp_path, strategy):
-    """The oracle is the training without an exchange, bit for bit."""
+def test_one_worker_trains_with_an_exchange_as_without(outcome, tmp_path, strategy):
+    """Compare the weights bit for bit."""
     asked = ("train", *ASKED, *QUICK, "--strategy", strategy)
     found = [outcome(*asked, *more) for more in ((), ("--strategy-option", "exchange_alone=true"))]
     assert found[1]["faults"] == []
@@ -66,12 +66,12 @@ def test_the_mean_of_one_workers_gradients_is_its_gradients(outcome, tmp_path, s
         {row["quantity"]: row["right_s"] for row in one["comparison"]["rows"]} for one in found
     ]
     assert spent[0]["exposed"] + spent[0]["hidden"] == 0
-    # A tree of one worker has nobody to send to: it only fills its buffer.
+    # A tree of one worker sends nothing; it only fills its buffer.
     assert (spent[1]["exposed"] + spent[1]["hidden"] > 0) == (strategy != "tree")
 
 
-def test_a_study_of_the_overhead_is_table_ii(outcome):
-    """Methods differ on one worker, which exchanges with itself."""
+def test_an_overhead_study_measures_the_exchange_of_one_worker(outcome):
+    """Each method exchanges with itself, as in Table II."""
     asked = ("scale", "lenet5", "--workers", "1", "--batch-size", "8")
     asked += ("--strategy", "allreduce,host")
     quick = ("--steps", "5", "--repeats", "1", "--profile-s", "0.2", "--output", "study")

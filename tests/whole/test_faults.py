@@ -1,4 +1,4 @@
-"""Workers that die, and whatever else goes wrong in a run: it ends, says so, and leaves nothing."""
+"""Failed runs end, report the cause in one line, and leave no processes or files behind."""
 
 import json
 import re
@@ -18,8 +18,8 @@ slow = pytest.mark.slow
 Start = Callable[..., Started]
 
 
-def said(err: str) -> list[str]:
-    """What the processes of a run have said about its end."""
+def error_lines(err: str) -> list[str]:
+    """Return the error lines of a run's processes, sorted."""
     assert "SIGABRT" not in err
     return sorted(line for line in err.splitlines() if line.startswith("paceline: "))
 
@@ -35,7 +35,7 @@ def test_a_killed_worker_ends_the_run_before_any_deadline(start: Start, victim: 
     workers = run.workers()
     done = run.finish()
     assert done.code == 1
-    other, launcher = sorted(said(done.err), key=lambda line: "SIGKILL" in line)
+    other, launcher = sorted(error_lines(done.err), key=lambda line: "SIGKILL" in line)
     assert f"worker {1 - victim} " in other
     dead = re.search(rf"worker {victim} \(process (\d+)\)", launcher)[0]
     assert dead in other
@@ -44,9 +44,9 @@ def test_a_killed_worker_ends_the_run_before_any_deadline(start: Start, victim: 
 
 
 @slow
-def test_under_torchrun_every_other_rank_says_which_one_died(start: Start) -> None:
-    # gloo does not always notice at once that a peer is gone, and torchrun kills 30 s after
-    # SIGTERM: the deadline, after which a rank notices for sure, is shorter.
+def test_under_torchrun_every_other_rank_names_the_killed_one(start: Start) -> None:
+    # gloo may take long to notice a lost peer, and torchrun kills the ranks 30 s after SIGTERM.
+    # With a shorter timeout each rank notices in time.
     with failpoints(killed_at_step(0)):
         run = start(*TORCHRUN, "3", *TRAIN, "--timeout", "15")
     assert any(line.startswith("epoch 1/") for line in iter(run.process.stderr.readline, ""))
@@ -54,10 +54,10 @@ def test_under_torchrun_every_other_rank_says_which_one_died(start: Start) -> No
     done = run.finish()
     assert done.code != 0
     assert all(map(has_ended, ranks))
-    lines = said(done.err)
+    lines = error_lines(done.err)
     assert [line.split()[2] for line in lines] == ["1", "2"]
     assert len({re.search(r"worker 0 \(process \d+\)", line)[0] for line in lines}) == 1
-    # The only traceback is torchrun's own, and no survivor is aborted.
+    # Only torchrun prints a traceback, and no surviving rank is aborted.
     assert done.err.count("Traceback (most recent call last)") == 1
 
 
@@ -75,7 +75,7 @@ class SlowStream:
         sys.__stderr__.flush()
 
 def fail(group):
-    raise InvalidInput("field", "the same on all ranks")
+    raise InvalidInput("field", "is invalid on all ranks")
 
 sys.stderr = SlowStream()
 leave(as_rank(fail, 60.0))
@@ -83,8 +83,8 @@ leave(as_rank(fail, 60.0))
 
 
 @slow
-def test_no_rank_ends_before_the_first_to_fail_has_said_why(start: Start, tmp_path: Path) -> None:
-    """torchrun kills the others at the first rank's end, and with them what they have to say."""
+def test_no_rank_exits_before_the_error_is_printed(start: Start, tmp_path: Path) -> None:
+    """When the first rank exits, torchrun kills the others, which may not have printed yet."""
     (tmp_path / "slow_to_report.py").write_text(SLOW_TO_REPORT)
     done = start(*TORCHRUN, "2", "slow_to_report.py").finish()
     assert done.code != 0
@@ -92,7 +92,7 @@ def test_no_rank_ends_before_the_first_to_fail_has_said_why(start: Start, tmp_pa
 
 
 def test_a_wrong_option_is_one_line_with_exit_code_2(paceline) -> None:
-    done = paceline("train", "lenet5", "--batch-size", "1")  # which two workers find
+    done = paceline("train", "lenet5", "--batch-size", "1")  # the two workers find the error
     assert (done.code, refused_field(done.err), done.out) == (2, "batch_size", "")
 
 
@@ -129,7 +129,7 @@ def in_its_profile():
 
 
 def in_training():
-    # The profile leaves the parameters as they were.
+    # The profile does not change the parameters; training does.
     def fails(model):
         size = float(model.weight.detach().square().sum())
         model.first = getattr(model, "first", size)
@@ -153,7 +153,7 @@ PLACE = f"failing.py:{BANG}"
         ),
     ],
 )
-def test_a_model_that_fails_is_named_with_its_line_and_leaves_no_folder(
+def test_an_error_in_a_model_is_reported_with_its_line_and_leaves_no_folder(
     paceline, tmp_path: Path, verb: str, name: str, code: int, named: str
 ) -> None:
     (tmp_path / "failing.py").write_text(FAILING)
@@ -161,12 +161,12 @@ def test_a_model_that_fails_is_named_with_its_line_and_leaves_no_folder(
     done = paceline(*verb.split(), f"failing:{name}", *options)
     assert done.code == code, done.err
     assert "Traceback" not in done.err
-    (line,) = said(done.err)
+    (line,) = error_lines(done.err)
     assert named in line
     assert not list(tmp_path.glob("runs/*"))
 
 
-# As where a disk is full: no file may have more bytes than the first argument says.
+# Limit the size of each file to the first argument, as on a full disk.
 LIMITED = """
 import resource, sys
 from paceline.cli import main
@@ -178,10 +178,10 @@ main()
 
 
 @slow
-def test_results_without_room_are_named_and_made_after_it_is_there(
+def test_results_that_do_not_fit_on_the_disk_are_written_by_a_resumed_run(
     start: Start, paceline, tmp_path: Path
 ) -> None:
-    """A report takes more than a megabyte, and a checkpoint's files less."""
+    """The limit of one megabyte is exceeded by the report, but not by a checkpoint's files."""
     (tmp_path / "limited.py").write_text(LIMITED)
     few = ("--workers", "1", "--profile-s", "0.2", "--epochs", "2", "--checkpoint-every", "40")
     done = start("limited.py", str(1 << 20), "train", "lenet5", *few, afresh=True).finish()

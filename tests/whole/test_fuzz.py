@@ -1,4 +1,4 @@
-"""Every parser of a file or a frame takes what is valid, and refuses the rest in one clear line."""
+"""Each parser of files or frames accepts valid input and refuses other input in one line."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ SEED, NUM_QUICK, NUM_MORE = 7, 40, 400
 
 @pytest.mark.parametrize("count", [NUM_QUICK, pytest.param(NUM_MORE, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", NAMES)
-def test_changed_inputs_are_taken_or_refused_in_one_line(name: str, count: int, tmp_path: Path):
+def test_changed_inputs_are_accepted_or_refused_in_one_line(name: str, count: int, tmp_path: Path):
     parser, folder = parser_of(name), tmp_path / "input"
     folder.mkdir()
     seeds = parser.seeds(tmp_path)
@@ -36,7 +36,7 @@ def test_changed_inputs_are_taken_or_refused_in_one_line(name: str, count: int, 
         found.add(what)
 
     parsed()
-    # One that is never refused looks at nothing.
+    # A parser that never refuses a changed input checks nothing.
     assert len(found) == 2 or count == NUM_QUICK
 
 
@@ -70,7 +70,7 @@ child.main("part", 1, 200, Path(sys.argv[1]))
         ("return None", "unclear"),
     ],
 )
-def test_the_fuzzer_finds_what_is_broken(fault: str, end: str, tmp_path: Path):
+def test_the_fuzzer_detects_each_kind_of_fault(fault: str, end: str, tmp_path: Path):
     tests = Path(__file__).parents[1]
     program = BROKEN.format(
         faults=str(FAULTS), benchmarks=str(FAULTS.parent), tests=str(tests), fault=fault
@@ -82,8 +82,8 @@ def test_the_fuzzer_finds_what_is_broken(fault: str, end: str, tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_honest_workers_end_with_a_result_whatever_three_others_say() -> None:
-    """Who have the keys, and lie."""
+def test_honest_workers_finish_beside_three_malicious_ones() -> None:
+    """The malicious workers have valid keys and send false messages."""
     found = lies.run(seed=7, lies=True, epochs=12)
     assert not found.faults
     assert found.lies

@@ -1,10 +1,9 @@
-"""Uneven workers as real processes: every sample once an epoch, whoever dies or pauses."""
+"""Uneven workers as processes: each sample is used once per epoch, despite deaths and pauses."""
 
 import json
 import shutil
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,18 +12,18 @@ import pytest
 
 from faults import failpoints
 from findings import numbers
-from processes import ENDING_S, Started
+from processes import Started
 from refusals import refused_field
 
 slow = pytest.mark.slow
 PROGRAMS = Path(__file__).parent / "programs"
 TRAIN = ("train", "mlp-64-32-10", "--strategy", "hogbatch", "--profile-s", "0.1")
-NUM_SAMPLES = 1438  # of the digits, to train on
+NUM_SAMPLES = 1438  # training samples of the digits
 Runs = dict[str, dict[str, Any]]
 
 
 def runs_of(asked: list[str], folder: Path) -> Runs:
-    """Return what came of each run; one process coordinates them one after another."""
+    """Run the arguments of resuming.py in one process; return the outcome of each run."""
     words = " -- ".join(asked).split()
     started = Started([sys.executable, str(PROGRAMS / "resuming.py"), *words], folder)
     try:
@@ -45,12 +44,10 @@ def runs_of(asked: list[str], folder: Path) -> Runs:
 )
 def test_a_run_learns_and_conforms_to_its_plan(outcome, monkeypatch, tmp_path: Path, workers):
     monkeypatch.setenv("PACELINE_SIMULATED_GPUS", str(workers.count("gpu")))
-    policy = (
-        ("policy=cpu_gpu", "--strategy-option", "cpu_batch=[8,64]")
-        if "gpu" in workers
-        else ("policy=adaptive",)
-    )
-    # With keep_all: on a busy machine the slow worker may be found to slow the other one down.
+    policy = ("policy=adaptive",)
+    if "gpu" in workers:
+        policy = ("policy=cpu_gpu", "--strategy-option", "cpu_batch=[8,64]")
+    # Without --keep-all, admission may leave out the slow worker on a busy machine.
     how = ("--workers", workers, "--keep-all", "--learning-rate", "0.1", "--epochs", "4")
     result = outcome(*TRAIN, "--strategy-option", *policy, *how)
     assert result["accuracy"] > 0.85
@@ -67,15 +64,15 @@ def test_a_run_learns_and_conforms_to_its_plan(outcome, monkeypatch, tmp_path: P
 
 
 @slow
-def test_a_device_that_is_not_there_is_refused(paceline):
+def test_a_missing_device_is_refused(paceline):
     done = paceline(*TRAIN, "--workers", "gpu:0")
     assert (done.code, done.out) == (2, "")
     assert refused_field(done.err).startswith("worker 0 (gpu:0")
 
 
 @slow
-def test_a_worker_that_slows_the_other_down_leaves_before_the_first_batch(outcome):
-    """Its policy gives both batches of one size, of which one takes 200 times as long."""
+def test_a_worker_that_slows_down_the_other_is_left_out(outcome):
+    """Both get batches of the same size, and one worker is 200 times slower."""
     how = ("--workers", "cpu:1,cpu:1@slow=200", "--strategy-option", "policy=hogbatch")
     result = outcome(*TRAIN, *how)
     (reason,) = result["decisions"]
@@ -90,7 +87,7 @@ def test_a_recipe_without_tests_and_without_a_score_is_trained(outcome, training
     assert sum(row["samples"] for row in result["workers"]) == 300
 
 
-def test_a_worker_that_is_killed_is_reported_and_its_samples_are_done(outcome):
+def test_a_killed_worker_is_reported_and_others_train_its_samples(outcome):
     with failpoints({"at": "batch.done", "batch": 9, "do": "SIGKILL"}):
         result = outcome(*TRAIN, "--workers", "cpu:1,cpu:1", "--keep-all", "--epochs", "2")
     assert ["SIGKILL" in lost for lost in result["lost"]] == [True]
@@ -98,7 +95,7 @@ def test_a_worker_that_is_killed_is_reported_and_its_samples_are_done(outcome):
 
 
 @slow
-def test_a_run_without_workers_ends(paceline):
+def test_a_run_ends_when_all_workers_are_killed(paceline):
     with failpoints({"at": "batch.done", "visit": 9, "do": "SIGKILL"}):
         done = paceline(*TRAIN, "--workers", "cpu:1,cpu:1", "--keep-all")
     assert done.code == 1
@@ -106,19 +103,16 @@ def test_a_run_without_workers_ends(paceline):
 
 
 @slow
-def test_a_killed_coordinator_takes_its_workers_with_it(start):
+def test_the_workers_of_a_killed_coordinator_end(start):
     with failpoints({"at": "epoch.begun", "epoch": 1, "do": "SIGKILL"}):
         run = start("-m", "paceline", *TRAIN, "--workers", "cpu:1")
         assert run.finish().code == -signal.SIGKILL
-    until = time.monotonic() + ENDING_S
-    while run.members():
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    assert not run.members()
 
 
 @pytest.fixture
 def training(tmp_path: Path) -> Callable[..., tuple[str, ...]]:
-    """The command that trains a recipe of programs/hogbatch_recipes.py."""
+    """Return a function that makes the command to train a recipe of hogbatch_recipes.py."""
     shutil.copy(PROGRAMS / "hogbatch_recipes.py", tmp_path)
     how = ("--strategy", "hogbatch", "--workers", "cpu:1,cpu:1", "--profile-s", "0.1", "--keep-all")
     return lambda name, *more: ("train", f"hogbatch_recipes:{name}", *how, *more)
@@ -126,7 +120,7 @@ def training(tmp_path: Path) -> Callable[..., tuple[str, ...]]:
 
 MINE = '''
 class Steps:
-    """Eight samples, then sixteen, and so on up to 64: whatever the others do."""
+    """Doubles the batch size from 8 to 64, independently of the other workers."""
 
     def __init__(self, workers):
         assert all(speed > 0 for speed in workers.speeds)
@@ -137,7 +131,7 @@ class Steps:
 
 
 class Late(Steps):
-    """Too much, but not at once."""
+    """Returns a valid size at first, and later one that is too large."""
 
     asked = 0
 
@@ -148,7 +142,7 @@ class Late(Steps):
 
 
 @slow
-def test_a_policy_of_the_users_decides_the_sizes_and_is_compared(paceline, outcome, tmp_path: Path):
+def test_a_users_policy_determines_the_batch_sizes(paceline, outcome, tmp_path: Path):
     (tmp_path / "mine.py").write_text(MINE)
     quick = ("--workers", "cpu:1,cpu:1", "--keep-all", "--epochs", "2")
     own, adaptive = (
@@ -158,7 +152,8 @@ def test_a_policy_of_the_users_decides_the_sizes_and_is_compared(paceline, outco
     assert own["config"]["policy"] == "mine:Steps"
     for worker in own["workers"]:
         sizes = [size for _, size in worker["batch_sizes"]]
-        assert sizes[:4] == [8, 16, 32, 64][: len(sizes)]  # on a busy machine one may take few
+        # On a busy machine, a worker may get fewer than four batches.
+        assert sizes[:4] == [8, 16, 32, 64][: len(sizes)]
     assert max(size for one in own["workers"] for _, size in one["batch_sizes"]) == 64
     assert sum(worker["samples"] for worker in own["workers"]) == 2 * NUM_SAMPLES
     folders = [f"runs/{result['id']}" for result in (own, adaptive, own)]
@@ -197,7 +192,7 @@ WAYS = {
     "adam": "own_data {} optimizer=adam learning_rate=0.01 precision=bfloat16",
     "shared": "shared_data {} momentum=0.9",
 }
-# At once, within epochs, at the end of one before its test, after it, and before the last test.
+# Pause at the start, within epochs, before and after an epoch's test, and before the last test.
 PAUSES = ("1", "40", "96", "e1", "131", "e2", "288")
 ONCE_SAVED = WAYS["adam"].format(f"{WHOLE} +17")
 RESUMED = {
@@ -214,27 +209,26 @@ COUNTED = {
     "a gpu": "counted gpu:0/gpu:0 700",
     "saved": "counted cpu:1,cpu:1,cpu:1 +90",
 }
-# Two of a kind, and a core beside a GPU: one worker is hit.
+# With two CPU workers, or a CPU and a GPU worker, stop or kill one, or make its loss NaN.
 HIT = {
     (how, beside): f"counted {workers} - {how}=1{more}"
     for how, more in (("stop", " deadline_s=3"), ("nan", ""), ("kill", ""))
     for beside, workers in (("cpu", "cpu:1,cpu:1"), ("gpu", "cpu:1,gpu:0"))
 }
 STOPPING = ("stopping cpu:1,cpu:1 -", "stopping cpu:1/cpu:1 200")
-STEPS = ("counted cpu:1,cpu:1 - steps=50", "counted cpu:1/cpu:1 700 steps=50")
 
 
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory) -> Runs:
-    """Runs that pause and go on."""
+    """Return the outcomes of all paused and resumed runs."""
     asked = [way.format(f"{WHOLE} -") for way in WAYS.values()]
-    asked += [*RESUMED, *COUNTED.values(), *STEPS, *STOPPING, *HIT.values()]
+    asked += [*RESUMED, *COUNTED.values(), *STOPPING, *HIT.values()]
     return runs_of(asked, tmp_path_factory.mktemp("resuming"))
 
 
 @slow
-def test_one_worker_goes_on_bit_by_bit(resumed: Runs):
-    """Wherever it was stopped, once or twice or only saved, with any optimizer and data."""
+def test_one_worker_resumes_bit_for_bit(resumed: Runs):
+    """Pause at different points, once or twice, or only save, with each optimizer and data set."""
     whole = {name: resumed[way.format(f"{WHOLE} -")] for name, way in WAYS.items()}
     for asked, way in RESUMED.items():
         run = resumed[asked]
@@ -242,26 +236,27 @@ def test_one_worker_goes_on_bit_by_bit(resumed: Runs):
             assert run[key] == whole[way][key], (asked, key)
         assert (run["covered"], run["lost"], run["faults"]) == ([1], [], [])
     assert resumed[ONCE_SAVED]["num_saved"] > 5
-    # Otherwise the comparisons above would show nothing.
+    # Different settings lead to different bits, so the comparisons above can fail.
     assert len({one["bits"] for one in whole.values()}) == len(WAYS)
 
 
 @slow
 @pytest.mark.parametrize("case", COUNTED)
-def test_no_sample_is_lost_or_done_twice(resumed: Runs, case: str):
+def test_no_sample_is_lost_or_used_twice(resumed: Runs, case: str):
     run = resumed[COUNTED[case]]
     assert {row[0] for row in run["model"]["uses"]} == {3.0}
     assert sum(samples for _, samples in run["workers"]) == 3 * 600
     assert (run["covered"], run["progress"], run["faults"]) == ([1], [1800, 1800], [])
-    if "killed" in case:  # a worker that was lost before is reported after
+    if "killed" in case:  # a resumed run also reports workers that were lost before the pause
         (lost,) = run["lost"]
         assert "SIGKILL" in lost
 
 
 @slow
 @pytest.mark.parametrize(("how", "beside"), HIT)
-def test_a_worker_that_is_hit_is_given_up_or_ends_the_run(resumed: Runs, how: str, beside: str):
-    """One that does not answer or is killed; and one whose loss is no number."""
+def test_a_lost_worker_is_left_out_and_a_nan_loss_ends_the_run(
+    resumed: Runs, how: str, beside: str
+):
     run = resumed[HIT[how, beside]]
     if how == "nan":
         assert run["error"].startswith("InvalidInput: learning_rate: ")
@@ -269,7 +264,7 @@ def test_a_worker_that_is_hit_is_given_up_or_ends_the_run(resumed: Runs, how: st
         return
     assert (len(run["lost"]), sum(samples for _, samples in run["workers"])) == (1, 3 * 600)
     uses = {row[0] for row in run["model"]["uses"]}
-    # A GPU adds without locks: one may overwrite what the other has added.
+    # A GPU worker adds without locks, so two workers may overwrite each other's updates.
     assert uses == {3.0} if beside == "cpu" else max(uses) <= 3.0
 
 
@@ -282,20 +277,9 @@ def test_the_same_workers_keep_their_numbers_and_others_get_new_ones(resumed: Ru
 
 
 @slow
-@pytest.mark.parametrize("run", STEPS)
-def test_steps_are_as_many_batches_of_the_batch_size(resumed: Runs, run: str):
-    """50 times 16 samples of 600: an epoch, and a part of the next."""
-    uses = [row[0] for row in resumed[run]["model"]["uses"]]
-    assert sorted(set(uses)) == [1.0, 2.0]
-    assert sum(uses) == 50 * 16 == sum(samples for _, samples in resumed[run]["workers"])
-    assert [number for number, *_ in resumed[run]["epochs"]] == [0, 1]
-    assert resumed[run]["progress"] == [800, 800]
-
-
-@slow
 @pytest.mark.parametrize("run", STOPPING)
-def test_the_schedule_goes_with_the_samples_of_the_run_whatever_the_batches_are(resumed, run):
-    """In batches of 5 and more samples, the rate is zero after an epoch of 6 steps."""
+def test_the_schedule_follows_samples_and_not_batches(resumed, run):
+    """The rate is zero after 6 steps of 16 samples, an epoch; batches have 5 samples or more."""
     first, second, third = (test_loss for _, _, test_loss in resumed[run]["epochs"])
     assert first < 0.65  # it has learnt
     assert first == second == third

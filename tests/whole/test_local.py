@@ -1,6 +1,5 @@
-"""Strategy local as whole commands: a training, rehearsals, unequal workers, torchrun."""
+"""Whole commands with strategy local: training, rehearsals, unequal workers, torchrun."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from paceline.record.trace import read_trace
 from refusals import refused_field
 
 RECIPES = Path(__file__).parents[1] / "small_recipes.py"
-QUICK = ("--profile-s", "0.2", "--batch-size", "24", "--epochs", "4", "--json")
+QUICK = ("--profile-s", "0.2", "--batch-size", "24", "--epochs", "4")
 TRAIN = ("train", "small_recipes:with_dropout", "--strategy", "local", *QUICK)
 ROUNDS = ("--strategy-option", "sync_every=8", "--strategy-option", "fragments=2")
 
@@ -20,12 +19,9 @@ def recipes(tmp_path: Path) -> None:
     shutil.copy(RECIPES, tmp_path)
 
 
-def test_a_run_from_the_command_line(paceline, tmp_path: Path) -> None:
-    done = paceline(
-        *TRAIN, "--workers", "2", *ROUNDS, "--strategy-option", "delay=2", "--codec", "dynamic4"
-    )
-    assert done.code == 0, done.err
-    result = json.loads(done.out)
+def test_a_run_from_the_command_line(outcome, tmp_path: Path) -> None:
+    more = ("--strategy-option", "delay=2", "--codec", "dynamic4")
+    result = outcome(*TRAIN, "--workers", "2", *ROUNDS, *more)
     assert result["faults"] == []
     assert [one["number"] for one in result["epochs"]] == [0, 1, 2, 3]
     assert result["epochs"][-1]["test_loss"] < result["epochs"][0]["test_loss"]
@@ -34,7 +30,7 @@ def test_a_run_from_the_command_line(paceline, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ranks_of_torchrun_train_as_those_of_the_launcher(start, paceline, tmp_path: Path) -> None:
+def test_torchrun_and_the_launcher_train_the_same_model(start, paceline, tmp_path: Path) -> None:
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     done = start(*torchrun, "-m", "paceline", *TRAIN, *ROUNDS, "--output", "ranks").finish()
     assert done.code == 0, done.err
@@ -47,7 +43,7 @@ PACE = (
     *("--device", "p100", "--forward-ms", "4", "--backward-ms", "8", "--update-ms", "1"),
     *("--steps", "24"),
 )
-REHEARSE = ("rehearse", "lenet5", "--strategy", "local", "--profile-s", "0.2", "--json")
+REHEARSE = ("rehearse", "lenet5", "--strategy", "local", "--profile-s", "0.2")
 
 
 @pytest.mark.slow
@@ -58,11 +54,9 @@ REHEARSE = ("rehearse", "lenet5", "--strategy", "local", "--profile-s", "0.2", "
         ("sync_every=6", "codec=threshold:0.001@0.1"),
     ],
 )
-def test_a_rehearsal_takes_the_devices_times_and_conforms_to_the_plan(paceline, tmp_path, options):
+def test_a_rehearsal_takes_the_devices_times_and_conforms_to_the_plan(outcome, tmp_path, options):
     own = [word for option in options for word in ("--strategy-option", option)]
-    done = paceline(*REHEARSE, *PACE, *own)
-    assert done.code == 0, done.err
-    result = json.loads(done.out)
+    result = outcome(*REHEARSE, *PACE, *own)
     assert (result["origin"], result["faults"], result["epochs"]) == ("rehearsed", [], [])
     assert result["step_s"] >= 0.99 * 0.013
     (folder,) = (tmp_path / "runs").iterdir()
@@ -74,13 +68,11 @@ def test_a_rehearsal_takes_the_devices_times_and_conforms_to_the_plan(paceline, 
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_four_times_as_fast_takes_more_samples(paceline) -> None:
+def test_a_worker_that_is_four_times_as_fast_gets_more_samples(outcome) -> None:
     asked = ("--slowdown", "1,4", "--balance", "auto", "--steps", "60", "--profile-s", "1")
-    done = paceline(*REHEARSE, *asked, "--strategy-option", "sync_every=20")
-    assert done.code == 0, done.err
-    fast, slow = json.loads(done.out)["shares"]
+    fast, slow = outcome(*REHEARSE, *asked, "--strategy-option", "sync_every=20")["shares"]
     assert fast + slow == 64
-    # Four times by the layers; other processes of the machine may slow one of the two down.
+    # The layers' times differ by a factor of 4; other processes may slow down one worker.
     assert fast > 1.5 * slow
 
 

@@ -1,4 +1,4 @@
-"""The strategy of a guide, which the package has never heard of, plans, trains and rehearses."""
+"""The user-defined strategy of the guide plans, trains and rehearses."""
 
 import re
 from pathlib import Path
@@ -12,13 +12,13 @@ slow = pytest.mark.slow
 
 @pytest.fixture
 def own(outcome, tmp_path: Path):
-    """Run paceline where the module of the guide can be imported."""
+    """Run paceline with the guide's strategy in the current folder."""
     (code,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
     (tmp_path / "mean_strategy.py").write_text(code)
     return lambda *arguments: outcome(*arguments, *OWN)
 
 
-def test_it_trains_as_its_plan_says_and_is_reported(own, tmp_path: Path) -> None:
+def test_it_trains_conforms_to_its_plan_and_is_reported(own, tmp_path: Path) -> None:
     result = own("train", "lenet5", "--epochs", "2", "--profile-s", "0.2")
     assert (result["strategy"], result["config"]) == ("mean", {"workers": 2})
     assert result["faults"] == []

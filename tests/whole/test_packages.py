@@ -1,6 +1,6 @@
-"""What is published: a wheel from a source distribution alone, installed where nothing else is.
+"""Build the wheel from the source distribution, install it, and run the tutorial with it.
 
-With it the tutorial is carried out as a reader would; the wheel is built once, for any processor.
+The wheel is built once, for any processor.
 """
 
 import re
@@ -30,18 +30,18 @@ PORTABLE = "--config-settings=cmake.define.PACELINE_PORTABLE=ON"
 
 @pytest.fixture(scope="module")
 def portable(tmp_path_factory) -> Path:
-    """The wheel as a processor without any vector instruction set that is known has it."""
+    """Build the wheel without vector instruction sets."""
     source = packages.unpacked_sdist(tmp_path_factory.mktemp("sdist"))
     return packages.wheel_of(source, tmp_path_factory.mktemp("portable"), PORTABLE)
 
 
 @pytest.fixture(scope="module")
 def programs(portable: Path, tmp_path_factory) -> Path:
-    """The programs of an environment in which the wheel is installed."""
+    """Install the wheel in an environment; return the environment's bin folder."""
     return packages.environment_of(portable, tmp_path_factory.mktemp("installed") / "environment")
 
 
-def test_the_wheel_has_its_description_and_no_sources(portable: Path) -> None:
+def test_the_wheel_has_metadata_and_no_sources(portable: Path) -> None:
     with ZipFile(portable) as wheel:
         names = wheel.namelist()
         (described,) = [name for name in names if name.endswith(".dist-info/METADATA")]
@@ -62,7 +62,7 @@ def test_the_plain_kernels_give_the_same_values(programs: Path, tmp_path: Path) 
     assert " passed" in done
 
 
-def test_elsewhere_than_on_linux_it_is_neither_installed_nor_imported(tmp_path: Path) -> None:
+def test_other_systems_than_linux_are_refused_at_build_and_import(tmp_path: Path) -> None:
     asked = ("cmake", "-S", ROOT, "-B", tmp_path, "-DCMAKE_SYSTEM_NAME=Darwin")
     assert "Darwin" in run(*asked, cwd=tmp_path, code=1)
     program = "import sys; sys.platform = 'win32'; import paceline"
@@ -76,7 +76,7 @@ TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text()
 
 
 class Asked(NamedTuple):
-    """A command of the tutorial: in which terminal, and whether it is interrupted."""
+    """A command of the tutorial, its terminal, and whether the reader interrupts it."""
 
     terminal: str
     command: str
@@ -84,7 +84,7 @@ class Asked(NamedTuple):
 
 
 def consoles() -> Iterator[list[Asked]]:
-    """The commands of each block of a terminal; those of two terminals run at the same time."""
+    """Yield the commands of each console block; two terminals, a and b, run at the same time."""
     for block in re.findall(r"```console\n(.*?)```", TUTORIAL, re.S):
         lines = block.splitlines()
         yield [
@@ -95,11 +95,11 @@ def consoles() -> Iterator[list[Asked]]:
 
 
 def filled_in(command: str, programs: Path, folder: Path) -> list[str]:
-    """The command with its program's path and the names of files for its patterns."""
+    """Split a command, resolve its program, and expand its file patterns."""
     program, *rest = shlex.split(command)
     known = {
         "paceline": [str(programs / "paceline")],
-        # Not among the programs of the wheel.
+        # The wheel does not install torchrun.
         "torchrun": [str(programs / "python"), "-m", "torch.distributed.run"],
     }
     words = list(known[program])
@@ -110,7 +110,7 @@ def filled_in(command: str, programs: Path, folder: Path) -> list[str]:
 
 
 def carry_out(asked: Asked, running: Started) -> None:
-    """Wait for a command of the tutorial, which may be interrupted after its first epoch."""
+    """Wait for a command of the tutorial; interrupt it after an epoch if the reader does."""
     if asked.interrupted:
         assert any("epoch 1/" in line for line in running.process.stderr)
         running.process.send_signal(signal.SIGINT)
@@ -145,18 +145,18 @@ def test_the_tutorial_from_beginning_to_end(programs: Path, tmp_path: Path) -> N
             assert (found / name).stat().st_size > 0
 
 
-def test_the_loop_of_the_readme_runs_and_names_the_exchange_it_has_chosen(start, tmp_path) -> None:
+def test_the_loop_of_the_readme_runs_and_prints_the_chosen_exchange(start, tmp_path) -> None:
     readme = (ROOT / "README.md").read_text()
     ((name, program),) = re.findall(r"```python\n# (\S+\.py)\n(.*?)```", readme, re.S)
     (tmp_path / name).write_text(program)
     (asked,) = re.findall(r"Start it with `torchrun (.+?)`", readme)
     arguments = shlex.split(asked)
     assert arguments[-1] == name
-    # Standalone: at a free port, as tests beside this one may have torchrun's usual one.
+    # --standalone uses a free port; other tests may use torchrun's default port.
     command = ("-m", "torch.distributed.run", "--standalone", *arguments)
     done = start(*command).finish()
     assert done.code == 0, done.err
-    # Both print to one pipe, where a text and its line end may have another's between them.
+    # Both ranks print to one pipe, so their lines may be interleaved.
     chosen = re.findall(rf"({'|'.join(EXCHANGES)}): ", done.out)
     assert len(chosen) == int(arguments[arguments.index("--nproc-per-node") + 1])
     assert len(set(chosen)) == 1

@@ -1,4 +1,4 @@
-"""Profiles with real workers, and attempts at batches in real child processes."""
+"""Profiles with real workers, and attempts at batch sizes in child processes."""
 
 import json
 import sys
@@ -57,7 +57,7 @@ def test_a_profile_measures_the_model_and_both_workers(home: Path) -> None:
     timeline = read_trace(folder / "trace.json")["measured"]
     assert timeline.num_steps() == 1 + 4  # the last block of recorded steps
     assert result.findings
-    # Stages are those of the step.
+    # The stages add up to the step.
     assert abs(result.stages_error) < 0.02
     stages = {row.stage: row.seconds for row in result.stages}
     assert stages["hidden"] + stages["exposed"] > 0
@@ -73,7 +73,7 @@ def test_a_profile_measures_the_model_and_both_workers(home: Path) -> None:
     assert abs(result.memory.error) < 0.1
     assert [row.worker for row in result.workers] == [0, 1]
     for row in result.workers:
-        # Gradients, momentum and buckets come with training.
+        # Training adds gradients, momentum and buckets.
         assert row.training_nbytes - row.before_nbytes > 3 * result.memory.parameters
 
 
@@ -85,7 +85,7 @@ def settings(model: str, **values: object) -> ProfileSettings:
 @pytest.mark.parametrize(
     ("model", "seconds", "named"), [("killed", 60, "SIGKILL"), ("waiting", 1, "1 s")]
 )
-def test_an_attempt_is_a_row_whatever_becomes_of_it(home, monkeypatch, model, seconds, named):
+def test_a_killed_or_hanging_attempt_is_reported_as_a_row(home, monkeypatch, model, seconds, named):
     monkeypatch.chdir(home)
     limits = {"limit_nbytes": 2**32, "deadline_s": seconds}
     row = attempted(Attempt(settings=settings(model), batch_size=4, **limits))
@@ -94,7 +94,7 @@ def test_an_attempt_is_a_row_whatever_becomes_of_it(home, monkeypatch, model, se
 
 
 @pytest.mark.slow
-def test_the_search_survives_what_does_not_fit(home, monkeypatch) -> None:
+def test_the_search_continues_after_out_of_memory(home, monkeypatch) -> None:
     monkeypatch.chdir(home)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     said: list[str] = []
@@ -103,6 +103,6 @@ def test_the_search_survives_what_does_not_fit(home, monkeypatch) -> None:
     assert found.complete
     assert len(said) == len(found.attempts)
     assert {row.why for row in found.attempts if not row.fits} == {"out of memory"}
-    # A sample keeps 40 MB for backward and needs twice as much in it; Python needs some, too.
+    # A sample keeps 40 MB for backward, which needs twice as much; Python needs memory, too.
     assert 4 <= found.batch_size <= 2**30 / 80e6
     assert abs(found.batch_size - found.predicted) <= 4

@@ -1,4 +1,4 @@
-"""Recipes that a Python program hands over, and those that the command line names."""
+"""Recipes that a Python program passes as objects, or that the command line names."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def rows(done) -> list[dict]:
 
 
 def check(row: dict) -> None:
-    """What came of a training is what plain torch comes to in one process."""
+    """Check that a run's weights equal those of plain PyTorch in one process."""
     assert row["apart"] < ROUNDING
     assert row["faults"] == []
     (epoch,) = row["epochs"]
@@ -35,21 +35,20 @@ def check(row: dict) -> None:
 
 
 def test_a_program_trains_a_recipe_of_closures_with_each_exchange(start):
-    """After it has used torch with several threads; four times in one process."""
+    """Train four times in one process that has used PyTorch with several threads."""
     found = rows(start(PROGRAM, "all_strategies", afresh=True).finish())
     assert [row["strategy"] for row in found] == ["allreduce", "host", "tree", "allreduce"]
     assert [row["workers"] for row in found] == [2, 2, 2, 1]
     for row in found:
         check(row)
-        assert row["threads"] == 1  # the one that forks is gone
+        assert row["threads"] == 1  # the forking thread has ended
     assert len({row["folder"] for row in found}) == 4
 
 
-def test_a_program_trains_a_recipe_of_closures_where_it_leads_the_workers_itself(start):
+def test_a_program_that_leads_the_workers_trains_a_recipe_of_closures(start):
     found = rows(start(PROGRAM, "led", afresh=True).finish())
-    assert [row["strategy"] for row in found] == [
-        *(["hogbatch"] * 2 + ["wheel"] * 2 + ["subbatch"] * 2)
-    ]
+    twice = ["hogbatch"] * 2 + ["wheel"] * 2 + ["subbatch"] * 2
+    assert [row["strategy"] for row in found] == twice
     for row in found:
         assert row["losses"][-1] < row["losses"][0]
         assert (row["lost"], row["numbers"]) == ([], True)
@@ -61,21 +60,21 @@ def test_under_torchrun_each_process_of_a_program_is_a_rank(start):
     assert sorted(row["strategy"] for row in trained) == ["allreduce"] * 2 + ["host"] * 2
     for row in trained:
         check(row)
-    assert len({row["folder"] for row in trained}) == 2  # both ranks have rank 0's
-    # A group's thread may abort a program that has ended.
+    assert len({row["folder"] for row in trained}) == 2  # both ranks return rank 0's folder
+    # No thread of a process group is left: it could abort the program at its end.
     refused = [row for row in found if "refused" in row]
     assert refused == [{"refused": "strategy", "left": []}] * 2
 
 
-def test_a_program_gets_the_run_that_was_started_again_when_a_worker_had_died(start):
+def test_a_program_gets_the_restarted_run_after_a_worker_died(start):
     found, trained = rows(start(PROGRAM, "restarts").finish())
     assert {"result.json", "model.safetensors"} <= set(found["files"])
     assert any("restarted from the beginning" in one for one in found["lost"])
     check(trained)
 
 
-def test_a_program_goes_on_with_a_run_of_its_recipe(start, paceline, tmp_path):
-    (row,) = rows(start(PROGRAM, "goes_on").finish())
+def test_a_program_resumes_a_run_of_its_recipe(start, paceline, tmp_path):
+    (row,) = rows(start(PROGRAM, "resumes").finish())
     first, second = (tmp_path / folder for folder in row["folders"])
     assert row["alike"]
     assert first == second
@@ -83,22 +82,21 @@ def test_a_program_goes_on_with_a_run_of_its_recipe(start, paceline, tmp_path):
     assert (done.code, refused_field(done.err)) == (2, "given-recipe:Model")
 
 
-def test_a_program_plans_and_rehearses_a_recipe(start):
-    plan, paced, stretched = rows(start(PROGRAM, "verbs").finish())
-    assert plan["wire"] % plan["parameters"] == 0
-    for one in (paced, stretched):
-        assert one == {"origin": "rehearsed", "faults": []}
+def test_a_program_rehearses_a_recipe(start):
+    """Run once with paced layers, and once with stretched layers."""
+    found = rows(start(PROGRAM, "rehearsals").finish())
+    assert found == [{"origin": "rehearsed", "faults": []}] * 2
 
 
 @pytest.mark.parametrize(
     ("victim", "what"),
     [("the program", "long"), ("a worker", "long"), ("the program", "long_hogbatch")],
 )
-def test_nothing_is_left_of_a_program_or_a_worker_that_is_killed(start, tmp_path, victim, what):
+def test_killing_a_program_or_a_worker_leaves_no_process(start, tmp_path, victim, what):
     with told(tmp_path / "computing") as computing:
         begun = start(PROGRAM, what)
         workers: set[int] = set()
-        while len(workers) < 2:  # both compute
+        while len(workers) < 2:  # until both compute
             workers.add(int(computing.readline()))
         killed = begun.process.pid if victim == "the program" else min(workers)
         os.kill(killed, signal.SIGKILL)
@@ -110,7 +108,7 @@ def test_nothing_is_left_of_a_program_or_a_worker_that_is_killed(start, tmp_path
         assert f"(process {killed}) was ended by SIGKILL" in done.err
 
 
-def test_the_first_example_of_the_documentation_runs_in_both_ways(start, paceline, tmp_path):
+def test_the_first_example_of_the_documentation_runs_both_ways(start, paceline, tmp_path):
     page = (TESTS.parent / "docs" / "recipes.md").read_text()
     program = page.partition("```python\n")[2].partition("```")[0]
     assert program.startswith("# bigrams.py\n")
@@ -118,13 +116,12 @@ def test_the_first_example_of_the_documentation_runs_in_both_ways(start, pacelin
     done = start("bigrams.py").finish()
     assert done.code == 0, done.err
     loss, folder = done.out.split()
-    assert float(loss) < 3.5  # of 256 bytes, alike: 5.5
+    assert float(loss) < 3.5  # a uniform distribution over 256 bytes has 5.5
     assert (tmp_path / folder / "report.html").is_file()
     named = paceline("train", "bigrams:recipe", *LONG_ENOUGH[:2], "--profile-s", "0.1", "--json")
     assert json.loads(named.out)["epochs"][-1]["test_loss"] < 3.5
     refused = page.partition("$ paceline train bigrams:recipe --data digits\n")[2].split("\n")[0]
-    assert refused_field(paceline("train", "bigrams:recipe", "--data", "digits").err) == "data"
-    assert refused_field(refused) == "data"  # as the page shows it
+    assert refused_field(refused) == "data"
 
 
 LONG_ENOUGH = ("--workers", "2", "--batch-size", "8", "--epochs", "1", "--profile-s", "0.1")
@@ -132,7 +129,7 @@ LONG_ENOUGH = ("--workers", "2", "--batch-size", "8", "--epochs", "1", "--profil
 
 @pytest.fixture
 def named(outcome, tmp_path):
-    """What comes of a verb of the command line on one of own_recipes."""
+    """Run a command with a recipe of own_recipes.py, and return its result."""
     (tmp_path / "own_recipes.py").write_text((TESTS / "own_recipes.py").read_text())
     return lambda verb, name, *options: outcome(verb, f"own_recipes:{name}", *options)
 
@@ -145,34 +142,27 @@ def test_a_recipe_without_tests_and_score_is_trained(named):
 def test_a_recipe_is_profiled_with_its_own_loss_and_optimizer(named):
     result = named("profile", "tokens", "--batch-size", "16", "--steps", "4")
     assert [row["name"] for row in result["layers"]] == ["embedding", "head"]
-    # AdamW has two values for each parameter, and a count of steps.
+    # AdamW keeps two values per parameter, and a step count.
     assert result["memory"]["momentum"] >= 2 * result["memory"]["parameters"]
     assert any("embedding" in row["name"] for row in result["operators"])
 
 
 def test_a_recipe_is_scaled_on_its_own_data(named):
     options = ("--workers", "1,2", "--batch-size", "8", "--strategy", "host", "--repeats", "1")
-    more = (
-        "--kind",
-        "measured,rehearsed,predicted",
-        "--device",
-        "p100",
-        "--profile-s",
-        "0.1",
-        "--steps",
-        "5",
-    )
-    cells = named("scale", "tokens", *options, *more)["cells"]
+    kinds = ("--kind", "measured,rehearsed,predicted", "--device", "p100")
+    quick = ("--profile-s", "0.1", "--steps", "5")
+    cells = named("scale", "tokens", *options, *kinds, *quick)["cells"]
     assert [cell["error"] for cell in cells] == [None] * 6  # three kinds, two numbers of workers
 
 
-def test_the_example_of_encoded_activations_learns_and_says_what_it_sent(start):
+def test_the_example_of_encoded_activations_learns_and_prints_the_bytes_sent(start):
     done = start(*TORCHRUN, str(TESTS.parent / "examples" / "activations.py")).finish()
     assert done.code == 0, done.err
     words = done.out.split()
     assert float(words[words.index("accuracy") + 1].rstrip("%")) > 90
     nbytes = int(words[words.index("bytes") - 1].replace(",", ""))
-    # Rows of 128 activations and of 10 errors in 8 bits, and nearly as much back: of 8 epochs and
-    # of the test, whose rows have no errors; rank 0 has 899 samples, and rank 1 has 898.
+    # Rank 0 sends the activations (128 bytes) of its 899 samples and the partial scores (10 bytes)
+    # of rank 1's 898 samples. In the 8 epochs, but not in the final test, it also sends gradients:
+    # of its own samples' scores, and of rank 1's activations. Block scales take less than 10 %.
     rows = 8 * (899 * (128 + 10) + 898 * (128 + 10)) + 899 * 128 + 898 * 10
     assert rows < nbytes < 1.1 * rows

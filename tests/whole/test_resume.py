@@ -1,6 +1,6 @@
-"""Runs that are interrupted or lose a worker, and go on: as whole commands.
+"""Whole commands that resume an interrupted run, or restart one that lost a worker.
 
-That runs go on bit for bit is tested in tests/ranks, except for strategies with a hub.
+tests/ranks compares resumed runs bit for bit, except those of strategies with a hub.
 """
 
 import json
@@ -22,7 +22,7 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
 
 
 class Runs:
-    """The command line in a folder with the recipes."""
+    """Starts commands in a folder with small_recipes.py."""
 
     def __init__(self, start, tmp_path: Path) -> None:
         self._start, self._folder = start, tmp_path
@@ -37,7 +37,7 @@ class Runs:
 
     @property
     def folder(self) -> Path:
-        """The folder of the only run."""
+        """Return the folder of the only run."""
         (found,) = (self._folder / "runs").iterdir()
         return found
 
@@ -56,7 +56,7 @@ def runs(start, tmp_path: Path) -> Runs:
     return Runs(start, tmp_path)
 
 
-def test_a_run_that_ctrl_c_has_stopped_goes_on(runs: Runs, tmp_path: Path) -> None:
+def test_a_run_stopped_by_ctrl_c_is_resumed(runs: Runs, tmp_path: Path) -> None:
     pause = Pause(tmp_path / "pause")
     with failpoints(pause.at("step.done", worker=1, step=30)):
         run = runs(*HOST, "--epochs", "1000", "--checkpoint-every", "never")
@@ -76,8 +76,8 @@ def test_a_run_that_ctrl_c_has_stopped_goes_on(runs: Runs, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("by_torchrun", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_run_that_loses_a_worker_starts_again_and_says_so(runs: Runs, tmp_path, by_torchrun):
-    """From the last checkpoint; torchrun restarts by itself."""
+def test_a_run_that_loses_a_worker_restarts_from_its_checkpoint(runs: Runs, tmp_path, by_torchrun):
+    """The launcher restarts the run with --max-restarts; torchrun restarts its ranks itself."""
     pause, asked = Pause(tmp_path / "pause"), (*HOST, "--epochs", "2", "--checkpoint-every", "20")
     with failpoints(pause.at("checkpoint.written", step=20)):
         if by_torchrun:
@@ -110,7 +110,7 @@ WHEEL = (
         ("plain", "wheel", "1", "0.2s", WHEEL),
     ],
 )
-def test_a_run_with_a_hub_goes_on_bit_for_bit(runs, recipe, strategy, workers, every, options):
+def test_a_run_with_a_hub_resumes_bit_for_bit(runs, recipe, strategy, workers, every, options):
     asked = (f"small_recipes:{recipe}", "--strategy", strategy, "--workers", workers, *QUICK)
     begun = runs("train", *asked, *options, "--epochs", "10", "--checkpoint-every", every).finish()
     assert begun.code == 0, begun.err
@@ -123,7 +123,7 @@ def test_a_run_with_a_hub_goes_on_bit_for_bit(runs, recipe, strategy, workers, e
 
 
 @pytest.mark.slow
-def test_another_strategy_is_refused_by_what_was_and_not_by_its_settings(runs: Runs) -> None:
+def test_resuming_with_another_strategy_is_refused_and_changes_nothing(runs: Runs) -> None:
     asked = (*HOST, "--epochs", "2", "--checkpoint-every", "30", "--strategy-option", "chunk=1")
     assert runs(*asked).finish().code == 0
     settings = (runs.folder / "run.toml").read_text()

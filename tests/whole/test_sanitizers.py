@@ -1,4 +1,4 @@
-"""The sums, the codecs and the arena in builds with the compiler's sanitizers."""
+"""Run the native sums, codecs and arena with the compiler's sanitizers."""
 
 import sys
 from pathlib import Path

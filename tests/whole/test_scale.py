@@ -1,4 +1,4 @@
-"""Studies whose cells are real runs: interrupted, killed, and with models that crash."""
+"""Scaling studies with real runs: interrupted, killed, and with a model that crashes."""
 
 import json
 import signal
@@ -18,18 +18,10 @@ def cells_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "cells.jsonl").read_text().splitlines()]
 
 
-def test_all_kinds_of_cells_stand_side_by_side(paceline, tmp_path: Path) -> None:
-    asked = (
-        "--strategy",
-        "tree",
-        "--workers",
-        "2",
-        "--kind",
-        "measured,rehearsed,predicted",
-        "--device",
-        "v100",
-    )
-    done = paceline("scale", "lenet5", *QUICK, "--json", *asked, "--output", "study")
+def test_a_study_has_measured_rehearsed_and_predicted_cells(paceline, tmp_path: Path) -> None:
+    asked = ("--strategy", "tree", "--workers", "2", "--device", "v100", "--output", "study")
+    kinds = ("--kind", "measured,rehearsed,predicted")
+    done = paceline("scale", "lenet5", *QUICK, *asked, *kinds, "--json")
     assert done.code == 0, done.err
     files = {path.name for path in (tmp_path / "study").iterdir()}
     assert files == {"study.json", "cells.jsonl", "result.json", "report.html", "run.toml"}
@@ -43,15 +35,15 @@ def test_all_kinds_of_cells_stand_side_by_side(paceline, tmp_path: Path) -> None
         parts = ("forward_s", "backward_s", "exposed_s", "update_s", "idle_s")
         assert 0 < sum(one[part] for part in parts) <= one["epoch_s"] * (1 + 1e-9)
         assert one["exposed_s"] > 0
-    # What runs measure is the whole process; what is predicted, the replica.
+    # Runs measure the memory of the whole process; a prediction is of the replica only.
     assert cells["measured"]["memory_bytes"] > 2**26 > cells["predicted"]["memory_bytes"]
-    assert cells["rehearsed"]["capacity_bytes"] > 15e9  # the V100's, and no part of this machine's
+    assert cells["rehearsed"]["capacity_bytes"] > 15e9  # the V100's memory, not this machine's
     lines = [line for line in done.err.splitlines() if line[1:3] == "/2"]
     assert [line[:3] for line in lines] == ["1/2", "2/2"]
 
 
 @pytest.mark.slow
-def test_a_crash_in_one_cell_is_a_row_and_not_the_end(outcome, tmp_path: Path) -> None:
+def test_a_crash_in_one_cell_does_not_end_the_study(outcome, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(CRASHING)
     crashed, well = outcome(
         *("scale", "own:Crashing", "--input-shape", "4", "--strategy", "tree", "--workers", "1"),
@@ -65,8 +57,8 @@ def test_a_crash_in_one_cell_is_a_row_and_not_the_end(outcome, tmp_path: Path) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGKILL])
-def test_an_interrupted_study_keeps_its_cells_and_goes_on(start, tmp_path: Path, by: int) -> None:
-    # The first cell fails at once: one sample cannot be shared.
+def test_an_interrupted_study_keeps_its_cells_and_resumes(start, tmp_path: Path, by: int) -> None:
+    # The first cell fails at once, because two workers cannot share one sample.
     command = ("-m", "paceline", "scale", "lenet5", *QUICK[:-2], "--batch-size", "1", "--json")
     command += ("--workers", "2,1", "--strategy", "tree", "--output", "study")
     pause = Pause(tmp_path / "pause")

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM, at any moment and to any process: the run ends in order, and says so once."""
+"""SIGINT and SIGTERM to any process at any time end a run with one error line."""
 
 import os
 import re
@@ -11,7 +11,7 @@ import pytest
 from faults import Pause, failpoints
 from processes import Started, children_of, held_port
 
-pytestmark = pytest.mark.slow  # the quick one is in test_resume.py
+pytestmark = pytest.mark.slow  # test_resume.py has a quick test of SIGINT
 
 PROGRAMS = Path(__file__).parent / "programs"
 LONG = ("--profile-s", "0.2", "--epochs", "1000", "--timeout", "60")
@@ -27,7 +27,7 @@ def command(strategy: str) -> tuple[str, ...]:
 
 
 def wait_for_epoch(run: Started) -> Started:
-    """Wait until a run, which would take minutes, has trained an epoch."""
+    """Wait until a run has trained an epoch."""
     lines = iter(run.process.stderr.readline, "")
     assert any(line.startswith("epoch ") for line in lines)
     return run
@@ -38,7 +38,7 @@ def training(start: Start, strategy: str, *before: str) -> Started:
 
 
 def check_ended(run: Started, number: signal.Signals, *named: str) -> None:
-    """Check that the run has ended by a signal, and has named this in its one line."""
+    """Check the exit code of a signal, and that `named` is in the only error line."""
     done = run.finish()
     assert done.code == CODES[number], done.err
     assert not re.search("Traceback|KeyboardInterrupt|Exception ignored", done.err)
@@ -55,8 +55,8 @@ def check_saved(folder: Path) -> None:
 
 @pytest.mark.parametrize("number", list(CODES))
 @pytest.mark.parametrize("strategy", ["host", "local"])
-def test_a_signal_to_the_whole_group_is_said_once(start: Start, tmp_path, strategy, number) -> None:
-    """SIGTERM ended the fork server, with it the ranks before they had saved, and said nothing."""
+def test_a_signal_to_the_process_group_is_reported_once(start, tmp_path, strategy, number) -> None:
+    """SIGTERM once ended the fork server, which killed the ranks before they saved."""
     run = training(start, strategy)
     os.killpg(run.process.pid, number)
     check_ended(run, number, " after step ", "--resume runs/")
@@ -74,7 +74,7 @@ def test_a_signal_to_the_whole_group_is_said_once(start: Start, tmp_path, strate
     ],
 )
 def test_a_signal_to_one_rank_stops_all_and_names_it(start, tmp_path, strategy, number) -> None:
-    """Rank 1 kept it to itself, and the run went on."""
+    """Once only the signalled rank knew of the signal, and the run continued."""
     run = training(start, strategy)
     workers = [pid for pid, line in run.members().items() if any(one in line for one in MODULES)]
     os.kill(max(workers), number)
@@ -83,40 +83,40 @@ def test_a_signal_to_one_rank_stops_all_and_names_it(start, tmp_path, strategy, 
 
 
 @pytest.mark.parametrize("number", list(CODES))
-def test_a_signal_before_the_command_has_imported_anything_is_not_lost(start, tmp_path, number):
-    """It was lost in an import, or printed a traceback."""
+def test_a_signal_during_the_first_imports_is_not_lost(start, tmp_path, number):
+    """The signal was once lost in an import, or printed a traceback."""
     pause = Pause(tmp_path / "pause")
     with failpoints(pause.at("command.importing")):
-        # Started afresh: in a fork of the tests' server all is imported.
+        # A process of the tests' fork server would have imported everything already.
         run = start(*command("allreduce"), afresh=True)
     os.kill(pause.reached(), number)
     check_ended(run, number)
 
 
 @pytest.mark.parametrize(
-    ("strategy", "moment", "goes_on"),
+    ("strategy", "moment", "continues"),
     [
         ("allreduce", {"name": "rank.started", "worker": 1}, True),
         ("allreduce", {"name": "rank.met", "worker": 1}, False),
         ("wheel", {"name": "worker.profiling", "visit": 1}, False),
     ],
 )
-def test_a_signal_before_the_steps_ends_all_ranks(start, tmp_path, strategy, moment, goes_on):
-    """The launcher passed it on to those of its ranks that there were, and started the others."""
+def test_a_signal_before_the_steps_ends_all_ranks(start, tmp_path, strategy, moment, continues):
+    """The launcher once signalled the ranks that ran, and then started the others."""
     pause = Pause(tmp_path / "pause")
     with failpoints(pause.at(**moment)):
         run = start(*command(strategy))
     pause.reached()
     run.process.send_signal(signal.SIGINT)
-    if goes_on:
+    if continues:
         pause.go_on()
     check_ended(run, signal.SIGINT)
 
 
 def test_a_signal_between_the_starts_of_two_ranks_ends_both(start: Start, tmp_path: Path) -> None:
-    """The second rank was not known yet: it found the launcher's store gone, and said so.
+    """The second rank was once not signalled, and reported that it lost the launcher's store.
 
-    A thread of the store takes a signal that the main one has blocked.
+    A thread of the store receives a signal that the main thread has blocked.
     """
     launching, meeting = Pause(tmp_path / "launching"), Pause(tmp_path / "meeting")
     with failpoints(launching.at("launch.started", worker=1), meeting.at("rank.met", worker=1)):
@@ -129,12 +129,12 @@ def test_a_signal_between_the_starts_of_two_ranks_ends_both(start: Start, tmp_pa
 
 
 def pair_of(start: Start, program: str) -> list[Started]:
-    """Start two ranks of which the first keeps the store."""
+    """Start two ranks; rank 0 hosts the store."""
     with held_port() as port:
         return [start(str(PROGRAMS / program), str(rank), str(port)) for rank in range(2)]
 
 
-def test_a_store_that_is_lost_with_its_rank_is_no_internal_error(start: Start) -> None:
+def test_a_rank_that_loses_the_store_names_the_lost_rank(start: Start) -> None:
     first, second = pair_of(start, "lost_peers.py")
     done = second.finish()
     assert (first.finish().code, done.code) == (0, 1), done.err
@@ -143,7 +143,7 @@ def test_a_store_that_is_lost_with_its_rank_is_no_internal_error(start: Start) -
 
 
 def test_a_fork_of_a_rank_does_not_keep_its_connections(start: Start) -> None:
-    """The fork had them, too: the other rank waited for one that was gone, for half an hour."""
+    """With inherited connections, the other rank waited for the dead rank for half an hour."""
     first, second = pair_of(start, "forking_loop.py")
     forked = int(first.process.stdout.readline())
     first.process.send_signal(signal.SIGTERM)
@@ -156,8 +156,8 @@ def test_a_fork_of_a_rank_does_not_keep_its_connections(start: Start) -> None:
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 1), (signal.SIGUSR1, 3)], ids=["passed on", "left"]
 )
-def test_a_rank_that_is_slower_to_get_the_signal_does_not_speak_of_lost_peers(start, number, code):
-    """On a busy machine its peer had ended before it was told to: a second line said so."""
+def test_a_rank_that_is_signalled_late_does_not_report_a_lost_peer(start, number, code):
+    """On a busy machine, a rank reported its ended peer before it received the signal itself."""
     run = start(str(PROGRAMS / "lost_peers.py"))
     assert run.process.stdout.readline() == "ready\n"
     run.process.send_signal(number)
@@ -170,7 +170,7 @@ def test_a_rank_that_is_slower_to_get_the_signal_does_not_speak_of_lost_peers(st
 def test_the_second_signal_does_not_wait(start: Start, strategy: str) -> None:
     run = training(start, strategy)
     run.process.send_signal(signal.SIGSTOP)
-    # It finds both when it goes on: SIGINT twice would be one.
+    # After SIGCONT both signals are pending; two SIGINTs would be merged into one.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCONT):
         run.process.send_signal(number)
     done = run.finish()
@@ -180,10 +180,10 @@ def test_the_second_signal_does_not_wait(start: Start, strategy: str) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["allreduce", "wheel"])
-def test_a_launcher_that_was_stopped_goes_on(start: Start, strategy: str) -> None:
+def test_a_stopped_launcher_continues(start: Start, strategy: str) -> None:
     run = training(start, strategy)
     run.process.send_signal(signal.SIGSTOP)
-    # No moment is hoped for: the launcher, whose store the ranks ask, is stopped for a second.
+    # Stop the launcher, which hosts the ranks' store, for a second.
     signal.sigtimedwait([], 1.0)
     run.process.send_signal(signal.SIGCONT)
     wait_for_epoch(run).process.send_signal(signal.SIGTERM)
@@ -191,7 +191,7 @@ def test_a_launcher_that_was_stopped_goes_on(start: Start, strategy: str) -> Non
 
 
 def test_torchrun_stops_a_rank_after_its_checkpoint(start: Start, tmp_path: Path) -> None:
-    """SIGTERM killed the rank at once: what it had learnt since its last checkpoint was lost."""
+    """SIGTERM once killed the rank at once, without a checkpoint."""
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     run = training(start, "allreduce", *torchrun)
     victim = max(children_of(run.process.pid, "paceline"))

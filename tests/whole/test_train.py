@@ -1,4 +1,4 @@
-"""Whole runs with real worker processes: by the command line, by torchrun and by a program."""
+"""Whole runs with worker processes: by the command line, torchrun and a Python program."""
 
 import json
 import sys
@@ -6,12 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
 
 from paceline.core.plan import Kind
 from paceline.record.trace import read_trace
-from paceline.training.data import load
-from paceline.training.models.networks import LeNet5
 from processes import Started
 from refusals import refused_field
 
@@ -21,18 +18,9 @@ FILES = {"result.json", "trace.json", "report.html", "model.safetensors", "run.t
 slow = pytest.mark.slow
 
 
-def accuracy_of(weights: Path) -> float:
-    """What a fresh model with these weights gets right."""
-    model = LeNet5().eval()
-    model.load_state_dict(load_file(weights))
-    test = load("digits", (1, 32, 32), seed=0).test
-    inputs, targets = test.__getitems__(range(len(test)))
-    return int((model(inputs).argmax(1) == targets).sum()) / len(test)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One run with two workers, for all tests that only look at what it wrote."""
+    """Train once with two workers; return the folder of the run, which tests only read."""
     home = tmp_path_factory.mktemp("run")
     command = [sys.executable, "-m", "paceline", "train", "lenet5", "--workers", "2", "--json"]
     done = Started([*command, *QUICK], home).finish()
@@ -47,7 +35,7 @@ def result(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "result.json").read_text())
 
 
-def test_a_run_writes_its_files_and_their_figures_fit_together(result, folder: Path) -> None:
+def test_a_run_writes_its_files_with_consistent_figures(result, folder, accuracy_of):
     assert {path.name for path in folder.iterdir()} == FILES
     assert result["samples_per_s"] == pytest.approx(1438 / 23 / result["step_s"])
     (plan,) = (row for row in result["plans"] if row["strategy"] == "allreduce")
@@ -59,7 +47,7 @@ def test_a_run_writes_its_files_and_their_figures_fit_together(result, folder: P
     assert result["faults"] == []
     measured = read_trace(folder / "trace.json")["measured"]
     assert measured.num_steps() == 20
-    # 61,706 gradients fit in one bucket, which both ranks reduce together.
+    # The 61,706 gradients fit in one bucket, which both ranks reduce together.
     (reduction,) = [span for span in measured.spans if (span.step, span.kind) == (0, Kind.REDUCE)]
     assert reduction.name == "s0/reduce[0]"
     assert {resource.owner for resource in reduction.on} == {"cpu0", "cpu1"}
@@ -73,7 +61,7 @@ def test_the_same_run_works_under_torchrun_and_gives_the_same_losses(result, sta
     assert epoch["train_loss"] == result["epochs"][0]["train_loss"]
 
 
-# Each rank of torchrun has settings of its own, as on machines with different files.
+# The ranks have different settings, as on machines with different configuration files.
 UNEQUAL = """
 import os, sys
 from paceline.cli import main
@@ -84,7 +72,7 @@ main()
 
 
 @slow
-def test_ranks_with_other_settings_are_refused_before_they_train(start, tmp_path: Path) -> None:
+def test_ranks_with_different_settings_are_refused_before_training(start, tmp_path: Path) -> None:
     (tmp_path / "unequal.py").write_text(UNEQUAL)
     done = start(*TORCHRUN, "unequal.py").finish()
     assert (done.code, refused_field(done.err)) == (1, "seed")  # the code is torchrun's
@@ -97,15 +85,15 @@ def test_planning_here_profiles_and_trains_nothing(outcome, tmp_path: Path) -> N
     same = [row["step_s"] for row in rows if row["is_same_training"]]
     assert same == sorted(same)
     assert [row["strategy"] for row in rows[len(same) :]] == ["local"]
-    # 61,706 float32 gradients: each of two ranks sends all of them through the host's link. By a
-    # tree the gradients go one way and the parameters the other; the host's sum has no link.
+    # Each of two ranks sends 61,706 float32 gradients over the host's link. With `tree`, gradients
+    # are sent one way and parameters the other; `host` sums in memory and uses no link.
     sent = {row["strategy"]: row["wire_nbytes_per_step"] for row in rows if row["workers"] == 2}
     assert (sent["allreduce"], sent["tree"], sent["host"]) == (*[2 * 4 * 61_706] * 2, 0)
-    # With a split head only the body's 2,572 gradients travel, and activations of 64 samples.
+    # `subbatch` sends the body's 2,572 gradients, and the activations of 64 samples.
     assert 2 * 4 * 2_572 < sent["subbatch"] < sent["allreduce"]
     assert plan["refused"] == []
     assert not (tmp_path / "runs").exists()
-    # One worker has been measured, too, or nobody knows what the second one brings.
+    # The plan also has one worker, for comparison.
     [alone] = [row for row in rows if row["workers"] == 1]
     assert (alone["wire_nbytes_per_step"], alone["memory_nbytes"].keys()) == (0, {"cpu0"})
 
@@ -115,20 +103,17 @@ def test_planning_here_profiles_and_trains_nothing(outcome, tmp_path: Path) -> N
     ("arguments", "strategies", "refused"),
     [
         (("lenet5", "--strategy", "wheel"), {"wheel"}, set()),
-        (
-            ("mlp-64-10",),
-            {"allreduce", "tree", "host", "local"},
-            {"subbatch"},
-        ),  # it has no head to split
+        # This model has no head to split.
+        (("mlp-64-10",), {"allreduce", "tree", "host", "local"}, {"subbatch"}),
     ],
 )
-def test_a_plan_here_is_of_the_strategies_that_can_train(outcome, arguments, strategies, refused):
+def test_a_plan_here_has_the_strategies_that_can_train(outcome, arguments, strategies, refused):
     plan = outcome("plan", *arguments, "--profile-s", "0.2")
     assert {row["strategy"] for row in plan["plans"]} == strategies
     assert {row["strategy"] for row in plan["refused"]} == refused
 
 
-# Programs. As a newcomer writes it: nothing protects the module from being imported by its workers.
+# Programs without `if __name__ == "__main__"`, as a newcomer writes them.
 
 PROGRAM = """
 import json
@@ -164,7 +149,7 @@ thread.join()
 
 @pytest.fixture
 def program(start, tmp_path: Path):
-    """Run a program to its end; return the lines that it has printed."""
+    """Run a program to its end; return its lines of output."""
 
     def run(text: str, *launcher: str) -> list[str]:
         (tmp_path / "program.py").write_text(text)
@@ -175,8 +160,8 @@ def program(start, tmp_path: Path):
     return run
 
 
-def test_a_program_trains_and_looks_at_its_run(program, tmp_path: Path) -> None:
-    # What the program prints is its own: progress and tables stay away from its output.
+def test_a_program_trains_and_reads_its_run(program, tmp_path: Path) -> None:
+    # Progress and tables do not appear in the program's stdout.
     (line,) = program(PROGRAM)
     said = json.loads(line)
     folder = tmp_path / said["folder"]

@@ -1,4 +1,4 @@
-"""Rehearsals of strategy wheel and of trees of hubs: the real wire, and layers that take time."""
+"""Rehearsals of strategy wheel and of trees of hubs: real messages and paced layers."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ from paceline.record.trace import read_trace
 pytestmark = pytest.mark.slow
 
 FORWARD_S, BACKWARD_S, UPDATE_S, STEPS = 0.010, 0.020, 0.002, 6
-ALL_STEPS = 2 + STEPS + 1  # with those that are not measured
+ALL_STEPS = 2 + STEPS + 1  # including the three that are not measured
 WORKERS, LANES = 4, 2
 REHEARSE = (
     *("-m", "paceline", "rehearse", "lenet5", "--strategy", "wheel", "--device", "p100"),
@@ -20,8 +20,8 @@ REHEARSE = (
 )
 IN_LANES = ("--workers", str(WORKERS), "--strategy-option", f"lanes={LANES}")
 IN_TREE = ("--batch-size", "48", "--workers", "4", "--strategy-option", "child_hubs=2")
-# Bodies need 2 of them a step on their device, heads and updates 4 on the hub's; and so both sides
-# cannot be below their shares of all that is to be computed.
+# In a step, each body device computes LANES bodies, and the hub's device WORKERS heads and updates.
+# For any split of a model's time into body and head, one of the two takes at least LEAST_S.
 LEAST_S = (LANES * (FORWARD_S + BACKWARD_S) + LANES * UPDATE_S) / (1 + LANES / WORKERS)
 SHARE = 0.02  # of the body's gradients
 BODY = 6 * 25 + 6 + 16 * 6 * 25 + 16  # values: two convolutions
@@ -38,10 +38,10 @@ def test_a_rehearsal_takes_the_devices_times_and_sends_the_declared_share(start,
     assert all(row["nbytes"] == row["planned_nbytes"] > 0 for row in result["traffic"])
     assert result["step_s"] >= LEAST_S
     assert result["lower_quartile_s"] <= result["upper_quartile_s"]
-    assert result["predicted_step_s"] >= 0.95 * LEAST_S  # layers wake up late by turns
+    assert result["predicted_step_s"] >= 0.95 * LEAST_S  # sleeping layers wake up late at times
     assert list(result["utilisation"]) == ["cpu1", "cpu2"]
     (row,) = (row for row in result["traffic"] if row["purpose"] == "gradients")
-    # Tau, and the place of each value that is sent.
+    # Each message has tau and the index of each value sent.
     assert row["nbytes"] == WORKERS * ALL_STEPS * (4 + 4 * round(SHARE * BODY))
     assert result["sent_share"]["measured"] == round(SHARE * BODY) / BODY
     assert result["sent_share"]["warning"] is None
@@ -53,11 +53,11 @@ def test_a_rehearsal_takes_the_devices_times_and_sends_the_declared_share(start,
     assert "measured" not in page.lower()
 
 
-def test_a_tree_in_step_sends_the_bytes_of_its_plan(start):
+def test_a_synchronous_tree_sends_the_bytes_of_its_plan(start):
     in_step = ("--strategy-option", "lanes=1", "--strategy-option", "staleness=0")
     result = result_of(start(*REHEARSE, *IN_TREE, *in_step, *SENT))
     assert (result["origin"], result["lost"], result["faults"]) == ("rehearsed", [], None)
-    # Every child sends the mean of its two workers' gradients once a step, and fetches the
+    # Each of two children sends the mean gradient of its two workers once per step, and fetches the
     # parameters once before the first step.
     exchanges = 2 * ALL_STEPS
     assert result["updates"]["count"] == exchanges
@@ -66,27 +66,26 @@ def test_a_tree_in_step_sends_the_bytes_of_its_plan(start):
     assert counted["hubs_gradients"] == exchanges * 4 * BODY
     assert counted["hubs_parameters"] == (exchanges + 2) * 4 * BODY
     assert counted["gradients"] == 4 * ALL_STEPS * (4 + 4 * round(SHARE * BODY))
-    # All processes are on one host, whose link with itself carries everything.
+    # All processes are on one host, and its loopback link carries all messages.
     before = sum(n for name, n in counted.items() if "parameters" in name and "hubs" in name)
     (planned,) = result["plans"][0]["link_nbytes_per_step"].values()
     own = [n for name, n in counted.items() if not name.startswith("head")]
     assert planned == (sum(own) - before * 2 / (exchanges + 2)) / ALL_STEPS
-    # Two bodies share a child's head; and the root takes two updates in a step.
+    # Two bodies share a child's head, and the root makes two updates per step.
     least_s = FORWARD_S + BACKWARD_S + 2 * UPDATE_S
     assert result["step_s"] >= least_s
     assert result["predicted_step_s"] >= 0.95 * least_s
     assert result["plans"][0]["config"]["child_hubs"] == 2
 
 
-def test_hubs_of_elsewhere_rehearse_what_the_root_has_declared(start):
+def test_child_hubs_that_join_rehearse_the_settings_of_the_root(start, worker_of):
     bind = ("--listen", "tcp://127.0.0.1:0")
     options = ("child_hubs=1", "lanes=2", "run_name=stage")
     tree = [word for option in options for word in ("--strategy-option", option)]
     root = start(*REHEARSE, "--workers", "2", *tree, *bind)
     joining = ("-m", "paceline", "hub", "--parent", address_of(root), *bind, "--run-name", "stage")
     child = start(*joining, "--json")
-    own = ("--run-name", "stage", "--device", "cpu", "--threads", "1", "--worker-ids", "0,1")
-    worker = start("-m", "paceline", "worker", "--connect", address_of(child), *own)
+    worker = worker_of(address_of(child), "--run-name", "stage", "--worker-ids", "0,1")
     result, below = result_of(root), result_of(child)
     assert worker.finish().code == 0
     assert result["updates"]["count"] == below["num_pushed"] == ALL_STEPS

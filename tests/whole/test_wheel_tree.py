@@ -1,4 +1,4 @@
-"""Hubs in a tree, as real processes: the same training, the formula's bytes, and who may die."""
+"""Trees of hubs with real processes: equal to plain SGD, planned bytes, and killed processes."""
 
 import re
 import shutil
@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 
 from faults import failpoints
 from hubs import address_of, result_of, until
-from processes import Started
 
 sys.path.append(str(Path(__file__).parent / "programs"))
 
@@ -20,7 +19,7 @@ import turning
 
 pytestmark = pytest.mark.slow
 
-EPOCHS, STEPS = 3, 30  # of an epoch
+EPOCHS, STEPS = 3, 30  # STEPS: in an epoch
 ALONE = ("--workers", "1", "--strategy-option", "lanes=1", "--strategy-option", "staleness=0")
 ROOT = (
     *("-m", "paceline", "hub", "turning:Normed", "--strategy-option", "head=fc1"),
@@ -36,17 +35,12 @@ def model(tmp_path: Path) -> None:
     shutil.copy(turning.__file__, tmp_path)
 
 
-def worker_of(start, address: str, *more: str) -> Started:
-    joining = ("--connect", address, "--threads", "1", "--device", "cpu")
-    return start("-m", "paceline", "worker", *joining, *more)
-
-
 def model_of(tmp_path: Path, result: dict) -> dict[str, torch.Tensor]:
     return load_file(tmp_path / "runs" / result["id"] / "model.safetensors")
 
 
 def in_one_piece() -> tuple[dict[str, torch.Tensor], list[float]]:
-    """In the number of threads that the processes have: sums depend on it."""
+    """Train with plain SGD on one thread, as the workers do; sums depend on the thread count."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -55,10 +49,10 @@ def in_one_piece() -> tuple[dict[str, torch.Tensor], list[float]]:
         torch.set_num_threads(before)
 
 
-def test_one_child_with_one_worker_trains_as_if_there_were_no_tree(start, tmp_path: Path):
+def test_one_child_with_one_worker_trains_as_plain_sgd(start, worker_of, tmp_path: Path):
     root = start(*ROOT, *ALONE, "--epochs", str(EPOCHS), "--listen", ANY)
     child = start(*CHILD, *ALONE, "--parent", address_of(root), "--listen", ANY)
-    worker = worker_of(start, address_of(child), "--lanes", "1")
+    worker = worker_of(address_of(child), "--lanes", "1")
     result, below = result_of(root), result_of(child)
     assert worker.finish().code == 0
     own, (other, losses) = model_of(tmp_path, result), in_one_piece()
@@ -79,26 +73,26 @@ def test_one_child_with_one_worker_trains_as_if_there_were_no_tree(start, tmp_pa
     assert sum(below["parent_wire_nbytes"]) > sum(between.values())
 
 
-def test_a_killed_root_goes_on_from_its_checkpoint_and_its_child_with_it(start, tmp_path: Path):
+def test_a_killed_root_and_its_child_resume_from_the_checkpoint(start, worker_of, tmp_path: Path):
     kept = ("--epochs", str(EPOCHS), "--checkpoint-every", "0.05s")
     with failpoints({"at": "checkpoint.written", "do": "SIGKILL"}):
         root = start(*ROOT, *ALONE, *kept, "--listen", ANY)
     address = address_of(root)
     child = start(*CHILD, *ALONE, "--parent", address, "--listen", ANY)
-    worker = worker_of(start, address_of(child), "--lanes", "1")
+    worker = worker_of(address_of(child), "--lanes", "1")
     root.process.wait()
     (folder,) = (tmp_path / "runs").iterdir()
     again = start(*ROOT, *ALONE, *kept, "--listen", address, "--resume", str(folder))
     result = result_of(again)
     assert [one.finish().code for one in (child, worker)] == [0, 0]
     own, (other, _) = model_of(tmp_path, result), in_one_piece()
-    # Running means are not taken back by who does a step again.
+    # A repeated step updates running means twice, so compare the parameters only.
     same = {n: torch.equal(own[n], v) for n, v in other.items() if n.endswith(("weight", "bias"))}
     assert all(same.values()), same
     assert result["updates"]["count"] == EPOCHS * STEPS
 
 
-def test_a_killed_child_is_missed_by_nobody_and_goes_on_when_it_is_back(start):
+def test_a_tree_trains_without_a_killed_child_and_with_it_after_a_restart(start, worker_of):
     root = start(*ROOT, "--epochs", "1000", "--learning-rate", "0.02", "--listen", ANY)
     address = address_of(root)
     joining = ("--timeout", "5", "--parent")
@@ -107,10 +101,10 @@ def test_a_killed_child_is_missed_by_nobody_and_goes_on_when_it_is_back(start):
         killed = start(*CHILD, *joining, zero, "--listen", ANY)
     other = start(*CHILD, *joining, one, "--listen", ANY)
     addresses = [address_of(child) for child in (killed, other)]
-    workers = [worker_of(start, one) for one in addresses]
+    workers = [worker_of(one) for one in addresses]
     killed.process.wait()
     assert until(root, "worker 0 ")
-    until(root, "epoch ")  # the other one goes on
+    until(root, "epoch ")  # the other child continues
     back = start(*CHILD, *joining, zero, "--listen", addresses[0])
     assert "with the others" in until(root, "worker 0 ")
     until(root, "epoch ")

@@ -1,4 +1,4 @@
-"""Ranks that share GPUs and train with the host exchange, beside one process with all samples."""
+"""Train with `host` on ranks that share GPUs, and in one process with all samples."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def main(dtype: torch.dtype, clip: bool) -> None:
         "bits": [float(p.detach().double().sum().cpu()).hex() for p in model.parameters()],
         "spans": sorted(spans),
     }
-    sys.stdout.write(json.dumps(found) + "\n")  # in one piece: ranks share the pipe
+    sys.stdout.write(json.dumps(found) + "\n")  # one write: ranks share the pipe
     sys.stdout.flush()
     parallel.close()
     dist.destroy_process_group()

@@ -1,7 +1,7 @@
-"""Cases of gradients that are encoded between two hosts, and the bytes that it takes.
+"""Train with encoded gradients between two hosts, and count the bytes sent.
 
-Arguments: names of cases. Each has a process group of its own: a case that leaves it broken, as a
-refusal on one rank does, harms no other. For each, rank 0 prints what came of it on every rank.
+The arguments are names of cases. Each case has its own process group, because an error on one rank
+may break it. Rank 0 prints the outcomes of all ranks for each case.
 """
 
 import gc
@@ -27,14 +27,14 @@ NUM_STEPS = 5
 
 
 def _sent() -> int:
-    """Bytes of all frames that this host has sent, when all ranks have come so far."""
+    """Return the bytes of the frames that this host has sent, after a barrier."""
     dist.barrier()
     interface = Path("/sys/class/net", os.environ["GLOO_SOCKET_IFNAME"])
     return int((interface / "statistics" / "tx_bytes").read_text())
 
 
 def bytes_between(place: Place) -> dict[str, Any]:
-    """Train without a codec, with one, and with what pays; each after a step that makes chunks."""
+    """Count the bytes of steps without a codec and with two; the first step is not counted."""
     outcome: dict[str, Any] = {}
     for codec in (None, "dynamic8", "half"):
         module, _ = place.build(lambda: nn.Sequential(nn.Linear(100, 3000), nn.Linear(3000, 10)))
@@ -55,7 +55,7 @@ def bytes_between(place: Place) -> dict[str, Any]:
 
 
 def many_steps_of_one_bit(place: Place) -> dict[str, Any]:
-    """What the sum of all gradients lacks, and the largest of them, by the largest of a rank."""
+    """Return the summed error and the largest gradient, relative to the largest of any rank."""
     module, oracle = place.build(network)
     parallel = place.parallel(module, codec="onebit")
     lacks, largest = [torch.zeros_like(parameter) for parameter in module.parameters()], []
@@ -86,17 +86,17 @@ def main(names: list[str]) -> None:
         own, timeout = dist.PrefixStore(name, store), timedelta(seconds=place.deadline_s)
         dist.init_process_group("gloo", store=own, rank=rank, world_size=size, timeout=timeout)
         outcome = json.dumps(outcome_of(name, place))
-        gc.collect()  # models go, and their threads with them
+        gc.collect()  # frees models, which ends their threads
         dist.destroy_process_group()
         store.set(f"{name}/{rank}", outcome)
-        # All begin the next case together, however this one ended.
+        # Wait for all ranks before the next case.
         rows = [json.loads(store.get(f"{name}/{other}")) for other in range(size)]
         if rank == 0:
             print(json.dumps([name, rows]), flush=True)
     store.set(f"end/{rank}", "")
-    if rank == 0:  # which may keep the store
+    if rank == 0:  # may host the store
         store.wait([f"end/{other}" for other in range(size)])
-    os._exit(0)  # gloo's threads may still wait for a rank in a case that was refused
+    os._exit(0)  # threads of gloo may still wait for a rank that raised an error
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""A hub on the first host, and on the second its worker, which is cut off in mid-training.
+"""Run a hub on the first host and a worker on the second, and cut off the worker.
 
-cut_off.py KEYS SECONDS: rank 0 is the hub, rank 1 takes its interface down for so long.
+cut_off.py KEYS SECONDS: rank 0 is the hub; rank 1 takes its interface down for SECONDS.
 """
 
 import json
@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 
 PORT = 5555
-BEFORE_NBYTES = 3_000_000  # a few dozen steps
+BEFORE_NBYTES = 3_000_000  # cut off after a few dozen steps
 ADDRESS = f"tcp://{os.environ['MASTER_ADDR']}:{PORT}"
 INTERFACE = os.environ["GLOO_SOCKET_IFNAME"]
-ALONE = {name: value for name, value in os.environ.items() if "RANK" not in name}  # no torchrun
+ALONE = {name: value for name, value in os.environ.items() if "RANK" not in name}  # not a rank
 PACELINE = [sys.executable, "-m", "paceline"]
 RUN = [
     *("lenet5", "--workers", "1", "--strategy-option", "lanes=1"),
@@ -23,7 +23,7 @@ RUN = [
 
 
 def sent_nbytes() -> int:
-    """What this host has sent through its interface."""
+    """Return the bytes that this host has sent through its interface."""
     lines = Path("/proc/net/dev").read_text().splitlines()
     found = next(line.split(":")[1] for line in lines if line.split(":")[0].strip() == INTERFACE)
     return int(found.split()[8])

@@ -1,4 +1,4 @@
-"""A host of an elastic run with one worker; the first one starts the lighthouse, too."""
+"""Run one worker of an elastic run; the first host also runs the lighthouse."""
 
 import os
 import subprocess
@@ -16,20 +16,15 @@ lighthouse = None
 if number == "0":
     lighthouse = subprocess.Popen([program, "--bind", LIGHTHOUSE, "--min_replicas", "2"], env=own)
 train = [sys.executable, "-m", "paceline", "train", "small_recipes:with_dropout", "--json"]
-train += [
-    *("--strategy", "local", "--strategy-option", "sync_every=5", "--workers", "2"),
-    *("--batch-size", "16"),
-]
-train += [
-    "--elastic",
-    *("--strategy-option", f"lighthouse=http://{LIGHTHOUSE}"),
-    *("--strategy-option", f"worker_ids={number}", "--steps", "40"),
-]
+train += ["--strategy", "local", "--elastic", "--strategy-option", "sync_every=5"]
+train += ["--strategy-option", f"lighthouse=http://{LIGHTHOUSE}"]
+train += ["--strategy-option", f"worker_ids={number}", "--workers", "2"]
+train += ["--batch-size", "16", "--steps", "40"]
 code = subprocess.run([*train, "--output", f"runs{number}"], env=own, check=False).returncode
 if lighthouse is None:
     done.touch()
 else:
-    while not done.exists():  # until the deadline of the test
+    while not done.exists():  # the test has a deadline
         time.sleep(0.1)
     lighthouse.kill()
     lighthouse.wait()

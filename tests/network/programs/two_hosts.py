@@ -1,4 +1,4 @@
-"""Ranks that train together, some of them on another host: what each of them ends up with."""
+"""Train on ranks of two hosts; print each rank's distance from one process."""
 
 import json
 import os
@@ -41,11 +41,11 @@ def main(exchange: Literal["host", "tree"]) -> None:
         "bits": [p.detach().flatten().tolist()[0].hex() for p in model.parameters()],
         "spans": sorted({span.name.partition("/")[2] for span in parallel.timeline().spans}),
     }
-    sys.stdout.write(json.dumps(found) + "\n")  # in one piece: ranks share the pipe
+    sys.stdout.write(json.dumps(found) + "\n")  # one write: ranks share the pipe
     sys.stdout.flush()
     parallel.close()
     dist.destroy_process_group()
-    os._exit(0)  # a thread of gloo may still free a tensor, and would abort an ending interpreter
+    os._exit(0)  # a gloo thread that still frees a tensor would abort the interpreter's exit
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""A model for strategy hogbatch that counts how often each sample was used in an update.
+"""A model for strategy hogbatch that counts how often updates use each sample.
 
-A file in the current folder says what happens in the middle of a run: `kill`, `nan` and `stop` are
-taken by the worker that has the last sample, which is then hit, once.
+A file `kill`, `nan` or `stop` in the current folder triggers a fault: the worker that gets the last
+sample removes the file, and then kills itself, returns NaN, or stops itself.
 """
 
 import os
@@ -13,12 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paceline.exchange.session import Progress
+
 NUM_SAMPLES = 600
-HIT = NUM_SAMPLES - 1  # no trial has it: trials take the first samples
+HIT = NUM_SAMPLES - 1  # speed trials use the first samples, and never this one
 
 
 def taken(name: str) -> bool:
-    """Whether this process is the one that takes the file away."""
+    """Remove a trigger file; return whether this process removed it."""
     try:
         Path(name).rename(f"{name}.{os.getpid()}")
     except FileNotFoundError:
@@ -27,7 +29,7 @@ def taken(name: str) -> bool:
 
 
 class Counted(nn.Module):
-    """A row of two scores for each sample, which is its own number."""
+    """Has a row of two scores per sample; the input of a sample is its number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +47,7 @@ class Counted(nn.Module):
 
 @torch.no_grad()
 def count(parameters: list[nn.Parameter]) -> None:
-    """Add one to the rows that have a gradient, and touch no other."""
+    """Add one to the rows that have a gradient."""
     for parameter in parameters:
         rows = parameter.grad.abs().sum(1).nonzero()[:, 0]
         parameter[rows] += 1
@@ -61,8 +63,8 @@ def recipe() -> Any:
     return Recipe(model=Counted, train=samples, loss=class_loss)
 
 
-class Silent:
-    """Progress that counts the samples, and shows nothing."""
+class Silent(Progress):
+    """Counts samples, and shows nothing."""
 
     def __init__(self) -> None:
         self.counted = self.total = 0
@@ -73,13 +75,9 @@ class Silent:
     def advance(self, count: int = 1) -> None:
         self.counted += count
 
-    def epoch(self, epoch: Any, score: str) -> None: ...
-
-    def status(self, text: str) -> None: ...
-
 
 def num_memories() -> int:
-    """How many descriptors of shared memory this process has."""
+    """Count this process's descriptors of shared memory."""
     links = [path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
     return sum(str(link).startswith("/memfd:") for link in links)
 
@@ -99,6 +97,6 @@ def session_of(workers: str, progress: Any, config: dict[str, Any], **settings: 
 
 
 def prepare(file: str) -> None:
-    """Have workers import what is in the folder of this file, and find a simulated GPU."""
+    """Let workers import modules of a file's folder, and find a simulated GPU."""
     os.environ["PYTHONPATH"] = str(Path(file).parent)
     os.environ["PACELINE_SIMULATED_GPUS"] = "1"

@@ -1,4 +1,4 @@
-"""A user's loop, one rank of two: rank 0 forks in the middle, and the fork stays.
+"""A training loop on one of two ranks; rank 0 forks a process that outlives it.
 
 python forking_loop.py RANK PORT
 """

@@ -1,4 +1,4 @@
-"""Recipes of a user's own that uneven workers train: tokens, no tests, and a bad sample."""
+"""User recipes for strategy hogbatch: tokens, no test data, and an unreadable sample."""
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ from paceline.training.recipes.recipe import Recipe
 
 
 class Text(Dataset):
-    """Tokens, of which each is followed by the next number."""
+    """Sequences of tokens that count up modulo 13."""
 
     def __init__(self, num_samples: int) -> None:
         self.num_samples = num_samples

@@ -1,9 +1,9 @@
-"""Runs of strategy wheel on a small language model, and the same training in one piece.
+"""Train a small language model with strategy wheel, and with plain SGD in this process.
 
-    python language.py RECIPE SETTINGS   one worker, one lane, beside plain SGD
+    python language.py RECIPE SETTINGS   one worker with one lane
 
-A sample is a mapping, which is both inputs and targets; the loss is of the next tokens and of a
-number for the sentence. Worker processes import this file for its recipe.
+A sample is a mapping, which is both inputs and targets. The loss has a term for the next tokens and
+one for a number per sentence. Worker processes import the recipe from this file.
 """
 
 import json
@@ -23,7 +23,7 @@ SAMPLES, BATCH, RATE, MOMENTUM = 120, 12, 0.5, 0.5
 
 
 class Block(nn.Module):
-    """Causal attention and a matrix."""
+    """Causal attention and a linear layer, with residual connections."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Block(nn.Module):
 
 
 class Language(nn.Module):
-    """A decoder as it is usually written: its length is checked, its positions are made."""
+    """A usual decoder: forward checks the length and makes the positions."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Language(nn.Module):
 
 
 class Sentences:
-    """Mappings, of which the model gets all, and uses two."""
+    """Samples with five fields; the model receives all and uses two."""
 
     def __init__(self, first: int, count: int) -> None:
         generator = torch.Generator().manual_seed(first)
@@ -82,7 +82,7 @@ class Sentences:
 
 
 def loss(outputs: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
-    """Return the cross entropy of known tokens, and the error of the sentence's number."""
+    """Return the cross entropy of known tokens plus the squared error of the mood."""
     each = F.cross_entropy(
         outputs["logits"].flatten(0, 1), batch["next"].flatten(), reduction="none"
     )
@@ -109,7 +109,7 @@ def single() -> Recipe:
 
 
 class Counting(Quiet):
-    """Progress that counts the tests."""
+    """Progress that also counts the tests within epochs."""
 
     score = "loss"
     tests = 0

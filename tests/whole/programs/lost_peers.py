@@ -1,8 +1,8 @@
-"""Two ranks of which the second loses the first.
+"""Two ranks; rank 0 exits and rank 1 loses its peer.
 
-python lost_peers.py            the launcher, which passes SIGINT on, and leaves at SIGUSR1: rank 0
-                                ends by the signal that both get, and rank 1, slower, finds it lost
-python lost_peers.py RANK PORT  a rank: 0, which keeps the store of both, ends without a word
+python lost_peers.py            the launcher, which forwards SIGINT and exits at SIGUSR1. The signal
+                                ends rank 0; rank 1 ignores it and finds its peer lost
+python lost_peers.py RANK PORT  one rank; rank 0 hosts the store and exits without an error
 """
 
 import os
@@ -27,7 +27,7 @@ def lose(group: Group) -> None:
             os._exit(0)
         print("ready", flush=True)
         signal.pause()
-    distributed.all_reduce(torch.zeros(1))  # for which the other is lost
+    distributed.all_reduce(torch.zeros(1))  # fails, because rank 0 is lost
 
 
 if len(sys.argv) == 1:

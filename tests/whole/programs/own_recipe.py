@@ -1,12 +1,12 @@
-"""A program that trains a recipe of closures over data in its memory, after it has used torch.
+"""Train a recipe of closures over data in memory, in a program that has used PyTorch before.
 
-Arguments: what it shall do, one of the functions below. Each prints JSON objects, one a line.
+The argument is the name of a function below. Each function prints JSON objects, one per line.
 """
 
 import os
 import signal
 
-os.environ.pop("OMP_NUM_THREADS", None)  # as a person has it; libraries read it when loaded
+os.environ.pop("OMP_NUM_THREADS", None)  # users rarely set it; libraries read it when loaded
 
 import gc
 import json
@@ -28,7 +28,7 @@ SEED, RATE = 3, 1e-3
 
 torch.set_num_threads(2)
 weights = torch.randn(500, 500, requires_grad=True)
-(weights @ weights).sin().sum().backward()  # on two threads, which a fork does not have
+(weights @ weights).sin().sum().backward()  # starts threads that a fork would lack
 
 rows = torch.randn(NUM_SAMPLES, WIDTH, generator=torch.Generator().manual_seed(1))
 labels = (rows[:, :9].sum(1) > 0).float()
@@ -53,7 +53,7 @@ class Model(nn.Module):
 
 
 def tell_that_it_computes() -> None:
-    """Write this process's number where a test waits for it."""
+    """Write this process's id to the FIFO that a test reads."""
     fifo = folder / "computing"
     if fifo.exists():
         with fifo.open("a") as waiting:
@@ -91,7 +91,7 @@ pairs = paceline.Recipe(
 
 
 def alone() -> dict[str, Tensor]:
-    """The parameters after an epoch of one process that takes whole batches, in plain torch."""
+    """Train an epoch with plain PyTorch in one process; return the parameters."""
     torch.manual_seed(SEED)
     trained = Model()
     optimizer = torch.optim.SGD(trained.parameters(), RATE, momentum=0.5)
@@ -111,7 +111,7 @@ def trained(recipe: paceline.Recipe = recipe, **settings: Any) -> paceline.Run:
 
 
 def say(found: Any) -> None:
-    os.write(1, f"{json.dumps(found)}\n".encode())  # ranks share one pipe
+    os.write(1, f"{json.dumps(found)}\n".encode())  # one write, because ranks share the pipe
 
 
 def tell(run: paceline.Run) -> None:
@@ -138,7 +138,7 @@ def all_strategies() -> None:
 
 
 def led() -> None:
-    """Strategies of which this process is a part; each twice. Its random numbers are its own."""
+    """Train twice with each strategy that this process leads; check its random state."""
     numbers = torch.get_rng_state()
     kinds: dict[str, dict[str, Any]] = {
         "hogbatch": {"workers": "cpu:1,cpu:1", "keep_all": True},
@@ -155,7 +155,7 @@ def led() -> None:
 
 
 def as_a_rank() -> None:
-    gc.disable()  # so that what a run keeps in a cycle of references shows
+    gc.disable()  # shows objects that a run leaves in reference cycles
     for strategy in ("host", "allreduce"):
         tell(trained(strategy=strategy))
     try:
@@ -165,8 +165,8 @@ def as_a_rank() -> None:
         say({"refused": error.field, "left": [name for name in threads if "gloo" in name]})
 
 
-def goes_on() -> None:
-    """Train three epochs at once, and the last two of them after the first."""
+def resumes() -> None:
+    """Compare three epochs of one run with one epoch and two more after resuming."""
     whole = trained(epochs=3)
     half = trained(epochs=1, checkpoint_every="4")
     rest = paceline.train(recipe, resume=half.folder, epochs=3)
@@ -176,7 +176,7 @@ def goes_on() -> None:
 
 
 def restarts() -> None:
-    """A worker dies once, before there is a checkpoint."""
+    """Kill a worker once, before the first checkpoint."""
     has_died = folder / "has-died"
 
     def deadly(outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
@@ -199,9 +199,7 @@ def long_hogbatch() -> None:
     trained(endless, strategy="hogbatch", workers="cpu:1,cpu:1", epochs=1_000_000)
 
 
-def verbs() -> None:
-    ranking = paceline.plan(recipe, "two-core-epyc", batch_size=BATCH, workers=2)
-    say({"parameters": WIDTH * HIDDEN + 2 * HIDDEN + 1, "wire": ranking[0].wire_nbytes})
+def rehearsals() -> None:
     for how in ({"device": "p100"}, {"slowdown": (1.0, 2.0)}):
         run = paceline.rehearse(recipe, batch_size=BATCH, steps=3, profile_s=0.1, **how)
         say({"origin": run.result.origin, "faults": run.result.faults})

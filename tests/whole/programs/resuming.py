@@ -1,13 +1,13 @@
-"""Runs of strategy hogbatch that pause, are saved, and go on in other worker processes.
+"""Run strategy hogbatch with pauses; new worker processes resume from the saved state.
 
     python resuming.py RECIPE WORKERS,.../WORKERS,.../... PAUSES [SETTING=VALUE ...] -- ...
 
-A run begins with the first workers and pauses after the first number of samples; the next ones go
-on with what was saved, until the last ones train to the end. A pause of `e2` is after two epochs,
-one of `+7` only saves, after each seven samples, and the same workers go on. Each run prints a
-line, with its error if it has one. Workers import this file for its recipes. A setting `kill`,
-`stop`, `nan` or `die` makes a file of that name, by which a worker is hit, once: see counted.py;
-`die` hits the one that saves its optimizer.
+A run starts with the first workers and pauses after the first number of samples. The next workers
+resume from the saved state, and the last ones train to the end. A pause of `e2` is after two
+epochs; `+7` only saves after each seven samples, without a pause. Each run prints one line, with
+its error if it fails. Workers import the recipes from this file. A setting `kill`, `stop`, `nan` or
+`die` makes a file of that name, which triggers a fault in one worker: see counted.py. `die` kills a
+worker that saves its optimizer.
 """
 
 import copy
@@ -36,7 +36,7 @@ HITS = ("kill", "stop", "nan", "die")
 
 
 class Rows(Dataset):
-    """Samples that are made when they are read."""
+    """Samples that are computed when they are read."""
 
     def __init__(self, seed: int, num_samples: int) -> None:
         self.seed, self.num_samples = seed, num_samples
@@ -51,7 +51,7 @@ class Rows(Dataset):
 
 
 class Centred(nn.Module):
-    """Subtracts a running mean, which is a buffer; a batch may have one sample."""
+    """Subtracts a running mean; unlike BatchNorm, it accepts a batch of one sample."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Centred(nn.Module):
 
 
 class Net(nn.Module):
-    """Has buffers that training changes, and draws random numbers."""
+    """Has a buffer that training changes, and dropout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ def loss(outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
 
 
 def own_data() -> Any:
-    """Each worker has a data set of its own."""
+    """Return a recipe whose data set each worker reads in its own process."""
     from paceline.training.recipes.recipe import Recipe
 
     data = {"train": Rows(0, NUM_SAMPLES), "test": Rows(1000, 32)}
@@ -89,7 +89,7 @@ def own_data() -> Any:
 
 
 def of_shared_data(model: Any, **more: Any) -> Any:
-    """The samples are tensors in shared memory."""
+    """Return a recipe with samples in shared memory."""
     from paceline.training.data.dataset import TensorSamples
     from paceline.training.recipes.classification import class_loss
     from paceline.training.recipes.recipe import Recipe
@@ -106,7 +106,7 @@ def shared_data() -> Any:
 
 
 def stopping() -> Any:
-    """The learning rate is zero from the second epoch on."""
+    """Return a recipe with a learning rate of zero from the second epoch."""
     return of_shared_data(lambda: nn.Linear(6, 2), schedule=stops)
 
 
@@ -116,7 +116,7 @@ def stops(optimizer: Optimizer, num_steps: int) -> LambdaLR:
 
 
 class Count(Optimizer):
-    """Adds one to the rows that have a gradient, and touches no other."""
+    """Adds one to the rows that have a gradient."""
 
     def __init__(self, parameters: Any, lr: float) -> None:
         super().__init__(parameters, {"lr": lr})
@@ -131,11 +131,11 @@ class Count(Optimizer):
 
 
 class Paused(Exception):
-    """The run was saved, and ends here."""
+    """Raised to end a run after it was saved."""
 
 
 class Saver:
-    """Saves the run after some samples: once, and ends it there, or again and again."""
+    """Saves the run after `when` samples and ends it, or saves it every `+N` samples."""
 
     def __init__(self, runner: Any, when: str) -> None:
         self.runner, self.every = runner, int(when) if when.startswith("+") else None
@@ -156,7 +156,7 @@ class Saver:
         from paceline.checkpoints import json_values
 
         tensors, values = self.runner.state()
-        # As a checkpoint has it: copies, and text.
+        # Copy tensors and write values as text, as in a checkpoint.
         text = json_values.dumps("values", values)
         self.saved = {name: one.clone() for name, one in tensors.items()}, text
         self.num_saved += 1
@@ -174,7 +174,7 @@ def session(recipe: str, workers: str, changes: dict[str, Any], progress: Silent
 
 
 def ran(recipe: str, workers: str, when: str, changes: dict[str, Any], saved: Any) -> Any:
-    """Train until the pause, or to the end; return what was saved, or what came of it."""
+    """Train to the pause, or to the end; return the saved state, or the outcome."""
     from paceline.checkpoints import json_values
     from paceline.strategies.hogbatch.run import start
 
@@ -196,7 +196,7 @@ def ran(recipe: str, workers: str, when: str, changes: dict[str, Any], saved: An
             assert saver is not None
             return saver.saved
         finally:
-            runner.coordinator.between = None  # which refers to the runner
+            runner.coordinator.between = None  # break the reference to the runner
         outcome = runner.outcome()
         model = {name: one.clone() for name, one in runner._model.state_dict().items()}
         return found(runner, outcome, model, progress) | {
@@ -205,7 +205,7 @@ def ran(recipe: str, workers: str, when: str, changes: dict[str, Any], saved: An
 
 
 def found(runner: Any, outcome: Any, model: dict[str, Tensor], progress: Silent) -> dict[str, Any]:
-    """Return what a run has come to; `covered`: how often each place of each epoch was used."""
+    """Summarise a run; `covered`: the distinct numbers of uses of a sample in an epoch."""
     log = list(runner.coordinator.history.log)
     covered = [[0] * size for size in runner._sizes]
     for batch in log:
@@ -248,7 +248,7 @@ def main() -> None:
         for path in (path for name in HITS for path in Path().glob(f"{name}*")):
             path.unlink()
         del state
-        gc.collect()  # coordinator and runner refer to each other
+        gc.collect()  # the coordinator and the runner refer to each other
         last["left"] = num_memories() - before
         print(json.dumps([words, last]), flush=True)
 

@@ -1,9 +1,9 @@
-"""Runs of strategy wheel on the digits, and the same training in one piece.
+"""Train a float64 network on the digits with strategy wheel, and with plain SGD.
 
-    python turning.py alone EPOCHS HEAD  one worker, one lane, beside plain SGD
+    python turning.py alone EPOCHS HEAD  one worker with one lane, and plain SGD
     python turning.py many WORKERS LANES [CONFIG]
 
-Worker processes import this file for its network, whose parameters are float64.
+Worker processes import the network from this file.
 """
 
 import json
@@ -19,7 +19,7 @@ BATCH, SEED, RATE, MOMENTUM = 48, 5, 0.05, 0.5
 
 
 class Small(nn.Module):
-    """A convolution and two matrices, in float64, and a state in the body without gradients."""
+    """A convolution, BatchNorm and two linear layers, in float64."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Small(nn.Module):
 
 
 class Quiet:
-    """Progress that nobody looks at, but the samples that were counted."""
+    """Progress that counts samples, checks its arguments, and prints nothing."""
 
     samples = 0
     score = "accuracy"
@@ -73,7 +73,7 @@ def small(epochs: int, **config):
 
 
 class Normed(Small):
-    """The same, with a state in the head, too."""
+    """The same network with BatchNorm in the head, too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Normed(Small):
 
 
 def in_one_piece(epochs: int, make=Small) -> tuple[dict[str, Tensor], list[float]]:
-    """What plain SGD makes of the model, and the mean losses of the epochs."""
+    """Train with plain SGD; return the state and the mean loss of each epoch."""
     from paceline.training.data import ShardedBatches, load
 
     torch.manual_seed(SEED)
@@ -108,7 +108,7 @@ def in_one_piece(epochs: int, make=Small) -> tuple[dict[str, Tensor], list[float
 
 
 def trained(session) -> tuple[dict, dict[str, Tensor]]:
-    """Return what came of a session, and the parameters and buffers of its model."""
+    """Train a session; return its outcome, and the parameters and buffers of its model."""
     from safetensors.torch import load_file
 
     path = Path("model.safetensors")
