@@ -38,7 +38,6 @@ LINES = [
     ("--batch-size", "64k", "train", "lenet5", "--batch-size", "64k"),
     ("--timeout", "5m", "train", "lenet5", "--timeout", "5m"),
     ("--workers", "1", "train", "lenet5", "--workers", "0"),
-    ("--batch-size", "1", "train", "lenet5", "--batch-size", "-5"),
     ("--steps", "epochs", "train", "lenet5", "--steps", "5", "--epochs", "5"),
     ("--machine", "", *SMALL, "1000000"),
     ("--seconds", "", "probe", "--seconds", "5m"),

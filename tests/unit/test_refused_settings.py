@@ -194,7 +194,6 @@ RANKING = {"plans": [], "refused": []} | dict.fromkeys(
 )
 # The field, and the words of the command.
 LINES = [
-    ("none.toml", "plan", "lenet5", "--machine", "none.toml"),
     ("none.toml", "rehearse", "lenet5", "--device", "none.toml:a"),
     ("none.toml", "train", "--config", "none.toml"),
     ("bad.toml", "plan", "lenet5", "--machine", "bad.toml"),
@@ -202,7 +201,6 @@ LINES = [
     ("measured", "plan", "lenet5", "--measured", "350/s"),
     ("precision", "plan", "lenet5", "--precision", "float16"),
     ("torch.nn:ReLU", "plan", "torch.nn:ReLU", "--machine", MACHINE),
-    ("workers", *LENET5, "--workers", 3),
     ("explain", *LENET5, "--explain", "--sweep", "bandwidth=1M:2M"),
     ("profile", *MEASURED, "--profile", "two"),
     ("input_shape", "plan", "lenet5", "--input-shape", "1x32x32"),
@@ -225,7 +223,6 @@ LINES = [
     ("optimizer", *TRAIN_HOGBATCH, "--optimizer", "lbfgs"),
     ("optimizer_options", *TRAIN, "--optimizer", "adamw", "--optimizer-option", "ep=1"),
     ("momentum", *TRAIN_HOGBATCH, "--optimizer", "adam", "--momentum", 0.9),
-    ("schedule", "train", "gpt", "--schedule", "cosin"),
     ("head", *TRAIN_WHEEL, "--strategy-option", "head=none"),
     ("head", *PACED_WHEEL, "--strategy-option", "head=none"),
     ("staleness", *TRAIN_WHEEL, "--strategy-option", "staleness=0"),
@@ -238,14 +235,12 @@ LINES = [
     # Devices and addresses.
     ("device", "rehearse", "lenet5", "--device", f"{MACHINE}:gpu"),
     ("device", *WORKER, "--device", "tpu"),
-    ("listen", *HUB),
     ("listen", *HUB, "--listen", "tcp://10.9.9.9:5555"),
     ("listen", *PACED_WHEEL, "--listen", "tcp://0.0.0.0:5555"),
     ("none/hub.key", *HUB, "--listen", "tcp://127.0.0.1:5555", "--keys", "none"),
     ("none/worker.key", *WORKER, "--keys", "none"),
     ("connect", "worker"),
     ("connect", "worker", "--connect", "tcp://10.9.9.9:5555"),
-    ("model", "plan", "lenet6", "--machine", MACHINE),
     ("model", "hub"),
     ("model", "hub", "--config", "empty.toml"),
     ("strategy", "plan", "lenet5", "--strategy", "host,tree"),

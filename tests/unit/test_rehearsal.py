@@ -348,14 +348,17 @@ def test_a_built_in_model_is_stretched_on_random_samples_of_its_kind(name, shape
     assert 0 < float(setup.learning.forward(setup.model, share).detach()) < 20
 
 
-def test_a_model_whose_outputs_are_no_classes_needs_a_recipe(tmp_path, monkeypatch) -> None:
-    (tmp_path / "flat_outputs.py").write_text(
-        "from torch import nn\n\n"
-        "def make():\n    return nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))\n"
-    )
-    monkeypatch.chdir(tmp_path)
+FLAT = """
+from torch import nn
+
+make = lambda: nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))
+"""
+
+
+def test_a_model_whose_outputs_are_no_classes_needs_a_recipe(own_modules) -> None:
+    own_modules(own_flat=FLAT)
     with refused("model"):
-        rehearsal(model="flat_outputs:make", slowdown=2, input_shape=(3,))
+        rehearsal(model="own_flat:make", slowdown=2, input_shape=(3,))
 
 
 def profile(**values: object) -> ProfileSettings:
