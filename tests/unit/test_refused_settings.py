@@ -1,4 +1,4 @@
-"""What is refused: values of settings, and lines of words, by the field that the error names."""
+"""Refused settings and command lines, by the field that the error names."""
 
 import json
 from functools import partial
@@ -23,7 +23,7 @@ from profiles import profile_result, write_profile
 from refusals import refused
 
 INF, NAN = float("inf"), float("nan")
-# How settings are validated, and values that suffice.
+# The validation of each kind of settings, and its required values.
 KINDS = {
     "train": (validated_settings, {"model": "lenet5"}),
     "rehearse": (validated_rehearsal, {"model": "lenet5", "device": "p100"}),
@@ -90,7 +90,7 @@ WHEEL, HOGBATCH = {"strategy": "wheel"}, {"strategy": "hogbatch"}
 HOST, AUTO, SUBBATCH = {"strategy": "host"}, {"strategy": "auto"}, {"strategy": "subbatch"}
 SEARCH = HOST | {"options": {"chunk": "search"}}
 TWICE = {"codec": "half", "options": {"codec": "dynamic8"}}
-# Values that do not go together, or not with a strategy.
+# Incompatible values, and values that a strategy does not support.
 TOGETHER = [
     ("train", {"epochs": 5, "steps": 5}, "steps"),
     ("train", {"steps": 5, "warmup_steps": 5}, "warmup_steps"),
@@ -138,12 +138,12 @@ TOGETHER = [
 
 
 @pytest.mark.parametrize(("kind", "fields", "field"), TOGETHER)
-def test_values_that_do_not_go_together_are_refused(kind, fields, field):
+def test_incompatible_values_are_refused(kind, fields, field):
     with refused(field):
         validate(kind, fields)
 
 
-# The last values that are within the bounds.
+# Extreme values within the bounds.
 ACCEPTED = {
     "train": {"batch_size": 2, "epochs": 1, "learning_rate": 1e-9, "momentum": 0}
     | {
@@ -176,11 +176,11 @@ ACCEPTED = {
         ("rehearse", {"device": None, "slowdown": "1,4"}),
     ],
 )
-def test_values_within_the_bounds_are_taken(kind, fields):
+def test_values_within_the_bounds_are_accepted(kind, fields):
     assert validate(kind, fields)
 
 
-# What a command refuses beyond its settings, before it starts anything.
+# Command lines that are refused before anything is started.
 LENET5 = ("plan", "lenet5", "--machine", MACHINE)
 TRAIN, PACED = ("train", "lenet5"), ("rehearse", "lenet5", "--device", "k40-gigabit/gpu0")
 TRAIN_WHEEL, PACED_WHEEL = (*TRAIN, "--strategy", "wheel"), (*PACED, "--strategy", "wheel")
@@ -192,7 +192,7 @@ RUN_FIELDS = {"kind": "plan", "model": "net", "machine": "a", "batch_size": 1, "
 RANKING = {"plans": [], "refused": []} | dict.fromkeys(
     ("workers_worth", "alone_samples_per_s", "advice")
 )
-# The field, and the words of the command.
+# The field that the error names, and the command line.
 LINES = [
     ("none.toml", "rehearse", "lenet5", "--device", "none.toml:a"),
     ("none.toml", "train", "--config", "none.toml"),
@@ -279,7 +279,7 @@ LINES = [
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory) -> Path:
-    """Files and folders that commands are asked to use."""
+    """Write the files and folders of the command lines."""
     folder = tmp_path_factory.mktemp("files")
     for name, text in {
         "file": "",
@@ -307,7 +307,7 @@ def files(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize(("field", "arguments"), [(field, row) for field, *row in LINES])
-def test_what_a_command_cannot_do_is_refused(line, files, monkeypatch, arguments, field):
+def test_a_command_line_is_refused_before_a_run_begins(line, files, monkeypatch, arguments, field):
     monkeypatch.chdir(files)
     assert line(*arguments).refused == field
     assert not list(files.glob("runs/*"))
