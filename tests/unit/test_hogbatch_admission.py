@@ -50,7 +50,8 @@ def test_at_the_end_of_an_epoch_the_others_wait_for_a_slow_one(
 ) -> None:
     """The last batch of the slow worker ends the epoch.
 
-    By time t, in batches of the fast worker, it has begun t + 1 and the slow one t // ratio + 1.
+    After the time of t batches of the fast worker, that worker has begun t + 1 batches and the
+    slow one t // ratio + 1.
     """
     workers = [trial(0, 1.0), trial(1, ratio)]
     (verdict,) = admit(epochs("hogbatch", num_batches), workers)

@@ -38,9 +38,9 @@ def scheduler(*sizes: int, **config: Any) -> tuple[BatchScheduler, Tensor]:
 @pytest.mark.parametrize(
     ("own_done", "others_done", "expected"),
     [
-        (-1, -1, [2, REPORTED + 2]),  # the other ends one batch while the own one runs
-        (-1, 1, [2, REPORTED + 4 + 2]),  # that batch is its third
-        (4, 1, [2, REPORTED + 4]),  # the own batch is done: the next one begins now
+        (-1, -1, [2, REPORTED + 2]),  # meanwhile the other worker ends its first batch
+        (-1, 1, [2, REPORTED + 4 + 2]),  # meanwhile it ends its third batch
+        (4, 1, [2, REPORTED + 4]),  # the asking worker's next batch begins now
         (4, 3, [2, REPORTED + 8]),
     ],
 )

@@ -168,7 +168,7 @@ def test_a_thread_trains_any_recipe_as_torch_does(recipe: Recipe, how: str):
     _, plainly, norms = alone(recipe)
     bound = sum(norms) / len(norms) if how == "clipped" else torch.inf
     expected, losses, now = alone(recipe, bound, bfloat16=how == "bfloat16")
-    assert how != "clipped" or min(now) < bound < max(now)  # else nothing is shown
+    assert how != "clipped" or min(now) < bound < max(now)  # else the test shows nothing
     assert how != "bfloat16" or recipe is not RECIPES["mappings"] or losses != plainly
     clip_norm = bound if how == "clipped" else None
     learning = Learning(recipe.loss, bfloat16=how == "bfloat16", clip_norm=clip_norm)

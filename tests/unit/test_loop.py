@@ -64,7 +64,7 @@ def test_unequal_shares_give_the_gradient_of_the_whole_batch(num_samples, batch_
         mine = next(iter(batches))
         indices += mine
         sizes.add(len(mine))
-    assert world_size == 1 or len(sizes) > 1  # otherwise nothing is shown
+    assert world_size == 1 or len(sizes) > 1  # otherwise the test shows nothing
     weight, bias = (sum(parts) / world_size for parts in zip(*steps, strict=True))
     inputs, targets = data.__getitems__(indices)
     loss = nn.functional.cross_entropy(start(inputs), targets)

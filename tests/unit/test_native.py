@@ -143,7 +143,7 @@ def test_a_child_is_killed_when_its_parent_is_killed():
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         assert int(parent.stdout.readline()) != parent.pid
         parent.send_signal(signal.SIGKILL)  # which no process can handle
-        assert parent.stdout.read() == ""  # its end: the child, which holds it too, is gone
+        assert parent.stdout.read() == ""  # end of file: the child, which holds it too, is gone
 
 
 def test_a_child_whose_parent_is_gone_already_dies_at_once():

@@ -34,7 +34,7 @@ def workload(batch_size: int = 8) -> Workload:
 
 UPDATE_S = 4 * 750_000 / FLOPS_PER_S
 COMPUTE_S = 1 + 2 + 3 + 5 + UPDATE_S
-# Two buckets; two ranks send all their bytes over one link, in two messages after each other.
+# Two buckets; two ranks send all their bytes over one link, in two successive messages.
 TWO_S, ONE_S = 2 * 2 + 2 * LATENCY_S, 2 * 1 + 2 * LATENCY_S
 
 
