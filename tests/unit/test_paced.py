@@ -131,7 +131,7 @@ def test_scores_fit_the_usual_loss():
         assert not model(torch.zeros(3, 1)).requires_grad
 
 
-def test_a_copy_shares_nothing_with_its_original():
+def test_a_copy_has_its_own_gradients():
     model = instant(workload_of("root"))
     twin = copy.deepcopy(model)
     twin(torch.zeros(2, 1)).sum().backward()
