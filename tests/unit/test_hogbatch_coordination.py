@@ -14,13 +14,13 @@ from paceline.strategies.hogbatch.messages import ExecuteWork
 from paceline.strategies.hogbatch.policy import SpeedTrial
 from paceline.strategies.hogbatch.scheduler import BatchScheduler, WorkerProgress
 
-ASKING, OTHER = 3, 5  # the numbers of workers, of which some may be lost, are not their places
+ASKING, OTHER = 3, 5  # worker numbers; no list indices, since workers may be lost
 SIZE, SECONDS = 8, 1.0  # of each batch
-REPORTED = 10.0  # updates of the other worker
+REPORTED = 10.0  # updates that the other worker has reported
 
 
 def worker(number: int, *batches: int) -> WorkerProgress:
-    """A worker of two threads with these assigned batches, of a second and two updates each."""
+    """Create a worker of two threads with batches of 1 s and two updates."""
     spec = WorkerSpec("cpu", 2)
     made = WorkerProgress(number, spec, trial=SpeedTrial(number, spec, {SIZE: SECONDS}))
     made.latest = SIZE, SECONDS
@@ -30,7 +30,7 @@ def worker(number: int, *batches: int) -> WorkerProgress:
 
 
 def scheduler(*sizes: int, **config: Any) -> tuple[BatchScheduler, Tensor]:
-    """A scheduler of epochs of these sizes, and its workers' committed batches."""
+    """Create a scheduler for epochs of these sizes, and the tensor of committed batches."""
     committed = torch.full((MOST_WORKERS,), -1)
     return BatchScheduler(Hogbatch(workers=2, **config), SIZE, sizes, committed), committed
 
@@ -38,13 +38,13 @@ def scheduler(*sizes: int, **config: Any) -> tuple[BatchScheduler, Tensor]:
 @pytest.mark.parametrize(
     ("own_done", "others_done", "expected"),
     [
-        (-1, -1, [2, REPORTED + 2]),  # one of the other's is done when the own batch is
-        (-1, 1, [2, REPORTED + 4 + 2]),  # and that is the third
-        (4, 1, [2, REPORTED + 4]),  # the next one begins at once
+        (-1, -1, [2, REPORTED + 2]),  # meanwhile the other worker ends its first batch
+        (-1, 1, [2, REPORTED + 4 + 2]),  # meanwhile it ends its third batch
+        (4, 1, [2, REPORTED + 4]),  # the asking worker's next batch begins now
         (4, 3, [2, REPORTED + 8]),
     ],
 )
-def test_what_a_worker_has_committed_counts_although_nobody_was_told(
+def test_committed_updates_count_before_they_are_reported(
     own_done: int, others_done: int, expected
 ) -> None:
     asking, other = worker(ASKING, 4), worker(OTHER, 0, 1, 2, 3)
@@ -58,15 +58,20 @@ def test_what_a_worker_has_committed_counts_although_nobody_was_told(
 @pytest.mark.parametrize(
     ("kind", "depth", "events"),
     [
-        # A batch on cores begins with the end of the one before, also if it was given early;
-        # the last one comes after a pause.
+        # A CPU worker begins a batch when the previous one ends, even if it was assigned earlier.
+        # The last batch is assigned after a pause.
         ("cpu", 1, ["3", "3", (5, 2), (9, 4), "20", (21, 1)]),
-        # One of a GPU reads the model when the last but one has ended: the fourth with the first.
+        # A GPU reads the model when the batch before the previous one ends: for the third batch
+        # at the end of the first.
         ("gpu", 3, ["0"] * 3 + [(5, 5), "6", (7, 7), (9, 9 - 5), (10, 10 - 7), "30", (30, 0)]),
     ],
 )
 def test_a_batch_misses_what_others_add_after_it_has_begun(kind, depth, events):
-    """Events: "updates of others" when assigned; (updates of others, missed) when done."""
+    """Count the updates of other workers between the begin and the end of a batch.
+
+    Events: a string when a batch is assigned, a pair (updates, missed) when one is done; `updates`
+    are those of other workers so far.
+    """
     worker = WorkerProgress(0, WorkerSpec(kind), depth)
     for event in events:
         if isinstance(event, str):
@@ -76,7 +81,7 @@ def test_a_batch_misses_what_others_add_after_it_has_begun(kind, depth, events):
             assert worker.counts.staleness == event[1], event
 
 
-# The next worker, and its event: it completes its oldest batch, or dies before or after its update.
+# A worker and its event: it completes its oldest batch, or dies before or after its update.
 STEPS = st.lists(
     st.tuples(st.integers(0, 3), st.sampled_from(["done", "done", "done", "dies", "dies late"])),
     min_size=1,

@@ -1,7 +1,7 @@
-"""A worker's replica on a GPU, on the simulated device: torch's training on the host is the oracle.
+"""A replica on the simulated GPU, compared with torch's training on the host.
 
-Updates of other workers are added while no copy of the shared model is running, so that results are
-deterministic.
+Other workers add their updates while no copy of the shared model is in progress, so that results
+are deterministic.
 """
 
 import threading
@@ -39,8 +39,8 @@ from simulated_gpu.lent import simulated_gpus
 DEPTHS = (1, 2, 3)
 slow = pytest.mark.slow
 each_depth = pytest.mark.parametrize("depth", DEPTHS)
-SIZES = (10, 7, 10, 3, 12, 2, 9, 9, 5, 12, 4, 10)  # of batches: also larger and smaller than before
-OTHERS = 0.25  # what another worker adds to all of the model: exact in any float
+SIZES = (10, 7, 10, 3, 12, 2, 9, 9, 5, 12, 4, 10)  # of batches, increasing and decreasing
+OTHERS = 0.25  # added to every value by another worker; exact in any float type
 
 
 def double_net() -> nn.Module:
@@ -58,7 +58,7 @@ def rate(number: int) -> float:
 
 @contextmanager
 def unharmed() -> Iterator[SimulatedDevice]:
-    """A simulated device, on which nothing has failed."""
+    """Yield a simulated device without delays; raise what failed on it."""
     with simulated_gpus() as (found,):
         found.delays = lambda stream, what: 0.0
         yield found
@@ -71,7 +71,7 @@ def device() -> Iterator[SimulatedDevice]:
 
 
 class Case(NamedTuple):
-    """A replica, and the memory of the model that it shares."""
+    """A replica and the memory of its shared model."""
 
     replica: GpuReplica
     memory: SharedTensors
@@ -79,7 +79,7 @@ class Case(NamedTuple):
     def train(
         self, rows: Sequence[Tensor], *, others: bool = False, traced: bool = False
     ) -> list[BatchResult]:
-        """Train on batches; after each of them another worker adds to the model, if asked."""
+        """Train on batches; with `others`, another worker updates the model after each batch."""
         done: list[BatchResult] = []
         for result in self._results(rows, traced):
             done.append(result)
@@ -88,7 +88,7 @@ class Case(NamedTuple):
         return done
 
     def next(self, rows: Tensor, number: int) -> None:
-        """Begin a batch, and end the batches that must end first."""
+        """Begin a batch after ending the batches that must end first."""
         list(self.replica.take(rows, rate(number), number))
 
     def _results(self, rows: Sequence[Tensor], traced: bool) -> Iterator[BatchResult]:
@@ -122,9 +122,9 @@ def sharing(
 
 
 class Naive:
-    """The reference on the host, without streams: a model per batch, updates by subtraction.
+    """Reference on the host without streams: an update is the difference of two copies.
 
-    `places`: the number of batches that have begun and are not in the shared model.
+    `places`: the number of batches in progress, whose updates are not yet in the shared model.
     """
 
     def __init__(
@@ -207,7 +207,7 @@ def test_alone_it_trains_as_torch_does(device, depth, name, momentum):
 
 
 @pytest.mark.parametrize("depth", [3, *(pytest.param(one, marks=slow) for one in (1, 2))])
-def test_with_others_it_does_what_a_naive_version_does(device, depth):
+def test_with_other_workers_it_trains_as_a_naive_version_does(device, depth):
     make, data = optimizer_of("SGD", 0.05, 0.9), samples(torch.float64)
     naive = Naive(double_net, make, data)
     naive.train(batches(), max(1, depth - 1), others=True)
@@ -218,7 +218,7 @@ def test_with_others_it_does_what_a_naive_version_does(device, depth):
 
 
 class Count:
-    """Adds one to all parameters, whatever their gradients."""
+    """An optimizer that adds 1 to all parameters and ignores gradients."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.param_groups = [{"params": list(parameters), "lr": 1.0}]
@@ -234,9 +234,9 @@ class Count:
 
 
 class Seen(nn.Module):
-    """Keeps what its weight was in each batch, in an order that is that of the computing.
+    """Records its weight in each batch, in the order in which the device computes.
 
-    It counts batches in both of its integers, and has a mask that every replica draws anew.
+    Its integer buffer counts batches. Its mask differs between replicas.
     """
 
     def __init__(self, number: int) -> None:
@@ -261,8 +261,8 @@ class Seen(nn.Module):
         for late in ("h2d", "d2h", "kernel", "")
     ],
 )
-def test_updates_are_neither_lost_nor_doubled_nor_missed_by_the_worker_itself(device, depth, late):
-    """Each batch adds 1, and others add after each, so every update can be counted."""
+def test_updates_are_neither_lost_nor_doubled_nor_missed_by_their_own_worker(device, depth, late):
+    """Each batch adds 1, then others add OTHERS, so every update can be counted."""
     num_batches = 8
     device.delays = delayed({late: [2.5e-3]})
     built: list[Seen] = []
@@ -284,7 +284,7 @@ def test_updates_are_neither_lost_nor_doubled_nor_missed_by_the_worker_itself(de
 
 
 def delayed(seconds: dict[str, Sequence[float]]) -> Callable[[SimulatedStream, str], float]:
-    """Return delays of kernels ("kernel") and copies ("h2d", "d2h"), which come again and again."""
+    """Return a function that repeats the delays of kernels ("kernel") and copies ("h2d", "d2h")."""
     turns = {what: cycle(some) for what, some in seconds.items()}
 
     def delay(stream: SimulatedStream, what: str) -> float:
@@ -296,7 +296,7 @@ def delayed(seconds: dict[str, Sequence[float]]) -> Callable[[SimulatedStream, s
 
 @cache
 def bits_after(depth: int, **delays: tuple[float, ...]) -> list[bytes]:
-    """Return the bytes of the shared model after some batches, and of their losses."""
+    """Train on seven batches; return the bytes of the shared model and of the losses."""
     with unharmed() as device, sharing(device, depth=depth) as case:
         device.delays = delayed(delays)
         done = case.train(batches(7), others=True)
@@ -310,18 +310,18 @@ DELAYS = st.lists(st.sampled_from([0.0, 1e-4, 2e-3]), min_size=1, max_size=5).ma
 @slow
 @settings(max_examples=25)  # each takes a second
 @given(kernel=DELAYS, h2d=DELAYS, d2h=DELAYS, depth=st.sampled_from(DEPTHS))
-def test_the_result_is_the_same_bits_whatever_takes_long(kernel, h2d, d2h, depth):
+def test_delays_do_not_change_a_bit(kernel, h2d, d2h, depth):
     assert bits_after(depth, kernel=kernel, h2d=h2d, d2h=d2h) == bits_after(depth)
 
 
 @slow
 @pytest.mark.parametrize("name", ["sgd", "SGD", "adam"])
 @each_depth
-def test_a_batch_whose_loss_is_not_finite_changes_nothing_and_spoils_none(device, name, depth):
+def test_a_batch_with_a_nan_loss_changes_no_parameter_and_no_other_batch(device, name, depth):
     momentum = 0.9 if name == "SGD" else 0.0
     make, data = optimizer_of(name, 0.05, momentum), samples(torch.float64)
     inputs = data[0].clone()
-    inputs[batches()[4][0]] = torch.nan  # a sample of the fifth batch, and of some others
+    inputs[batches()[4][0]] = torch.nan  # a sample of the fifth batch and some others
     is_lost = [bool(inputs[rows].isnan().any()) for rows in batches()]
     assert 1 < sum(is_lost) < len(is_lost) - 2
     bad = inputs, data[1]
@@ -335,8 +335,8 @@ def test_a_batch_whose_loss_is_not_finite_changes_nothing_and_spoils_none(device
 
 
 @slow
-def test_it_leaves_the_shared_model_alone_bit_by_bit(device):
-    """Not even zeros are added, which others could lose an update by, and which end a minus."""
+def test_batches_with_nan_losses_leave_the_shared_model_bitwise_unchanged(device):
+    """Not even zeros are added: they could overwrite another worker's update and change -0.0."""
     inputs, targets = samples()
     with sharing(device, data=(inputs * torch.nan, targets)) as case:
         case.memory.tensors["3.bias"].fill_(-0.0)
@@ -355,7 +355,7 @@ def test_sparse_gradients_are_cleared_too():
 
 
 @slow
-def test_nothing_makes_the_host_wait_for_a_copy_in_training_or_trials(device):
+def test_the_host_waits_for_no_copy_in_training_or_trials(device):
     with sharing(device) as case:
         before = device.num_blocking_copies
         case.train(batches())
@@ -367,7 +367,7 @@ def test_nothing_makes_the_host_wait_for_a_copy_in_training_or_trials(device):
 
 
 class Gated(nn.Module):
-    """A layer whose forward passes do not end before the gate is opened."""
+    """A layer whose forward pass ends on the device only after the gate is opened."""
 
     def __init__(self, gate: threading.Event, device: SimulatedDevice) -> None:
         super().__init__()
@@ -387,10 +387,10 @@ def gate() -> Iterator[threading.Event]:
 
 
 @slow
-def test_copies_and_sums_run_beside_the_computing(device, gate):
-    """While a batch is computed, its neighbours' copies come in, and updates go out and are added.
+def test_copies_and_sums_overlap_with_computation(device, gate):
+    """Copy neighbouring batches and add an update while a batch is computed.
 
-    If any of that waited for the batch, it would wait for ever: the simulated device says so.
+    If one of these waited for the batch, it would never end; the simulated device reports that.
     """
     gate.set()
     with sharing(device, lambda: Gated(gate, device)) as case:
@@ -410,11 +410,11 @@ def test_copies_and_sums_run_beside_the_computing(device, gate):
         case.train([])
         spans = {span.name: span for span in replica.spans}
         ended_s = spans["s1/forward[layer]@worker0"].end_s
-        for beside in ("s0/reduce[update]", "s2/h2d[batch]", "s2/h2d[model]"):
-            assert spans[f"{beside}@worker0"].end_s <= ended_s, beside
+        for name in ("s0/reduce[update]", "s2/h2d[batch]", "s2/h2d[model]"):
+            assert spans[f"{name}@worker0"].end_s <= ended_s, name
 
 
-def test_a_batch_is_computed_while_the_update_before_it_is_on_its_way(device, gate):
+def test_a_batch_is_computed_while_the_previous_update_is_copied(device, gate):
     with sharing(device) as case:
         replica, rows = case.replica, batches(3)
         case.next(rows[0], 0)
@@ -451,7 +451,7 @@ def test_traced_batches_conform_to_their_plan_and_have_their_times_in_order(devi
 
 
 class Scripted:
-    """A replica whose batches begin and end at given times: two are in work at once."""
+    """A replica with two batches in progress, which begin and end at given times."""
 
     def __init__(self, times: Sequence[tuple[int, int]]) -> None:
         self._times, self.num_begun = iter(times), 0
@@ -474,13 +474,13 @@ class Scripted:
 @pytest.mark.parametrize(
     ("times", "median_ns"),
     [
-        # Two batches warm up; each of the others takes 4, 5 or 9 though it is in work for 12.
+        # Two batches warm up; the others end 4 to 9 ns apart, although each is in progress for 12.
         ([(end - 12, end) for end in (100, 200, 204, 209, 218, 222, 230)], 5),
-        # After a pause a batch takes as long as it is in work.
+        # After a pause a batch takes the time from its own begin to its end.
         ([(0, 10), (10, 20), (100, 107), (200, 208), (300, 309), (0, 0), (0, 0)], 8),
     ],
 )
-def test_a_trial_tells_the_time_from_one_batchs_end_to_the_next(times, median_ns: int):
+def test_a_trial_measures_the_time_between_the_ends_of_batches(times, median_ns: int):
     scripted = Scripted(times)
     assert median_seconds(scripted, 40, 10, 0.0) == pytest.approx(1e-9 * median_ns)
     assert scripted.num_begun == 0

@@ -1,4 +1,4 @@
-"""Training of any recipe by CPU workers, compared with plain torch."""
+"""Training of any recipe by replicas on CPUs and a GPU, compared with plain torch."""
 
 import threading
 import time
@@ -48,27 +48,27 @@ class Samples(Dataset):
 
 
 def text(index: int) -> dict[str, Tensor]:
-    """Tokens, with a mask."""
+    """Create a sample of tokens with a mask."""
     source = torch.Generator().manual_seed(index)
     ids = torch.randint(TOKENS, (6,), generator=source)
     return {"ids": ids, "mask": (torch.rand(6, generator=source) > 0.2).float()}
 
 
 def pair(index: int) -> Any:
-    """Two inputs of which one is a number, and a target that is a number, too."""
+    """Create a sample: a vector and a class number as inputs, a scalar target."""
     source = torch.Generator().manual_seed(index)
     values = torch.randn(4, generator=source, dtype=torch.float64)
     return (values, torch.tensor(index % 3)), values.sum()
 
 
 def words(index: int) -> tuple[Tensor, int]:
-    """Sequences of different lengths, padded by the recipe's own collate."""
+    """Create a sequence; lengths differ, and the recipe's `collate` pads them."""
     source = torch.Generator().manual_seed(index)
     return torch.randint(1, TOKENS, (1 + index % 7,), generator=source), index % 2
 
 
 class TextNet(nn.Module):
-    """Its weights are tied."""
+    """A language model with tied weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ def alone(
     rates: Sequence[float] = (1.0,) * len(ROWS),
     bfloat16: bool = False,
 ) -> tuple[dict[str, Tensor], list[float], list[float]]:
-    """Train in plain torch; return the tensors, the losses and the gradients' norms."""
+    """Train in plain torch; return the tensors, the losses and the gradient norms."""
     model = recipe.model().train()
     optimizer = make(list(model.parameters()))
     losses, norms = [], []
@@ -164,11 +164,11 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 @each_recipe
 @pytest.mark.parametrize("how", ["float32", "bfloat16", "clipped"])
 def test_a_thread_trains_any_recipe_as_torch_does(recipe: Recipe, how: str):
-    """Each batch is clipped by itself."""
+    """Gradients are clipped for each batch separately."""
     _, plainly, norms = alone(recipe)
     bound = sum(norms) / len(norms) if how == "clipped" else torch.inf
     expected, losses, now = alone(recipe, bound, bfloat16=how == "bfloat16")
-    assert how != "clipped" or min(now) < bound < max(now)  # else this would show nothing
+    assert how != "clipped" or min(now) < bound < max(now)  # else the test shows nothing
     assert how != "bfloat16" or recipe is not RECIPES["mappings"] or losses != plainly
     clip_norm = bound if how == "clipped" else None
     learning = Learning(recipe.loss, bfloat16=how == "bfloat16", clip_norm=clip_norm)
@@ -191,23 +191,23 @@ def test_a_thread_trains_with_any_optimizer_and_rate(name: str, momentum: float,
         assert_same(shared, expected)
 
 
-def test_threads_clip_what_each_of_them_has_computed():
-    """One with a steep gradient and one with none: together they would be within the bound."""
+def test_each_thread_clips_its_own_gradient():
+    """Clipping the gradient of the whole batch would move the weight twice as far."""
     data = TensorSamples(torch.tensor([[100.0], [0.0]]), torch.tensor([[0.0], [0.0]]))
     build = seeded(lambda: nn.Linear(1, 1, bias=False))
     recipe, start = Recipe(model=build, train=data, loss=mse_loss, name="steep"), build().weight
     learning, make = Learning(recipe.loss, clip_norm=0.5), optimizer_of("sgd", 1.0, 0.0)
     with on_threads(recipe, make, threads=2, learning=learning) as (replica, shared):
         replica.train(torch.tensor([0, 1]), 1.0, None)
-        # Half of the batch's rate: each has one of two samples; the other thread changes nothing.
+        # Each thread has one of two samples and half the learning rate; one gradient is zero.
         moved = abs(shared["weight"].item() - start.item())
     assert moved == pytest.approx(0.5 * 0.5, rel=1e-4)
 
 
-def test_threads_make_an_update_each_in_proportion_to_their_samples():
-    """On a model without curvature updates add up, in whatever order they come."""
+def test_each_thread_makes_an_update_in_proportion_to_its_samples():
+    """With a tiny learning rate updates add up, independently of their order."""
     build = seeded(lambda: nn.Linear(6, 4, bias=False))
-    tiny = 1e-4  # of which the second order is beyond float32
+    tiny = 1e-4  # second-order effects are below the precision of float32
     recipe, rows = classifying(build, samples()), torch.arange(11)  # 4, 4 and 3
     with on_threads(recipe, optimizer_of("sgd", tiny, 0.0), threads=3) as (replica, shared):
         assert replica.train(rows, 1.0, None).updates == 3
@@ -220,7 +220,7 @@ def test_threads_make_an_update_each_in_proportion_to_their_samples():
         torch.testing.assert_close(change, -tiny * expected.weight.grad, rtol=0.05, atol=1e-8)
 
 
-def test_a_loss_that_is_no_number_leaves_the_parameters_alone():
+def test_a_nan_loss_leaves_the_parameters_unchanged():
     recipe = classifying(net, (samples()[0] * torch.nan, samples()[1]))
     with on_threads(recipe, PLAIN) as (replica, shared):
         before = {name: shared[name].clone() for name, _ in net().named_parameters()}
@@ -272,7 +272,7 @@ def test_a_gpu_alone_trains_any_recipe_as_torch_does(device, recipe: Recipe, dep
 
 
 def mine(**changes: Any) -> Recipe:
-    """A valid recipe except for these fields."""
+    """Create a valid recipe with these fields replaced."""
     right: dict[str, Any] = {
         "model": lambda: nn.Linear(3, 2),
         "train": TensorSamples(torch.randn(NUM_SAMPLES, 3), torch.arange(NUM_SAMPLES) % 2),
@@ -287,7 +287,7 @@ def test_a_data_set_is_read_by_one_thread_at_a_time():
 
     def alone(index: int) -> tuple[Tensor, int]:
         assert reading.acquire(blocking=False)
-        time.sleep(1e-3)  # in which others would read, too
+        time.sleep(1e-3)  # long enough for another thread to read at the same time
         reading.release()
         return torch.full((3,), float(index)), index % 2
 

@@ -29,7 +29,7 @@ def runner(
     num_samples: int = NUM_SAMPLES,
     **changes: Any,
 ) -> Iterator[HogbatchRunner]:
-    """A runner whose workers are not started."""
+    """Yield a runner without started workers."""
     model = model or nn.Linear(6, 3)
     data = torch.zeros(num_samples, 6), torch.zeros(num_samples, dtype=torch.int64)
     settings = TrainSettings(
@@ -54,8 +54,8 @@ EPOCH = {"number": 0, "train_loss": 1.0, "test_loss": None, "score": None, "seco
         ({"epochs": 2}, 2),
     ],
 )
-def test_another_run_is_refused_and_nothing_is_changed(other, num_epochs):
-    with runner() as one:  # the state of a run that has not begun, as a checkpoint has it
+def test_the_state_of_another_run_is_refused_and_changes_nothing(other, num_epochs):
+    with runner() as one:  # the state of a run before its first batch
         tensors, values = one.state()
         tensors = {name: tensor.clone() for name, tensor in tensors.items()}
     values = json.loads(json.dumps(values))

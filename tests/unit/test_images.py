@@ -32,7 +32,7 @@ def encoded(file_format: str, pixels: np.ndarray = NOISE) -> bytes:
 
 
 def make(root: Path, classes: dict[str, int]) -> Path:
-    """A folder for each class with so many images; the n-th is grey n."""
+    """Write a folder of images for each class; the n-th image has grey level n."""
     for name, count in classes.items():
         for i in range(count):
             save(root / name / f"{i:02}.png", (i, i, i))
@@ -88,7 +88,7 @@ def test_every_format_is_read(tmp_path: Path, suffix: str) -> None:
 
 TWO = {"a": 2, "b": 2}
 BOTH = {"train/a": 1, "train/b": 1, "test/a": 1, "test/b": 1}
-REFUSED = {  # classes, other files, and the field: "data" or a path in the folder
+REFUSED = {  # images per class, other files, and the field: "data" or a path in the folder
     "no folder": (None, {}, "data"),
     "train alone": ({"train/a": 2, "train/b": 2}, {}, "data"),
     "test alone": ({"test/a": 2, "test/b": 2}, {}, "data"),
@@ -142,7 +142,7 @@ def test_a_file_that_is_cut_or_gone_is_refused_when_it_is_read(tmp_path: Path, s
         one_image(path)
 
 
-def test_values_from_minus_one_to_one_in_channel_height_width_order(tmp_path: Path) -> None:
+def test_values_are_from_minus_one_to_one_in_order_channel_height_width(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (4, 6, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "x.png")
     expected = pixels.astype(np.float32).transpose(2, 0, 1) / 255 * 2 - 1
@@ -174,7 +174,7 @@ def test_every_mode_of_pixels_is_read(tmp_path: Path, mode: str, colour, channel
     assert torch.equal(got, torch.ones(channels, 4, 6))
 
 
-def test_batches_are_those_of_single_images_and_of_worker_processes(tmp_path: Path) -> None:
+def test_batches_equal_single_images_and_those_of_worker_processes(tmp_path: Path) -> None:
     samples = loaded(make(tmp_path, {"a": 6, "b": 6})).train
     assert isinstance(samples, ImageSamples)
     inputs, targets = samples.__getitems__([7, 2])
@@ -191,5 +191,5 @@ def test_batches_are_those_of_single_images_and_of_worker_processes(tmp_path: Pa
             assert all(map(torch.equal, one, other))
     samples.paths[0].write_bytes(b"overwritten")
     batches = ShardedBatches(len(samples), 4, 0, 1, seed=0)
-    with refused(samples.paths[0]):  # by the error of the worker process
+    with refused(samples.paths[0]):  # as the worker process reports it
         list(loader(samples, batches, num_workers=1))

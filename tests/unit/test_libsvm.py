@@ -44,7 +44,7 @@ def test_values_and_classes(tmp_path: Path) -> None:
     assert (inputs.dtype, targets.dtype) == (torch.float32, torch.int64)
 
 
-def test_a_test_file_beside_it_is_used(tmp_path: Path) -> None:
+def test_a_test_file_in_the_same_folder_is_used(tmp_path: Path) -> None:
     written(tmp_path / "x.t", "+1 4:1\n")
     data = loaded(tmp_path / "x", GOOD)
     assert (len(data.train), len(data.test), data.sample_shape) == (4, 1, (4,))
@@ -53,7 +53,7 @@ def test_a_test_file_beside_it_is_used(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("train", "test"), [("0 0:1\n1 1:2\n", "1 1:3\n"), (GOOD, "1 0:1\n")])
-def test_an_index_of_zero_makes_both_files_count_from_zero(tmp_path, train, test):
+def test_an_index_of_zero_in_one_file_makes_both_count_from_zero(tmp_path, train, test):
     written(tmp_path / "x.t", test)
     data = loaded(tmp_path / "x", train)
     column = int(test.split()[1].split(":")[0])
@@ -94,7 +94,7 @@ def test_lines_are_parsed_as_a_naive_reader_would(tmp_path: Path, samples) -> No
         assert [classes[target] for target in targets] == [label for label, _ in samples]
 
 
-# A bad line, and what of it the error shows.
+# A bad line, and the part of it that the error shows.
 BAD_LINES = [
     *(("+1 1:0.5 2", "'2'"), ("+1 1:0.5 x:2", "'x:2'"), ("+1 1:0.5 2:x", "'2:x'")),
     *(("1:0.5 2:1", "'1:0.5'"), ("1,2 1:1", "'1,2'"), ("0.37 1:1", "'0.37'"), ("nan 1:1", "'nan'")),
@@ -123,12 +123,12 @@ def test_a_bad_line_is_named_by_its_number(tmp_path: Path, line, shown, suffix) 
     [
         ("x", "", None, "x"),
         ("x", "# nothing\n\n", None, "x"),
-        ("x", "1\n2\n", None, "x"),  # labels alone
+        ("x", "1\n2\n", None, "x"),  # only labels
         ("x", "1 1:1\n1 1:2\n", None, "x"),  # one class
         ("x", "1 1:1\n2 1:2\n", None, "data"),  # no class of two samples
         ("x", "1 2000000000:1\n2 1:1\n" * 500, None, "x"),  # far larger as dense values
         ("x", GOOD, "", "x.t"),
-        ("x", GOOD, "5 1:1\n", "x.t"),  # a class that is not trained
+        ("x", GOOD, "5 1:1\n", "x.t"),  # a class without training samples
         ("x", GOOD, "1 9:1\n", "x"),  # more features than the sample shape
         ("x.gz", "", None, "x.gz"),
         ("x.bz2", b"BZh9", None, "x.bz2"),
@@ -141,7 +141,7 @@ def test_a_file_without_usable_samples_is_refused(tmp_path: Path, name, train, t
         loaded(tmp_path / name, train, None if test is None else (4,))
 
 
-def test_bzip2_files_are_read_as_they_are(tmp_path: Path) -> None:
+def test_bzip2_files_are_read_without_unpacking(tmp_path: Path) -> None:
     written(tmp_path / "x.t.bz2", bz2.compress(b"+1 4:1\n"))
     data = loaded(tmp_path / "x.bz2", bz2.compress(GOOD.encode()))
     assert (data.name, len(data.train), data.sample_shape) == ("x", 4, (4,))

@@ -27,7 +27,7 @@ def trained(num_steps: list[int], options: list[dict[str, Any]]) -> Tensor:
 @pytest.mark.parametrize(
     ("num_steps", "sync_every"), [([12, 12], [4, 4]), ([12, 6], [4, 2]), ([10, 10], [4, 4])]
 )
-def test_workers_take_the_outer_step_of_a_naive_version(
+def test_outer_steps_are_those_of_a_naive_version(
     pair: Any, num_steps: list[int], sync_every: list[int]
 ) -> None:
     options = [{"sync_every": every, **STEP} for every in sync_every]
@@ -56,9 +56,8 @@ def test_encoded_replicas_are_bit_equal_and_near_the_exact_mean(pair: Any, codec
     assert torch.equal(first, second)
     exact = pair(trained, [16, 16], [option | {"codec": None}] * 2)[0]
     error = float((first - exact).norm() / (exact - vector(net())).norm())
-    assert (
-        0 < error < (0.8 if "threshold" in codec else 0.2)
-    )  # which sends 0.03 of each, or nothing
+    bound = 0.8 if "threshold" in codec else 0.2  # a threshold codec sends 0.03 or nothing
+    assert 0 < error < bound
 
 
 def sent_bytes(codec: str | None) -> int:
@@ -129,7 +128,7 @@ def resumed(num_steps: int, at: int, option: dict[str, Any], folder: str) -> Ten
 
 @pytest.mark.parametrize("at", [3, 4, 6, 8])
 @pytest.mark.parametrize("codec", [None, "e3m0+feedback"])
-def test_a_saved_state_goes_on_bit_for_bit_also_while_a_fragment_travels(
+def test_a_saved_state_resumes_bit_for_bit_even_while_a_fragment_travels(
     pair: Any, tmp_path: Any, at: int, codec: str | None
 ) -> None:
     option = {"sync_every": 6, "fragments": 2, "delay": 2, "codec": codec, **STEP}
@@ -161,7 +160,7 @@ def beginning_differently() -> tuple[Tensor, Tensor]:
     return begun, vector(model)
 
 
-def test_parameters_that_differ_become_the_first_workers(pair: Any) -> None:
+def test_all_workers_begin_with_the_parameters_of_the_first(pair: Any) -> None:
     assert all(
         torch.equal(one, vector(net(0))) for found in pair(beginning_differently) for one in found
     )
@@ -211,7 +210,7 @@ def with_other_bits() -> Tensor:
     return vector(model)
 
 
-def test_a_worker_whose_outer_model_has_other_bits_takes_the_first_ones(pair: Any) -> None:
+def test_a_worker_with_another_outer_model_adopts_that_of_the_first(pair: Any) -> None:
     first, second = pair(with_other_bits)
     assert torch.equal(first, second)
     option = {"sync_every": 4}
@@ -276,7 +275,7 @@ def with_a_group_more(model: nn.Module, optimizer: torch.optim.Optimizer) -> Non
 
 
 @pytest.mark.parametrize("misuse", [twice, never, with_a_group_more])
-def test_a_misused_optimizer_is_said(misuse: Any) -> None:
+def test_a_misused_optimizer_is_refused(misuse: Any) -> None:
     model = net()
     optimizer = adamw(model)
     with refused("optimizer"), paceline.LocalUpdates(model, optimizer):
@@ -294,7 +293,7 @@ def test_a_step_that_one_of_two_optimizers_skips_counts() -> None:
         assert updates.num_steps == 3
 
 
-def test_gradients_that_are_added_up_are_no_second_step() -> None:
+def test_accumulated_gradients_are_no_second_step() -> None:
     model = net()
     optimizer = adamw(model)
     with paceline.LocalUpdates(model, optimizer, 2) as updates:
@@ -312,7 +311,7 @@ class OfABase(torch.optim.SGD):
         super().step()
 
 
-def test_a_step_of_a_subclass_that_calls_its_bases_is_one() -> None:
+def test_a_step_that_calls_its_base_class_counts_once() -> None:
     model = net()
     torch.optim.SGD(model.parameters(), 0.1)  # from now on the base's steps have hooks, too
     optimizer = OfABase(model.parameters(), 0.1)
@@ -331,7 +330,7 @@ class Raising(OfABase):
             raise MemoryError
 
 
-def test_steps_count_on_after_one_that_has_raised() -> None:
+def test_steps_are_counted_after_one_that_raised() -> None:
     model = net()
     optimizer = Raising(model.parameters(), 0.1)
     with paceline.LocalUpdates(model, optimizer, 2) as updates:
@@ -344,7 +343,7 @@ def test_steps_count_on_after_one_that_has_raised() -> None:
         assert updates.num_steps == 2
 
 
-def test_alone_it_trains_as_without() -> None:
+def test_a_single_process_trains_as_without_local_updates() -> None:
     model, expected = net(), net()
     optimizer, other = adamw(model), adamw(expected)
     with paceline.LocalUpdates(model, optimizer, 2):

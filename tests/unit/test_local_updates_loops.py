@@ -22,7 +22,7 @@ from rounds import adamw, inner_step, loss_of, net, trainable, vector
 
 NUM_STEPS, SYNC_EVERY = 9, 4
 Step = Callable[[int], None]
-# A model, its optimizers, and a function that takes the inner step of a number.
+# A model, its optimizers, and a function that runs the inner step with a given number.
 Loop = tuple[nn.Module, list[Optimizer], Step]
 
 
@@ -35,7 +35,7 @@ def stepping(
     worker: int,
     take: Callable[[Optimizer], Any] = lambda optimizer: optimizer.step,
 ) -> Loop:
-    """Return the usual training step, with the optimizer step that `take` creates."""
+    """Return a plain training loop whose optimizer step is the function that `take` returns."""
     optimizer = adamw(model)
     own = take(optimizer)
 
@@ -82,7 +82,7 @@ def with_adapters(worker: int, wrap: bool) -> Loop:
 
 
 def scaled(worker: int, wrap: bool, fused: bool = False) -> Loop:
-    """Worker 1 skips a step with infinite gradients, as a fused optimizer does itself."""
+    """Skip step 5 of worker 1, with infinite gradients; fused optimizers skip it themselves."""
     model = wrapped(net(), wrap)
     optimizer = torch.optim.AdamW(model.parameters(), 0.01, fused=fused)
     scaler = torch.amp.GradScaler("cpu")
@@ -148,7 +148,7 @@ SLOW = ("compiled_steps",)
 
 
 def naive(make: Callable[[int], Loop]) -> Tensor:
-    """Average two workers' parameters after SYNC_EVERY steps of all, or their end."""
+    """Average two workers, weighted by their steps, every SYNC_EVERY steps and at the end."""
     loops = [make(worker) for worker in (0, 1)]
     group = vector(loops[0][0])
     workers = [taken_steps(*loop) for loop in loops]
@@ -221,7 +221,7 @@ def with_buffers(num_steps: list[int]) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("num_steps", [[8, 2], [8, 0]])
-def test_a_worker_that_takes_fewer_steps_within_ddp_is_not_waited_for_in_each(
+def test_steps_within_ddp_do_not_wait_for_a_worker_with_fewer_steps(
     pair: Any, num_steps: list[int]
 ) -> None:
     first, second = pair(with_buffers, num_steps)
@@ -286,7 +286,7 @@ def test_shards_are_encoded_by_themselves(four_ranks: Any) -> None:
 
 
 class OfGpus(FullyShardedDataParallel):
-    """Keeps the process group, as on GPUs."""
+    """An FSDP module with a process group but without shards, which need GPUs."""
 
     def __init__(self, module: nn.Module) -> None:
         nn.Module.__init__(self)
@@ -339,7 +339,7 @@ def resumed(path: str, num_steps: int, options: list[dict[str, Any]]) -> tuple[T
 
 
 @pytest.mark.parametrize("ends", [False, True])
-def test_more_workers_go_on_from_the_first_ones_state(
+def test_more_workers_continue_from_the_state_of_the_first(
     pair: Any, triple: Any, tmp_path: Any, ends: bool
 ) -> None:
     option = {"sync_every": 6, "fragments": 2, "codec": "onebit"}
@@ -349,7 +349,7 @@ def test_more_workers_go_on_from_the_first_ones_state(
     assert not torch.equal(found[0][0], vector(net()))
 
 
-def test_a_state_that_is_saved_after_the_end_is_its_workers(pair: Any, tmp_path: Any) -> None:
+def test_a_state_that_is_saved_after_the_end_names_its_own_worker(pair: Any, tmp_path: Any) -> None:
     pair(saved, str(tmp_path), 8, [{"sync_every": 4}] * 2, True)
     states = [torch.load(tmp_path / str(rank), weights_only=True) for rank in (0, 1)]
     assert [one["updates"]["own"]["worker"][0] for one in states] == [0, 1]

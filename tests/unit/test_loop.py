@@ -64,7 +64,7 @@ def test_unequal_shares_give_the_gradient_of_the_whole_batch(num_samples, batch_
         mine = next(iter(batches))
         indices += mine
         sizes.add(len(mine))
-    assert world_size == 1 or len(sizes) > 1  # otherwise this would show nothing
+    assert world_size == 1 or len(sizes) > 1  # otherwise the test shows nothing
     weight, bias = (sum(parts) / world_size for parts in zip(*steps, strict=True))
     inputs, targets = data.__getitems__(indices)
     loss = nn.functional.cross_entropy(start(inputs), targets)
@@ -99,7 +99,7 @@ def test_every_sample_is_tested_exactly_once(num_samples: int, world_size: int):
 
 @dataclass
 class Watching:
-    """Progress that keeps the epochs, and counts steps."""
+    """Progress that records epochs and calls a function after each step."""
 
     reports: list[Epoch]
     each_step: Callable[[], None]
@@ -172,11 +172,11 @@ def run(
 @pytest.mark.parametrize(
     ("num_steps", "epochs", "first", "last", "num_measured", "recorded"),
     [
-        # Of an only epoch half is traced, but two steps at least, so that one step is measured too.
+        # The second half of a single epoch is traced, at least two steps, but not all.
         (5, 1, 3, 5, 1, [True]),
         (12, 1, 7, 12, 5, [True]),
-        # Of several, twenty steps of the second are traced, after two that warm up at the least.
-        # All others but its own are measured, from the end of the second step of each.
+        # Of several epochs the second is traced: its last 20 steps, but not its first two.
+        # The other epochs are measured, except their first two steps.
         (5, 2, 5 + 2, 5 + 5, 3, [True]),
         (23, 2, 23 + 3, 23 + 23, 21, [True]),
         (30, 3, 30 + 10, 30 + 30, 28 + 28, [True, False]),
@@ -193,22 +193,22 @@ def test_the_traced_steps_lie_in_one_epoch_and_are_not_measured(
         training.append(model.training)
 
     ran = run(num_steps, epochs, Ticking(mark_s=1), each_step=watch)
-    assert all(training)  # although each epoch tests
+    assert all(training)  # also after the test of an epoch
     assert [epoch.number for epoch in ran.reports] == list(range(epochs))
     assert [i for i, traced in enumerate(tracing) if traced] == list(range(first, last))
     assert len(tracing) == num_steps * epochs
-    # An untraced step leaves one mark, a traced one ten: none of those is among the measured ones.
+    # An untraced step sets one mark, a traced one ten: no traced step is measured.
     assert ran.outcome.step_seconds == (1,) * num_measured
     assert ran.recorded == recorded
     updates = [span for span in ran.outcome.spans if span.kind is Kind.STEP]
     assert [span.name for span in updates] == [f"s{i}/step@worker0" for i in range(last - first)]
     ends = [span.end_s for span in updates]
     gaps = {later - earlier for earlier, later in pairwise(ends)}
-    assert len(gaps) == 1  # no test of an epoch lies between two of them
+    assert len(gaps) == 1  # no test of an epoch is between two traced steps
 
 
 def test_the_losses_and_the_accuracy_are_means_over_the_samples():
-    # Nothing is learned, so that every batch meets the same weights.
+    # The learning rate is negligible, so every batch has the same weights.
     outcome = run(6, 2, sgd=SGD(1e-30, 0.0)).outcome
     torch.manual_seed(0)
     model, train_set, test_set = nn.Linear(4, 3), samples(24), samples(10)
@@ -236,7 +236,7 @@ class LastStepDiverges(SGD):
 
 
 @pytest.mark.parametrize("sgd", [SGD(1e38, 0.9), SGD(3e38, 0.9), LastStepDiverges()])
-def test_losses_that_are_no_numbers_refuse_the_learning_rate(sgd):
+def test_losses_that_are_not_finite_refuse_the_learning_rate(sgd):
     with refused("learning_rate"):
         run(6, 1, sgd=sgd)
 
@@ -253,7 +253,7 @@ def naive_loss(scores: list[float], labels: list[bool]) -> float:
 
 
 @given(st.lists(st.tuples(SCORES, LABELS), min_size=1, max_size=6))
-def test_several_labels_as_a_naive_reader_of_the_formula(rows) -> None:
+def test_several_labels_have_the_loss_of_the_naive_formula(rows) -> None:
     outputs = torch.tensor([scores for scores, _ in rows], dtype=torch.float64)
     targets = torch.tensor([labels for _, labels in rows])
     losses = [naive_loss(scores, labels) for scores, labels in rows]
@@ -262,7 +262,7 @@ def test_several_labels_as_a_naive_reader_of_the_formula(rows) -> None:
     assert float(precision_at_1(outputs, targets)) == pytest.approx(sum(right) / len(rows))
 
 
-def test_a_sample_without_labels_moves_nothing() -> None:
+def test_a_sample_without_labels_has_no_gradient() -> None:
     outputs = torch.randn(2, 3, requires_grad=True)
     targets = torch.tensor([[False, False, False], [True, True, False]])
     label_loss(outputs, targets).backward()
@@ -301,14 +301,14 @@ def test_gradient_is_the_softmax_less_one_at_the_target() -> None:
     torch.testing.assert_close(logits.grad.double(), exact / 11, rtol=1e-5, atol=1e-8)
 
 
-def test_equal_chances_cost_the_logarithm_of_their_number() -> None:
+def test_equal_logits_have_the_logarithm_of_their_number_as_loss() -> None:
     logits, targets = torch.zeros(2, 3, 256), torch.zeros(2, 3, dtype=torch.int64)
     assert next_token_loss(logits, targets).item() == pytest.approx(log(256), rel=1e-6)
     assert bits_per_byte(logits, targets).item() == pytest.approx(8, rel=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (2, 3)])
-def test_without_any_target_the_loss_is_zero_and_moves_nothing(shape: tuple[int, ...]) -> None:
+def test_without_any_target_loss_and_gradients_are_zero(shape: tuple[int, ...]) -> None:
     """A worker without samples must add zero gradients to the others'."""
     logits = torch.randn(*shape, 7, requires_grad=True)
     loss = next_token_loss(logits, torch.full(shape, -100))
@@ -333,7 +333,7 @@ CLASSES, SEVERAL = torch.tensor([0, 2]), torch.tensor([[True, False, True]] * 2)
     ("targets", "outputs", "score"),
     [(CLASSES, 3, "accuracy"), (CLASSES, 5, "accuracy"), (SEVERAL, 3, "precision@1")],
 )
-def test_enough_outputs_are_taken_and_the_targets_say_how_they_are_scored(targets, outputs, score):
+def test_enough_outputs_are_accepted_and_targets_decide_the_score(targets, outputs, score):
     recipe = of(nn.Linear(4, outputs), targets)
     built(recipe, 0)
     assert recipe.score_name == score
@@ -345,9 +345,9 @@ def test_enough_outputs_are_taken_and_the_targets_say_how_they_are_scored(target
         (CLASSES, nn.Linear(4, 2)),
         (SEVERAL, nn.Linear(4, 2)),
         (SEVERAL, nn.Linear(4, 4)),
-        (CLASSES, nn.Sequential(nn.Linear(4, 4), nn.Flatten(0))),  # no table of scores
+        (CLASSES, nn.Sequential(nn.Linear(4, 4), nn.Flatten(0))),  # no matrix of scores
     ],
 )
-def test_too_few_outputs_or_for_labels_too_many_are_refused(targets, model) -> None:
+def test_too_few_outputs_and_too_many_for_labels_are_refused(targets, model) -> None:
     with refused("model net"):
         built(of(model, targets), 0)

@@ -1,4 +1,4 @@
-"""Wrong command lines as people type them: one line names the wrong word and the nearest one."""
+"""Mistyped command lines: one line names the wrong word and the nearest right one."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from refusals import refused_field
 HOST = ("train", "lenet5", "--strategy", "host")
 PLAN = ("plan", "lenet5", "--machine")
 SMALL = ("plan", "vgg16", "--machine", "k40-gigabit", "--batch-size")
-# What the line names, the nearest right word, and the words of the command.
+# The word that the error names, the word that it suggests, and the command line.
 LINES = [
     ("trian", "train", "trian", "lenet5"),
     ("--batchsize", "--batch-size", "train", "lenet5", "--batchsize", "64"),
@@ -24,7 +24,7 @@ LINES = [
     ("--schedule", "cosine", "train", "lenet5", "--schedule", "cosin"),
     ("--machine", "k40-gigabit", *PLAN, "k40-gigabt"),
     ("--kind", "'measured'", "scale", "lenet5", "--kind", "measurd"),
-    # Files of another kind, and modules.
+    # Files of a wrong kind, and modules that cannot be imported.
     ("none.toml", "", *PLAN, "none.toml"),
     ("empty.toml", "", *PLAN, "empty.toml"),
     ("image.toml", "", *PLAN, "image.toml"),
@@ -38,7 +38,6 @@ LINES = [
     ("--batch-size", "64k", "train", "lenet5", "--batch-size", "64k"),
     ("--timeout", "5m", "train", "lenet5", "--timeout", "5m"),
     ("--workers", "1", "train", "lenet5", "--workers", "0"),
-    ("--batch-size", "1", "train", "lenet5", "--batch-size", "-5"),
     ("--steps", "epochs", "train", "lenet5", "--steps", "5", "--epochs", "5"),
     ("--machine", "", *SMALL, "1000000"),
     ("--seconds", "", "probe", "--seconds", "5m"),
@@ -65,7 +64,7 @@ def files(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize(("named", "nearest", "words"), [(a, b, words) for a, b, *words in LINES])
-def test_a_mistyped_line_is_answered_by_one_line(line, files, monkeypatch, named, nearest, words):
+def test_the_error_of_a_mistyped_line_is_one_line(line, files, monkeypatch, named, nearest, words):
     monkeypatch.chdir(files)
     monkeypatch.syspath_prepend(files)
     line(*words)

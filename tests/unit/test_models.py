@@ -1,4 +1,4 @@
-"""The networks: by name, of published sizes, with their initial weights, and that they train."""
+"""Built-in networks: sizes, initial weights, gradients; and models by a user's factory."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def count(model: nn.Module) -> int:
 @pytest.mark.parametrize(
     ("name", "published"),
     [
-        # LeCun 1998 has 60,000: C3 has 60 connections of maps where this has 96, S2 and S4 train.
+        # LeCun 1998 has 60,000; its C3 connects 60 pairs of maps and not 96, its S2 and S4 train.
         ("lenet5", 60_000 - (12 + 32) + (96 - 60) * 25 + 850),
         ("alexnet", 60_965_224),  # bvlc_alexnet's
         *(("vgg16", 138_357_544), ("googlenet", 6_998_552), ("inception-v3", 23_834_568)),
@@ -124,8 +124,8 @@ def test_a_sigmoid_mlp_is_a_chain_of_sigmoids_that_ends_in_scores() -> None:
     torch.testing.assert_close(model(inputs), expected)
 
 
-def test_signals_reach_the_deepest_layer_of_sigmoids_and_gradients_the_first() -> None:
-    # With the weights of PyTorch itself, both vanish: 1e-6 of the scores differ between samples.
+def test_signals_reach_the_last_layer_of_sigmoids_and_gradients_the_first() -> None:
+    # With PyTorch's own initial weights both vanish: scores differ between samples by 1e-6.
     torch.manual_seed(0)
     model = find("covtype-mlp").build(None)
     for layer in model.modules():
@@ -133,7 +133,7 @@ def test_signals_reach_the_deepest_layer_of_sigmoids_and_gradients_the_first() -
             assert layer.weight.std().item() == pytest.approx(6 / layer.in_features**0.5, rel=0.15)
             assert layer.weight.sum(1).abs().max() < 1e-4
     choices = [nn.functional.one_hot(torch.randint(count, (256,)), count) for count in (4, 40)]
-    inputs = torch.cat([torch.rand(256, 10), *choices], 1)  # as covtype's
+    inputs = torch.cat([torch.rand(256, 10), *choices], 1)  # like features of covtype
     targets = (inputs[:, 0] > 0.5).long()
     scores = model(inputs)
     assert scores.std(0).min() > 0.1
@@ -187,7 +187,7 @@ def folder(own_modules) -> None:
         *(("alexnte", "'alexnet'"), ("AlexNet", "'alexnet'"), ("covtyp-mlp", "'covtype-mlp'")),
         *((name, "lenet5") for name in ("transformer-xxl", "")),
         *((name, "") for name in ("mlp-5", "mlp-5-0-2", "mlp-5-x", "sigmoid-mlp-5")),
-        # Factories' names have a form.
+        # Malformed names of factories.
         *((name, "") for name in (":Tiny", "own_models:", "own_models:Tiny:x", "./own.py:Tiny")),
     ],
 )
@@ -200,10 +200,10 @@ def test_unknown_names(name: str, nearest: str) -> None:
 @pytest.mark.parametrize(
     "name", ["own_models:tiny", "own_models:Family.small", "own_package.nets:Tiny"]
 )
-def test_own_factory_in_the_current_directory(folder, name: str) -> None:
+def test_a_users_factory_in_the_current_directory(folder, name: str) -> None:
     own = find(name)
     assert (own.name, own.input_shape, own.num_classes) == (name, None, None)
-    for num_classes in (None, 10):  # it has its own
+    for num_classes in (None, 10):  # the factory decides
         assert own.build(num_classes)(torch.zeros(2, 4)).shape == (2, 3)
 
 
@@ -220,7 +220,7 @@ def test_own_factory_in_the_current_directory(folder, name: str) -> None:
         ("own_models:Family.large", "'Family.large'"),
         ("own_models:WIDTH", "int"),
         ("own_models:made", "Tiny"),
-        # Found, but they make no model.
+        # Factories that exist but return no trainable model.
         ("own_models:broken", "RuntimeError: first line (at own_models.py:"),
         ("own_models:needs", "TypeError: "),
         ("own_models:leaves", "SystemExit: 3"),

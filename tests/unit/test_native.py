@@ -1,4 +1,4 @@
-"""Native code: kernels that sum gradients, against torch's own arithmetic, and processes."""
+"""Native code: kernels that sum gradients, compared with torch, and the end of children."""
 
 import os
 import re
@@ -27,14 +27,14 @@ def summed(sources: list[Tensor], scale: float, kind: str, streaming: bool = Fal
 
 
 def expected(sources: list[Tensor], scale: float) -> Tensor:
-    """One addition after the other, in float32 at least, and one rounding at the end."""
+    """Add in order, in float32 or float64, and round once at the end."""
     wide = torch.float64 if sources[0].dtype == torch.float64 else torch.float32
     total = reduce(torch.add, [source.to(wide) for source in sources])
     return (total * torch.tensor(scale, dtype=wide)).to(sources[0].dtype)
 
 
 def assert_same_bits(left: Tensor, right: Tensor) -> None:
-    """Any NaN is as good as another; everything else must be the same, the sign of 0 included."""
+    """Compare bits, including the sign of zero; all NaNs are equal."""
     assert torch.equal(left.isnan(), right.isnan())
     as_bits = BITS[left.dtype.itemsize]
     numbers = ~left.isnan()
@@ -113,7 +113,7 @@ def test_unaligned_results_are_right_and_nothing_else_is_written(kind: str, shif
         assert (memory[shift + 300 :] == 9).all()
 
 
-def test_what_cannot_be_summed_is_refused():
+def test_tensors_that_cannot_be_summed_are_refused():
     values = torch.zeros(3)
     for sources in ([], [torch.zeros(4)], [values.double()]):
         with pytest.raises(ValueError):  # noqa: PT011
@@ -142,12 +142,12 @@ def test_a_child_is_killed_when_its_parent_is_killed():
     command = [sys.executable, "-c", PARENT, CHILD]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         assert int(parent.stdout.readline()) != parent.pid
-        parent.send_signal(signal.SIGKILL)  # which no process can answer to
-        assert parent.stdout.read() == ""  # it ends when the child, which has it too, is gone
+        parent.send_signal(signal.SIGKILL)  # which no process can handle
+        assert parent.stdout.read() == ""  # end of file: the child, which holds it too, is gone
 
 
 def test_a_child_whose_parent_is_gone_already_dies_at_once():
-    code = CHILD.replace("{parent}", str(os.getppid()))  # not this process, its parent
+    code = CHILD.replace("{parent}", str(os.getppid()))  # this process is the parent
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, "")
 

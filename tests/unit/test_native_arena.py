@@ -1,4 +1,4 @@
-"""An arena in one process: its checks of indices and sizes, its memory, and its summing thread."""
+"""An arena in one process: checks of indices and sizes, memory, the summing thread."""
 
 import fcntl
 import mmap
@@ -16,8 +16,8 @@ from paceline.links.shared_memory import allocate, choose_leaders
 from paceline.native import Arena, DType, Fault, Goal, Status, arena_nbytes
 
 SLOT_NBYTES, MAX_CHUNKS = 4096, 8
-VALUES = 64  # of a chunk, in float32
-READY_OFFSET = 128  # of the word that counts chunks which all ranks have posted
+VALUES = 64  # float32 values of a chunk
+READY_OFFSET = 128  # of the counter of chunks that all ranks have posted
 
 
 @pytest.fixture
@@ -70,8 +70,8 @@ def test_a_rank_that_is_not_there_is_refused(file: int):
             call()
 
 
-def test_a_chunk_of_another_process_alone_is_left_to_that_process(file: int):
-    """Both are rank 0, so that a chunk which one has posted is ready for the other, too."""
+def test_a_chunk_that_only_another_process_has_is_left_to_that_process(file: int):
+    """Both arenas are rank 0, so a chunk posted by one is ready for the other."""
     few, many = opened(file, num_chunks=1), opened(file, num_chunks=5)
     values = fill(many)
     for arena in (few, many):
@@ -123,12 +123,12 @@ def test_all_ranks_choose_the_same_leaders(reached, leaders):
     assert choose_leaders(reached) == leaders
 
 
-def test_the_memory_is_this_users_alone_has_no_name_and_keeps_its_size():
+def test_the_memory_is_private_has_no_name_and_keeps_its_size():
     fd = allocate(1 << 16)
     try:
         status = os.fstat(fd)
         assert (status.st_mode & 0o777, status.st_nlink, status.st_size) == (0o600, 0, 1 << 16)
-        assert status.st_blocks * 512 >= 1 << 16  # it is there, not only promised
+        assert status.st_blocks * 512 >= 1 << 16  # allocated, not only reserved
         for size in (0, 1 << 17):
             with pytest.raises(PermissionError):
                 os.ftruncate(fd, size)
@@ -140,7 +140,7 @@ def test_the_memory_is_this_users_alone_has_no_name_and_keeps_its_size():
     assert f"{1 << 50:,}" in caught.value.problem
 
 
-def test_a_thread_that_lags_behind_finds_nothing_to_do_in_new_chunks():
+def test_a_late_thread_finds_nothing_to_sum_in_new_chunks():
     small, large = links.Segment(0, 16, torch.float32), links.Segment(0, 1_000_000, torch.float32)
     arena = links.Arena(group_of(), 4_000_000, 1, 0, 5, threads=0)
     arena.set_chunks([[small]])
@@ -150,7 +150,7 @@ def test_a_thread_that_lags_behind_finds_nothing_to_do_in_new_chunks():
     arena.wait_step()
     arena.slot.view(torch.float32).fill_(1.0)
     arena.set_chunks([[large]])
-    # No rank drains a step that is good: what waits for it looks for work all the while.
+    # A step without a fault is never drained: waiting for it only looks for work.
     assert arena._native.wait(Goal.DRAINED, 1, 0) is Status.PENDING
     assert not arena.shared_result(1).any()
     arena.close()

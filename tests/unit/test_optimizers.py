@@ -108,7 +108,7 @@ def test_every_optimizer_of_torch_is_found_in_any_case(name: str):
     kind = known_to_torch()[name]
     made = optimizer_of(name.upper(), 0.01, None)(matrices())
     assert (type(made), made.defaults) == (kind, kind(matrices(), lr=0.01).defaults)
-    # Without a rate and a momentum it has its own.
+    # Without a rate and a momentum it has torch's defaults.
     assert optimizer_of(name, None, None)(matrices()).defaults == kind(matrices()).defaults
 
 
@@ -129,7 +129,7 @@ def test_every_optimizer_of_torch_can_be_used_or_is_refused():
         ("muon", {"ns_coefficients": [3.0, -4.0, 2.0], "ns_steps": 3}),
     ],
 )
-def test_fields_reach_the_optimizer_as_torch_takes_them(name: str, options: dict[str, Any]):
+def test_fields_reach_the_optimizer_in_the_types_of_torch(name: str, options: dict[str, Any]):
     momentum = 0.9 if name == "sgd" else None
     made = optimizer_of(name, 0.02, momentum, options)(matrices())
     own = {"lr": 0.02} | ({"momentum": 0.9} if momentum else {})
@@ -143,8 +143,8 @@ def test_fields_reach_the_optimizer_as_torch_takes_them(name: str, options: dict
     [
         ("adamw", {"weight_decy": 0.1}, ""),
         ("adamw", {"params": []}, ""),
-        ("sgd", {"lr": 0.1}, ".lr"),  # a setting of its own
-        ("sgd", {"momentum": 0.1}, ".momentum"),  # so is this
+        ("sgd", {"lr": 0.1}, ".lr"),  # a separate setting
+        ("sgd", {"momentum": 0.1}, ".momentum"),  # a separate setting, too
         *(("adamw", {"betas": betas}, ".betas") for betas in (0.9, [0.9], [0.9] * 3, [0.9, 1.5])),
         *(("adamw", {"eps": eps}, ".eps") for eps in ("1e-8", -1, float("inf"), float("nan"))),
         ("adamw", {"weight_decay": True}, ".weight_decay"),
@@ -155,12 +155,12 @@ def test_fields_reach_the_optimizer_as_torch_takes_them(name: str, options: dict
         ("adamw", {"fused": True, "foreach": True}, ""),  # neither alone is wrong
     ],
 )
-def test_options_that_an_optimizer_does_not_take_are_refused(name, options, named):
+def test_options_that_an_optimizer_does_not_accept_are_refused(name, options, named):
     with refused(f"optimizer_options{named}"):
         optimizer_of(name, 0.1, 0.0 if name == "sgd" else None, options)
 
 
-def test_a_momentum_is_for_those_that_have_one():
+def test_only_optimizers_with_a_momentum_accept_one():
     with refused("momentum"):
         optimizer_of("adam", 0.1, 0.9)
     assert optimizer_of("adam", 0.1, 0.0)(matrices()).defaults["lr"] == 0.1
@@ -168,7 +168,7 @@ def test_a_momentum_is_for_those_that_have_one():
     assert optimizer_of("muon", 0.1, 0.0)(matrices()).defaults["momentum"] == 0
 
 
-def test_parameters_that_an_optimizer_does_not_take_are_refused_when_it_gets_them():
+def test_parameters_that_an_optimizer_does_not_accept_are_refused():
     make = optimizer_of("muon", 0.1, None)
     with refused("optimizer"):
         make([nn.Parameter(torch.zeros(3))])
@@ -187,7 +187,7 @@ def test_parameters_that_an_optimizer_does_not_take_are_refused_when_it_gets_the
         ("Family.half", None, {}, {"lr": 0.5}),
     ],
 )
-def test_a_factory_of_ones_own_gets_the_fields_that_are_given(own, name, rate, options, defaults):
+def test_a_factory_of_a_user_gets_only_the_given_fields(own, name, rate, options, defaults):
     made = optimizer_of(f"own_optimizers:{name}", rate, None, options)(matrices())
     assert {field: made.defaults[field] for field in defaults} == defaults
 
@@ -217,7 +217,7 @@ NAMES = ("constant", "cosine", "linear")
 
 
 def sgd() -> torch.optim.Optimizer:
-    """An optimizer of two groups, the second with twice the rate."""
+    """Create an optimizer with two groups; the second has twice the rate."""
     groups = [
         {"params": [nn.Parameter(torch.zeros(1))]},
         {"params": [nn.Parameter(torch.zeros(1))], "lr": 2 * RATE},
@@ -226,7 +226,7 @@ def sgd() -> torch.optim.Optimizer:
 
 
 def expected(name: str, step: int, warmup: int, total: int) -> float:
-    """The rate of a step, counted from 0, as the documentation states it."""
+    """Return the documented rate of a step, counted from 0."""
     if step < warmup:
         return RATE * (step + 1) / warmup
     done = (step - warmup) / (total - warmup)
@@ -244,10 +244,10 @@ def test_every_step_has_the_rate_of_the_closed_form(name: str, data: st.DataObje
         first, second = (group["lr"] for group in optimizer.param_groups)
         assert first == pytest.approx(expected(name, step, warmup, total), abs=1e-15)
         assert second == pytest.approx(2 * first)
-        assert first > 0  # no step is wasted
+        assert first > 0  # every step has an effect
         optimizer.step()
         schedule.step()
-    if name != "constant":  # and after the last one nothing is left
+    if name != "constant":  # the rate is zero after the last step
         assert optimizer.param_groups[0]["lr"] == pytest.approx(0, abs=1e-15)
 
 
@@ -271,7 +271,7 @@ def test_an_optimizer_that_is_only_like_torchs_has_no_schedule():
         schedule_of("cosine", 0)(SimpleNamespace(param_groups=[]), 10)
 
 
-def test_a_schedule_of_ones_own_is_told_of_the_steps(own):
+def test_a_schedule_of_a_user_gets_the_number_of_steps(own):
     optimizer = sgd()
     schedule = schedule_of("own_schedules:halved", 0)(optimizer, 6)
     rates = []

@@ -1,6 +1,6 @@
-"""Paced models: real names, sizes and order, gradients without copies, and layers that take time.
+"""Paced models: names, sizes, order and times of layers, and gradients without copies.
 
-Times are those of a clock that only sleeping moves.
+The clock advances only while a layer sleeps.
 """
 
 import copy
@@ -26,12 +26,12 @@ from ticking import Sleeping
 
 
 def outputs(module: nn.Module) -> nn.Module:
-    """Return a model of the first of the outputs."""
+    """Wrap a module so that it returns only its first output."""
     return Net(lambda net, x: net.module(x)[0], module=module)
 
 
 def with_root() -> nn.Module:
-    """Return a model with parameters of its own, and a layer that contains a layer."""
+    """Return a model with a parameter of its root and a layer within a layer."""
     outer = outputs(nn.Linear(4, 3))
     outer.shift = nn.Parameter(torch.zeros(3))
     compute = lambda net, x: net.outer(x * net.scale) + net.outer.shift  # noqa: E731
@@ -58,7 +58,7 @@ def instant(workload: Workload, num_classes: int = 1) -> PacedModel:
 
 
 def chain(num_layers: int) -> Workload:
-    """Layers 'l0', 'l1', ... of one parameter each."""
+    """Create a chain of layers 'l0', 'l1', ... with one parameter each."""
     layers = tuple(
         Layer(f"l{i}", (Parameter(f"l{i}.weight", (3, 2)),), 0, Cost(), Cost())
         for i in range(num_layers)
@@ -75,7 +75,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Sleeping:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_layers_parameters_and_gradients_are_those_of_the_real_model(name: str):
-    """The description of the stand-in is that of the model, but for costs."""
+    """`describe` finds the same as for the real model, except for costs."""
 
     def found(model: nn.Module) -> dict[str, dict[str, torch.Size]]:
         return {layer.name: {n: p.shape for n, p in layer.parameters} for layer in layers_of(model)}
@@ -99,7 +99,7 @@ def test_gradients_are_handed_over_and_not_copied():
     steps = []
     for _ in range(2):
         model(torch.zeros(2, 1)).sum().backward()
-        # Kept, so that no copy of the second step can be where the first step's was.
+        # Keep the gradients, so that copies of a second step would have other addresses.
         steps.append([p.grad for p in model.parameters()])
         optimizer.step()
         optimizer.zero_grad()
@@ -111,7 +111,7 @@ def test_gradients_are_handed_over_and_not_copied():
     assert all(g.is_contiguous() and not g.any() for g in first)
 
 
-def test_what_an_exchange_writes_into_a_gradient_stays_out_of_the_parameters():
+def test_values_that_an_exchange_writes_into_gradients_change_no_parameter():
     model = instant(chain(2))
     model(torch.zeros(2, 1)).sum().backward()
     for parameter in model.parameters():
@@ -120,7 +120,7 @@ def test_what_an_exchange_writes_into_a_gradient_stays_out_of_the_parameters():
     assert not any(p.any() for p in model.parameters())
 
 
-def test_the_usual_loss_fits():
+def test_scores_fit_the_usual_loss():
     model = instant(chain(2), num_classes=5)
     scores = model(torch.zeros(3, 1, 8, 8))
     assert scores.shape == (3, 5)
@@ -131,7 +131,7 @@ def test_the_usual_loss_fits():
         assert not model(torch.zeros(3, 1)).requires_grad
 
 
-def test_a_copy_is_a_model_of_its_own():
+def test_a_copy_has_its_own_gradients():
     model = instant(workload_of("root"))
     twin = copy.deepcopy(model)
     twin(torch.zeros(2, 1)).sum().backward()
@@ -140,7 +140,7 @@ def test_a_copy_is_a_model_of_its_own():
 
 
 def test_every_layer_takes_its_time(clock: Sleeping):
-    """What a recorder sees, update included, is what was asked for."""
+    """A recorder measures the requested times, including that of the update."""
     model = PacedModel(workload_of("root"), [1, 2, 4], [8, 16, 32], 64)
     names = [layer.name for layer in workload_of("root").layers]
     optimizer = PacedSGD(model.parameters(), model.update_s)
@@ -164,7 +164,7 @@ def test_every_layer_takes_its_time(clock: Sleeping):
 
 
 def backward_times(clock: Sleeping, hooks_s: list[float], backward_s: list[float]) -> list[float]:
-    """When the gradients of a chain come, first 'l0'; the hook of each takes `hooks_s`."""
+    """Return when the gradients of a chain arrive, from 'l0' on; their hooks take `hooks_s`."""
     num_layers = len(backward_s)
     model = PacedModel(chain(num_layers), [0.0] * num_layers, backward_s, 0.0)
     times = [0.0] * num_layers
@@ -176,7 +176,7 @@ def backward_times(clock: Sleeping, hooks_s: list[float], backward_s: list[float
 
         parameter.register_post_accumulate_grad_hook(ready)
     loss = model(torch.zeros(2, 1)).sum()
-    started = clock.now = clock.now + 1000  # whatever comes before backward
+    started = clock.now = clock.now + 1000  # time between forward and backward
     loss.backward()
     return [when - started for when in times]
 
@@ -184,28 +184,28 @@ def backward_times(clock: Sleeping, hooks_s: list[float], backward_s: list[float
 @pytest.mark.parametrize(
     ("late_s", "hooks_s", "backward_s", "times"),
     [
-        (0.25, [0, 0, 0], [4, 2, 1], [7.25, 3.25, 1.25]),  # late wakes do not add up
-        # Layers that are shorter than a late wake make up for it.
+        (0.25, [0, 0, 0], [4, 2, 1], [7.25, 3.25, 1.25]),  # delays of waking up do not add up
+        # Layers shorter than the delay of waking up catch up with it.
         (0.25, [0] * 8, [0.125] * 8, [1.125, 1.125, 0.75, 0.75, 0.75, 0.375, 0.375, 0.375]),
-        # A hook runs during the next layer, from which one that is later counts.
+        # A hook runs during the next layer, and delays it only if it takes longer.
         (0, [0, 0, 1.5], [4, 2, 1], [7, 3, 1]),
         (0, [0, 0, 2], [4, 2, 1], [7, 3, 1]),
         (0, [0, 0, 3], [4, 2, 1], [10, 6, 1]),
     ],
 )
-def test_when_gradients_come(clock: Sleeping, late_s, hooks_s, backward_s, times):
+def test_when_gradients_arrive(clock: Sleeping, late_s, hooks_s, backward_s, times):
     clock.late_s = late_s
     assert backward_times(clock, hooks_s, backward_s) == times
 
 
-def test_layers_shorter_than_what_is_queued_go_on_beside_a_hook(clock: Sleeping):
+def test_queued_short_layers_run_during_a_hook(clock: Sleeping):
     hook_s, layer_s = QUEUED_S / 2, QUEUED_S / 8
     times = backward_times(clock, [0] * 7 + [hook_s], [layer_s] * 8)
     assert times[::-1][:2] == pytest.approx([layer_s, layer_s + hook_s])  # its hook lags behind
     assert times[0] == pytest.approx(8 * layer_s)  # the layers do not
 
 
-def test_making_the_graph_takes_no_time_of_its_own(clock: Sleeping, monkeypatch):
+def test_building_the_graph_adds_no_time(clock: Sleeping, monkeypatch):
     apply = module_of_paced._Backward.apply
 
     def slowly(*given: object) -> Tensor:
@@ -217,8 +217,8 @@ def test_making_the_graph_takes_no_time_of_its_own(clock: Sleeping, monkeypatch)
     assert clock.now == 6
 
 
-def test_an_update_waits_for_what_came_before(clock: Sleeping):
-    """Otherwise communication that shows would hide behind it."""
+def test_an_update_begins_when_earlier_work_is_done(clock: Sleeping):
+    """Otherwise an update would hide exposed communication."""
     model = PacedModel(chain(1), [1], [1], 8)
     optimizer = PacedSGD(model.parameters(), model.update_s)
     for _ in range(2):

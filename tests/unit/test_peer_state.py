@@ -56,7 +56,7 @@ def a_pickle_received(content: bytes) -> None:
         PeerTransport(lambda: dist.group.WORLD).recv_checkpoint(0, "", 0, timedelta(seconds=5))
 
 
-def test_what_is_no_state_is_refused_and_not_unpickled(pair: Any) -> None:
+def test_bytes_that_are_no_state_are_refused_and_not_unpickled(pair: Any) -> None:
     saved = io.BytesIO()
     torch.save(Opened(), saved)
     for content in (

@@ -1,4 +1,4 @@
-"""`paceline plan`: one object for programs, a table for people, and what it keeps."""
+"""`paceline plan`: its JSON object, tables, figures, and the files that it writes."""
 
 import json
 import logging
@@ -22,7 +22,7 @@ from paceline.runs.session import go_through
 from paceline.strategies import STRATEGIES
 
 GIGABIT = "two-hosts-gigabit"
-ALEXNET_NBYTES = 4 * 60_965_224  # of gradients: Krizhevsky 2012 in one column
+ALEXNET_NBYTES = 4 * 60_965_224  # gradients of Krizhevsky 2012 in one column
 GIGABIT_FILE = MACHINE.parent / "two-hosts-gigabit.toml"
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -63,19 +63,19 @@ def test_a_codec_is_advised_where_the_link_is_slow(plan):
     assert advice["pays"]
     assert [advice[name] for name in ("codec", *names)] == [rows[0][x] for x in ("codec", *names)]
     assert [advice[f"plain_{name}"] for name in names] == [plain[name] for name in names]
-    # The gradients at that rate, and all of 8 buckets' latencies.
+    # All gradients at 11.7 MB/s; the latencies of 8 buckets are within the tolerance.
     wire_s = ALEXNET_NBYTES / 11.7e6
     assert advice["link_busy"] * advice["plain_step_s"] == pytest.approx(wire_s, rel=5e-3)
 
 
-def test_what_a_second_machine_must_be_is_explained_and_drawn(plan, line):
+def test_requirements_of_a_second_machine_are_explained_and_drawn(plan, line):
     asked = ("--batch-size", 32, "--workers", 2, "--strategy", "allreduce")
     assert "second_machine" not in plan("alexnet", GIGABIT, *asked)
     found = plan("alexnet", GIGABIT, *asked, "--explain", "--output", "plans")
     needed = found["second_machine"]
     by_exchange = {one["exchange"]: one for one in needed["requirements"]}
     assert list(by_exchange) == ["plain", "codec", "local"]
-    # 1 Gbit/s is too slow for all gradients, as the ranking has it, and fast enough for a quarter.
+    # The ranking agrees: 1 Gbit/s is too slow for all gradients, and fast enough for a quarter.
     plain = max(row["samples_per_s"] for row in found["plans"] if row["codec"] is None)
     assert plain < needed["alone_samples_per_s"]
     assert by_exchange["plain"]["speed"] is None
@@ -84,10 +84,10 @@ def test_what_a_second_machine_must_be_is_explained_and_drawn(plan, line):
     assert isinstance(kept, PlanResult)
     assert kept.model_dump(mode="json")["second_machine"] == needed
     assert 'id="figure-second-machine"' in Path(found["folder"], "report.html").read_text()
-    assert "second_machine" not in plan("lenet5", MACHINE, "--explain")  # of one host
+    assert "second_machine" not in plan("lenet5", MACHINE, "--explain")  # a machine with one host
 
 
-def test_a_plan_of_nothing_is_printed_and_ends_with_code_2(line):
+def test_an_empty_plan_is_printed_with_exit_code_2(line):
     asked = (
         "--strategy",
         "allreduce",
@@ -117,7 +117,7 @@ def test_a_plan_is_drawn_and_swept(line, plan):
     assert line("plan", "lenet5", "--machine", MACHINE, *one).code == 0
 
 
-def test_the_policy_of_the_docs_is_planned_and_one_that_it_lacks_refused(line):
+def test_the_policy_of_the_docs_is_planned_and_a_missing_one_refused(line):
     text = (DOCS / "strategies" / "hogbatch.md").read_text()
     (source,) = re.findall(r"```python\n(class HalfTheFastest:.*?)```", text, re.DOTALL)
     Path("policy_of_docs.py").write_text(source)
@@ -167,13 +167,13 @@ def test_ranges_are_wider_by_what_a_machine_is_restless(
     warnings = [one for one in caplog.records if one.levelno == logging.WARNING]
     assert len(warnings) == (unrest > BUSY)
     caplog.clear()
-    plan_here("HUB", rank=1)  # which need not say it again
+    plan_here("HUB", rank=1)  # only rank 0 warns
     assert not [one for one in caplog.records if one.levelno == logging.WARNING]
     assert not capsys.readouterr().out
 
 
 def torchrun_command(capsys) -> str | None:
-    """Return the command for two machines in the last line of a plan of this one."""
+    """Return the command for two machines in the last line of a plan."""
     last = capsys.readouterr().out.splitlines()[-1]
     return next(iter(re.findall(r"`torchrun .* -m paceline (train .*)`", last)), None)
 

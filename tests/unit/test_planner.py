@@ -1,3 +1,5 @@
+"""Forecasts of a step with and without a codec, and the advice to use one."""
+
 from dataclasses import replace
 
 import pytest
@@ -17,14 +19,14 @@ FLOPS_PER_S, WIRE_PER_S, LATENCY_S = 1e9, 1e6, 0.5
 
 
 def machine(num_devices: int = 2, uses_cores: bool = False, memory_per_s: float = 1e15) -> Machine:
-    """Devices of 1 Gflop/s on one host, whose link takes 1 MB/s."""
+    """Create a host with devices of 1 Gflop/s and a loopback link of 1 MB/s."""
     wire = link("h", "h", WIRE_PER_S, LATENCY_S, uses_cores=uses_cores)
     fact = {"memory_bandwidth_bytes_per_s": memory_per_s}
     return box(*["cpu"] * num_devices, links=[wire], host=fact, device=fact)
 
 
 def workload(batch_size: int = 8) -> Workload:
-    """Forward 1 s and 2 s, backward 3 s and 5 s; 1 and 2 MB of gradients."""
+    """Create two layers: forward 1 and 2 s, backward 3 and 5 s, gradients 1 and 2 MB."""
     one = Layer("one", (Parameter("one.weight", (250_000,)),), 0, Cost(1e9), Cost(3e9))
     two = Layer("two", (Parameter("two.weight", (500_000,)),), 0, Cost(2e9), Cost(5e9))
     return Workload("pair", batch_size, (one, two), (1, 0), 0)
@@ -32,7 +34,7 @@ def workload(batch_size: int = 8) -> Workload:
 
 UPDATE_S = 4 * 750_000 / FLOPS_PER_S
 COMPUTE_S = 1 + 2 + 3 + 5 + UPDATE_S
-# Two buckets; two ranks send all their bytes through the link, in two messages that follow.
+# Two buckets; two ranks send all their bytes over one link, in two successive messages.
 TWO_S, ONE_S = 2 * 2 + 2 * LATENCY_S, 2 * 1 + 2 * LATENCY_S
 
 
@@ -43,7 +45,7 @@ def forecast_of(workers: int, **options) -> Forecast:
 
 def test_buckets_hide_behind_backward_as_far_as_it_lasts():
     found = forecast_of(2)
-    # 5 s of exchange begin when the 3 s of the first layer's backward do; 3 s follow the last.
+    # 5 s of exchange begin with the first layer's backward of 3 s; 3 s follow after backward.
     assert found.step_s == pytest.approx(COMPUTE_S + (TWO_S - 3) + ONE_S)
     assert found.samples_per_s == pytest.approx(14 / found.step_s)
     assert found.breakdown.hidden_s == pytest.approx(3)
@@ -74,7 +76,7 @@ def hosts(kernels: tuple[str, ...], nbytes_per_s: float = 1e6, codec: dict = SPE
 
 
 def forecasts(machine: Machine, name: str = "allreduce", workers: int = 2) -> list[Forecast]:
-    """The forecasts of a strategy, the one without a codec first."""
+    """Return the forecasts of a strategy, beginning with the one without a codec."""
     found = search(lambda _: workload(), machine, [find_exchange(name)], 8, workers)
     codecs = (None, "half", "bfloat16", "dynamic8", "onebit")
     return sorted(found, key=lambda one: codecs.index(one.codec))
@@ -107,10 +109,10 @@ def test_nothing_is_forecast_for_codecs_that_encode_nothing():
 @pytest.mark.parametrize(
     ("nbytes_per_s", "encode_values_per_s", "pays", "speedup"),
     [
-        # 30 s of gradients, 3 of them behind backward, and 7.5 s: ranges of about 20 % each.
+        # 30 s of exchange, 3 s of it hidden, and 7.5 s encoded: ranges of about 20 % each.
         (1e5, 1e9, True, 38.01 / 15.54),
-        # 3 MB at 1 MB/s, of which 3 s hide behind backward; of 0.75 MB all but the last bucket's
-        # quarter of a second: less than predictions err.
+        # 3 MB at 1 MB/s, 1 s of it exposed, and 0.75 MB, 0.25 s of it exposed: the gain is smaller
+        # than the error of predictions.
         (1e6, 1e9, False, (COMPUTE_S + 1) / (COMPUTE_S + 0.25)),
         (1e9, 1e9, False, 1),
         (1e6, 1e5, False, None),
@@ -130,7 +132,7 @@ def test_a_codec_pays_if_it_surely_makes_a_step_faster(
 
 
 def test_a_codec_is_compared_with_the_best_that_does_without():
-    # Two workers are slower than one without a codec; with it, they are not fast enough.
+    # Without a codec two workers are slower than one; with it, they are not fast enough.
     slow = hosts(("eightbit",), 1e5)
     alone = forecast(workload(16), slow, ALLREDUCE, AllReduce(workers=1), 8)
     pair = forecasts(slow)
@@ -150,7 +152,7 @@ def test_a_sum_in_memory_needs_no_codec():
     assert not advice.pays
 
 
-def test_every_number_of_workers_can_be_asked_for_and_some_of_many_are_looked_at():
+def test_any_number_of_workers_can_be_given_and_some_of_many_are_searched():
     twenty = machine(20)
     assert worker_counts(twenty, 64, None) == [1, 2, 3, 4, 5, 6, 7, 8, 16, 20]
     assert worker_counts(twenty, 6, None) == [1, 2, 3, 4, 5, 6]

@@ -33,15 +33,13 @@ from ticking import Ticking
     ("arguments", "field"),
     [
         (["--workers", "9999"], "workers"),
-        (["--workers", "2"], "workers"),  # torchrun says how many there are
+        (["--workers", "2"], "workers"),  # torchrun has started 3
         (["--output", "mine.toml"], "output"),
         (["--output", "."], "output"),
         (["--output", "none/mine.toml", "--force"], "output"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_and_writes_nothing(
-    line, tmp_path, monkeypatch, arguments, field
-):
+def test_a_refused_probe_writes_nothing(line, tmp_path, monkeypatch, arguments, field):
     if arguments == ["--workers", "2"]:
         monkeypatch.setenv("RANK", "0")
         monkeypatch.setenv("WORLD_SIZE", "3")
@@ -60,13 +58,13 @@ def test_a_spread_is_the_median_and_the_quartiles():
     assert spread_text(Spread.of([2e-6, 2e-6]), "s").startswith("2 us (2 us to 2 us")
 
 
-def test_names_are_those_that_files_allow():
+def test_names_are_made_valid_for_machine_files():
     given = ("my laptop", "node-7.lab", "...")
     assert [name_from(text) for text in given] == ["my-laptop", "node-7.lab", "this-machine"]
 
 
 @pytest.mark.parametrize(("takes_s", "num_runs"), [(0.5, 3), (0.25, 4), (1e-9, 400), (0.0, 400)])
-def test_as_many_runs_as_fit_into_the_time_but_three(takes_s: float, num_runs: int):
+def test_runs_fill_the_time_but_are_3_to_400(takes_s: float, num_runs: int):
     clock = Ticking()
 
     def run() -> None:
@@ -101,7 +99,7 @@ def figures(speed: float, hostname: str = "box", linear: Spread | None = None) -
     )
 
 
-def test_equal_cores_that_differ_are_as_much_unrest_as_measurements_that_do():
+def test_differences_between_equal_cores_and_between_measurements_are_unrest():
     def steady(value: float) -> RankFigures:
         return figures(value, linear=Spread(median=value, lower=value, upper=value, count=7))
 
@@ -148,7 +146,7 @@ def test_hosts_have_their_own_names_where_those_are_clear(hostnames, names):
 
 
 class Alike(Group):
-    """A group in which all ranks send the same values as this one."""
+    """A group in which all ranks send the values of this one."""
 
     def gather(self, value):
         return [value] * self.world_size
@@ -156,7 +154,7 @@ class Alike(Group):
 
 @pytest.fixture
 def links(monkeypatch) -> Links:
-    """The links of three simulated GPUs; a copy takes 10 us, and 1 s per 8 GB."""
+    """The links of three simulated GPUs, with copies of 10 us and 8 GB/s."""
     bus, machine = Ticking(), box("gpu", "gpu", "gpu", hosts="aab")
 
     def copy(target: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> None:
@@ -170,7 +168,7 @@ def links(monkeypatch) -> Links:
     return Links(machine, [(0, 1), (2,)], sampler, sampler, "measured somehow")
 
 
-def test_gpus_have_links_to_their_host_and_to_those_that_they_reach(links, monkeypatch):
+def test_gpus_have_links_to_their_host_and_to_gpus_that_they_reach(links, monkeypatch):
     to_hosts, between = list(links._to_hosts()), list(links._between_peers())
     assert [link.between for link in to_hosts] == [("gpu0", "a"), ("gpu1", "a"), ("gpu2", "b")]
     assert [link.between for link in between] == [("gpu0", "gpu1")]
@@ -182,8 +180,8 @@ def test_gpus_have_links_to_their_host_and_to_those_that_they_reach(links, monke
     assert list(links._between_peers()) == []
 
 
-def test_a_probe_of_ranks_that_end_apart_waits_for_all_of_them():
-    """Otherwise the root of a tree would measure half of the time of the other ranks."""
+def test_a_probe_waits_for_ranks_that_end_later():
+    """Otherwise the root of a tree would measure half of the others' time."""
     seen: list[str] = []
 
     def replicate(module):
@@ -208,7 +206,7 @@ def test_a_probe_of_ranks_that_end_apart_waits_for_all_of_them():
 
 
 def asks(turns: ProbeTurns, worker: int, nbytes: int = 100) -> bool:
-    """Return whether it is the worker's turn."""
+    """Request a probe; return whether it is the worker's turn."""
     reply = turns.reply(RpcRequest(worker, Message("probe", nbytes), b"session", 0))
     assert reply is None or reply.parts[0].nbytes == nbytes
     return reply is not None
@@ -217,10 +215,10 @@ def asks(turns: ProbeTurns, worker: int, nbytes: int = 100) -> bool:
 def test_workers_probe_in_turns():
     turns = ProbeTurns(1000, 5.0)
     assert [asks(turns, worker) for worker in (0, 1, 2)] == [True, False, False]
-    assert turns.end(1) == []  # it has no turn that could end
+    assert turns.end(1) == []  # it is not its turn
     assert asks(turns, 0, 64)
     assert [one.worker for one in turns.end(0)] == [1, 2]
-    # A worker that is gone leaves its turn, and what it has waited for.
+    # A lost worker gives up its turn or its place in the queue.
     assert [asks(turns, worker) for worker in (1, 2, 3)] == [True, False, False]
     assert turns.forget(2) == []
     assert [one.worker for one in turns.forget(1)] == [3]
@@ -235,11 +233,11 @@ def test_probes_are_of_a_bounded_size_and_number():
         assert asks(turns, 0, 1000)
     with refused("probe"):
         asks(turns, 0)
-    turns.forget(0)  # and has come back
+    turns.forget(0)  # as if it had reconnected
     assert asks(turns, 0)
 
 
-def test_a_worker_that_makes_no_use_of_its_turn_is_overdue():
+def test_a_worker_that_does_not_use_its_turn_is_overdue():
     clock = Ticking()
     turns = ProbeTurns(1000, 5.0, clock.mark)
     assert turns.overdue() is None

@@ -46,7 +46,7 @@ def served(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["started", "served", "forked"])
 def command(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
-    """Make a command that runs some code, for each of the three ways."""
+    """Build a command that runs some code, for each way to start a process."""
     if request.param == "served":
         monkeypatch.setenv(forkserver.ADDRESS, request.getfixturevalue("server"))
     if request.param != "forked":
@@ -66,7 +66,7 @@ def num_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-# In all three ways
+# Each of the three ways to start a process
 
 
 @pytest.mark.parametrize(
@@ -93,11 +93,11 @@ def test_an_output_is_read_whole(command: Command) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "x" * 10**6 + "\n", "\n")
 
 
-def test_an_output_that_does_not_come_is_given_up(command: Command) -> None:
+def test_waiting_for_an_output_ends_at_the_timeout(command: Command) -> None:
     before = num_descriptors()
     with pytest.raises(TimeoutError):
         output(command(FOREVER), 0.2)
-    assert num_descriptors() <= before + 1  # the thread that forks may still have one
+    assert num_descriptors() <= before + 1  # the forking thread may still hold one
 
 
 def test_a_process_that_runs_is_waited_for_no_longer_than_allowed(command: Command) -> None:
@@ -108,10 +108,10 @@ def test_a_process_that_runs_is_waited_for_no_longer_than_allowed(command: Comma
     end([process])
     assert process.poll() in (-signal.SIGTERM, 128 + signal.SIGTERM)
     assert not is_running(process.pid)
-    end([process])  # again, which changes nothing
+    end([process])  # a second call has no effect
 
 
-def test_environment_folder_and_cores_are_those_of_who_asks(
+def test_environment_folder_and_cores_are_those_of_the_caller(
     command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("ONE", "1")
@@ -132,7 +132,7 @@ def test_environment_folder_and_cores_are_those_of_who_asks(
     assert "TWO" not in os.environ
 
 
-def test_descriptors_that_are_passed_keep_their_numbers_and_no_others_are_there(
+def test_passed_descriptors_keep_their_numbers_and_no_others_are_open(
     command: Command,
 ) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -157,14 +157,14 @@ socket.socket(fileno=wire).send(str(is_there).encode())
         os.close(fd)
 
 
-def test_each_draws_other_random_numbers(command: Command) -> None:
+def test_each_process_draws_other_random_numbers(command: Command) -> None:
     code = "import random, numpy; print(random.random(), numpy.random.random())"
     first, second = (output(command(code), DEADLINE_S).stdout.split() for _ in range(2))
     assert len(first) == 2
     assert not set(first) & set(second)
 
 
-# Ends of several
+# How processes end
 
 
 def test_a_process_that_ignores_sigterm_is_killed() -> None:
@@ -178,7 +178,7 @@ def test_a_process_that_ignores_sigterm_is_killed() -> None:
     os.close(writable)
 
 
-def test_after_the_first_failure_the_others_have_a_time_of_grace() -> None:
+def test_after_the_first_failure_other_processes_have_a_grace_period() -> None:
     codes = ("raise SystemExit(2)", FOREVER, "")
     failing, sleeping, well = processes = [start(python(code)) for code in codes]
     assert wait(processes, grace_s=0.2) == [failing]
@@ -208,11 +208,11 @@ print("over", flush=True)
 """
 
 
-def test_a_signal_waits_for_a_start_though_another_thread_takes_it() -> None:
+def test_a_signal_waits_for_a_start_even_if_another_thread_receives_it() -> None:
     assert output(python(HOLDING), DEADLINE_S).stdout.split() == ["started", "handled", "over"]
 
 
-# A process ends with the one that started it
+# A process ends with its parent
 
 STARTS = """
 from paceline.links.processes import module_command, start
@@ -243,7 +243,7 @@ with forked_from_here():
     [(STARTS, 0), (SERVED, 0), (SERVED, 1), (FORKED, 0)],
     ids=["started", "served", "of a killed server", "forked"],
 )
-def test_no_process_outlives_who_asked_or_the_fork_server(
+def test_no_process_outlives_its_caller_or_the_fork_server(
     tmp_path: Path, code: str, victim: int
 ) -> None:
     (tmp_path / "waits.py").write_text("import os\nprint(os.getpid(), flush=True)\n" + FOREVER)
@@ -268,11 +268,11 @@ IMPORTED = "import sys; print('numpy' in sys.modules, __name__, sys.argv[1:])"
     ("name", "value"),
     [
         (forkserver.ADDRESS, "paceline-nobody"),
-        ("OMP_NUM_THREADS", "13"),  # is read once, and not changed by a fork
+        ("OMP_NUM_THREADS", "13"),  # read once per process; a fork cannot change it
         ("OTHER", "without a server"),
     ],
 )
-def test_what_no_server_can_start_is_started_the_ordinary_way(request, monkeypatch, name, value):
+def test_commands_that_no_server_can_start_are_started_directly(request, monkeypatch, name, value):
     if name == "OMP_NUM_THREADS":
         request.getfixturevalue("served")
     monkeypatch.setenv(name, value)
@@ -280,7 +280,7 @@ def test_what_no_server_can_start_is_started_the_ordinary_way(request, monkeypat
 
 
 @pytest.mark.usefixtures("served")
-def test_a_script_needs_no_guard_finds_its_neighbours_and_has_its_own_command_line(
+def test_a_script_needs_no_guard_imports_neighbours_and_has_its_command_line(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "neighbour.py").write_text("WORD = 'found'\n")

@@ -38,7 +38,7 @@ NUM_ROUNDS = 9
 
 
 class OneOfTwo(Group):
-    """A group of two ranks, of which the other one is delayed one round earlier."""
+    """A group of two ranks; the other rank has the same delays one round earlier."""
 
     def gather(self, value):
         is_rounds = isinstance(value[0][0], float)
@@ -60,7 +60,10 @@ def small(clock: Ticking) -> nn.Module:
 
 
 def exchange_s(nbytes: float, num_ranks: int) -> float:
-    """A ring on one host: each rank sends 2 (n - 1) / n of the bytes, all through one link."""
+    """Return the time of a ring whose messages share one link.
+
+    Each rank sends 2 (n - 1) / n of the bytes.
+    """
     sent_by_all = 2 * (num_ranks - 1) * nbytes
     return sent_by_all / NBYTES_PER_S + 2 * (num_ranks - 1) * LATENCY_S
 
@@ -126,7 +129,7 @@ def durations(found: Profile, device: str) -> dict[tuple[Kind, str], float]:
 def test_the_parts_of_a_step_add_up_to_the_untraced_step(clock):
     found, _ = profiled(clock, ranks(1))
     parts = durations(found, "cpu0")
-    # A traced step has a dozen marks, each of which takes time; an untraced one has two.
+    # A traced step has a dozen marks, each of which takes MARK_S; an untraced one has two.
     assert sum(parts.values()) == pytest.approx(STEP_S + 2 * MARK_S)
     assert {key: round(seconds) for key, seconds in parts.items() if seconds > 1} == {
         (Kind.FORWARD, "first"): 2,
@@ -138,10 +141,10 @@ def test_the_parts_of_a_step_add_up_to_the_untraced_step(clock):
     assert found.machine.links == ()
 
 
-def test_ranks_that_wait_for_each_other_pay_for_every_delay_of_any(clock):
+def test_ranks_that_wait_for_each_other_have_the_delays_of_all(clock):
     found, _ = profiled(clock, ranks(2), held_up_s=HELD_UP_S)
-    # Two of three steps of each rank take 18 s and the third 27 s, but never both ranks' at once:
-    # two of three steps of both together take 27 s.
+    # Each rank takes 18 s for two of three steps and 27 s for the third. The long steps of the
+    # ranks differ, so two of three common steps take 27 s.
     for device in ("cpu0", "cpu1"):
         whole = sum(durations(found, device).values())
         assert whole == pytest.approx(STEP_S + HELD_UP_S + 2 * MARK_S)
@@ -159,13 +162,13 @@ def test_a_forecast_from_a_profile_is_the_step_that_was_profiled(clock, codec, w
     assert predicted.step_s == pytest.approx(step_s, rel=1e-5)
     assert predicted.wire_nbytes == wire_nbytes
     if codec is None:
-        (link,) = machine.links  # the one that was measured
+        (link,) = machine.links  # the measured one
         assert link.bandwidth_bytes_per_s == pytest.approx(NBYTES_PER_S, rel=1e-5)
         assert link.latency_s == pytest.approx(LATENCY_S + MARK_S / 2, rel=1e-5)
         assert link.uses_cores
 
 
-def test_the_profiled_model_is_not_touched(clock):
+def test_the_profiled_model_is_not_changed(clock):
     model = small(clock).eval()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     profiled(clock, ranks(1), model=model)
@@ -177,11 +180,11 @@ def test_the_profiled_model_is_not_touched(clock):
 @pytest.mark.parametrize(
     ("rounds", "held_up_s", "num_steps", "unrest"),
     [
-        # Two to warm up, then at least three and at most 400, and as many traced, but at most 100.
+        # Two steps warm up, 3 to 400 are measured, and as many are traced, but at most 100.
         (0, 0, 2 + 3 + 3, 0.0),
         (10_000, 0, 2 + 400 + 100, 0.0),
         (NUM_ROUNDS, 0, 2 + NUM_ROUNDS + NUM_ROUNDS, 0.0),
-        # Restless ones are taken twice, and as many traced; quartiles are a step and one held up.
+        # Rounds that vary are measured twice; the quartiles are a step and a delayed step.
         (NUM_ROUNDS, HELD_UP_S, 2 + 2 * NUM_ROUNDS + NUM_ROUNDS, HELD_UP_S / 2),
     ],
 )
@@ -201,7 +204,7 @@ MACHINES = {"one host": box("cpu", "cpu"), "two hosts": box("cpu", "cpu", hosts=
 
 
 def takes(name: str, machine, measured) -> float:
-    """Return the time of the layers' exchange on a machine calibrated with measurements."""
+    """Return the time of the layers' exchange on a machine calibrated with the samples."""
     strategy = EXCHANGES[name]
     config = strategy.config(workers=2)
     found = strategy.planning.calibrate(machine, measured, config)
@@ -225,7 +228,7 @@ def test_the_plan_takes_as_long_as_all_layers_did(name, place, small_s, factor):
     assert takes(name, machine, found) == pytest.approx(all_s, rel=1e-3)
 
 
-def test_layers_that_take_less_than_their_latencies_have_smaller_ones():
+def test_layers_faster_than_the_measured_latencies_have_smaller_latencies():
     prober = Prober(EXCHANGES["host"], EXCHANGES["host"].config(workers=2), None)
     small, large = single(prober, MACHINES["one host"], MODEL, 1e-3, 1e-3)
     assert small.seconds < 1e-3
@@ -236,7 +239,7 @@ def test_layers_that_take_less_than_their_latencies_have_smaller_ones():
     ("nbytes", "measured"),
     [
         ((300 * 2**20, 100 * 2**20), (32 * 2**20, 96 * 2**20)),
-        ((8,), (2048,)),  # told from the small exchange
+        ((8,), (2048,)),  # to differ from the small exchange
     ],
 )
 def test_large_models_are_measured_smaller_in_proportion_and_small_ones_larger(nbytes, measured):
@@ -254,8 +257,8 @@ def test_large_models_are_measured_smaller_in_proportion_and_small_ones_larger(n
         ("host", {}, "ab", 1),  # on the wire each chunk takes its time
     ],
 )
-def test_as_many_small_chunks_are_measured_at_a_time_as_a_step_has(name, options, hosts, num_small):
-    """A step of many chunks wakes up the threads only once."""
+def test_a_round_has_as_many_small_chunks_as_a_step(name, options, hosts, num_small):
+    """A step of many chunks wakes the threads only once."""
     config, made = EXCHANGES[name].config(workers=2, **options), []
     own = Prober(EXCHANGES[name], config, lambda sizes: made.append(sizes) or (lambda: None))
     members = [SimpleNamespace(boot_id=host, pid_namespace="1") for host in hosts]
@@ -264,7 +267,7 @@ def test_as_many_small_chunks_are_measured_at_a_time_as_a_step_has(name, options
     of_all, small = made
     assert len(of_all) == len(SIZES)
     assert small == [[1024]] * (len(SIZES) if num_small > 1 else 1)
-    machine, round_s = MACHINES["one host"], [1.0, num_small * 1e-3]  # of all, and of small ones
+    machine, round_s = MACHINES["one host"], [1.0, num_small * 1e-3]  # all layers; small chunks
     found = probes.measured([[round_s], [round_s]], machine)
     assert found[name] == single(own, machine, MODEL, 1e-3, 1.0)
 
@@ -275,22 +278,22 @@ def test_as_many_small_chunks_are_measured_at_a_time_as_a_step_has(name, options
         (0.5, 1, 1, 1, 0.5),  # one core for both
         (0.5, 1, 2, 1, 0.0),  # the second core is idle
         (1.5, 1, 2, 1, 0.5),
-        (0.5, 4, 2, 1, 0.5),  # more workers than cores: none is idle, and none is owed
-        (0.5, 1, 4, 4, 0.125),  # four threads wait for the slowest no longer than an eighth
-        (3.0, 1, 1, 1, 0.95),  # computation still gets some of the time
+        (0.5, 4, 2, 1, 0.5),  # more workers than cores: none is idle
+        (0.5, 1, 4, 4, 0.125),  # half a core less for four threads
+        (3.0, 1, 1, 1, 0.95),  # computation keeps some of the time
     ],
 )
-def test_idle_cores_come_first(taken, workers, num_cores, threads, lost):
+def test_idle_cores_are_used_first(taken, workers, num_cores, threads, lost):
     assert lost_beside(taken, workers, num_cores, threads) == pytest.approx(lost)
 
 
 @given(st.floats(0, 64), st.integers(1, 8), st.integers(1, 64), st.integers(1, 64), st.floats(0, 8))
-def test_more_taken_is_never_less_lost(taken, workers, num_cores, threads, more):
+def test_more_cores_for_an_exchange_never_lose_less(taken, workers, num_cores, threads, more):
     less, most = (lost_beside(n, workers, num_cores, threads) for n in (taken, taken + more))
     assert 0 <= less <= most < 1
 
 
-def test_a_work_takes_the_processor_time_of_its_calls(monkeypatch):
+def test_processor_time_is_measured_within_calls_only(monkeypatch):
     clock = SimpleNamespace(busy_s=1.0, elapsed_s=5.0)
     monkeypatch.setattr(cores, "time", clock)
     clock.process_time, clock.perf_counter = lambda: clock.busy_s, lambda: clock.elapsed_s

@@ -1,4 +1,4 @@
-"""A profile: what it measures, and its findings, summary and page with numbers by hand."""
+"""Profiles: measured steps, the largest batch, findings, summary and page."""
 
 import html
 from collections.abc import Iterable
@@ -52,12 +52,12 @@ def test_metrics_are_shares_of_a_step(stages, metric, share):
     assert sum(found[part] for part in parts) == pytest.approx(1)
 
 
-def test_time_between_operators_or_kernels_is_no_computation():
+def test_time_between_operators_or_kernels_is_not_computing():
     between = tuple(
         row.model_copy(update={"in_operators_s": 0.2 * row.torch_s})
         for row in profile_result().agreement
     )
-    # Of a lane that is busy for 9 of 9.95 ms, kernels fill 0.9, or all.
+    # A lane is busy for 9 of 9.95 ms; kernels run for 0.9 ms of these, or for all.
     for facts, are_calls in (
         ({"agreement": between}, True),
         ({"agreement": (), "kernels_s": 0.9e-3}, True),
@@ -68,7 +68,7 @@ def test_time_between_operators_or_kernels_is_no_computation():
 
 
 @pytest.mark.parametrize(("features", "share"), [(6000, 2 / 3), (3000, 1 / 2)])
-def test_feature_maps_are_set_beside_what_does_not_grow_with_the_batch(features, share):
+def test_feature_maps_are_a_share_of_the_memory(features, share):
     held = {"parameters": 1000, "gradients": 1000, "momentum": 1000, "features": features}
     found = metrics(memory=profile_result().memory.model_copy(update=held))
     assert found["feature_maps"] == pytest.approx(share)
@@ -81,7 +81,7 @@ TRIED = (*LARGEST.attempts, LARGEST.attempts[0].model_copy(update={"batch_size":
 @pytest.mark.parametrize(
     ("facts", "told"), [({}, [1.0, 96]), ({"batch_size": 0, "attempts": TRIED}, [1.0, 2])]
 )
-def test_the_largest_batch_is_said_as_far_as_it_is_known(facts, told, complete):
+def test_the_largest_batch_is_reported_as_far_as_it_is_known(facts, told, complete):
     found = LARGEST.model_copy(update=facts | {"complete": complete})
     sentence = largest_sentence(found)
     assert numbers(sentence) == told
@@ -93,7 +93,7 @@ MEMORY = profile_result().memory
 
 
 def lines(result: ProfileResult) -> dict[str, str]:
-    """The lines of the summary, by their names."""
+    """Return the lines of the summary by name."""
     return {line[:10].strip(): line[11:] for line in summary(result, "runs/x").splitlines()}
 
 
@@ -108,7 +108,7 @@ def lines(result: ProfileResult) -> dict[str, str]:
         ({}, "step", [10.0, 9.0, 11.0]),
     ],
 )
-def test_the_summary_says_what_was_measured_and_by_how_much_it_is_off(facts, line, told):
+def test_the_summary_has_measurements_and_their_deviations(facts, line, told):
     assert numbers(lines(profile_result(**facts))[line])[: len(told)] == told
 
 
@@ -117,12 +117,12 @@ def test_the_summary_says_what_was_measured_and_by_how_much_it_is_off(facts, lin
     [
         ((300, 100), 200, [0, 200, 1]),
         ((100, 300), -200, [0, 200, 1]),
-        ((300, 200, 100), 150, [0, 150]),  # than the others on average
+        ((300, 200, 100), 150, [0, 150]),  # more than the mean of the others
         ((7, 7), 0, [0, 1]),
         ((7,), None, None),
     ],
 )
-def test_worker_0_needs_more_or_less_than_the_others(more, surplus, told):
+def test_the_memory_of_worker_0_is_compared_with_the_others(more, surplus, told):
     workers = [WorkerMemoryRow(worker=i, before_nbytes=1, training_nbytes=1 + own)
                for i, own in enumerate(more)]  # fmt: skip
     result = profile_result(workers=tuple(workers))
@@ -132,7 +132,7 @@ def test_worker_0_needs_more_or_less_than_the_others(more, surplus, told):
     assert lines(result).get("surplus") == sentence
 
 
-def test_a_page_and_a_terminal_show_all_of_it_and_no_markup_of_others(tmp_path):
+def test_page_and_terminal_show_everything_and_escape_markup(tmp_path):
     usual = profile_result()
     hostile = (
         row.model_copy(update={"name": HOSTILE}) for row in (usual.layers[0], *usual.operators)
@@ -160,7 +160,7 @@ def test_a_page_and_a_terminal_show_all_of_it_and_no_markup_of_others(tmp_path):
     assert all(text in printed.get() for text in ("aten::mm", "exposed"))
 
 
-def test_steps_go_into_blocks_that_take_turns():
+def test_steps_are_split_into_blocks():
     assert [split(steps) for steps in (4, 9, 20, 21, 1000)] == [
         *((2, 2), (2, 5), (5, 4), (5, 5), (5, 200))
     ]
@@ -196,19 +196,18 @@ def test_synthetic_samples_have_the_model_s_shape_and_make_whole_batches(model, 
     subject = subject_of(settings(model=model, batch_size=batch_size), group_of())
     assert set(subject.batches.global_sizes) == {batch_size}
     shares = subject.source(torch.device("cpu"))
-    # It goes on after the last batch of the samples.
+    # The source begins again after the last batch.
     for _ in range(len(subject.batches) + 1):
         assert next(shares).inputs.shape == (batch_size, *shape)
 
 
-def test_what_does_not_fit_is_refused(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "model_that_fails.py").write_text(FAILING)
-    failing = {"model": "model_that_fails:make", "data": "synthetic:64", "batch_size": 8}
+def test_what_does_not_fit_is_refused(own_modules) -> None:
+    own_modules(own_failing=FAILING)
+    failing = {"model": "own_failing:make", "data": "synthetic:64", "batch_size": 8}
     for asked, field in (
-        ({"data": "digits", "batch_size": 5000}, "batch_size"),  # more samples than the data have
+        ({"data": "digits", "batch_size": 5000}, "batch_size"),  # more than all samples
         ({"workers": 2}, "workers"),
-        (failing, "model model_that_fails:make"),
+        (failing, "model own_failing:make"),
     ):
         with refused(field) as caught:
             subject_of(settings(**asked), group_of())
@@ -216,7 +215,7 @@ def test_what_does_not_fit_is_refused(tmp_path, monkeypatch) -> None:
 
 
 class Steps:
-    """A training whose plain steps take the given seconds in turns, recorded steps longer."""
+    """A training whose plain steps take the given seconds in turn; recorded steps take longer."""
 
     def __init__(self, clock: Ticking, plain_s: Iterable[float]) -> None:
         self._clock, self._plain_s = clock, cycle(plain_s)
@@ -227,7 +226,7 @@ class Steps:
         self._is_recorded = recorder is not None
 
     def step(self, recorder: Recorder) -> None:
-        # Recorded ones differ from each other in any case.
+        # Recorded steps always differ from each other.
         self._number += 1
         recorded_s = RECORDED_S * (1 + self._number % 2)
         self._clock.now += recorded_s if self._is_recorded else next(self._plain_s)
@@ -237,7 +236,7 @@ class Steps:
 @pytest.mark.parametrize(
     ("plain_s", "times", "unrest"), [((1.0,), 1, 0.0), ((1.0, 1.0, 2.0), 2, 0.5)]
 )
-def test_restless_plain_steps_have_both_kinds_taken_twice(plain_s, times, unrest) -> None:
+def test_both_kinds_of_steps_are_measured_twice_if_plain_ones_vary(plain_s, times, unrest) -> None:
     clock = Ticking()
     recorder = Recorder(clock, "cpu0", 0)
     found = measure(Steps(clock, plain_s), recorder, clock, group_of(), 20)

@@ -50,25 +50,25 @@ def traced(model: nn.Module, clock: Ticking, waiting_s: float = 0.0, backwards: 
     }
 
 
-def test_shares_are_the_times_that_layers_worked():
+def test_spans_are_the_times_in_which_layers_computed():
     clock = Ticking()
     clock.now = 100
     model = nn.Sequential(Timed(clock, 2, 5), nn.ReLU(), Timed(clock, 3, 7), Timed(clock, 4, 11))
     shares = traced(model, clock, waiting_s=50)
-    # The time before the first layer is the first one's, that after the last is the last one's.
+    # The first layer includes the time before it, the last one the time after it.
     assert shares[Kind.FORWARD] == [("0", 100, 103), ("2", 103, 106), ("3", 106, 111)]
-    # The 50 s after the last gradient are no layer's.
+    # No layer includes the 50 s after the last gradient.
     assert shares[Kind.BACKWARD] == [("3", 111, 122), ("2", 122, 129), ("0", 129, 134)]
 
 
-def test_a_layer_that_is_entered_twice_has_one_share():
+def test_a_layer_that_is_entered_twice_has_one_span():
     clock = Ticking()
     first, again, other = Timed(clock, 1, 1), Timed(clock, 2, 5), Timed(clock, 3, 7)
     shares = traced(nn.Sequential(first, again, other, again), clock)
     assert shares[Kind.FORWARD] == [("0", 0, 2), ("1", 2, 4), ("2", 4, 10)]
-    # The sum of both its gradients is ready after that of the other.
+    # Its gradient, the sum over both uses, is ready after that of the other layer.
     assert shares[Kind.BACKWARD] == [("2", 10, 22), ("1", 22, 27), ("0", 27, 28)]
-    # Of two backward passes the last gradients count.
+    # With two backward passes, a layer ends with its gradients in the second.
     clock = Ticking()
     model = nn.Sequential(Timed(clock, 2, 5), Timed(clock, 3, 7))
     shares = traced(model, clock, backwards=2)
@@ -88,7 +88,7 @@ def test_a_layer_ends_with_the_last_of_its_gradients():
     assert [(part, end - start) for part, start, end in backward] == [
         ("second", 7),
         ("first", 5),
-        ("(root)", 0),  # its bias was ready first of all, its weight last
+        ("(root)", 0),  # its bias is ready first, its weight last
     ]
 
 
@@ -190,7 +190,7 @@ def test_an_exchange_that_is_joined_amid_a_layers_gradients_starts_with_the_last
     assert (exchange.start_s, exchange.end_s) == (3, 3)
 
 
-def test_hooks_that_were_there_before_the_trace_run_after_the_marks_of_their_layers():
+def test_earlier_hooks_run_after_the_marks_of_their_layers():
     """A suspended exchange hook does not delay the collective, and copies belong to no layer."""
     clock = Ticking()
     recorder = Recorder(clock, "cpu0", 0)
@@ -221,7 +221,7 @@ def linear(outputs: int = 8, **options: bool) -> nn.Linear:
 
 
 def tied() -> nn.Module:
-    """Two layers with one weight, the second without anything of its own."""
+    """Two layers share one weight; the second has no other parameter."""
     net = Net(
         lambda net, x: net.last(net.other(net.one(x).relu())),
         one=linear(),
@@ -233,7 +233,7 @@ def tied() -> nn.Module:
 
 
 def attention() -> nn.Module:
-    """torch's attention uses the weights of `out_proj` without calling it."""
+    """Attention of torch, which uses the weights of `out_proj` without calling it."""
     return Net(
         lambda net, x: net.last(net.heads(*[x.unsqueeze(1)] * 3, need_weights=False)[0].squeeze(1)),
         heads=nn.MultiheadAttention(8, 2, batch_first=True),
@@ -249,15 +249,15 @@ MODELS = {
     "as usual": LeNet5,
     "tied": tied,
     "twice": of_two(lambda net, x: net.last(net.one(net.other(net.one(x).relu())))),
-    # One layer is never entered, and one does not lead to the loss.
+    # One layer is never entered, and one has no influence on the loss.
     "unused": of_two(lambda net, x: net.last(net.one(x)) + 0 * net.aside(x).detach().sum(),
                      aside=linear()),
-    # A layer of which one of two parameters gets no gradient.
+    # One of two parameters of a layer gets no gradient.
     "half used": of_two(lambda net, x: net.last(net.other(x) * net.one.bias)),
     "attention": attention,
     # Weights of layers that are never entered.
     "functional": of_two(lambda net, x: x @ net.one.weight @ net.last.weight.t() + net.last.bias),
-    # Branches run in the opposite order of their registration.
+    # Branches run in the reverse order of their registration.
     "branched": of_two(lambda net, x: net.last(net.other(x) + net.one(x))),
 }  # fmt: skip
 

@@ -16,7 +16,7 @@ EXAMPLES = {
     name: re.findall(r"^```python\n(.*?)^```$", section, re.M | re.S)
     for name, section in re.findall(r"^### (\w+)\n(.*?)(?=^##|\Z)", PAGE, re.M | re.S)
 }
-ON_TWO_RANKS = {"DataParallel", "ddp_hook", "LocalUpdates", "NonFinite"}  # as torchrun starts them
+ON_TWO_RANKS = {"DataParallel", "ddp_hook", "LocalUpdates", "NonFinite"}  # started by torchrun
 
 
 def run(code: str) -> None:
@@ -37,7 +37,7 @@ def test_the_example_runs(name, request, monkeypatch, tmp_path):
     if name in ON_TWO_RANKS:
         request.getfixturevalue("pair")(run, code, group=False)
         return
-    if "train(recipe" in code:  # a recipe's workers are forked: not after other tests' backward
+    if "train(recipe" in code:  # it forks workers, so no backward pass may come before
         subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
         return
     with forking():

@@ -1,4 +1,4 @@
-"""What is rehearsed, and the workloads of recipes as plans, rehearsals and profiles have them."""
+"""Rehearsals, and the workloads of recipes in plans, rehearsals and profiles."""
 
 import resource
 from collections.abc import Sequence
@@ -66,7 +66,7 @@ def test_a_device_is_found_by_what_people_call_it(name, label, tmp_path, monkeyp
     assert find_device(name).label == label
 
 
-def test_machine_files_of_the_users_own_come_first(tmp_path, monkeypatch):
+def test_machine_files_of_the_user_come_first(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "machines").mkdir()
     text = (MACHINES / "power8-p100.toml").read_text()
@@ -79,13 +79,13 @@ def test_machine_files_of_the_users_own_come_first(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["", "k80", "gpu99", ":"])
-def test_a_device_that_is_not_known_is_told_which_are(name):
+def test_an_unknown_device_is_refused(name):
     with refused("device"):
         find_device(name)
 
 
 def session(**values: object) -> TrainingSession:
-    """The first of two ranks of a rehearsal."""
+    """Create the session of the first of two ranks of a rehearsal."""
     settings = validated_rehearsal(values)
     progress = TerminalProgress(console(quiet=True), "rehearsing")
     return TrainingSession(
@@ -100,14 +100,14 @@ def session(**values: object) -> TrainingSession:
 
 
 def paced(strategy: str, **settings: object) -> TrainingSession:
-    """A network of three layers with equal parameters, on two paced workers."""
+    """Create a session of two paced workers with three layers of equal size."""
     return session(model="mlp-64-64-64-64", device="p100", strategy=strategy, **settings)
 
 
 TOTALS = {"forward_ms": 6.0, "backward_ms": 12.0, "update_ms": 3.0}
 
 
-def test_a_paced_model_takes_the_given_totals_and_else_those_of_the_device():
+def test_a_paced_model_has_the_given_totals_or_those_of_the_device():
     known = setup_of(paced("host")).times
     assert known is not None
     mixed = setup_of(paced("host", backward_ms=12.0))
@@ -121,7 +121,7 @@ def test_a_paced_model_takes_the_given_totals_and_else_those_of_the_device():
 def profiled(
     one: TrainingSession, setup: TrainingSetup, exchange: Sequence[ExchangeSample]
 ) -> Profile:
-    """A profile of layers that take exactly what they stand for."""
+    """Create a profile in which each layer takes exactly its paced time."""
     times = setup.times
     assert times is not None
     machine = this_machine(one.group, [Speed(1e12, 1e12)] * 2)
@@ -141,7 +141,7 @@ def profiled(
 
 
 def predicted_s(strategy: str, seconds_per_byte: float, **settings: object) -> float:
-    """The step that is predicted if exchanges lie on a known line."""
+    """Predict a step whose exchanges take LATENCY_S and `seconds_per_byte`."""
     exchange = [ExchangeSample(n, LATENCY_S + n * seconds_per_byte) for n in (1000, 2**20)]
     one = paced(strategy, **(TOTALS | settings))
     runner = ReplicaRunner(one, one.strategy.runner().replica)
@@ -149,27 +149,27 @@ def predicted_s(strategy: str, seconds_per_byte: float, **settings: object) -> f
     return forecast_with(one, runner, one.strategy, one.config).step_s
 
 
-# Of 7 bytes that 2 ranks move for each byte of gradients, 4 are copied at once (read, written).
+# For each byte of gradients 2 ranks move 7, 4 of them when both copy at once (read and write).
 COPY_NBYTES = LAYER_NBYTES * 4 / 7
 
 
 @pytest.mark.parametrize(
     ("strategy", "seconds_per_byte", "nbytes"),
     [
-        # Each copy and each sum fits beside the layer that comes next: the last layer's shows.
+        # The next layer hides each copy and sum; only those of the last layer are exposed.
         ("host", 1e-8, LAYER_NBYTES),
-        # A copy that takes longer than the next layer holds it up.
+        # A copy that takes longer than the next layer delays it.
         ("host", 1e-5, 2 * COPY_NBYTES + LAYER_NBYTES),
-        ("allreduce", 1e-8, 3 * LAYER_NBYTES),  # one bucket shows as a whole
+        ("allreduce", 1e-8, 3 * LAYER_NBYTES),  # the only bucket is exposed
     ],
 )
-def test_the_exchange_that_shows(strategy, seconds_per_byte, nbytes):
+def test_the_exposed_part_of_an_exchange(strategy, seconds_per_byte, nbytes):
     exchange_s = LATENCY_S + nbytes * seconds_per_byte
     step_s = predicted_s(strategy, seconds_per_byte)
     assert step_s == pytest.approx(FORWARD_S + BACKWARD_S + UPDATE_S + exchange_s)
 
 
-def test_layers_that_are_shorter_than_what_is_queued_make_up_for_a_copy():
+def test_queued_short_layers_make_up_for_a_copy():
     copy_s, backward_s = QUEUED_S / 2, QUEUED_S / 2  # three layers of less than a copy each
     step_s = predicted_s("host", copy_s / COPY_NBYTES, backward_ms=1e3 * backward_s)
     times = setup_of(paced("host", **(TOTALS | {"backward_ms": 1e3 * backward_s}))).times
@@ -178,13 +178,13 @@ def test_layers_that_are_shorter_than_what_is_queued_make_up_for_a_copy():
     assert step_s == pytest.approx(FORWARD_S + exchanged_s + UPDATE_S)
 
 
-def test_more_workers_started_than_asked_for_are_refused():
+def test_another_number_of_workers_than_were_started_is_refused():
     with refused("workers"):
         setup_of(session(model="lenet5", device="p100", workers=3))
 
 
 @pytest.mark.parametrize("kind", [{"device": "p100"}, {"slowdown": 2}])
-def test_a_model_of_the_users_own_has_to_be_given_a_shape(kind):
+def test_a_model_of_the_user_needs_an_input_shape(kind):
     with refused("torch.nn:Identity"):
         setup_of(session(model="torch.nn:Identity", **kind))
     with refused("input_shape"):
@@ -199,7 +199,7 @@ TOKEN_PARAMETERS = 29 * 8 + 8 * 29 + 29
 
 
 def test_a_recipe_is_described_by_its_data() -> None:
-    """As its model on a batch of its first sample: tokens are int64, and each of 8 bytes."""
+    """`workload_of` describes the model on its first sample; a token has 8 bytes."""
     recipe = own_recipes.tokens()
     found = workload_of(recipe, 5)
     inputs = own_recipes.token_data(1).tensors[0].expand(5, -1)
@@ -215,7 +215,7 @@ def test_fields_of_a_mapping_are_the_arguments_of_the_model() -> None:
     assert found.input_nbytes == 3 * (5 * 8 + 4 + 8)
 
 
-def test_a_model_of_many_gigabytes_is_described_without_them() -> None:
+def test_a_model_of_many_gigabytes_is_described_without_allocating_them() -> None:
     side = 2**17  # 64 GiB of parameters
     data = TensorDataset(torch.zeros(2, 4), torch.zeros(2, 4))
     recipe = paceline.Recipe(
@@ -229,7 +229,7 @@ def test_a_model_of_many_gigabytes_is_described_without_them() -> None:
 
 
 class Spread(nn.Linear):
-    """Looks at the values that it makes."""
+    """A layer whose constructor reads its initial values."""
 
     def __init__(self) -> None:
         super().__init__(4, 3)
@@ -244,7 +244,7 @@ def test_a_model_that_needs_its_values_is_described_with_them() -> None:
     recipe = paceline.Recipe(model=Spread, train=data, loss=nn.functional.mse_loss)
     before = torch.get_rng_state()
     assert workload_of(recipe, 2).num_parameters == 15
-    assert torch.equal(torch.get_rng_state(), before)  # the program's own
+    assert torch.equal(torch.get_rng_state(), before)  # the program's random numbers are unchanged
 
 
 def test_a_recipe_is_planned_for_as_its_model_would_be() -> None:
@@ -260,7 +260,7 @@ def test_a_recipe_is_planned_for_as_its_model_would_be() -> None:
         paceline.plan(recipe, MACHINE, input_shape=(12,))
 
 
-def test_a_given_recipe_has_a_name_while_it_is_given_and_each_its_own() -> None:
+def test_each_given_recipe_has_its_name_while_it_is_given() -> None:
     first, second = own_recipes.tokens(), own_recipes.fields()
     with given(first) as one, given(first) as again, given(second) as other:
         assert (one, again, other) == (
@@ -278,7 +278,7 @@ def test_a_given_recipe_has_a_name_while_it_is_given_and_each_its_own() -> None:
         assert named == "given-recipe:My-GPT-no.-3"
 
 
-def test_a_name_may_be_that_of_a_recipe_of_a_factory_or_of_a_model() -> None:
+def test_a_name_may_be_of_a_recipe_a_factory_or_a_model() -> None:
     assert own_recipe("own_recipes:ready") is not None
     assert own_recipe("own_recipes:tokens") is not None
     assert own_recipe("own_recipes:TokenModel") is None
@@ -305,7 +305,7 @@ UNDESCRIBED = ("untrained", "unmade", "no_model", "triple")
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_with_a_recipe_is_refused(name: str) -> None:
+def test_invalid_recipes_are_refused(name: str) -> None:
     field, figure = WRONG[name]
     with refused(field) as caught:
         built(recipe_of(f"own_recipes:{name}", None, 0), 0)
@@ -348,14 +348,17 @@ def test_a_built_in_model_is_stretched_on_random_samples_of_its_kind(name, shape
     assert 0 < float(setup.learning.forward(setup.model, share).detach()) < 20
 
 
-def test_a_model_whose_outputs_are_no_classes_needs_a_recipe(tmp_path, monkeypatch) -> None:
-    (tmp_path / "flat_outputs.py").write_text(
-        "from torch import nn\n\n"
-        "def make():\n    return nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))\n"
-    )
-    monkeypatch.chdir(tmp_path)
+FLAT = """
+from torch import nn
+
+make = lambda: nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))
+"""
+
+
+def test_a_model_whose_outputs_are_no_classes_needs_a_recipe(own_modules) -> None:
+    own_modules(own_flat=FLAT)
     with refused("model"):
-        rehearsal(model="flat_outputs:make", slowdown=2, input_shape=(3,))
+        rehearsal(model="own_flat:make", slowdown=2, input_shape=(3,))
 
 
 def profile(**values: object) -> ProfileSettings:
@@ -378,8 +381,8 @@ def test_a_built_in_token_model_is_profiled_on_text() -> None:
     assert torch.equal(share.inputs[:, 1:], share.targets[:, :-1])
 
 
-def test_an_attempt_at_a_batch_repeats_the_first_sample_of_a_recipe(monkeypatch) -> None:
-    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)  # of the process of the tests
+def test_an_attempt_at_a_large_batch_repeats_the_first_sample(monkeypatch) -> None:
+    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)  # would limit this process
     attempt = Attempt(
         settings=profile(model="own_recipes:tokens"), batch_size=500, limit_nbytes=2**40
     )
