@@ -78,7 +78,7 @@ class Raised:
 class Trial:
     """A rank in one run of a program: `kind` is what wraps its modules.
 
-    "ddp", "ddp_again", "alone" (nothing does: one process with all samples), or one of `COLUMNS`.
+    "ddp", "alone" (nothing does: one process with all samples), or one of `COLUMNS`.
     """
 
     def __init__(self, rank: int, size: int, kind: str, wait_s: float = WAIT_S) -> None:
@@ -112,7 +112,7 @@ class Trial:
 
     @property
     def is_torch(self) -> bool:
-        return self.kind in ("ddp", AGAIN)
+        return self.kind == "ddp"
 
     def watch(self, module: nn.Module) -> None:
         self._modules.append(module)
@@ -169,8 +169,6 @@ class Trial:
             seen[f"module {number}"] = {**seen_of(module), "runs": self._runs[number]}
         return seen
 
-
-AGAIN = "ddp_again"  # shows that a program does the same each time
 
 OURS = ("host", "host_chunk_1", "tree")  # exchanges that are not torch's own
 COLUMNS: dict[str, dict[str, Any]] = {
