@@ -1,6 +1,7 @@
-"""Modules that are evaluated or copied before training, and training in eval mode."""
+"""Modules that are evaluated, copied or saved before training, and training in eval mode."""
 
 import copy
+import io
 
 import torch
 from declared import trains
@@ -33,6 +34,17 @@ def evaluated_with_gradients_on_before_training(trial):
     model.train()
     yield from trained(model, squares(trial))
     yield outputs
+
+
+@trains(normed)
+def saved_before_the_first_step(trial, model):
+    yield state_of(model)
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    yield dict(torch.load(file))
+    yield from trained(model, squares(trial))
+    yield state_of(model)
 
 
 def module_copied_before_the_first_step(trial, model):
@@ -138,6 +150,16 @@ def first_forward_without_backward_on_one_rank(trial, model):
     with torch.no_grad():
         yield model(trial.batch(30)).shape if trial.rank == 1 else None
     yield from trained(model, squares(trial))
+
+
+@trains(normed)
+def evaluated_on_one_rank_only(trial, model):
+    """Rank 0 validates the bare module while the others wait at a barrier."""
+    for loss in trained(model, squares(trial)):
+        if trial.rank == 0:
+            trial.evaluated(model.module)
+        torch.distributed.barrier()
+        yield loss
 
 
 def wrapped_again_after_training(trial):

@@ -17,6 +17,30 @@ from trial import OURS, kept, state_of
 HOOK = {"refused_by": OURS, "refusal": "hook"}
 
 
+class Muonlike(torch.optim.Optimizer):
+    """Momentum, orthogonalized for matrices by a few Newton-Schulz steps, as in Muon."""
+
+    def __init__(self, parameters: Any, lr: float = 0.02) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._move(parameter, group["lr"])
+
+    def _move(self, parameter: Tensor, lr: float) -> None:
+        momentum = self.state[parameter].setdefault("m", torch.zeros_like(parameter))
+        momentum.lerp_(parameter.grad, 0.1)
+        update = momentum
+        if parameter.ndim == 2:
+            update = momentum / (momentum.norm() + 1e-3)
+            for _ in range(3):
+                update = 1.5 * update - 0.5 * update @ update.T @ update
+        parameter.sub_(update, alpha=lr)
+
+
 def every_common_optimizer(trial):
     """Large epsilons keep Adam from amplifying the rounding errors of zero gradients."""
     makers: list[Callable[[Any], torch.optim.Optimizer]] = [
@@ -26,6 +50,7 @@ def every_common_optimizer(trial):
         lambda parameters: torch.optim.Adagrad(parameters, lr=0.01, eps=1e-3),
         lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, nesterov=True),
         lambda parameters: torch.optim.Adafactor(parameters),
+        lambda parameters: Muonlike(parameters),
     ]
     for make in makers:
         model = trial.wrap(mlp())

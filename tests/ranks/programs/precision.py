@@ -149,7 +149,7 @@ def parameters_that_are_not_contiguous(trial):
         yield [list(parameter.grad.stride()) for parameter in model.parameters()]
 
 
-def hundreds_of_small_parameters(trial):
+def thousand_small_parameters(trial):
     @module_of(scales=nn.ParameterList(torch.randn(3) for _ in range(300)), net=mlp())
     def many(self, x: Tensor) -> Tensor:
         out = self.net(x)
