@@ -82,7 +82,8 @@ def steps(group: Group, threads: int) -> tuple[str, list[int], list[int]]:
 
 
 @pytest.mark.parametrize(("place", "threads"), [("pair", 0), ("pair", 1), ("triple", 1)])
-def test_ranks_get_the_bits_of_torch_in_any_order_of_chunks(ranks: Ranks, threads: int):
+def test_ranks_get_the_bits_of_torch_in_any_order_of_chunks(request, place: str, threads: int):
+    ranks = request.getfixturevalue(place)
     first, *others = ranks(steps, threads, group=False)
     assert others == [first] * (ranks.size - 1)
     assert first[1:] == (list(range(ranks.size)), [0])
@@ -206,23 +207,24 @@ def test_a_step_that_fails_anywhere_is_discarded_everywhere(triple: Ranks):
 
 
 @in_a_group
-def no_memory(group: Group) -> str:
-    """Request more memory than the first rank's limit."""
+def no_memory(group: Group, how: str) -> str:
+    """Request more memory than the first rank's limit, or than the machine has."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if group.rank == 0:
+    if how == "limit" and group.rank == 0:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
     before = len(list(DESCRIPTORS.iterdir()))
     with pytest.raises(InvalidInput) as caught:
-        Arena(group, 1 << 22, 8, 3, 30)
+        Arena(group, 1 << (22 if how == "limit" else 50), 8, 3, 30)
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert len(list(DESCRIPTORS.iterdir())) == before
     return str(caught.value)
 
 
-def test_a_failed_allocation_is_an_error_on_every_rank(triple: Ranks):
-    (text,) = set(triple(no_memory, group=False))
+@pytest.mark.parametrize(("how", "bits"), [("limit", 22), ("machine", 50)])
+def test_memory_that_cannot_be_had_is_an_error_on_every_rank(triple: Ranks, how: str, bits: int):
+    (text,) = set(triple(no_memory, how, group=False))
     nbytes = int(re.search(r"([\d,]+) bytes", text)[1].replace(",", ""))
-    slots = 5 * (1 << 22)  # one for each of three ranks, and two results
+    slots = 5 * (1 << bits)  # three of ranks, and two results
     assert slots < nbytes < slots + (1 << 20)
 
 

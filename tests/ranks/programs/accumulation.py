@@ -124,6 +124,12 @@ def accumulation_over_gradients_that_are_views(trial, model):
             optimizer.zero_grad(set_to_none=step > 3)
 
 
+def _tied() -> nn.Module:
+    module = mlp(6, 6, 6, 6)
+    module[4].weight = module[0].weight
+    return module
+
+
 @trains(lambda: Experts(3), find_unused_parameters=True)
 def gradients_zeroed_in_place_while_an_expert_rests(trial, model):
     """Zero gradients, unlike None, let momentum and decay move an unused expert."""
@@ -197,10 +203,16 @@ programs(
     {
         "flag_instead_of_no_sync": _flagged(3, is_early=True),
         "flag_set_before_backward": _flagged(2, is_early=False),
+        "gradients_zeroed_in_place": lambda trial: (
+            learn(trial, model, step)
+            for model in [trial.wrap(mlp())]
+            for step in stepped(model, 4, set_to_none=False)
+        ),
         # Many buckets or one: the same gradients.
         "gradients_in_small_buckets": plain(
             lambda: mlp(6, 64, 64, 64, 3), steps=4, bucket_cap_mb=0.01
         ),
+        "weights_tied_by_the_user_in_two_modules": plain(_tied, steps=4),
         "parameters_in_shared_memory": plain(lambda: mlp().share_memory()),
     },
 )

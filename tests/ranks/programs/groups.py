@@ -9,6 +9,7 @@ from declared import plain, program, programs, trains
 from graphs import half
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.nn.functional import all_gather
@@ -162,6 +163,12 @@ def _halved(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]
     return work.get_future().then(lambda future: future.value()[0])
 
 
+def _alone(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    future: torch.futures.Future[Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
 def _hooked(*hooks: Callable[..., Any]) -> Run:
     """Return a program that trains once with each hook."""
 
@@ -178,12 +185,25 @@ programs(
     __name__,
     {
         "hook_of_the_user": _hooked(_halved),
+        "hook_that_communicates_nothing": _hooked(_alone),
         "hooks_that_come_with_torch": _hooked(
             default_hooks.allreduce_hook, default_hooks.fp16_compress_hook
         ),
     },
     **HOOK,
 )
+
+
+@program(**HOOK)
+def power_sgd(trial):
+    model = trial.wrap(mlp(6, 16, 16, 3).float())
+    state = PowerSGDState(
+        None, matrix_approximation_rank=2, start_powerSGD_iter=2, min_compression_rate=1
+    )
+    model.register_comm_hook(state, powerSGD_hook)
+    yield from trained(
+        model, lambda m, step: m(trial.batch(step, dtype=torch.float32)).square().mean(), steps=4
+    )
 
 
 def hook_that_is_not_callable(trial, model):
@@ -263,6 +283,8 @@ programs(
         "unused_parameters_skipped": plain(
             half, find_unused_parameters=True, skip_all_reduce_unused_params=True
         ),
+        # A second group of the same ranks.
+        "group_of_its_own": _in(normed, lambda trial: {"process_group": dist.new_group([0, 1])}),
         # Each rank trains in its own group.
         "group_of_one_rank": _in(
             normed,

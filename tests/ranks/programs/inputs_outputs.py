@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from declared import program, programs, trains
 from torch import Tensor, nn
 
@@ -165,6 +166,27 @@ def dataclass_of_a_static_graph(trial):
         yield gradients(trial.bare(model))
 
 
+def loss_computed_inside(trial):
+    """The module returns a dict with its loss, a number for the log, and a prediction."""
+
+    @module_of(net=mlp())
+    def withloss(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Any]:
+        logits = self.net(x)
+        if labels is None:
+            return {"logits": logits}
+        loss = F.cross_entropy(logits, labels)
+        return {"loss": loss, "log": loss.item(), "best": logits.argmax(1)}
+
+    model = trial.wrap(withloss)
+    labels = torch.tensor([0, 1, 2, 1])
+    for step in stepped(model, 3):
+        answer = model(trial.batch(step), labels=labels)
+        answer["loss"].backward()
+        yield answer
+    model.eval()
+    yield model(trial.batch(30))["logits"]
+
+
 @trains(
     lambda: module_of(net=mlp(), weight=nn.Parameter(torch.ones(3)))(
         lambda self, x: (self.net(x) * self.weight, x, self.weight, torch.ones(2))
@@ -176,6 +198,15 @@ def output_that_is_the_input_or_a_parameter(trial, model, step):
     out, same, weight, _ = model(x)
     assert same is x
     return out.square().mean() + weight.abs().sum()
+
+
+@trains(Asking)
+def inputs_that_require_gradients(trial, model):
+    """Their gradients are this rank's own."""
+    for step in range(3):
+        one, other = trial.batch(step).requires_grad_(), trial.batch(9).requires_grad_()
+        model(None, one, other)["out"].square().mean().backward()
+        yield [one.grad, other.grad]
 
 
 def output_changed_in_place(trial, model, step):
@@ -191,6 +222,11 @@ def output_changed_in_place_with_unused_parameters_sought(trial, model, step):
     out = model(trial.batch(step))
     out.mul_(2)
     return out.square().mean()
+
+
+def batches_of_different_sizes(trial, model, step):
+    """Ranks have other numbers of samples, and means weigh each rank alike, as with DDP."""
+    return model(trial.batch(step, 1 + step + 3 * trial.rank, 6)).var()
 
 
 @trains(lambda: nn.GRU(5, 6, batch_first=True))

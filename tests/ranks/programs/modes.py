@@ -13,6 +13,14 @@ from trial import gradients, state_of
 
 
 @trains(normed)
+def evaluated_before_the_first_step(trial, model):
+    """All ranks have rank 0's values from the construction on."""
+    yield trial.evaluated(model, 30)
+    yield from trained(model, squares(trial))
+    yield trial.evaluated(model, 30)
+
+
+@trains(normed)
 def sanity_check_before_training(trial, model):
     """Evaluate two batches before training and one in inference mode later, as Lightning does."""
     for step in range(2):
@@ -100,6 +108,16 @@ def averaged_from_before_the_first_step(trial, model):
         yield [state_of(average) for average in averages]
     with torch.no_grad():
         yield [average.eval()(trial.batch(30)) for average in averages]
+
+
+def averaged_before_it_is_wrapped(trial):
+    """A teacher that is copied before wrapping keeps each rank's own first values."""
+    module = mlp()
+    teacher = AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(0.5))
+    model = trial.wrap(module)
+    for _ in trained(model, squares(trial)):
+        teacher.update_parameters(model.module)
+        yield state_of(teacher)
 
 
 @trains(normed)

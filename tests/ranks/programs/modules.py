@@ -8,7 +8,8 @@ from declared import trains
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
-from steps import backward, mlp, module_of, squares, stepped, trained
+from steps import backward, learn, mlp, module_of, squares, stepped, trained
+from trial import gradients, state_of
 
 
 def lstm_with_its_state_carried_on(trial):
@@ -69,6 +70,22 @@ def diffusion_step(trial):
         yield backward(F.mse_loss(model(x + noise, t, condition=condition), noise))
 
 
+def unrolled() -> nn.Module:
+    @module_of(cell=nn.GRUCell(6, 6))
+    def model(self, x: Tensor) -> Tensor:
+        state = torch.zeros_like(x)
+        for _ in range(3):
+            state = self.cell(x, state)
+        return state
+
+    return model
+
+
+@trains(unrolled)
+def rnn_cell_unrolled(trial, model, step):
+    return squares(trial)(model, step)
+
+
 def encoder() -> nn.Module:
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
     return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
@@ -120,6 +137,16 @@ def features_taken_with_a_hook(trial):
     model = trial.wrap(module)
     for step in stepped(model, 3):
         yield backward(squares(trial)(model, step) + taken["features"].abs().mean())
+
+
+def wrapper_within_a_module(trial):
+    """A part is wrapped, and the whole around it is not."""
+    torch.manual_seed(9)
+    whole = nn.Sequential(trial.wrap(mlp(6, 8, 8)), nn.Tanh(), nn.Linear(8, 3))
+    for step in stepped(whole, 3):
+        learn(trial, whole, step)
+        yield [gradients(whole[2]), list(state_of(whole))]
+        whole.train(step % 2 == 0)
 
 
 def functional_call_of_the_wrapper(trial, model):
@@ -179,3 +206,45 @@ def arguments_of_ddp_in_their_order(trial):
     yield trial.refused(lambda: trial.wrap(mlp(), device_ids=[0]))
     yield trial.refused(lambda: trial.wrap(mlp(), device_ids=[0, 1]))
     yield trial.refused(lambda: trial.wrap(mlp(), no_such_argument=1))
+
+
+def methods_other_than_forward(trial):
+    """A generator's own methods are called on the bare module between steps."""
+
+    class Autoencoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder, self.decoder = mlp(6, 4), mlp(4, 6)
+
+        def encode(self, x: Tensor) -> Tensor:
+            return self.encoder(x)
+
+        def forward(self, x: Tensor) -> Tensor:
+            noise = torch.randn(4)
+            return self.decoder(self.encode(x) + 0.1 * noise)
+
+    model = trial.wrap(Autoencoder())
+    for loss in trained(model, lambda m, step: F.mse_loss(m(trial.batch(step)), trial.batch(step))):
+        with torch.no_grad():
+            yield [loss, model.module.encode(trial.batch(30))]
+
+
+def reinforcement_learning(trial):
+    """Acting without gradients, learning in several epochs, actor and critic in one module."""
+
+    @module_of(actor=mlp(6, 8, 3), critic=mlp(6, 8, 1))
+    def agent(self, x: Tensor) -> tuple[torch.distributions.Categorical, Tensor]:
+        return torch.distributions.Categorical(logits=self.actor(x)), self.critic(x)
+
+    model = trial.wrap(agent)
+    for step in range(2):
+        with torch.no_grad():
+            policy, _ = model(trial.batch(step))
+            actions = policy.sample()
+        rewards = torch.ones(4) * (1 + trial.rank)
+        for _ in stepped(model, 2):
+            policy, values = model(trial.batch(step))
+            advantage = rewards - values.squeeze(1)
+            loss = -(policy.log_prob(actions) * advantage.detach()).mean()
+            loss = backward(loss + advantage.square().mean() - 0.01 * policy.entropy().mean())
+            yield [loss, actions]

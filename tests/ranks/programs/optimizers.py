@@ -65,6 +65,20 @@ def clipping_by_norm_and_by_value(trial, model):
         yield norm
 
 
+@trains(lambda: mlp(6, 8, 8, 3))
+def schedule_with_warm_up_and_two_groups(trial, model):
+    decayed = [p for name, p in model.named_parameters() if name.endswith("weight")]
+    plain = [p for name, p in model.named_parameters() if not name.endswith("weight")]
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=0.01, eps=1e-3)
+    warm = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 4)
+    schedule = torch.optim.lr_scheduler.SequentialLR(optimizer, [warm, cosine], [2])
+    for loss in trained(model, squares(trial), optimizer, steps=5):
+        yield [loss, schedule.get_last_lr()]
+        schedule.step()
+
+
 def optimizer_made_before_wrapping(trial):
     """An optimizer created before wrapping still updates the same parameter objects."""
     module = mlp()
@@ -171,3 +185,26 @@ def parameters_moved_by_the_user(trial, model):
         yield learn(trial, model, step)
         for parameter in model.parameters():
             parameter.data = parameter.data - 0.1 * parameter.grad.data
+
+
+def gradient_noise_and_centralization(trial, model):
+    """Gradients are changed in place after backward, before the optimizer sees them."""
+    for loss in trained(model, squares(trial)):
+        generator = torch.Generator().manual_seed(7)
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.grad.sub_(parameter.grad.mean(1, keepdim=True))
+            parameter.grad.add_(torch.randn(parameter.shape, generator=generator), alpha=1e-3)
+        yield loss
+
+
+def learning_that_stops_on_all_ranks(trial, model):
+    """Early stopping: the flag is reduced between steps, in the user's own collective."""
+    for loss in trained(model, squares(trial), steps=8):
+        total = loss["loss"].detach().clone()
+        dist.all_reduce(total)
+        yield [loss, total]
+        stop = torch.tensor(float(total < 0.2))
+        dist.all_reduce(stop, op=dist.ReduceOp.MAX)
+        if stop.item():
+            break

@@ -7,7 +7,7 @@ import torch
 from declared import plain, programs, trains
 from torch import Tensor, nn
 
-from steps import backward, mlp, sgd, squares, trained
+from steps import backward, mlp, sgd, squares, stepped, trained
 
 
 class Counting(nn.Module):
@@ -94,6 +94,14 @@ def dropout_with_equal_seeds(trial, model):
 
 
 @trains(Deep, find_unused_parameters=True)
+def stochastic_depth_alike_on_all_ranks(trial, model):
+    """Other layers in each step, the same on all ranks, with find_unused_parameters."""
+    random.seed(3)
+    for step in stepped(model, 6):
+        yield backward(model(trial.batch(step).requires_grad_()).square().mean())
+
+
+@trains(Deep, find_unused_parameters=True)
 def stochastic_depth_of_each_rank(trial, model):
     optimizer = sgd(model)
     for step in range(6):
@@ -114,6 +122,7 @@ def forward_that_fails_once(trial, model):
 programs(
     __name__,
     {
+        "memory_bank_of_each_rank": plain(Remembering, steps=4, broadcast_buffers=False),
         "forward_that_draws_from_all_streams": plain(Drawing, steps=4),
     },
 )

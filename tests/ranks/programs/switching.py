@@ -26,6 +26,12 @@ def through_all_exchanges(trial, model, step):
     return squares(trial)(model, step)
 
 
+@trains(lambda: deep().float())
+def adam_in_float32_through_all_exchanges(trial, model):
+    for step in stepped(torch.optim.Adam(model.parameters(), lr=0.01, eps=1e-3), STEPS):
+        yield backward(model(trial.batch(step, dtype=torch.float32)).square().mean())
+
+
 @trains(lambda: nn.Sequential(*normed()[:2], nn.Dropout(0.2), nn.ReLU(), nn.Linear(8, 3)))
 def batch_norm_and_evaluation_through_all_exchanges(trial, model):
     for seen in trained(model, squares(trial), steps=STEPS):

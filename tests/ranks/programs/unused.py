@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from declared import plain, program, programs, trains
 from torch import Tensor, nn
 
@@ -21,6 +22,24 @@ class Experts(nn.Module):
     def forward(self, x: Tensor, chosen: list[int]) -> Tensor:
         weights = self.gate(x).softmax(1)
         return sum(weights[:, i : i + 1] * self.experts[i](x) for i in chosen)
+
+
+class Routed(nn.Module):
+    """Each sample goes to its best expert: what is used depends on the data."""
+
+    def __init__(self, experts: int = 4) -> None:
+        super().__init__()
+        self.gate = nn.Linear(6, experts)
+        self.experts = nn.ModuleList(nn.Linear(6, 3) for _ in range(experts))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores, best = self.gate(x).softmax(1).max(1)
+        out = x.new_zeros(len(x), 3)
+        for number, expert in enumerate(self.experts):
+            rows = (best == number).nonzero().flatten()
+            if len(rows):
+                out = out.index_add(0, rows, expert(x[rows]) * scores[rows, None])
+        return out
 
 
 def heads() -> nn.Module:
@@ -57,10 +76,27 @@ def gradients_of_unused_experts_kept(trial, model):
 
 
 @trains(heads, find_unused_parameters=True)
+def heads_that_take_turns(trial, model):
+    for step, tasks in stepped(model, enumerate([("a", "a"), ("b", "a"), ("ab", "c"), ("c", "c")])):
+        yield backward(
+            sum(out.square().mean() for out in model(trial.batch(step), tasks[trial.rank]))
+        )
+
+
+@trains(heads, find_unused_parameters=True)
 def output_that_is_not_in_the_loss(trial, model):
     """All heads compute, but the loss uses one: the others' gradients stay None."""
     for step, used in stepped(model, enumerate([(0, 0), (1, 0), (2, 1)])):
         yield backward(model(trial.batch(step), "abc")[used[trial.rank]].square().mean())
+
+
+@trains(lambda: Experts(3), find_unused_parameters=True)
+def unused_parameters_with_accumulation(trial, model):
+    """An expert that only the micro-batches in no_sync touch."""
+    for step in stepped(model, 3):
+        with model.no_sync():
+            yield backward(model(trial.batch(step), [1 + trial.rank]).square().mean())
+        yield backward(model(trial.batch(10 + step), [0]).square().mean())
 
 
 @program(raises="RuntimeError")
@@ -102,6 +138,12 @@ def frozen_after_construction_and_not_sought(trial, model):
 def frozen_after_construction(trial, model, step):
     model.module[2].requires_grad_(step not in (2, 3))
     return model(trial.batch(step)).square().mean()
+
+
+def _run_dry() -> nn.Module:
+    module = nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.LazyLinear(3))
+    module(torch.zeros(1, 6))
+    return module
 
 
 def _frozen() -> nn.Module:
@@ -179,6 +221,9 @@ programs(
         ),
         # Unused in the first steps, in which exchanges learn the order of gradients.
         "expert_that_is_used_late": _experts(LATE),
+        "parameter_that_nobody_ever_uses": _experts([[[0, 1], [0, 1]]] * 4),
+        "samples_routed_by_their_data": plain(Routed, steps=6, find_unused_parameters=True),
+        "lazy_module_after_a_dry_run": plain(_run_dry),
         # Frozen parameters have no gradient and are not exchanged.
         "frozen_before_construction": plain(_frozen),
         "unused_parameters_sought_where_there_are_none": plain(mlp, find_unused_parameters=True),
