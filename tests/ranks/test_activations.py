@@ -1,7 +1,7 @@
-"""Gather rows from all ranks and return their errors, compared with one process.
+"""all_gather and reduce_scatter of activations, compared with one process.
 
-Each rank computes another loss of all rows, so a rank's gradients are the gradients of the sum of
-all losses.
+Each rank computes its own loss of all rows, so the gradients of a rank's rows are those of the sum
+of all losses.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ WIDTH, OUTPUTS, HEADER = 37, 5, 40
 ROWS = {"even": (3, 3, 3), "uneven": (3, 1, 40), "with none": (2, 0, 3)}
 CODECS: tuple[Any, ...] = (
     *("dynamic8", "static8", "mantissa8", "linear8", "half"),
-    EightBit("dynamic8", 64),  # a fraction of a block, so that several are in a message
+    EightBit("dynamic8", 64),  # small blocks, so that a message has several
     EightBit("static8", offset=10.0),
 )
 
@@ -46,7 +46,7 @@ def x_of(rank: int, rows: str, dtype: torch.dtype) -> Tensor:
 
 
 def loss_of(rank: int, x: Tensor) -> Tensor:
-    """Return a rank's loss of all rows; its gradient is not contiguous, and varies in magnitude."""
+    """Return a rank's loss of all rows; the gradient is not contiguous and varies in magnitude."""
     weights = values(rank, 1, WIDTH, OUTPUTS, dtype=x.dtype)
     return (x @ weights).tanh().square().sum() * (1 + rank)
 
@@ -64,7 +64,7 @@ def assert_near(one: Tensor, other: Tensor) -> None:
 
 
 def exact(rows: str) -> list[list[int]]:
-    """Without a codec, in float64: equal to autograd on all rows in one process."""
+    """Compare exchanges without a codec with autograd on all rows in one process, in float64."""
     rank, size = dist.get_rank(), dist.get_world_size()
     sizes, sent = ROWS[rows][:size], []
     own, part = x_of(rank, rows, torch.float64), parts(sizes)[rank]
@@ -100,7 +100,7 @@ def by_hand(codec: Any, given: Tensor) -> Tensor:
 
 
 def errors_by_hand(codec: Any, whole: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Sum the errors of this rank's rows in rank order; only its own are exact."""
+    """Sum this rank's gradients in rank order; contributions of other ranks are encoded."""
     own_rank = dist.get_rank()
     part, total = parts(sizes)[own_rank], torch.zeros(sizes[own_rank], WIDTH)
     for rank in range(len(sizes)):
@@ -112,11 +112,11 @@ def errors_by_hand(codec: Any, whole: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def encoded(rows: str) -> tuple[list[list[int]], str]:
-    """For each type: the same bits as values encoded and decoded by hand, in both directions."""
+    """Compare each codec, in both directions, with encoding and decoding by hand, bit for bit."""
     rank, size = dist.get_rank(), dist.get_world_size()
     sizes, every, sent = ROWS[rows][:size], [], []
     pairs = [(codec, codec) for codec in CODECS]
-    # Errors that travel as they are, of activations that do not; and the other way round.
+    # A codec for activations only, for gradients only, and a different one for each.
     pairs += [("linear8", None), (None, "linear8"), ("dynamic8", "half")]
     for there, back in pairs:
         own, traffic = x_of(rank, rows, torch.float32), Sent()
@@ -124,7 +124,7 @@ def encoded(rows: str) -> tuple[list[list[int]], str]:
         loss_of(rank, found).backward()
         arrived = torch.cat([by_hand(there, x_of(r, rows, torch.float32)) for r in range(size)])
         assert torch.equal(found, arrived)
-        # Sums without a codec are of the same values in the same order.
+        # Sums without a codec have the same bits, too: the order of the values is the same.
         assert torch.equal(own.grad, errors_by_hand(back, arrived.detach(), sizes))
         every.append(found)
         sent.append([traffic.activations_sent, traffic.activation_gradients_sent])
@@ -138,11 +138,11 @@ def encoded(rows: str) -> tuple[list[list[int]], str]:
         *(pytest.param("triple", rows, marks=slow) for rows in ROWS),
     ],
 )
-def test_ranks_are_one_process(ranks: Ranks, rows: str):
+def test_exchanges_match_one_process(ranks: Ranks, rows: str):
     sizes = ROWS[rows][: ranks.size]
 
     def sent_by(rank: int, nbytes: Callable[[int], int]) -> list[int]:
-        """Return the bytes that a rank sends for its own rows and for other ranks' rows."""
+        """Return the bytes sent for a rank's own rows and for other ranks' rows."""
         lengths = [HEADER + 8 * -(-nbytes(WIDTH * count) // 8) for count in sizes]
         return [(ranks.size - 1) * lengths[rank], sum(lengths) - lengths[rank]]
 
@@ -157,8 +157,8 @@ def test_ranks_are_one_process(ranks: Ranks, rows: str):
             assert found == sent_by(rank, form.nbytes), form.name
 
 
-def beside_other_work() -> list[int]:
-    """Run several exchanges at once, with changing values, and wait in another order."""
+def overlapping() -> list[int]:
+    """Start several exchanges, overwrite their inputs, and wait in reverse order."""
     rank, sizes = dist.get_rank(), ROWS["uneven"][: dist.get_world_size()]
     rows = values(rank, 0, sizes[rank], WIDTH, dtype=torch.float32)
     errors = values(rank, 1, sum(sizes), WIDTH, dtype=torch.float32)
@@ -191,9 +191,9 @@ def in_bfloat16() -> None:
     assert torch.equal(own.grad, sum(every).bfloat16())
 
 
-def test_several_are_under_way_at_once_and_bfloat16_stays_bfloat16(pair: Ranks):
+def test_exchanges_overlap_and_bfloat16_stays_bfloat16(pair: Ranks):
     labels = [100 * rank + n for rank in range(2) for n in range(ROWS["uneven"][rank])]
-    assert pair(beside_other_work) == [labels] * 2
+    assert pair(overlapping) == [labels] * 2
     pair(in_bfloat16)
 
 
@@ -208,9 +208,9 @@ def not_finite() -> None:
 
     def backward(codec: str | None) -> None:
         gathered = all_gather(x, codec, activation_gradients=codec, what="fc1")
-        scale = torch.ones(4, 3)  # not of its own rows, which do not travel
+        scale = torch.ones(4, 3)
         if rank == 1:
-            scale[0] = torch.inf
+            scale[0] = torch.inf  # a row of rank 0: a rank's own rows are not sent
         (gathered * scale).sum().backward()
 
     for call, *facts in (
@@ -223,15 +223,15 @@ def not_finite() -> None:
         with pytest.raises(NonFinite) as caught:
             call()
         assert all(fact in str(caught.value) for fact in ("fc1", *facts)), caught.value
-    all_gather(x, "dynamic8")  # they have all gone on from there
+    all_gather(x, "dynamic8")  # ranks can still exchange after the errors
 
 
-def test_what_is_not_finite_is_an_error_on_all_ranks_that_names_one(pair: Ranks):
+def test_all_ranks_name_the_rank_with_non_finite_values(pair: Ranks):
     pair(not_finite)
 
 
 def wrong_rows() -> None:
-    """Pass wrong arguments on all ranks, and different ones on each."""
+    """Pass invalid arguments: the same on both ranks, or different ones."""
     x, is_last = torch.ones(2, 3), dist.get_rank() == 1
     for field, call in (
         ("codec", lambda: all_gather(x, "onebit")),
@@ -247,12 +247,12 @@ def wrong_rows() -> None:
     ):
         with refused(field):
             call()
-    with refused("x"):  # both have two rows
+    with refused("x"):  # both ranks have two rows, not three
         all_gather(x, sizes=[3, 3], what="x")
-    all_gather(x, OneBit())  # which remembers nothing
+    all_gather(x, OneBit())  # accepted: it has no error feedback
 
 
-def test_what_does_not_fit_is_refused(pair: Ranks):
+def test_invalid_arguments_are_refused(pair: Ranks):
     pair(wrong_rows)
 
 
@@ -263,5 +263,5 @@ def without_rank_1() -> None:
 
 
 @slow
-def test_nobody_waits_for_a_rank_that_does_not_come(pair: Ranks):
+def test_waiting_for_an_absent_rank_ends(pair: Ranks):
     assert pair(without_rank_1, errors=True)[0].kind == "RuntimeError"

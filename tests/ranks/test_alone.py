@@ -1,4 +1,4 @@
-"""Steps of one rank alone beside steps of all, on two ranks, of which one is slowed down."""
+"""Training on one rank alone, compared with training on both when one may be slower."""
 
 import time
 from functools import partial
@@ -23,10 +23,10 @@ def pause(samples: torch.Tensor) -> None:
 def compared(
     slowdown: str, parts: tuple[int, int], *late_s: float
 ) -> tuple[float, dict[str, float], bool, bool]:
-    """Return the comparison, and whether the model of the run is as before.
+    """Compare one rank alone with each exchange; check that the run's model is unchanged.
 
-    `late_s`: seconds by which each exchange delays a step; by default one that does not. With it a
-    sample takes 10 ms.
+    `late_s`: seconds by which each exchange delays a step; by default one exchange without delay.
+    With `late_s`, the computation takes 10 ms per sample.
     """
     group, strategy = joined(torch.device("cpu"), 30.0), EXCHANGES["allreduce"]
     settings = RehearseSettings.model_validate(
@@ -51,7 +51,7 @@ def compared(
 
 
 @pytest.mark.parametrize("parts", [(8, 8), (8, 0)])
-def test_a_rank_is_faster_without_one_that_holds_it_up(pair, parts):
+def test_a_rank_is_faster_without_a_very_slow_one(pair, parts):
     """Worker 1 sleeps 500 times as long as its layers compute."""
     for alone_s, together_s, is_alone_faster, is_same in pair(compared, "1,500", parts):
         assert is_alone_faster
@@ -66,13 +66,13 @@ def test_all_ranks_are_faster_than_a_slow_one_alone(pair):
 
 
 def test_a_rank_alone_must_be_faster_than_each_exchange(pair):
-    """The exchange expected to be the fastest takes 200 ms, a rank alone 160 and the second 80."""
+    """The first exchange needs 200 ms, one rank alone 160, the second exchange 80."""
     for alone_s, together_s, is_alone_faster, _ in pair(compared, "1,1", (8, 8), 0.12, 0.0):
         assert not is_alone_faster
         assert together_s["0.0"] < alone_s < together_s["0.12"]
 
 
-def test_no_further_exchange_is_tried_beside_a_much_faster_rank(pair):
+def test_no_second_exchange_is_tried_if_a_rank_alone_is_much_faster(pair):
     for _, together_s, is_alone_faster, _ in pair(compared, "1,1", (8, 8), 0.4, 0.0):
         assert is_alone_faster
         assert list(together_s) == ["0.4"]

@@ -1,4 +1,4 @@
-"""The memory in which ranks sum their gradients, with the ranks of the session."""
+"""The arena: shared memory in which ranks sum their gradients."""
 
 import ctypes
 import functools
@@ -56,7 +56,7 @@ def in_a_group(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @in_a_group
 def steps(group: Group, threads: int) -> tuple[str, list[int], list[int]]:
-    """Take many steps, with random delays and a random order of chunks on each rank."""
+    """Sum 40 steps, with random delays and a random order of chunks on each rank."""
     arena, digest = opened(group, threads=threads), hashlib.sha256()
     dice = random.Random(group.rank)
     for step in range(1, 41):
@@ -91,7 +91,7 @@ def test_ranks_get_the_bits_of_torch_in_any_order_of_chunks(request, place: str,
 
 @in_a_group
 def held(group: Group) -> None:
-    """Double the sums in place on the first rank, chunk by chunk, before the step is complete."""
+    """Double each chunk's sums in place on rank 0 before the step is complete."""
     arena = opened(group, held=True)
 
     def double(step: int) -> None:
@@ -130,7 +130,7 @@ def wait_for(goal: str, arena: Arena, rank: int) -> None:
 
 
 def fault(is_killed: bool, goal: str) -> tuple[str, str, float]:
-    """Kill or stop rank 1 while the others wait for it; return their error and its duration."""
+    """Kill or stop rank 1; return the error, rank 1's name, and the wait."""
     with process_group(60) as group:
         arena = opened(group, deadline_s=600 if is_killed else 1)
         take_step(arena, group.rank, 1)
@@ -153,8 +153,8 @@ def fault(is_killed: bool, goal: str) -> tuple[str, str, float]:
 
 @pytest.mark.parametrize("goal", ["step", "chunk", "drain"])
 @pytest.mark.parametrize("is_killed", [True, False])
-def test_a_rank_that_is_lost_is_named_by_all_that_wait(triple: Ranks, is_killed: bool, goal: str):
-    """Immediately if it was killed, and at the deadline if it was stopped."""
+def test_all_waiting_ranks_name_the_lost_rank(triple: Ranks, is_killed: bool, goal: str):
+    """They name a killed rank immediately, and a stopped one at the deadline."""
     first, died, last = triple(fault, is_killed, goal, group=False, errors=True)
     assert died.kind == "Died"
     for text, named, took_s in (first, last):
@@ -181,7 +181,7 @@ def discarded(group: Group) -> int:
                     arena.wait_chunk(chunk)
             if group.rank in culprits:
                 arena.discard()
-                arena.discard()  # a second time does nothing
+                arena.discard()  # a second call has no effect
                 continue
             if goal == "commit":
                 time.sleep(2e-3)
@@ -230,7 +230,7 @@ def test_memory_that_cannot_be_had_is_an_error_on_every_rank(triple: Ranks, how:
 
 @in_a_group
 def private(group: Group) -> list[int]:
-    """Write to a rank's view of the result, which other ranks must not see, and undo it."""
+    """Write to a rank's private view of the result; `refresh` undoes the writes."""
     arena = opened(group)
     pages = []
     for step in range(1, 7):
@@ -252,7 +252,7 @@ def private(group: Group) -> list[int]:
     return pages
 
 
-def test_what_a_rank_writes_to_its_result_is_its_own_and_is_undone(triple: Ranks):
+def test_writes_to_a_result_are_private_and_undone(triple: Ranks):
     said, page = triple(private, group=False), os.sysconf("SC_PAGESIZE")
     assert (said[2], said[1], said[0][:2]) == ([0] * 6, [0, 0] + [page] * 4, [0, 0])
     assert all(0 <= nbytes - 4 * 200_001 < 2 * page for nbytes in said[0][2:])
@@ -305,7 +305,7 @@ def open_and_mapped(group: Group) -> list[list[int]]:
 def test_an_arena_leaves_nothing_open_mapped_or_running(pair: Ranks):
     for first, closed, gone in pair(open_and_mapped, group=False):
         assert first == [0, 1, 2, 1]  # memory, peers, mappings, threads
-        assert closed == [0, 0, 1, 0]  # a tensor still shows the result
+        assert closed == [0, 0, 1, 0]  # `kept` still maps the result
         assert gone == [0, 0, 0, 0]
 
 
@@ -330,7 +330,7 @@ def interrupted(group: Group) -> None:
     arena.discard()
 
 
-def test_a_waiting_rank_serves_signals(pair: Ranks):
+def test_a_waiting_rank_handles_signals(pair: Ranks):
     pair(interrupted, group=False)
 
 
@@ -349,7 +349,7 @@ def another_machine(group: Group) -> tuple[list[int], list[int]]:
 
 
 def in_another_namespace(file: Path) -> tuple[list[int], list[int]] | None:
-    """Continue rank 1 in a child process with a new PID namespace, and so with other PIDs."""
+    """Continue rank 1 in a child process with a new PID namespace."""
     if os.environ["RANK"] == "0":
         return another_machine()
     child = os.fork()
@@ -366,7 +366,7 @@ def in_another_namespace(file: Path) -> tuple[list[int], list[int]] | None:
     return torch.load(file)
 
 
-def test_a_rank_in_another_pid_namespace_is_a_machine_of_its_own(pair: Ranks, tmp_path: Path):
+def test_a_rank_in_another_pid_namespace_counts_as_another_machine(pair: Ranks, tmp_path: Path):
     libc = ctypes.CDLL(None)
     child = os.fork()
     if child == 0:

@@ -37,7 +37,7 @@ def squared_error(model: nn.Module, samples: Tensor) -> Tensor:
 
 
 def splits(size: int, batch_size: int = 24) -> list[list[int]]:
-    """Two splits in which only one rank has samples, equal shares, and random ones."""
+    """Return splits with all samples on one rank, with equal shares, and random ones."""
     numbers, found = random.Random(size), []
     for _ in range(NUM_STEPS - 2):
         ends = [0, *sorted(numbers.randint(0, batch_size) for _ in range(size - 1)), batch_size]
@@ -47,7 +47,7 @@ def splits(size: int, batch_size: int = 24) -> list[list[int]]:
 
 
 def apart(module: nn.Module, oracle: nn.Module) -> float:
-    """Return a gradient's distance from the oracle's, relative to its norm."""
+    """Return the distance of all gradients from the oracle's, relative to the oracle's norm."""
     own, other = (
         torch.cat([p.grad.flatten().double() for p in model.parameters()])
         for model in (module, oracle)
@@ -65,7 +65,7 @@ def gradients(exchange: str, is_float64: bool, first: int = 0, **options: Any) -
     ]
     for step, split in enumerate(splits(place.size)[first:]):
         whole = batch(step, sum(split), 6, dtype=dtype)
-        # Of the same weights: what is compared is one gradient, not a training of rounding errors.
+        # Start each step from equal weights, so that rounding errors do not accumulate.
         oracle.load_state_dict(module.state_dict())
         for optimizer in optimizers:
             optimizer.zero_grad()
@@ -109,7 +109,7 @@ class Two(nn.Module):
 
 
 def two_outputs(exchange: str) -> None:
-    """Terms without samples are not weighted; `samples()` overrides the number of rows."""
+    """Decay is not weighted by a rank's share; `samples()` overrides the number of rows."""
 
     def loss(model: nn.Module, inner: nn.Module, samples: Tensor) -> Tensor:
         outputs = model(samples.t())
@@ -128,7 +128,7 @@ def two_outputs(exchange: str) -> None:
 
 
 def batch_norm(exchange: str) -> str:
-    """Running statistics ignore empty batches, and are equal on all ranks."""
+    """Train with samples on one rank per step; statistics and parameters stay finite."""
     place = Place.here(exchange=exchange)
     layers = nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(108, 4)
     module, _ = place.build(lambda: nn.Sequential(*layers))
@@ -144,8 +144,8 @@ def batch_norm(exchange: str) -> str:
 
 
 def evaluation_on_rank_1_alone() -> None:
-    """With gradients enabled, but without backward: rank 1 must not wait for others."""
-    place = Place.here(exchange="host")  # in allreduce torch makes buckets in any forward
+    """Evaluate on rank 1 with gradients enabled but without backward; it must not wait."""
+    place = Place.here(exchange="host")  # with allreduce, DDP may build its buckets in any forward
     module, oracle = place.build(lambda: network().double())
     parallel = place.parallel(module, balance="auto")
     for step in range(3):
@@ -161,7 +161,7 @@ def evaluation_on_rank_1_alone() -> None:
 
 @pytest.mark.parametrize("place", ["pair", pytest.param("triple", marks=slow)])
 @each_exchange
-def test_gradients_are_those_of_one_process(ranks: Ranks, exchange: str):
+def test_gradients_match_one_process(ranks: Ranks, exchange: str):
     for is_float64 in (True, False):
         same(ranks(gradients, exchange, is_float64))
     ranks(micro_batches, exchange)
@@ -175,7 +175,7 @@ def test_exchanges_may_be_chosen_and_one_rank_may_evaluate_alone(pair: Ranks):
 
 
 def digits_like(exchange: str, slow: float, num_epochs: int, batch_size: int) -> dict[str, Any]:
-    """Train with the last rank slowed down by a factor; return its shares."""
+    """Train with the last rank slowed down; return the shares and batch sizes used."""
     place = Place.here(exchange=exchange)
     module, oracle = place.build(
         lambda: nn.Sequential(nn.Linear(64, 600), nn.Tanh(), nn.Linear(600, 10)).double()
@@ -211,22 +211,22 @@ def digits_like(exchange: str, slow: float, num_epochs: int, batch_size: int) ->
 @slow
 @each_exchange
 def test_shares_follow_a_slow_rank(pair: Ranks, exchange: str):
-    """One rank is six times slower; other programs may slow down the other rank, too."""
+    """One rank is six times slower; other processes may slow down either rank."""
     outcomes = pair(digits_like, exchange, 6.0, 8, 240)
     assert sum(same([one["shares"] for one in outcomes])) == 240
     same([one["bits"] for one in outcomes])
-    # Of all epochs: the last shares alone may be of a moment in which another rank got no core.
+    # Sum over all epochs: in a single one, the fast rank may have been without a core.
     first, last = [sum(map(sum, one["used"])) for one in outcomes]
     assert first > last
     used = outcomes[-1]["used"]
-    assert len({number for epoch in used for number in epoch}) > 2  # it has changed on the way
+    assert len({number for epoch in used for number in epoch}) > 2  # it changed during training
     for epoch in zip(*(one["used"] for one in outcomes), strict=True):
         assert sum(map(sum, epoch)) == 1210
 
 
 @slow
 @each_exchange
-def test_a_rank_that_does_not_help_gets_no_samples_and_trains_along(triple: Ranks, exchange: str):
+def test_a_rank_that_does_not_help_gets_no_samples_but_updates(triple: Ranks, exchange: str):
     outcomes = triple(digits_like, exchange, 100.0, 2, 110)
     same([one["bits"] for one in outcomes])
     assert (outcomes[0]["shares"][-1], set(outcomes[-1]["used"][-1])) == (0, {0})
@@ -252,11 +252,11 @@ def test_samplers_that_differ_and_inputs_without_rows_are_refused(pair: Ranks, e
 
 
 def rank_1_stays_away(exchange: str) -> None:
-    """The other ranks wait for its number of samples until the deadline."""
+    """Skip the third step on rank 1; the other ranks wait for its sample count."""
     place = Place.here(exchange=exchange, deadline_s=2.0)
     module, _ = place.build(network)
     parallel = place.parallel(module, balance="auto")
-    for step in range(2):  # after which torch has made its buckets
+    for step in range(2):  # DDP builds its buckets in these steps
         squared_error(parallel, batch(step, 4, 6, dtype=torch.float32)).backward()
     if place.rank == 1:
         time.sleep(2.5 * place.deadline_s)  # longer than the others wait
@@ -266,7 +266,7 @@ def rank_1_stays_away(exchange: str) -> None:
 
 @slow
 @each_exchange
-def test_nobody_waits_for_ever_for_a_number_of_samples(pair: Ranks, exchange: str):
+def test_waiting_for_a_sample_count_ends_at_the_deadline(pair: Ranks, exchange: str):
     waiting, _ = pair(rank_1_stays_away, exchange, errors=True)
     assert waiting.kind == "WorkerLost"
 
@@ -295,6 +295,6 @@ def checkpointed(model: nn.Module) -> None:
         ("balance", {"balance": "auto"}, checkpointed),
     ],
 )
-def test_what_cannot_be_balanced_is_refused(field, options, call):
+def test_invalid_uses_of_balance_are_refused(field, options, call):
     with refused(field):
         call(DataParallel(nn.Linear(3, 2), **options))

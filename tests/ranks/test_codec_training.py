@@ -37,7 +37,7 @@ from pair import RankFailed, Ranks
 from refusals import refused
 
 slow = pytest.mark.slow
-TINY_MB = 1e-3  # so that each of the larger parameters has a bucket of its own
+TINY_MB = 1e-3  # so that each larger parameter has its own bucket
 LOST_S = 3.0
 
 
@@ -61,7 +61,7 @@ class Hooked:
 
 
 def case(name: str) -> dict[str, Any]:
-    """Run a case that the tests on two hosts run, too."""
+    """Run a case that this file and the tests on two hosts share."""
     return codec_training.CASES[name](Place.here(deadline_s=2.0 if name in WAITING else 20.0))
 
 
@@ -76,8 +76,8 @@ def right_by_hook(codec: str, view: bool, cap_mb: float | None) -> dict[str, Any
 @slow
 @pytest.mark.parametrize("codec", ["dynamic8", "linear8", "e3m0"])
 @pytest.mark.parametrize(("view", "cap_mb"), [(True, TINY_MB), (False, TINY_MB), (False, None)])
-def test_gradients_are_nearly_those_of_one_process(triple: Ranks, codec: str, view, cap_mb):
-    """With two micro-batches per step, and buckets that torch rebuilds after the first step."""
+def test_gradients_are_close_to_those_of_one_process(triple: Ranks, codec: str, view, cap_mb):
+    """Every other step has two micro-batches; DDP rebuilds its buckets after the first step."""
     outcome = same(triple(right_by_hook, codec, view, cap_mb))
     assert 0.05 < outcome["worst"] <= 1
     assert len(outcome["bits"]) == 5
@@ -124,7 +124,7 @@ def test_groups_of_some_ranks_and_bfloat16_are_trained_too(triple: Ranks):
 
 
 def codec_on_rank(codecs: list[str]) -> str:
-    """Use a different codec on each rank; return the field of the error."""
+    """Use a different codec on each rank; return the error's problem."""
     before = threading.active_count()
     with refused("codec") as caught:
         paceline.ddp_hook(codecs[dist.get_rank()], deadline_s=2.0)
@@ -132,7 +132,7 @@ def codec_on_rank(codecs: list[str]) -> str:
     return caught.value.problem
 
 
-def test_what_ranks_cannot_do_is_refused_on_all(pair: Ranks):
+def test_unsupported_codecs_are_refused_on_all_ranks(pair: Ranks):
     for name in ("float64", "other_codecs"):
         for failure in pair(case, name, errors=True):
             assert (failure.kind, failure.fields["field"]) == ("InvalidInput", "codec")
@@ -151,7 +151,7 @@ def test_what_ranks_cannot_do_is_refused_on_all(pair: Ranks):
         ("on_nonfinite", {"codec": "half", "on_nonfinite": "ignore"}),
     ],
 )
-def test_what_is_no_codec_is_refused(field: str, options: dict[str, Any]):
+def test_invalid_codec_settings_are_refused(field: str, options: dict[str, Any]):
     with refused(field):
         DataParallel(nn.Linear(3, 2), **options)
 
@@ -161,7 +161,7 @@ def is_poisoned(place: Place, step: int) -> bool:
 
 
 def by_grad_scaler() -> list[Any]:
-    """The scale is halved while "half" overflows, and after an infinite loss."""
+    """Train with a GradScaler; overflows of "half" and an infinite loss halve its scale."""
     place = Place.here()
     hooked = Hooked(place, "half", bucket_cap_mb=TINY_MB)
     optimizer = momentum(hooked.parallel)
@@ -184,12 +184,12 @@ def by_grad_scaler() -> list[Any]:
 
 
 @slow
-def test_all_ranks_skip_what_a_grad_scaler_skips(triple: Ranks):
+def test_a_grad_scaler_skips_the_same_steps_on_all_ranks(triple: Ranks):
     same(triple(by_grad_scaler))
 
 
 def by_closure(policy: str) -> str:
-    """Compute gradients in a closure, which the optimizer calls."""
+    """Compute gradients in a closure that the optimizer calls."""
     place = Place.here()
     hooked = Hooked(place, "dynamic8", on_nonfinite=policy, bucket_cap_mb=TINY_MB)
     optimizer = torch.optim.SGD(hooked.module.parameters(), lr=0.1, momentum=0.9)
@@ -214,7 +214,7 @@ def by_closure(policy: str) -> str:
 
 
 def feedback_after_a_skipped_step() -> None:
-    """Error feedback of a skipped step is dropped, because its gradients may be of any size."""
+    """Skip a step with huge gradients; its error feedback must be dropped."""
     place = Place.here()
     hooked = Hooked(place, "onebit", on_nonfinite="skip")
     optimizer = momentum(hooked.module)
@@ -230,7 +230,7 @@ def feedback_after_a_skipped_step() -> None:
 
 
 def buckets_made_anew() -> None:
-    """The second step has parameters in another order, and zero gradients."""
+    """Rebuild buckets and backpropagate zeros; the old buckets' error feedback must be dropped."""
     place = Place.here()
     hooked = Hooked(place, "onebit")
     loss_of(hooked.parallel, place.rank, 0).backward()
@@ -242,7 +242,7 @@ def buckets_made_anew() -> None:
 
 
 @slow
-def test_the_hook_leaves_out_what_nobody_takes(triple: Ranks):
+def test_the_hook_skips_non_finite_steps_and_drops_old_error_feedback(triple: Ranks):
     for policy in ("raise", "skip"):
         same(triple(by_closure, policy))
     triple(feedback_after_a_skipped_step)
@@ -258,7 +258,7 @@ def test_the_hook_leaves_out_what_nobody_takes(triple: Ranks):
         pytest.param("infinity_is_skipped", 0, marks=slow),
     ],
 )
-def test_what_is_not_finite_raises_or_is_skipped_on_all_ranks(pair: Ranks, name, num_raised):
+def test_non_finite_gradients_raise_or_are_skipped_on_all_ranks(pair: Ranks, name, num_raised):
     outcome = poisoned(pair(case, name))
     assert [step for step, _, _ in outcome["raised"]] == [POISONED] * num_raised
     assert (outcome["counts"], outcome["bits"]) == ([1, 1 - num_raised], outcome["without"])
@@ -284,7 +284,7 @@ def test_a_grad_scaler_skips_the_step_without_an_error(pair: Ranks, name: str):
 
 
 def host_on_one_machine() -> None:
-    """Nothing is sent between machines, so nothing is encoded."""
+    """Train on one machine: `host` sends nothing between machines and encodes nothing."""
     place, digests = Place.here(exchange="host"), set()
     for codec in (None, "onebit"):
         module, _ = place.build(network)
@@ -299,7 +299,7 @@ def test_the_host_of_one_machine_encodes_nothing(pair: Ranks):
 
 
 def codec_that_pays() -> dict[str, Any]:
-    """Train during the steps in which both modes are measured, whichever is faster."""
+    """Train through the trial of both modes, as if the codec paid for every size."""
     place, pays = Place.here(), codec_choice.AutoCodec._pays
     codec_choice.AutoCodec._pays = lambda self, count: True  # type: ignore[method-assign]
     hooked = Hooked(place, "auto")
@@ -312,10 +312,10 @@ def codec_that_pays() -> dict[str, Any]:
 
 
 @slow
-def test_ranks_try_both_ways_together_and_stay_with_one(triple: Ranks):
+def test_ranks_try_both_modes_together_and_keep_one(triple: Ranks):
     outcome = same(triple(codec_that_pays))
     assert outcome["worst"] <= 1
-    assert outcome["sent"][0] == 0  # what was measured is no gradient
+    assert outcome["sent"][0] == 0  # bytes of measurements are not counted
     sent = [late - early for early, late in pairwise(outcome["sent"])]
     encoded, plain = min(sent), max(sent)
     assert plain > 3.9 * encoded

@@ -25,7 +25,7 @@ from paceline.exchange.compressed import CompressedAllReduce, Work
 from pair import Ranks
 
 PIECE, HEADER = 1 << 13, 40
-SENT = (70_001, PIECE + 17)  # lengths whose bytes are looked at
+SENT = (70_001, PIECE + 17)  # lengths for which the bytes sent are checked
 LENGTHS = (0, 1, 2, 3, 5, 1023, 1025, *SENT)
 FAULT = 123.0
 
@@ -45,7 +45,7 @@ def all_reduce() -> Iterator[CompressedAllReduce]:
 
 
 class Oracle:
-    """The expected results: one process encodes for all ranks."""
+    """Computes the expected means in one process, which encodes for all ranks."""
 
     def __init__(self, make: Callable[[], Codec]) -> None:
         self._make, self._size = make, dist.get_world_size()
@@ -114,7 +114,7 @@ def right_means(name: str) -> tuple[list[int], str]:
             work = reduce.begin(f"{name}{count}", values_of(rank, 2, count), make, size)
             work.future.wait()
             sent.append(reduce.bytes_sent - before)
-    assert ends == order  # callbacks of the works before the last ones have run
+    assert ends == order  # callbacks ran in the order of the exchanges
     return sent, bits(every)
 
 
@@ -130,19 +130,19 @@ def right_means(name: str) -> tuple[list[int], str]:
 )
 def test_means_are_those_of_one_process_bit_for_bit(ranks: Ranks, name: str):
     sent, _ = same(ranks(right_means, name))
-    if name.startswith("threshold"):  # whose bytes depend on the values
+    if name.startswith("threshold"):  # its bytes depend on the values
         return
     codec, size = made(name), ranks.size
     for count, nbytes in zip(SENT, sent, strict=True):
         pieces, times = [min(PIECE, count - begin) for begin in range(0, count, PIECE)], 1
-        if codec.encodes_sums:  # each shard to its owner, and its mean to all
+        if codec.encodes_sums:  # each shard is sent to its owner, and its mean to all
             pieces, times = [-(-piece // size) for piece in pieces], 2
         rows = [HEADER + 8 * -(-codec.nbytes(piece) // 8) for piece in pieces]
         assert nbytes == times * (size - 1) * sum(rows)
 
 
 def chains(name: str) -> list[str]:
-    """Continue with the error feedback, with a restored state, and without it."""
+    """Run further steps with the current, the restored and no error feedback; return their bits."""
     size, count = dist.get_world_size(), PIECE + 301
 
     def run(reduce: CompressedAllReduce, steps: range) -> Iterator[Tensor]:
@@ -162,7 +162,7 @@ def chains(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["onebit", "threshold:0.5", "dynamic4+feedback"])
-def test_what_has_not_arrived_goes_into_the_state(pair: Ranks, name: str):
+def test_error_feedback_is_in_the_state(pair: Ranks, name: str):
     going_on, loaded, without = same(pair(chains, name))
     assert loaded == going_on
     assert without != going_on
@@ -181,7 +181,7 @@ def remembered() -> list[list[str]]:
     return found
 
 
-def test_what_a_step_does_not_use_is_forgotten_after_it(pair: Ranks):
+def test_error_feedback_of_a_key_is_dropped_after_steps_without_it(pair: Ranks):
     assert same(pair(remembered)) == [["a", "b"], ["a", "b"], ["a", "c"], ["a", "c"], ["c"]]
 
 
@@ -195,7 +195,7 @@ class Faulty(Cast):
 
 
 def broken() -> list[str]:
-    """Run three exchanges of one size, of which the first fails on one rank only."""
+    """Run three exchanges of one size; the first fails on one rank only."""
     reduce = CompressedAllReduce((0, 1), torch.device("cpu"), 2.0)
     kinds = []
     for number in range(3):
@@ -210,13 +210,13 @@ def broken() -> list[str]:
     return kinds
 
 
-def test_no_exchange_meets_that_which_has_failed_before_it_on_one_rank(pair: Ranks):
+def test_exchanges_after_one_that_failed_on_one_rank_fail_too(pair: Ranks):
     """With equal sizes, a rank that continued would mix its second exchange with the first."""
     assert pair(broken) == [["ValueError"] * 3, ["RuntimeError"] * 3]
 
 
 def test_both_threads_may_fail_at_once():
-    """As after a lost rank; later exchanges would wait forever for a thread that ended."""
+    """A lost rank fails both; later exchanges would wait forever for a thread that ended."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -229,7 +229,7 @@ def test_both_threads_may_fail_at_once():
                     both.wait()
                     work.fail(ValueError("lost"))
 
-                list(threads.map(fail, range(2)))  # raises what they have raised
+                list(threads.map(fail, range(2)))  # raises errors of the threads
                 with pytest.raises(ValueError, match="lost"):
                     work.future.wait()
     finally:
@@ -237,7 +237,7 @@ def test_both_threads_may_fail_at_once():
 
 
 class Clocked:
-    """An all-reduce whose time is a latency plus a time per value."""
+    """An all-reduce with a latency and a time per value, on a fake clock."""
 
     device = torch.device("cpu")
     now = 0.0
@@ -264,10 +264,10 @@ def clocked(monkeypatch: pytest.MonkeyPatch) -> Clocked:
     return one
 
 
-def test_the_codec_pays_from_a_size_on(clocked: Clocked):
-    """At 349,315 values, 2 ms + 1 ns per value are 98 % of 1 ms + 4 ns per value."""
+def test_auto_uses_the_codec_from_a_size_on(clocked: Clocked):
+    """The codec pays from 349,315 values: 2 ms + 1 ns/value = 98 % of 1 ms + 4 ns/value."""
     choice = AutoCodec(clocked)
-    while choice.is_plain:  # the first turn
+    while choice.is_plain:  # steps without the codec come first
         clocked.now += 0.01
         choice.begin_step()
     names = [choice.codec_of(count)[0] for count in (1, 349_000, 350_000, 1 << 24)]
@@ -278,13 +278,13 @@ def test_the_codec_pays_from_a_size_on(clocked: Clocked):
     ("with_s", "without_s", "winner"),
     [(0.010, 0.012, "dynamic8"), (0.012, 0.010, "float32"), (0.0099, 0.0100, "float32")],
 )
-def test_steps_are_tried_both_ways_and_the_faster_stays(clocked, with_s, without_s, winner):
+def test_auto_tries_both_and_keeps_the_faster(clocked, with_s, without_s, winner):
     choice = AutoCodec(clocked)
     used = []
     for step in range(60):
         choice.begin_step()
         used.append(choice.codec_of(1 << 22)[0])
-        # The first steps of a run are slow, whatever they exchange; so is one now and then.
+        # The first steps of a run are slow with either exchange, and so are a few later ones.
         clocked.now += 1.0 if step < 4 or step in (7, 15) else 0.0
         clocked.now += with_s if used[-1] == "dynamic8" else without_s
     assert min(used[:36].count("dynamic8"), used[:36].count("float32")) >= 10
@@ -295,7 +295,7 @@ def test_steps_are_tried_both_ways_and_the_faster_stays(clocked, with_s, without
 
 
 def hooked(bad_rank: int | None) -> tuple[bool, int, float]:
-    """Return whether "auto" gives DDP's gradients, the number of NaN values, and its bytes."""
+    """Return whether "auto" gives DDP's gradients, the number of NaN values, and the bytes sent."""
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     model = nn.Linear(300, 40)
@@ -318,7 +318,7 @@ def hooked(bad_rank: int | None) -> tuple[bool, int, float]:
 
 
 def test_without_a_codec_auto_averages_as_ddp_does(pair: Ranks):
-    """A column of weights, and nothing else, gets a NaN from one rank in one step."""
+    """The second call has a NaN in rank 1's inputs, which reaches 40 weight gradients."""
     nbytes = 3 * 4 * (300 * 40 + 40)
     assert pair(hooked, None) == [(True, 0, nbytes)] * 2
     assert pair(hooked, 1) == [(True, 40, nbytes)] * 2

@@ -1,4 +1,4 @@
-"""Features of paceline.DataParallel that torch's lacks; test_programs compares the others."""
+"""Features of paceline.DataParallel that DDP lacks; test_programs.py compares the others."""
 
 import copy
 import re
@@ -30,7 +30,7 @@ from replicas import (
 
 
 def learned(exchange: str, chunk: int | str, num_steps: int) -> tuple[str, list[Any], str]:
-    """Train with Adam, and compare with one process; return bits, the chunk and the exchange."""
+    """Train with Adam, compare with one process; return bits, [tried chunks, exchange], reason."""
 
     def make() -> nn.Module:
         layers = nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)
@@ -61,7 +61,7 @@ def learned(exchange: str, chunk: int | str, num_steps: int) -> tuple[str, list[
         pytest.param("pair_on_gpus", 10, [], marks=pytest.mark.slow),
     ],
 )
-def test_neither_time_nor_chunks_nor_a_tree_change_a_bit(ranks: Ranks, num_steps: int, more):
+def test_chunks_and_exchanges_give_the_same_bits(ranks: Ranks, num_steps: int, more):
     settings = [("host", chunk) for chunk in (1, 2, 100, "auto")] + more
     found = {one: ranks(learned, *one, num_steps, deadline_s=120) for one in settings}
     assert len({own for ranks in found.values() for own, _, _ in ranks}) == 1
@@ -75,7 +75,7 @@ def test_all_ranks_choose_the_same_exchange(pair: Ranks):
     (bits, (_, exchange), why), second = pair(learned, "auto", "auto", 50)
     assert (bits, exchange, why) == (second[0], second[1][1], second[2])
     assert why.startswith(f"{exchange}: ")
-    # A network of four layers; the figure of host is that of the chunks it was measured with.
+    # The time of `host` names its chunk size, of at most all four layers.
     assert re.search(r"host [\d.e+]+ ms in chunks of [1-4] ", why)
 
 
@@ -92,7 +92,7 @@ class Clock:
 
 
 def chosen_again(num_before: int, num_after: int) -> list[str]:
-    """Slow torch's reducer down after it was chosen; return the exchanges before and after."""
+    """Slow down DDP's reducer after it was chosen; return the exchanges before and after."""
     module, oracle = build(Net)
     parallel = parallel_of(module, "auto", chunk=1)
     seconds, found = {"allreduce": 0.01, "tree": 0.02, "host": 0.02}, []
@@ -117,7 +117,7 @@ def test_another_exchange_replaces_torchs_reducer_when_steps_become_slower(pair:
 
 
 def closed(exchange: str) -> None:
-    """After `close`, a rank trains alone and keeps its last gradients."""
+    """Close the wrapper: gradients are kept, and later backward passes are not exchanged."""
     module, oracle = build(Net)
     parallel = parallel_of(module, exchange)
     train(parallel, oracle, range(3))
@@ -134,7 +134,7 @@ def closed(exchange: str) -> None:
 
 
 def unfrozen(exchange: str, first: int, num_steps: int, alone: int = -1, **options: Any) -> None:
-    """Unfreeze a layer in one step; in another step a rank runs forward alone."""
+    """Unfreeze a layer in step `first`; rank 0 runs an extra forward in step `alone`."""
     module, oracle = build(Net)
     for model in module, oracle:
         model.b.requires_grad_(False)
@@ -153,12 +153,12 @@ def unfrozen(exchange: str, first: int, num_steps: int, alone: int = -1, **optio
 
 
 def unfrozen_when_another_exchange_begins(exchange: str) -> None:
-    """Unfreeze after the next exchange was prepared for fewer parameters."""
+    """Unfreeze a layer after the next exchange was prepared without it."""
     unfrozen("auto", 10, 16, chunk="auto")  # ten steps are timed before
 
 
 def run_by_one_rank_alone_after_unfreezing(exchange: str) -> None:
-    """Torch's new reducer would wait for the other ranks in this rank's next forward pass."""
+    """Run an extra forward on rank 0, in which DDP's new reducer would wait."""
     unfrozen(exchange, 2, 5, alone=3)
 
 
@@ -187,7 +187,7 @@ def with_frozen(width: int) -> nn.Module:
     return module
 
 
-# What differs between ranks: the module of a rank, and a part of the error.
+# For each difference: the module of a rank, and a part of the error.
 DIFFERING: dict[str, tuple[Callable[[int], nn.Module], str]] = {
     "order": (lambda rank: Net(layers="bac" if rank else "abc"), "'b.weight'"),
     "shape": (lambda rank: nn.Linear(6, 3 + rank), "[4, 6]"),
@@ -226,7 +226,7 @@ def _update(parameter: Tensor) -> None:
 
 
 def hooked(exchange: str, name: str, early: bool) -> str:
-    """Train with a user's gradient hook, registered before or after ours."""
+    """Train with a user's gradient hook, registered before (`early`) or after wrapping."""
     hook = {"double": _double, "update": _update}[name]
     module, oracle = build(Net)
     if early:
@@ -245,8 +245,8 @@ def hooked(exchange: str, name: str, early: bool) -> str:
 @pytest.mark.parametrize(
     ("hook", "early"), [("double", True), ("double", False), ("update", True), ("update", False)]
 )
-def test_a_hook_on_a_gradient_counts_or_is_refused(ranks: Ranks, exchange, hook, early):
-    """A sent gradient must not change; the tree sends all gradients after backward."""
+def test_a_gradient_hook_takes_effect_or_is_refused(ranks: Ranks, exchange, hook, early):
+    """A gradient must not change after it is sent; `tree` sends all gradients after backward."""
     counts = hook == "double" and (early or exchange == "tree")
     for failure in ranks(hooked, exchange, hook, early, errors=not counts):
         if not counts:
@@ -266,7 +266,7 @@ def order_differs(exchange: str) -> None:
 
 
 def swaps_tensors(exchange: str) -> None:
-    """Swap the parameters' C++ tensors, and so their hooks."""
+    """Swap the parameters' C++ tensors, and with them their hooks."""
     module, oracle = build(Net)
     parallel = parallel_of(module, exchange)
     train(parallel, oracle, range(2))
@@ -281,7 +281,7 @@ def swaps_tensors(exchange: str) -> None:
 
 @pytest.mark.parametrize("exchange", ["tree", "host"])
 @pytest.mark.parametrize("program", [order_differs, swaps_tensors])
-def test_what_would_give_wrong_gradients_is_refused_on_all_ranks(pair: Ranks, exchange, program):
+def test_programs_that_would_give_wrong_gradients_are_refused(pair: Ranks, exchange, program):
     kinds = {"InvalidInput"} if program is order_differs else {"InvalidInput", "RuntimeError"}
     assert {one.kind for one in pair(program, exchange, errors=True)} <= kinds
 
@@ -320,14 +320,14 @@ def told(exchange: str) -> dict[str, Any]:
         ("host", {"forward", "backward", "d2h", "reduce", "step"}),
     ],
 )
-def test_statistics_and_timeline_say_what_was_done(pair: Ranks, exchange: str, kinds: set[str]):
+def test_statistics_and_timeline_describe_the_training(pair: Ranks, exchange: str, kinds: set[str]):
     found = pair(told, exchange)
     for outcome in found:
         statistics, total = outcome["statistics"], outcome["total"]
         assert (statistics["exchange"], statistics["num_steps"]) == (exchange, 5)
         assert outcome["why"].startswith(f"{exchange}: ")
         sent, received = statistics["bytes_sent"], statistics["bytes_received"]
-        # The tree's gradients have a flag of their type for each parameter.
+        # `tree` adds 8 bytes per parameter and step: a flag with the gradient's type.
         margin = 5 * 8 * 6 if exchange == "tree" else 0
         assert total <= min(sent, received) <= max(sent, received) <= total + margin
         assert statistics["chunk"] == (1 if exchange == "host" else None)
@@ -392,7 +392,7 @@ def test_gradients_need_no_space_in_dev_shm():
         subprocess.run(["unshare", "-m", "true"], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("a mount namespace needs root")
-    ranks = Ranks(2)  # of their own, as they stay in the namespace
+    ranks = Ranks(2)  # not the session's: these stay in the mount namespace
     try:
         ranks(trains_with_a_small_dev_shm)
     finally:

@@ -1,4 +1,4 @@
-"""Failed backward passes on some rank, after which training continues."""
+"""A backward pass fails on some ranks, and training continues."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ class _Raise(torch.autograd.Function):
 
 
 class Fragile(Net):
-    """A net whose backward pass fails at "!" in its order."""
+    """A net that raises in backward at each "!" of `order`."""
 
     def forward(self, x: Tensor, order: str = "abc") -> Tensor:
         for name in order:
@@ -45,7 +45,7 @@ class Fragile(Net):
         return x
 
 
-def goes_on(exchange: str, fails: list[tuple[int, int]], where: str) -> list[tuple[int, str]]:
+def continues(exchange: str, fails: list[tuple[int, int]], where: str) -> list[tuple[int, str]]:
     """Train with failures at each (rank, step); return the skipped steps with their errors."""
     module, oracle = build(Fragile)
     parallel = parallel_of(module, exchange, deadline_s=2.0)
@@ -60,7 +60,7 @@ def goes_on(exchange: str, fails: list[tuple[int, int]], where: str) -> list[tup
             parallel(inputs, order).square().mean().backward()
         except (OwnError, StepDiscarded) as error:
             caught.append((step, type(error).__name__))
-            if isinstance(error, StepDiscarded):  # else this rank's alone would be used
+            if isinstance(error, StepDiscarded):  # else the optimizer would use this rank's alone
                 assert all(one.grad is None for one in module.parameters())
             continue
         mean(square, oracle, step).backward()
@@ -84,7 +84,7 @@ FAILURES = {
 
 
 def failures_of_each_place() -> list[object]:
-    """Return the cases, except slow ones, and those in which torch's reducer hangs."""
+    """Return each failure for each exchange and place; most are marked slow."""
     return [
         pytest.param(*place, name, marks=[] if is_quick else pytest.mark.slow)
         for place in PLACES
@@ -94,10 +94,10 @@ def failures_of_each_place() -> list[object]:
 
 
 @pytest.mark.parametrize(("exchange", "place", "name"), failures_of_each_place())
-def test_a_step_that_fails_anywhere_is_left_out_everywhere_or_refused(ranks, exchange, name):
-    """The tree can discard only the first step; torch requires all passes to finish."""
+def test_a_failed_step_is_skipped_on_all_ranks_or_refused(ranks, exchange, name):
+    """`tree` can discard only the first step; DDP requires all backward passes to finish."""
     fails, where = FAILURES[name]
-    found = ranks(goes_on, exchange, fails, where, timeout_s=4.0, errors=True)
+    found = ranks(continues, exchange, fails, where, timeout_s=4.0, errors=True)
     if exchange == "allreduce" or (exchange == "tree" and max(step for _, step in fails) > 0):
         refused = [one for one in found if isinstance(one, Failure)]
         kind, field = ("InvalidInput", "exchange") if exchange == "tree" else ("RuntimeError", None)
@@ -112,7 +112,7 @@ def test_a_step_that_fails_anywhere_is_left_out_everywhere_or_refused(ranks, exc
 
 
 def fails_in_no_sync(exchange: str) -> str:
-    """Gradients accumulated before remain, and the user decides."""
+    """Fail in `no_sync`, where the user zeroes the partial gradients."""
     module, _ = build(Fragile)
     parallel = parallel_of(module, exchange, deadline_s=2.0)
     optimizer = sgd(parallel)
@@ -130,7 +130,7 @@ def fails_in_no_sync(exchange: str) -> str:
 
 
 def fails_in_forward(exchange: str) -> str:
-    """A failed forward pass that is repeated has no effect."""
+    """Fail once in forward on one rank, and repeat it; the failure has no effect."""
     module, oracle = build(Net)
     parallel = parallel_of(module, exchange)
     for step in range(4):

@@ -1,4 +1,4 @@
-"""Torch's buckets, memory and clocks on ranks, compared with plans."""
+"""DDP's buckets, memory use and clock offsets on ranks, compared with plans."""
 
 import time
 
@@ -23,7 +23,7 @@ from pair import Ranks
 
 AHEAD_S = 5.0
 NBYTES = 4000  # of gradients
-SIZE = 1000  # of two layers: inputs and outputs of one sample are next to nothing
+SIZE = 1000  # width of two layers: activations of one sample are negligible
 
 
 def bucket_sizes(name: str, bucket_mb: int | None) -> list[int]:
@@ -56,7 +56,7 @@ def bucket_sizes(name: str, bucket_mb: int | None) -> list[int]:
         ),
     ],
 )
-def test_planned_buckets_are_those_of_torch(pair: Ranks, model: str, bucket_mb: int | None) -> None:
+def test_planned_buckets_match_ddp(pair: Ranks, model: str, bucket_mb: int | None) -> None:
     architecture = find(model)
     workload = describe(architecture.build(None), torch.zeros(2, *architecture.input_shape))
     planned = [bucket.nbytes for bucket in buckets(workload.in_backward_order, bucket_mb)]
@@ -64,7 +64,7 @@ def test_planned_buckets_are_those_of_torch(pair: Ranks, model: str, bucket_mb: 
 
 
 def buffers(name: str, kind: str, workers: int) -> list[float]:
-    """Return a plan's buffers on each device, in multiples of the model's gradients."""
+    """Return each device's planned buffers, relative to the size of the gradients."""
     devices = [f"{kind}{i}" for i in range(workers)]
     links = [link(one, "h", 1e9) for one in devices]
     machine, work = box(*[kind] * workers, links=links), chain((1.0, NBYTES))
@@ -74,7 +74,7 @@ def buffers(name: str, kind: str, workers: int) -> list[float]:
 
 
 def counted(name: str) -> float:
-    """Return PyTorch's allocations in two steps, in multiples of the model's gradients."""
+    """Measure the peak buffers of two steps, relative to the size of the gradients."""
     with process_group(60.0) as group:
         model = nn.Sequential(nn.Linear(SIZE, SIZE), nn.Linear(SIZE, SIZE))
         optimizer = SGD(learning_rate=1e-4).optimizer(model)
@@ -83,7 +83,7 @@ def counted(name: str) -> float:
         method = strategy.runner().method(strategy.config(workers=group.world_size))
 
         def steps() -> None:
-            # On cores gradients of host could be views of the host's memory; not on a GPU.
+            # On CPUs, `host` could use views of shared memory as gradients; on a GPU it cannot.
             views = {"gradient_as_bucket_view": method.name == "tree", "init_sync": False}
             replica = Synchronized(model, method, group=group, **views)
             for _ in range(2):
@@ -93,18 +93,18 @@ def counted(name: str) -> float:
             replica.close()
 
         peak = track(steps, model, optimizer, inputs).peak_nbytes
-        # Without parameters, momentum and gradients.
+        # Subtract parameters, momentum and gradients.
         return peak / sum(one.nbytes for one in model.parameters()) - 3
 
 
 @pytest.mark.parametrize("name", ["host", "tree"])
-def test_devices_hold_what_plans_say(pair: Ranks, name: str):
+def test_devices_use_the_planned_memory(pair: Ranks, name: str):
     found = pair(counted, name, group=False)
     assert found == pytest.approx(buffers(name, "cpu", 2), abs=0.05)
 
 
 def test_plans_have_the_buffers_of_a_gpu_and_of_parents():
-    # A GPU gathers its gradients for the host; a tree has them in a buffer, and parents a second.
+    # `host` gathers a GPU's gradients in one buffer; `tree` has one buffer, parents have two.
     assert buffers("host", "cpu", 4) == [0, 0, 0, 0]
     assert buffers("host", "gpu", 4) == [1, 1, 1, 1]
     assert buffers("tree", "cpu", 4) == buffers("tree", "gpu", 4) == [2, 1, 2, 1]
@@ -112,7 +112,7 @@ def test_plans_have_the_buffers_of_a_gpu_and_of_parents():
 
 
 def offsets() -> tuple[float, float, float, list[str]]:
-    """Return this rank's clock offset; rank 1's clock is ahead."""
+    """Measure the offset of rank 1's clock, which is ahead; gather texts."""
     with process_group(60.0) as group:
         ahead_s = AHEAD_S if group.rank == 1 else 0.0
         shared = clock_offset(group)

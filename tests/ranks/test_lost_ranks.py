@@ -1,4 +1,4 @@
-"""A rank that is killed, stopped or leaves: the others name it in their errors."""
+"""A rank is killed or stopped; the others name it in their errors."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ from pair import Failure, Ranks
 from replicas import Net, batch, bits, device, parallel_of
 
 DEADLINE_S = 3.0
-PATIENCE_S = 25.0  # on a machine that others use, too
+PATIENCE_S = 25.0  # generous, for a busy machine
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -49,7 +49,7 @@ class Victim(Net):
 
 
 def trains(exchange: str, victim: int, num_steps: int = 12) -> tuple[str, str, float]:
-    """Train until a rank is lost; return the error, the rank's name, and the duration."""
+    """Train until a rank is lost; return the error, that rank's name, and the wait."""
     pids: list[int] = [0] * dist.get_world_size()
     dist.all_gather_object(pids, os.getpid())
     store, started = dist.distributed_c10d._get_default_store(), time.monotonic()
@@ -72,7 +72,7 @@ def trains(exchange: str, victim: int, num_steps: int = 12) -> tuple[str, str, f
         store.set(f"ended/{dist.get_rank()}", "")
         if dist.get_rank() == survivors[0] and victim in range(len(pids)):
             store.wait([f"ended/{rank}" for rank in survivors])
-            with suppress(ProcessLookupError):  # it is but stopped, or has ended already
+            with suppress(ProcessLookupError):  # the victim may have ended already
                 os.kill(pids[victim], signal.SIGKILL)
 
 
@@ -107,7 +107,7 @@ LONG = [
     ("how", "place", "phase", "victim"),
     [*QUICK, *(pytest.param(*one, marks=pytest.mark.slow) for one in LONG)],
 )
-def test_the_others_name_the_rank_that_is_lost(ranks: Ranks, how, phase, victim):
+def test_the_others_name_the_lost_rank(ranks: Ranks, how, phase, victim):
     for text, named, after_s in lost(ranks, "host", how, phase, victim):
         assert named
         assert named in text
@@ -126,7 +126,7 @@ def test_exchanges_of_torch_stop_with_an_error(pair: Ranks, exchange: str, phase
 
 
 def pauses() -> str:
-    """Stop rank 1 for a second, which is shorter than the deadline."""
+    """Resume rank 1 a second after a failpoint stops it, before the deadline."""
     if dist.get_rank() == 1 and os.fork() == 0:
         while "T" not in Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2][:3]:
             time.sleep(0.01)

@@ -71,7 +71,7 @@ def test_all_ranks_run_a_function_in_a_group_of_their_own(pair: Ranks, triple: R
     assert [one[0].item() for one in triple(totals, [1.0, 2.0, 4.0], tmp_path)] == [7.0] * 3
 
 
-def test_a_call_finds_nothing_of_the_one_before(pair: Ranks):
+def test_calls_leave_no_state_behind(pair: Ranks):
     first, second = (pair(leaves_all_changed) for _ in range(2))
     assert first == second
     assert first[0][0] is torch.float32
@@ -91,7 +91,7 @@ def test_an_error_comes_back_with_its_fields_and_fails_the_test_if_not_asked_for
 
 def test_a_rank_that_hangs_or_dies_says_where_and_the_next_call_has_fresh_ranks(pair: Ranks):
     with pytest.raises(RankFailed, match=r"(?s)rank 1 hangs:.* in hangs_on_rank_1"):
-        pair(hangs_on_rank_1, deadline_s=15.0)  # time to meet, on a busy machine
+        pair(hangs_on_rank_1, deadline_s=15.0)  # time to form the group on a busy machine
     with failpoints({"at": "pair.test", "rank": 0, "do": "SIGABRT"}):
         died, lost = pair(dies_on_rank_0, errors=True)
     assert (died.kind, lost.kind) == ("Died", "RuntimeError")

@@ -1,4 +1,4 @@
-"""Typical training programs, with equal results by paceline.DataParallel and torch's.
+"""Typical training programs, with equal results by paceline.DataParallel and DDP.
 
 Each runs on two ranks with DistributedDataParallel and with every exchange, and is compared step by
 step: losses, gradients, parameters, buffers, random streams, and how often the module ran. The
@@ -11,9 +11,9 @@ from pair import RankFailed, Ranks
 from programs_of_ranks import PROGRAMS, check, names_in
 
 EXCHANGES = ("allreduce", "host", "host_chunk_1", "tree")
-# In few steps "auto" does nothing but "allreduce"; these take many, or change what is exchanged.
+# "auto" begins with "allreduce"; these take many steps, or change the exchanged parameters.
 OF_AUTO = ("compiled", "groups", "loops", "modes", "optimizers", "switching", "unused")
-# Programs that run with every exchange in `make test`: what each exchange has code of its own for.
+# Programs that run with every exchange in `make test`: each exchange has its own code for them.
 ALL_QUICK = [
     "no_sync_in_all_micro_batches_but_the_last",
     "parameters_that_only_earlier_micro_batches_touch",
@@ -58,7 +58,7 @@ ALL_QUICK = [
     "unused_parameter_that_nobody_seeks",
     "frozen_after_construction",
 ]
-# Compiling takes seconds; these show most.
+# Compiling takes seconds; `make test` runs only these.
 COMPILED = ("compiled_before_with_the_eager_backend", "module_that_is_compiled_in_place")
 IN_THREES = (
     "accumulation.gradients_kept_over_steps",
@@ -101,7 +101,7 @@ def test_a_program_is_the_same_on_three_ranks_too(triple: Ranks, name: str, exch
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_what_a_program_does_otherwise_is_told(pair: Ranks, name: str):
+def test_differences_from_ddp_are_reported(pair: Ranks, name: str):
     with pytest.raises(RankFailed) as caught:
         pair(check, PROGRAMS / "faulty", f"faulty.{name}", "host", "ddp", group=False)
     assert FAULTS[name] in str(caught.value)

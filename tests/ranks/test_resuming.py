@@ -1,4 +1,4 @@
-"""Resumed runs of synchronous strategies end with the same bits."""
+"""Resumed runs end with the same bits as uninterrupted ones."""
 
 import fcntl
 import json
@@ -53,7 +53,7 @@ def attempt(group: Group, settings: Settings, is_resumed: bool) -> int | str:
 
 def train(settings: Settings, is_resumed: bool = False) -> int | str:
     """Train or resume on this rank."""
-    interruption._POLL_S = interruption._MARGIN_S = 0.0  # as seconds they are many steps
+    interruption._POLL_S = interruption._MARGIN_S = 0.0  # the default seconds are many steps here
     with process_group(30.0) as group:
         return attempt(group, settings, is_resumed)
 
@@ -108,7 +108,7 @@ AT_THE_END, BEFORE_THE_END = ({"checkpoint_every": str(STEPS - left)} for left i
         {"strategy": "allreduce", "options": {"codec": "onebit"}},  # has error feedback
         LOCAL | {"schedule": "cosine", "evaluate_every": 11},
         SPLIT | {"options": {"gradients": "onebit"}},
-        # Killed at its end, or with one step left.
+        # The last checkpoint is at the last step, or one step before it.
         HOST | AT_THE_END,
         pytest.param(HOST | BEFORE_THE_END, marks=SLOW),
         pytest.param(LOCAL | AT_THE_END, marks=SLOW),
@@ -118,7 +118,7 @@ AT_THE_END, BEFORE_THE_END = ({"checkpoint_every": str(STEPS - left)} for left i
     ],
     ids=lambda settings: settings["strategy"],
 )
-def test_a_run_goes_on_bit_for_bit(run: Run, folder: Path, settings: Settings) -> None:
+def test_a_run_is_resumed_bit_for_bit(run: Run, folder: Path, settings: Settings) -> None:
     settings = {"checkpoint_every": "37"} | settings
     run(settings)
     before = learnt(folder)
@@ -129,8 +129,8 @@ def test_a_run_goes_on_bit_for_bit(run: Run, folder: Path, settings: Settings) -
 
 
 @pytest.mark.slow
-def test_sums_of_three_go_on_bit_for_bit(triple: Ranks, tmp_path: Path, folder: Path) -> None:
-    """With three ranks, sums depend on the boundaries of shards."""
+def test_three_ranks_resume_a_run_bit_for_bit(triple: Ranks, tmp_path: Path, folder: Path) -> None:
+    """With three ranks, the bits of sums depend on the boundaries of shards."""
     settings = {"strategy": "allreduce", "checkpoint_every": "37"}
     triple(train, settings, group=False, cwd=tmp_path)
     before = learnt(folder)
@@ -138,7 +138,7 @@ def test_sums_of_three_go_on_bit_for_bit(triple: Ranks, tmp_path: Path, folder: 
     assert learnt(folder) == before
 
 
-def test_an_interrupted_run_saves_itself_and_goes_on_bit_for_bit(run: Run, folder: Path) -> None:
+def test_an_interrupted_run_is_saved_and_resumed_bit_for_bit(run: Run, folder: Path) -> None:
     settings = HOST | {"checkpoint_every": "never"}
     run(settings)
     before = learnt(folder)
@@ -153,7 +153,7 @@ def test_an_interrupted_run_saves_itself_and_goes_on_bit_for_bit(run: Run, folde
 
 
 @pytest.mark.slow
-def test_another_number_of_workers_takes_the_same_samples(run, triple, tmp_path, folder):
+def test_another_number_of_workers_uses_the_same_samples(run, triple, tmp_path, folder):
     settings = HOST | {"model": "small_recipes:plain", "checkpoint_every": "37"}
     run(settings)
     expected, whole = load_file(folder / "model.safetensors"), learnt(folder)[1]
@@ -166,7 +166,7 @@ def test_another_number_of_workers_takes_the_same_samples(run, triple, tmp_path,
 
 
 @pytest.mark.slow
-def test_another_number_of_workers_goes_on_with_the_groups_parameters(
+def test_another_number_of_workers_resumes_with_the_groups_parameters(
     run: Run, triple: Ranks, tmp_path: Path, folder: Path
 ) -> None:
     settings = LOCAL | {"model": "small_recipes:plain", "epochs": 4, "checkpoint_every": "37"}
@@ -175,11 +175,11 @@ def test_another_number_of_workers_goes_on_with_the_groups_parameters(
     remove_results(folder)
     triple(train, settings, True, group=False, cwd=tmp_path)
     found = learnt(folder)[1]
-    # What was learnt in the first epochs was not lost.
+    # The progress of the first epochs was kept.
     assert found[-1]["test_loss"] < 1.5 * whole[-1]["test_loss"] < whole[0]["test_loss"]
 
 
-def test_more_epochs_may_follow(run: Run, folder: Path) -> None:
+def test_a_finished_run_is_resumed_for_more_epochs(run: Run, folder: Path) -> None:
     settings = {"strategy": "host", "model": "small_recipes:classes", "checkpoint_every": "24"}
     run(settings | {"epochs": 1})
     run(settings, is_resumed=True)
@@ -199,13 +199,13 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before(run: Run, folder: Pa
     assert learnt(folder) == before
 
 
-def test_a_host_run_goes_on_with_another_exchange_though_no_checkpoint_can_be_written(run, folder):
-    """With two ranks, sums are equal in any order."""
+def test_a_host_run_resumes_with_allreduce_and_a_locked_checkpoint_folder(run, folder):
+    """Sums of two ranks have the same bits in any order."""
     settings = {"model": "small_recipes:plain", "checkpoint_every": "37"}
     run(settings | HOST)
     before = learnt(folder)
     checkpoints = os.open(folder / "checkpoints", os.O_RDONLY)
-    fcntl.flock(checkpoints, fcntl.LOCK_EX)  # as another process that writes there
+    fcntl.flock(checkpoints, fcntl.LOCK_EX)  # as if another process were writing there
     try:
         run(settings | {"strategy": "allreduce", "checkpoint_every": "10"}, is_resumed=True)
     finally:
@@ -221,7 +221,7 @@ def attempts(settings: Settings, changes: list[Settings]) -> list[int | str]:
         return [attempt(group, settings | change, True) for change in changes]
 
 
-def test_a_run_of_other_settings_does_not_go_on(pair: Ranks, tmp_path: Path) -> None:
+def test_resuming_with_changed_settings_is_refused(pair: Ranks, tmp_path: Path) -> None:
     changes = [{"batch_size": 30}, {"seed": 3}, {"model": "small_recipes:plain"}]
     fields = ["resume"] * 4
     settings = HOST | {"checkpoint_every": "37", "epochs": 2}

@@ -1,4 +1,4 @@
-"""Models whose head is split among ranks, against one process with plain modules."""
+"""Models with a head split across ranks, compared with plain modules in one process."""
 
 from functools import partial
 from pathlib import Path
@@ -17,13 +17,13 @@ from pair import Ranks
 from split_heads import Batch, Split, compare_by_passes, trained_together
 
 slow = pytest.mark.slow
-FEATURES, CLASSES, MOST = 6, 5, 9  # the last one: samples of a rank
+FEATURES, CLASSES, MOST = 6, 5, 9  # MOST: largest number of samples per rank
 HEADER = 40
 HEAD_VALUES = 11 * (10 + 1) + 7 * 11 + 5 * (7 + 1)
 
 
 class Net(nn.Module):
-    """Widths that 2 and 3 workers do not divide."""
+    """A net with layer widths that are not divisible by 2 or 3 workers."""
 
     def __init__(self, p: float = 0.5, norm: bool = False) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Net(nn.Module):
 
 
 def batch(step: int, size: int) -> Batch:
-    """Ranks have different numbers of samples, sometimes fewer than workers."""
+    """Return a step's batch; ranks have unequal sample counts, some below the number of workers."""
     counts = [1 + (5 * rank + 3 * step) % MOST for rank in range(size)]
     source = torch.Generator().manual_seed(1 + step)
     inputs = torch.randn(sum(counts), FEATURES, generator=source)
@@ -52,7 +52,7 @@ def split(lr: float = 0.1, build: Any = Net, **more: Any) -> Split:
 
 
 def equal() -> int:
-    """Train without codec and compare with plain modules; return the head's values."""
+    """Train without a codec, compare with plain modules; count this rank's head values."""
     own, num_steps = split(), 50
     oracle = trained_together(own, num_steps)
     own.check_tests(oracle, TensorSamples(*batch(num_steps, own.size)[:2]), accuracy)
@@ -61,7 +61,7 @@ def equal() -> int:
 
 
 def loaded() -> None:
-    """Load a state written by another number of ranks."""
+    """Load a checkpoint written by a different number of ranks."""
     own, path, found = split(), Path("model.safetensors"), Net()
     load_model(found, str(path))
     load_tensors(load_file(path), own.model.module, own.model.shardings, dist.get_rank())
@@ -75,15 +75,15 @@ def loaded() -> None:
 def check_equal(ranks: Ranks, folder: Path) -> None:
     own = ranks(equal, cwd=folder)
     assert sum(own) == HEAD_VALUES
-    assert max(own) < HEAD_VALUES / ranks.size + 2 * 11  # the head is on no rank whole
+    assert max(own) < HEAD_VALUES / ranks.size + 2 * 11  # no rank has the whole head
 
 
-def test_fifty_steps_are_those_of_one_process(pair: Ranks, tmp_path: Path):
+def test_fifty_steps_match_one_process(pair: Ranks, tmp_path: Path):
     check_equal(pair, tmp_path)
 
 
 @slow
-def test_fifty_steps_of_three_are_those_of_one_process(pair: Ranks, triple: Ranks, tmp_path: Path):
+def test_fifty_steps_of_three_ranks_match_one_process(pair: Ranks, triple: Ranks, tmp_path: Path):
     check_equal(triple, tmp_path)
     pair(loaded, cwd=tmp_path)
     pair(equal, cwd=tmp_path)
@@ -91,7 +91,7 @@ def test_fifty_steps_of_three_are_those_of_one_process(pair: Ranks, triple: Rank
 
 
 def sized(sizes: list[int]) -> list[int]:
-    """Compare sub-batches of a size with one process; return the bytes of the loss's terms."""
+    """Compare each sub-batch size with one process; return the bytes sent for the loss."""
     sent = []
     for sub_batch in sizes:
         own = split(sub_batch=sub_batch)
@@ -104,8 +104,8 @@ def sized(sizes: list[int]) -> list[int]:
     ("place", "sizes"),
     [("pair", [2, 5, 18]), pytest.param("triple", [3, 4, 5, 8, 10, 26, 27], marks=slow)],
 )
-def test_any_size_of_sub_batch_trains_as_one_process_does(ranks: Ranks, tmp_path: Path, sizes):
-    """The terms of the loss are the same bytes in all, and have a header in each sub-batch."""
+def test_any_sub_batch_size_matches_one_process(ranks: Ranks, tmp_path: Path, sizes):
+    """Each sub-batch size sends the same loss terms, plus one header per sub-batch."""
     sent = ranks(sized, sizes, cwd=tmp_path)[0]
     for sub_batch, nbytes in zip(sizes, sent, strict=True):
         fewer = MOST - min(MOST, -(-ranks.size * MOST // sub_batch))
@@ -113,7 +113,7 @@ def test_any_size_of_sub_batch_trains_as_one_process_does(ranks: Ranks, tmp_path
 
 
 def by_passes(updates: str, sub_batch: int | None) -> None:
-    """Compare BatchNorm1d, or updates per sub-batch, with sub-batches of one process."""
+    """Compare BatchNorm1d or per-sub-batch updates with the same sub-batches in one process."""
     build = partial(Net, p=0.0, norm=updates == "step")
     own = split(0.05, build, updates=updates, sub_batch=sub_batch)
     num_passes = own.size if sub_batch is None else -(-own.size * MOST // sub_batch)
@@ -124,12 +124,12 @@ def by_passes(updates: str, sub_batch: int | None) -> None:
 @pytest.mark.parametrize(
     ("updates", "sub_batch"), [("step", None), ("sub-batch", None), ("sub-batch", 5)]
 )
-def test_sub_batches_are_those_of_one_process(ranks: Ranks, tmp_path, updates, sub_batch):
+def test_sub_batches_match_one_process(ranks: Ranks, tmp_path, updates, sub_batch):
     ranks(by_passes, updates, sub_batch, cwd=tmp_path)
 
 
 def encoded() -> list[float]:
-    """With all codecs training stays close to that without."""
+    """Train with and without codecs, and check that the losses are close."""
     losses, purposes = [], ("activations", "activation_gradients", "gradients")
     for codec in (None, "dynamic8"):
         own = split(0.3, is_float64=False, **dict.fromkeys(purposes, codec))
@@ -140,13 +140,13 @@ def encoded() -> list[float]:
 
 
 @slow
-def test_what_is_encoded_trains_alike_on_all_ranks(triple: Ranks):
+def test_training_with_codecs_is_equal_on_all_ranks(triple: Ranks):
     first, *others = triple(encoded)
     assert others == [first] * 2
 
 
 def poisoned(layer: str) -> None:
-    """If a rank's part of a layer is NaN, all ranks name that rank and layer."""
+    """Train with a NaN in the last rank's part of a layer."""
     own = split()
     own.losses(1)
     if own.rank == own.size - 1:
@@ -156,7 +156,7 @@ def poisoned(layer: str) -> None:
 
 
 @pytest.mark.parametrize("layer", ["head.0", pytest.param("head.6", marks=slow)])
-def test_a_nan_in_one_part_is_told_on_all_ranks(pair: Ranks, layer: str):
+def test_all_ranks_name_the_rank_and_layer_of_a_nan(pair: Ranks, layer: str):
     for failure in pair(poisoned, layer, errors=True):
         assert failure.kind == "NonFinite"
         assert f"layer {layer!r}" in failure.text

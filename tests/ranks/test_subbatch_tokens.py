@@ -1,4 +1,4 @@
-"""A language model whose head is split by its vocabulary, against one process."""
+"""A language model with its head split by vocabulary, compared with one process."""
 
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from split_heads import Batch, Split, compare_by_passes, trained_together
 
 slow = pytest.mark.slow
 NUM_STEPS = 8
-# The gradients of attention's key biases are zero but for rounding, which a small eps would raise.
+# Key biases of attention have gradients of rounding errors; a small eps would amplify them.
 ADAMW = partial(torch.optim.AdamW, lr=0.02, weight_decay=0.1, eps=1e-6)
 SGD = partial(torch.optim.SGD, lr=0.3, momentum=0.9)
 
@@ -37,7 +37,7 @@ def batch(step: int, size: int, count: int | None = None, is_masked: bool = Fals
 def split(
     make: Any, build: Any = Language, learning: dict[str, Any] | None = None, **more: Any
 ) -> Split:
-    """A model whose inputs are tokens; where it has a bias, with a mask, and by name."""
+    """Build a split token model; any `build` but `Language` gets keyword inputs with a mask."""
     is_masked = build is not Language
 
     def example(size: int) -> Any:
@@ -50,7 +50,7 @@ def split(
 
 
 def largest(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """A score that needs logits."""
+    """Score the mean of the largest logits, which requires complete logits."""
     return outputs.amax((1, 2)).mean()
 
 
@@ -63,7 +63,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def equal(case: str) -> None:
-    """Compare parameters, losses and tests with one process and the whole batch."""
+    """Compare parameters, losses and test scores with one process and the whole batch."""
     own = split(**CASES[case])
     oracle = trained_together(own, NUM_STEPS)
     if case != "masked":
@@ -73,20 +73,20 @@ def equal(case: str) -> None:
 
 
 def each_sub_batch() -> None:
-    """The head is updated with the mean loss of each sub-batch, the body once a step."""
+    """Update the head per sub-batch and the body per step; compare with one process."""
     own = split(SGD, updates="sub-batch")
     compare_by_passes(own, min(own.size, -(-MOST // own.size)), 4)
 
 
 @pytest.mark.parametrize("place", ["pair", pytest.param("triple", marks=slow)])
 @pytest.mark.parametrize("case", CASES)
-def test_steps_are_those_of_one_process_with_the_whole_batch(ranks: Ranks, tmp_path, case):
-    """Ignored targets are uneven: some ranks and sub-batches have hardly any others."""
+def test_steps_match_one_process_with_the_whole_batch(ranks: Ranks, tmp_path, case):
+    """Ignored targets are uneven: some ranks and sub-batches have almost only ignored ones."""
     ranks(equal, case, cwd=tmp_path)
 
 
 @slow
-def test_updates_per_sub_batch_are_by_the_mean_over_its_own_tokens(pair, triple, tmp_path):
+def test_updates_per_sub_batch_use_the_mean_over_its_own_tokens(pair, triple, tmp_path):
     for ranks in (pair, triple):
         ranks(each_sub_batch, cwd=tmp_path)
 
@@ -119,13 +119,13 @@ def bfloat16() -> None:
         optimizer.step()
         assert abs(found - float(loss)) < 5e-3
     codecs = dict.fromkeys(("activations", "activation_gradients"), "bfloat16")
-    # Messages are rounded already.
+    # Codecs change nothing here: messages are already in bfloat16.
     other = split(make, is_float64=False, learning=learning, **codecs)
     assert other.losses(NUM_STEPS) == ours
     other.trainer.close()
 
 
-def test_bfloat16_is_that_of_autocast(pair: Ranks):
+def test_bfloat16_matches_autocast(pair: Ranks):
     pair(bfloat16)
 
 
@@ -139,8 +139,8 @@ def of_six(way: str) -> Split:
     return split(**WAYS[way], is_float64=False, schedule=scheduled, batch=partial(batch, count=6))
 
 
-def left(way: str) -> dict[str, Any]:
-    """Take five steps, save, and take five more."""
+def uninterrupted(way: str) -> dict[str, Any]:
+    """Run five steps, save the state, and run five more."""
     own = of_six(way)
     own.losses(5)
     state = own.trainer.state()
@@ -149,7 +149,7 @@ def left(way: str) -> dict[str, Any]:
     return ended(own)
 
 
-def went_on(way: str) -> dict[str, Any]:
+def resumed(way: str) -> dict[str, Any]:
     """Resume from the saved state."""
     own = of_six(way)
     own.trainer.load(State(*torch.load("state.pt", weights_only=False)))
@@ -157,7 +157,7 @@ def went_on(way: str) -> dict[str, Any]:
 
 
 def ended(own: Split) -> dict[str, Any]:
-    """Take five more steps."""
+    """Run five more steps; return rank 0's state and losses."""
     losses, state = own.losses(5, first=5), own.trainer.state()
     own.trainer.close()
     if not state.parts:
@@ -167,15 +167,15 @@ def ended(own: Split) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("way", ["step", pytest.param("each", marks=slow)])
-def test_two_ranks_go_on_with_the_bits_of_two(pair: Ranks, tmp_path: Path, way: str):
-    before, after = (pair(run, way, cwd=tmp_path)[0] for run in (left, went_on))
+def test_two_ranks_resume_bit_for_bit(pair: Ranks, tmp_path: Path, way: str):
+    before, after = (pair(run, way, cwd=tmp_path)[0] for run in (uninterrupted, resumed))
     assert (before, before["steps"]) == (after, 10)
 
 
 @slow
-def test_three_ranks_go_on_as_two_would(pair: Ranks, triple: Ranks, tmp_path: Path):
-    before = pair(left, "step", cwd=tmp_path)[0]
-    after = triple(went_on, "step", cwd=tmp_path)[0]
+def test_three_ranks_resume_a_state_of_two(pair: Ranks, triple: Ranks, tmp_path: Path):
+    before = pair(uninterrupted, "step", cwd=tmp_path)[0]
+    after = triple(resumed, "step", cwd=tmp_path)[0]
     assert after["losses"] == pytest.approx(before["losses"], rel=1e-5)
     assert before["tensors"].keys() == after["tensors"].keys()
     assert any("exp_avg_sq" in name for name in before["tensors"])

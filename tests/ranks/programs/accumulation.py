@@ -1,4 +1,4 @@
-"""Gradients that accumulate before they are exchanged, and gradients that people keep."""
+"""Gradients accumulated before an exchange, and gradients that users keep or replace."""
 
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -22,14 +22,14 @@ def no_sync_in_all_micro_batches_but_the_last(trial, model):
 
 @trains(lambda: mlp(6, 8, 8, 3))
 def no_sync_from_the_very_first_step(trial, model):
-    """Gradients that were there before anything was ever exchanged."""
+    """Accumulate gradients before the first exchange."""
     for micro in range(4):
         yield alone(trial, model, micro)
     yield from trained(model, squares(trial))
 
 
 def no_sync_around_backward_only(trial, model):
-    """The forward pass outside: DDP exchanges all the same, as its documentation warns."""
+    """Run forward outside no_sync: DDP still exchanges, as its documentation warns."""
     for step in zeroed(model, 3):
         loss = model(trial.batch(step)).square().mean()
         with model.no_sync():
@@ -63,7 +63,7 @@ def no_sync_within_no_sync(trial, model):
 
 
 def _flagged(every: int, is_early: bool) -> Run:
-    """`require_backward_grad_sync` set by hand: before forward, as in nanoGPT, or after it."""
+    """Set `require_backward_grad_sync` by hand: before forward, as in nanoGPT, or after it."""
 
     def run(trial: Trial) -> Iterator[Any]:
         model = trial.wrap(mlp())
@@ -84,7 +84,7 @@ def _flagged(every: int, is_early: bool) -> Run:
 
 @trains(lambda: Experts(4), find_unused_parameters=True)
 def parameters_that_only_earlier_micro_batches_touch(trial, model):
-    """What only micro-batches in no_sync touched is as DDP leaves it in the exchange."""
+    """Parameters used only in no_sync have DDP's gradients after the exchange."""
     for step in stepped(model, 3):
         with model.no_sync():
             model(trial.batch(step), [1]).square().mean().backward()
@@ -94,7 +94,7 @@ def parameters_that_only_earlier_micro_batches_touch(trial, model):
 
 @trains(lambda: Experts(3), find_unused_parameters=True)
 def parameters_touched_alone_and_never_exchanged_before(trial, model):
-    """Rank 1 alone touches an expert in no_sync, and nobody in the step that exchanges."""
+    """Only rank 1 uses expert 1, in no_sync; no rank uses it in the exchanged pass."""
     for step in range(3):
         model.zero_grad(set_to_none=step != 2)
         with model.no_sync():
@@ -103,7 +103,7 @@ def parameters_touched_alone_and_never_exchanged_before(trial, model):
 
 
 def accumulation_without_no_sync(trial, model):
-    """Each micro-batch is exchanged, with what is there already."""
+    """Exchange each micro-batch, together with the gradients accumulated so far."""
     optimizer = sgd(model)
     for step in range(4):
         yield learn(trial, model, step)
@@ -132,14 +132,14 @@ def _tied() -> nn.Module:
 
 @trains(lambda: Experts(3), find_unused_parameters=True)
 def gradients_zeroed_in_place_while_an_expert_rests(trial, model):
-    """Zeros are no None: momentum and decay move what rests, on all ranks."""
+    """Zero gradients, unlike None, let momentum and decay move an unused expert."""
     for step, chosen in stepped(model, enumerate([[0, 1], [0], [0], [1], [2]]), set_to_none=False):
         yield backward(model(trial.batch(step), chosen).square().mean())
 
 
 @trains(lambda: mlp(6, 8, 8, 3))
 def gradients_kept_over_steps(trial, model):
-    """References without a copy: earlier steps' gradients keep their values."""
+    """Keep references to the gradients of earlier steps, whose values must not change."""
     held: list[list[torch.Tensor]] = []
     for step in stepped(model, 4):
         learn(trial, model, step)
@@ -148,7 +148,7 @@ def gradients_kept_over_steps(trial, model):
 
 
 def gradients_kept_and_put_back(trial, model):
-    """Gradient surgery: two tasks' gradients are taken apart, and written back by the user."""
+    """Gradient surgery: combine two tasks' gradients by hand and write them to .grad."""
     optimizer = sgd(model)
     for step in range(3):
         parts = []
@@ -164,7 +164,7 @@ def gradients_kept_and_put_back(trial, model):
 
 
 def gradients_that_the_user_replaces(trial, model):
-    """.grad is set to the user's own tensor, to which the next backward pass adds."""
+    """Set .grad to a user's tensor, to which the next backward pass adds."""
     for step in range(3):
         for parameter in model.parameters():
             parameter.grad = torch.full_like(parameter, 0.5)
@@ -175,7 +175,7 @@ def gradients_that_the_user_replaces(trial, model):
 
 
 def gradients_deleted_by_some_ranks_only(trial, model):
-    """One rank zeroes in place, the other sets None: the means are the same."""
+    """Rank 0 sets gradients to None, and rank 1 zeroes them in place."""
     for step in range(3):
         model.zero_grad(set_to_none=trial.rank == 0)
         yield learn(trial, model, step)
@@ -183,7 +183,7 @@ def gradients_deleted_by_some_ranks_only(trial, model):
 
 @trains(lambda: mlp(6, 8, 8, 3))
 def gradients_in_one_flat_buffer(trial, model):
-    """.grad are the user's views of one tensor, which must hold what was exchanged."""
+    """Make each .grad a view of one flat tensor, which must receive the exchanged gradients."""
     flat = torch.zeros(sum(parameter.numel() for parameter in model.parameters()))
     at = 0
     for parameter in model.parameters():

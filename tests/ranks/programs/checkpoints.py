@@ -1,4 +1,4 @@
-"""Saving, loading, pickling and dropping."""
+"""Saving, loading, pickling and deletion of wrappers."""
 
 import copy
 import gc
@@ -39,7 +39,7 @@ def saved(thing: Any) -> io.BytesIO:
 
 @trains(normed)
 def checkpoint_of_the_wrapper(trial, model):
-    """Names have DDP's prefix, and training goes on from it as if nothing had been."""
+    """Names have DDP's prefix, and training resumes from the checkpoint with the same results."""
     optimizer = sgd(model)
     yield from trained(model, squares(trial), optimizer)
     yield list(model.state_dict())
@@ -55,7 +55,7 @@ def checkpoint_of_the_wrapper(trial, model):
 
 @trains(normed)
 def checkpoint_of_the_module(trial, model):
-    """model.module.state_dict() into a bare module, and that into a wrapper's module."""
+    """Load a wrapped module's state into a bare module, then into another wrapped module."""
     yield from trained(model, squares(trial))
     bare = normed()
     bare.load_state_dict(model.module.state_dict())
@@ -75,7 +75,7 @@ def checkpoint_of_ddp_into_a_bare_module(trial, model):
     yield state_of(bare)
 
 
-@program(raises="RuntimeError", better="a checkpoint of the bare module is taken as well")
+@program(raises="RuntimeError", better="a checkpoint of the bare module is accepted, too")
 def checkpoint_without_prefix_into_the_wrapper(trial):
     model = trial.wrap(mlp())
     state = {name: value * 0.5 for name, value in model.module.state_dict().items()}
@@ -84,7 +84,7 @@ def checkpoint_without_prefix_into_the_wrapper(trial):
 
 
 def checkpoint_loaded_on_rank_0_only(trial):
-    """Before wrapping: construction sends it to all."""
+    """Load on rank 0 before wrapping; construction broadcasts the state."""
     module = normed()
     if trial.rank == 0:
         module.load_state_dict({n: v * 0.5 for n, v in normed().state_dict().items()})
@@ -103,7 +103,7 @@ def checkpoint_that_does_not_fit(trial, model):
 
 
 def checkpoint_loaded_in_the_middle(trial, model):
-    """Back to the best state so far, in place and with assign=True."""
+    """Return to an earlier state during training."""
     best = copy.deepcopy(model.state_dict())
     yield from trained(model, squares(trial))
     model.load_state_dict(best)
@@ -111,7 +111,7 @@ def checkpoint_loaded_in_the_middle(trial, model):
 
 
 def checkpoint_within_a_larger_module(trial):
-    """State of a module that contains a wrapper: names, saving and loading are as with DDP."""
+    """Save and load a module that contains a wrapper, with DDP's names."""
     whole = nn.ModuleDict({"part": trial.wrap(mlp()), "other": nn.Linear(2, 2)})
     yield list(whole.state_dict())
     halved = {name: value * 0.5 for name, value in whole.state_dict().items()}
@@ -121,7 +121,7 @@ def checkpoint_within_a_larger_module(trial):
 
 @trains(normed)
 def distributed_checkpoint_state_dicts(trial, model):
-    """get_state_dict takes DDP's prefix off, and set_state_dict puts it on."""
+    """get_state_dict removes DDP's prefix, and set_state_dict adds it."""
     optimizer = torch.optim.AdamW(model.parameters(), eps=1e-3)
     yield from trained(model, squares(trial), optimizer)
     yield kept(get_model_state_dict(model))
@@ -160,7 +160,7 @@ def distributed_checkpoint_in_files(trial, model):
 
 @trains(normed)
 def wrapper_saved_as_a_whole(trial, model):
-    """torch.save(model), and a loaded wrapper that trains on, on all ranks."""
+    """Save a whole wrapper with torch.save, and train the loaded one on all ranks."""
     yield from trained(model, squares(trial))
     loaded = torch.load(saved(model), weights_only=False)
     yield [type(loaded) is type(model), state_of(loaded)]
@@ -181,7 +181,7 @@ def wrapper_pickled_before_training(trial, model):
 
 @trains(normed)
 def module_saved_as_a_whole_while_it_is_wrapped(trial, model):
-    """torch.save(model.module) must not find hooks that cannot be pickled."""
+    """The wrapped module has no hooks that torch.save cannot pickle."""
     yield from trained(model, squares(trial))
     loaded = torch.load(saved(model.module), weights_only=False)
     copied = copy.deepcopy(model.module)
@@ -192,7 +192,7 @@ def module_saved_as_a_whole_while_it_is_wrapped(trial, model):
 
 
 def wrapper_that_is_dropped(trial):
-    """Its module trains alone from then on, and may be wrapped again."""
+    """Without its wrapper, a module trains without an exchange, and may be wrapped again."""
     module = normed()
     model = trial.wrap(module)
     yield from trained(model, squares(trial))
@@ -203,14 +203,14 @@ def wrapper_that_is_dropped(trial):
     module.zero_grad()
     module(trial.batch(20)).square().mean().backward()
     yield gradients(module)
-    if trial.rank == 0:  # alone indeed
+    if trial.rank == 0:  # no other rank runs this
         module(trial.batch(21)).square().mean().backward()
     yield _hooks(module)
     yield from trained(trial.wrap(module, watched=False), squares(trial))
 
 
 def _hooks(module: nn.Module) -> list[int]:
-    """The numbers of hooks that are left on the module and its parameters."""
+    """Count the hooks left on the module and its parameters."""
     hooks = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
     return [
         sum(len(getattr(one, name)) for one in module.modules() for name in hooks),
@@ -240,7 +240,7 @@ def wrapper_dropped_before_it_was_used(trial):
 
 
 def many_wrappers_one_after_another(trial):
-    """A search over settings: threads, files and shared memory do not pile up."""
+    """Create wrappers one after another; threads and open files do not accumulate."""
     counts = []
     for _ in range(8):
         model = trial.wrap(mlp(), watched=False)

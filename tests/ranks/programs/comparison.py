@@ -1,6 +1,6 @@
-"""Run a program with two wrappers, one after the other, and tell what differs, to rounding.
+"""Run a program with two wrappers, one after the other, and report differences beyond rounding.
 
-Each has a process group of its own: what one leaves behind harms no other.
+Each run has its own process group, so that one cannot affect the other.
 """
 
 import gc
@@ -27,13 +27,13 @@ TOLERANCE = {
     torch.bfloat16: 2e-2,
     torch.float16: 2e-3,
 }
-MOST = 6  # differences that are told of one run
-_references: dict[tuple[str, str], list[Any]] = {}  # what was seen of the last program
-_groups: list[Any] = []  # a callback in a thread of gloo must not be the last to let go of one
+MOST = 6  # differences reported of one run
+_references: dict[tuple[str, str], list[Any]] = {}  # observations of the last program
+_groups: list[Any] = []  # a callback in gloo's thread must not release the last reference
 
 
 def check(name: str, exchange: str, reference: str) -> None:
-    """Run a program with both wrappers, unless the last call had this reference; compare them."""
+    """Run a program with both wrappers and compare them; cache the reference's observations."""
     program = find(name)
     store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=program.deadline_s)))
     kind = "alone" if exchange in program.exact_by else reference
@@ -50,13 +50,13 @@ def check(name: str, exchange: str, reference: str) -> None:
 
 
 def _seen(program: Program, kind: str, store: Store) -> list[Any]:
-    """What can be seen of a program that runs with a wrapper."""
+    """Run a program with a wrapper, and return its observations."""
     torch.set_default_dtype(torch.float64)
     joined(dist.PrefixStore(kind, store), program.wait_s)
     seen = observe(program, Trial(dist.get_rank(), dist.get_world_size(), kind, program.wait_s))
     _groups[:] = [dist.group.WORLD]
-    gc.collect()  # models go, and their threads with them
-    gc.freeze()  # what is left need not be looked at again
+    gc.collect()  # delete models, and so their threads
+    gc.freeze()  # later collections skip the remaining objects
     if dist.is_initialized():
         dist.destroy_process_group()
     torch.set_default_dtype(torch.float32)
@@ -64,7 +64,7 @@ def _seen(program: Program, kind: str, store: Store) -> list[Any]:
 
 
 def _traceback(seen: list[Any]) -> str:
-    """Where the program's last error came from, without torch's own frames."""
+    """Return the frames of the program's last error, without those of installed packages."""
     if not (seen and isinstance(seen[-1], Exception)):
         return ""
     frames = traceback.extract_tb(seen[-1].__traceback__)
@@ -73,7 +73,7 @@ def _traceback(seen: list[Any]) -> str:
 
 
 def unexpected(program: Program, expected: list[Any]) -> list[str]:
-    """Whether the program ends with the reference as it is meant to."""
+    """Return a difference if the reference does not end as `program.raises` declares."""
     last = expected[-1] if expected else None
     raised = Raised.of(last) if isinstance(last, Exception) else None
     if (raised.family if raised else "") == program.raises:
@@ -82,7 +82,7 @@ def unexpected(program: Program, expected: list[Any]) -> list[str]:
 
 
 def differences(program: Program, exchange: str, expected: list[Any], ours: list[Any]) -> list[str]:
-    """What is not as with the reference; nothing if all is."""
+    """Return all differences from the reference."""
     if exchange in program.refused_by:
         return _refusal(program, ours)
     found: list[str] = []

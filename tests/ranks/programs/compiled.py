@@ -13,7 +13,7 @@ COMPILED = {"counts": False, "deadline_s": 90.0}
 
 
 class Net(nn.Module):
-    """Has a branch in its forward, at which a graph breaks."""
+    """A net with a data-dependent branch in forward, which breaks the graph."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ def module_that_is_compiled_in_place(trial):
 
 @program(**COMPILED)
 def step_that_is_compiled(trial):
-    """The loss function around the wrapper is what is compiled."""
+    """Compile a loss function that calls the wrapper."""
     torch._dynamo.reset()
     model = trial.wrap(mlp())
 
@@ -94,7 +94,7 @@ def compiled_module_with_accumulation_and_evaluation(trial):
 
 @program(counts=False, deadline_s=200.0)
 def compiled_by_inductor(trial):
-    """With generated code, where there is a compiler for it."""
+    """Compile with inductor, if g++ is installed."""
     if shutil.which("g++") is None:
         return
     model = trial.wrap(compiled(nn.Linear(6, 3), "inductor"))

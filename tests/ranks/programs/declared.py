@@ -1,4 +1,4 @@
-"""What files of programs say of them: see trial.py."""
+"""Registration of programs by decorators and tables (see trial.py)."""
 
 from collections.abc import Callable, Iterator
 from importlib import import_module
@@ -13,7 +13,7 @@ PROGRAMS: dict[str, Program] = {}
 
 
 def program(**known: Any) -> Any:
-    """Say what is known of a program."""
+    """Register a program with these fields of `Program`."""
 
     def register(run: Run) -> Run:
         PROGRAMS[f"{run.__module__}.{run.__name__}"] = Program(run, **known)
@@ -23,7 +23,10 @@ def program(**known: Any) -> Any:
 
 
 def trains(make: Callable[[], nn.Module], steps: int = 3, **options: Any) -> Any:
-    """Say that a program is given a model of this kind, which is parallel."""
+    """Register a program that gets `make()`, wrapped with `options`.
+
+    It is a generator (trial, model), or the loss (trial, model, step) of `steps` training steps.
+    """
 
     def register(run: Callable[..., Any]) -> Callable[..., Any]:
         def whole(trial: Trial) -> Iterator[Any]:
@@ -39,7 +42,7 @@ def trains(make: Callable[[], nn.Module], steps: int = 3, **options: Any) -> Any
 
 
 def find(name: str) -> Program:
-    """A function of a file of programs, or what it has said of one."""
+    """Import a program's file, and return the program; defaults apply if it is not registered."""
     file, _, own = name.partition(".")
     module = import_module(file)
     if name not in PROGRAMS:
@@ -49,7 +52,7 @@ def find(name: str) -> Program:
 
 
 def programs(file: str, runs: dict[str, Run], **known: Any) -> None:
-    """Register programs of one expression, by the name of their file and their own."""
+    """Register programs that are expressions, by the file's name and their own."""
     PROGRAMS.update({f"{file}.{name}": Program(run, **known) for name, run in runs.items()})
 
 
@@ -59,5 +62,5 @@ def plain(
     loss: Callable[[Trial], Loss] = squares,
     **options: Any,
 ) -> Run:
-    """A program that only trains a model of this kind."""
+    """Return a program that wraps `make()` and trains it."""
     return lambda trial: trained(trial.wrap(make(), **options), loss(trial), steps=steps)

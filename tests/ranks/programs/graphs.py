@@ -1,4 +1,4 @@
-"""Graphs that run backward more than once, in parts, through checkpoints, or not to the end."""
+"""Backward passes that repeat, fail, or reach only parts of a graph."""
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +29,7 @@ class WithoutWeightGradient(torch.autograd.Function):
 
 
 class Failing(torch.autograd.Function):
-    """The identity, whose backward fails when told so."""
+    """The identity; its backward raises while `fails` is set."""
 
     fails = False
 
@@ -45,7 +45,7 @@ class Failing(torch.autograd.Function):
 
 
 def incomplete() -> nn.Module:
-    """Its middle layer's weight gets no gradient from its function."""
+    """Return a module with a function that gives the middle layer's weight no gradient."""
 
     @module_of(first=nn.Linear(6, 6), middle=nn.Linear(6, 6), last=nn.Linear(6, 2))
     def model(self, x: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ def several_forwards_before_one_backward(trial, model, step):
 
 
 def _twice(trial: Trial, order: Callable[[list[Tensor]], Iterable[Tensor]]) -> Iterator[Any]:
-    """Two forward passes, then a backward pass for each."""
+    """Run two forward passes, then a backward pass for each loss in the given order."""
     model = trial.wrap(mlp())
     for step in zeroed(model, 3):
         losses = [model(trial.share(10 * step + i)).square().mean() for i in range(2)]
@@ -80,8 +80,8 @@ def _twice(trial: Trial, order: Callable[[list[Tensor]], Iterable[Tensor]]) -> I
             yield gradients(trial.bare(model))
 
 
-# Where backward runs more often than forward, or later than the next forward, torch's reducer
-# exchanges the first backward pass and leaves the others to each rank. Ours exchange them all.
+# If backward runs more often than forward, or after the next forward pass, DDP exchanges only the
+# first backward pass. Paceline's own exchanges include all of them.
 
 
 @program(exact_by=OURS)
@@ -129,7 +129,7 @@ def backward_twice_without_retain_graph(trial):
 
 @trains(lambda: nn.Sequential(nn.Linear(6, 8), nn.Softplus(), nn.Linear(8, 1)))
 def gradients_with_create_graph(trial, model):
-    """backward(create_graph=True), and a second backward through the gradients' own graph."""
+    """Run backward through gradients that were computed with create_graph."""
     x = trial.batch(0)
     for _ in zeroed(model, 2):
         loss = model(x).square().mean()
@@ -138,7 +138,7 @@ def gradients_with_create_graph(trial, model):
 
 
 def _with_an_error(trial: Trial, **options: Any) -> Iterator[Any]:
-    """The step is lost; DDP goes on with the next forward pass, and so does the user."""
+    """Raise in backward of step 2 on all ranks, and continue with step 3."""
     model = trial.wrap(breaking(), **options)
     for step in stepped(model, 5):
         Failing.fails = step == 2
@@ -173,24 +173,24 @@ def error_in_forward_on_all_ranks(trial, model):
 
 
 def step_without_backward(trial, model):
-    """Some batches are thrown away after forward, on all ranks, as with a loss that is NaN."""
+    """Skip backward in odd steps on all ranks, as for a NaN loss."""
     for step in stepped(model, 5):
         loss = squares(trial)(model, step)
         yield backward(loss) if step % 2 == 0 else loss
 
 
-def loss_that_is_a_constant_of_the_output(trial, model, step):
-    """Multiplied by zero, every gradient is zero, and none is None."""
+def loss_multiplied_by_zero(trial, model, step):
+    """All gradients are zero, and none is None."""
     return (model(trial.batch(step)) * 0.0).sum()
 
 
 def half() -> nn.Module:
-    """Half of it is never used."""
+    """Return a module with a layer that is never used."""
     return module_of(used=mlp(), unused=mlp())(lambda self, x: self.used(x))
 
 
 def turning() -> nn.Module:
-    """Layers run in an order of each turn."""
+    """Return layers that run in an order given by `turn`."""
 
     @module_of(layers=nn.ModuleList(mlp(6, 6) for _ in range(4)))
     def model(self, x: Tensor, turn: int) -> Tensor:
@@ -203,12 +203,12 @@ def turning() -> nn.Module:
 
 @trains(turning, steps=5)
 def order_of_use_that_changes(trial, model, step):
-    """Layers run in another order in each step, the same on all ranks."""
+    """Run layers in another order in each step, the same on all ranks."""
     return model(trial.batch(step), step).square().mean()
 
 
 def branches() -> nn.Module:
-    """They are computed in an order that is given."""
+    """Return branches that are computed in a given order."""
 
     @module_of(layers=nn.ModuleList(mlp(6, 6) for _ in range(4)))
     def model(self, x: Tensor, order: list[int]) -> Tensor:
@@ -220,12 +220,12 @@ def branches() -> nn.Module:
 
 @trains(branches, steps=4)
 def order_of_use_that_differs_between_ranks(trial, model, step):
-    """Branches are computed in another order on the other rank: gradients come so, too."""
+    """Ranks compute branches, and so their gradients, in different orders."""
     return model(trial.batch(step), [[0, 1, 2, 3], [3, 1, 0, 2]][trial.rank > 0]).square().mean()
 
 
 def backward_in_another_thread(trial, model):
-    """Some loaders and servers run steps in a thread that is not the main one."""
+    """Run steps in a thread other than the main one."""
 
     def step_of(step: int) -> Tensor:
         return backward(model(trial.batch(step, dtype=torch.float64)).square().mean())
@@ -241,9 +241,9 @@ programs(
         "several_forwards_with_unused_parameters_sought": plain(
             mlp, loss=differences, find_unused_parameters=True
         ),
-        # The first step shows that a layer is never used.
+        # The first step shows that a part is never used.
         "static_graph_with_an_unused_layer": plain(half, steps=4, static_graph=True),
-        # An autograd.Function that returns None for a weight: zeros under DDP, which waits for it.
+        # Its autograd.Function returns None for a weight; DDP sets the gradient to zero.
         "function_without_a_weight_gradient": plain(incomplete),
         "function_without_a_weight_gradient_with_unused_parameters_sought": plain(
             incomplete, find_unused_parameters=True

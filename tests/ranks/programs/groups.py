@@ -1,4 +1,4 @@
-"""Process groups, uneven inputs, hooks on communication, and what DDP's other arguments do."""
+"""Process groups, uneven inputs, communication hooks, and other arguments of DDP."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,12 +23,12 @@ HOOK = {"refused_by": OURS, "refusal": "hook"}
 
 
 def _in(make: Callable[[], nn.Module], where: Callable[[Trial], dict[str, Any]]) -> Run:
-    """A program that trains with the arguments that `where` makes."""
+    """Return a program that wraps with the options of `where(trial)` and trains."""
     return lambda trial: trained(trial.wrap(make(), **where(trial)), squares(trial))
 
 
 def group_of_rank_1_alone(trial):
-    """One rank trains by itself while the other has nothing to do with it."""
+    """Rank 1 trains in its own group, without rank 0."""
     group = dist.new_group([1])
     if trial.rank == 1:
         model = trial.wrap(mlp(), process_group=group)
@@ -38,7 +38,7 @@ def group_of_rank_1_alone(trial):
 
 
 def group_in_another_order(trial):
-    """Two groups and two models at the same time, by turns."""
+    """Two models in two groups of the same ranks alternate in a changing order."""
     groups = [dist.new_group([0, 1]) for _ in range(2)]
     models = [trial.wrap(mlp(), process_group=group) for group in groups]
     for step in range(3):
@@ -50,7 +50,7 @@ def group_in_another_order(trial):
 
 @trains(normed)
 def collectives_of_the_user_between_steps(trial, model):
-    """Metrics are reduced and objects gathered on the same group, also between two backwards."""
+    """The user reduces metrics and gathers objects in the same group after each backward pass."""
     for loss in trained(model, squares(trial), steps=4):
         total = loss["loss"].detach().clone()
         dist.all_reduce(total)
@@ -61,7 +61,7 @@ def collectives_of_the_user_between_steps(trial, model):
 
 
 def collective_of_the_user_in_forward(trial):
-    """Features of all ranks are gathered inside of forward, as CLIP does."""
+    """Forward gathers the features of all ranks, as in CLIP."""
 
     @module_of(one=mlp(6, 8, 4), other=mlp(6, 8, 4))
     def contrastive(self, x: Tensor, y: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ def collective_of_the_user_in_forward(trial):
 
 @trains(lambda: mlp(6, 8, 4))
 def collective_of_the_user_in_backward(trial, model, step):
-    """torch.distributed.nn's gather has its own collective in the middle of backward."""
+    """all_gather of torch.distributed.nn runs a collective during backward."""
     features = torch.cat(all_gather(model(trial.batch(step)), dist.group.WORLD))
     return (features @ features.T).square().mean()
 
@@ -96,7 +96,7 @@ programs(
     __name__,
     {
         "uneven_inputs_in_join": lambda trial: _uneven(trial, trial.wrap(normed())),
-        "uneven_inputs_in_join_divided_by_who_is_there": lambda trial: _uneven(
+        "uneven_inputs_in_join_divided_by_active_ranks": lambda trial: _uneven(
             trial, trial.wrap(normed()), divide_by_initial_world_size=False
         ),
         "uneven_inputs_in_join_with_unused_parameters_sought": lambda trial: _uneven(
@@ -141,7 +141,7 @@ def uneven_inputs_with_accumulation_in_join(trial, model):
 
 
 def uneven_inputs_in_join_with_zero_redundancy(trial, model):
-    """Join over the wrapper and an optimizer that is split over ranks."""
+    """Join the wrapper and a ZeroRedundancyOptimizer."""
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
     with Join([model, optimizer]):
         for step in stepped(optimizer, 3 - trial.rank):
@@ -150,7 +150,7 @@ def uneven_inputs_in_join_with_zero_redundancy(trial, model):
 
 
 def parameters_and_buffers_to_ignore(trial):
-    """They are neither sent at construction nor exchanged: each rank has its own."""
+    """Ignored tensors are neither broadcast nor exchanged: each rank keeps its own."""
     module = normed()
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
         module, ["0.weight", "1.running_mean"]
@@ -170,7 +170,7 @@ def _alone(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
 
 
 def _hooked(*hooks: Callable[..., Any]) -> Run:
-    """A program that trains with one hook after another."""
+    """Return a program that trains once with each hook."""
 
     def run(trial: Trial) -> Iterator[Any]:
         for hook in hooks:
@@ -206,8 +206,8 @@ def power_sgd(trial):
     )
 
 
-def hook_that_is_none(trial, model):
-    """What DDP refuses as no hook at all is refused by all exchanges alike."""
+def hook_that_is_not_callable(trial, model):
+    """Register a hook that is not callable, which DDP and all exchanges refuse."""
     yield trial.refused(lambda: model.register_comm_hook(None, 3)) is not None
 
 
@@ -222,7 +222,7 @@ def gradients_as_views_of_buckets(trial, model):
 
 @program(refused_by=OURS, refusal="delay_all_reduce_named_params")
 def parameters_whose_exchange_is_delayed(trial):
-    """delay_all_reduce_named_params, as DLRM uses it. Nobody waits for that, not even DDP."""
+    """delay_all_reduce_named_params, as in DLRM; even DDP does not wait for that all-reduce."""
     torch.manual_seed(4)
     module = mlp(6, 8, 3)
     delayed = [("2.weight", module[2].weight)]
@@ -242,7 +242,7 @@ def parameters_whose_exchange_is_delayed(trial):
 
 @trains(normed)
 def hook_on_buffers(trial, model):
-    """_register_buffer_comm_hook: running statistics become means, not rank 0's."""
+    """_register_buffer_comm_hook averages running statistics instead of sending rank 0's."""
 
     def mean(state: Any, buffers: dict[str, Tensor]) -> None:
         for buffer in buffers.values():
@@ -255,7 +255,7 @@ def hook_on_buffers(trial, model):
 
 
 def logging_data(trial, model):
-    """What monitoring tools read of DDP."""
+    """Read DDP's logging data, as monitoring tools do."""
     yield from trained(model, squares(trial))
     data = model._get_ddp_logging_data()
     yield [data["module_name"], data["world_size"], data["rank"], data["backend_name"]]
@@ -263,7 +263,7 @@ def logging_data(trial, model):
 
 @program(raises="RuntimeError", refused_by=OURS, refusal="optimizer_in_backward")
 def optimizer_in_backward(trial):
-    """_apply_optimizer_in_backward, which DDP can do with accelerators only."""
+    """_apply_optimizer_in_backward, which DDP supports only on accelerators."""
     from torch.distributed.optim import _apply_optimizer_in_backward
 
     module = mlp()
@@ -285,7 +285,7 @@ programs(
         ),
         # A second group of the same ranks.
         "group_of_its_own": _in(normed, lambda trial: {"process_group": dist.new_group([0, 1])}),
-        # Each rank trains with itself: nothing is shared between them.
+        # Each rank trains in its own group.
         "group_of_one_rank": _in(
             normed,
             lambda trial: {"process_group": [dist.new_group([r]) for r in range(2)][trial.rank]},

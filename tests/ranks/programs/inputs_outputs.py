@@ -1,4 +1,4 @@
-"""What goes into forward, and what comes out of it: any structure, with and without tensors."""
+"""Inputs and outputs of forward: structures with and without tensors."""
 
 from collections import OrderedDict, namedtuple
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ class Output:
 
 
 class Answering(nn.Module):
-    """Two heads, whose outputs `answer` puts together."""
+    """Two heads; `answer` combines their outputs."""
 
     def __init__(self, answer: Any) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Answering(nn.Module):
 
 
 class Asking(nn.Module):
-    """Takes its tensors from wherever they are."""
+    """Takes tensors by position, by keyword and from nested containers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ def nested_dicts_in(trial, model, step):
 
 
 def inputs_come_as_they_are(trial):
-    """Neither copied nor converted: integers, None, objects and the same tensor twice."""
+    """Inputs are neither copied nor converted: integers, None, objects, the same tensor twice."""
     seen: list[Any] = []
 
     @module_of(net=mlp())
@@ -146,7 +146,7 @@ programs(
     __name__,
     {
         "outputs_of_every_structure": _answers(),
-        # DDP finds no tensors in what is left out.
+        # Without the structures in which DDP finds no tensors.
         "outputs_of_every_structure_with_unused_parameters_sought": _answers(
             "object", find_unused_parameters=True
         ),
@@ -159,7 +159,7 @@ programs(
 
 @program(exact_by=OURS)
 def dataclass_of_a_static_graph(trial):
-    """DDP, which finds no tensors in it, leaves the first step's gradients to each rank."""
+    """DDP finds no tensors in the dataclass and does not exchange the first step."""
     model = trial.wrap(Answering(ANSWERS["dataclass"]), static_graph=True)
     for step in stepped(model, 3):
         sum(one.square().mean() for one in _tensors(model(trial.share(step)))).backward()
@@ -193,7 +193,7 @@ def loss_computed_inside(trial):
     )
 )
 def output_that_is_the_input_or_a_parameter(trial, model, step):
-    """Leaves among the outputs: the input itself, a weight, a constant."""
+    """Return leaves of the graph as outputs: the input, a weight, a constant."""
     x = trial.batch(step)
     out, same, weight, _ = model(x)
     assert same is x
@@ -210,7 +210,7 @@ def inputs_that_require_gradients(trial, model):
 
 
 def output_changed_in_place(trial, model, step):
-    """The output is an ordinary tensor, which may be scaled in place."""
+    """Change the output in place, as an ordinary tensor allows."""
     out = model(trial.batch(step))
     out *= 2
     out[:, 0] = 0
@@ -239,6 +239,6 @@ def sequences_of_different_lengths(trial, model, step):
 
 @trains(mlp, steps=4)
 def empty_batch_on_one_rank(trial, model, step):
-    """The last batch has nothing for rank 1: its gradients are zeros, and the mean is half."""
+    """Rank 1 has no samples in step 2: its zero gradients halve the mean."""
     rows = 0 if trial.rank == 1 and step == 2 else 4
     return model(trial.batch(step, rows, 6)).square().sum()

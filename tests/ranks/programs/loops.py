@@ -1,4 +1,4 @@
-"""Loops in which ranks do not do the same, or in which more runs beside the training."""
+"""Loops in which ranks differ, or in which other work runs between or during steps."""
 
 import time
 from contextlib import nullcontext
@@ -17,7 +17,7 @@ from trial import state_of
 
 @trains(deep)
 def wrapper_evaluated_on_rank_0_before_a_barrier(trial, model):
-    """Rank 0 validates with the wrapper; the others wait in the user's own barrier."""
+    """Rank 0 validates with the wrapper; the other waits at the user's barrier."""
     for seen in trained(model, squares(trial), steps=STEPS):
         yield seen
         if trial.rank == 0:
@@ -38,7 +38,10 @@ def wrapper_evaluated_in_training_mode_on_rank_1_before_a_barrier(trial, model):
 
 @trains(deep)
 def forward_with_gradients_on_one_rank_before_a_barrier(trial, model):
-    """No backward pass follows it. DDP meets the others in its second forward, and never again."""
+    """Run an extra forward pass on one rank, without backward.
+
+    DDP synchronizes ranks only in its second forward pass, so the extra passes start after it.
+    """
     for step, seen in enumerate(trained(model, squares(trial), steps=STEPS)):
         yield seen
         if step >= 2:
@@ -59,7 +62,7 @@ def metrics_reduced_between_forward_and_backward(trial, model):
 
 @trains(deep)
 def collective_that_runs_beside_backward(trial, model):
-    """Begun before backward, and waited for afterwards, on the same group."""
+    """Start an all-reduce in the same group before backward, and wait for it afterwards."""
     for step in stepped(model, STEPS):
         loss = model(trial.batch(step)).square().mean()
         total = torch.full((1000,), loss.item())
@@ -70,7 +73,7 @@ def collective_that_runs_beside_backward(trial, model):
 
 
 def collective_in_a_hook_of_a_gradient(trial):
-    """The user reduces a gradient of an activation, in the middle of the exchange."""
+    """All-reduce the gradient of an activation in a hook, during the exchange."""
     module = mlp(6, 8, 8, 3)
 
     def mean(gradient: Tensor) -> Tensor:
@@ -85,7 +88,7 @@ def collective_in_a_hook_of_a_gradient(trial):
 
 @trains(deep, steps=12)
 def ranks_of_unequal_speed(trial, model, step):
-    """Now one rank is late for forward, now the other for backward."""
+    """Delay a rank before forward in some steps, and before backward in others."""
     time.sleep(0.01 if (step + trial.rank) % 3 == 0 else 0)
     loss = model(trial.batch(step)).square().mean()
     time.sleep(0.01 if (step + trial.rank) % 3 == 1 else 0)
@@ -94,7 +97,7 @@ def ranks_of_unequal_speed(trial, model, step):
 
 @trains(deep)
 def loader_with_a_forked_worker(trial, model):
-    """Each epoch forks a process that inherits all that the wrapper has open."""
+    """Each epoch forks a process, which inherits the wrapper's files and memory."""
     data = TensorDataset(torch.cat([trial.batch(step) for step in range(4)]))
     for _ in range(3):
         for (x,) in stepped(
@@ -111,7 +114,7 @@ def profiler_around_the_steps(trial, model):
 
 
 def operations_counted(trial, model):
-    """A counter of operations sees the module's own, and none of the exchange's."""
+    """FlopCounterMode counts the module's operations, and none of the exchange."""
     yield from trained(model, squares(trial))
     model.zero_grad()
     with FlopCounterMode(display=False) as counter:
@@ -128,7 +131,7 @@ def anomalies_detected(trial, model):
 
 @trains(lambda: mlp(6, 8, 4))
 def backward_in_other_ways(trial, model):
-    """Without gradients around it, of several tensors, with a gradient given, in one thread."""
+    """Run backward in no_grad, of two tensors, with a gradient, and in one thread."""
     for way in zeroed(model, 4):
         out = model(trial.batch(way))
         if way == 0:
@@ -148,7 +151,7 @@ def backward_in_other_ways(trial, model):
 
 @trains(deep)
 def bare_module_trained_between_the_steps(trial, model):
-    """Backward through the bare module is this rank's own, before, between and after."""
+    """Backward passes of the bare module between steps are not exchanged."""
     optimizer = sgd(model)
     for step in range(STEPS):
         if step % 3 == 0:
@@ -172,13 +175,13 @@ def bare_module_on_one_rank_only(trial, model):
 
 
 def wrapper_and_bare_module_in_one_loss(trial, model, step):
-    """Consistency training: one branch through the wrapper, the other beside it."""
+    """Consistency training: one branch uses the wrapper, the other the bare module."""
     x = trial.batch(step)
     return (model(x) - model.module(x * 1.1)).square().mean()
 
 
 def inner_steps_of_meta_learning(trial, model):
-    """MAML: the inner loop has its own weights, the outer gradient goes through the wrapper."""
+    """MAML: the inner loop has its own weights; the outer loss also uses the wrapper."""
     for step in stepped(model, 3):
         weights = dict(model.module.named_parameters())
         inner = torch.func.functional_call(model.module, weights, (trial.batch(step),))
@@ -200,7 +203,7 @@ def second_wrapper_while_the_first_lives(trial):
 
 
 def wrapper_around_a_module_with_a_wrapper(trial):
-    """An inner wrapper whose parameters the outer one is told to ignore."""
+    """Wrap a module that contains a wrapper, and ignore the inner wrapper's parameters."""
     inner = trial.wrap(mlp(6, 8, 8), watched=False)
     outer = nn.Sequential(inner, nn.Tanh(), nn.Linear(8, 3))
     names = [f"0.{name}" for name, _ in inner.named_parameters()]
@@ -211,7 +214,7 @@ def wrapper_around_a_module_with_a_wrapper(trial):
 
 @trains(normed)
 def ranks_in_different_modes(trial, model):
-    """Rank 1 trains in eval mode: nothing is awaited that the other does not send."""
+    """Train rank 1 in eval mode; no rank may wait for buffers of the other."""
     model.train(trial.rank == 0)
     yield from trained(model, squares(trial), steps=5)
 
@@ -226,7 +229,7 @@ def model_of_many_megabytes(trial):
 
 
 def steps_under_many_settings(trial, model):
-    """Deterministic algorithms, inference mode between steps, another default type."""
+    """Change the default dtype, deterministic algorithms and inference mode between steps."""
     for step, around in enumerate([torch.enable_grad(), nullcontext(), torch.inference_mode()]):
         with around:
             yield state_of(model)

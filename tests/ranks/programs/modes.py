@@ -1,4 +1,4 @@
-"""Modules that are evaluated, copied or saved before they train, and first steps in eval mode."""
+"""Modules that are evaluated, copied or saved before training, and training in eval mode."""
 
 import copy
 import io
@@ -22,7 +22,7 @@ def evaluated_before_the_first_step(trial, model):
 
 @trains(normed)
 def sanity_check_before_training(trial, model):
-    """As Lightning does: two validation batches first, with gradients off for all."""
+    """Evaluate two batches before training and one in inference mode later, as Lightning does."""
     for step in range(2):
         yield trial.evaluated(model, 30 + step)
     optimizer = sgd(model)
@@ -35,7 +35,7 @@ def sanity_check_before_training(trial, model):
 
 
 def evaluated_with_gradients_on_before_training(trial):
-    """Forgetting no_grad in validation keeps graphs alive that nobody runs backward through."""
+    """Validate without no_grad, and keep graphs that never run backward."""
     model = trial.wrap(normed()).eval()
     outputs = [model(trial.batch(30 + step)) for step in range(3)]
     yield outputs
@@ -56,7 +56,7 @@ def saved_before_the_first_step(trial, model):
 
 
 def module_copied_before_the_first_step(trial, model):
-    """A target network that begins with the values of rank 0 on every rank."""
+    """Train against a frozen target network that was copied from the wrapped module."""
     target = copy.deepcopy(model.module).requires_grad_(False)
     yield state_of(target)
     for step in stepped(model, 4):
@@ -68,7 +68,7 @@ def module_copied_before_the_first_step(trial, model):
 
 
 def wrapper_copied_before_the_first_step(trial, model):
-    """Original and copy train independently of each other, each on all ranks."""
+    """Train the original and the copy independently, each on all ranks."""
     copied = copy.deepcopy(model)
     yield state_of(copied)
     yield from trained(model, squares(trial))
@@ -92,7 +92,7 @@ def wrapper_copied_in_the_middle(trial, model):
 
 @trains(normed)
 def averaged_from_before_the_first_step(trial, model):
-    """Exponential averages of the bare module and of the wrapper, as both are written."""
+    """Average the weights of the bare module and of the wrapper exponentially."""
     averages = [
         AveragedModel(one, multi_avg_fn=get_ema_multi_avg_fn(0.5), use_buffers=True)
         for one in (model.module, model)
@@ -122,7 +122,7 @@ def averaged_before_it_is_wrapped(trial):
 
 @trains(normed)
 def first_step_in_eval_mode(trial, model):
-    """Fine-tuning with frozen statistics: the whole model stays in eval mode, and trains."""
+    """Train in eval mode, as for fine-tuning with frozen statistics, then in training mode."""
     model.eval()
     yield from trained(model, squares(trial))
     model.train()
@@ -131,15 +131,15 @@ def first_step_in_eval_mode(trial, model):
 
 @trains(normed, steps=4)
 def batch_norm_layers_in_eval_mode(trial, model, step):
-    """Detectors keep their batch norms in eval mode while all else trains."""
+    """Keep a batch norm in eval mode while the other layers train, as detectors do."""
     model.train()
     model.module[1].eval()
     return model(trial.batch(step)).square().mean()
 
 
 @trains(normed)
-def batches_of_one_kind_before_another(trial, model):
-    """Training and evaluation by turns, each with gradients, some of which nobody uses."""
+def training_and_eval_mode_in_turn(trial, model):
+    """Alternate training and eval mode, both with gradients; step 3 has no backward pass."""
     for step in stepped(model, 6):
         model.train(step % 2 == 0)
         loss = squares(trial)(model, step)
@@ -158,13 +158,13 @@ def wrapper_in_a_reentrant_checkpoint(trial, model, step):
 
 @trains(normed)
 def first_forward_without_backward(trial, model):
-    """A dummy batch to find out shapes, in training mode and with gradients on."""
+    """Run a dummy batch in training mode to infer shapes, without backward."""
     yield model(trial.batch(30)).shape
     yield from trained(model, squares(trial))
 
 
 def first_forward_without_backward_on_one_rank(trial, model):
-    """Without buffers a forward pass concerns nobody else: one rank may run it alone."""
+    """Run forward on one rank only, which a model without buffers allows."""
     with torch.no_grad():
         yield model(trial.batch(30)).shape if trial.rank == 1 else None
     yield from trained(model, squares(trial))
@@ -172,7 +172,7 @@ def first_forward_without_backward_on_one_rank(trial, model):
 
 @trains(normed)
 def evaluated_on_one_rank_only(trial, model):
-    """Rank 0 validates the bare module while the others wait."""
+    """Rank 0 validates the bare module while the others wait at a barrier."""
     for loss in trained(model, squares(trial)):
         if trial.rank == 0:
             trial.evaluated(model.module)
@@ -181,14 +181,14 @@ def evaluated_on_one_rank_only(trial, model):
 
 
 def wrapped_again_after_training(trial):
-    """The bare module of one wrapper goes into a second one, as between two phases of training."""
+    """Wrap a trained module again, as for a second phase of training."""
     module = mlp()
     yield from trained(trial.wrap(module), squares(trial))
     yield from trained(trial.wrap(module, watched=False), squares(trial))
 
 
 def weights_changed_between_construction_and_first_step(trial, model):
-    """What a rank changes by itself after construction stays its own, as with DDP."""
+    """Weights that a rank changes after construction stay different, as with DDP."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.01 * (1 + trial.rank))

@@ -1,4 +1,4 @@
-"""Modules of other kinds, hooks on them, and modules that are changed or called in unusual ways."""
+"""Recurrent and parametrized modules, hooks, and unusual calls of modules."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from trial import gradients, state_of
 
 
 def lstm_with_its_state_carried_on(trial):
-    """Truncated backpropagation through time: the state goes on, detached."""
+    """Truncated backpropagation through time: steps pass on a detached state."""
 
     @module_of(
         lstm=nn.LSTM(5, 6, num_layers=2, batch_first=True, dropout=0.2), head=nn.Linear(6, 3)
@@ -52,7 +52,7 @@ def hooks_of_tensors(trial):
 
 
 def diffusion_step(trial):
-    """Noise and times are drawn at random, with keyword arguments and self-conditioning."""
+    """Train a denoiser with random noise, keyword arguments and random self-conditioning."""
 
     @module_of(times=nn.Embedding(10, 6), net=mlp(12, 16, 6))
     def denoiser(self, x: Tensor, t: Tensor, condition: Tensor | None = None) -> Tensor:
@@ -98,7 +98,7 @@ def transformer_with_attention(trial, model, step):
 
 
 def weight_norm_and_spectral_norm(trial):
-    """Parametrizations: what is trained is not what is used, and spectral norm has buffers."""
+    """Train parametrizations of weights; spectral norm has buffers."""
     module = nn.Sequential(
         parametrizations.weight_norm(nn.Linear(6, 8)),
         nn.Tanh(),
@@ -114,7 +114,7 @@ def weight_norm_and_spectral_norm(trial):
 
 
 def hooks_of_modules(trial):
-    """Forward hooks and full backward hooks run once for each pass, and see what they see."""
+    """Forward and full backward hooks run once per pass, with DDP's values."""
     module = mlp(6, 8, 8, 3)
     seen: list[Any] = []
     module[0].register_forward_pre_hook(lambda module, args: seen.append(args[0].sum()))
@@ -130,7 +130,7 @@ def hooks_of_modules(trial):
 
 
 def features_taken_with_a_hook(trial):
-    """A loss on an activation that a hook took out of the module: perceptual losses do."""
+    """Use an activation that a hook captured in the loss, as perceptual losses do."""
     module = mlp(6, 8, 8, 3)
     taken: dict[str, Tensor] = {}
     module[2].register_forward_hook(lambda module, args, out: taken.update(features=out))
@@ -150,7 +150,7 @@ def wrapper_within_a_module(trial):
 
 
 def functional_call_of_the_wrapper(trial, model):
-    """Evaluation with other weights: neither the module nor its gradients change."""
+    """Evaluate with other weights, which changes neither the module nor its gradients."""
     yield from trained(model, squares(trial))
     other = {name: value * 0.5 for name, value in model.named_parameters()}
     with torch.no_grad():
@@ -161,7 +161,7 @@ def functional_call_of_the_wrapper(trial, model):
 
 
 def transforms_of_the_module(trial, model):
-    """Gradients of each sample with torch.func, between the steps of the wrapper."""
+    """Compute per-sample gradients of the bare module with torch.func between steps."""
 
     def loss_of_one(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
         return torch.func.functional_call(model.module, parameters, (x,)).square().mean()
@@ -173,7 +173,7 @@ def transforms_of_the_module(trial, model):
 
 
 def attributes_through_the_wrapper(trial):
-    """Names, modules, modes and repr are DDP's; so are attributes that DDP does not have."""
+    """Names, modes and attributes are DDP's, and missing attributes raise the same error."""
 
     @module_of(net=mlp(), config={"width": 8})
     def named(self, x: Tensor) -> Tensor:
@@ -198,7 +198,7 @@ def attributes_through_the_wrapper(trial):
 
 
 def arguments_of_ddp_in_their_order(trial):
-    """As old code passes them: device_ids, output_device and dim by position."""
+    """Pass device_ids, output_device and dim by position, as old code does."""
     torch.manual_seed(3)
     kind = type(trial.wrap(mlp()))
     model = kind(mlp(), None, None, 0, False)

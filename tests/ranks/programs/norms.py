@@ -1,4 +1,4 @@
-"""Buffers: those of batch norms above all."""
+"""Buffers, mostly those of batch norms."""
 
 import torch
 from declared import plain, program, programs, trains
@@ -8,7 +8,7 @@ from steps import differences, learn, mlp, normed, squares, stepped, trained
 
 
 class Schedule(nn.Module):
-    """Buffers of other types, one that is replaced, and one that is not saved."""
+    """Buffers of several dtypes: one is replaced, one is not persistent, one is None."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ def batch_norm_without_broadcast(trial, model):
 
 
 def batch_norm_without_initial_sync(trial):
-    """init_sync=False: whoever says so has equal weights already."""
+    """init_sync=False with weights that are already equal."""
     torch.manual_seed(3)
     model = trial.wrap(normed(), init_sync=False)
     yield from trained(model, squares(trial))
@@ -48,7 +48,7 @@ def batch_norm_without_initial_sync(trial):
 
 @trains(normed)
 def batch_norm_with_accumulation(trial, model):
-    """Buffers are not sent before the forward pass that follows one in no_sync."""
+    """Buffers are not broadcast before the forward pass that follows one in no_sync."""
     for step in stepped(model, 3):
         with model.no_sync():
             for micro in range(2):
@@ -64,7 +64,7 @@ def sync_batch_norm_is_refused_without_gpus(trial):
 
 @trains(normed)
 def buffer_that_is_reset_in_the_middle(trial, model):
-    """Statistics that only rank 1 resets are rank 0's again with the next forward pass."""
+    """Reset statistics on rank 1 only; the next forward pass restores those of rank 0."""
     yield from trained(model, squares(trial))
     if trial.rank == 1:
         model.module[1].reset_running_stats()
@@ -74,7 +74,7 @@ def buffer_that_is_reset_in_the_middle(trial, model):
 
 @trains(normed)
 def batch_norm_recomputed_over_the_data(trial, model):
-    """Statistics are estimated anew without gradients, in training mode, as SWA does."""
+    """Estimate statistics again in training mode without gradients, as for SWA."""
     yield from trained(model, squares(trial))
     with torch.no_grad():
         for step in range(3):
@@ -86,11 +86,11 @@ def batch_norm_recomputed_over_the_data(trial, model):
 programs(
     __name__,
     {
-        # The argument's new name: buffers are sent at construction, and never again.
+        # The argument's new name: buffers are broadcast at construction only.
         "batch_norm_without_forward_sync": plain(normed, forward_sync_buffers=False),
-        # init_sync=False with other weights on each rank leaves them so.
+        # Without init_sync, ranks keep their different weights.
         "weights_that_nobody_makes_equal": plain(mlp, init_sync=False),
-        # Buffers may be sent between two forward passes without breaking the first one's graph.
+        # Sending buffers between two forward passes must not break the first one's graph.
         "batch_norm_with_two_forwards": plain(normed, loss=differences),
         "group_and_layer_norms": plain(
             lambda: nn.Sequential(

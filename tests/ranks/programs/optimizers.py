@@ -1,4 +1,4 @@
-"""Optimizers, schedules and what else happens between backward and the next forward."""
+"""Optimizers, schedules, and other work between backward and the next forward pass."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ HOOK = {"refused_by": OURS, "refusal": "hook"}
 
 
 class Muonlike(torch.optim.Optimizer):
-    """Momentum whose matrices are made orthogonal by a few Newton-Schulz steps."""
+    """Momentum, orthogonalized for matrices by a few Newton-Schulz steps, as in Muon."""
 
     def __init__(self, parameters: Any, lr: float = 0.02) -> None:
         super().__init__(parameters, {"lr": lr})
@@ -42,7 +42,7 @@ class Muonlike(torch.optim.Optimizer):
 
 
 def every_common_optimizer(trial):
-    """Epsilons are large: Adam would make much of the rounding of a gradient that is zero."""
+    """Large epsilons keep Adam from amplifying the rounding errors of zero gradients."""
     makers: list[Callable[[Any], torch.optim.Optimizer]] = [
         lambda parameters: torch.optim.AdamW(parameters, lr=0.01, eps=1e-3, fused=True),
         lambda parameters: torch.optim.Adam(parameters, lr=0.01, eps=1e-3, foreach=True),
@@ -80,7 +80,7 @@ def schedule_with_warm_up_and_two_groups(trial, model):
 
 
 def optimizer_made_before_wrapping(trial):
-    """Parameters stay the same objects: an optimizer that was made before still moves them."""
+    """An optimizer created before wrapping still updates the same parameter objects."""
     module = mlp()
     optimizer = sgd(module)
     before = [id(parameter) for parameter in module.parameters()]
@@ -90,7 +90,7 @@ def optimizer_made_before_wrapping(trial):
 
 
 def optimizer_in_hooks_after_each_gradient(trial, model):
-    """register_post_accumulate_grad_hook sees what DDP shows it: this rank's own gradient."""
+    """register_post_accumulate_grad_hook sees this rank's own gradient, as with DDP."""
     seen: list[Tensor] = []
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone()))
@@ -107,7 +107,7 @@ def lbfgs_with_a_closure(trial, model):
 
         def closure(step: int = step, losses: list[Tensor] = losses) -> Tensor:
             optimizer.zero_grad()
-            # The same loss on all ranks, or their line searches would go apart.
+            # The same loss on all ranks, or they would diverge.
             loss = backward(model(torch.ones(2, 6) * (step + 1)).square().mean())
             losses.append(loss)
             return loss
@@ -117,7 +117,7 @@ def lbfgs_with_a_closure(trial, model):
 
 
 def sharpness_aware_minimization(trial, model):
-    """SAM: two passes for each step, the first of which may stay unexchanged."""
+    """SAM: two backward passes per step, of which only the second is exchanged."""
     for step in stepped(model, 4):
         alone(trial, model, step)
         moves = [0.05 * p.grad / (p.grad.norm() + 1e-3) for p in model.parameters()]
@@ -139,7 +139,7 @@ def zero_redundancy_optimizer(trial, model):
 
 @trains(normed)
 def averaged_weights_and_their_batch_norms(trial, model):
-    """SWA as the documentation has it, with update_bn in the end."""
+    """SWA as in PyTorch's documentation, with update_bn at the end."""
     average, optimizer = AveragedModel(model), sgd(model)
     schedule = SWALR(optimizer, swa_lr=0.01, anneal_epochs=2)
     for loss in trained(model, squares(trial), optimizer, steps=4):
@@ -152,7 +152,7 @@ def averaged_weights_and_their_batch_norms(trial, model):
 
 @program(**HOOK)
 def local_sgd_after_some_steps(trial):
-    """Gradients are means for two steps; then parameters are averaged every second one."""
+    """Average gradients for two steps, then parameters in every second step."""
     from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook as hooks
 
     model = trial.wrap(mlp())
@@ -168,7 +168,7 @@ def local_sgd_after_some_steps(trial):
 
 
 def model_averaging_without_a_hook(trial, model):
-    """Local SGD by hand: no_sync in all steps, and an average every second one."""
+    """Local SGD by hand: no_sync in all steps, and averaged parameters in every second one."""
     averager = PeriodicModelAverager(period=2, warmup_steps=0)
     optimizer = sgd(model)
     for step in range(4):

@@ -1,4 +1,4 @@
-"""Gradients outside of the wrapped module, and gradients that are asked for without training it."""
+"""Gradients outside the wrapped module, and gradients computed without a training step."""
 
 import copy
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from trial import Trial, gradients, kept, state_of
 
 @trains(lambda: mlp(4, 8, 3))
 def prompt_outside_of_the_wrapper(trial, model):
-    """Its gradient stays this rank's own, and exact in float64 where it is small."""
+    """The prompt's gradient is not exchanged, and a small one stays exact in float64."""
     prompt = nn.Parameter(torch.zeros(4))
     for step in stepped(sgd([*model.parameters(), prompt]), 4):
         model(trial.batch(step, 4, 4) + prompt).sum().mul(1e-3).backward()
@@ -35,7 +35,7 @@ def prompt_before_a_frozen_first_layer(trial):
 
 
 def small_loss_beside_a_head_outside(trial):
-    """A head that is not wrapped keeps this rank's gradients, to the last bit."""
+    """A head outside the wrapper keeps this rank's gradients, even very small ones."""
     body, head = trial.wrap(mlp(6, 8, 8)), nn.Linear(8, 2)
     for step in stepped(sgd([*body.parameters(), *head.parameters()]), 3):
         loss = backward(head(body(trial.batch(step))).square().mean() * 1e-6)
@@ -68,7 +68,7 @@ def three_wrappers_of_which_the_middle_is_frozen_for_a_step(trial):
 
 
 def _gan(trial: Trial, toggles: bool) -> Iterator[Any]:
-    """A step of the discriminator, and one of the generator through it."""
+    """Alternate a discriminator step with a generator step through the discriminator."""
     generator, discriminator = trial.wrap(mlp(3, 8, 6)), trial.wrap(mlp(6, 8, 1))
     optimizers = [torch.optim.Adam(m.parameters(), eps=1e-3) for m in (generator, discriminator)]
     for step in range(4):
@@ -91,16 +91,16 @@ def _gan(trial: Trial, toggles: bool) -> Iterator[Any]:
 programs(
     __name__,
     {
-        # Frozen, as in pix2pix, while the generator learns through it.
+        # The discriminator is frozen during the generator's step, as in pix2pix.
         "gan_with_requires_grad_toggled": lambda trial: _gan(trial, toggles=True),
-        # As in the DCGAN example: two backward passes of the discriminator for one step of it.
+        # As in the DCGAN example: two backward passes of the discriminator per step.
         "gan_without_toggling": lambda trial: _gan(trial, toggles=False),
     },
 )
 
 
 def wgan_gp_with_double_backward(trial):
-    """The penalty is on the discriminator's own input gradient, with create_graph."""
+    """Penalize the gradient of the discriminator's input, computed with create_graph."""
     discriminator = trial.wrap(nn.Sequential(nn.Linear(6, 8), nn.Softplus(), nn.Linear(8, 1)))
     for step in stepped(torch.optim.Adam(discriminator.parameters(), eps=1e-3), 3):
         real, fake = trial.batch(step), trial.batch(10 + step)
@@ -111,8 +111,8 @@ def wgan_gp_with_double_backward(trial):
         yield {"loss": loss, "slope": slope}
 
 
-def penalty_through_the_module_beside_the_wrapper(trial):
-    """The penalty runs the bare module, as StyleGAN does, before the wrapper's own backward."""
+def gradient_penalty_of_the_same_forward(trial):
+    """Penalize the input gradient of the forward pass that also gives the score."""
     module = nn.Sequential(nn.Linear(6, 8), nn.Softplus(), nn.Linear(8, 1))
     model = trial.wrap(module)
     for step in stepped(model, 3):
@@ -124,7 +124,7 @@ def penalty_through_the_module_beside_the_wrapper(trial):
 
 
 def saliency_between_steps(trial, model):
-    """torch.autograd.grad leaves nothing behind that the next step's gradients would show."""
+    """torch.autograd.grad between steps does not change the next step's gradients."""
     for step in stepped(model, 4):
         x = trial.batch(20 + step).requires_grad_()
         (saliency,) = torch.autograd.grad(model(x).sum(), x)
@@ -156,7 +156,7 @@ def adversarial_examples_by_fgsm(trial, model):
 
 
 def adversarial_examples_by_backward(trial, model):
-    """Some write x.grad with a whole backward pass, and clear the model's gradients afterwards."""
+    """Compute x.grad with a full backward pass, then clear the model's gradients."""
     optimizer = sgd(model)
     for step in range(3):
         x = trial.batch(step).requires_grad_()
@@ -169,7 +169,7 @@ def adversarial_examples_by_backward(trial, model):
 
 
 def backward_for_the_inputs_only(trial, model):
-    """backward(inputs=[x]) reaches no parameter: their gradients stay None."""
+    """backward(inputs=[x]) leaves the gradients of parameters None."""
     x = trial.batch(0).requires_grad_()
     model(x).sum().backward(inputs=[x])
     yield x.grad
@@ -177,7 +177,7 @@ def backward_for_the_inputs_only(trial, model):
 
 
 def decay_in_the_loss(trial, model, step):
-    """The loss reads parameters beside the forward pass: both ways lead into one gradient."""
+    """The loss uses parameters directly and through forward; their gradient is the sum."""
     decay = sum(parameter.square().sum() for parameter in model.parameters())
     return model(trial.batch(step)).square().mean() + 0.1 * decay
 
@@ -193,7 +193,7 @@ def weighting_of_losses_outside(trial):
 
 
 def gradient_with_respect_to_parameters(trial, model):
-    """torch.autograd.grad with respect to the parameters is this rank's own, as with DDP."""
+    """torch.autograd.grad of the parameters is not exchanged, as with DDP."""
     for step in range(2):
         loss = model(trial.batch(step)).square().mean()
         yield list(torch.autograd.grad(loss, list(model.parameters())))

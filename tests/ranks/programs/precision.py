@@ -1,4 +1,4 @@
-"""Other types of numbers and layouts: mixed precision, complex, sparse, channels last."""
+"""Dtypes and layouts: mixed precision, complex, sparse, channels last."""
 
 from typing import Any
 
@@ -64,7 +64,7 @@ def autocast_to_bfloat16_around_the_wrapper(trial, model, step):
 
 @trains(lambda: mlp().float())
 def gradient_scaler(trial, model):
-    """A scale that is too large at first: steps are skipped on all ranks, then not."""
+    """Start with too large a scale, for which all ranks skip steps."""
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=2)
     optimizer = sgd(model)
     for step in range(6):
@@ -79,7 +79,7 @@ def gradient_scaler(trial, model):
 
 
 def gradients_infinite_on_one_rank(trial, model):
-    """Infinite or NaN on one rank is so on all, as sums are."""
+    """An infinite gradient on one rank is infinite on all ranks."""
     for step in zeroed(model, 3):
         factor = float("inf") if step == 1 and trial.rank == 1 else 1.0
         yield backward(model(trial.batch(step)).square().mean() * factor)
@@ -93,7 +93,7 @@ def gradients_very_small(trial, model):
 
 
 def sparse_embedding(trial):
-    """Sparse gradients stay sparse, over the rows of all ranks."""
+    """Sparse gradients stay sparse, with the rows of all ranks."""
     module = nn.Sequential(nn.Embedding(20, 6, sparse=True), nn.Flatten(), nn.Linear(18, 2))
     model = trial.wrap(module)
     optimizers = [
@@ -122,7 +122,7 @@ def sparse_embedding_bag_with_unused_parameters_sought(trial):
 
 
 def channels_last(trial):
-    """Gradients have their parameters' strides, whatever goes over the wire."""
+    """Gradients have their parameters' strides."""
     module = nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3, stride=2)
     ).to(memory_format=torch.channels_last)
@@ -163,19 +163,19 @@ def thousand_small_parameters(trial):
 
 @program(exact_by=OURS)
 def converted_after_wrapping(trial):
-    """After model.double() torch's reducer exchanges nothing any more, without a word."""
+    """After model.double(), DDP silently stops exchanging gradients."""
     model = trial.wrap(mlp().float(), watched=False)
     for step in range(4):
         dtype = torch.float32 if step < 2 else torch.float64
         model.to(dtype)
         model.zero_grad()
         model(trial.share(step).to(dtype)).square().mean().backward()
-        yield [p.grad.float() for p in model.parameters()]  # it may travel as it did before
+        yield [p.grad.float() for p in model.parameters()]  # may still be exchanged in float32
 
 
 @program(raises="RuntimeError", refused_by=OURS, refusal="mixed_precision")
 def mixed_precision_of_ddp(trial):
-    """DDP's own mixed precision, which needs an accelerator's streams."""
+    """DDP's mixed precision, which requires an accelerator's streams."""
     from torch.nn.parallel.distributed import _MixedPrecision
 
     half = _MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)

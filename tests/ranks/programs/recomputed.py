@@ -1,4 +1,4 @@
-"""Activations that are computed again, and weights and layers that are used more than once."""
+"""Activation checkpointing, and weights and layers that are used more than once."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from trial import Run, Trial
 
 
 class Tied(nn.Module):
-    """A language model whose embedding is its head's weight, with layers in checkpoints."""
+    """A language model with tied embedding and head, and layers in checkpoints."""
 
     def __init__(self, use_reentrant: bool | None = None, times: int = 1) -> None:
         super().__init__()
@@ -44,12 +44,12 @@ def _language(trial: Trial) -> Any:
 
 
 def tied(*known: Any, **options: Any) -> Run:
-    """A program that trains such a model."""
+    """Return a program that trains `Tied(*known)`."""
     return plain(lambda: Tied(*known), loss=_language, **options)
 
 
 def sequence_of_checkpoints_with_dropout(trial):
-    """What is computed again draws the same numbers, and leaves the random streams alone."""
+    """Recomputation draws the same random numbers and restores the random streams."""
     layers = [nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.3), nn.Tanh()) for _ in range(4)]
 
     segments = module_of(layers=nn.Sequential(*layers))(
@@ -64,7 +64,7 @@ programs(
         "tied_embedding": tied(),
         "tied_embedding_with_checkpoints": tied(False),
         "tied_embedding_with_reentrant_checkpoints": tied(True),
-        # As ALBERT: the same layers again and again.
+        # As in ALBERT: the same layers are applied repeatedly.
         "layers_used_twice": tied(None, 3),
         "layers_used_twice_in_checkpoints": tied(False, 2),
         "layers_used_twice_in_reentrant_checkpoints_of_a_static_graph": tied(

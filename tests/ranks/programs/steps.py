@@ -1,4 +1,4 @@
-"""Networks of programs, their losses, and the steps in which they learn."""
+"""Networks, losses and training loops for programs."""
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
@@ -13,12 +13,12 @@ Loss = Callable[[nn.Module, int], Tensor]
 
 
 def squares(trial: Trial) -> Loss:
-    """The usual loss."""
+    """Return the mean square of a model's outputs, as a loss of (model, step)."""
     return lambda model, step: model(trial.batch(step)).square().mean()
 
 
 def sgd(module: nn.Module | Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """Momentum and decay move a parameter whose gradient is zero, but not one that has none."""
+    """Return SGD with momentum and decay, which move parameters with zero gradients, not None."""
     parameters = module.parameters() if isinstance(module, nn.Module) else module
     return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=0.01)
 
@@ -28,7 +28,7 @@ def stepped(
     steps: int | Iterable[Any],
     set_to_none: bool = True,
 ) -> Iterator[Any]:
-    """Steps before which gradients are zeroed, and after which optimizers move parameters."""
+    """Yield steps; zero gradients before each, and call the optimizers after it."""
     if isinstance(trained, nn.Module):
         trained = sgd(trained)
     optimizers = trained if isinstance(trained, list) else [trained]
@@ -41,7 +41,7 @@ def stepped(
 
 
 def zeroed(model: nn.Module, steps: int) -> Iterator[int]:
-    """Steps before which gradients are zeroed."""
+    """Yield steps, and zero gradients before each."""
     for step in range(steps):
         model.zero_grad()
         yield step
@@ -53,12 +53,12 @@ def backward(loss: Tensor) -> Tensor:
 
 
 def learn(trial: Trial, model: nn.Module, step: int) -> Tensor:
-    """A backward pass of the usual loss."""
+    """Run backward of the mean-square loss, and return the loss."""
     return backward(squares(trial)(model, step))
 
 
 def alone(trial: Trial, model: nn.Module, step: int) -> Tensor:
-    """One that is not exchanged."""
+    """Run `learn` in no_sync, without an exchange."""
     with model.no_sync():
         return learn(trial, model, step)
 
@@ -69,13 +69,13 @@ def trained(
     optimizer: torch.optim.Optimizer | None = None,
     steps: int = 3,
 ) -> Iterator[Any]:
-    """Train as everyone does, and show each step's loss before the optimizer changes anything."""
+    """Train, and yield each step's loss between backward and the optimizer's step."""
     for step in stepped(optimizer or model, steps):
         yield {"loss": backward(loss_of(model, step))}
 
 
 class Made(nn.Module):
-    """Parts, and a function of this module and its inputs that is the forward pass."""
+    """A module with the given parts and `run(self, *inputs)` as its forward pass."""
 
     def __init__(self, run: Callable[..., Any], parts: dict[str, Any]) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class Made(nn.Module):
 
 
 def module_of(**parts: Any) -> Callable[[Callable[..., Any]], Made]:
-    """Make a module of parts and a forward pass."""
+    """Return a decorator that makes a module with these parts from a forward function."""
     return lambda run: Made(run, parts)
 
 
@@ -105,7 +105,7 @@ def normed() -> nn.Sequential:
 
 
 def differences(trial: Trial) -> Loss:
-    """Of two forward passes."""
+    """Return the mean-square difference of two forward passes, as a loss of (model, step)."""
     return lambda model, step: (
         (model(trial.batch(step)) - model(trial.batch(10 + step))).square().mean()
     )

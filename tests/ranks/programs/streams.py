@@ -1,4 +1,4 @@
-"""Modules whose forward pass does something besides: it counts, remembers, or draws at random."""
+"""Modules with side effects in forward: counters, memory banks and random numbers."""
 
 import random
 
@@ -43,7 +43,7 @@ class Remembering(nn.Module):
 
 
 class Drawing(nn.Module):
-    """Draws from all three random streams."""
+    """Draws from the random streams of torch, NumPy and Python."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Drawing(nn.Module):
 
 
 class Deep(nn.Module):
-    """Stochastic depth: layers are left out at random."""
+    """Stochastic depth: skips layers at random."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Deep(nn.Module):
 
 
 def forward_that_counts_itself(trial):
-    """A forward pass that nobody asked for would be counted, and change the loss."""
+    """An extra forward pass by the wrapper would be counted and change the loss."""
     module = Counting()
     model = trial.wrap(module)
     for seen in trained(model, squares(trial), steps=4):
@@ -85,7 +85,7 @@ def memory_bank(trial):
 
 @trains(Drawing)
 def dropout_with_equal_seeds(trial, model):
-    """Both ranks drop the same units if the user seeds them alike: nobody else draws."""
+    """With equal seeds, ranks drop the same units, as the wrapper draws no random numbers."""
     torch.manual_seed(5)
     np.random.seed(5)
     random.seed(5)
@@ -112,7 +112,7 @@ def stochastic_depth_of_each_rank(trial, model):
 
 @trains(Counting)
 def forward_that_fails_once(trial, model):
-    """An error before the first step is the user's own; afterwards all goes on."""
+    """A failed forward pass, before the first step or later, does not affect training."""
     yield trial.refused(lambda: model(trial.batch(0, 4, 5)))
     yield from trained(model, squares(trial))
     yield trial.refused(lambda: model(trial.batch(0, 4, 5)))

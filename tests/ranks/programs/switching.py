@@ -1,6 +1,6 @@
-"""Trainings that are long enough for exchange "auto" to try all exchanges, and "host" its chunks.
+"""Trainings long enough for "auto" to try all exchanges, and for "host" to try chunks.
 
-Nothing of that may be seen in what is trained.
+These trials must not change the results.
 """
 
 import copy
@@ -14,7 +14,7 @@ from unused import Experts
 from steps import alone, backward, learn, mlp, module_of, normed, sgd, squares, stepped, trained
 from trial import gradients, state_of
 
-STEPS = 64  # exchange "auto" has tried everything after 56
+STEPS = 64  # exchange "auto" has finished its trials after 56
 
 
 def deep() -> nn.Sequential:
@@ -51,14 +51,14 @@ def accumulation_through_all_exchanges(trial, model):
 
 @trains(lambda: Experts(4), find_unused_parameters=True, steps=STEPS)
 def experts_through_all_exchanges(trial, model, step):
-    """Used by turns, differently on each rank; expert 3 for the first time in step 30."""
+    """Experts change with step and rank; expert 3 is first used in step 31."""
     chosen = [(step + trial.rank * (step // 4)) % 3, *([3] if step > 30 else [])]
     return model(trial.batch(step), chosen).square().mean()
 
 
 @trains(deep, steps=STEPS)
 def several_forwards_through_all_exchanges(trial, model, step):
-    """Two forward passes for one backward, and one that nobody runs backward through."""
+    """Run two forward passes for each backward pass, and one without backward."""
     model(trial.batch(200 + step))
     return (model(trial.batch(step)) - model(trial.batch(100 + step))).square().mean()
 
@@ -89,7 +89,7 @@ def prompt_outside_through_all_exchanges(trial, model):
 
 
 def two_models_through_all_exchanges(trial):
-    """Each tries for itself, at other times than the other."""
+    """Two models try exchanges independently, in different steps."""
     models = [trial.wrap(mlp(6, 8, 6)), trial.wrap(mlp(6, 8, 1))]
     for step in stepped([sgd(model) for model in models], STEPS):
         x = models[0](trial.batch(step))
@@ -97,7 +97,7 @@ def two_models_through_all_exchanges(trial):
 
 
 def repeated() -> nn.Module:
-    """A layer that runs twice, in checkpoints."""
+    """Return a module with a layer that runs twice, in reentrant checkpoints."""
 
     @module_of(layer=mlp(6, 8, 6), head=mlp(6, 3))
     def model(self, x: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ def copied_while_exchanges_are_tried(trial, model):
 
 @trains(deep)
 def saved_while_exchanges_are_tried(trial, model):
-    """A training that is stopped and goes on from a checkpoint, in the middle of the trials."""
+    """Stop during the trials, and resume from a checkpoint with a new wrapper."""
     optimizer = sgd(model)
     yield from trained(model, squares(trial), optimizer, steps=15)
     states = copy.deepcopy([model.state_dict(), optimizer.state_dict()])
@@ -143,7 +143,7 @@ def saved_while_exchanges_are_tried(trial, model):
 
 @trains(deep)
 def uneven_inputs_through_all_exchanges(trial, model):
-    """Epochs in join(), with training on equal batches between them."""
+    """Alternate uneven epochs in join() with equal numbers of batches."""
     optimizer = sgd(model)
     for epoch in range(4):
         with model.join():

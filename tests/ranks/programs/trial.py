@@ -1,12 +1,12 @@
-"""Programs of the kind that people train, and what can be seen of one while it runs.
+"""Training programs, and the observations that are compared between their wrappers.
 
-A program is a public function whose first argument is `trial`; a second one is a model, an `mlp()`
-unless `trains` says more; one with a third, `step`, is the loss of this model, which is trained.
-Others are generators: they make modules, wrap them with `trial.wrap`, train, and yield what they
-want compared (losses, outputs, copies). After each yield the harness looks by itself at every
-wrapped module (parameters, gradients, buffers, how often its forward ran) and at the random
-streams. What a program yields and does must not depend on what `trial.wrap` returns:
-DistributedDataParallel, or Paceline's DataParallel with one exchange or another.
+A program is a public function whose first argument is `trial`. A second argument, `model`, is a
+wrapped model: an `mlp()`, or that of the decorator `trains`. A program with a third argument,
+`step`, returns the loss of this model, which is then trained. All others are generators: they
+build modules, wrap them with `trial.wrap`, train, and yield values to compare (losses, outputs,
+copies). After each yield, `Trial.look` also records each watched module (parameters, gradients,
+buffers, number of forward passes) and the random streams. A program must not depend on the result
+of `trial.wrap`: DistributedDataParallel, or Paceline's DataParallel with some exchange.
 """
 
 import hashlib
@@ -25,22 +25,23 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 
 BATCH = 4
-DEADLINE_S = 30.0  # for a program with one kind of wrapper
-WAIT_S = 15.0  # for a rank that waits in vain for another
+DEADLINE_S = 30.0  # for a program with one wrapper
+WAIT_S = 15.0  # for a message of another rank
 
 Run = Callable[["Trial"], Iterator[Any]]  # a program
 
 
 @dataclass(frozen=True)
 class Program:
-    """A program, and what is known of it.
+    """A program, and its expected behaviour.
 
-    `raises` is the class of the error that it ends with under DistributedDataParallel, if any, and
-    `better` says why Paceline may go on there. `refused_by` are the exchanges that must refuse it
-    with InvalidInput, which says `refusal`. `exact_by` are the exchanges that are compared with one
-    process on the samples of all ranks: DistributedDataParallel lets ranks go apart here. With
-    `counts` off nobody counts how often forward runs: global hooks are nothing for torch.compile. A
-    rank waits `wait_s` for another.
+    `raises`: class of the error that ends it under DistributedDataParallel, if any.
+    `better`: why Paceline may continue where DistributedDataParallel raises.
+    `refused_by`: exchanges that must refuse it, with an InvalidInput that contains `refusal`.
+    `exact_by`: exchanges that are compared with one process on the samples of all ranks, because
+    ranks diverge under DistributedDataParallel.
+    `counts`: whether forward passes are counted, by a global hook that breaks torch.compile.
+    `wait_s`: deadline of a rank that waits for another.
     """
 
     run: Run
@@ -56,7 +57,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Raised:
-    """An error: the names of its classes, and what it says."""
+    """The names of an error's classes, and its message."""
 
     classes: tuple[str, ...]
     text: str
@@ -67,7 +68,7 @@ class Raised:
 
     @property
     def family(self) -> str:
-        """What a user would write in `except`."""
+        """The built-in class that a user would catch."""
         known = ("RuntimeError", "ValueError", "TypeError", "AttributeError", "LookupError")
         return next((name for name in known if name in self.classes), self.classes[0])
 
@@ -76,9 +77,9 @@ class Raised:
 
 
 class Trial:
-    """A rank in one run of a program: `kind` is what wraps its modules.
+    """A rank in one run of a program.
 
-    "ddp", "ddp_again", "alone" (nothing does: one process with all samples), or one of `COLUMNS`.
+    `kind`: the wrapper: "ddp", "ddp_again", one of `COLUMNS`, or "alone" (none: one process with all samples).
     """
 
     def __init__(self, rank: int, size: int, kind: str, wait_s: float = WAIT_S) -> None:
@@ -87,7 +88,7 @@ class Trial:
         self._runs: list[int] = []
 
     def wrap(self, module: nn.Module, watched: bool = True, **options: Any) -> Any:
-        """Make a module parallel, and look at it from now on."""
+        """Wrap a module, and observe it if `watched`."""
         if watched:
             self.watch(module)
         if self.kind == "alone":
@@ -100,14 +101,14 @@ class Trial:
         return DataParallel(module, **options, **own)
 
     def _from_rank_0(self, module: nn.Module) -> nn.Module:
-        """Give a module rank 0's first values, as wrappers do."""
+        """Broadcast rank 0's values, as wrappers do."""
         with torch.no_grad():
             for tensor in [*module.parameters(), *module.buffers()]:
                 dist.broadcast(tensor, 0)
         return module
 
     def bare(self, model: nn.Module) -> nn.Module:
-        """The module in a wrapper, or what was not wrapped."""
+        """Return the module in a wrapper, or an unwrapped module itself."""
         return model.module if hasattr(model, "module") else model
 
     @property
@@ -119,23 +120,23 @@ class Trial:
         self._runs.append(0)
 
     def count(self, module: nn.Module, _: Any) -> None:
-        """Note, as a hook of all modules, that a module's forward runs."""
+        """Count forward passes of watched modules, as a hook of all modules."""
         for number, watched in enumerate(self._modules):
             if watched is module:
                 self._runs[number] += 1
 
     def seed(self) -> None:
-        """Begin with this rank's own random streams."""
+        """Seed the random streams, differently on each rank."""
         torch.manual_seed(100 + self.rank)
         np.random.seed(100 + self.rank)
         random.seed(100 + self.rank)
 
     def batch(self, step: int, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """The samples of this rank in a step: no random stream moves."""
+        """Return this rank's samples of a step, without drawing from a random stream."""
         return self._batch_of(self.rank, step, *shape, dtype=dtype)
 
     def share(self, step: int, *shape: int) -> Tensor:
-        """The samples of this rank, or of all where there is but one process."""
+        """Return this rank's samples, or those of all ranks for kind "alone"."""
         if self.kind != "alone":
             return self.batch(step, *shape)
         return torch.cat([self._batch_of(rank, step, *shape) for rank in range(self.size)])
@@ -147,7 +148,7 @@ class Trial:
         return torch.randn(*(shape or (BATCH, 6)), generator=generator, dtype=dtype)
 
     def refused(self, act: Callable[[], Any]) -> Raised | None:
-        """Do something that may be refused, and return how it was."""
+        """Call `act`, and return its error, or None."""
         try:
             act()
         except Exception as error:
@@ -155,7 +156,7 @@ class Trial:
         return None
 
     def evaluated(self, model: nn.Module, step: int = 30) -> Tensor:
-        """What a model answers in evaluation, before it is trained on."""
+        """Return a model's outputs in eval mode, then switch to training mode."""
         model.eval()
         with torch.no_grad():
             answer = model(self.batch(step))
@@ -163,7 +164,7 @@ class Trial:
         return answer
 
     def look(self, yielded: Any) -> dict[str, Any]:
-        """Return all that can be seen now."""
+        """Return the yielded value, and the state of random streams and watched modules."""
         seen: dict[str, Any] = {"yielded": kept(yielded), "streams": streams()}
         for number, module in enumerate(self._modules):
             seen[f"module {number}"] = {**seen_of(module), "runs": self._runs[number]}
@@ -172,7 +173,7 @@ class Trial:
 
 AGAIN = "ddp_again"  # shows that a program does the same each time
 
-OURS = ("host", "host_chunk_1", "tree")  # exchanges that are not torch's own
+OURS = ("host", "host_chunk_1", "tree")  # exchanges that replace DDP's reducer
 COLUMNS: dict[str, dict[str, Any]] = {
     "allreduce": {"exchange": "allreduce"},
     "host": {"exchange": "host"},
@@ -183,13 +184,13 @@ COLUMNS: dict[str, dict[str, Any]] = {
 
 
 def observe(program: Program, trial: Trial) -> list[Any]:
-    """Run a program and return all that was seen, step by step; an error comes last."""
+    """Run a program, and return its observations step by step; an error comes last."""
     seen: list[Any] = []
     hook = register_module_forward_pre_hook(trial.count) if program.counts else None
     trial.seed()
     try:
         for yielded in chain(program.run(trial), ["the end"]):
-            seen.append(trial.look(yielded))  # noqa: PERF401 - an error comes after what was seen
+            seen.append(trial.look(yielded))  # noqa: PERF401 - an error follows the observations
     except AssertionError:
         raise
     except Exception as error:
@@ -201,7 +202,7 @@ def observe(program: Program, trial: Trial) -> list[Any]:
 
 
 def kept(value: Any) -> Any:
-    """A copy of a value in which no tensor changes any more."""
+    """Return a copy of a value, with tensors detached and cloned."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, dict):
@@ -212,7 +213,7 @@ def kept(value: Any) -> Any:
 
 
 def seen_of(module: nn.Module) -> dict[str, Any]:
-    """The parameters, gradients and buffers of a module, by name."""
+    """Return the parameters, gradients and buffers of a module, by name."""
     named = dict(module.named_parameters())
     return {
         "parameters": kept(named),
@@ -226,12 +227,12 @@ def gradients(module: nn.Module) -> dict[str, Any]:
 
 
 def state_of(module: nn.Module) -> dict[str, Any]:
-    """Its state, under the module's own names or the wrapper's."""
+    """Return a copy of a module's or wrapper's state_dict."""
     return kept(dict(module.state_dict()))
 
 
 def streams() -> dict[str, str]:
-    """Digests of the states of the random streams."""
+    """Return digests of the random streams' states."""
     states = {
         "torch": torch.get_rng_state().numpy().tobytes(),
         "numpy": pickle.dumps(np.random.get_state()),

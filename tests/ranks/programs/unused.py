@@ -1,4 +1,4 @@
-"""Modules of which not every part is used: experts, heads, frozen layers."""
+"""Modules with unused parts: experts, heads, frozen layers."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +12,7 @@ from trial import Run, Trial
 
 
 class Experts(nn.Module):
-    """A gate and experts, of which `chosen` compute."""
+    """A gate and experts; only the `chosen` experts compute."""
 
     def __init__(self, experts: int = 4) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def heads() -> nn.Module:
 
 
 def _experts(choices: list[list[list[int]]], experts: int = 3, **options: Any) -> Run:
-    """Train on the experts that `choices` has for each step and rank."""
+    """Return a program that trains the experts `choices[step][rank]`."""
 
     def run(trial: Trial) -> Iterator[Any]:
         model = trial.wrap(Experts(experts), find_unused_parameters=True, **options)
@@ -70,7 +70,7 @@ LATE = [[[0], [0]], [[0], [0]], [[0], [0]], [[0, 2], [0]], [[1], [2]]]
 
 @trains(lambda: Experts(3), find_unused_parameters=True)
 def gradients_of_unused_experts_kept(trial, model):
-    """Without zero_grad, what an unused expert has in .grad stays as it is."""
+    """Without zero_grad, the .grad of an unused expert does not change."""
     for step, chosen in enumerate([[[0, 1], [0]], [[0], [0]], [[2], [0]], [[0], [0]]]):
         yield backward(model(trial.batch(step), chosen[trial.rank]).square().mean())
 
@@ -85,7 +85,7 @@ def heads_that_take_turns(trial, model):
 
 @trains(heads, find_unused_parameters=True)
 def output_that_is_not_in_the_loss(trial, model):
-    """All heads compute, but the loss takes one: the others' gradients are None, as with DDP."""
+    """All heads compute, but the loss uses one: the others' gradients stay None."""
     for step, used in stepped(model, enumerate([(0, 0), (1, 0), (2, 1)])):
         yield backward(model(trial.batch(step), "abc")[used[trial.rank]].square().mean())
 
@@ -101,9 +101,9 @@ def unused_parameters_with_accumulation(trial, model):
 
 @program(raises="RuntimeError")
 def unused_parameter_that_nobody_seeks(trial):
-    """DDP raises in the forward pass after the one of which gradients are missing.
+    """DDP raises in the forward pass after the one with missing gradients.
 
-    Until then gradients are as they may be: some buckets were exchanged, and some were not.
+    Until then the gradients are undefined: only some buckets were exchanged.
     """
     model = trial.wrap(Experts(2), watched=False)
     for step in range(3):
@@ -126,7 +126,7 @@ def unused_parameter_that_nobody_seeks_in_a_later_step(trial):
 
 
 def frozen_after_construction_and_not_sought(trial, model):
-    """DDP would miss the gradients of what was frozen: it needs to be made anew."""
+    """Freeze a layer after wrapping; DDP would report missing gradients, so it is wrapped again."""
     yield from trained(model, squares(trial))
     model.module[0].requires_grad_(False)
     if trial.is_torch:
@@ -155,7 +155,7 @@ def _frozen() -> nn.Module:
 
 
 def unfrozen_in_the_middle_with_a_new_group(trial):
-    """DDP would never exchange what is unfrozen after wrapping: it needs to be made anew."""
+    """Unfreeze a layer after wrapping; DDP would not exchange it, so it is wrapped again."""
     module = mlp(6, 8, 8, 3)
     module[0].requires_grad_(False)
     model = trial.wrap(module)
@@ -172,7 +172,7 @@ def unfrozen_in_the_middle_with_a_new_group(trial):
 
 
 def unfrozen_and_wrapped_anew(trial):
-    """Gradual unfreezing as it is done right: a new wrapper for each phase."""
+    """Unfreeze gradually, with a new wrapper for each phase."""
     module = mlp(6, 8, 8, 3)
     module[:4].requires_grad_(False)
     for layer in (4, 2, 0):
@@ -214,17 +214,17 @@ programs(
 programs(
     __name__,
     {
-        # From the first batch on; expert 3 is used by nobody and keeps its gradient None.
+        # From the first batch on; expert 3 is never used, and its gradient stays None.
         "other_experts_on_the_other_rank": _experts(OTHER_EXPERTS, 4),
         "other_experts_with_gradients_as_views": _experts(
             OTHER_EXPERTS, 4, gradient_as_bucket_view=True
         ),
-        # Not in the first steps, by which others have learned an order.
+        # Unused in the first steps, in which exchanges learn the order of gradients.
         "expert_that_is_used_late": _experts(LATE),
         "parameter_that_nobody_ever_uses": _experts([[[0, 1], [0, 1]]] * 4),
         "samples_routed_by_their_data": plain(Routed, steps=6, find_unused_parameters=True),
         "lazy_module_after_a_dry_run": plain(_run_dry),
-        # They have no gradient, and take part in nothing.
+        # Frozen parameters have no gradient and are not exchanged.
         "frozen_before_construction": plain(_frozen),
         "unused_parameters_sought_where_there_are_none": plain(mlp, find_unused_parameters=True),
     },

@@ -1,4 +1,4 @@
-"""Programs that differ from themselves: see test_programs.py."""
+"""Programs that deliberately differ between DDP and Paceline (see test_programs.py)."""
 
 from collections.abc import Iterator
 from typing import Any
