@@ -79,7 +79,8 @@ class Raised:
 class Trial:
     """A rank in one run of a program.
 
-    `kind`: the wrapper: "ddp", "ddp_again", one of `COLUMNS`, or "alone" (none: one process with all samples).
+    `kind`: the wrapper: "ddp", "ddp_again", one of `COLUMNS`, or "alone" (no wrapper: one process
+    with all samples).
     """
 
     def __init__(self, rank: int, size: int, kind: str, wait_s: float = WAIT_S) -> None:
