@@ -60,6 +60,16 @@ def box(
     )
 
 
+def at_speeds(*speeds: float, kinds: Sequence[str] = (), **facts) -> Machine:
+    """Return a box whose devices reach these Gflop/s; CPU workers by default."""
+    machine = box(*(kinds or ["cpu"] * len(speeds)), **facts)
+    devices = tuple(
+        device.model_copy(update={"flops_per_s": speed * FLOPS_PER_S})
+        for device, speed in zip(machine.devices, speeds, strict=True)
+    )
+    return machine.model_copy(update={"devices": devices})
+
+
 def chain(*layers: tuple[float, int]) -> Workload:
     """Return a chain of layers, each with its seconds of backward and its bytes of gradients."""
     made = tuple(

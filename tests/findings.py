@@ -8,7 +8,7 @@ from paceline.core.compare import Comparison, ComparisonRow
 from paceline.core.outcome import Epoch, Finding
 from paceline.core.settings import TrainSettings
 from paceline.core.timeline import Timeline
-from paceline.records.result import PlanRow, RunResult
+from paceline.records.result import RunResult
 from paceline.report.advice import findings
 from paceline.report.metrics import of_run
 from plan_rows import plan_row
@@ -48,17 +48,17 @@ def run_result(**fields: Any) -> RunResult:
     return RunResult(**usual | fields)
 
 
-def run(parts: dict[str, float], *plans: PlanRow, **changes: object) -> RunResult:
-    """Return a run of two workers, predicted without an error, but for `changes`.
+def run(parts: dict[str, float], **changes: object) -> RunResult:
+    """Return a run of two workers with an exact prediction, with fields replaced by `changes`.
 
-    `parts` are the seconds of a step; `plans` stand beside that of its own strategy, allreduce.
+    `parts`: seconds of each part of a step.
     """
     step = sum(parts.values())
     rows = {"step": step, "hidden": 0.5 * step} | parts
     result = run_result(
         settings=TrainSettings(model="net", workers=2),
         machine={"memory_bytes": 2**30},
-        plans=(plan_row(step_s=step), *plans),
+        plans=(plan_row(step_s=step),),
         epochs=(epoch(0, 1),),
         predicted_step_s=step,
         step_s=step,

@@ -17,7 +17,8 @@ EXCHANGES = ("allreduce", "tree", "host")
 PLACES = [*((one, "pair") for one in EXCHANGES), ("host", "pair_on_gpus")]
 MARKED = [*PLACES[:3], pytest.param(*PLACES[3], marks=pytest.mark.slow)]
 each_place = pytest.mark.parametrize(("exchange", "place"), MARKED)
-Loss = Callable[[nn.Module, int, int], Tensor]  # of a model, on the samples of (rank, step)
+Loss = Callable[[nn.Module, int, int], Tensor]  # arguments: model, rank, step
+sgd = codec_training.momentum
 
 
 class Net(nn.Module):
@@ -60,11 +61,6 @@ def batch(rank: int, step: int, *shape: int, dtype: torch.dtype = torch.float64)
     """The samples of a rank in a step, the same wherever they are asked for."""
     generator = torch.Generator().manual_seed(1 + 1000 * rank + step)
     return torch.randn(*(shape or (4, 6)), generator=generator, dtype=dtype).to(device())
-
-
-def sgd(module: nn.Module) -> torch.optim.Optimizer:
-    """Momentum and decay move a parameter whose gradient is zero, but not one that has none."""
-    return torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
 
 
 def square(model: nn.Module, rank: int, step: int) -> Tensor:

@@ -1,7 +1,13 @@
 """A small model with a head, for tests of strategy wheel."""
 
 from boxes import FLOPS_PER_S
+from paceline.core.cost import Roofline, update_cost
+from paceline.core.machine import Machine
+from paceline.core.simulate import period
+from paceline.core.strategy import Window
 from paceline.core.workload import Cost, Layer, Parameter, Workload
+from paceline.strategies.wheel.config import Wheel
+from paceline.strategies.wheel.plan import plan
 
 SAMPLES = 10
 CROSSING = 4 * 5000
@@ -23,3 +29,11 @@ def model(body_s: float = 1.0, head_s: float = 0.1, names=tuple(WEIGHTS)) -> Wor
     layers = tuple(layer(name, WEIGHTS[name], handed_on[name], seconds[name]) for name in names)
     order = tuple(reversed(range(len(layers))))
     return Workload("small", SAMPLES, layers, order, 3000)
+
+
+UPDATE_S = update_cost(model()).flops / FLOPS_PER_S
+
+
+def period_of(work: Workload, machine: Machine, config: Wheel, steps: int = 8) -> float:
+    """Return the seconds of a step in a simulation of steady training."""
+    return period(lambda n: plan(work, machine, config, Window(n)), Roofline.of(machine), steps)

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from boxes import box, link
-from hogbatches import POLICIES, SHARED, WAYS, at_speeds, per_sample, roof, run
+from boxes import at_speeds, box, link
+from hogbatches import POLICIES, SHARED, WAYS, per_sample, run
+from paceline.core.cost import Roofline
 from paceline.core.plan import COMPUTE, Cost, Kind
 from paceline.core.simulate import period, simulate
 from paceline.core.strategy import Window
@@ -50,7 +51,7 @@ def test_adaptive_balances_updates_where_thresholds_allow_it(ratio, alpha):
 def test_adaptive_stays_within_thresholds_and_steps(speeds, alpha, least, factor, threads):
     bounds, machine = (least, least * factor), at_speeds(*speeds)
     config = Hogbatch(workers=len(speeds), threads=threads, cpu_batch=bounds, alpha=alpha)
-    timeline = simulate(plan(per_sample(64), machine, config, Window(6)), roof(machine))
+    timeline = simulate(plan(per_sample(64), machine, config, Window(6)), Roofline.of(machine))
     low, high = (threads * bound for bound in bounds)
     total = 6 * 64 * len(speeds)
     assert total <= sum(num_samples(timeline).values()) < total + len(speeds) * high
@@ -76,7 +77,7 @@ def test_the_simulator_reproduces_the_coordinators_decisions(
     machine = at_speeds(*speeds, kinds=["cpu", "gpu", "gpu"], links=links)
     config = Hogbatch(workers=3, policy=policy, threads=3, beta=0.5, gpu_depth=gpu_depth)
     tasks = plan_until(per_sample(16, numel, 1e-2), machine, config, 0.25)
-    timeline = simulate(tasks, roof(machine))
+    timeline = simulate(tasks, Roofline.of(machine))
     workers = [WorkerSpec("cpu", 3), WorkerSpec("gpu"), WorkerSpec("gpu")]
     asked = policy_of(config, workers, (1.0, 1.0, 1.0), 16)
     done = [updates(timeline)[name] for name in ("cpu0", "gpu1", "gpu2")]
@@ -116,7 +117,7 @@ def test_the_period_of_a_gpu_is_the_simulated_one(speed, numel, sample_nbytes, g
     work = replace(per_sample(4, numel, 1e-2), input_nbytes=sample_nbytes * 4)
     workers = PricedWorkers(work, machine, config)
     _, seconds = workers.batch(0, 4)
-    timeline = simulate(plan_until(work, machine, config, 150 * sum(seconds)), roof(machine))
+    timeline = simulate(plan_until(work, machine, config, 150 * sum(seconds)), Roofline.of(machine))
     ends = [update.end_s for update in updates(timeline)["gpu0"]]
     # Two stages that take nearly as long as each other need many batches to fill the pipeline.
     assert (ends[-1] - ends[-21]) / 20 == pytest.approx(workers.period_s(0, 4), rel=3e-2)
@@ -133,14 +134,16 @@ def test_workers_never_wait_for_each_other_and_together_set_the_step(policy):
     # the fast one does not end many times over.
     machine, config = at_speeds(1.0, 16.0), Hogbatch(policy=policy, threads=1, cpu_batch=(1, 32))
     steps = 16 if policy in ("hogwild", "cpu_gpu") else 60  # of small batches
-    found = period(lambda n: plan(per_sample(64), machine, config, Window(n)), roof(machine), steps)
+    found = period(
+        lambda n: plan(per_sample(64), machine, config, Window(n)), Roofline.of(machine), steps
+    )
     assert found == pytest.approx(128 / 17, rel=0.03)
 
 
 def test_a_gpu_copies_the_model_in_and_its_gradient_out():
     machine = box("cpu", "gpu", links=[link("gpu1", "h", 1000.0, 0.25)])
     tasks = plan(per_sample(2, numel=500), machine, EQUAL, Window(10))  # 4000 bytes
-    spans = {span.name: span.duration_s for span in simulate(tasks, roof(machine)).spans}
+    spans = {span.name: span.duration_s for span in simulate(tasks, Roofline.of(machine)).spans}
     own = [task.name for task in tasks.tasks if task.step == 0 and task.worker == 1]
     seconds = {name[3:].removesuffix("@worker1"): spans[name] for name in own}
     layers = ["forward[a]", "forward[b]", "backward[b]", "backward[a]", "step"]
@@ -162,13 +165,13 @@ def test_a_gpu_alone_keeps_the_model():
 
 def test_a_window_ends_with_its_last_samples_and_a_horizon_is_reached_by_all():
     machine = at_speeds(1.0, 300.5)
-    timeline = simulate(plan(per_sample(10), machine, EQUAL, Window(4)), roof(machine))
+    timeline = simulate(plan(per_sample(10), machine, EQUAL, Window(4)), Roofline.of(machine))
     # The slow worker's first batch is cut off.
     assert num_samples(timeline) == {"cpu0": 0, "cpu1": 80}
     assert timeline.makespan_s == pytest.approx(80 / 300.5, rel=1e-6)
     machine = at_speeds(1.0, 30.5)
     tasks = plan_until(per_sample(10), machine, Hogbatch(policy="hogbatch"), 55.0)
-    last = {span.on[0].owner: span.end_s for span in simulate(tasks, roof(machine)).spans}
+    last = {span.on[0].owner: span.end_s for span in simulate(tasks, Roofline.of(machine)).spans}
     assert set(last) == {"cpu0", "cpu1"}
     assert min(last.values()) >= 55.0
     assert all(task.kind in COMPUTE for task in tasks.tasks)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from boxes import FLOPS_PER_S, after, box, chain, codec_speed, link, named
+from boxes import after, at_speeds, box, chain, codec_speed, link, named
 from findings import numbers
 from paceline.core.cost import Roofline, layer_times
 from paceline.core.machine import Machine
@@ -28,7 +28,6 @@ from paceline.strategies.local.plan import (
     inner_steps_of,
     memory,
     plan,
-    plan_balanced,
     turns,
 )
 from refusals import refused
@@ -45,12 +44,7 @@ def hosts(speeds=(1.0, 1.0), latency_s: float = 0.0, kind: str = "cpu", **facts)
     links = [link("a", other, PACE, latency_s) for other in names[1:]]
     if kind == "gpu":
         links += [link(f"gpu{i}", name, 1e12) for i, name in enumerate(names)]
-    machine = box(*[kind] * len(speeds), hosts=names, links=links, **facts)
-    devices = [
-        one.model_copy(update={"flops_per_s": speed * FLOPS_PER_S})
-        for one, speed in zip(machine.devices, speeds, strict=True)
-    ]
-    return machine.model_copy(update={"devices": tuple(devices)})
+    return at_speeds(*speeds, kinds=[kind] * len(speeds), hosts=names, links=links, **facts)
 
 
 def two_layers(seconds: float = STEP_S) -> Workload:
@@ -58,14 +52,13 @@ def two_layers(seconds: float = STEP_S) -> Workload:
     return chain((seconds / 2, NBYTES // 2), (seconds / 2, NBYTES // 2))
 
 
-def round_s(machine: Machine, config: Local, *, balanced: bool = False, work=None) -> float:
-    planned = plan_balanced if balanced else plan
+def round_s(machine: Machine, config: Local, work=None) -> float:
     workload = two_layers() if work is None else work
-    return period(lambda n: planned(workload, machine, config, Window(n)), Roofline.of(machine), 2)
+    return period(lambda n: plan(workload, machine, config, Window(n)), Roofline.of(machine), 2)
 
 
-def forecast_of(machine: Machine, config: Local, **options) -> Forecast:
-    return forecast(two_layers(), machine, STRATEGY, config, 64.0, **options)
+def forecast_of(machine: Machine, config: Local, work=None) -> Forecast:
+    return forecast(two_layers() if work is None else work, machine, STRATEGY, config, 64.0)
 
 
 def test_these_tasks_and_no_others_are_a_round():
@@ -152,8 +145,8 @@ def test_an_inner_step_takes_as_long_as_its_layers_and_its_update_one_after_anot
 )
 def test_a_round_takes_its_steps_and_the_exchange_that_shows(machine, config, step_s, shown_s):
     work, expected = two_layers(step_s), config.sync_every * step_s + shown_s
-    assert round_s(machine, config, work=work) == pytest.approx(expected, rel=1e-4)
-    found = forecast(work, machine, STRATEGY, config, 64.0)
+    assert round_s(machine, config, work) == pytest.approx(expected, rel=1e-4)
+    found = forecast_of(machine, config, work)
     assert found.step_s == pytest.approx(expected / config.sync_every, rel=1e-4)
     assert found.samples_per_s == pytest.approx(64 / found.step_s)
     if len(machine.devices) == 2:

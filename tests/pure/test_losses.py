@@ -7,7 +7,6 @@ from findings import numbers
 from paceline.core.compare import Breakdown
 from paceline.core.losses import (
     BETWEEN_HOSTS,
-    BUSY,
     CORES_BETWEEN_HOSTS,
     WITHIN_A_HOST,
     Losses,
@@ -17,7 +16,6 @@ from paceline.core.machine import Machine
 from paceline.planner import Forecast, forecast
 from paceline.planner.forecast import half_width
 from paceline.records.catalogue import EqualDevices
-from paceline.report.advice import of_unrest
 from paceline.strategies import STRATEGIES
 
 
@@ -124,8 +122,3 @@ def test_asynchronous_workers_wait_for_nobody() -> None:
     assert (waited.slowdown, hidden.slowdown) == pytest.approx((1.06, 1.5), abs=0.005)
     assert len(waited.slowed_by) == len(hidden.slowed_by) == 1
     assert waited.slowed_by != hidden.slowed_by
-
-
-def test_only_a_busy_machine_is_doubted():
-    assert list(of_unrest(BUSY, "steps")) == []
-    assert numbers(*of_unrest(0.25, "steps")) == [25]

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from boxes import box, chain, codec_speed, link, ring
+from boxes import at_speeds, box, chain, codec_speed, link, ring
 from findings import numbers
 from paceline.core.cost import Roofline, compute_lane
 from paceline.core.errors import InvalidInput
@@ -131,10 +131,7 @@ def test_efficiency_is_against_what_the_devices_do_alone_and_the_fastest_are_fou
     # Alone each computes its 4 samples in 4 s; together they take 2 s longer.
     update_s = pair.step_s - 6
     assert pair.efficiency == pytest.approx((4 + update_s) / (6 + update_s))
-    slow = joined(["cpu"] * 3, 4e6)
-    fast = slow.devices[2].model_copy(update={"flops_per_s": 8e9})
-    uneven = slow.model_copy(update={"devices": (*slow.devices[:2], fast)})
-    best = ranked(uneven)[0]
+    best = ranked(at_speeds(1.0, 1.0, 8.0, links=[link("h", "h", 4e6)]))[0]
     assert (best.workers, best.devices, best.placement) == (1, ("cpu2",), "fastest")
     assert best.efficiency == pytest.approx(1)
 

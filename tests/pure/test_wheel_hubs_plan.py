@@ -4,12 +4,11 @@ from functools import partial
 
 import pytest
 
-from boxes import FLOPS_PER_S, after, box, link
+from boxes import after, box, link
 from findings import numbers
-from paceline.core.cost import Roofline, compute_lane, link_lane, update_cost
+from paceline.core.cost import Roofline, compute_lane, link_lane
 from paceline.core.machine import Machine
 from paceline.core.plan import Kind, Plan
-from paceline.core.simulate import period
 from paceline.core.strategy import Window
 from paceline.core.wire_format import Purpose
 from paceline.core.workload import Cost, Layer, Parameter, Workload
@@ -22,11 +21,10 @@ from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.plan import memory, place, plan
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, messages, split
 from refusals import refused
-from wheels import BODY, CROSSING, HEAD, SAMPLES, model
+from wheels import BODY, CROSSING, HEAD, SAMPLES, UPDATE_S, model, period_of
 
 WHOLE = BODY + HEAD
 HEAD_FEATURES = 16000 + 400 + 16400
-UPDATE_S = update_cost(model()).flops / FLOPS_PER_S
 FAST, INNER, MEMORY, BUS = 1e15, 20 * CROSSING, 10 * WHOLE, 1e6  # bytes a second
 
 
@@ -40,11 +38,6 @@ def rooms(num_rooms: int, num_bodies: int, between: float = FAST, inner: float =
         hosts += [f"hub{room}", *bodies]
     memory = {"memory_bandwidth_bytes_per_s": MEMORY}
     return box(*["cpu"] * len(hosts), links=links, hosts=hosts, host=memory)
-
-
-def period_of(machine: Machine, config: Wheel, steps: int = 24, **of_model: float) -> float:
-    work = model(**of_model)
-    return period(lambda n: plan(work, machine, config, Window(n)), Roofline.of(machine), steps)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +76,7 @@ def test_children_in_step_take_a_worker_s_step_the_sum_the_way_and_all_updates(n
     fetched_s = 2 * (BODY + CROSSING) / INNER  # the labels are on their way beside forward
     copies_s = (3 + 2) * WHOLE / MEMORY  # a sum, and the parameters that come back
     step_s = 3.0 + 0.3 + fetched_s + copies_s + 4.0 + num_rooms * UPDATE_S
-    assert period_of(machine, config) == pytest.approx(step_s, rel=1e-6)
+    assert period_of(model(), machine, config, 24) == pytest.approx(step_s, rel=1e-6)
 
 
 @pytest.mark.parametrize("gather", [2, 20])
@@ -91,7 +84,7 @@ def test_a_slow_way_to_the_root_sets_the_pace_of_an_exchange_and_not_of_a_step(g
     # 40 s each way, one exchange of a child at a time: of one step of each worker, or of ten.
     exchange_s = 80 + UPDATE_S + 2 * WHOLE / MEMORY
     config, machine = Wheel(4, lanes=2, child_hubs=2, gather=gather), rooms(2, 1, WHOLE / 40.0)
-    found = period_of(machine, config, steps=60)
+    found = period_of(model(), machine, config, 60)
     assert found == pytest.approx(max(6.0, exchange_s * 2 / gather), rel=0.02)
     # A forecast covers whole means: a child has two steps of workers in each step.
     told = forecast(model(), machine, STRATEGY, config, 4 * SAMPLES)

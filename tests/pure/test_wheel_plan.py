@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from boxes import FLOPS_PER_S, after, box, codec_speed, link, named
-from paceline.core.cost import Roofline, Totals, compute_lane, layer_times, link_lane, update_cost
+from paceline.core.cost import Roofline, Totals, compute_lane, layer_times, link_lane
 from paceline.core.machine import Machine
 from paceline.core.plan import COMPUTE, Kind, Lane
-from paceline.core.simulate import period, simulate
+from paceline.core.simulate import simulate
 from paceline.core.strategy import Window
 from paceline.core.wire_format import Purpose, wire_format
 from paceline.core.workload import Workload
@@ -20,9 +20,7 @@ from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.plan import head_devices_needed, memory, place, plan
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, messages, on_the_wire, pace_of, split
 from refusals import refused
-from wheels import BODY, CROSSING, HEAD, SAMPLES, layer, model
-
-UPDATE_S = update_cost(model()).flops / FLOPS_PER_S
+from wheels import BODY, CROSSING, HEAD, SAMPLES, UPDATE_S, layer, model, period_of
 
 
 def two_hosts(*places: str, kind: str = "cpu", nbytes_per_s: float = 1e12, **device) -> Machine:
@@ -34,10 +32,6 @@ def two_hosts(*places: str, kind: str = "cpu", nbytes_per_s: float = 1e12, **dev
     else:
         links += [link(place, place, 1e15) for place in sorted(set(places))]
     return box(*kinds, links=links, hosts=places, device=device)
-
-
-def period_of(work: Workload, machine: Machine, config: Wheel) -> float:
-    return period(lambda n: plan(work, machine, config, Window(n)), Roofline.of(machine), 8)
 
 
 CODECS = {
