@@ -54,7 +54,8 @@ def test_a_machine_without_the_devices_or_links_is_refused(name, workers, kinds,
         *[(config, {"workers": 0}) for config in (AllReduce, HostReduce, Tree, Hierarchy, Wheel)],
         *[(config, {"chunk": 0}) for config in (HostReduce, Hierarchy)],
         *[(AllReduce, {"bucket_mb": 0}), (AllReduce, {"buckets": 3}), (HostReduce, {"chunks": 3})],
-        *[(Hierarchy, {"between": "trees"}), (Hierarchy, {"servers": 1})],  # needs between="servers"
+        (Hierarchy, {"between": "trees"}),
+        (Hierarchy, {"servers": 1}),  # requires between="servers"
         *[(Wheel, fields) for fields in ({"lanes": 0}, {"gradients": "zip"}, {"lane": 2})],
         *[(Hogbatch, {"cpu_batch": (64, 1)}), (Hogbatch, {"gpu_batch": (0, 8)})],
         *[(Hogbatch, fields) for fields in ({"alpha": 1.0}, {"beta": 0.0})],
