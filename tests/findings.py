@@ -1,4 +1,4 @@
-"""Runs whose traced step has known parts, and what a test asks of findings: codes and numbers."""
+"""Runs with known parts of a step; codes and numbers of findings."""
 
 import re
 from collections.abc import Iterable
@@ -19,12 +19,12 @@ _NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:,\d{3})*(?:\.\d+)?")
 
 
 def numbers(text: str) -> list[float]:
-    """Return the numbers of a sentence in their order, whatever the words between them."""
+    """Return the numbers of a sentence in order."""
     return [float(one.replace(",", "")) for one in _NUMBER.findall(text)]
 
 
 def codes(found: Iterable[Finding]) -> list[str]:
-    """Return the codes of findings in their order."""
+    """Return the codes of findings in order."""
     return [one.code for one in found]
 
 
@@ -34,7 +34,7 @@ def epoch(number: int, test_loss: float, accuracy: float = 0.5) -> Epoch:
 
 
 def run_result(**fields: Any) -> RunResult:
-    """Return the result of a training of one epoch, but for `fields`."""
+    """Return the result of training for an epoch, with `fields` replaced."""
     usual: dict[str, Any] = {
         "origin": "measured",
         "id": "run",
@@ -77,5 +77,5 @@ def run(parts: dict[str, float], **changes: object) -> RunResult:
 
 
 def advised(result: RunResult, timeline: Timeline | None = None) -> list[str]:
-    """Return the codes of the findings about a run, the most valuable first."""
+    """Return the codes of a run's findings, the most valuable first."""
     return codes(findings(of_run(result, timeline)))

@@ -21,7 +21,7 @@ SHARED = [link("gpu1", "gpu2", 1e6), link("gpu2", "h", 1e6)]
 
 
 def per_sample(batch_size: int, numel: int = 1, seconds: float = 1.0) -> Workload:
-    """Two layers whose backward takes `seconds` per sample at 1 Gflop/s."""
+    """Return two layers whose backward takes `seconds` per sample at 1 Gflop/s."""
     backward = Cost(batch_size * seconds / 2 * FLOPS_PER_S)
     layers = tuple(
         Layer(name, (Parameter("w", (numel,)),), 8 * batch_size, Cost(), backward)
@@ -36,7 +36,7 @@ def run(work, machine, config, horizon_s):
 
 
 def classifying(build: "Callable[[], nn.Module]", data: "tuple[Tensor, Tensor]") -> "Recipe":
-    """A classification recipe with samples in memory."""
+    """Return a classification recipe with samples in memory."""
     from paceline.training.data.dataset import TensorSamples
     from paceline.training.recipes.classification import class_loss
     from paceline.training.recipes.recipe import Recipe

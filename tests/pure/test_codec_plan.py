@@ -133,7 +133,7 @@ def test_encoding_delays_backward():
     assert simulate(tasks, WithoutUpdate(fast)).makespan_s == pytest.approx(1.5, rel=1e-6)
 
 
-def test_auto_encodes_only_large_buckets():
+def test_auto_encodes_large_buckets_and_leaves_small_ones():
     # A message takes 10 ms and the codec 2 ms: 4 million values gain time, 16 do not.
     work = chain((0, 4 * 16), (0, 4 * 4_000_000))
     tasks = all_reduced(work, hosts(), codec="auto")

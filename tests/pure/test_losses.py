@@ -84,7 +84,7 @@ def test_copies_to_and_from_the_host_slow_a_gpu_less_than_sums(beside_copies, ex
         *[(None, 0.0, 0.07), (None, 0.01, 0.07), (None, 0.2, 0.52), (None, 0.7, 0.7)],
     ],
 )
-def test_unrest_of_a_profile_and_exposed_exchanges_widen_the_range(unrest, exposed_s, expected):
+def test_a_restless_profile_and_an_exchange_widen_the_range(unrest, exposed_s, expected):
     known = None if unrest is None else Losses.none("a test", unrest)
     machine = EqualDevices(device="v100", devices=2).machine("two", known)
     parts = Breakdown(0.0, 0.3, 0.7 - exposed_s, 0.0, 0.0, 0.0, exposed_s, 0.0)

@@ -125,7 +125,7 @@ def test_all_variants_are_forecast_and_refusals_have_their_reason():
     ]
 
 
-def test_efficiency_is_relative_to_the_devices_alone_and_the_fastest_device_is_found():
+def test_efficiency_is_against_what_the_devices_do_alone_and_the_fastest_are_found():
     pair = ranked(joined(["cpu"] * 2, 4e6), workers=2)[0]
     # A device alone takes 4 s for its 4 samples; together they take 2 s longer.
     update_s = pair.step_s - 6

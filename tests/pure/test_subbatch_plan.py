@@ -83,7 +83,7 @@ BRANCHED = Workload("net", BATCH, (CONV, FC1, FC2), (2, 0, 1), 0)
         (BRANCHED, None, ["fc2"]),
     ],
 )
-def test_the_head_is_the_longest_sequence_that_can_be_split(workload, first, head):
+def test_the_head_of_a_model(workload, first, head):
     parts = cut(workload, first, 2)
     assert [one.name for one in parts.head] == head
     assert parts.rows_per_sample == (TOKENS if workload is LANGUAGE else 1)

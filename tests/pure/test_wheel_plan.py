@@ -82,14 +82,14 @@ def test_turns_on_a_device_do_not_interleave(workers, lanes, nbytes_per_s):
         spans = [s for s in timeline.tracks[compute_lane(device.name)] if s.kind in COMPUTE]
         turns = [worker for worker, _ in groupby(span.worker for span in spans)]
         own = sorted(set(turns), key=turns.index)
-        expected = own * 7 if len(own) > 1 else own  # a first forward, then six turns that begin with backward
+        expected = own * 7 if len(own) > 1 else own  # forward, then six turns
         assert turns == expected
 
 
 @pytest.mark.parametrize(
     ("places", "nbytes_per_s", "config", "head_s", "expected"),
     [
-        # A lane waits 0.05 + 0.3 + 0.05 s for activation gradients; the other lane's turn takes 3 s.
+        # A lane waits 0.05 + 0.3 + 0.05 s for activation gradients, during the other's 3 s.
         ("ab", 20 * CROSSING, Wheel(), 0.1, 2 * 3.0),
         # A single lane waits for everything.
         ("ab", CROSSING, Wheel(1, 1), 0.1, 3.0 + 0.3 + UPDATE_S + 2 * (1 + BODY / CROSSING)),
@@ -136,7 +136,7 @@ def test_the_hub_is_the_first_device_or_on_the_named_host_and_needs_memory():
     there = place(machine, Wheel(workers=3, hub="b"))
     assert (there.hub.host, there.hub.name) == ("b", "cpu1")
     assert [device.name for device in there.bodies] == ["cpu0", "cpu0", "cpu2"]
-    features = 8 * CROSSING + CROSSING + 9 * CROSSING  # features, and the gradients of the input and output of c1
+    features = 8 * CROSSING + CROSSING + 9 * CROSSING  # features; input and output gradients of c1
     lane = 3 * BODY + features + 3000
     head_features = 16000 + 400 + 16400
     hub = 2 * (BODY + HEAD) + 3 * (BODY + HEAD + CROSSING) + head_features
