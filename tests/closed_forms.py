@@ -46,11 +46,6 @@ def host_s(layers: Sequence[LayerPhases]) -> float:
     return max(processing_s(layers))
 
 
-def host_overhead_s(layers: Sequence[LayerPhases]) -> float:
-    """Return T_O = T - T_BP, the time that the host's exchange adds to backward."""
-    return host_s(layers) - backpropagation_s(layers)
-
-
 def typical_s(layers: Sequence[LayerPhases]) -> float:
     """Return T' = T_BP + sum of all (t_aa + t_bc), the time of strategy tree (def. 3.4)."""
     return backpropagation_s(layers) + fsum(layer.t_aa + layer.t_bc for layer in layers)

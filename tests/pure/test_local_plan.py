@@ -25,7 +25,6 @@ from paceline.strategies.local.loss_table import Row, estimate, rows
 from paceline.strategies.local.plan import (
     fragments_of,
     inner_step,
-    inner_steps_of,
     memory,
     plan,
     turns,
@@ -150,16 +149,9 @@ def test_a_round_takes_its_steps_and_the_exposed_exchange(machine, config, step_
     assert found.step_s == pytest.approx(expected / config.sync_every, rel=1e-4)
     assert found.samples_per_s == pytest.approx(64 / found.step_s)
     if len(machine.devices) == 2:
+        assert found.breakdown.train_s == pytest.approx(step_s, rel=1e-4)
         assert found.breakdown.exposed_s == pytest.approx(shown_s / config.sync_every, abs=1e-4)
         assert found.wire_nbytes == pytest.approx(NBYTES / config.sync_every)
-
-
-def test_a_forecast_has_the_parts_of_one_inner_step():
-    found = forecast_of(hosts(), Local(sync_every=10))
-    parts = found.breakdown
-    assert parts.step_s == pytest.approx(found.step_s) == pytest.approx(20.4)
-    assert (parts.train_s, parts.exposed_s) == pytest.approx((20, 0.4))
-    assert numbers(found.why)[:2] == [98, 2]
 
 
 def test_messages_that_use_the_workers_cores_do_not_overlap_steps():
@@ -200,13 +192,6 @@ def test_the_planner_plans_uneven_workers_with_equal_and_balanced_batches():
     assert numbers(balanced.notes[0]) == [round(times, 2)]
     assert balanced.samples_per_s / equal.samples_per_s == pytest.approx(times)
     assert [one.is_balanced for one in found(hosts())] == [False]
-
-
-def test_inner_steps_of_a_balanced_round_follow_the_speeds():
-    machine, config = hosts((19.0, 1.0)), Local(sync_every=10, fragments=2, delay=2)
-    parts = machine, machine.devices, config, two_layers()
-    assert inner_steps_of(*parts, balanced=True) == (19, 1)
-    assert inner_steps_of(*parts, balanced=False) == (10, 10)
 
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
