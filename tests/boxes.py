@@ -1,4 +1,4 @@
-"""Machines and workloads for tests of plans; by default no task takes time."""
+"""Machines and workloads for tests of plans; costs are zero unless a test sets them."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Settings of all tests, and fixtures of those that start whole commands."""
+"""Settings of all tests, and shared fixtures."""
 
 import os
 import signal

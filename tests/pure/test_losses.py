@@ -1,4 +1,4 @@
-"""Time losses of real steps: slowdowns beside exchanges, the slowest worker, forecasts."""
+"""Time losses of real steps: slowdown by exchanges, the slowest worker, forecasts."""
 
 import pytest
 
@@ -36,7 +36,7 @@ LONG = ((1000.0, 4), (1000.0, 8_000_000))  # the exchange overlaps half of backw
 @pytest.mark.parametrize(
     ("count", "expected"), [(1, 0.0), (2, 0.5642), (4, 1.0294), (8, 1.4236), (64, 2.3437)]
 )
-def test_the_expected_maximum_of_normal_numbers_is_published(count: int, expected: float) -> None:
+def test_the_expected_maximum_matches_published_tables(count: int, expected: float) -> None:
     # Published expectations of the largest order statistic of standard normal numbers.
     assert largest_of(count) == pytest.approx(expected, abs=0.03)
     # The spread of the mean of n steps is smaller by the root of n.

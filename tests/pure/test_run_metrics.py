@@ -65,9 +65,7 @@ def test_the_parts_of_a_step_are_metrics_and_the_largest_loss_comes_first(
         (0.01, 0.76, 0.28, True),  # 1.28 * 0.76 = 0.973 < 0.99
     ],
 )
-def test_another_strategy_is_advised_if_the_ranges_do_not_overlap(
-    own, times, other, is_faster
-):
+def test_another_strategy_is_advised_if_the_ranges_do_not_overlap(own, times, other, is_faster):
     plans = (
         plan_row(step_s=20, range_share=own),
         plan_row(strategy="tree", step_s=20 * times, range_share=other),
@@ -97,9 +95,7 @@ def test_balancing_is_advised_unless_batches_are_balanced():
         (4, EXCHANGES, {"shares": (40, 8, 8, 8)}, None, None),  # unequal shares
     ],
 )
-def test_savings_by_a_further_worker_and_speedup(
-    count, parts, changes, further, times
-):
+def test_savings_by_a_further_worker_and_speedup(count, parts, changes, further, times):
     result = run(parts, settings=TrainSettings(model="net", workers=count), **changes)
     assert metrics(result).get("further_worker_saves") == (further and pytest.approx(further))
     assert speedup(result) == (times and pytest.approx(times))

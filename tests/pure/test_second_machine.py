@@ -71,9 +71,7 @@ def test_a_link_pays_if_the_exchange_takes_less_than_a_second_machine_saves(exch
         (0.7 * GIGABYTE, None),  # 0.571 s, but an equal second machine saves only 0.5 s
     ],
 )
-def test_a_second_machine_pays_if_it_saves_the_time_of_the_exchange(
-    nbytes_per_s, speed
-):
+def test_a_second_machine_pays_if_it_saves_the_time_of_the_exchange(nbytes_per_s, speed):
     (plain, _) = needed(hosts(nbytes_per_s)).requirements
     assert (plain.exchange, plain.speed) == ("plain", speed)
 
