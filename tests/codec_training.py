@@ -22,7 +22,7 @@ from paceline import DataParallel
 from paceline.codecs.quantization import table
 from paceline.core.errors import NonFinite
 
-ROUNDING = 1e-5  # of float32, in sums of some hundred values
+ROUNDING = 1e-5  # float32 rounding in sums of some hundred values
 POISONED, NUM_STEPS = 2, 6  # the step with a non-finite gradient on the last rank
 Build = Callable[[], nn.Module]
 

@@ -14,7 +14,7 @@ VOCABULARY, CONTEXT, WIDTH = 29, 12, 8
 
 
 class TokenModel(nn.Module):
-    """Logits (N, T, V) of tokens (N, T), int64."""
+    """A language model: logits (N, T, V) of int64 tokens (N, T)."""
 
     def __init__(self) -> None:
         super().__init__()

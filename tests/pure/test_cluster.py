@@ -163,7 +163,7 @@ BIG = cluster(levels=[level("rack", 30, 1e6), level("row", 32, 1e6)])
     [
         (0, True, "1 to 3840"),
         (5000, True, "1 to 3840"),
-        (130, True, "128 or 132"),  # do not fill nodes
+        (130, True, "128 or 132"),  # 130 workers do not fill nodes
         (516, False, "512"),  # too many for a plan with tasks of every worker
     ],
 )
@@ -194,7 +194,7 @@ def test_a_strategy_without_symmetry_is_planned_on_many_workers_only_if_requeste
     [
         ({"levels": [level("rack", 0, 1e6)]}, ("levels", 0, "count")),
         ({"levels": [level("r", 8, 1e6, oversubscription=0.5)]}, ("levels", 0, "oversubscription")),
-        ({"levels": [level("n", 8, 1e6)]}, ()),  # the name of the node
+        ({"levels": [level("n", 8, 1e6)]}, ()),  # the node's host has this name
         ({"levels": []}, ("levels",)),
         ({"groups": [1]}, ()),
         ({"hosts": [FACT | {"name": name, "cores": 2} for name in "ab"], "devices": []}, None),

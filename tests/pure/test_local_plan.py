@@ -33,7 +33,7 @@ from refusals import refused
 
 NBYTES = 4000  # of the parameters
 PACE = 1e3  # bytes per second between two hosts
-STEP_S = 20.0  # of an inner step
+STEP_S = 20.0  # seconds of an inner step
 CODECS = {"codecs": {"eightbit": codec_speed(1e3, 4e3)}}
 
 
@@ -130,7 +130,7 @@ def test_an_inner_step_takes_the_sum_of_its_layers_and_its_update():
             (hosts(latency_s=0.25), Local(sync_every=n), STEP_S, NBYTES / PACE + 2 * 0.25)
             for n in (1, 7, 1000)
         ],
-        # One worker alone exchanges nothing.
+        # A single worker exchanges nothing.
         (hosts((1,)), Local(workers=1, sync_every=3), STEP_S, 0),
         # A delay hides the exchange of 4 s during its steps of 1 s.
         *[
@@ -333,7 +333,7 @@ def test_strategies_that_change_training_are_ranked_last_by_the_time_to_a_loss(k
     found = rank(search(lambda _: chain((1.0, 4_000_000)), machine, strategies, 8, workers=2))
     assert [one.strategy for one in found] == ["allreduce"] * (len(found) - 1) + ["local"]
     last = found[-1]
-    assert last.samples_per_s > found[0].samples_per_s  # on such a link
+    assert last.samples_per_s > found[0].samples_per_s  # because the link is slow
     assert last.learnt_samples_per_s == (last.samples_per_s / 1.5 if known else 0.0)
     row = PlanRow.of(last)
     assert (row.is_same_training, row.steps_to_loss) == (False, known)

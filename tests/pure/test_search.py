@@ -27,7 +27,7 @@ from refusals import refused
 from subbatches import BATCH, NET
 
 ALLREDUCE = find_exchange("allreduce")
-SECONDS = 8.0  # of backward for a batch of 8
+SECONDS = 8.0  # backward of a batch of 8
 
 
 def workload(samples: int) -> Workload:

@@ -19,7 +19,7 @@ A, B, C = (Resource(name, Lane.COMPUTE) for name in "abc")
 
 
 class Flops:
-    """One second for each flop."""
+    """Costs of one second per flop."""
 
     def seconds(self, task: Task) -> float:
         return task.cost.flops
@@ -46,9 +46,9 @@ ONE, OTHER = task("a", A, 0), task("b", A, 0)
     "tasks",
     [
         [task("a", A, 0, OTHER), OTHER],  # waits for a later task
-        [task("a", A, 0, ONE)],  # for itself
+        [task("a", A, 0, ONE)],  # waits for itself
         [ONE, ONE],  # the same name
-        [ONE._replace(on=())],  # on nothing
+        [ONE._replace(on=())],  # without resources
     ],
 )
 def test_an_invalid_plan_is_refused_with_the_task(tasks):
