@@ -1,4 +1,4 @@
-"""Places in a run whose other ranks do not exist."""
+"""Groups for tests of a single rank, whose other ranks do not exist."""
 
 import torch
 
@@ -12,7 +12,7 @@ def group_of(
     boot_ids: str = "a",
     kind: type[Group] = Group,
 ) -> Group:
-    """The place of a rank; `boot_ids` has a letter for the kernel of each, and is repeated."""
+    """Return the group of a rank; `boot_ids`: a letter per rank's host, repeated."""
     members = tuple(
         Member(
             rank=i,

@@ -1,4 +1,4 @@
-"""Steps of an arena with segments of several types, and their means by torch."""
+"""Steps of an arena with segments of several types, and the expected means by torch."""
 
 from functools import reduce
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from paceline.links.arena import Arena, Segment
 from paceline.links.group import Group
 
-# Odd lengths, one that needs many blocks, and gaps between.
+# Segments have odd lengths and gaps between them; one needs many blocks.
 SEGMENTS = [
     Segment(0, 7, torch.float32),
     Segment(64, 200_001, torch.float32),

@@ -1,4 +1,4 @@
-"""What tests read back of a checkpoint."""
+"""Tensors and values that are written to a checkpoint and read back."""
 
 import tempfile
 from pathlib import Path
@@ -10,7 +10,7 @@ from paceline.checkpoints.folder import CheckpointFolder
 
 
 def through_files(tensors: dict[str, Tensor], values: Any) -> tuple[dict[str, Tensor], Any]:
-    """Return what comes back of a checkpoint."""
+    """Write tensors and values to a checkpoint, and read them back."""
     with tempfile.TemporaryDirectory() as place:
         folder = CheckpointFolder(Path(place))
         folder.write(1, {"a.safetensors": tensors, "a.json": values})

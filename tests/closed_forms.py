@@ -1,12 +1,11 @@
 """The cost model of Le et al. 2018, section 3.2: closed forms of the backward phase.
 
-Layers are given in the paper's order: layer 1, the first of the network and the last of backward,
-stands first. Every worker is as fast as any other, so that one stands for all.
+Layers are in the paper's order: layer 1 is the first layer of the network and the last one of
+backward. All workers are equally fast.
 
-The forms are those of the plans under the paper's assumptions. For `host_s`: each layer is a chunk
-of its own (else give each chunk as a layer); layers are copied, summed and sent back by different
-processes, so that none waits for another's; and t_aa is a copy to the host and the sum there. For
-`typical_s`: transfers take a time in proportion to their bytes. A simulation needs neither.
+Plans match these forms under the paper's assumptions. For `host_s`: each layer is one chunk; layers
+are copied, summed and sent back in parallel, so that no layer waits for another one; t_aa is the
+copy to the host and the sum. For `typical_s`: the time of a transfer is proportional to its bytes.
 """
 
 from collections.abc import Sequence
@@ -16,12 +15,12 @@ from typing import NamedTuple
 
 
 class LayerPhases(NamedTuple):
-    """Seconds that one layer takes, and the paper's symbols for them."""
+    """Seconds of the phases of a layer, by the paper's symbols."""
 
     t_bp: float  # back-propagation (steps B-1 to B-4)
     t_as: float  # synchronising the device with its host (B-4-1)
     t_aa: float  # accumulating its gradients (B-4-2, or T-3 on GPU 0)
-    t_bc: float  # bringing what results to all workers (B-4-3, or the parameters in T-5)
+    t_bc: float  # broadcasting the result to all workers (B-4-3, or parameters in T-5)
 
 
 def backpropagation_s(layers: Sequence[LayerPhases]) -> float:
@@ -30,10 +29,10 @@ def backpropagation_s(layers: Sequence[LayerPhases]) -> float:
 
 
 def processing_s(layers: Sequence[LayerPhases]) -> list[float]:
-    """Return T_BP^i of each layer i: when all workers have its result (definition 3.2).
+    """Return T_BP^i of each layer i: the time when all workers have its result (def. 3.2).
 
     T_BP^i = sum over k = l, ..., i of (t_bp^k + t_as^k) + t_aa^i + t_bc^i, counted from the start
-    of backward. A later layer may be done before an earlier one.
+    of backward. A later layer can be complete before an earlier one.
     """
     computed = list(accumulate(layer.t_bp + layer.t_as for layer in reversed(layers)))
     return [
@@ -43,15 +42,10 @@ def processing_s(layers: Sequence[LayerPhases]) -> list[float]:
 
 
 def host_s(layers: Sequence[LayerPhases]) -> float:
-    """Return T = max of all T_BP^i: backward with the host's exchange (definition 3.3)."""
+    """Return T, the maximum of T_BP^i: backward with the host's exchange (definition 3.3)."""
     return max(processing_s(layers))
 
 
-def host_overhead_s(layers: Sequence[LayerPhases]) -> float:
-    """Return T_O = T - T_BP: what the host's exchange adds to backward."""
-    return host_s(layers) - backpropagation_s(layers)
-
-
 def typical_s(layers: Sequence[LayerPhases]) -> float:
-    """Return T' = T_BP + sum of all (t_aa + t_bc), which strategy tree takes (def. 3.4)."""
+    """Return T' = T_BP + sum of all (t_aa + t_bc), the time of strategy tree (def. 3.4)."""
     return backpropagation_s(layers) + fsum(layer.t_aa + layer.t_bc for layer in layers)

@@ -1,4 +1,4 @@
-"""Difficult values for codecs, and comparisons of the Triton kernels with their specification.
+"""Difficult values for codecs, and comparisons of Triton kernels with the reference.
 
 The kernels need a GPU, unless TRITON_INTERPRET was set before Triton was imported.
 """
@@ -19,7 +19,7 @@ SCALES = (1.0, 1e-3, 0.7, 3.1e9, 1e-37, 3e38)
 
 
 def bin_edges(one: quantization.QuantizationTable, scale: float) -> Tensor:
-    """Return each threshold and each magnitude of a table with both neighbours, times a scale."""
+    """Return thresholds and magnitudes of a table with their neighbours, times a scale."""
     edges = torch.cat([one.thresholds, one.magnitudes])
     near = [edges, edges.nextafter(torch.tensor(2.0)), edges.nextafter(torch.tensor(0.0))]
     scaled = torch.cat(near) * scale
@@ -28,12 +28,12 @@ def bin_edges(one: quantization.QuantizationTable, scale: float) -> Tensor:
 
 
 def sixteen_bits(dtype: torch.dtype) -> Tensor:
-    """Return all values of a type: denormals, both zeros, infinities and NaNs among them."""
+    """Return all values of a 16-bit type, including denormals, zeros, infinities and NaNs."""
     return torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype).float()
 
 
 def denormals() -> Tensor:
-    """Return the smallest float32 and many others without a leading one, and both zeros."""
+    """Return zero and many float32 denormals, including the smallest."""
     small = torch.arange(-5000, 5000, dtype=torch.int32)
     bits = torch.cat([small.abs() << shift for shift in (0, 5, 10)])
     return torch.where(small.repeat(3) < 0, -1.0, 1.0) * bits.view(torch.float32)
@@ -54,7 +54,7 @@ def check_encode(
 ) -> tuple[Tensor, Tensor]:
     """Compare codes, scales and the number of non-finite values; return codes and scales.
 
-    `offset`: number of values in memory before the first, so that it is not aligned to 16 bytes.
+    `offset`: number of values in memory before the first one, to test unaligned memory.
     """
     from paceline.codecs import triton_four_bit, triton_kernels
 
@@ -107,9 +107,9 @@ def check_four_bit(
 
 
 def _shifted(values: Tensor, device: str, offset: int) -> Tensor:
-    """Return a copy of the values at an `offset` in new memory, surrounded by NaN or 255.
+    """Copy values to an `offset` in new memory, between NaN or 255.
 
-    A kernel that reads the surroundings finds too many non-finite values.
+    A kernel that reads out of bounds then finds too many non-finite values.
     """
     around = torch.nan if values.is_floating_point() else 255
     memory = torch.full((offset + len(values) + 1,), around, dtype=values.dtype, device=device)

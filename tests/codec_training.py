@@ -1,7 +1,7 @@
-"""Training with encoded gradients on ranks, and how far its gradients may be from exact ones.
+"""Training with encoded gradients on ranks, and error bounds of these gradients.
 
-The cases of `CASES` take a place: a rank that builds models and makes them parallel. They are run
-by a pair of ranks of one machine, and by programs on two hosts.
+A case of `CASES` is a function of a `Place`. Cases run on a pair of ranks of this machine, and in
+programs on two hosts.
 """
 
 import copy
@@ -22,14 +22,14 @@ from paceline import DataParallel
 from paceline.codecs.quantization import table
 from paceline.core.errors import NonFinite
 
-ROUNDING = 1e-5  # of float32, in sums of some hundred values
-POISONED, NUM_STEPS = 2, 6  # the step in which a gradient of the last rank is not finite
+ROUNDING = 1e-5  # float32 rounding in sums of some hundred values
+POISONED, NUM_STEPS = 2, 6  # the step with a non-finite gradient on the last rank
 Build = Callable[[], nn.Module]
 
 
 @dataclass
 class Place:
-    """A rank of a group: how it makes models, and makes them parallel."""
+    """A rank that builds models and wraps them in DataParallel."""
 
     rank: int
     size: int
@@ -41,7 +41,7 @@ class Place:
         return cls(dist.get_rank(), dist.get_world_size(), **options)
 
     def build(self, make: Build) -> tuple[nn.Module, nn.Module]:
-        """Return a module with this rank's own values, and one with those of rank 0."""
+        """Return a module with this rank's initial values, and one with those of rank 0."""
         torch.manual_seed(self.rank)
         module = make()
         torch.manual_seed(0)
@@ -53,7 +53,7 @@ class Place:
 
 
 def network() -> nn.Module:
-    """Layers whose gradients leave gaps of all sizes to the next multiple of 64 bytes."""
+    """Return layers whose gradients need various padding to multiples of 64 bytes."""
     return nn.Sequential(
         *(nn.Linear(20, 301), nn.Tanh(), nn.Linear(301, 33), nn.Tanh()),
         *(nn.Linear(33, 7), nn.Tanh(), nn.Linear(7, 3)),
@@ -66,7 +66,7 @@ def loss_of(model: nn.Module, rank: int, step: int) -> Tensor:
 
 
 def momentum(module: nn.Module | Iterator[nn.Parameter], **options: Any) -> torch.optim.Optimizer:
-    """Momentum and decay move a parameter whose gradient is zero, but not one that has none."""
+    """Return SGD that changes parameters with a zero gradient, but not those with None."""
     parameters = module.parameters() if isinstance(module, nn.Module) else module
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.01, **options)
 
@@ -79,14 +79,14 @@ def bits(tensors: Iterable[Tensor]) -> str:
 
 
 def same(outcomes: list[Any]) -> Any:
-    """What all ranks have found alike."""
+    """Return the outcome of all ranks, which must be equal."""
     for outcome in outcomes:
         assert outcome == outcomes[0]
     return outcomes[0]
 
 
 def poisoned(outcomes: list[dict[str, Any]]) -> dict[str, Any]:
-    """What came of the steps, one of which nobody takes, on any rank."""
+    """Return the outcome of training that skips the poisoned step on every rank."""
     outcome: dict[str, Any] = same(outcomes)
     assert outcome["changed"] == [step != POISONED for step in range(NUM_STEPS)]
     assert outcome["finite"]
@@ -95,7 +95,7 @@ def poisoned(outcomes: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def state(module: nn.Module, *optimizers: torch.optim.Optimizer) -> str:
-    """A digest of the parameters and of what optimizers remember."""
+    """Return a digest of the parameters and of the optimizers' state."""
     tensors = list(module.parameters())
     for optimizer in optimizers:
         for kept in optimizer.state.values():
@@ -114,13 +114,13 @@ def trained(
 
 
 def largest_error(codec: str) -> float:
-    """The most that a value in [-1, 1] may lose: half of a gap, or what is above the table."""
+    """Return the largest rounding error in [-1, 1]: half a gap, or the range above the table."""
     magnitudes = table(codec).magnitudes.double()
     return float(torch.cat([magnitudes.diff() / 2, 1 - magnitudes[-1:]]).max())
 
 
 def means(size: int, model: nn.Module, losses: Callable[[int], list[Tensor]]):
-    """The mean gradients of all ranks' losses, and the largest gradient of any rank."""
+    """Return the mean gradients of all ranks, and the largest gradient of any rank."""
     parameters = list(model.parameters())
     every = [
         torch.autograd.grad(torch.stack(losses(rank)).sum(), parameters) for rank in range(size)
@@ -132,11 +132,12 @@ def means(size: int, model: nn.Module, losses: Callable[[int], list[Tensor]]):
 def compared(
     place: Place, parallel: nn.Module, codec: str, steps: int = 5, accumulates: bool = True
 ) -> dict[str, Any]:
-    """Train, every other step with two micro-batches if told to; compare each step's gradients.
+    """Train, and compare the gradients of each step with the exact means.
 
-    What is encoded on the way to its owner loses at most E times the largest gradient G; their mean
-    is at most (1 + E) G, and loses E times that on its way to all: (2 + E) E G together. `worst` is
-    relative to that, with some room for rounding.
+    `accumulates`: every other step has two micro-batches. `worst` is the largest error relative to
+    its bound: encoding for the owner loses at most E times the largest gradient G. The mean is at
+    most (1 + E) G, and loses E times as much on its way to all ranks. So the bound is (2 + E) E G,
+    plus rounding.
     """
     oracle = copy.deepcopy(getattr(parallel, "module", parallel))  # without hooks
     for parameter in oracle.parameters():
@@ -172,7 +173,7 @@ def right_gradients(place: Place) -> dict[str, Any]:
 
 
 def _poison(place: Place, module: nn.Module, parameter: str, value: float) -> dict[str, int]:
-    """Have one gradient value of the last rank be so in a step: "step" of what is returned."""
+    """Replace a gradient value of the last rank in step POISONED; set `["step"]` each step."""
     now = {"step": 0}
 
     def spoil(gradient: Tensor) -> Tensor:
@@ -195,9 +196,9 @@ def _poisoned(
     fused: bool = False,
     **options: Any,
 ) -> dict[str, Any]:
-    """Train with a step that is poisoned; tell who raised in which, and if it changed anything.
+    """Train with a poisoned step; report which optimizers raised, and which steps had effect.
 
-    With an `order`, 1 or -1, two optimizers have a part of the model each, and take turns so.
+    With `order` 1 or -1, two optimizers each have a part of the model, and step in this order.
     """
     module, _ = place.build(network)
     parallel = place.parallel(module, codec="dynamic8", **options)
@@ -232,7 +233,7 @@ def _poisoned(
 
 
 def _non_finite(parameter: str, value: float, place: Place, **options: Any) -> dict[str, Any]:
-    """Train with a step that is poisoned, and without it: what is left must be the same."""
+    """Train with a poisoned step and without this step; return digests of both models."""
     outcome = _poisoned(parameter, value, place, **options)
     alike = place.parallel(place.build(network)[0], codec="dynamic8")
     steps = [number for number in range(NUM_STEPS) if number != POISONED]
@@ -240,7 +241,7 @@ def _non_finite(parameter: str, value: float, place: Place, **options: Any) -> d
 
 
 def auto(place: Place) -> dict[str, Any]:
-    """Long enough for the codec to be tried, and switched off where it does not win."""
+    """Train until codec `auto` has decided between the codec and plain gradients."""
     module, _ = place.build(network)
     parallel = place.parallel(module, codec="auto")
     outcome = compared(place, parallel, "dynamic8", steps=44)
@@ -248,9 +249,9 @@ def auto(place: Place) -> dict[str, Any]:
 
 
 def _refused(place: Place, codec: str | None = None, make: Build = network) -> dict[str, Any]:
-    """By default the last rank has another codec."""
+    """Train a step that must be refused; by default the last rank has another codec."""
     codec = codec or ("half" if place.rank == place.size - 1 else "dynamic8")
-    parallel = place.parallel(place.build(make)[0], codec=codec)  # lives until backward is done
+    parallel = place.parallel(place.build(make)[0], codec=codec)  # keep it alive during backward
     loss_of(parallel, place.rank, 0).backward()
     return {}
 
@@ -276,4 +277,4 @@ for _name, _order in (("", 1), ("_of_whom_the_second_has_it", -1)):
         f"two_optimizers_skip{_name}": partial(_of_two, on_nonfinite="skip"),
         f"two_optimizers_of_a_grad_scaler{_name}": partial(_of_two, scaled=True),
     }
-WAITING = ("other_codecs", "float64")  # cases in which some rank may wait in vain
+WAITING = ("other_codecs", "float64")  # cases in which a rank can wait for a failed one

@@ -1,4 +1,4 @@
-"""The command line in this process, and folders of runs for it to look at."""
+"""The command line in this process, and folders of runs for its commands."""
 
 import json
 import sys
@@ -21,7 +21,7 @@ COMPUTE = (compute_lane("cpu0"),)
 
 
 class Line:
-    """The command line in this process: call it and look at `code`, `out` and `err`."""
+    """The command line in this process; a call sets `code`, `out` and `err`."""
 
     def __init__(self, monkeypatch, capsys) -> None:
         self._monkeypatch, self._capsys = monkeypatch, capsys
@@ -34,13 +34,13 @@ class Line:
 
     @property
     def found(self) -> Any:
-        """The one JSON object that a command with --json has printed, and nothing else."""
+        """The JSON object that a successful command with --json printed."""
         assert (self.code, self.err) == (0, "")
         return json.loads(self.out)
 
     @property
     def refused(self) -> str:
-        """The field of the refusal, of one line, with which the command has ended."""
+        """The field of the refusal that the command printed in one line."""
         assert (self.code, self.out) == (2, ""), self.err
         return refused_field(self.err)
 

@@ -1,4 +1,4 @@
-"""Settings of all tests, and fixtures of those that start whole commands."""
+"""Settings of all tests, and shared fixtures."""
 
 import os
 import signal
@@ -13,16 +13,16 @@ from processes import SHARED_SERVER, fork_server
 
 __all__ = ["paceline", "start"]
 
-# An example takes as long as the machine lets it: time is nothing that a test fails for.
+# No test fails for being slow, so examples have no deadline.
 settings.register_profile("all", deadline=None)
 settings.register_profile("quick", deadline=None, max_examples=25)
-SLOW_S = 600.0  # for a slow test that hangs
-# A shell that runs the tests in the background has them, and all that they start, ignore Ctrl-C.
+SLOW_S = 600.0  # timeout of slow tests
+# A background shell makes the tests and their child processes ignore Ctrl-C; undo this.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose the number of examples; open the fork server of processes that share the tests."""
+    """Choose the number of examples; open a fork server for all processes of the test run."""
     settings.load_profile("quick" if "not slow" in config.option.markexpr else "all")
     if getattr(config.option, "numprocesses", None):
         os.environ[SHARED_SERVER] = fork_server()
@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _ranks(world_size: int, **options: int) -> Iterator[Any]:
-    from pair import Ranks  # with torch, without which tests/pure runs
+    from pair import Ranks  # imports torch, which tests/pure does not need
 
     ranks = Ranks(world_size, **options)
     yield ranks
@@ -50,7 +50,7 @@ def pair() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def pair_on_gpus() -> Iterator[Any]:
-    """Two ranks, each with a simulated GPU of its own: see pair.py."""
+    """Two ranks, each with a simulated GPU: see pair.py."""
     yield from _ranks(2, num_gpus=2)
 
 

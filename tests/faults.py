@@ -1,4 +1,4 @@
-"""Faults at failpoints of the code, for commands and processes that a test starts."""
+"""Failpoints in commands and processes that a test starts."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from paceline.links.failpoints import ARMED, GO_ON, REACHED
 
 @contextmanager
 def failpoints(*armed: dict[str, Any]) -> Iterator[None]:
-    """Arm failpoints for all processes that are started within."""
+    """Arm failpoints in all processes that the block starts."""
     os.environ[ARMED] = json.dumps(armed)
     try:
         yield
@@ -22,14 +22,14 @@ def failpoints(*armed: dict[str, Any]) -> Iterator[None]:
 
 @contextmanager
 def told(path: Path) -> Iterator[TextIO]:
-    """Make a FIFO, and give the lines that processes write to it."""
+    """Create a FIFO, and open it to read the lines that processes write."""
     os.mkfifo(path)
-    with os.fdopen(os.open(path, os.O_RDWR)) as lines:  # never at its end
+    with os.fdopen(os.open(path, os.O_RDWR)) as lines:  # writable, too: no end of file
         yield lines
 
 
 class Pause:
-    """A process that waits at a failpoint until the test lets it go on."""
+    """A failpoint at which a process waits until the test continues it."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -38,13 +38,13 @@ class Pause:
             os.mkfifo(folder / name)
 
     def at(self, name: str, **where: Any) -> dict[str, Any]:
-        """Return the failpoint to arm."""
+        """Return the failpoint for `failpoints`."""
         return {"at": name, "do": f"pause:{self.folder}", **where}
 
     def reached(self) -> int:
-        """Wait until a process has come to the failpoint; return its number."""
+        """Wait until a process reaches the failpoint; return its process id."""
         return int((self.folder / REACHED).read_text())
 
     def go_on(self) -> None:
-        """Let the process go on."""
+        """Continue the process."""
         (self.folder / GO_ON).write_text("")

@@ -1,4 +1,4 @@
-"""Runs whose traced step has known parts, and what a test asks of findings: codes and numbers."""
+"""Runs with known parts of a step; codes and numbers of findings."""
 
 import re
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from paceline.core.compare import Comparison, ComparisonRow
 from paceline.core.outcome import Epoch, Finding
 from paceline.core.settings import TrainSettings
 from paceline.core.timeline import Timeline
-from paceline.records.result import PlanRow, RunResult
+from paceline.records.result import RunResult
 from paceline.report.advice import findings
 from paceline.report.metrics import of_run
 from plan_rows import plan_row
@@ -19,12 +19,12 @@ _NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:,\d{3})*(?:\.\d+)?")
 
 
 def numbers(text: str) -> list[float]:
-    """Return the numbers of a sentence in their order, whatever the words between them."""
+    """Return the numbers of a sentence in order."""
     return [float(one.replace(",", "")) for one in _NUMBER.findall(text)]
 
 
 def codes(found: Iterable[Finding]) -> list[str]:
-    """Return the codes of findings in their order."""
+    """Return the codes of findings in order."""
     return [one.code for one in found]
 
 
@@ -34,7 +34,7 @@ def epoch(number: int, test_loss: float, accuracy: float = 0.5) -> Epoch:
 
 
 def run_result(**fields: Any) -> RunResult:
-    """Return the result of a training of one epoch, but for `fields`."""
+    """Return the result of training for an epoch, with `fields` replaced."""
     usual: dict[str, Any] = {
         "origin": "measured",
         "id": "run",
@@ -48,17 +48,17 @@ def run_result(**fields: Any) -> RunResult:
     return RunResult(**usual | fields)
 
 
-def run(parts: dict[str, float], *plans: PlanRow, **changes: object) -> RunResult:
-    """Return a run of two workers, predicted without an error, but for `changes`.
+def run(parts: dict[str, float], **changes: object) -> RunResult:
+    """Return a run of two workers with an exact prediction, with fields replaced by `changes`.
 
-    `parts` are the seconds of a step; `plans` stand beside that of its own strategy, allreduce.
+    `parts`: seconds of each part of a step.
     """
     step = sum(parts.values())
     rows = {"step": step, "hidden": 0.5 * step} | parts
     result = run_result(
         settings=TrainSettings(model="net", workers=2),
         machine={"memory_bytes": 2**30},
-        plans=(plan_row(step_s=step), *plans),
+        plans=(plan_row(step_s=step),),
         epochs=(epoch(0, 1),),
         predicted_step_s=step,
         step_s=step,
@@ -77,5 +77,5 @@ def run(parts: dict[str, float], *plans: PlanRow, **changes: object) -> RunResul
 
 
 def advised(result: RunResult, timeline: Timeline | None = None) -> list[str]:
-    """Return the codes of the findings about a run, the most valuable first."""
+    """Return the codes of a run's findings, the most valuable first."""
     return codes(findings(of_run(result, timeline)))

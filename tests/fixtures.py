@@ -1,4 +1,4 @@
-"""Fixtures that several folders' conftests give to their tests."""
+"""Fixtures that the conftests of several folders import."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -11,9 +11,9 @@ from processes import Finished, Started
 
 @pytest.fixture
 def start(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., Started]]:
-    """Start `python ARGUMENTS` in an empty folder; afterwards no process of it may be left.
+    """Start `python ARGUMENTS` in `folder`, and fail if a process is left after the test.
 
-    It may be started in another `folder`, which is made. Only tests marked with `gpu` see GPUs.
+    Only tests marked with `gpu` see GPUs. `afresh`: do not fork from the fork server.
     """
     on_gpu = request.node.get_closest_marker("gpu") is not None
     started: list[Started] = []
@@ -34,5 +34,5 @@ def start(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[.
 
 @pytest.fixture
 def paceline(start: Callable[..., Started]) -> Callable[..., Finished]:
-    """Run the command line to its end."""
+    """Run a command of the command line until it ends."""
     return lambda *arguments: start("-m", "paceline", *arguments).finish()

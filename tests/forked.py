@@ -1,10 +1,10 @@
-"""A module whose `main` does what a test has set before it was forked."""
+"""A module whose `main` calls a function that a test sets before it forks."""
 
 import sys
 
 
 def run(*arguments: str) -> None:
-    """Do nothing; tests set another."""
+    """Do nothing; tests replace this function."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Models that can be cut, and body workers driven by hand: for tests of wheel's server."""
+"""Models that can be cut, and body workers that a test steps: for tests of wheel's server."""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
@@ -18,7 +18,7 @@ from paceline.training.models.networks import MLP, LeNet5
 
 
 class Dropping(nn.Module):
-    """Convolutions with batch norm and dropout of three kinds, and a `view` before the head."""
+    """A convolution, batch norm, three kinds of dropout, and a `view` before the head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Dropping(nn.Module):
 
 
 class Around(nn.Module):
-    """The head adds what crosses the cut to what its first layer makes of it."""
+    """A residual connection around the first layer of the head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Around(nn.Module):
 
 
 class Remembering(nn.Module):
-    """The head begins after the last time step of a recurrent layer."""
+    """A head that uses the last time step of a recurrent layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Remembering(nn.Module):
 
 
 class Case(NamedTuple):
-    """A model, the shape of a sample, its number of classes, and where it can be cut."""
+    """A model, the shape of a sample, the number of classes, and possible first layers of heads."""
 
     build: Callable[[], nn.Module]
     shape: tuple[int, ...]
@@ -94,7 +94,7 @@ CASES = {
 
 
 def batches(case: Case, count: int, size: int = 4) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield batches that differ."""
+    """Yield different batches."""
     for number in range(count):
         generator = torch.Generator().manual_seed(100 + number)
         inputs = torch.randn(size, *case.shape, generator=generator, dtype=torch.float64)
@@ -102,7 +102,7 @@ def batches(case: Case, count: int, size: int = 4) -> Iterator[tuple[Tensor, Ten
 
 
 class ManualWorker:
-    """A body worker with parameters of its own, whose steps are taken one by one."""
+    """A body worker whose steps the test takes one by one."""
 
     def __init__(self, server: ParameterServer, halves: Halves, worker: int = 0) -> None:
         self.server, self.halves, self.worker = server, halves, worker
@@ -115,7 +115,7 @@ class ManualWorker:
     def forward(
         self, step: int, version: int, inputs: Tensor, labels: Tensor, weight: float = 1.0
     ) -> tuple[Tensor, float]:
-        """Return the body's gradients as one vector, and the loss."""
+        """Return the body's gradients as a vector, and the loss."""
         activations = self.halves.body(inputs)
         activation_gradients, loss = self.server.answer(
             self.worker, step, version, activations.detach(), labels, weight
@@ -146,7 +146,7 @@ def serve(
     schedule: Callable[[torch.optim.Optimizer], LRScheduler] | None = None,
     **options,
 ) -> tuple[ParameterServer, list[ManualWorker]]:
-    """Return a server, and workers whose bodies are copies, as in processes of their own."""
+    """Return a server, and workers with copies of the body, as in separate processes."""
     model = case.model()
     halves, optimizer = cut(model, case.inputs(), first), make(model)
     options = {"staleness": 0, "schedule": schedule and schedule(optimizer)} | options

@@ -1,4 +1,4 @@
-"""Replicas of hogbatch's workers on CPU threads of this process, and what they train."""
+"""Replicas of hogbatch's CPU workers in this process, with a network and samples."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ from paceline.training.recipes.recipe import Recipe
 def on_threads(
     recipe: Recipe, make: OptimizerFactory, **options: Any
 ) -> Iterator[tuple[CpuReplica, dict[str, Tensor]]]:
-    """A worker's replica of a new model, and the model that it shares."""
+    """Open a worker's replica, and the tensors of the shared model."""
     memory = SharedTensors.of(tensors_of(recipe.model()), "a model")
     yield CpuReplica(recipe, memory.tensors, make, **{"worker": 0} | options), memory.tensors
     memory.close()

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from boxes import FLOPS_PER_S, box, link
+from boxes import FLOPS_PER_S, link
 from paceline.core.cost import Roofline
 from paceline.core.plan import Cost
 from paceline.core.simulate import simulate
@@ -21,7 +21,7 @@ SHARED = [link("gpu1", "gpu2", 1e6), link("gpu2", "h", 1e6)]
 
 
 def per_sample(batch_size: int, numel: int = 1, seconds: float = 1.0) -> Workload:
-    """Two layers whose backward takes `seconds` per sample at 1 Gflop/s."""
+    """Return two layers whose backward takes `seconds` per sample at 1 Gflop/s."""
     backward = Cost(batch_size * seconds / 2 * FLOPS_PER_S)
     layers = tuple(
         Layer(name, (Parameter("w", (numel,)),), 8 * batch_size, Cost(), backward)
@@ -30,27 +30,13 @@ def per_sample(batch_size: int, numel: int = 1, seconds: float = 1.0) -> Workloa
     return Workload("two", batch_size, layers, (1, 0), 40 * batch_size)
 
 
-def at_speeds(*speeds: float, kinds=None, links=()):
-    """Devices with these multiples of 1 Gflop/s; CPUs by default."""
-    machine = box(*(kinds or ["cpu"] * len(speeds)), links=links)
-    devices = tuple(
-        device.model_copy(update={"flops_per_s": speed * FLOPS_PER_S})
-        for device, speed in zip(machine.devices, speeds, strict=True)
-    )
-    return machine.model_copy(update={"devices": devices})
-
-
 def run(work, machine, config, horizon_s):
     tasks = plan_until(work, machine, config, horizon_s)
     return simulate(tasks, Roofline.of(machine), until=horizon_s)
 
 
-def roof(machine):
-    return Roofline.of(machine)
-
-
 def classifying(build: "Callable[[], nn.Module]", data: "tuple[Tensor, Tensor]") -> "Recipe":
-    """A classification recipe with samples in memory."""
+    """Return a classification recipe with samples in memory."""
     from paceline.training.data.dataset import TensorSamples
     from paceline.training.recipes.classification import class_loss
     from paceline.training.recipes.recipe import Recipe

@@ -1,4 +1,4 @@
-"""Hubs and workers as commands: where they listen, and what they say in the end."""
+"""Hubs and workers as commands: their addresses, output and results."""
 
 import json
 import re
@@ -16,7 +16,7 @@ def result_of(run: Started) -> dict[str, Any]:
 
 
 def until(run: Started, what: str) -> str:
-    """Return the first line of standard error that contains it."""
+    """Return the first line of standard error that contains `what`."""
     seen = []
     for line in iter(run.process.stderr.readline, ""):
         seen.append(line)

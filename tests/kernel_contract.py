@@ -1,4 +1,4 @@
-"""The Triton kernels return the specified bits, on a GPU and in Triton's interpreter."""
+"""Triton kernels return the bits of the reference, on a GPU and in Triton's interpreter."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ ODD_SCALES = (0.0, 1.0, 1 / 3, -0.1, 1e-45, 1e-37, 3e38)
 
 
 def edges_of(one: QuantizationTable, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a table's edges, plain and in blocks of 64 whose largest value is the scale."""
+    """Return a table's edges, and the edges in blocks of 64 whose largest value is `scale`."""
     edges = cases.bin_edges(one, scale)
     rows = edges[: len(edges) // 63 * 63].view(-1, 63)
     return edges, torch.cat([torch.full((len(rows), 1), scale), rows], 1).flatten()
@@ -26,7 +26,7 @@ def with_infinities(count: int) -> torch.Tensor:
 
 
 class KernelContract:
-    """Tests of all kernels; a subclass says `on` which device."""
+    """Tests of all kernels; a subclass sets the device `on`."""
 
     on: str
 
@@ -59,7 +59,7 @@ class KernelContract:
     @pytest.mark.parametrize("offset", [0, 1])
     @pytest.mark.parametrize("block_size", [1, 5, 64, 1000, 1024, 1500, 8192, 8193, 30_000])
     def test_any_length_block_size_and_alignment(self, block_size: int, offset: int):
-        """Blocks that share a tile, fill one, need several, or exceed the largest tile."""
+        """Blocks share a tile, fill one, need several, or exceed the largest tile."""
         for count in self.sizes(0, 1, 1023, 1025, 9000):
             values = with_infinities(count)
             for scale in (None, 2.0):

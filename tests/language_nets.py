@@ -7,12 +7,12 @@ from torch import Tensor, nn
 from paceline.training.recipes.losses import bits_per_byte, next_token_loss
 from paceline.training.recipes.recipe import Recipe
 
-VOCABULARY, TOKENS, WIDTH = 23, 6, 8  # a vocabulary that neither 2 nor 3 ranks divide
-IGNORED, MOST = -100, 7  # the last one: samples of a step
+VOCABULARY, TOKENS, WIDTH = 23, 6, 8  # neither 2 nor 3 ranks divide the vocabulary
+IGNORED, MOST = -100, 7  # MOST: largest number of samples in a step
 
 
 class Attention(nn.Module):
-    """Causal attention of two heads; a token that `mask` has as False is not seen."""
+    """Causal attention of two heads; tokens with `mask` False are ignored."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Attention(nn.Module):
 
 
 class Language(nn.Module):
-    """Its forward pass asks for sizes, and has an argument that may be left out."""
+    """A language model whose forward reads sizes, and has an optional argument."""
 
     def __init__(self, *, bias: bool = False) -> None:
         super().__init__()
@@ -45,8 +45,10 @@ class Language(nn.Module):
 
 
 def samples(step: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The whole batch of a step: tokens, mask, targets; most targets of the first samples ask for
-    nothing, and the second sample's all."""
+    """Return the tokens, mask and targets of a step's whole batch.
+
+    Most targets of the first sample and all of the second sample are ignored.
+    """
     source = torch.Generator().manual_seed(step)
     tokens = torch.randint(VOCABULARY, (count, TOKENS), generator=source)
     targets = torch.randint(VOCABULARY, (count, TOKENS), generator=source)
@@ -58,12 +60,12 @@ def samples(step: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def count_of(step: int) -> int:
-    """Samples of a step over all ranks: uneven among 2 or 3, now and then fewer than usual."""
+    """Return the samples of a step on all ranks: not divisible by 2 or 3, sometimes fewer."""
     return MOST if step % 3 else 5
 
 
 class Counting(torch.utils.data.Dataset):
-    """Tokens that count up, of which the first two of each sample ask for nothing."""
+    """Samples of ascending tokens; the first two targets of each sample are ignored."""
 
     def __init__(self, size: int) -> None:
         self.size = size

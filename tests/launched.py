@@ -1,4 +1,4 @@
-"""Programs of tests that run as several ranks of this machine."""
+"""Launch test programs as several ranks on this machine."""
 
 from collections.abc import Callable
 
@@ -10,14 +10,14 @@ from paceline.links.launch import launch
 launch([sys.executable, *sys.argv[2:]], int(sys.argv[1]))
 """
 
-# What torch's process group on CPUs does now and then: one of its threads, which frees the tensors
-# of the last collective, finds that Python is ending, and aborts a rank that is done.
+# Output of a rare failure in torch's process group on CPUs: while Python exits, a thread that frees
+# tensors of the last collective aborts a rank that has already finished.
 TORCH_FAILED = "terminate called without an active exception"
 ATTEMPTS = 3
 
 
 def succeeded(run: Callable[[], Finished]) -> Finished:
-    """Return what came of a run, which must succeed; one in which torch failed is made again."""
+    """Return the result of a successful run; repeat a run with TORCH_FAILED."""
     for _ in range(ATTEMPTS):
         done = run()
         if done.code == 0 or TORCH_FAILED not in done.err:

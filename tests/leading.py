@@ -1,8 +1,8 @@
-"""Run a Python command in a folder, in a session of its own with a fork server of its own.
+"""Run a Python command in a folder, in a new session and with its own fork server.
 
     python leading.py FOLDER python -m MODULE ...
 
-Run in a forked process: that server then has what this one has imported.
+In a forked process, the new fork server inherits the imports of this process.
 """
 
 import os
@@ -23,7 +23,7 @@ def main() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
         die_with_parent(leader)
         nobody = os.open(os.devnull, os.O_RDWR)
-        for fd in range(3):  # else its pipes would stay open as long as the server
+        for fd in range(3):  # otherwise the server would keep the pipes open
             os.dup2(nobody, fd)
         os.close(nobody)
         forkserver.serve(listener, dict(os.environ))

@@ -1,4 +1,4 @@
-"""Strategies whose runs have been measured beforehand, so that a plan of them takes no time."""
+"""Strategies with predefined measurements, so that plans are immediate."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from paceline.core.strategy import PricedMachine, Role, Running
 from paceline.exchange.session import TrainingSession
 from paceline.strategies import STRATEGIES
 
-unrest = 0.0  # of the steps that were measured
+unrest = 0.0  # unrest of the measured steps; tests replace it
 
 RANKS = replace(STRATEGIES["allreduce"], name="ranks", running=Running(__name__))
 HUB = replace(
@@ -20,13 +20,13 @@ HUB = replace(
 
 
 class MeasuredRun:
-    """A run of a model of one layer on two equal cores."""
+    """A run of a one-layer model on two equal CPU workers."""
 
     about, samples_per_step = "measured beforehand", 8.0
     workload = chain((8.0, 4_000_000))
 
     def measure(self) -> PricedMachine:
-        """Return two cores whose exchange takes hardly any time."""
+        """Return two CPU workers with an almost instantaneous exchange."""
         cores = box("cpu", "cpu", links=[link("h", "h", 1e12)])
         machine = cores.model_copy(update={"losses": Losses.none("a test", unrest)})
         return PricedMachine(machine, Roofline.of(machine))
@@ -34,5 +34,5 @@ class MeasuredRun:
 
 @contextmanager
 def start(session: TrainingSession) -> Iterator[MeasuredRun]:
-    """Give the run of a session."""
+    """Yield the run of a session."""
     yield MeasuredRun()

@@ -1,4 +1,4 @@
-"""A model of given parts, for tests of what is found in models."""
+"""Small models for tests that analyse models."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from paceline.training.models.networks import BasicBlock, pooled_classifier
 
 
 class Net(nn.Module):
-    """A model of these parts in their order, which `compute(net, *inputs)` puts together."""
+    """A model with the given parts, whose forward is `compute(net, *inputs)`."""
 
     def __init__(self, compute: Callable[..., Any], **parts: nn.Module | nn.Parameter) -> None:
         super().__init__()

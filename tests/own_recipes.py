@@ -1,4 +1,4 @@
-"""Recipes as people write them, to be named own_recipes:NAME; right ones, and wrong ones."""
+"""Valid and invalid recipes as users write them; their names are own_recipes:NAME."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,7 +14,7 @@ VOCABULARY, CONTEXT, WIDTH = 29, 12, 8
 
 
 class TokenModel(nn.Module):
-    """Logits (N, T, V) of tokens (N, T), int64."""
+    """A language model: logits (N, T, V) of int64 tokens (N, T)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ def token_data(size: int) -> TensorDataset:
 
 
 def tokens(**others: Any) -> Recipe:
-    """A language model, with AdamW."""
+    """Return a recipe of a language model with AdamW, with fields replaced by `others`."""
     common: dict[str, Any] = {
         "model": TokenModel,
         "train": token_data(64),
@@ -47,7 +47,7 @@ def tokens(**others: Any) -> Recipe:
 
 
 class Fields(nn.Module):
-    """A model of two named inputs, one of which is optional in its signature, of two outputs."""
+    """A model with named inputs and outputs; its forward also has the label as an argument."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Fields(nn.Module):
 
 
 class FieldData:
-    """64 samples that are mappings of fields."""
+    """A data set of 64 samples, each a mapping of fields."""
 
     def __len__(self) -> int:
         return 64
@@ -77,14 +77,14 @@ def field_loss(outputs: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
 
 
 def fields() -> Recipe:
-    """Batches of mappings; no test data, no score, no optimizer."""
+    """Return a recipe with mappings as batches, and without test data, score and optimizer."""
     return Recipe(model=Fields, train=FieldData(), loss=field_loss)
 
 
 ready = tokens(name="the ready one")
 
 
-# --- wrong ones
+# --- invalid recipes
 
 
 def wrong(**others: Any) -> Callable[[], Recipe]:
@@ -92,7 +92,7 @@ def wrong(**others: Any) -> Callable[[], Recipe]:
 
 
 class Broken:
-    """The token data, but for one sample."""
+    """The token data with one invalid sample."""
 
     def __init__(self, instead: Callable[[], Any], at: int = 40) -> None:
         self._instead, self._at, self._data = instead, at, token_data(64)
@@ -125,7 +125,7 @@ def failing(error: BaseException) -> Callable[[], Any]:
 
 
 def loss_of_each(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return a scalar for one sample, as which the loss is tried."""
+    """Return a scalar for a single sample, and a vector for several."""
     each = F.cross_entropy(logits.transpose(1, 2), targets, reduction="none").mean(1)
     return each[0] if len(each) == 1 else each
 

@@ -1,4 +1,4 @@
-"""Build what is published, and install it in environments that do not know the repository."""
+"""Build the published packages, and install them in environments outside the repository."""
 
 import subprocess
 import sys
@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-DEADLINE_S = 900.0  # for what hangs: a compiler on a busy machine takes minutes
+DEADLINE_S = 900.0  # for a hanging command; a compiler on a busy machine takes minutes
 _SDIST = "import sys; from scikit_build_core.build import build_sdist; build_sdist(sys.argv[1])"
 
 
 def run(*command: object, cwd: Path, code: int = 0) -> str:
-    """Run a command to its end, and return what it has printed."""
+    """Run a command until it ends, check its exit code, and return its output."""
     found = subprocess.run(
         [str(part) for part in command],
         cwd=cwd,
@@ -35,7 +35,7 @@ def project() -> dict[str, Any]:
 
 
 def unpacked_sdist(folder: Path) -> Path:
-    """Build the source distribution, and return the folder that it is unpacked to."""
+    """Build and unpack the source distribution, and return its folder."""
     run(sys.executable, "-c", _SDIST, folder, cwd=ROOT)
     (archive,) = folder.glob("*.tar.gz")
     with tarfile.open(archive) as opened:
@@ -44,7 +44,7 @@ def unpacked_sdist(folder: Path) -> Path:
 
 
 def wheel_of(source: Path, folder: Path, *options: str) -> Path:
-    """Build a wheel of an unpacked source distribution, without a network."""
+    """Build a wheel from an unpacked source distribution, offline."""
     pip = (sys.executable, "-m", "pip", "wheel", "--no-index", "--no-deps", "--no-build-isolation")
     run(*pip, *options, "--wheel-dir", folder, source, cwd=folder)
     (wheel,) = folder.glob("*.whl")
@@ -52,9 +52,9 @@ def wheel_of(source: Path, folder: Path, *options: str) -> Path:
 
 
 def environment_of(wheel: Path, folder: Path) -> Path:
-    """Install a wheel in an environment of its own, and return its folder of programs.
+    """Install a wheel in a new environment, and return the environment's `bin` folder.
 
-    What Paceline depends on is that of this Python: torch alone would be gigabytes.
+    The environment uses the dependencies of this Python, because torch alone takes gigabytes.
     """
     run(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder.parent)
     python = folder / "bin" / "python"

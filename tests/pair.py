@@ -1,6 +1,6 @@
-"""Ranks that live as long as the tests' session, to which tests send functions.
+"""Ranks that live for the whole test session, and run functions of tests.
 
-    def sums(values):                                  # at module level, in the test's own file
+    def sums(values):                                  # at module level, in the test's file
         total = torch.tensor(values[dist.get_rank()])
         dist.all_reduce(total)
         return total
@@ -8,10 +8,11 @@
     def test_sums(pair):
         assert pair(sums, [1.0, 2.0]) == [3.0, 3.0]
 
-Each call has a store, a gloo process group, an environment as torchrun's and random seeds of its
-own. Arguments and results are what `torch.load(..., weights_only=True)` takes: numbers, strings,
-tensors, lists, tuples, dicts, sets, paths. A rank that raises, hangs or dies fails the test and
-says where it was; the next call then has fresh ranks. The kernel kills them with the session.
+Each call has a new store and gloo process group, torchrun's environment variables, and reset random
+seeds. Arguments and results must be loadable by `torch.load(..., weights_only=True)`: numbers,
+strings, tensors, lists, tuples, dicts, sets, paths. If a rank raises, hangs or dies, the test fails
+with the rank's stack, and the next call starts new ranks. The kernel kills the ranks when the
+session ends.
 """
 
 import faulthandler
@@ -44,17 +45,17 @@ from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
 LOOPBACK = "127.0.0.1"
-DEADLINE_S = 45.0  # for a call: less than a test has
+DEADLINE_S = 45.0  # for a call; shorter than the timeout of a test
 
 
 @dataclass
 class Failure:
-    """What a rank raised, with its fields, or how it died: then `kind` is "Died"."""
+    """The exception of a rank, or the reason of its death (`kind` "Died")."""
 
     kind: str
     text: str
     traceback: str = ""
-    kinds: list[str] = field(default_factory=list)  # the classes of the error, its own first
+    kinds: list[str] = field(default_factory=list)  # the exception's classes, its own first
     fields: dict[str, Any] = field(default_factory=dict)
 
 
@@ -66,14 +67,14 @@ class RankFailed(AssertionError):
 
 
 class _Rank:
-    """One of the processes, and the connection over which it is given work."""
+    """A rank's process, and the connection to it."""
 
     def __init__(self, number: int, environment: dict[str, str]) -> None:
         from paceline.links.processes import fork
         from processes import fork_server
 
         self.number = number
-        self.log = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - open as long as the rank
+        self.log = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - open while the rank lives
         own_end, its_end = socket.socketpair()
         self.connection = Connection(own_end.detach())
         with its_end, Path(os.devnull).open() as nothing:
@@ -88,7 +89,7 @@ class _Rank:
         self.log.close()
 
     def said(self) -> str:
-        """The end of what it has printed, with its stack if it has died."""
+        """Return the end of the rank's output, with the stack of a dead rank."""
         self.log.seek(0)
         text = self.log.read().decode(errors="replace")
         return text.partition("\n\nExtension modules")[0][-6000:]
@@ -101,7 +102,7 @@ class _Rank:
 
 
 class Ranks:
-    """As many ranks, which are started when the first function is sent to them."""
+    """A number of ranks, which the first call starts."""
 
     def __init__(self, size: int, num_gpus: int = 0) -> None:
         from paceline.links.processes import KEEPING_MEMORY
@@ -110,7 +111,7 @@ class Ranks:
         self.size = size
         kept = {name: text for name, text in os.environ.items() if name not in SET_BY_IMPORTS}
         self._environment = KEEPING_MEMORY | kept | ENVIRONMENT
-        if num_gpus:  # simulated ones
+        if num_gpus:  # simulated GPUs
             self._environment["PACELINE_SIMULATED_GPUS"] = str(num_gpus)
         self._ranks: list[_Rank] = []
 
@@ -127,10 +128,10 @@ class Ranks:
     ) -> list[Any]:
         """Run `function(*args)` on each rank, and return the results.
 
-        With `errors` a Failure is the result of a rank that raises or dies; else the call raises.
-        Collectives wait `timeout_s`. Without `group` the function makes the process group. `cwd`
-        is where it runs. The environment has this process's PACELINE_* variables, as failpoints
-        set them, and `environment`.
+        `errors`: return a Failure for a rank that raises or dies, instead of raising. `timeout_s`:
+        timeout of collectives. `group`: create a process group; if False, the function does. `cwd`:
+        working directory. The environment has this process's PACELINE_* variables, which
+        failpoints set, and `environment`.
         """
         if not self._ranks:
             self._ranks = [_Rank(number, self._environment) for number in range(self.size)]
@@ -179,7 +180,7 @@ class Ranks:
         return [results[number] for number in range(self.size)]
 
     def _stuck(self, request: dict[str, Any], results: dict[int, Any]) -> str:
-        """End the ranks that have not answered, and return where they were."""
+        """Abort the ranks that have not answered, and return their stacks."""
         lines = [f"{request['function']}: not done after {request['deadline_s']:g} s"]
         for rank in self._ranks:
             if rank.number in results:
@@ -208,7 +209,7 @@ def _read(answer: dict[str, Any]) -> Any:
 
 
 def _place(rank: int, size: int, port: int) -> dict[str, str]:
-    """What torchrun tells a rank."""
+    """Return the environment variables that torchrun sets for a rank."""
     place = {
         "RANK": rank,
         "LOCAL_RANK": rank,
@@ -228,12 +229,12 @@ def _place(rank: int, size: int, port: int) -> dict[str, str]:
 def _send(connection: Connection, message: dict[str, Any]) -> None:
     content = io.BytesIO()
     torch.save(message, content)
-    with suppress(BrokenPipeError):  # the other side has died: reading will say so
+    with suppress(BrokenPipeError):  # the other side has died; reading will report it
         connection.send_bytes(content.getbuffer())
 
 
 def _receive(connection: Connection) -> dict[str, Any] | None:
-    """The next message; None if the other side is gone."""
+    """Return the next message; None if the other side has closed the connection."""
     try:
         return _loaded(io.BytesIO(connection.recv_bytes()))
     except (EOFError, ConnectionResetError):
@@ -250,7 +251,7 @@ def _loaded(content: io.BytesIO) -> dict[str, Any]:
 
 
 def serve(connection: Connection) -> None:
-    """Carry out what is asked for, until the other side is gone."""
+    """Run requested functions until the other side closes the connection."""
     signals = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     while (request := _receive(connection)) is not None:
         os.ftruncate(2, 0)
@@ -277,10 +278,10 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def joined(store: Store, timeout_s: float) -> None:
-    """Make the process group of this run's ranks, which may come one after another.
+    """Create the process group; ranks may call this at different times.
 
-    By itself gloo may be done on a rank while another one still connects to it, which then fails
-    ("connectFullMesh") if the first one leaves the group at once: so all wait before and after.
+    Without a barrier, a fast rank can leave the group while another rank still connects to it. Then
+    that rank fails ("connectFullMesh"). So all ranks wait for each other before and after.
     """
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     timeout = timedelta(seconds=timeout_s)
@@ -316,11 +317,11 @@ def _check_sendable(result: dict[str, Any]) -> None:
 
 
 _modules: dict[Path, Any] = {}
-_groups: list[Any] = []  # a callback in a thread of gloo must not be the last to let go of one
+_groups: list[Any] = []  # a gloo thread's callback must not release the last reference
 
 
 def _function(file: Path, qualified: str) -> Callable[..., Any]:
-    """The function of this name in a file, which is imported once."""
+    """Return the function of this name in a file, and import the file once."""
     found: Any = _modules.get(file, sys.modules.get(file.stem))
     if getattr(found, "__file__", None) != str(file):
         if str(file.parent) not in sys.path:
@@ -335,11 +336,11 @@ def _function(file: Path, qualified: str) -> Callable[..., Any]:
 
 
 def _leave() -> None:
-    """Let go of the process group; peers that wait for this rank notice."""
+    """Leave the process group, so that waiting peers fail."""
     if dist.is_initialized():
         _groups[:] = [*_groups[-1:], dist.group.WORLD]
     gc.collect()
-    gc.freeze()  # what is left need not be looked at again
+    gc.freeze()  # later collections skip the remaining objects
     if dist.is_initialized():
         with suppress(RuntimeError):
             dist.destroy_process_group()
@@ -362,7 +363,7 @@ def _as_asked(request: dict[str, Any]) -> Iterator[None]:
 
 @contextmanager
 def _restored() -> Iterator[None]:
-    """Begin as a fresh process would, and leave nothing changed."""
+    """Start with the state of a new process, and restore global settings."""
     from paceline.links import failpoints, rendezvous
 
     failpoints._visits.clear()
@@ -386,14 +387,14 @@ def main() -> None:
     from paceline.links.devices import gpus
     from simulated_gpu import instead as instead
 
-    faulthandler.enable()  # so that SIGABRT tells where a rank hangs
+    faulthandler.enable()  # SIGABRT prints the stack of a hanging rank
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    sys.path[0] = str(Path(__file__).parent)  # this module is not run twice
+    sys.path[0] = str(Path(__file__).parent)  # do not import this module twice
     sys.modules["pair"] = sys.modules["__main__"]
-    gpus()  # autograd knows the devices that are there at its first backward pass
+    gpus()  # autograd only knows devices that exist before the first backward pass
     serve(Connection(int(sys.argv[1])))
-    os._exit(0)  # threads of gloo may still wait for ranks that failed
+    os._exit(0)  # gloo threads may still wait for failed ranks
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Rows of a plan, for tests that are about something else."""
+"""Rows of a plan with default values."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from paceline.records.result import PlanRow
 
 
 def plan_row(**facts: Any) -> PlanRow:
-    """Return the row of strategy allreduce on two devices, but for `facts`."""
+    """Return a row of strategy allreduce on two devices, with fields replaced by `facts`."""
     usual: dict[str, Any] = {
         "strategy": "allreduce",
         "config": {},

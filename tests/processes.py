@@ -1,7 +1,7 @@
-"""Commands in process groups of their own, with a deadline, of which nothing may be left.
+"""Run commands in new process groups with a deadline, and find processes left over.
 
-Commands of this Python are forked from a process that has imported torch and paceline, which saves
-each of them, and each of the workers that they start, four seconds of computation.
+Commands of this Python are forked from a process that has imported torch and paceline. This saves
+four seconds of CPU time for each command and for each of its workers.
 """
 
 import contextlib
@@ -22,12 +22,12 @@ from typing import IO, Any
 from paceline.links import forkserver
 from paceline.links.processes import KEEPING_MEMORY, fork
 
-DEADLINE_S = 600.0  # for what hangs: no test fails for being slow
-ENDING_S = 30.0  # for the kernel to end processes on a busy machine
+DEADLINE_S = 600.0  # for hanging commands; no test fails for being slow
+ENDING_S = 30.0  # time for the kernel to end processes on a busy machine
 
 
 def is_running(pid: int) -> bool:
-    """Whether the process runs; one that has ended but was not yet waited for does not."""
+    """Return whether a process runs; a zombie does not."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -36,7 +36,7 @@ def is_running(pid: int) -> bool:
 
 
 def has_ended(pid: int, deadline_s: float = DEADLINE_S) -> bool:
-    """Whether a process, which another one may have started, ends before the deadline."""
+    """Wait for a process, not necessarily a child; return whether it ended in time."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -50,7 +50,7 @@ def has_ended(pid: int, deadline_s: float = DEADLINE_S) -> bool:
 
 
 def _processes() -> Iterator[tuple[int, str, int, int, str]]:
-    """The number, state, parent, group and command line of each process."""
+    """Yield the id, state, parent, group and command line of each process."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             state, parent, group = stat.read_text().rpartition(")")[2].split()[:3]
@@ -61,21 +61,21 @@ def _processes() -> Iterator[tuple[int, str, int, int, str]]:
 
 
 def members_of(group: int) -> dict[int, str]:
-    """The processes of a process group that still run, with their command lines."""
+    """Return the running processes of a process group, with their command lines."""
     found = _processes()
     return {pid: said for pid, state, _, own, said in found if own == group and state not in "ZX"}
 
 
 def children_of(parent: int, word: str) -> list[int]:
-    """The processes that this one has started by a command with the word."""
+    """Return the child processes of `parent` whose command line contains `word`."""
     return [pid for pid, _, own, _, said in _processes() if own == parent and word in said]
 
 
 @contextlib.contextmanager
 def held_port() -> Iterator[int]:
-    """Keep a port of the loopback address from all but processes that listen there by its number.
+    """Reserve a port of the loopback address for a process that listens on this number.
 
-    Those, like torch's store, may reuse an address at which nobody listens.
+    Such a process, e.g. torch's store, can reuse an address on which no process listens.
     """
     with socket.socket() as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -94,7 +94,7 @@ LEADING = Path(__file__).parent / "leading.py"
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 SIMULATED_GPUS = Path(__file__).parent / "simulated_gpu" / "children"  # for PYTHONPATH
 IMPORTED = (
-    "simulated_gpu.instead",  # before what asks for devices
+    "simulated_gpu.instead",  # before modules that look for devices
     "paceline.runs.launching",
     "paceline.commands.app",
     "paceline.integrations.data_parallel",
@@ -115,12 +115,12 @@ IMPORTED = (
 )
 
 SET_BY_IMPORTS = ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")
-SHARED_SERVER = "PACELINE_TESTS_FORK_SERVER"  # of all processes of a test run: its address
+SHARED_SERVER = "PACELINE_TESTS_FORK_SERVER"  # address of the test run's fork server
 
 
 @cache
 def fork_server() -> str:
-    """Return the address of a fork server of tests, which ends with the process that opened it."""
+    """Return the address of the tests' fork server, which ends with the opening process."""
     if SHARED_SERVER in os.environ:
         return os.environ[SHARED_SERVER]
     left_out = ("PYTHONPATH", *SET_BY_IMPORTS)
@@ -128,7 +128,7 @@ def fork_server() -> str:
     environment |= ENVIRONMENT | KEEPING_MEMORY | {"PYTHONPATH": str(Path(__file__).parent)}
     opened = forkserver.open_server(IMPORTED, environment)
     opened.__enter__()
-    _OPENED.append(opened)  # else it would be closed
+    _OPENED.append(opened)  # a reference, so that it stays open
     return os.environ.pop(forkserver.ADDRESS)
 
 
@@ -136,7 +136,7 @@ _OPENED: list[object] = []
 
 
 class _Forked:
-    """A command that is forked instead of started: as a Popen in all that tests ask of it."""
+    """A forked command, with the methods of Popen that tests use."""
 
     def __init__(self, command: list[str], cwd: Path, environment: Mapping[str, str]) -> None:
         self.args = command
@@ -193,7 +193,7 @@ class _Forked:
         return self._found[0], self._found[1]
 
     def close(self) -> None:
-        """Close its output, but for what a thread still reads: that is open in another process."""
+        """Close the output, unless a thread still reads it because another process has it open."""
         if not any(thread.is_alive() for thread in self._reading):
             self.stdout.close()
             self.stderr.close()
@@ -210,7 +210,7 @@ class _Forked:
 
 @contextlib.contextmanager
 def forking() -> Iterator[None]:
-    """Have the processes that this test starts by itself forked, too."""
+    """Fork the processes that Paceline starts in this process, too."""
     os.environ[forkserver.ADDRESS] = fork_server()
     try:
         yield
@@ -224,9 +224,9 @@ def _nothing() -> int:
 
 
 class Started:
-    """A command in a process group of its own, of which nothing may be left in the end.
+    """A command in a new process group.
 
-    A command of this Python is forked, but for those that need a GPU, and `afresh`.
+    A command of this Python is forked, unless it needs a GPU or `afresh` is True.
     """
 
     def __init__(
@@ -234,16 +234,16 @@ class Started:
     ) -> None:
         path = f"{cwd}{os.pathsep}{SIMULATED_GPUS}"
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-        for name in SET_BY_IMPORTS:  # in this process: the server imports for itself
+        for name in SET_BY_IMPORTS:  # the fork server sets its own values
             environment.pop(name, None)
-        if not on_gpu:  # more workers than this machine may have GPUs
+        if not on_gpu:  # tests have more workers than the machine may have GPUs
             environment["CUDA_VISIBLE_DEVICES"] = ""
         self.process: Any
         if command[0] == sys.executable and not (on_gpu or afresh):
             try:
                 self.process = _Forked(command, cwd, KEEPING_MEMORY | environment)
                 return
-            except OSError:  # a test that sets what is read once
+            except OSError:  # the test changes variables that libraries read once
                 pass
         self.process = subprocess.Popen(
             command,
@@ -257,9 +257,9 @@ class Started:
         )
 
     def finish(self, deadline_s: float = DEADLINE_S) -> Finished:
-        """Wait for its end; what hangs is killed, and what it has printed is shown.
+        """Wait for the end of the command; kill a hanging command and show its output.
 
-        No deadline is shorter than DEADLINE_S: on a busy machine all takes longer.
+        The deadline is at least DEADLINE_S, because a busy machine is slow.
         """
         deadline_s = max(deadline_s, DEADLINE_S)
         try:
@@ -269,14 +269,14 @@ class Started:
             try:
                 out, err = self.process.communicate(timeout=ENDING_S)
             except subprocess.TimeoutExpired:
-                out, err = "another process, which is none of its group,", " keeps its output open"
+                out, err = "a process outside the group", " keeps the output open"
             raise AssertionError(f"not done after {deadline_s:g} s: {out}{err}") from None
         return Finished(self.process.returncode, out, err)
 
     def members(self) -> dict[int, str]:
-        """The processes of the group that still run, with their command lines.
+        """Return the running processes of the group, with their command lines.
 
-        Those that the kernel ends with the process that started them may take a moment.
+        After the command's end, wait until the kernel has ended its child processes.
         """
         until = time.monotonic() + ENDING_S
         while self.process.poll() is not None and members_of(self.process.pid):
@@ -286,7 +286,7 @@ class Started:
         return members_of(self.process.pid)
 
     def close(self) -> None:
-        """Close its output."""
+        """Close the output."""
         if isinstance(self.process, _Forked):
             self.process.close()
             return
@@ -294,7 +294,7 @@ class Started:
         self.process.stderr.close()
 
     def workers(self) -> list[int]:
-        """The process numbers of the ranks, in the order in which they were started."""
+        """Return the process ids of the ranks in ascending order."""
         return sorted(
             pid for pid, command in self.members().items() if "paceline.runs.launching" in command
         )

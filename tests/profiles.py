@@ -1,4 +1,4 @@
-"""A profile as a rank would have written it, for tests that only look at one."""
+"""A profile with default values, for tests of its readers."""
 
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ def spread(seconds: float) -> Quartiles:
 
 
 def profile_result(stages: dict[str, float] | None = None, **values: Any) -> ProfileResult:
-    """A step of 10 ms unless `stages`, in milliseconds, say otherwise."""
+    """Return a profile with a step of 10 ms; `stages`: other times in milliseconds."""
     parts = {stage: 1e-3 * value for stage, value in (STAGES | (stages or {})).items()}
     step_s = sum(seconds for stage, seconds in parts.items() if stage != "hidden")
     given: dict[str, Any] = {

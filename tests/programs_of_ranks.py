@@ -1,4 +1,4 @@
-"""Programs that the session's ranks run with two wrappers and compare: see ranks/programs."""
+"""Programs (in ranks/programs) that ranks run with two wrappers to compare the results."""
 
 import ast
 import sys
@@ -8,7 +8,7 @@ PROGRAMS = Path(__file__).parent / "ranks" / "programs"
 
 
 def names_in(folder: Path) -> list[str]:
-    """The programs in a folder, without importing anything."""
+    """Return the names of the programs in a folder, without importing them."""
     return [
         f"{file.stem}.{name}"
         for file in sorted(folder.glob("*.py"))
@@ -19,7 +19,7 @@ def names_in(folder: Path) -> list[str]:
 
 
 def _programs(node: ast.stmt) -> list[str]:
-    """A public function of a trial, or what `programs` is called with."""
+    """Return a public function of a trial, or the names in a call of `programs`."""
     if isinstance(node, ast.FunctionDef):
         arguments = [one.arg for one in node.args.args]
         return [node.name] if node.name[0] != "_" and "trial" in arguments[:1] else []
@@ -30,7 +30,7 @@ def _programs(node: ast.stmt) -> list[str]:
 
 
 def check(folder: Path, name: str, exchange: str, reference: str) -> None:
-    """Fail if a program does not do the same with the exchange as with the reference."""
+    """Fail if a program's results with an exchange and the reference differ."""
     sys.path[:0] = [str(folder), str(PROGRAMS)]
     import comparison
 

@@ -1,4 +1,4 @@
-"""Workers of torchft's quorums, as threads of a test: each with its own manager and store."""
+"""Workers of torchft's quorums as threads, each with its own manager and store."""
 
 import os
 import threading
@@ -16,11 +16,11 @@ TIMEOUT = timedelta(seconds=20)
 
 @contextmanager
 def lighthouse(join_timeout_ms: int = 30_000, min_replicas: int = 1) -> Iterator[str]:
-    """The address of a lighthouse, which takes a worker for lost a second after its last sign.
+    """Run a lighthouse that drops a worker a second after its last heartbeat; yield its address.
 
-    For those that are alive and do not come others wait for `join_timeout_ms`.
+    `join_timeout_ms`: how long a quorum waits for living workers that do not join.
     """
-    os.environ.setdefault("RUST_LOG", "error")  # it tells of each quorum otherwise
+    os.environ.setdefault("RUST_LOG", "error")  # without logs of each quorum
     from torchft.coordination import LighthouseServer
 
     server = LighthouseServer(
@@ -37,7 +37,7 @@ def lighthouse(join_timeout_ms: int = 30_000, min_replicas: int = 1) -> Iterator
 
 
 def manager_of(address: str, worker: int, **options: Any) -> Any:
-    """A manager of a worker that is a replica group by itself."""
+    """Return the manager of a worker, which is a replica group of one."""
     import torchft
 
     store = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
@@ -60,12 +60,12 @@ def manager_of(address: str, worker: int, **options: Any) -> Any:
         replica_id=f"worker{worker}",
         hostname=LOOPBACK,
     )
-    made._store_of_test = store  # it ends with the manager
+    made._store_of_test = store  # keep the store open as long as the manager
     return made
 
 
 class Working(threading.Thread):
-    """A worker's loop in a thread; `result` returns what it has returned, or raises its error."""
+    """A function in a thread; `result` returns its result or raises its exception."""
 
     def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
         super().__init__(daemon=True)

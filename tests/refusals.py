@@ -1,4 +1,4 @@
-"""Refusals by their fields, so that no test pins a sentence."""
+"""Check refusals by their fields, so that tests do not depend on sentences."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ _SETTINGS = {flag: name for name, flag in FLAGS.items()}
 
 @contextmanager
 def refused(field: object, **known: Any) -> Iterator[pytest.ExceptionInfo[InvalidInput]]:
-    """Expect an InvalidInput of one line about this field; its `got` and `hint` may be given, too.
+    """Expect a one-line InvalidInput with this field, and attributes such as `got` and `hint`.
 
     with refused("batch_size", got=0): ...
     """
@@ -29,9 +29,10 @@ def refused(field: object, **known: Any) -> Iterator[pytest.ExceptionInfo[Invali
 
 
 def refused_field(err: str) -> str:
-    """Return the field of the one refusal that a command printed.
+    """Return the field of the only refusal that a command printed.
 
-    It is "paceline: FIELD: problem", or "paceline: FIELD must be ..."; an option is its setting.
+    Its form is "paceline: FIELD: problem" or "paceline: FIELD must be ...". For an option, return
+    the name of its setting.
     """
     (line,) = {one for one in err.splitlines() if one.startswith("paceline: ")}
     field = InvalidInput.of(line.removeprefix("paceline: ")).field

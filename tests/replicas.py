@@ -1,4 +1,4 @@
-"""Models of float64 that ranks train, each beside one in plain torch on the samples of all."""
+"""Float64 models that ranks train, and their oracles in plain torch on all ranks' samples."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -17,11 +17,12 @@ EXCHANGES = ("allreduce", "tree", "host")
 PLACES = [*((one, "pair") for one in EXCHANGES), ("host", "pair_on_gpus")]
 MARKED = [*PLACES[:3], pytest.param(*PLACES[3], marks=pytest.mark.slow)]
 each_place = pytest.mark.parametrize(("exchange", "place"), MARKED)
-Loss = Callable[[nn.Module, int, int], Tensor]  # of a model, on the samples of (rank, step)
+Loss = Callable[[nn.Module, int, int], Tensor]  # arguments: model, rank, step
+sgd = codec_training.momentum
 
 
 class Net(nn.Module):
-    """Layers a, b and c of one size, which `order` uses one after another."""
+    """A model that applies equal layers in the given `order`."""
 
     def __init__(self, order: str = "abc", layers: str = "abc") -> None:
         super().__init__()
@@ -36,16 +37,16 @@ class Net(nn.Module):
 
 
 def device() -> torch.device:
-    """The device of this rank's models: a simulated GPU, if the environment says so.
+    """Return the device of this rank's models: a simulated GPU, if there is one.
 
-    It is not made the current one, which stays the first.
+    The current device stays the first one.
     """
     return gpus()[int(os.environ["LOCAL_RANK"])] if gpus() else torch.device("cpu")
 
 
 def build(make: Callable[[], nn.Module]) -> tuple[nn.Module, nn.Module]:
-    """Return a module with this rank's own values, and one with those of rank 0."""
-    with torch.device(device()):  # and not moved there, which would leave hooks behind
+    """Return a module with this rank's initial values, and one with those of rank 0."""
+    with torch.device(device()):  # created there, because moving would leave hooks behind
         torch.manual_seed(dist.get_rank())
         module = make()
         torch.manual_seed(0)
@@ -57,14 +58,9 @@ def parallel_of(module: nn.Module, exchange: str, **options: Any) -> DataParalle
 
 
 def batch(rank: int, step: int, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """The samples of a rank in a step, the same wherever they are asked for."""
+    """Return the samples of a rank in a step, reproducible on any rank."""
     generator = torch.Generator().manual_seed(1 + 1000 * rank + step)
     return torch.randn(*(shape or (4, 6)), generator=generator, dtype=dtype).to(device())
-
-
-def sgd(module: nn.Module) -> torch.optim.Optimizer:
-    """Momentum and decay move a parameter whose gradient is zero, but not one that has none."""
-    return torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
 
 
 def square(model: nn.Module, rank: int, step: int) -> Tensor:
@@ -72,7 +68,7 @@ def square(model: nn.Module, rank: int, step: int) -> Tensor:
 
 
 def mean(loss: Loss, oracle: nn.Module, step: int) -> Tensor:
-    """The loss over the samples of all ranks: what one process would minimise."""
+    """Return the loss over the samples of all ranks, which a single process would minimise."""
     return torch.stack([loss(oracle, rank, step) for rank in range(dist.get_world_size())]).mean()
 
 
@@ -82,7 +78,7 @@ def train(
     steps: Iterable[int],
     before: Callable[[int], object] = lambda step: None,
 ) -> None:
-    """Train a model on all ranks, and its oracle on this one; `before` is called in each step."""
+    """Train a model on all ranks, and its oracle here; call `before` in each step."""
     optimizers = sgd(parallel), sgd(oracle)
     for step in steps:
         for optimizer in optimizers:
@@ -95,7 +91,7 @@ def train(
 
 
 def check(parallel: nn.Module, oracle: nn.Module, tolerance: float = 1e-12) -> str:
-    """Compare a model with its oracle; return a digest of its bits, the same on all ranks."""
+    """Compare a model with its oracle and with other ranks; return a digest of its bits."""
     pairs = zip(parallel.parameters(), oracle.parameters(), strict=True)
     apart = max(distance(*pair) for pair in pairs)
     assert apart <= tolerance, apart
@@ -107,7 +103,7 @@ def check(parallel: nn.Module, oracle: nn.Module, tolerance: float = 1e-12) -> s
 
 
 def distance(one: Tensor, other: Tensor) -> float:
-    """The largest difference, relative to the largest value; NaN if there is one."""
+    """Return the largest difference relative to the largest value; NaN if one is NaN."""
     apart = (one.detach().double() - other.detach().double()).abs().max()
     return float(apart / other.detach().double().abs().max().clamp(min=1e-3))
 

@@ -1,4 +1,4 @@
-"""A small network, its inner steps, and the outer steps of local updates by their definition."""
+"""A small network, its inner steps, and reference implementations of local updates."""
 
 import copy
 from typing import Any
@@ -13,7 +13,7 @@ STEP = {"outer_learning_rate": OUTER_RATE, "outer_momentum": OUTER_MOMENTUM}
 
 
 def net(seed: int = 0) -> nn.Sequential:
-    rng = torch.Generator().manual_seed(seed)  # threads share torch's own
+    rng = torch.Generator().manual_seed(seed)  # threads share torch's default generator
     made = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
     with torch.no_grad():
         for one in made.parameters():
@@ -42,13 +42,13 @@ def inner_step(model: nn.Module, optimizer: Any, worker: int, step: int) -> None
 
 
 def vector(model: nn.Module) -> Tensor:
-    """All trainable values; those of a sharded model together."""
+    """Return all trainable values, gathered from shards, as one vector."""
     whole = [one.full_tensor() if isinstance(one, DTensor) else one for one in trainable(model)]
     return torch.cat([one.detach().reshape(-1) for one in whole])
 
 
 def naive(num_steps: list[int], sync_every: list[int]) -> Tensor:
-    """DiLoCo with one fragment and no delay, in one process."""
+    """Train with DiLoCo in one process, with one fragment and no delay."""
     start = net()
     models = [copy.deepcopy(start) for _ in num_steps]
     optimizers = [adamw(one) for one in models]
@@ -73,9 +73,9 @@ def naive(num_steps: list[int], sync_every: list[int]) -> Tensor:
 
 
 class InFragments:
-    """Streaming DiLoCo in one process: layers in turn, loaded after a delay, partly mixed.
+    """Streaming DiLoCo in one process, with strided fragments, a delay and mixing.
 
-    Without mixing the group's change since the sending is added to each worker's parameters.
+    Without mixing, a worker adds the group's change since the fragment was sent.
     """
 
     def __init__(self, every: int, count: int, delay: int, mixing: float | None) -> None:
@@ -113,7 +113,7 @@ class InFragments:
         for number in self.due.values():
             self.load(number, self.mixing)
         for number in range(self.count):
-            if self.sent_after(number) < self.every:  # there were steps since it was sent
+            if self.sent_after(number) < self.every:  # steps followed its last exchange
                 self.send(number)
             self.load(number, 0.0)
 

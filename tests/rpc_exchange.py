@@ -1,6 +1,6 @@
-"""An exchange between a hub and workers with a known result, and a network that fails.
+"""An exchange between a hub and workers with a known result, and a faulty network.
 
-python rpc_exchange.py WORKERS NBYTES    a hub as a process, which ends when its input does
+python rpc_exchange.py WORKERS NBYTES    run a hub until the end of standard input
 """
 
 import hashlib
@@ -27,11 +27,11 @@ from paceline.rpc.server import Joined, Lost, RpcRequest, Server
 RUN, SETTINGS = "a-run", b'{"some": "settings"}'
 NONCE = nonce_of(RUN)
 MIB = 1 << 20
-DEADLINE_S = 55.0  # for what hangs
+DEADLINE_S = 55.0  # for hanging exchanges
 
 
 class Clock:
-    """Seconds that a test advances, and that every reading advances by `tick_s`."""
+    """A clock that a test advances; each reading also advances it by `tick_s`."""
 
     def __init__(self, tick_s: float = 0.0) -> None:
         self.now_s, self.tick_s = 1000.0, tick_s
@@ -42,7 +42,7 @@ class Clock:
 
 
 def until(is_so: Callable[[], object]) -> None:
-    """Wait for what must become true."""
+    """Wait until a condition becomes true."""
     until_s = time.monotonic() + DEADLINE_S
     while not is_so():
         assert time.monotonic() < until_s
@@ -50,7 +50,7 @@ def until(is_so: Callable[[], object]) -> None:
 
 
 def beside(function: Callable[..., Any], *arguments: Any, **options: Any) -> Future[Any]:
-    """Call a function in a thread of its own."""
+    """Call a function in a new thread."""
     future: Future[Any] = Future()
 
     def run() -> None:
@@ -64,7 +64,7 @@ def beside(function: Callable[..., Any], *arguments: Any, **options: Any) -> Fut
 
 
 def stretched(seed: bytes, nbytes: int) -> bytes:
-    """Return bytes that depend on every bit of the seed."""
+    """Expand a seed to `nbytes` pseudo-random bytes."""
     return hashlib.shake_128(seed).digest(nbytes)
 
 
@@ -77,7 +77,7 @@ def next_state(state: bytes, push: bytes) -> bytes:
 
 
 def push_of(parameters: bytes, nbytes: int) -> bytes:
-    """Return a worker's push after it fetched these parameters."""
+    """Return a worker's push for these fetched parameters."""
     return stretched(b"gradients" + hashlib.sha256(parameters).digest(), nbytes)
 
 
@@ -96,8 +96,8 @@ def limits_of(workers: int = 1, nbytes: int = 1000) -> Limits:
 class Hub:
     """A hub in a thread: a fetch returns a worker's state, and a push computes the next state.
 
-    `states` are those of a hub before. It ends itself when it has executed the push number
-    `ends_after`, without a reply to it, as if it were killed there.
+    `states`: states of a previous hub. `ends_after`: the hub ends after this number of pushes,
+    without a reply to the last push, as if killed.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Hub:
         self.ended = beside(self._serve)
 
     def check_done(self, steps: int) -> None:
-        """Assert that all workers have done all steps once."""
+        """Assert that all workers have completed each step once."""
         for worker, state in self.states.items():
             assert self.steps_of(worker) == list(range(steps))
             assert state == expected(worker, steps, self._nbytes)
@@ -188,7 +188,7 @@ def client_of(
 
 
 def work(port: int, steps: int = 3, nbytes: int = 1000, **options: Any) -> Ended:
-    """In each step fetch the state from the hub, and push bytes computed from it."""
+    """In each step, fetch the state from the hub, and push bytes computed from the state."""
     restarts, done = 0, False
     with closing(client_of(port, **options)) as client:
         assert client.settings == SETTINGS
@@ -201,7 +201,7 @@ def work(port: int, steps: int = 3, nbytes: int = 1000, **options: Any) -> Ended
 
 
 def _step(client: Client, steps: int, nbytes: int) -> bool:
-    """Do the next step of the hub; return True if all steps are done."""
+    """Take the next step; return True if all steps are complete."""
     fetched = client.request(Message("fetch")).result()
     if fetched.version == steps:
         return True
@@ -213,12 +213,12 @@ def _step(client: Client, steps: int, nbytes: int) -> bool:
 
 
 class Raw:
-    """A worker that sends exactly what a test wants."""
+    """A worker whose frames a test chooses."""
 
     def __init__(self, port: int, worker: int = 0) -> None:
         self._socket = zmq.Context.instance().socket(zmq.DEALER)
         self._socket.linger = 1000
-        self._socket.sndhwm = 4  # so that the hub has got all but the last when this goes on
+        self._socket.sndhwm = 4  # limits the frames that the hub has not received yet
         self._socket.sndtimeo = self._socket.rcvtimeo = int(1000 * DEADLINE_S)
         self._socket.connect(f"tcp://127.0.0.1:{port}")
         self.worker = worker
@@ -239,14 +239,14 @@ class Raw:
         self.send(self.header(MessageKind.REQUEST, sequence, acknowledged), payload, topic="push")
 
     def half_a_push(self, sequence: int, nbytes: int) -> None:
-        """Send the first piece of a push of this many bytes."""
+        """Send the first half of a push of `nbytes` bytes."""
         message = Message("push", parts=(bytes(nbytes),))
         whole = next(iter(frames.split(self.header(MessageKind.REQUEST, sequence), message)))
         part = bytes(nbytes // 2)
         self.frames(frames.pack(replace(frames.unpack(*whole), offset=0), part), part)
 
     def join(self, token: bytes = bytes(8), release: str = RELEASE) -> tuple[bytes, int]:
-        """Join; return the session's token, and the hub's last request."""
+        """Join; return the session's token, and the number of the hub's last request."""
         self.hello(token, release)
         header, payload = self.receive(MessageKind.WELCOME)
         return payload[:8], header.sequence
@@ -286,7 +286,7 @@ class Proxy:
         beside(self._accept)
 
     def stop(self) -> None:
-        """Hold back all data, but keep the connections: a partition."""
+        """Stop forwarding, but keep the connections: a network partition."""
         self._flows.clear()
 
     def go_on(self) -> None:
@@ -298,7 +298,7 @@ class Proxy:
             shut_down(one)
 
     def wait_for(self, num_bytes: int) -> None:
-        """Wait until `num_bytes` more have passed."""
+        """Wait until `num_bytes` further bytes are forwarded."""
         begin = self.num_bytes
         until(lambda: self.num_bytes - begin >= num_bytes)
 
@@ -338,7 +338,7 @@ class Proxy:
 
 
 def shut_down(one: socket.socket) -> None:
-    """Shut a socket down, so that a thread waiting for it returns."""
+    """Shut a socket down, so that a thread blocked on it returns."""
     with suppress(OSError):
         one.shutdown(socket.SHUT_RDWR)
 

@@ -1,4 +1,4 @@
-"""Cells of a study that nobody has measured: from a simple law, so that what they say is known."""
+"""Synthetic cells of a scaling study, by a simple formula with known conclusions."""
 
 from itertools import product
 from typing import Any
@@ -7,7 +7,7 @@ from paceline.records.scale import ScaleCell, Scaling
 
 
 def cell(method: str = "allreduce", workers: int = 1, batch: int = 16, **facts: Any) -> ScaleCell:
-    """Return a measured cell of strong scaling whose epoch takes 10 s, but for `facts`."""
+    """Return a measured cell of strong scaling with an epoch of 10 s; `facts` replace fields."""
     epoch_s = facts.get("epoch_s", 10.0)
     usual: dict[str, Any] = {
         "scaling": "strong",
@@ -27,7 +27,7 @@ def cell(method: str = "allreduce", workers: int = 1, batch: int = 16, **facts: 
 
 
 def failed(method: str = "allreduce", workers: int = 1, batch: int = 16) -> ScaleCell:
-    """Return a cell that went wrong."""
+    """Return a failed cell."""
     facts = {"scaling": "strong", "kind": "measured", "error": "worker 1 was ended by SIGKILL"}
     return ScaleCell(method=method, workers=workers, batch=batch, **facts)
 
@@ -39,9 +39,9 @@ def study(
     compute_s: float = 100.0,
     scaling: Scaling = "strong",
 ) -> list[ScaleCell]:
-    """Return cells in which workers share what is computed, and each method adds its seconds.
+    """Return cells in which workers share the computation, and each method adds its seconds.
 
-    A step more costs each method the same, and a batch twice as large halves the steps.
+    Each step has the same exchange, so a batch of twice the size halves the added seconds.
     """
 
     def one(method: str, count: int, batch: int) -> ScaleCell:

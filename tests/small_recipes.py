@@ -1,4 +1,4 @@
-"""Recipes for tests of the command line: small, with all that a checkpoint has to keep."""
+"""Small recipes for tests of the command line, with all kinds of state in a checkpoint."""
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +8,7 @@ from paceline.training.recipes.recipe import Recipe
 
 
 class Sums(Dataset):
-    """Samples of two inputs and a target that depends on both."""
+    """Samples of two inputs, and a target that depends on both."""
 
     def __init__(self, num_samples: int, seed: int) -> None:
         source = torch.Generator().manual_seed(seed)
@@ -52,12 +52,12 @@ def _recipe(dropout: float) -> Recipe:
 
 
 def with_dropout() -> Recipe:
-    """Dropout, running statistics, AdamW and a schedule: every kind of state."""
+    """Return a recipe with dropout, running statistics, AdamW and a schedule."""
     return _recipe(0.2)
 
 
 class Signs(Sums):
-    """The same inputs, with one of four classes."""
+    """The inputs of `Sums` with four classes as targets."""
 
     def __getitem__(self, index: int) -> tuple[dict[str, Tensor], Tensor]:
         inputs, target = super().__getitem__(index)
@@ -76,7 +76,7 @@ class Classifier(nn.Module):
 
 
 def classes() -> Recipe:
-    """A recipe of classes, with dropout."""
+    """Return a classification recipe with dropout."""
     return Recipe(
         model=Classifier,
         train=Signs(600, 0),
@@ -87,5 +87,5 @@ def classes() -> Recipe:
 
 
 def plain() -> Recipe:
-    """A recipe that draws no random numbers while it trains."""
+    """Return a recipe that draws no random numbers during training."""
     return _recipe(0.0)

@@ -1,4 +1,4 @@
-"""Models whose head is split among ranks, and one process with plain modules beside them."""
+"""Models whose head is split among ranks, and their oracles in one process."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -26,13 +26,13 @@ from paceline.training.models import describe
 from paceline.training.recipes.losses import next_token_loss
 
 SEED, IGNORED = 3, -100
-Batch = tuple[Any, Tensor, list[int]]  # inputs and targets of a step, and the samples of each rank
+Batch = tuple[Any, Tensor, list[int]]  # inputs, targets, number of samples of each rank
 
 
 class Split:
-    """This rank's part of a model, and what trains it; in float64 unless told.
+    """This rank's part of a model and its trainer; by default in float64.
 
-    `example` makes the inputs of as many samples as a rank of so many has at the most.
+    `example(num_ranks)` returns inputs with the largest number of samples of a rank.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Split:
             yield Share(inputs, targets, 1.0)
 
     def losses(self, num_steps: int, first: int = 0) -> list[float]:
-        """Train so many steps."""
+        """Train `num_steps` steps, and return their losses."""
         source = self.shares(first)
         return [float(self.trainer.step(source)) for _ in range(num_steps)]
 
@@ -83,7 +83,7 @@ class Split:
         return self.build()
 
     def compare(self, oracle: nn.Module) -> None:
-        """Save the model, read it in one process, and compare: rank 0 does. Then close."""
+        """Save the model, compare it on rank 0 with the oracle, and close the trainer."""
         path = Path("model.safetensors")
         save(path, self.model.module, self.model.shardings, self.group)
         if self.rank == 0:
@@ -96,7 +96,7 @@ class Split:
         self.trainer.close()
 
     def check_tests(self, oracle: nn.Module, data: TensorSamples, *scores: Any) -> None:
-        """Sums over all ranks: the loss, and each of the scores."""
+        """Compare the loss and scores, summed over all ranks, with the oracle."""
         with torch.no_grad():
             logits = oracle.eval()(data.inputs)
         for score in scores:
@@ -111,7 +111,7 @@ def called(model: nn.Module, inputs: Any) -> Tensor:
 
 
 def _seeded(model: nn.Module) -> list[int]:
-    """Have plain dropouts of a head draw what a run draws; the step is the list's only entry."""
+    """Seed plain dropouts like a run's; return a list whose entry the caller sets to the step."""
     step = [0]
 
     def seeds(name: str) -> Callable[..., None]:
@@ -127,7 +127,7 @@ def _seeded(model: nn.Module) -> list[int]:
 
 
 def trained_together(own: Split, num_steps: int) -> nn.Module:
-    """Train as one process with the whole batch does beside it, which is returned."""
+    """Train beside an oracle with the whole batch in one process, and return the oracle."""
     oracle, source = own.whole(), own.shares()
     optimizer, step = own.make(oracle.parameters()), _seeded(oracle)
     schedule = own.schedule(optimizer)
@@ -147,9 +147,9 @@ def trained_together(own: Split, num_steps: int) -> nn.Module:
 
 
 def compare_by_passes(own: Split, num_passes: int, num_steps: int) -> None:
-    """Train as one process does that takes the sub-batches one after the other; and compare.
+    """Compare training with an oracle that computes sub-batches in sequence in one process.
 
-    To each of them a rank gives a part of its samples, of which the larger ones come first.
+    Each rank contributes a part of its samples to each sub-batch, the larger parts first.
     """
     oracle, source, each = own.whole(), own.shares(), own.config.updates == "sub-batch"
     head = oracle.head

@@ -5,7 +5,7 @@ from paceline.core.machine import Machine
 from paceline.core.workload import Cost, Layer, Parameter, Workload
 
 BATCH, FEATURES, WIDTH, CLASSES = 12, 20, 24, 12
-WIRE = 1000.0  # bytes a second, so that seconds are easily counted
+WIRE = 1000.0  # bytes per second
 
 
 def layer(name: str, *shapes: tuple[int, ...], out: int, seconds: float = 1.0) -> Layer:

@@ -1,4 +1,4 @@
-"""The dependency rule, as it is when the modules are really imported."""
+"""Actual imports follow the dependency rule."""
 
 import json
 import subprocess
@@ -38,14 +38,14 @@ PURE = {
 
 
 def python(code: str, *options: str, **how: object) -> str:
-    """Run a program in a process of its own, and return its output; it may write no errors."""
+    """Run a program in a new process without errors, and return its output."""
     command = [sys.executable, *options, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, **how)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
 
-def test_what_plans_does_not_import_torch():
+def test_modules_for_planning_do_not_import_torch():
     modules = [f"{package}.{name}" for package, names in PURE.items() for name in names]
     python(
         f"{BLOCKED}\n"
@@ -57,7 +57,7 @@ def test_what_plans_does_not_import_torch():
 
 
 def test_plans_of_built_in_models_do_without_torch():
-    """Importing torch takes longer than planning does."""
+    """Importing torch would take longer than planning."""
     found = python(
         f"{BLOCKED}\n"
         "from paceline.commands.app import run\n"
@@ -70,7 +70,7 @@ def test_plans_of_built_in_models_do_without_torch():
 
 
 @pytest.mark.slow
-def test_importing_starts_no_thread_and_no_device_and_finds_what_the_documentation_names():
+def test_importing_starts_no_threads_or_devices_and_offers_the_documented_names():
     names = "get, EightBit, FourBit, OneBit, Threshold, ErrorFeedback, Cast, Codec, Payload"
     python(
         "import paceline, paceline.codecs, sys, threading\n"
@@ -84,7 +84,7 @@ def test_importing_starts_no_thread_and_no_device_and_finds_what_the_documentati
     )
 
 
-def test_what_stands_beside_the_project_cannot_be_imported(tmp_path):
+def test_modules_next_to_the_project_cannot_be_imported(tmp_path):
     found = python("import json, sys; print(json.dumps(sys.path))", "-P", cwd=tmp_path, env={})
     folders = {Path(entry).resolve() for entry in json.loads(found)}
     root = Path(__file__).parents[1]

@@ -1,4 +1,4 @@
-"""A clock that stands still unless somebody works, and layers that work for known times."""
+"""A simulated clock, and layers whose passes advance it by known times."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class Ticking:
-    """Time passes only where a test adds to `now`, and by `mark_s` after each mark."""
+    """A clock that tests advance through `now`; each mark also advances it by `mark_s`."""
 
     def __init__(self, mark_s: float = 0.0) -> None:
         self.now = 0.0
@@ -23,11 +23,11 @@ class Ticking:
         return list(marks)
 
     def __deepcopy__(self, memo: Any) -> "Ticking":
-        return self  # a copied model works by the same clock
+        return self  # a copied model shares the clock
 
 
 class Sleeping(Ticking):
-    """Stands in for the time module: each sleep takes `late_s` longer than asked for."""
+    """Replaces the time module; each sleep takes `late_s` longer than requested."""
 
     late_s = 0.0
 
@@ -53,7 +53,7 @@ class _Work(torch.autograd.Function):
 
 
 class Timed(nn.Module):
-    """A layer of one weight whose forward and backward pass take the given times."""
+    """A layer with one weight, whose forward and backward take the given times."""
 
     def __init__(self, clock: Ticking, forward_s: float, backward_s: float) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Rules: each finds something beyond its threshold alone, and the most valuable comes first."""
+"""Rules of advice: thresholds, exceptions and the order of findings."""
 
 from string import Formatter
 
@@ -7,11 +7,11 @@ import pytest
 from findings import codes
 from paceline.report.advice import MOST_SHOWN, RULES, Metrics, findings, shown
 
-GIVEN = {"share", "times"}  # words that a message makes of its own value
+GIVEN = {"share", "times"}  # words that a rule computes from its metric
 
 
 def words_of(message: str) -> dict[str, str]:
-    """Return a word for each that a message needs from its result."""
+    """Return a placeholder for each word that the result must supply to a message."""
     names = {name for _, name, _, _ in Formatter().parse(message) if name}
     return {name: f"<{name}>" for name in names - GIVEN}
 
@@ -36,7 +36,7 @@ def test_codes_are_unique_and_exceptions_are_codes_of_earlier_rules():
     assert len(seen) == len(set(seen))
 
 
-def test_doubts_come_first_and_then_the_largest_gains():
+def test_doubts_precede_gains_and_larger_gains_precede_smaller_ones():
     values = {"computing": 0.95, "exposed": 0.1, "updating": 0.2, "unrest": 0.3, "loading": 0.05}
     words = {"timed": "steps", "twice_batch": "2", "exchange_less": "x"}
     found = findings(Metrics(values, words))
@@ -48,7 +48,7 @@ def test_doubts_come_first_and_then_the_largest_gains():
     ("first", "second"),
     [("balance", "waiting"), ("no_gain", "further_worker"), ("lanes", "idle_device")],
 )
-def test_of_two_rules_about_one_thing_the_first_speaks(first, second):
+def test_a_finding_suppresses_a_later_rule_about_the_same_problem(first, second):
     both = [rule for rule in RULES if rule.code in (first, second)]
     metrics = Metrics()
     for rule in both:

@@ -35,7 +35,7 @@ def layer(name: str, *mib: float) -> Layer:
 
 
 def ring_of(num_hosts: int, **link_facts) -> Machine:
-    """One core a host, all hosts in a ring of 1 GB/s and 10 us."""
+    """Return hosts with a CPU worker each, in a ring of links of 1 GB/s and 10 us."""
     names = "abcdefgh"[:num_hosts]
     return box(*["cpu"] * num_hosts, hosts=names, links=ring(names, 1e9, 1e-5, **link_facts))
 
@@ -44,7 +44,7 @@ def test_buckets_follow_gradients_and_the_first_is_small():
     parts = buckets([layer("fc", 0.5, 4), layer("conv2", 20), layer("conv1", 6, 1)], None)
     found = [(part.nbytes / MIB, part.last_layer) for part in parts]
     assert found == [(4.5, "fc"), (26, "conv1"), (1, "conv1")]
-    # With a given size all buckets have it.
+    # A configured size applies to the first bucket, too.
     ready = [layer("c", 6, 6), layer("b", 6, 6), layer("a", 6)]
     assert [part.nbytes / MIB for part in buckets(ready, 10)] == [12, 12, 6]
     assert [part.nbytes / MIB for part in buckets(ready, 1000)] == [30]
@@ -54,7 +54,7 @@ def test_buckets_follow_gradients_and_the_first_is_small():
     st.lists(st.lists(st.floats(0.01, 40), min_size=1, max_size=3), min_size=1, max_size=12),
     st.none() | st.integers(1, 50),
 )
-def test_buckets_hold_every_gradient_once(sizes, bucket_mb):
+def test_each_gradient_is_in_one_bucket(sizes, bucket_mb):
     ready = [layer(f"l{i}", *mib) for i, mib in enumerate(sizes)]
     parts = buckets(ready, bucket_mb)
     assert sum(part.nbytes for part in parts) == sum(one.gradient_nbytes for one in ready)
@@ -63,7 +63,7 @@ def test_buckets_hold_every_gradient_once(sizes, bucket_mb):
 
 @pytest.mark.parametrize("num_workers", [2, 3, 8])
 def test_an_exchange_that_nothing_hides_takes_the_time_of_a_ring(num_workers):
-    # One layer: its gradient is ready only when backward is over.
+    # The gradient of a single layer is ready only after backward.
     work, machine = chain((2, 100 * MIB)), ring_of(num_workers)
     ring_s = 2 * (num_workers - 1) * (100 * MIB / num_workers / 1e9 + 1e-5)
     config = AllReduce(workers=num_workers)
@@ -73,7 +73,7 @@ def test_an_exchange_that_nothing_hides_takes_the_time_of_a_ring(num_workers):
 
 @pytest.mark.parametrize(("uses_cores", "shown_mib"), [(False, 0.25), (True, 1000.25)])
 def test_buckets_hide_behind_earlier_layers_unless_cores_carry_them(uses_cores, shown_mib):
-    # The last layer's exchange of 1 s runs during the 20 s of the first one's backward.
+    # The last layer's exchange takes 1 s, during 20 s of the first layer's backward.
     work, machine = chain((20, MIB // 4), (2, 1000 * MIB)), ring_of(2, uses_cores=uses_cores)
     timeline = simulate(plan(work, machine, AllReduce(), Window(1)), Roofline.of(machine))
     num_messages = 4 if uses_cores else 2
@@ -83,7 +83,7 @@ def test_buckets_hide_behind_earlier_layers_unless_cores_carry_them(uses_cores, 
 
 @pytest.mark.parametrize(("bus", "network"), [(1e9, 1.25e11), (1e11, 1.25e8)])
 def test_each_message_pays_the_latencies_of_all_links_on_its_way(bus, network):
-    # Two messages: each over a bus with 10 us, a network with 5 ms, and a bus again.
+    # Two messages, each over a bus (10 us), a network (5 ms) and a second bus (10 us).
     links = [link("gpu0", "a", bus, 1e-5), link("gpu1", "b", bus, 1e-5)]
     machine = box("gpu", "gpu", hosts="ab", links=[*links, link("a", "b", network, 5e-3)])
     task = plan(chain((0, MIB)), machine, AllReduce(), Window(1))["s0/reduce[0]"]
@@ -97,7 +97,7 @@ def test_each_message_pays_the_latencies_of_all_links_on_its_way(bus, network):
         ("cpu", 2, None, 2),
         ("cpu", 2, "dynamic8", 4),
         ("cpu", 1, "dynamic8", 0),
-        ("gpu", 2, None, 0),  # which copy beside what limits them
+        ("gpu", 2, None, 0),  # the plan ignores copies on GPUs
     ],
 )
 def test_cores_copy_gradients_into_buckets_and_back(kind, workers, codec, times):
@@ -129,24 +129,24 @@ def reached(name: str) -> float:
 
 
 @given(hosts=st.integers(2, 4), rails=st.integers(1, 16))
-def test_rings_take_all_rails_or_what_joins_the_gpus_of_a_host(hosts: int, rails: int) -> None:
+def test_rings_use_all_rails_up_to_the_bandwidth_within_a_host(hosts: int, rails: int) -> None:
     ranks = 8 * hosts
     declared = cluster(rails, hosts)
     machine = declared.for_workers(ranks).reached
-    # Every host sends 2 (n - 1) / n of the bytes to the next, and every GPU as many over NVLink.
+    # A host sends 2 (n - 1) / n of the bytes to the next host, and so does a GPU over NVLink.
     sent = 2 * (ranks - 1) / ranks * NBYTES
-    # One adapter that reads the memory of GPUs is not slowed by their bus.
+    # RDMA adapters read GPU memory directly, so the slower PCIe bus does not matter.
     rate = min(rails * reached("ib-hdr"), reached("nvlink3"))
     assert reached("ib-hdr") > reached("pcie4")
-    assert machine.reached.links == machine.links  # once and not twice
+    assert machine.reached.links == machine.links  # `share` is applied only once
     assert ring_s(machine) == pytest.approx(sent / rate, rel=0.01)
-    # A host that stands for many exchanges as all that are listed.
+    # One host that represents all of them takes as long as the full list of hosts.
     assert ring_s(declared.for_workers(ranks, True).reached) == pytest.approx(ring_s(machine))
     route = Ring.at_once(machine, machine.first_devices(ranks), ()).reduction(NBYTES)
-    assert route.cost.nbytes <= sent  # on the busiest of the links, which one of the rails is
+    assert route.cost.nbytes <= sent  # bytes of the busiest link, which can be one rail
 
 
-def test_messages_and_exchanges_of_hosts_take_one_adapter() -> None:
+def test_messages_and_exchanges_between_hosts_use_one_adapter() -> None:
     one, many = (cluster(rails, 4).for_workers(32).reached for rails in (1, 8))
     for ours in (one, many):
         found = rings(ours, ours.hosts, ours.devices)[0].seconds(NBYTES)
@@ -158,13 +158,13 @@ def test_messages_and_exchanges_of_hosts_take_one_adapter() -> None:
 @pytest.mark.parametrize(
     ("kind", "network", "nbytes_per_s"),
     [
-        ("cpu", {"nbytes_per_s": 1e9, "rails": 4}, 1e9),  # rings of cores take one adapter
-        # Adapters of GPUs are beside their links with their hosts: past these.
+        ("cpu", {"nbytes_per_s": 1e9, "rails": 4}, 1e9),  # rings of CPU workers use one adapter
+        # With several rails, adapters bypass the 3 GB/s link between a GPU and its host.
         ("gpu", {"nbytes_per_s": 2e9, "rails": 4}, 8e9),
-        ("gpu", {"nbytes_per_s": 8e9}, 3e9),  # without RDMA the bus of one GPU carries all
+        ("gpu", {"nbytes_per_s": 8e9}, 3e9),  # one rail without RDMA: the GPU's bus is the limit
     ],
 )
-def test_a_listed_link_has_rails_too(kind: str, network: dict, nbytes_per_s: float) -> None:
+def test_rails_of_a_single_link_limit_rings(kind: str, network: dict, nbytes_per_s: float) -> None:
     links = [link("gpu0", "a", 3e9), link("gpu1", "b", 3e9)] if kind == "gpu" else []
     machine = box(kind, kind, hosts="ab", links=[*links, link("a", "b", **network)])
     assert ring_s(machine) == pytest.approx(NBYTES / nbytes_per_s)
@@ -179,20 +179,20 @@ def test_a_listed_link_has_rails_too(kind: str, network: dict, nbytes_per_s: flo
         ([link("gpu0", "h", 1e9, rdma=True), link("gpu1", "h", 1e9)], "gpu0--h.rdma"),
     ],
 )
-def test_links_within_a_host_have_none(links: list[dict], field: str) -> None:
+def test_links_within_a_host_have_neither_rails_nor_rdma(links: list[dict], field: str) -> None:
     with pytest.raises(ValueError, match=f"links.{field}: "):
         box("gpu", "gpu", links=links)
 
 
 @pytest.mark.parametrize("name", ["8xv100+2x25gbe", "2x8xv100+0x25gbe", "2x8xv100+65x25gbe"])
-def test_rails_that_mean_nothing_are_refused(name: str) -> None:
+def test_invalid_numbers_of_rails_are_refused(name: str) -> None:
     with refused("machine") as caught:
         by_name(name)
     assert f"{name}: rails" in caught.value.problem
 
 
 def meshed(num_gpus: int, widths: dict[tuple[int, int], int]):
-    """Return GPUs with numbers of links of 1 GB/s between pairs."""
+    """Return GPUs whose pairs are linked at `widths[pair]` GB/s."""
     links = [link(f"gpu{a}", f"gpu{b}", count * 1e9) for (a, b), count in widths.items()]
     links += [link(f"gpu{i}", "a", 1e8) for i in range(num_gpus)]
     return box(*["gpu"] * num_gpus, hosts="a" * num_gpus, links=links)
@@ -205,16 +205,16 @@ def test_a_dgx1_has_six_rings_as_in_the_catalogue_and_its_halves_four() -> None:
         found = rings_at_once(machine, devices)
         assert len(found) == num_rings
         assert all(sorted(order, key=devices.index) == list(devices) for order in found)
-        # Each way of each link is taken at most as often as there are NVLinks of 25 GB/s.
+        # Each direction of a link carries at most one ring per NVLink of 25 GB/s.
         names = [[station.name for station in (*order, order[0])] for order in found]
         for ends, times in Counter(step for order in names for step in pairwise(order)).items():
             (one,) = (one for one in machine.links if set(one.between) == set(ends))
             assert times <= one.bandwidth_bytes_per_s / 25e9
-    # Six NVLinks of 25 GB/s: the same number that the catalogue takes from NVIDIA for eight V100.
+    # Six NVLinks of 25 GB/s, which is also NVIDIA's figure in the catalogue for eight V100.
     explicit, catalogued = (Ring.at_once(one, one.devices, ()) for one in (machine, equal))
     assert explicit.seconds(NBYTES) == pytest.approx(2 * 7 / 8 * NBYTES / 150e9, rel=0.01)
     assert catalogued.seconds(NBYTES) == pytest.approx(explicit.seconds(NBYTES), rel=0.01)
-    # The task in a plan takes as long.
+    # The task in a plan has the same duration.
     task = Task(TaskId(0, Kind.REDUCE), *explicit.reduction(NBYTES))
     assert Roofline.of(machine).seconds(task) == pytest.approx(explicit.seconds(NBYTES))
 
@@ -228,7 +228,7 @@ def meshes(draw):
 
 
 @given(meshes())
-def test_no_more_rings_can_be_found_by_trying_all(mesh) -> None:
+def test_an_exhaustive_search_finds_no_more_rings(mesh) -> None:
     num_gpus, counts = mesh
     if not counts:
         return
@@ -253,8 +253,8 @@ def test_no_more_rings_can_be_found_by_trying_all(mesh) -> None:
     assert len(rings_at_once(machine, machine.devices)) == 2 * most(spare, 0)
 
 
-def test_gpus_without_direct_links_and_cores_form_one_ring_as_listed() -> None:
-    machine = meshed(3, {(0, 1): 1, (1, 2): 1})  # no ring: 0 and 2 meet at the host
+def test_gpus_without_a_ring_of_direct_links_and_cpu_workers_form_one_ring_as_listed() -> None:
+    machine = meshed(3, {(0, 1): 1, (1, 2): 1})  # no ring: only the host connects 0 and 2
     assert rings_at_once(machine, machine.devices) == []
     ring = Ring.at_once(machine, machine.devices, ())
     assert len(ring.routes) == 3

@@ -1,4 +1,4 @@
-"""Shares of a batch by the changing speeds of workers, and workers too slow to help."""
+"""Shares of a batch in proportion to changing speeds, and refusals of slow workers."""
 
 import random
 from itertools import product
@@ -21,7 +21,7 @@ speeds = st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=8)
 
 @st.composite
 def bounded(draw: st.DrawFn) -> tuple[int, list[float], list[int | None]]:
-    """A batch that fits, with bounds on some workers."""
+    """Generate a batch size, speeds, and bounds for some workers that allow this batch."""
     own = draw(speeds)
     bound = st.one_of(st.none(), st.integers(0, 60))
     most = draw(st.lists(bound, min_size=len(own), max_size=len(own)))
@@ -37,13 +37,13 @@ def test_parts_sum_to_the_batch_and_stay_within_bounds(case) -> None:
     assert min(parts) >= 0
     workers = list(zip(own, parts, most, strict=True))
     assert all(bound is None or part <= bound for _, part, bound in workers)
-    # A faster worker gets no less, unless it has all that it may.
+    # A faster worker gets at least as many samples, up to its bound.
     for (fast, more, bound), (slow, less, _) in product(workers, repeat=2):
         assert fast <= slow or more >= less or more == bound
 
 
 @given(st.integers(0, 7), st.lists(st.integers(1, 300), min_size=1, max_size=3))
-def test_no_other_split_is_done_earlier(num_samples: int, own: list[int]) -> None:
+def test_no_other_split_finishes_earlier(num_samples: int, own: list[int]) -> None:
     def done(split) -> float:
         return max(part / speed for part, speed in zip(split, own, strict=True))
 
@@ -56,7 +56,7 @@ def test_no_other_split_is_done_earlier(num_samples: int, own: list[int]) -> Non
     ("num_samples", "own", "most", "expected"),
     [
         (10, [1, 1, 1], None, (4, 3, 3)),
-        # Largest remainders would give the slow one a sample, and the others would wait for it.
+        # The largest remainder would give the slow worker a sample, and the other would wait.
         (64, [100, 1], None, (64, 0)),
         (100, [3, 1], [50, None], (50, 50)),
         (100, [8, 1, 1], [20, 10, None], (20, 10, 70)),
@@ -64,7 +64,7 @@ def test_no_other_split_is_done_earlier(num_samples: int, own: list[int]) -> Non
         (3, [1e-300, 1e300], None, (0, 3)),
     ],
 )
-def test_splits_that_are_known(num_samples, own, most, expected) -> None:
+def test_known_splits(num_samples, own, most, expected) -> None:
     assert apportion(num_samples, own, most) == expected
 
 
@@ -78,13 +78,13 @@ def test_splits_that_are_known(num_samples, own, most, expected) -> None:
         (lambda: admit([1.0, 1.0], 10, most=[3, 3]), "most"),
     ],
 )
-def test_what_makes_no_sense_is_refused(ask, field) -> None:
+def test_impossible_bounds_and_speeds_are_refused(ask, field) -> None:
     with pytest.raises(ValueError, match=rf"^{field}\b"):
         ask()
 
 
 def rounds(balance: Balance, fixed: list[float], each: list[float], number: int) -> list[tuple]:
-    """Record the times of ranks with fixed seconds per step and per sample."""
+    """Record rounds of ranks with `fixed` seconds a step and `each` seconds a sample."""
     shares = []
     for _ in range(number):
         seconds = [
@@ -97,21 +97,21 @@ def rounds(balance: Balance, fixed: list[float], each: list[float], number: int)
 
 @given(st.floats(1, 300), st.floats(0, 20))
 @example(69.0, 18.25)
-def test_with_fixed_costs_shares_come_to_rest_where_both_are_done_together(ratio, fixed) -> None:
+def test_with_fixed_costs_shares_converge_until_both_ranks_finish_together(ratio, fixed) -> None:
     def longest(*shares: int) -> float:
         return max(one * (fixed + share) for share, one in zip(shares, each, strict=True) if share)
 
     each, balance = [1.0, ratio], Balance(256, 2, tolerance=0.0)
     equal_s = longest(*balance.shares)
-    # One that is too slow to help is tried again now and then, for one round.
+    # A rank that is too slow to help is tried again now and then, for one round.
     last = rounds(balance, [fixed, fixed * ratio], each, 60)[-5:]
     last_s = median(longest(*split) for split in last)
     best_s = min(longest(256 - slow, slow) for slow in range(129))
-    # What comes to rest is a whole number of samples away from the best at most.
+    # Shares are whole samples: at most two samples of the slow rank from the best split.
     assert last_s <= min(equal_s, best_s + 2 * ratio + 1e-6)
 
 
-def test_noise_shuffles_no_batches() -> None:
+def test_noise_does_not_change_the_shares() -> None:
     noise = random.Random(0)
     balance = Balance(256, 3)
     rounds(balance, [0.0] * 3, [1.0, 2.0, 4.0], 1)
@@ -131,7 +131,7 @@ def test_a_noisy_first_measurement_is_corrected_by_longer_ones() -> None:
     assert found[-1] == (257, 255)
 
 
-def test_a_change_of_speed_is_followed_and_looked_at_closely() -> None:
+def test_a_change_of_speed_changes_the_shares_and_shortens_the_interval() -> None:
     balance = Balance(100, 2)
     for _ in range(5):
         balance.record([1.0, 1.0])
@@ -148,7 +148,7 @@ def test_a_rank_without_samples_is_tried_again_unless_it_is_excluded() -> None:
     while balance.record([1.0, None]) == (10, 0):
         tries += 1
         assert tries < 1000
-    assert tries > 100  # it costs a few steps
+    assert tries > 100  # because each try costs a few steps
     assert balance.record([1.0, 1.0]) == (5, 5)
     excluding = Balance(10, 3)
     excluding.record([1.0, 1.0, 2.0])
@@ -159,9 +159,9 @@ def test_a_rank_without_samples_is_tried_again_unless_it_is_excluded() -> None:
 @pytest.mark.parametrize(
     ("num_samples", "most", "first", "seconds", "then"),
     [
-        (64, [40, 24], (40, 24), [4.0, 1.0], (40, 24)),  # memory bounds the first shares
-        (64, [40, 24], (40, 24), [1.0, 9.0], (40, 24)),  # and all later ones
-        (1, None, (1, 0), [1.0, None], (1, 0)),  # nothing is known of a rank: it is tried
+        (64, [40, 24], (40, 24), [4.0, 1.0], (40, 24)),  # memory limits the first shares
+        (64, [40, 24], (40, 24), [1.0, 9.0], (40, 24)),  # and all later shares
+        (1, None, (1, 0), [1.0, None], (1, 0)),  # the second rank is not measured yet
         (4, None, (2, 2), [None, None], (2, 2)),
     ],
 )
@@ -174,42 +174,42 @@ def helps(*arguments, **options) -> list[bool]:
     return [one.helps for one in admit(*arguments, **options)]
 
 
-def test_four_to_one_in_equal_batches_is_refused_and_in_balanced_ones_is_not() -> None:
+def test_a_four_times_slower_worker_helps_in_balanced_batches_only() -> None:
     fast, slow = admit([100.0, 25.0], 100, balanced=False)
     assert (fast.helps, slow.helps) == (True, False)
     # Equal: 50 samples at 25 a second take 2 s. Balanced: 80 and 20 take 0.8 s. Alone: 1 s.
     assert numbers(slow.why) == [1, 25, 50, 125, 100]
     assert numbers(admit([100.0, 25.0], 100)[1].why) == [1, 25, 125, 50, 100]
     assert helps([100.0, 25.0], 100) == [True, True]
-    # Neither does the order of the ranks matter.
+    # The order of the ranks does not matter.
     assert helps([1.0, 100.0, 90.0], 128, balanced=False) == [False, True, True]
 
 
-def test_whom_the_exchange_costs_more_than_it_gains_is_refused() -> None:
-    # Alone 1 s; together 0.8 s and the exchange.
+def test_a_worker_that_costs_more_exchange_than_it_saves_is_refused() -> None:
+    # A step takes 1 s alone; together it takes 0.8 s and the exchange.
     assert helps([100.0, 25.0], 100, exchange_s=0.1) == [True, True]
     slower = admit([100.0, 25.0], 100, exchange_s=0.3)[1]
     assert not slower.helps
     assert slower.balanced_samples_per_s == pytest.approx(100 / 1.1)
-    # One for whom a batch has no sample gains nothing.
+    # A worker that is too slow for a single sample gains nothing.
     idle = admit([100.0, 0.5], 64)[1]
     assert not idle.helps
     assert idle.balanced_samples_per_s == idle.without_samples_per_s == pytest.approx(100)
     verdicts = [one.why.partition(") ")[2].partition(":")[0] for one in (slower, idle)]
     assert verdicts[0] != verdicts[1]
-    # Many may be worth an exchange that two are not: alone 1 s, two 0.5 + 0.6 s, four 0.25 + 0.6 s.
+    # Four workers can gain where two lose: one takes 1 s, two 0.5 + 0.6 s, four 0.25 + 0.6 s.
     assert helps([100.0] * 2, 100, exchange_s=0.6) == [True, False]
     assert all(helps([100.0] * 4, 100, exchange_s=0.6))
 
 
-def test_a_worker_is_needed_where_the_batch_fits_into_no_other() -> None:
+def test_a_slow_worker_is_admitted_if_the_others_lack_memory_for_the_batch() -> None:
     verdicts = admit([100.0, 1.0], 100, balanced=False, most=[60, None])
     assert all(one.helps for one in verdicts)
     assert verdicts[1].without_samples_per_s == 0
 
 
 @given(st.lists(st.floats(0.5, 200), min_size=1, max_size=6), st.integers(1, 300))
-def test_those_who_are_admitted_reach_nearly_the_most(speeds: list[float], batch_size: int) -> None:
+def test_admitted_workers_nearly_reach_the_best_rate(speeds: list[float], batch_size: int) -> None:
     verdicts = admit(speeds, batch_size)
     best = max(one.balanced_samples_per_s for one in verdicts)
     admitted = [one for one in verdicts if one.helps]
@@ -220,9 +220,9 @@ def test_those_who_are_admitted_reach_nearly_the_most(speeds: list[float], batch
     )
 
 
-def test_a_profile_says_what_each_device_computes_and_what_the_exchange_takes() -> None:
-    # With 50 samples each: 0.5 s and 2 s, and updates of 0.1 and 0.2 s. A step takes 2.4 s, and
-    # so the exchange 0.2 s.
+def test_admission_takes_speeds_and_exchange_time_from_a_profile() -> None:
+    # Passes over 50 samples take 0.5 and 2 s, updates 0.1 and 0.2 s. A step takes 2.4 s, so the
+    # exchange takes 0.2 s.
     fast = {Kind.FORWARD: 0.2, Kind.BACKWARD: 0.3, Kind.STEP: 0.1}
     slow = {Kind.FORWARD: 0.5, Kind.BACKWARD: 1.5, Kind.STEP: 0.2}
     named = ("fast", fast), ("slow", slow), ("another", {Kind.FORWARD: 7.0})
@@ -230,7 +230,8 @@ def test_a_profile_says_what_each_device_computes_and_what_the_exchange_takes() 
     forecast = cast("Forecast", SimpleNamespace(devices=("fast", "slow"), step_s=2.4))
     fast, slow = admit_profiled(forecast, durations, 50, 100)
     assert (fast.samples_per_s, slow.samples_per_s) == pytest.approx((100, 25))
-    # 80 and 20 samples take 0.8 s, the slow update 0.2 s; alone the fast one takes 1 and 0.1 s.
+    # 80 and 20 samples take 0.8 s, the exchange and the slow update 0.2 s each. The fast worker
+    # alone takes 1 s and 0.1 s.
     assert slow.balanced_samples_per_s == pytest.approx(100 / 1.2)
     assert slow.without_samples_per_s == pytest.approx(100 / 1.1)
     assert [fast.helps, slow.helps] == [True, False]

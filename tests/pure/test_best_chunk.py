@@ -1,4 +1,4 @@
-"""Searches plan chunks instead of layers, in windows that are as short as possible."""
+"""Searches plan groups of layers in short windows, with the same results as full plans."""
 
 from dataclasses import replace
 from functools import partial
@@ -25,7 +25,7 @@ NUM_STEPS = 8
 
 
 def question(model: str, name: str) -> tuple[Workload, Machine]:
-    """A step of a model, and a machine for two or more workers."""
+    """Return a recorded model, and a machine with all its devices."""
     found = recorded(model, 16)
     assert found is not None
     machine = find_machine(name)
@@ -39,7 +39,7 @@ def plan_of(name: str, work: Workload, machine: Machine, config: Any, num_steps:
 @pytest.mark.parametrize("strategy", ["host", "hierarchy"])
 @pytest.mark.parametrize("name", MACHINES)
 @pytest.mark.parametrize("model", ["alexnet", "resnet18"])
-def test_the_best_chunk_is_that_of_the_shortest_step_of_all_layers(model, name, strategy):
+def test_the_best_chunk_has_the_shortest_step_of_a_plan_by_layers(model, name, strategy):
     work, machine = question(model, name)
     known = STRATEGIES[strategy]
     asked, prices = known.config(workers=machine.num_devices), Roofline.of(machine)
@@ -63,7 +63,7 @@ def test_a_steady_window_has_the_period_of_a_longer_one(name):
     found = steady_period(timeline, NUM_STEPS)
     assert found == pytest.approx(longer_s / NUM_STEPS, rel=1e-9)
     short = simulate(plan_of(name, work, machine, config, 2), prices)
-    assert steady_period(short, 2) is None  # the first step starts cold, the last ends alone
+    assert steady_period(short, 2) is None  # the first and the last step are not typical
 
 
 @pytest.mark.parametrize("name", ["allreduce", "host", "tree", "hierarchy", "wheel", "subbatch"])
@@ -85,10 +85,10 @@ def test_groups_of_layers_take_as_long_as_layers(name, on, codec):
         assert found == pytest.approx(expected, rel=1e-9)
     spans = steady(windows).timeline.spans
     parts = {layer.name for layer in work.layers}
-    assert parts <= {span.part for span in spans}  # what is drawn has all layers
+    assert parts <= {span.part for span in spans}  # so that drawings show every layer
 
 
-def test_what_does_nothing_between_layers_is_planned_in_few_tasks():
+def test_a_strategy_without_exchanges_during_backward_is_planned_in_few_tasks():
     work, machine = question("resnet18", "k40-gigabit")
     tree = STRATEGIES["tree"]
     windows = Windows(tree, work, machine, tree.config(workers=2))

@@ -1,4 +1,4 @@
-"""The catalogue of GPUs and links: from each of them a machine can be made."""
+"""The catalogue of GPUs and links: each entry makes a valid machine."""
 
 import tomllib
 from importlib import resources
@@ -12,7 +12,7 @@ _CATALOGUE = tomllib.loads(_FILE.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("model", sorted(_CATALOGUE["devices"]))
-def test_each_model_of_gpu_makes_a_machine_whose_gpus_are_connected(model: str) -> None:
+def test_gpus_of_each_model_are_connected(model: str) -> None:
     machine = by_name(f"2x{model}")
     assert machine is not None
     assert machine.route(*machine.devices)

@@ -1,4 +1,4 @@
-"""Chunks of layers, and the searches for their size: Algorithm 1, predicted, and learned."""
+"""Chunks of layers, and three searches for their size: Algorithm 1, predicted, learned."""
 
 from collections.abc import Callable
 from statistics import median
@@ -18,7 +18,7 @@ from paceline.core.chunks import (
     predict,
 )
 
-# Whole numbers, whose sums are exact: a tie is a tie in any order of summation.
+# Sums of whole numbers are exact, so that ties do not depend on the order of summation.
 SECONDS = st.integers(1, 20).map(float)
 
 
@@ -26,16 +26,16 @@ SECONDS = st.integers(1, 20).map(float)
     ("num_layers", "size", "expected"),
     [
         (6, 1, [[6], [5], [4], [3], [2], [1]]),
-        (6, 2, [[6, 5], [4, 3], [2], [1]]),  # size divides: the last 2 stay alone
-        (6, 4, [[6, 5, 4, 3], [2], [1]]),  # size does not: those that remain
+        (6, 2, [[6, 5], [4, 3], [2], [1]]),  # 2 divides 6: the last 2 layers are single
+        (6, 4, [[6, 5, 4, 3], [2], [1]]),  # 4 does not divide 6: the remainder is single
         (7, 3, [[7, 6, 5], [4, 3, 2], [1]]),
-        (3, 3, [[3], [2], [1]]),  # never all together
+        (3, 3, [[3], [2], [1]]),  # never all layers in one chunk
         (3, 9, [[3], [2], [1]]),
         (1, 1, [[1]]),
     ],
 )
 def test_chunks_follow_section_4_2(num_layers, size, expected):
-    # The paper's numbers of layers: l is the first of the backward phase, 1 the last.
+    # The paper numbers layers from l, the first in backward, to 1.
     assert [[num_layers - i for i in part] for part in chunks(num_layers, size)] == expected
 
 
@@ -43,12 +43,12 @@ def test_chunks_follow_section_4_2(num_layers, size, expected):
     ("size", "together", "alone"), [(9, 16, 8), (20, 7, 12), (8, 18, 8), (1, 0, 152)]
 )
 def test_resnet_152_has_as_many_chunks_as_the_paper_says(size, together, alone):
-    # l = 152: floor(l / k) chunks, or l / k - 1 where k divides l, and the rest alone.
+    # l = 152: floor(l / k) chunks, or l / k - 1 if k divides l; the other layers are single.
     assert [len(part) for part in chunks(152, size)] == [size] * together + [1] * alone
 
 
 @given(st.integers(1, 200), st.integers(1, 250))
-def test_every_layer_is_in_one_chunk_and_chunks_are_neighbours(num_layers, size):
+def test_every_layer_is_in_one_chunk_in_order(num_layers, size):
     parts = chunks(num_layers, size)
     assert [i for part in parts for i in part] == list(range(num_layers))
     assert {len(part) for part in parts} <= {1, size}
@@ -63,11 +63,11 @@ def test_candidates(num_layers: int, sizes: tuple[int, ...]):
     assert candidates(num_layers) == sizes
 
 
-Times = Callable[[int, int], float]  # the seconds of an iteration, by its chunk size and number
+Times = Callable[[int, int], float]  # seconds of an iteration, by chunk size and number
 
 
 def run(tuner: ChunkTuner, seconds: Times, iterations: int) -> tuple[list[int], int | None]:
-    """Train; return the chunk size of each iteration, and after which the tuner was done."""
+    """Return the chunk size of each iteration, and the iteration that ended the search."""
     used, done_after = [], None
     for iteration in range(1, iterations + 1):
         used.append(tuner.chunk)
@@ -78,7 +78,7 @@ def run(tuner: ChunkTuner, seconds: Times, iterations: int) -> tuple[list[int], 
 
 
 def algorithm_1(n: int, step: int, range_: int, seconds: Times, interval: int):
-    """The pseudo-code of the paper, line for line, with a clock that the iterations move."""
+    """Run the paper's pseudo-code line by line, with a simulated clock."""
     used, done_after, clock = [], None, 0.0
     chunk, best_chunk, lapse_min = 1, 1, float("inf")
     it, done = 1, False
@@ -148,7 +148,7 @@ def test_the_papers_account_of_figure_5b(range_: int, best: int, intervals: int)
 
 @given(num_layers=st.integers(1, 40), step=st.integers(1, 12), times=st.lists(SECONDS, min_size=1))
 def test_runtime_search_tries_nothing_twice(num_layers: int, step: int, times: list[float]):
-    """The paper's own stop never comes here: range is too large."""
+    """`range` is too large for the paper's own stopping rule."""
     tuner = RuntimeSearch(num_layers, step, range=100, interval=2)
     used, _ = run(tuner, lambda chunk, _: times[chunk % len(times)], 2 * num_layers)
     assert tuner.done
@@ -160,7 +160,7 @@ def test_runtime_search_tries_nothing_twice(num_layers: int, step: int, times: l
 
 @st.composite
 def unimodal(draw: st.DrawFn) -> dict[int, float]:
-    """Chunk sizes and seconds that fall strictly to a least one, then rise strictly."""
+    """Generate seconds by chunk size that strictly fall to a minimum of 1.0, then rise."""
     sizes = candidates(draw(st.integers(1, 200)))
     least, power = draw(st.integers(0, len(sizes) - 1)), draw(st.sampled_from([0.3, 1, 2]))
     slopes = draw(st.integers(1, 50)), draw(st.integers(1, 50))
@@ -179,7 +179,7 @@ def test_a_right_prediction_is_confirmed_in_few_trials(seconds: dict[int, float]
 
 
 @given(seconds=unimodal(), data=st.data())
-def test_a_wrong_prediction_does_not_hide_the_least(seconds: dict[int, float], data: st.DataObject):
+def test_a_wrong_prediction_does_not_hide_the_best(seconds: dict[int, float], data: st.DataObject):
     predicted = {size: data.draw(SECONDS) for size in seconds}
     tuner = PredictedSearch(predicted, interval=1)
     run(tuner, lambda chunk, _: seconds[chunk], len(seconds))
@@ -188,7 +188,7 @@ def test_a_wrong_prediction_does_not_hide_the_least(seconds: dict[int, float], d
 
 
 def test_a_prediction_of_the_wrong_shape_does_not_hide_a_second_valley():
-    """As in a rehearsal, where each chunk was taken to cost ten times of what it does."""
+    """Times of a rehearsal whose prediction assumed ten times the cost of a chunk."""
     seconds = {1: 195, 2: 168, 4: 182, 8: 189, 16: 189, 32: 190, 64: 200, 96: 196, 128: 203}
     predicted = dict(zip(seconds, [528, 356, 271, 232, 211, 218, 248, 210, 246], strict=True))
     tuner = PredictedSearch({size: float(s) for size, s in predicted.items()}, interval=1)
@@ -201,7 +201,7 @@ def test_a_prediction_of_the_wrong_shape_does_not_hide_a_second_valley():
     interval=st.integers(1, 5),
     times=st.lists(SECONDS, min_size=1, max_size=40),
 )
-def test_noise_neither_prolongs_the_search_nor_spoils_it(predicted, interval, times):
+def test_with_noise_the_search_ends_in_time_at_the_smallest_median(predicted, interval, times):
     tuner = PredictedSearch(predicted, interval)
     by_chunk: dict[int, list[float]] = {}
     for iteration in range(interval * len(predicted)):
@@ -217,14 +217,14 @@ def test_noise_neither_prolongs_the_search_nor_spoils_it(predicted, interval, ti
 
 
 @pytest.mark.parametrize("tuner", [RuntimeSearch(1, interval=2), PredictedSearch({1: 1.0}, 2)])
-def test_a_single_choice_is_made_after_one_interval(tuner: ChunkTuner):
+def test_a_single_candidate_is_chosen_after_one_interval(tuner: ChunkTuner):
     _, done_after = run(tuner, lambda *_: 1.0, 5)
     assert (done_after, tuner.chunk, len(tuner.trials)) == (2, 1, 1)
     assert LearnedSearch(1).done
 
 
 MODELS = st.lists(
-    st.tuples(st.integers(1, 10**7), st.floats(1e-4, 1e-1)),  # bytes, and seconds of backward
+    st.tuples(st.integers(1, 10**7), st.floats(1e-4, 1e-1)),  # bytes, seconds of backward
     min_size=2,
     max_size=40,
     unique_by=lambda layer: layer[0],
@@ -232,7 +232,7 @@ MODELS = st.lists(
 
 
 def exchanged(layers, chunk, latency_s, s_per_byte, start=5.0):
-    """Each chunk is summed when its layers are ready and the one before is done."""
+    """Simulate sums of chunks, each after its last layer and the previous chunk."""
     ready, now = [], start
     for _, gap in layers:
         now += gap
@@ -246,8 +246,8 @@ def exchanged(layers, chunk, latency_s, s_per_byte, start=5.0):
 
 
 @given(MODELS, st.floats(1e-6, 1e-2), st.floats(1e-12, 1e-7))
-def test_steps_of_other_sizes_are_as_long_as_simulated_ones(layers, latency_s, s_per_byte):
-    assert predict(0.5, [], (1, 2, 3)) == {1: 0.5, 2: 0.5, 3: 0.5}  # without times all are alike
+def test_predicted_steps_of_other_sizes_equal_simulated_steps(layers, latency_s, s_per_byte):
+    assert predict(0.5, [], (1, 2, 3)) == {1: 0.5, 2: 0.5, 3: 0.5}  # no measured chunks
     steps = [exchanged(layers, 1, latency_s, s_per_byte, start) for start in (5.0, 9.0)]
     found = predict(1.0, steps, candidates(len(layers)))
     last = {size: exchanged(layers, size, latency_s, s_per_byte)[-1].summed_s for size in found}
@@ -255,8 +255,8 @@ def test_steps_of_other_sizes_are_as_long_as_simulated_ones(layers, latency_s, s
         assert seconds == pytest.approx(1.0 + last[size] - last[1], abs=1e-6)
 
 
-def test_layers_alone_come_first_and_then_the_size_with_the_best_prediction():
-    """Forty layers that are ready at once: latency is all that counts, and few chunks are best."""
+def test_single_layers_are_measured_first_and_then_the_best_prediction_is_tried():
+    """Forty layers are ready almost at once, so latency dominates and few chunks are best."""
     search = LearnedSearch(40, interval=2, learning=3)
     step = exchanged([(1000 + i, 1e-6) for i in range(40)], 1, 1e-3, 1e-12)
     for _ in range(3):

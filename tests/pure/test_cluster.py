@@ -1,4 +1,4 @@
-"""Clusters planned with one node for all equal ones, and exchanges of groups of hosts."""
+"""Clusters planned with one representative node, and exchanges of groups of hosts."""
 
 from collections import Counter
 from itertools import combinations
@@ -51,7 +51,7 @@ RACKS = (
 
 
 def cluster(kind: str = "gpu", per_node: int = 4, levels=RACKS) -> Cluster:
-    """Nodes of GPUs, each with a separate link, or of CPU workers that exchange through memory."""
+    """Return nodes of GPUs with a link each, or of CPU workers that exchange in memory."""
     gpus = [link(f"gpu{i}", "n", 2e6 + 1e5 * i, 1e-5) for i in range(per_node)]
     links = gpus if kind == "gpu" else [link("n", "n", 3e6, 1e-5)]
     host = {"reduce_latency_s": 1e-4, "memory_bandwidth_bytes_per_s": 1e7, "codecs": CODECS}
@@ -89,7 +89,7 @@ def busiest(plan: Plan) -> float:
 @pytest.mark.parametrize("kind", ["gpu", "cpu"])
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize("workers", [1, 4, 8, 20, 24, 48])
-def test_one_node_stands_for_all_equal_ones(name, workers, kind):
+def test_a_plan_of_one_representative_node_equals_the_plan_of_all_nodes(name, workers, kind):
     # 20 workers fill racks unequally, 24 a row, and 48 two rows.
     whole = cluster(kind)
     alike, every = whole.for_workers(workers, symmetric=True), whole.for_workers(workers)
@@ -119,8 +119,8 @@ def test_the_size_of_a_plan_does_not_depend_on_the_number_of_nodes(name):
 
 
 def test_hosts_below_a_switch_share_its_link():
-    # Groups of 2, 3 and 4: of S bytes a host takes S/6 to the third level, whose links 6 hosts
-    # share at 2.5 MB/s, and S/2 to the second, where 2 share 1.5 MB/s.
+    # Groups of 2, 3 and 4 hosts exchange S bytes. On the second level a host has S/2 bytes, and
+    # 2 hosts share 1.5 MB/s. On the third level it has S/6 bytes, and 6 hosts share 2.5 MB/s.
     workers, nbytes = 24, 24e6
     machine = cluster("cpu", per_node=1).for_workers(workers, symmetric=True)
     assert machine.groups == (2, 3, 4)
@@ -135,7 +135,7 @@ def test_hosts_below_a_switch_share_its_link():
             assert found == pytest.approx(expected, rel=1e-9), (direction, i)
 
 
-def test_nodes_are_filled_in_order_and_switches_are_there_as_far_as_they_are_used():
+def test_nodes_are_filled_in_order_and_unused_switches_are_left_out():
     node = cluster().model_dump()
     node["switches"] = [{"name": "crossbar", "source": "made up"}]
     node["links"] += tuple(link(f"gpu{i}", "crossbar", 1e9) for i in range(4))
@@ -151,7 +151,7 @@ def test_nodes_are_filled_in_order_and_switches_are_there_as_far_as_they_are_use
     ):
         assert [hop.target for hop in part.route(*ends)] == way
     assert [switch.name for switch in whole.for_workers(4).switches] == within[:1]
-    # A machine that is no cluster is planned as it is.
+    # A machine that is no cluster is returned unchanged.
     assert part.for_workers(3, symmetric=True) is part
 
 
@@ -163,18 +163,18 @@ BIG = cluster(levels=[level("rack", 30, 1e6), level("row", 32, 1e6)])
     [
         (0, True, "1 to 3840"),
         (5000, True, "1 to 3840"),
-        (130, True, "128 or 132"),  # do not fill nodes
-        (516, False, "512"),  # too many to plan each worker's tasks
+        (130, True, "128 or 132"),  # 130 workers do not fill nodes
+        (516, False, "512"),  # too many for a plan with tasks of every worker
     ],
 )
-def test_what_cannot_be_planned_is_refused(workers, symmetric, figures):
+def test_numbers_of_workers_that_cannot_be_planned_are_refused(workers, symmetric, figures):
     with refused("workers") as caught:
         BIG.for_workers(workers, symmetric)
     assert figures in str(caught.value)
 
 
-def test_a_strategy_without_symmetry_is_planned_on_many_workers_that_are_asked_for():
-    """A tree has tasks of every worker, so large numbers are planned only if the user asks."""
+def test_a_strategy_without_symmetry_is_planned_on_many_workers_only_if_requested():
+    """A plan of strategy tree has tasks of every worker, so large plans are slow."""
 
     def found(batch_size: int, asked: int | None, num_layers: int = 2):
         work = chain(*[(0.01, 4000)] * num_layers)
@@ -194,13 +194,13 @@ def test_a_strategy_without_symmetry_is_planned_on_many_workers_that_are_asked_f
     [
         ({"levels": [level("rack", 0, 1e6)]}, ("levels", 0, "count")),
         ({"levels": [level("r", 8, 1e6, oversubscription=0.5)]}, ("levels", 0, "oversubscription")),
-        ({"levels": [level("n", 8, 1e6)]}, ()),  # the name of the node
+        ({"levels": [level("n", 8, 1e6)]}, ()),  # the node's host has this name
         ({"levels": []}, ("levels",)),
         ({"groups": [1]}, ()),
         ({"hosts": [FACT | {"name": name, "cores": 2} for name in "ab"], "devices": []}, None),
     ],
 )
-def test_what_is_no_cluster_is_refused_with_its_field(change, place):
+def test_an_invalid_cluster_is_refused_with_its_field(change, place):
     with pytest.raises(ValidationError) as caught:
         Cluster.model_validate(cluster().model_dump() | change)
     assert place is None or place in {one["loc"] for one in caught.value.errors()}
@@ -211,7 +211,7 @@ HOSTS = "abcdefghi"
 
 
 def grouped(groups: list[int], pace: float = 1e3, latency_s: float = 0.0, **host) -> Machine:
-    """One core on each host; all hosts have links with each other."""
+    """Return hosts with a CPU worker each, and a link between each pair of hosts."""
     names = HOSTS[: prod(groups)]
     links = [link(*pair, pace, latency_s) for pair in combinations(names, 2)]
     machine = box(*["cpu"] * len(names), hosts=names, links=links, host=host or None)
@@ -223,7 +223,7 @@ def seconds(machine: Machine, nbytes: int, **config) -> float:
     return exchange_s(plan_hierarchy(chain((0, nbytes)), machine, options, Window(1)), machine)
 
 
-def test_these_tasks_and_no_others_lie_between_hosts_and_hide_behind_backward():
+def test_exchanges_between_hosts_have_exactly_these_tasks_and_hide_behind_backward():
     machine, work = grouped([2, 2]), chain((0, NBYTES))
     found = named(plan_hierarchy(work, machine, Hierarchy(4), Window(1)))
     sends = {f"send[0.{way}]" for way in ("out0", "out1", "in1", "in0")}
@@ -233,7 +233,7 @@ def test_these_tasks_and_no_others_lie_between_hosts_and_hide_behind_backward():
     assert served["s0/step@worker0"].cost == update_cost(work)
     assert set(after(served["s0/step@worker3"])) >= {"s0/send[0.in0]"}
     assert [one.between for one in variants(4)] == ["rings", "servers"]
-    # The last layer's 6 s of messages hide; the first has next to nothing to send.
+    # The last layer's messages take 6 s and hide; the first layer sends almost nothing.
     layers, config = chain((20, 4), (20, NBYTES)), Hierarchy(workers=4)
     repeated = lambda n: plan_hierarchy(layers, machine, config, Window(n))  # noqa: E731
     assert period(repeated, WithoutUpdate(machine), 3) == pytest.approx(40, rel=1e-3)
@@ -245,8 +245,10 @@ def test_these_tasks_and_no_others_lie_between_hosts_and_hide_behind_backward():
     st.floats(0, 1e-2),
     st.floats(1e3, 1e9),
 )
-def test_rings_of_groups_move_as_much_as_one_ring_in_fewer_messages(sizes, count, latency_s, pace):
-    # With links of their own between all hosts, n hosts send 2 (n - 1) / n of the bytes each.
+def test_rings_of_groups_send_the_bytes_of_one_ring_by_fewer_messages(
+    sizes, count, latency_s, pace
+):
+    # Each pair of hosts has a link, so each of n hosts sends 2 (n - 1) / n of the bytes.
     n = prod(sizes)
     num_messages = 2 * sum(size - 1 for size in sizes)
     expected = 2 * (n - 1) / n * 4 * count / pace + num_messages * latency_s
@@ -256,10 +258,10 @@ def test_rings_of_groups_move_as_much_as_one_ring_in_fewer_messages(sizes, count
 
 
 def test_servers_add_and_update_their_share_and_send_at_once():
-    # Groups of 2, then 2: halves of all, then of the half; a message each way and level.
+    # Groups of 2 hosts, then 2 groups: halves, then quarters; one message per way and level.
     machine = grouped([2, 2], 1e3, 0.5, memory_bandwidth_bytes_per_s=1e4)
     wire_s = 2 * (NBYTES / 2 + NBYTES / 4) / 1e3 + 4 * 0.5
-    # Copy in, sum of one, then of two halves and of two quarters, and the update of a quarter.
+    # Copy and sum on the host, sums of two halves and of two quarters, update of a quarter.
     traffic = (2 + 2) * NBYTES + 3 * NBYTES / 2 + 3 * NBYTES / 4 + 5 * NBYTES / 4
     found = seconds(machine, NBYTES, between="servers")
     assert found == pytest.approx(wire_s + traffic / 1e4, rel=1e-9)
@@ -267,13 +269,13 @@ def test_servers_add_and_update_their_share_and_send_at_once():
 
 @pytest.mark.parametrize(("num_hosts", "servers"), [(4, 4), (4, 2), (4, 1), (3, 1)])
 def test_few_servers_are_the_bottleneck(num_hosts, servers):
-    """The incast in closed form."""
+    """The oracle is the closed form of the incast at the servers."""
     machine = grouped([num_hosts], memory_bandwidth_bytes_per_s=1e5)
     share = NBYTES / servers
-    # The ring's links lead to one neighbour: what a server gets goes over its own link.
+    # The plan prices all messages of a server on the link to its neighbour.
     wire_s = 2 * (num_hosts - 1) * share / 1e3
     local_s = ((num_hosts + 1) * share + 5 * share) / 1e5
-    sums_s = (2 * NBYTES + 2 * NBYTES) / 1e5  # copied to its place, and read and written as a sum
+    sums_s = (2 * NBYTES + 2 * NBYTES) / 1e5  # a copy, and the sum's reads and writes
     found = seconds(machine, NBYTES, between="servers", servers=servers)
     assert found == pytest.approx(wire_s + local_s + sums_s, rel=1e-6)
     assert found >= seconds(machine, NBYTES, between="servers") * (1 - 1e-9)
@@ -285,12 +287,12 @@ def test_servers_are_among_the_hosts_of_one_group(groups, servers):
         seconds(grouped(groups), NBYTES, between="servers", servers=servers)
 
 
-def test_memory_is_that_of_replicas_and_of_gradients_and_parameters_on_hosts():
+def test_hosts_need_memory_for_gradients_and_for_parameters_of_servers():
     def needed(config: Hierarchy, num_hosts: int = 2) -> list[int]:
         found = memory(chain((0, NBYTES)), grouped([num_hosts]), config)
         return [found[host] for host in HOSTS[:num_hosts]]
 
-    assert needed(Hierarchy()) == [2 * NBYTES] * 2  # one worker's gradients and the sum
+    assert needed(Hierarchy()) == [2 * NBYTES] * 2  # gradients of one worker, and the sum
     served = 2 * NBYTES + 3 * NBYTES // 2
     few = Hierarchy(3, between="servers", servers=2)
     assert needed(few, 3) == [served, served, 2 * NBYTES]

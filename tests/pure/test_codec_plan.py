@@ -1,4 +1,4 @@
-"""Plans whose gradients travel encoded: their tasks, what they take, and whether it pays."""
+"""Plans with encoded gradients: tasks, durations, and whether encoding pays."""
 
 from math import inf
 
@@ -37,11 +37,11 @@ SPEED = codec_speed(ENCODE, DECODE, LATENCY_S)
 CODECS = {"codecs": dict.fromkeys(("eightbit", "fourbit", "threshold"), SPEED)}
 WIRE = 1e8
 NBYTES = 4 * 102_400
-CODES = 1 + 4 / 1024  # bytes of a value of 8 bits, and its part of a block's scale
+CODES = 1 + 4 / 1024  # bytes per value: a code of 8 bits, and a part of the block's scale
 
 
 def hosts(world_size: int = 2, *devices: dict) -> Machine:
-    """Return hosts of one core each in a ring; `devices` have other codecs, the last ones."""
+    """Return a ring of hosts with a CPU worker each; `devices`: codecs of the last ones."""
     names = "abcde"[:world_size]
     links = ring(names, WIRE, 0.01)
     machine = box(*["cpu"] * world_size, hosts=names, links=links, device=CODECS).model_dump()
@@ -60,16 +60,16 @@ def reduced_s(machine: Machine, num_values: int, **config) -> float:
 
 @pytest.mark.parametrize("world_size", [2, 3, 5])
 @pytest.mark.parametrize("codec", ["dynamic8", "e3m0"])
-def test_a_bucket_takes_encoding_the_wire_and_decoding(world_size, codec):
-    num_values, others = 1024 * 60 * world_size, world_size - 1  # in whole blocks
+def test_a_bucket_takes_the_sum_of_encoding_transfer_and_decoding(world_size, codec):
+    num_values, others = 1024 * 60 * world_size, world_size - 1  # whole blocks
     plain = LinearTime(2 * others * 0.01, 2 * others / world_size / WIRE)
     if codec == "dynamic8":
-        # Each rank encodes the shards of the others and the sum of its own; it decodes its own
-        # shard as often as there are others, and all shards of the sum.
+        # Each rank encodes the shards of other ranks and the sum of its own shard. It decodes its
+        # own shard from each other rank, and all shards of the sum.
         num_messages, num_decoded = 2 * others, (2 - 1 / world_size) * num_values
         sent = num_messages / world_size * num_values * CODES
     else:
-        # Each encodes all its values once for all, and decodes those of all ranks, its own too.
+        # Each rank encodes all its values once, and decodes those of all ranks, itself included.
         num_messages, num_decoded = others, world_size * num_values
         sent = others * num_values * (1 / 2 + 4 / 1024)
     coding_s = 2 * LATENCY_S + num_values / ENCODE + num_decoded / DECODE
@@ -84,11 +84,11 @@ def test_a_bucket_takes_encoding_the_wire_and_decoding(world_size, codec):
 
 @pytest.mark.parametrize("world_size", [2, 3, 5])
 @pytest.mark.parametrize("share", [0.001, 0.05, 1.0])
-def test_a_declared_share_is_what_travels_and_takes_its_time(world_size, share):
+def test_the_declared_share_of_values_is_sent(world_size, share):
     num_values, codec = 60_000 * world_size, f"threshold:0.1@{share}"
-    # To each other rank, and from it: tau, and a word for each value that is sent of a shard.
+    # To and from each other rank: tau, and a word for each sent value of a shard.
     sent = 2 * (world_size - 1) * (4 + 4 * share * 60_000)
-    # Ranks agree on the longest payload before each half, which takes a small all-reduce.
+    # Before each half, a small all-reduce finds the longest payload.
     num_messages = 3 * 2 * (world_size - 1)
     tasks = all_reduced(chain((0, 4 * num_values)), hosts(world_size), codec=codec)
     cost = tasks["s0/reduce[0.0]"].cost
@@ -100,7 +100,7 @@ def test_a_declared_share_is_what_travels_and_takes_its_time(world_size, share):
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_what_is_on_the_wire_is_what_the_codec_makes_of_each_shard(world_size):
+def test_partial_blocks_of_a_shard_have_a_whole_scale(world_size):
     num_values = 1000 * world_size - 1
     tasks = all_reduced(chain((0, 4 * num_values)), hosts(world_size), codec="dynamic8")
     per_rank = 2 * (world_size - 1) * (1000 + 4)
@@ -119,14 +119,14 @@ def test_pieces_of_a_bucket_follow_one_another_and_overlap():
     decoding = {"s0/reduce[0.1]", "s0/decode[0.0]@worker0"}
     assert set(after(tasks["s0/decode[0.1]@worker0"])) == decoding
     assert "s0/decode[0.2]@worker1" in after(tasks["s0/step@worker1"])
-    # The wire never waits for the second and the third piece to be encoded, or decoded.
-    rest_s = 0.02 + LATENCY_S  # of five values
+    # The link never waits for the coding of the second and third piece.
+    rest_s = 0.02 + LATENCY_S  # the last piece has five values
     expected = LATENCY_S + PIECE / ENCODE + 2 * (PIECE * CODES / WIRE + 0.02) + rest_s
     assert exchange_s(tasks, hosts()) == pytest.approx(expected, rel=1e-5)
 
 
-def test_encoding_slows_backward_down():
-    # A second of backward beside a bucket of 0.5 Gvalues, which takes 0.5 s to encode.
+def test_encoding_delays_backward():
+    # Backward takes 1 s, and encoding a bucket of 0.5 Gvalues takes 0.5 s on the same core.
     free = {"codecs": {"eightbit": codec_speed(ENCODE, 1e18)}}
     fast = box("cpu", "cpu", hosts="ab", links=[link("a", "b", 1e18)], device=free)
     tasks = all_reduced(chain((1.0, 4), (0.0, 4 * 500_000_000)), fast, codec="dynamic8")
@@ -134,7 +134,7 @@ def test_encoding_slows_backward_down():
 
 
 def test_auto_encodes_large_buckets_and_leaves_small_ones():
-    # 10 ms a message, 2 ms of the codec: 16 values gain nothing, 4 million do.
+    # A message takes 10 ms and the codec 2 ms: 4 million values gain time, 16 do not.
     work = chain((0, 4 * 16), (0, 4 * 4_000_000))
     tasks = all_reduced(work, hosts(), codec="auto")
     assert {"reduce[0.0]", "encode[0.0]@worker0", "reduce[1]"} <= named(tasks)
@@ -150,7 +150,7 @@ def typed(element_size: int) -> Workload:
     return Workload("typed", 1, (layer,), (0,), 0)
 
 
-def test_what_cannot_be_encoded_is_refused():
+def test_unsupported_codecs_and_types_are_refused():
     without, work = hosts(2, {"cast": SPEED}), chain((0, 4))
     for codec in ("dynamic8", "auto"):
         with refused("codec") as caught:
@@ -158,7 +158,7 @@ def test_what_cannot_be_encoded_is_refused():
         assert "devices.codecs.eightbit" in caught.value.hint
     with refused("codec"):
         plan_host(work, without, HostReduce(codec="dynamic8"), Window(1))
-    with refused("codec"):  # nobody knows the share that it sends
+    with refused("codec"):  # without a declared share
         all_reduced(work, hosts(), codec="threshold:0.1")
     with refused("codec"):
         all_reduced(typed(8), hosts(), codec="dynamic8")
@@ -168,7 +168,7 @@ def test_what_cannot_be_encoded_is_refused():
     assert tasks["s0/encode[0.0]@worker0"].cost.flops == 1000
 
 
-def test_one_worker_and_one_host_need_no_speed():
+def test_one_worker_or_one_host_needs_no_codec_speed():
     work, one = chain((0, 4)), box("cpu", "cpu", links=[link("h", "h", 1e9)])
     assert all_reduced(work, box("cpu"), codec="dynamic8")
     encoded, plain = (
@@ -177,7 +177,7 @@ def test_one_worker_and_one_host_need_no_speed():
     assert named(encoded) == named(plain)
 
 
-def test_hosts_encode_their_sums_by_their_first_worker():
+def test_the_first_worker_of_a_host_encodes_its_sum():
     machine = box(*["cpu"] * 3, hosts="aab", links=[link("a", "b", WIRE, 0.01)], device=CODECS)
     config = HostReduce(workers=3, codec="dynamic8")
     tasks = plan_host(chain((0, NBYTES)), machine, config, Window(1))
@@ -213,9 +213,9 @@ def speed(*of_kernel: float) -> CodecSpeed:
     return CodecSpeed.model_validate(codec_speed(*of_kernel))
 
 
-def test_every_piece_pays_all_latencies():
+def test_each_piece_pays_all_latencies():
     exchange, fast = LinearTime(0.5, 0.0), speed(inf, inf, 0.25)
-    # Nine and a bit pieces of 4 Mi values.
+    # Nine pieces of 4 Mi values, and one of a single value.
     found = codec_times(4 * (9 * 4 * MIB + 1), 2, exchange, fast, wire_format("half"))
     assert found == (0.5, 10 * (0.5 + 2 * 0.25))
     assert found.encoded_s >= found.plain_s
@@ -226,7 +226,7 @@ def test_every_piece_pays_all_latencies():
 def test_a_codec_that_costs_nothing_gains_the_ratio_of_bytes(name, world_size):
     known = wire_format(name)
     found = codec_times(2**30, world_size, LinearTime(0.0, 1e3), speed(inf, inf), known)
-    # Where no sum is encoded, a rank sends all it has n - 1 times, and not 2 (n - 1) / n times.
+    # Without encoded sums, a rank sends n - 1 times its values instead of 2 (n - 1) / n times.
     ratio = 4 / known.nbytes_per_value * (1 if known.encodes_sums else 2 / world_size)
     assert found.plain_s / found.encoded_s == pytest.approx(ratio, rel=1e-3)
 
@@ -249,7 +249,7 @@ rates = st.floats(1e6, 1e11)
     codec=st.tuples(rates, rates, st.floats(0, 1e-2)),
     cores=st.booleans(),
 )
-def test_auto_is_never_slower_than_plain_nor_than_both(
+def test_auto_takes_the_time_of_one_alternative_and_never_more_than_plain(
     world_size, num_values, nbytes_per_s, latency_s, codec, cores
 ):
     encode, decode, codec_latency_s = codec

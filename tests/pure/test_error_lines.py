@@ -1,4 +1,4 @@
-"""Whose fault an error is: the user's own line of code, full memory, a full disk, or Paceline."""
+"""One-line errors blame the user's code, full memory, a full disk, or Paceline."""
 
 import errno
 import sysconfig
@@ -12,7 +12,7 @@ from paceline.core.errors import InvalidInput, WorkerLost
 from paceline.core.interval import Interval
 
 
-class OutOfMemoryError(RuntimeError):  # as torch's is called
+class OutOfMemoryError(RuntimeError):  # named like torch's class
     pass
 
 
@@ -21,12 +21,12 @@ def fail(error: Exception) -> None:
 
 
 def raised(code, **names) -> Exception:
-    """Run code that is in mine.py, and return what it raises."""
+    """Run code as if from mine.py, and return its exception."""
     try:
         exec(compile(code, str(Path.cwd() / "mine.py"), "exec"), names)
     except Exception as error:
         return error
-    raise AssertionError("it raises nothing")
+    raise AssertionError("no exception")
 
 
 MEMORY = ["out of memory", "--batch-size"]
@@ -49,20 +49,20 @@ MEMORY = ["out of memory", "--batch-size"]
         (raised("raise SystemError('odd')"), ["SystemError: odd", "mine.py:1"]),
     ],
 )
-def test_one_line_says_what_failed_and_whose_it_was(error, parts):
+def test_one_line_names_the_error_and_its_source(error, parts):
     line = error_line(error, 1)
     assert [part for part in parts if part not in line] == []
     assert ("worker 1" in line) is not isinstance(error, InvalidInput)
     assert "\n" not in line
 
 
-def test_the_line_of_the_users_own_code_is_to_blame_unless_it_called_paceline():
+def test_the_last_line_of_user_code_is_blamed_unless_paceline_raised():
     assert place_of(raised("parse('3 parsecs')", parse=Interval.parse)) is None
     assert place_of(raised("Totals(1, 2, 3, 4, 5)", Totals=Totals)) == "mine.py:1"
-    # A library that a model has called is blamed on the model's line.
+    # For an error in a library, the line that called the library is blamed.
     assert place_of(raised("import json\njson.loads('{')")) == "mine.py:2"
     library = sysconfig.get_paths()["stdlib"]
     assert library not in str(place_of(raised("fail(error)", fail=fail, error=ValueError("no"))))
-    # What is refused names it, too.
+    # Refusals name the line, too.
     assert "mine.py:2" in blamed(raised("\nraise ValueError('no such mode')"))
     assert blamed(KeyError("x")) == "KeyError: 'x'"

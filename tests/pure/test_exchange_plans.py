@@ -1,4 +1,4 @@
-"""Properties of all strategies that exchange gradients in each step, and of fitted links."""
+"""Properties of all strategies that exchange gradients every step, and fits of links."""
 
 import pytest
 from hypothesis import given
@@ -42,7 +42,7 @@ def test_one_worker_exchanges_nothing(name):
         (2, ["gpu", "gpu"], "ab", "machine box"),
     ],
 )
-def test_what_a_machine_has_no_devices_or_links_for_is_refused(name, workers, kinds, hosts, field):
+def test_a_machine_without_the_devices_or_links_is_refused(name, workers, kinds, hosts, field):
     known, machine = STRATEGIES[name], box(*kinds, hosts=hosts)
     with refused(field):
         known.planning.plan(WORK, machine, known.config(workers=workers), Window(1))
@@ -54,7 +54,8 @@ def test_what_a_machine_has_no_devices_or_links_for_is_refused(name, workers, ki
         *[(config, {"workers": 0}) for config in (AllReduce, HostReduce, Tree, Hierarchy, Wheel)],
         *[(config, {"chunk": 0}) for config in (HostReduce, Hierarchy)],
         *[(AllReduce, {"bucket_mb": 0}), (AllReduce, {"buckets": 3}), (HostReduce, {"chunks": 3})],
-        *[(Hierarchy, {"between": "trees"}), (Hierarchy, {"servers": 1})],  # 1 of between="servers"
+        (Hierarchy, {"between": "trees"}),
+        (Hierarchy, {"servers": 1}),  # requires between="servers"
         *[(Wheel, fields) for fields in ({"lanes": 0}, {"gradients": "zip"}, {"lane": 2})],
         *[(Hogbatch, {"cpu_batch": (64, 1)}), (Hogbatch, {"gpu_batch": (0, 8)})],
         *[(Hogbatch, fields) for fields in ({"alpha": 1.0}, {"beta": 0.0})],
@@ -62,12 +63,12 @@ def test_what_a_machine_has_no_devices_or_links_for_is_refused(name, workers, ki
         *[
             (SubBatch, {field: codec})
             for field in ("activations", "activation_gradients")
-            # Of fixed size, and without a memory of what it has rounded.
+            # Allowed are codecs of fixed size without error feedback.
             for codec in ("auto", "threshold:0.1", "zip", "onebit", "e3m0+feedback")
         ],
     ],
 )
-def test_settings_that_make_no_sense_are_refused_by_name(config, fields):
+def test_invalid_settings_are_refused_by_name(config, fields):
     with pytest.raises((InvalidInput, ValidationError)) as caught:
         config(**fields)
     if isinstance(caught.value, InvalidInput):
@@ -94,13 +95,13 @@ def exchanging(machine: Machine, strategy: str, nbytes: int, **config):
     st.sampled_from(sorted(EXCHANGES)),
     st.sampled_from(["cpu", "gpu"]),
     st.sampled_from(["aa", "aaa", "a" * 8, "ab", "aab", "abbb", "aaabbb"]),
-    st.floats(0, 50),  # the latency in times of the large exchange without it
+    st.floats(0, 50),  # latency, relative to the transfer time of the large exchange
     st.floats(1e-12, 1e-6),
-    st.sampled_from([1e-18, 1e-9]),  # seconds of a byte in memory
+    st.sampled_from([1e-18, 1e-9]),  # memory: seconds per byte
 )
 def test_workers_exchange_as_measured(strategy, kind, places, latency, s_per_byte, memory_s):
     latency_s = latency * LARGE * s_per_byte
-    # Only cores of one host carry their messages, and so their sums, themselves.
+    # Only CPU workers of one host transfer their messages, and so their sums, themselves.
     carried = kind == "cpu" and set(places) == {"a"}
     facts = {"memory_bandwidth_bytes_per_s": 1 / memory_s} if carried else {}
     machine = box(*[kind] * len(places), hosts=places, device=facts, host=facts)
@@ -113,7 +114,7 @@ def test_workers_exchange_as_measured(strategy, kind, places, latency, s_per_byt
         assert exchange_s(tasks, found) == pytest.approx(expected, rel=1e-9)
 
 
-def test_what_additions_take_on_gpus_is_no_links():
+def test_the_time_of_additions_on_gpus_is_not_attributed_to_links():
     device = {"memory_bandwidth_bytes_per_s": 3e9, "call_latency_s": 1e-5}
     known = measured(0.1 * LARGE * 5e-9, 5e-9)
     found = EXCHANGES["tree"].planning.calibrate(box("gpu", "gpu", device=device), known)
@@ -132,19 +133,19 @@ def test_noise_that_makes_the_large_exchange_the_faster_gives_a_machine(strategy
 @pytest.mark.parametrize("codec", ["half", "dynamic8", "e3m0", "onebit", "auto"])
 @pytest.mark.parametrize("strategy", ["allreduce", "host"])
 @pytest.mark.parametrize(("kind", "places"), [("cpu", "aa"), ("cpu", "aab"), ("gpu", "ab")])
-def test_an_exchange_measured_with_a_codec_takes_as_long_with_it(strategy, kind, places, codec):
+def test_an_exchange_measured_with_a_codec_is_planned_with_that_time(strategy, kind, places, codec):
     known, machine = EXCHANGES[strategy], box(*[kind] * len(places), hosts=places)
     config = known.config(workers=len(places), codec=codec)
     calibrate, known_times = known.planning.calibrate, measured(3e-3, 2e-8)
     found, plain = (calibrate(machine, known_times, one) for one in (config, None))
     if strategy == "allreduce":
-        with refused("codec"):  # what was measured is no other codec
+        with refused("codec"):  # only the measured codec is known
             exchanging(found, strategy, LARGE, codec="dynamic8" if codec == "onebit" else "onebit")
-    for nbytes in (SMALL, LARGE, 20 * LARGE):  # what is beyond a piece was measured in pieces
+    for nbytes in (SMALL, LARGE, 20 * LARGE):  # the last one has several pieces
         tasks = exchanging(found, strategy, nbytes, codec=codec)
-        # The recorder records whole exchanges, so the tasks are those without a codec.
+        # The recorder records whole exchanges, so the plan has the tasks of a plain exchange.
         without = exchanging(plain, strategy, nbytes)
         assert [task.id for task in tasks.tasks] == [task.id for task in without.tasks]
-        # Blocks that are not full are rounded up.
+        # Incomplete blocks are rounded up.
         close = pytest.approx(3e-3 + nbytes * 2e-8, rel=1e-2 if nbytes == SMALL else 1e-3)
         assert exchange_s(tasks, found) == close

@@ -1,4 +1,4 @@
-"""Asynchronous plans against closed forms: updates by speeds, policies, stages, costs, memory."""
+"""Plans of hogbatch against closed forms: updates, policies, stages, costs, memory."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from boxes import box, link
-from hogbatches import POLICIES, SHARED, WAYS, at_speeds, per_sample, roof, run
+from boxes import at_speeds, box, link
+from hogbatches import POLICIES, SHARED, WAYS, per_sample, run
+from paceline.core.cost import Roofline
 from paceline.core.plan import COMPUTE, Cost, Kind
 from paceline.core.simulate import period, simulate
 from paceline.core.strategy import Window
@@ -24,7 +25,7 @@ from refusals import refused
 EQUAL = Hogbatch(policy="hogbatch", threads=1)
 
 
-def test_missed_updates_are_the_ratio_of_speeds():
+def test_staleness_is_the_ratio_of_speeds():
     missed = staleness(updates(run(per_sample(10), at_speeds(1.0, 4.25), EQUAL, 1e3)))
     assert (set(missed["cpu0"]), set(missed["cpu1"])) == ({4, 5}, {0, 1})
     mean = sum(number * count for number, count in missed["cpu0"].items()) / missed["cpu0"].total()
@@ -32,7 +33,7 @@ def test_missed_updates_are_the_ratio_of_speeds():
 
 
 @given(ratio=st.floats(1.0, 60.0), alpha=st.sampled_from([1.5, 2.0, 4.0]))
-def test_adaptive_balances_updates_where_thresholds_allow_it(ratio, alpha):
+def test_adaptive_balances_updates_within_its_thresholds(ratio, alpha):
     config = Hogbatch(threads=1, cpu_batch=(1, 64), alpha=alpha)
     timeline = run(per_sample(8), at_speeds(1.0, ratio), config, 300.0)
     made = {name: len(own) for name, own in updates(timeline).items()}
@@ -50,7 +51,7 @@ def test_adaptive_balances_updates_where_thresholds_allow_it(ratio, alpha):
 def test_adaptive_stays_within_thresholds_and_steps(speeds, alpha, least, factor, threads):
     bounds, machine = (least, least * factor), at_speeds(*speeds)
     config = Hogbatch(workers=len(speeds), threads=threads, cpu_batch=bounds, alpha=alpha)
-    timeline = simulate(plan(per_sample(64), machine, config, Window(6)), roof(machine))
+    timeline = simulate(plan(per_sample(64), machine, config, Window(6)), Roofline.of(machine))
     low, high = (threads * bound for bound in bounds)
     total = 6 * 64 * len(speeds)
     assert total <= sum(num_samples(timeline).values()) < total + len(speeds) * high
@@ -71,12 +72,12 @@ def test_adaptive_stays_within_thresholds_and_steps(speeds, alpha, least, factor
 def test_the_simulator_reproduces_the_coordinators_decisions(
     speeds, policy, links, numel, gpu_depth
 ):
-    # An oracle that knows the simulated times alone: the policy is asked again, with the updates
-    # that are in the timeline by the time at which each worker asked.
+    # The oracle knows only simulated times: it calls the policy again, with the updates that are
+    # complete in the timeline at the time of each request.
     machine = at_speeds(*speeds, kinds=["cpu", "gpu", "gpu"], links=links)
     config = Hogbatch(workers=3, policy=policy, threads=3, beta=0.5, gpu_depth=gpu_depth)
     tasks = plan_until(per_sample(16, numel, 1e-2), machine, config, 0.25)
-    timeline = simulate(tasks, roof(machine))
+    timeline = simulate(tasks, Roofline.of(machine))
     workers = [WorkerSpec("cpu", 3), WorkerSpec("gpu"), WorkerSpec("gpu")]
     asked = policy_of(config, workers, (1.0, 1.0, 1.0), 16)
     done = [updates(timeline)[name] for name in ("cpu0", "gpu1", "gpu2")]
@@ -88,7 +89,7 @@ def test_the_simulator_reproduces_the_coordinators_decisions(
     said, handed = [0, 0, 0], [0, 0, 0]
 
     def expected(other: int, worker: int, time_s: float) -> float:
-        """Count all of the worker's own batches, and those of others except their latest."""
+        """Count all own batches, and those of other workers except an unfinished latest one."""
         return sum(
             updates_of(workers[other], update.num_samples, 0.5)
             for i, update in enumerate(done[other][: handed[other]])
@@ -116,43 +117,45 @@ def test_the_period_of_a_gpu_is_the_simulated_one(speed, numel, sample_nbytes, g
     work = replace(per_sample(4, numel, 1e-2), input_nbytes=sample_nbytes * 4)
     workers = PricedWorkers(work, machine, config)
     _, seconds = workers.batch(0, 4)
-    timeline = simulate(plan_until(work, machine, config, 150 * sum(seconds)), roof(machine))
+    timeline = simulate(plan_until(work, machine, config, 150 * sum(seconds)), Roofline.of(machine))
     ends = [update.end_s for update in updates(timeline)["gpu0"]]
-    # Two stages that take nearly as long as each other need many batches to fill the pipeline.
+    # If two stages take nearly the same time, the pipeline fills only after many batches.
     assert (ends[-1] - ends[-21]) / 20 == pytest.approx(workers.period_s(0, 4), rel=3e-2)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_workers_never_wait_for_each_other_and_together_set_the_step(policy):
+def test_workers_never_wait_for_each_other_and_their_rates_add_up(policy):
     machine = at_speeds(1.0, 7.3)
     timeline = run(per_sample(32), machine, Hogbatch(policy=policy, threads=2), 100.0)
     for device in ("cpu0", "cpu1"):
         spans = [span for span in timeline.spans if span.on[0].owner == device]
         assert [span.start_s for span in spans] == [0.0, *(span.end_s for span in spans)][:-1]
-    # 1:16 and 2 x 64 samples a step: 128 / 17 s, also where the slow one never ends a batch that
-    # the fast one does not end many times over.
+    # Speeds of 1 and 16, and 2 x 64 samples a step: 128 / 17 s, even if the fast worker ends many
+    # batches during each batch of the slow one.
     machine, config = at_speeds(1.0, 16.0), Hogbatch(policy=policy, threads=1, cpu_batch=(1, 32))
-    steps = 16 if policy in ("hogwild", "cpu_gpu") else 60  # of small batches
-    found = period(lambda n: plan(per_sample(64), machine, config, Window(n)), roof(machine), steps)
+    steps = 16 if policy in ("hogwild", "cpu_gpu") else 60  # the first two have small batches
+    found = period(
+        lambda n: plan(per_sample(64), machine, config, Window(n)), Roofline.of(machine), steps
+    )
     assert found == pytest.approx(128 / 17, rel=0.03)
 
 
 def test_a_gpu_copies_the_model_in_and_its_gradient_out():
     machine = box("cpu", "gpu", links=[link("gpu1", "h", 1000.0, 0.25)])
     tasks = plan(per_sample(2, numel=500), machine, EQUAL, Window(10))  # 4000 bytes
-    spans = {span.name: span.duration_s for span in simulate(tasks, roof(machine)).spans}
+    spans = {span.name: span.duration_s for span in simulate(tasks, Roofline.of(machine)).spans}
     own = [task.name for task in tasks.tasks if task.step == 0 and task.worker == 1]
     seconds = {name[3:].removesuffix("@worker1"): spans[name] for name in own}
     layers = ["forward[a]", "forward[b]", "backward[b]", "backward[a]", "step"]
     assert [*seconds] == ["h2d[batch]", "h2d[model]", *layers, "d2h[update]", "reduce[update]"]
     assert seconds["h2d[batch]"] == pytest.approx(0.25 + 0.08)
     assert seconds["h2d[model]"] == seconds["d2h[update]"] == pytest.approx(4.25)
-    # Cores read no copy: their three stages are all that they do.
+    # CPU workers use the shared model without a copy.
     kinds = {task.kind for task in tasks.tasks if task.worker == 0}
     assert kinds == {Kind.FORWARD, Kind.BACKWARD, Kind.STEP}
 
 
-def test_a_gpu_alone_keeps_the_model():
+def test_a_single_gpu_keeps_the_model():
     machine = box("gpu", links=[link("gpu0", "h", 1000.0)])
     tasks = plan(per_sample(2), machine, replace(EQUAL, workers=1), Window(2)).tasks
     assert not {task.kind for task in tasks} & {Kind.D2H, Kind.REDUCE}
@@ -160,15 +163,15 @@ def test_a_gpu_alone_keeps_the_model():
     assert all(task.on[0].owner == "gpu0" for task in tasks)
 
 
-def test_a_window_ends_with_its_last_samples_and_a_horizon_is_reached_by_all():
+def test_a_window_ends_with_its_last_samples_and_all_workers_reach_a_horizon():
     machine = at_speeds(1.0, 300.5)
-    timeline = simulate(plan(per_sample(10), machine, EQUAL, Window(4)), roof(machine))
+    timeline = simulate(plan(per_sample(10), machine, EQUAL, Window(4)), Roofline.of(machine))
     # The slow worker's first batch is cut off.
     assert num_samples(timeline) == {"cpu0": 0, "cpu1": 80}
     assert timeline.makespan_s == pytest.approx(80 / 300.5, rel=1e-6)
     machine = at_speeds(1.0, 30.5)
     tasks = plan_until(per_sample(10), machine, Hogbatch(policy="hogbatch"), 55.0)
-    last = {span.on[0].owner: span.end_s for span in simulate(tasks, roof(machine)).spans}
+    last = {span.on[0].owner: span.end_s for span in simulate(tasks, Roofline.of(machine)).spans}
     assert set(last) == {"cpu0", "cpu1"}
     assert min(last.values()) >= 55.0
     assert all(task.kind in COMPUTE for task in tasks.tasks)
@@ -179,7 +182,7 @@ def test_a_window_ends_with_its_last_samples_and_a_horizon_is_reached_by_all():
     [
         (box("cpu"), "workers"),
         (box("cpu", "gpu"), "machine box"),
-        (box("cpu", "cpu", hosts="ab"), "workers"),  # the model is in the memory of one host
+        (box("cpu", "cpu", hosts="ab"), "workers"),  # a shared model requires a single host
     ],
 )
 def test_machines_that_cannot_share_a_model_are_refused(machine, field):
@@ -190,10 +193,10 @@ def test_machines_that_cannot_share_a_model_are_refused(machine, field):
 @pytest.mark.parametrize(
     ("threads", "nbytes"), [(1, (40 + 65, 80 + 105)), (3, (120 + 65, 240 + 105))]
 )
-def test_parameters_and_calls_are_paid_for_in_small_batches_too(threads, nbytes):
-    # A quarter of the batch: a quarter of the flops and of the 260 and 420 bytes of activations,
-    # but all 40 bytes of parameters once or twice, for every thread, and all calls. The layer with
-    # which backward ends writes its gradients, and reads nothing for one of the samples.
+def test_parameter_traffic_and_calls_do_not_shrink_with_the_batch(threads, nbytes):
+    # A quarter of the batch has a quarter of the flops and of the 260 and 420 bytes of activations.
+    # Each thread has the traffic of all 40 bytes of parameters, once or twice, and all calls. The
+    # model's first layer only writes gradients, because inputs need no gradient.
     layer = Layer("a", (Parameter("w", (10,)),), 8, Cost(8, 300, 3), Cost(16, 500, 4))
     first = Layer("z", (Parameter("w", (10,)),), 8, Cost(), Cost(16, 460, 4))
     work = Workload("one", 12, (first, layer), (1, 0), 0)
@@ -203,29 +206,31 @@ def test_parameters_and_calls_are_paid_for_in_small_batches_too(threads, nbytes)
     assert tasks["s0/backward[a]@worker0"].cost == Cost(4, nbytes[1], 4)
     assert tasks["s0/backward[z]@worker0"].cost == Cost(4, threads * 40 + 105, 4)
     assert tasks["s0/step@worker0"].cost == Cost(40 * threads, 3 * 80 * threads, 2)
-    # The workload's own batch costs what it says.
+    # A batch of the workload's size has the workload's costs.
     whole = plan(work, box("cpu"), replace(EQUAL, workers=1), Window(1))
     assert whole["s0/forward[a]@worker0"].cost == layer.forward
     assert whole["s0/backward[a]@worker0"].cost == layer.backward
 
 
-def test_threads_are_the_hosts_unless_told():
+def test_workers_share_the_hosts_threads_by_default():
     machine, work = box("cpu", "cpu"), per_sample(10, numel=100)  # 8 cores, 800 bytes
     for options, threads in (({}, 4), ({"threads": 3}, 3)):
         needed = memory(work, machine, Hogbatch(policy="hogbatch", **options))
-        # Each thread has a gradient; both layers' features and their gradients are 320 bytes.
+        # Each thread has gradients; features of both layers and their gradients take 320 bytes.
         assert needed["cpu0"] == needed["cpu1"] == threads * 800 + 320
 
 
 def test_memory_holds_the_largest_batch_and_one_shared_model():
     machine = box("cpu", "gpu", links=[link("gpu1", "h", 1000.0)])
-    work = per_sample(10, numel=100)  # 800 bytes of parameters, 80 of features a layer, 400 in
+    # Bytes: 800 of parameters, 80 of each layer's features, 400 of input.
+    work = per_sample(10, numel=100)
     config = Hogbatch(threads=2, cpu_batch=(1, 15), gpu_batch=(1, 5))
-    # Features: both layers', and the gradients of the second's input and output: 320 bytes for 10.
+    # For 10 samples, features of both layers and gradients of the second layer's input and output
+    # take 320 bytes.
     assert memory(work, machine, config) == {
         "h": 800,
         "cpu0": 2 * 800 + 3 * 320,
-        # Replica, gradient, the copy of the model, two changes; samples of three batches.
+        # Replica, gradients, copy of the model, two updates; samples of three batches.
         "gpu1": 5 * 800 + 160 + 3 * 200,
     }
     in_turn = replace(config, gpu_depth=1)

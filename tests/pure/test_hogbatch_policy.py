@@ -1,4 +1,4 @@
-"""Policies of the papers and of users, and the setting `workers`."""
+"""Built-in and user-defined policies, and the setting `workers`."""
 
 from math import inf
 
@@ -46,15 +46,15 @@ def test_first_batches_are_the_papers(policy, sizes):
 @pytest.mark.parametrize(
     ("bounds", "spec", "batch_size", "expected"),
     [
-        # Thresholds of cores are those of a thread.
+        # Thresholds of CPU workers are per thread.
         ({"cpu_batch": (2, 64)}, CPU, 8192, (112, 3584)),
         ({"gpu_batch": (128, 8192)}, GPU, 8192, (128, 8192)),
-        # A GPU gets at most the workload's batch unless told.
+        # By default a GPU gets at most the workload's batch.
         ({}, GPU, 256, (4, 256)),
         ({}, GPU, 8, (1, 8)),
     ],
 )
-def test_thresholds(bounds, spec, batch_size, expected):
+def test_batches_stay_within_thresholds(bounds, spec, batch_size, expected):
     made = policy_of(Hogbatch(**bounds), [spec], SPEEDS[:1], batch_size)
     assert (*made.least, *made.most) == expected
 
@@ -62,11 +62,11 @@ def test_thresholds(bounds, spec, batch_size, expected):
 @pytest.mark.parametrize(
     ("updates", "size", "expected"),
     [
-        ((4, 5, 6), 32, 16),  # behind all others: halved
-        ((5, 5, 6), 32, 32),  # not behind all: as it was
+        ((4, 5, 6), 32, 16),  # fewer updates than all others: halved
+        ((5, 5, 6), 32, 32),  # as few as another worker: unchanged
         ((6, 5, 6), 32, 32),
-        ((7, 5, 6), 32, 64),  # ahead of all: doubled
-        ((4, 5, 6), 5, 4),  # thresholds hold
+        ((7, 5, 6), 32, 64),  # more updates than all others: doubled
+        ((4, 5, 6), 5, 4),  # limited by a threshold
         ((7, 5, 6), 60, 100),
     ],
 )
@@ -76,8 +76,8 @@ def test_adaptive_is_algorithm_2(updates, size, expected):
 
 
 @given(size=st.integers(1, 10_000), alpha=st.floats(1.001, 8))
-def test_a_size_that_should_change_does(size, alpha):
-    # Rounding to the nearest would never change small sizes.
+def test_rounding_never_keeps_a_size_that_must_change(size, alpha):
+    # Rounding to the nearest integer would never change small sizes.
     policy = AdaptivePolicy((1, 1), (0, 0), (10**6,) * 2, alpha)
     assert policy.next_batch(0, (1, 2), (size, 1)) < size
     assert policy.next_batch(0, (2, 1), (size, 1)) > size
@@ -88,17 +88,17 @@ def test_threads_without_a_sample_make_no_update():
     assert updates_of(CPU, 10, 0.5) == 5
     assert updates_of(GPU, 8192, 0.5) == 1
     assert updates_of(CPU, 0, 1.0) == updates_of(GPU, 0, 1.0) == 0
-    assert FixedPolicy((3, 4)).next_batch(1, (0, 100), (3, 4)) == 4  # looks at no counts
+    assert FixedPolicy((3, 4)).next_batch(1, (0, 100), (3, 4)) == 4  # ignores the counts
 
 
 @pytest.mark.parametrize(
     ("made", "ahead", "expected"),
     [
-        # Of twenty batches that the other was given none counts before it is done.
+        # Of the other worker's twenty unfinished batches none counts.
         ([3.0, 7.0], [[], [(0.001, 1.0)] * 20], [3.0, 7.0]),
-        # What ends as the next one begins counts: of two that are equal none is ahead.
+        # A batch that ends when the next one begins counts, so equal workers stay equal.
         ([5.0, 5.0], [[(1.0, 1.0)], [(1.0, 1.0)]], [6.0, 6.0]),
-        # At 1.0 s, when the next one begins, the second has done three, which end at 0.9.
+        # The next batch begins at 1.0 s; by then the second worker has done three batches of 0.3 s.
         (
             [10.0, 20.0, 30.0],
             [[(0.5, 4.0), (0.5, 4.0)], [(0.3, 1.0)] * 9, [(2.0, 1.0)]],
@@ -106,7 +106,7 @@ def test_threads_without_a_sample_make_no_update():
         ),
     ],
 )
-def test_batches_ahead_count_by_the_time_at_which_the_next_one_begins(made, ahead, expected):
+def test_batches_ahead_count_if_they_end_before_the_next_one_begins(made, ahead, expected):
     assert expected_updates(0, made, ahead) == expected
 
 
@@ -115,18 +115,18 @@ def test_batches_ahead_count_by_the_time_at_which_the_next_one_begins(made, ahea
     [
         (0.011, 60.0, 1, True, 5),
         (1e-6, 60.0, 1, True, MOST_REPORTED),
-        (0.011, 0.0, 1, True, 1),  # at the end of an epoch each worker has one
-        (0.066, 60.0, 1, True, 1),  # a batch that takes long stays alone
+        (0.011, 0.0, 1, True, 1),  # at the end of an epoch each worker has one batch
+        (0.066, 60.0, 1, True, 1),  # no batch is assigned in advance of a long one
         *[(long_s, 100 * long_s, n, True, n) for long_s in (0.06, 5) for n in (1, 2, 3)],
-        # At its end a GPU has no batch that others would wait for: half of its first is done, on
-        # average; what is left are seconds of all workers.
+        # At the end of an epoch a GPU gets no batch for which others would wait. Half of its first
+        # batch is done on average; `left_s` counts seconds of all workers.
         *[(1.0, left_s, 3, True, n) for left_s, n in ((0.4, 1), (1.4, 2), (1.6, 3))],
-        (inf, 0.0, 3, True, 3),  # of unknown length
-        # None is given early where learning rates depend on the latest.
+        (inf, 0.0, 3, True, 3),  # before the first result
+        # Without prefetching, because learning rates depend on the latest updates.
         *[(0.001, 60.0, depth, False, depth) for depth in (1, 3)],
     ],
 )
-def test_how_many_batches_are_given_ahead(batch_s, left_s, depth, prefetches, expected):
+def test_the_number_of_batches_assigned_in_advance(batch_s, left_s, depth, prefetches, expected):
     given_s: list[float] = []
     while wants_more(given_s, left_s, depth, prefetches=prefetches):
         given_s.append(batch_s)
@@ -134,7 +134,7 @@ def test_how_many_batches_are_given_ahead(batch_s, left_s, depth, prefetches, ex
 
 
 class Growing:
-    """One more sample with each batch, up to twice the batch size of the run."""
+    """Increases each batch by one sample, up to twice the run's batch size."""
 
     def __init__(self, workers):
         self.most = [2 * workers.batch_size] * len(workers.specs)
@@ -175,12 +175,12 @@ def sized(workers):
 
 
 def made(name: str):
-    """Make a user-defined policy of this module."""
+    """Return a user-defined policy of this module."""
     specs = (WorkerSpec("cpu", 2), WorkerSpec("gpu"))
     return policy_of(Hogbatch(policy=f"{__name__}:{name}"), specs, (1.0, 2.0), 8)
 
 
-def test_a_users_policy_is_asked_as_the_built_in_ones_are():
+def test_a_user_defined_policy_is_called_like_the_built_in_ones():
     policy = made("Nested.Growing")
     assert policy.most == (16, 16)
     sizes = [policy.next_batch(0, [1.0, 0.0], [size, 3]) for size in (0, 1, 15, 16)]
@@ -189,7 +189,7 @@ def test_a_users_policy_is_asked_as_the_built_in_ones_are():
 
 
 @pytest.mark.parametrize("name", ["Missing", "Unmade", "sized", "Boundless"])
-def test_what_is_no_policy_is_refused(name: str):
+def test_an_invalid_policy_is_refused(name: str):
     with refused("policy"):
         made(name)
     for policy in ("no_such:Policy", f"{__name__}:{name}"):
@@ -198,7 +198,7 @@ def test_what_is_no_policy_is_refused(name: str):
 
 
 @pytest.mark.parametrize("name", ["omnivore", "a:", ":b", "a b:c", "a.1:c", ""])
-def test_other_names_are_refused(name: str):
+def test_invalid_names_are_refused(name: str):
     with refused("options.policy"):
         check_options(STRATEGY, {"policy": name}, 2)
 
@@ -211,7 +211,7 @@ def test_every_size_is_checked(name: str, worker: int):
 
 
 @pytest.mark.parametrize("text", ["cpu:4096@slow=2.5, cpu:2@slow=1.000001, gpu:10", "cpu:1, cpu:1"])
-def test_what_is_read_is_written_as_it_was(text: str):
+def test_a_list_of_workers_is_written_as_it_was_read(text: str):
     assert ", ".join(map(str, parse_workers(text, 2))) == text
 
 
@@ -231,7 +231,7 @@ def test_a_number_of_workers_shares_the_cores(number: int, threads: int):
         *[("0", 0), ("257", 257), (",".join(["cpu:1"] * 257), 257)],
     ],
 )
-def test_what_is_no_worker_is_named(text: str, named: str | int):
+def test_an_invalid_worker_is_named(text: str, named: str | int):
     with refused("workers", got=named):
         parse_workers(text, 2)
 
@@ -243,5 +243,5 @@ def test_what_is_no_worker_is_named(text: str, named: str | int):
         *[("cpu:16,gpu:0", 1), ("cpu:32,gpu:0,gpu:1", 1), ("cpu:3", 13)],
     ],
 )
-def test_updates_of_gpus_are_added_on_the_cores_that_others_leave(workers, threads):
+def test_the_cores_without_workers_add_the_updates_of_gpus(workers, threads):
     assert adding_threads(parse_workers(workers, 16), 16) == threads

@@ -1,4 +1,4 @@
-"""Plans of host and tree against closed forms and the definitions of Le et al. 2018."""
+"""Plans of host and tree against closed forms, and definitions of Le et al. 2018."""
 
 from itertools import combinations, pairwise
 from types import SimpleNamespace
@@ -8,13 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from boxes import WithoutUpdate, after, box, chain, exchange_s, link
-from closed_forms import (
-    LayerPhases,
-    backpropagation_s,
-    host_overhead_s,
-    host_s,
-    typical_s,
-)
+from closed_forms import LayerPhases, backpropagation_s, host_s, typical_s
 from findings import numbers
 from paceline.core.after_backward import AfterBackward, BackwardPhase
 from paceline.core.compare import breakdown_by_device
@@ -34,7 +28,7 @@ NBYTES = 4000
 GPU_LINKS = [link("gpu0", "h", 1000.0), link("gpu1", "h", 1000.0)]
 
 
-def test_a_chunk_is_copied_when_its_last_layer_is_done_and_layers_of_the_end_stay_alone():
+def test_a_chunk_is_copied_after_its_last_layer_and_the_last_layers_are_single():
     tasks = plan(chain(*[(1, NBYTES)] * 5), box("cpu", "cpu"), HostReduce(chunk=3), Window(1))
     assert after(tasks["s0/d2h[0]@worker0"]) == ("s0/backward[l2]@worker0",)
     sizes = [tasks[f"s0/reduce[{part}]"].cost.nbytes / (3 * NBYTES) for part in range(3)]
@@ -43,12 +37,12 @@ def test_a_chunk_is_copied_when_its_last_layer_is_done_and_layers_of_the_end_sta
 
 @pytest.mark.parametrize("workers", [2, 3, 5])
 def test_cpus_move_each_byte_through_their_memory_3n_plus_1_times(workers):
-    # Each rank reads and writes its gradient, the sum reads all of them and writes one.
+    # Each rank reads and writes its gradients; the sum reads those of all ranks and writes one.
     nbytes_per_s, latency_s = 1e6, 0.25
     machine = box(
         *["cpu"] * workers,
         host={"memory_bandwidth_bytes_per_s": nbytes_per_s, "reduce_latency_s": latency_s},
-        device={"memory_bandwidth_bytes_per_s": 1.0},  # that of layers: nothing to do with it
+        device={"memory_bandwidth_bytes_per_s": 1.0},  # the rate of layers does not matter
     )
     tasks = plan(chain((0, NBYTES)), machine, HostReduce(workers=workers), Window(1))
     expected = (3 * workers + 1) * NBYTES / nbytes_per_s + latency_s
@@ -56,8 +50,8 @@ def test_cpus_move_each_byte_through_their_memory_3n_plus_1_times(workers):
 
 
 @pytest.mark.parametrize("uses_cores", [False, True])
-def test_sums_hide_behind_backward_unless_the_ranks_have_all_cores(uses_cores):
-    # 2 s of backward during a sum of 1 s; the last layer's gradients are tiny.
+def test_sums_hide_behind_backward_unless_they_use_the_cores_of_the_ranks(uses_cores):
+    # A sum takes 1 s, during 2 s of backward; the last layer's gradients are tiny.
     links = [link("h", "h", 1.0, uses_cores=uses_cores)]
     machine = box("cpu", "cpu", links=links, host={"reduce_latency_s": 1.0})
     window = lambda n: plan(chain((2, 4), (2, 4)), machine, HostReduce(), Window(n))  # noqa: E731
@@ -67,7 +61,7 @@ def test_sums_hide_behind_backward_unless_the_ranks_have_all_cores(uses_cores):
 
 @pytest.mark.parametrize(
     ("share", "num_layers", "expected"),
-    [(False, 1, 8), (True, 1, 16), (False, 2, 12)],  # a copy back beside the next one there
+    [(False, 1, 8), (True, 1, 16), (False, 2, 12)],  # a copy back overlaps the next copy in
 )
 def test_gpus_share_a_link_that_takes_both_directions_at_once(share, num_layers, expected):
     behind = [link("gpu0", "gpu2", 1e9), link("gpu1", "gpu2", 1e9), link("gpu2", "h", 1000.0)]
@@ -89,7 +83,7 @@ def test_each_chunk_synchronises_a_gpu_once_and_slows_its_backward(chunk, num_sy
     ("facts", "measured", "expected"),
     [
         ({"sync_latency_s": 0.125}, {PriceKey("gpu0", Kind.BACKWARD, "l0"): 7.0}, 7.125),
-        ({"call_latency_s": 0.5}, {}, 1.5),  # without a figure for it: the time of a call
+        ({"call_latency_s": 0.5}, {}, 1.5),  # the default of sync_latency_s
     ],
 )
 def test_synchronising_is_paid_on_top_of_backward(facts, measured, expected):
@@ -98,7 +92,7 @@ def test_synchronising_is_paid_on_top_of_backward(facts, measured, expected):
     assert ProfiledCost(measured, Roofline.of(machine)).seconds(task) == expected
 
 
-def test_several_hosts_sum_their_own_and_exchange_the_sums_in_a_ring():
+def test_several_hosts_exchange_their_sums_in_a_ring():
     # Three ranks on two hosts. Each host sends 2 (n - 1) / n of the bytes to the other.
     machine = box("cpu", "cpu", "cpu", hosts="aab", links=[link("a", "b", 1000.0, 0.25)])
     tasks = plan(chain((0, NBYTES), (0, NBYTES)), machine, HostReduce(workers=3), Window(1))
@@ -106,8 +100,8 @@ def test_several_hosts_sum_their_own_and_exchange_the_sums_in_a_ring():
     assert after(send) == ("s0/reduce[1]",)
     assert Roofline.of(machine).seconds(send) == pytest.approx(4.0 + 2 * 0.25)
     assert set(after(tasks["s0/step@worker2"])) >= {"s0/send[0]", "s0/send[1]"}
-    assert exchange_s(tasks, machine) == pytest.approx(2 * 4.5)  # sums go on beside the network
-    # A worker's wait is communication, not idle time.
+    assert exchange_s(tasks, machine) == pytest.approx(2 * 4.5)  # sums overlap messages
+    # Waiting for the exchange is communication, not idle time.
     for parts in breakdown_by_device(simulate(tasks, Roofline.of(machine))).values():
         assert (parts.exposed_s, parts.idle_s) == pytest.approx((9.0, 0.0), abs=1e-4)
 
@@ -119,7 +113,7 @@ def between_all(number: int, nbytes_per_s: float) -> list[dict]:
 
 
 @given(st.integers(1, 300))
-def test_at_distance_k_send_those_that_k_leaves_over_after_division_by_2k(world_size):
+def test_ranks_equal_to_k_modulo_2k_send_to_the_rank_at_distance_k(world_size):
     expected, k = set(), 1
     while k < world_size:
         expected |= {(rank, rank - k) for rank in range(world_size) if rank % (2 * k) == k}
@@ -146,7 +140,7 @@ def test_additions_of_cores_run_at_the_speed_of_the_memory_and_not_of_layers():
     assert exchange_s(tasks, machine) == pytest.approx(2.0)
 
 
-def test_every_worker_updates_when_it_has_the_means_and_has_passed_them_on():
+def test_a_worker_updates_after_it_has_received_and_forwarded_the_means():
     machine = box(*["gpu"] * 4, links=between_all(4, 1000.0))
     tasks = plan_tree(chain((1, NBYTES)), machine, Tree(workers=4), Window(2))
     ends = {s.name: s for s in simulate(tasks, WithoutUpdate(machine)).spans}
@@ -154,7 +148,7 @@ def test_every_worker_updates_when_it_has_the_means_and_has_passed_them_on():
         assert ends[f"s0/step@worker{rank}"].start_s >= ends[f"s0/send[down{rank}]"].end_s
         assert after(tasks[f"s1/load@worker{rank}"]) == (f"s0/step@worker{rank}",)
     assert after(tasks["s0/send[down2]"]) == ("s0/reduce[2]@worker0",)
-    # A worker with children sends to all of them first, the nearest last.
+    # A worker first sends to all its children, the nearest last.
     assert after(tasks["s0/step@worker0"]) == ("s0/send[down1]",)
     assert after(tasks["s0/step@worker2"]) == ("s0/send[down3]",)
     # The largest distance first, so that both halves of the tree proceed in parallel.
@@ -167,14 +161,14 @@ layers = st.lists(st.tuples(st.floats(1e-3, 1.0), st.integers(1, 10**5)), min_si
 
 
 def left(strategy: Strategy, workload, machine, workers: int, num_steps: int = 2) -> AfterBackward:
-    """Return the times of a strategy's first step."""
+    """Return the times of a strategy's first step after backward."""
     config, cost = strategy.config(workers=workers), Slowed(WithoutUpdate(machine), 1.0)
     plan = strategy.planning.plan(workload, machine, config, Window(num_steps))
     return BackwardPhase(plan, cost, simulate(plan, cost)).times()
 
 
 def in_turn(sizes):
-    """Return layers with backward passes so long that no copy waits for another."""
+    """Return the phases of layers whose backward is so long that no copy waits for another."""
     wire_times = [(t_bp, 4 * n / NBYTES_PER_S) for t_bp, n in sizes]
     times = [LayerPhases(t_bp, SYNC_S, 2 * t, t) for t_bp, t in wire_times]
     return [
@@ -184,7 +178,7 @@ def in_turn(sizes):
 
 
 @given(layers)
-def test_host_states_definitions_3_1_to_3_3(sizes):
+def test_host_reproduces_definitions_3_1_to_3_3(sizes):
     links = [link(f"gpu{i}", "h", NBYTES_PER_S) for i in range(2)]
     sums = {"memory_bandwidth_bytes_per_s": 3 * NBYTES_PER_S}  # two are read and one is written
     machine = box("gpu", "gpu", links=links, host=sums, device={"sync_latency_s": SYNC_S})
@@ -194,16 +188,16 @@ def test_host_states_definitions_3_1_to_3_3(sizes):
     assert found.backward_s == pytest.approx(backpropagation_s(times), rel=1e-9)
     assert found.sync_s == pytest.approx(SYNC_S * len(times), rel=1e-9)
     assert found.total_s == pytest.approx(host_s(times), rel=1e-9)
-    assert found.overhead_s == pytest.approx(host_overhead_s(times), rel=1e-6)
-    assert found.left_s == pytest.approx(found.overhead_s - found.sync_s, rel=1e-6)
+    overhead_s = host_s(times) - backpropagation_s(times)
+    assert found.left_s == pytest.approx(overhead_s - found.sync_s, rel=1e-6)
 
 
 @given(layers, st.sampled_from([2, 3, 4, 5, 8]))
-def test_tree_states_definition_3_4(sizes, workers):
+def test_tree_reproduces_definition_3_4(sizes, workers):
     levels, device = (workers - 1).bit_length(), {"memory_bandwidth_bytes_per_s": ADDS_PER_S}
     machine = box(*["gpu"] * workers, links=between_all(workers, NBYTES_PER_S), device=device)
     work = chain(*[(t_bp, 4 * n) for t_bp, n in sizes])
-    wire_s, add_s = levels * 4 / NBYTES_PER_S, levels * 4 * 3 / ADDS_PER_S  # of a value
+    wire_s, add_s = levels * 4 / NBYTES_PER_S, levels * 4 * 3 / ADDS_PER_S  # per value
     times = [LayerPhases(t_bp, 0.0, n * (wire_s + add_s), n * wire_s) for t_bp, n in sizes]
     found = left(tree.STRATEGY, work, machine, workers)
     assert (found.backward_s, found.sync_s) == (pytest.approx(backpropagation_s(times)), 0.0)
@@ -228,8 +222,8 @@ def of_plan(name, left_s, overhead_s, *, workers=2, codec=None):
     )
 
 
-def test_the_smaller_overhead_decides_and_not_what_is_left():
-    # Many small layers: host leaves less after backward, but its synchronisations cost more.
+def test_overheads_are_compared_and_not_the_time_left_after_backward():
+    # Many small layers: host has less left after backward, but more synchronisation.
     said = of_after_backward([of_plan("tree", 0.004, 0.004), of_plan("host", 0.001, 0.006)])
     assert said.rindex("4 ms (tree)") < said.rindex("6 ms (host)")
     # Plans with codecs or other numbers of workers are not compared.

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from boxes import FLOPS_PER_S, after, box, chain, codec_speed, link, named
+from boxes import after, at_speeds, box, chain, codec_speed, link, named
 from findings import numbers
 from paceline.core.cost import Roofline, layer_times
 from paceline.core.machine import Machine
@@ -25,50 +25,42 @@ from paceline.strategies.local.loss_table import Row, estimate, rows
 from paceline.strategies.local.plan import (
     fragments_of,
     inner_step,
-    inner_steps_of,
     memory,
     plan,
-    plan_balanced,
     turns,
 )
 from refusals import refused
 
-NBYTES = 4000  # of the model's parameters
-PACE = 1e3  # bytes a second between two hosts
-STEP_S = 20.0  # of an inner step
+NBYTES = 4000  # of the parameters
+PACE = 1e3  # bytes per second between two hosts
+STEP_S = 20.0  # seconds of an inner step
 CODECS = {"codecs": {"eightbit": codec_speed(1e3, 4e3)}}
 
 
 def hosts(speeds=(1.0, 1.0), latency_s: float = 0.0, kind: str = "cpu", **facts) -> Machine:
-    """Hosts of one device each, of these Gflop/s, all linked with the first."""
+    """Return hosts with one device each, of these Gflop/s, linked to the first host."""
     names = "abcdefgh"[: len(speeds)]
     links = [link("a", other, PACE, latency_s) for other in names[1:]]
     if kind == "gpu":
         links += [link(f"gpu{i}", name, 1e12) for i, name in enumerate(names)]
-    machine = box(*[kind] * len(speeds), hosts=names, links=links, **facts)
-    devices = [
-        one.model_copy(update={"flops_per_s": speed * FLOPS_PER_S})
-        for one, speed in zip(machine.devices, speeds, strict=True)
-    ]
-    return machine.model_copy(update={"devices": tuple(devices)})
+    return at_speeds(*speeds, kinds=[kind] * len(speeds), hosts=names, links=links, **facts)
 
 
 def two_layers(seconds: float = STEP_S) -> Workload:
-    """Two layers of half the parameters each; memory is so fast that updates take no time."""
+    """Return two equal layers; memory is so fast that updates take no time."""
     return chain((seconds / 2, NBYTES // 2), (seconds / 2, NBYTES // 2))
 
 
-def round_s(machine: Machine, config: Local, *, balanced: bool = False, work=None) -> float:
-    planned = plan_balanced if balanced else plan
+def round_s(machine: Machine, config: Local, work=None) -> float:
     workload = two_layers() if work is None else work
-    return period(lambda n: planned(workload, machine, config, Window(n)), Roofline.of(machine), 2)
+    return period(lambda n: plan(workload, machine, config, Window(n)), Roofline.of(machine), 2)
 
 
-def forecast_of(machine: Machine, config: Local, **options) -> Forecast:
-    return forecast(two_layers(), machine, STRATEGY, config, 64.0, **options)
+def forecast_of(machine: Machine, config: Local, work=None) -> Forecast:
+    return forecast(two_layers() if work is None else work, machine, STRATEGY, config, 64.0)
 
 
-def test_these_tasks_and_no_others_are_a_round():
+def test_a_round_has_exactly_these_tasks():
     config = Local(sync_every=10, fragments=2, delay=2, codec="dynamic8")
     tasks = plan(two_layers(), hosts(device=CODECS), config, Window(2))
     own = {f"{kind}[{p}{piece}]" for kind, piece in PARTS for p in range(2)} | {
@@ -76,7 +68,7 @@ def test_these_tasks_and_no_others_are_a_round():
     }
     expected = {f"{name}@worker{w}" for name in own for w in range(2)}
     expected |= {"reduce[0.0]", "reduce[1.0]"}
-    # In the first round nothing is exchanged during the steps before the first fragment.
+    # In the first round no exchange overlaps the steps before the first fragment.
     assert named(tasks) == expected
     later = {task.name.removeprefix("s1/") for task in tasks.tasks if task.step == 1}
     assert later == expected | {f"train[0.overlapped]@worker{w}" for w in range(2)}
@@ -87,7 +79,7 @@ def test_these_tasks_and_no_others_are_a_round():
 PARTS = (("train", ""), ("encode", ".0"), ("decode", ".0"), ("step", ""))
 
 
-def test_a_fragment_waits_for_all_workers_and_inner_steps_for_the_fragment_before():
+def test_a_fragment_waits_for_all_workers_and_inner_steps_wait_for_the_previous_fragment():
     config = Local(workers=3, sync_every=10, fragments=2, delay=2)
     tasks = plan(two_layers(), hosts((1, 1, 1)), config, Window(2))
     trained = {f"s0/train[1]@worker{w}" for w in range(3)}
@@ -106,13 +98,13 @@ def test_turns_hold_all_inner_steps_and_overlap_as_many_as_fit(sync_every, fragm
     found = turns(config, count)
     assert sum(map(sum, found)) == count
     sizes = [sum(turn) for turn in found]
-    assert max(sizes) - min(sizes) <= 2 + count / sync_every  # whole steps of the others, scaled
+    assert max(sizes) - min(sizes) <= 2 + count / sync_every  # rounded, scaled, rounded
     most = round(delay * count / sync_every)
     assert all(turn.overlapped == min(most, sum(turn)) for turn in found)
 
 
-def test_an_inner_step_takes_as_long_as_its_layers_and_its_update_one_after_another():
-    # One layer is bound by arithmetic, one by traffic, and each pays for its calls.
+def test_an_inner_step_takes_the_sum_of_its_layers_and_its_update():
+    # One layer is bound by arithmetic, the other by memory traffic; both have calls.
     machine = hosts(device={"memory_bandwidth_bytes_per_s": 1e8, "call_latency_s": 0.5})
     layers = (
         Layer("a", (Parameter("w", (250,)),), 0, Cost(3e9, 1e8, 1), Cost(6e9, 1e8, 2)),
@@ -133,43 +125,36 @@ def test_an_inner_step_takes_as_long_as_its_layers_and_its_update_one_after_anot
 @pytest.mark.parametrize(
     ("machine", "config", "step_s", "shown_s"),
     [
-        # Each of two workers sends half of the bytes twice, at the same time as the other.
+        # Each of two workers sends half of the bytes twice; both send at the same time.
         *[
             (hosts(latency_s=0.25), Local(sync_every=n), STEP_S, NBYTES / PACE + 2 * 0.25)
             for n in (1, 7, 1000)
         ],
-        # One worker alone exchanges nothing.
+        # A single worker exchanges nothing.
         (hosts((1,)), Local(workers=1, sync_every=3), STEP_S, 0),
-        # A delay hides up to 4 s, as long as its steps last.
+        # A delay hides the exchange of 4 s during its steps of 1 s.
         *[
             (hosts(), Local(sync_every=20, delay=delay), 1.0, shown_s)
             for delay, shown_s in ((0, 4), (3, 1), (4, 0), (12, 0))
         ],
-        # Each half takes 2 s: 2 steps of a second hide it, where the whole needs 4.
+        # Half of the model takes 2 s, which 2 steps of 1 s hide; the whole model takes 4 s.
         (hosts(), Local(sync_every=20, fragments=1, delay=2), 1.0, 2),
         (hosts(), Local(sync_every=20, fragments=2, delay=2), 1.0, 0),
     ],
 )
-def test_a_round_takes_its_steps_and_the_exchange_that_shows(machine, config, step_s, shown_s):
+def test_a_round_takes_its_steps_and_the_exposed_exchange(machine, config, step_s, shown_s):
     work, expected = two_layers(step_s), config.sync_every * step_s + shown_s
-    assert round_s(machine, config, work=work) == pytest.approx(expected, rel=1e-4)
-    found = forecast(work, machine, STRATEGY, config, 64.0)
+    assert round_s(machine, config, work) == pytest.approx(expected, rel=1e-4)
+    found = forecast_of(machine, config, work)
     assert found.step_s == pytest.approx(expected / config.sync_every, rel=1e-4)
     assert found.samples_per_s == pytest.approx(64 / found.step_s)
     if len(machine.devices) == 2:
+        assert found.breakdown.train_s == pytest.approx(step_s, rel=1e-4)
         assert found.breakdown.exposed_s == pytest.approx(shown_s / config.sync_every, abs=1e-4)
         assert found.wire_nbytes == pytest.approx(NBYTES / config.sync_every)
 
 
-def test_the_parts_of_a_forecast_are_those_of_one_inner_step():
-    found = forecast_of(hosts(), Local(sync_every=10))
-    parts = found.breakdown
-    assert parts.step_s == pytest.approx(found.step_s) == pytest.approx(20.4)
-    assert (parts.train_s, parts.exposed_s) == pytest.approx((20, 0.4))
-    assert numbers(found.why)[:2] == [98, 2]
-
-
-def test_messages_that_take_the_workers_cores_do_not_hide_beside_their_steps():
+def test_messages_that_use_the_workers_cores_do_not_overlap_steps():
     machine = box("cpu", "cpu", links=[link("h", "h", PACE, uses_cores=True)])
     for delay in (0, 3):
         found = round_s(machine, Local(sync_every=10, delay=delay))
@@ -177,7 +162,7 @@ def test_messages_that_take_the_workers_cores_do_not_hide_beside_their_steps():
 
 
 @given(st.integers(1, 9), st.lists(st.integers(1, 500), min_size=9, max_size=12))
-def test_fragments_are_strided(fragments, sizes):
+def test_layers_are_dealt_to_fragments_in_turn(fragments, sizes):
     work = chain(*((1.0, 4 * size) for size in sizes))
     dealt = fragments_of(work, Local(sync_every=100, fragments=fragments))
     names = [[layer.name for layer in fragment] for fragment in dealt]
@@ -194,7 +179,7 @@ def test_layers_without_parameters_are_in_no_fragment():
     assert [[layer.name for layer in one] for one in dealt] == [["l0"], ["l1"]]
 
 
-def test_the_planner_plans_equal_and_balanced_parts_of_uneven_workers_and_says_the_gain():
+def test_the_planner_plans_uneven_workers_with_equal_and_balanced_batches():
     def found(machine: Machine) -> list[Forecast]:
         def work(samples: int) -> Workload:
             return replace(two_layers(STEP_S * samples / 8), batch_size=samples)
@@ -209,25 +194,18 @@ def test_the_planner_plans_equal_and_balanced_parts_of_uneven_workers_and_says_t
     assert [one.is_balanced for one in found(hosts())] == [False]
 
 
-def test_inner_steps_of_a_balanced_round_follow_the_speeds():
-    machine, config = hosts((19.0, 1.0)), Local(sync_every=10, fragments=2, delay=2)
-    parts = machine, machine.devices, config, two_layers()
-    assert inner_steps_of(*parts, balanced=True) == (19, 1)
-    assert inner_steps_of(*parts, balanced=False) == (10, 10)
-
-
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
-def test_codecs_take_the_devices_or_the_hosts_of_gpus_and_shrink_the_wire(kind):
+def test_codecs_run_on_cpu_workers_or_on_the_hosts_of_gpus_and_save_bytes(kind):
     facts = {"device" if kind == "cpu" else "host": CODECS}
     machine, config = hosts(kind=kind, **facts), Local(sync_every=10, codec="dynamic8")
-    # A quarter of the bytes, and 4 more for each half; 1 s to encode 1000 values, and to decode the
-    # other's half and both sums.
+    # A quarter of the bytes, and a scale of 4 bytes per half. Encoding 1000 values takes 1 s; each
+    # worker decodes the other's half and both sums.
     expected = 10 * STEP_S + 2 * 504 / PACE + 1 + 1.5 * 1000 / 4e3
     assert round_s(machine, config) == pytest.approx(expected, rel=1e-4)
     names = named(plan(two_layers(), machine, config, Window(1)))
     assert {"encode[0.0]@worker0", "decode[0.0]@worker0"} <= names
     assert ({"d2h[0]@worker0", "h2d[0]@worker0"} <= names) is (kind == "gpu")
-    # Hosts, which take the outer steps, are not devices of the breakdown.
+    # Hosts take the outer steps, but are no devices in the breakdown.
     found = forecast_of(machine, config)
     assert found.breakdown.step_s == pytest.approx(found.step_s)
     with refused("codec") as caught:
@@ -251,7 +229,7 @@ def test_large_rounds_cost_no_more_to_plan():
     assert len(sizes) == 1
 
 
-def test_memory_is_a_replica_and_two_vectors_in_its_host():
+def test_memory_holds_a_replica_on_the_device_and_two_vectors_on_its_host():
     needed = memory(two_layers(), hosts(), Local())
     assert needed["a"] == needed["b"] == 2 * NBYTES
     assert needed["cpu0"] == needed["cpu1"] >= 3 * NBYTES
@@ -266,7 +244,7 @@ def test_memory_is_a_replica_and_two_vectors_in_its_host():
         (hosts(), Local(codec="threshold:0.1"), "codec"),
     ],
 )
-def test_what_does_not_fit_is_refused(machine, config, field):
+def test_unsupported_configurations_are_refused(machine, config, field):
     with refused(field):
         plan(two_layers(), machine, config, Window(1))
 
@@ -308,12 +286,12 @@ ROW = Row(
         (Local(workers=1), {"workers": 1}, False),
     ],
 )
-def test_steps_to_a_loss_are_known_near_what_was_measured(config, row, is_near):
+def test_steps_to_a_loss_are_known_near_measured_configurations(config, row, is_near):
     found = estimate(1_000_000, config, [replace(ROW, **row)])
     assert (found is not None) is is_near
 
 
-def test_steps_to_a_loss_are_a_range_over_all_rows_that_are_near():
+def test_steps_to_a_loss_are_a_range_over_all_near_rows():
     other = replace(ROW, sync_every=50, steps=1.0, low=0.9, high=1.2, model="an MLP", seeds=1)
     found = estimate(1_000_000, Local(), [ROW, other])
     assert (found.median, found.low, found.high) == pytest.approx((1.1, 0.9, 1.4))
@@ -324,8 +302,8 @@ def test_steps_to_a_loss_are_a_range_over_all_rows_that_are_near():
 @pytest.mark.parametrize(
     ("seconds", "sync_every"), [(STEP_S, 10), (100 * STEP_S, 1), (None, Local.sync_every)]
 )
-def test_a_search_takes_the_rounds_that_reach_a_loss_soonest(monkeypatch, seconds, sync_every):
-    # An exchange takes as long as 0.2 steps, or 0.002; other models have no rows.
+def test_a_search_chooses_the_rounds_that_reach_a_loss_first(monkeypatch, seconds, sync_every):
+    # An exchange takes as long as 0.2 or 0.002 steps; the third model has no rows.
     known = {1: 1.0, 10: 1.1}
     own = dict.fromkeys(("low", "steps", "high"), 1.0) | {"parameters": NBYTES // 4}
     table = [
@@ -341,21 +319,21 @@ def test_a_search_takes_the_rounds_that_reach_a_loss_soonest(monkeypatch, second
 @pytest.mark.parametrize(
     "wrong", [{"bits": 0}, {"low": -1.0}, {"steps": float("nan")}, {"loss": 3}]
 )
-def test_a_row_that_says_nothing_is_refused(wrong):
+def test_an_invalid_row_is_refused(wrong):
     with pytest.raises(ValidationError) as caught:
         TypeAdapter(Row).validate_python(asdict(ROW) | wrong)
     assert caught.value.errors()[0]["loc"] == tuple(wrong)
 
 
 @pytest.mark.parametrize("known", [None, StepsToLoss(1.5, 1.2, 1.9, "a model")])
-def test_a_ranking_has_what_learns_otherwise_apart_and_by_the_time_to_a_loss(known):
+def test_strategies_that_change_training_are_ranked_last_by_the_time_to_a_loss(known):
     machine = box("cpu", "cpu", hosts="ab", links=[link("a", "b", 1e6)])
     local = replace(STRATEGY, planning=replace(STRATEGY.planning, steps_to_loss=lambda *_: known))
     strategies = [local, find_strategy("allreduce")]
     found = rank(search(lambda _: chain((1.0, 4_000_000)), machine, strategies, 8, workers=2))
     assert [one.strategy for one in found] == ["allreduce"] * (len(found) - 1) + ["local"]
     last = found[-1]
-    assert last.samples_per_s > found[0].samples_per_s  # on such a link
+    assert last.samples_per_s > found[0].samples_per_s  # because the link is slow
     assert last.learnt_samples_per_s == (last.samples_per_s / 1.5 if known else 0.0)
     row = PlanRow.of(last)
     assert (row.is_same_training, row.steps_to_loss) == (False, known)

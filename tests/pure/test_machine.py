@@ -1,4 +1,4 @@
-"""Quantities, routes between devices, prices of tasks and layers, and memory of a step."""
+"""Quantities, routes between devices, costs of tasks and layers, and memory of a step."""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -49,7 +49,7 @@ def test_quantities_are_read_in_base_units(unit, text, value):
 
 
 @given(st.text(max_size=12))
-def test_any_text_is_a_quantity_or_refused(text: str):
+def test_any_text_is_parsed_or_refused(text: str):
     with suppress(ValidationError):
         assert TypeAdapter(Seconds).validate_python(text) >= 0
 
@@ -58,21 +58,21 @@ def names(route) -> list[str]:
     return [f"{hop.source}->{hop.target}" for hop in route]
 
 
-def test_routes_take_the_fewest_hops_and_then_the_widest_way():
+def test_routes_have_the_fewest_hops_and_then_the_widest_links():
     pairs = ("gpu0", "gpu1", 20e9), ("gpu1", "gpu3", 20e9), ("gpu0", "gpu2", 40e9)
     links = [link(*pair) for pair in (*pairs, ("gpu2", "gpu3", 40e9))]
     m = box(*["gpu"] * 4, links=links)
     assert names(m.route(m.devices[0], m.devices[1])) == ["gpu0->gpu1"]
     assert names(m.route(m.devices[0], m.devices[3])) == ["gpu0->gpu2", "gpu2->gpu3"]
     assert names(m.route(m.devices[3], m.devices[0])) == ["gpu3->gpu2", "gpu2->gpu0"]
-    # CPU devices are located at their host.
+    # CPU workers are located at their host.
     m = box("cpu", "cpu", "cpu", hosts="aab", links=[link("a", "a", 1e9), link("a", "b", 1e8)])
     ways = [names(m.route(m.devices[0], other)) for other in m.devices[1:]]
     assert ways == [["a->a"], ["a->b"]]
 
 
 def with_a_switch(num_gpus: int, together: float | None) -> Machine:
-    """Return GPUs of one host, each on its bus of 16 GB/s and by 4 GB/s on a switch."""
+    """Return GPUs of one host, each with a bus of 16 GB/s and 4 GB/s to a switch."""
     ends = product([f"gpu{i}" for i in range(num_gpus)], [("h", 16e9), ("links", 4e9)])
     links = [link(gpu, end, rate) for gpu, (end, rate) in ends]
     links += [] if together is None else [link("links", "links", together)]
@@ -81,7 +81,7 @@ def with_a_switch(num_gpus: int, together: float | None) -> Machine:
 
 
 @pytest.mark.parametrize(("together", "shared"), [(None, []), (6e9, ["links->links"])])
-def test_devices_that_have_a_switch_send_over_it_and_not_over_a_wider_bus(together, shared):
+def test_devices_at_a_switch_do_not_send_over_the_wider_bus_of_their_host(together, shared):
     m = with_a_switch(2, together)
     assert names(m.route(*m.devices)) == ["gpu0->links", *shared, "links->gpu1"]
     assert names(m.route(m.devices[0], m.hosts[0])) == ["gpu0->h"]
@@ -89,8 +89,8 @@ def test_devices_that_have_a_switch_send_over_it_and_not_over_a_wider_bus(togeth
 
 @pytest.mark.parametrize("num_gpus", [2, 3, 4, 8])
 @pytest.mark.parametrize("together", [1e9, 6e9, 12e9, 1e12])
-def test_cards_that_share_a_way_divide_it(num_gpus: int, together: float):
-    # Each of n cards sends 2 (n - 1) / n of the bytes at once: at its own rate, or an nth of all.
+def test_gpus_divide_the_shared_rate_of_a_switch(num_gpus: int, together: float):
+    # Each of n GPUs sends 2 (n - 1) / n of the bytes, at its own rate or an nth of the shared rate.
     m = with_a_switch(num_gpus, together)
     ring, nbytes = Ring.at_once(m, m.devices, ()), 300e6
     each = min(4e9, together / num_gpus)
@@ -100,13 +100,13 @@ def test_cards_that_share_a_way_divide_it(num_gpus: int, together: float):
     assert Roofline.of(m).seconds(task) == pytest.approx(expected)
 
 
-def test_nothing_to_price_by_is_an_error():
+def test_a_resource_without_a_rate_is_an_error():
     task = Task(TaskId(0, Kind.REDUCE, "t"), (exchange_lane("cpu0"),), Cost(1))
     with pytest.raises(ValueError, match="cpu0/exchange"):
         Roofline({}).seconds(task)
 
 
-def test_a_copy_with_other_links_has_other_ways():
+def test_a_copy_with_other_links_has_other_routes():
     slow = box("cpu", "cpu", hosts="ab", links=[link("a", "b", 125e6)])
     assert len(slow.route(*slow.devices)) == 1
     faster = slow.links[0].model_copy(update={"bandwidth_bytes_per_s": 1e9})
@@ -116,7 +116,7 @@ def test_a_copy_with_other_links_has_other_ways():
         copied.model_copy(update={"links": ()}).route(*copied.devices)
 
 
-# Two parameters of 40 and 60 values, 400 bytes of gradients.
+# Parameters of 40 and 60 values: 400 bytes of gradients.
 LAYERS = (
     Layer("a", (Parameter("a.w", (4, 10)),), 0, Cost(300, 10, 1), Cost(600, 20, 2)),
     Layer("b", (Parameter("b.w", (60,)),), 0, Cost(100, 4000, 3), Cost(200, 8000, 6)),
@@ -125,11 +125,11 @@ WORKLOAD = Workload("net", 8, LAYERS, (1, 0), 0)
 RATE = Rate(flops_per_s=100, nbytes_per_s=1000, call_latency_s=0.25)
 
 
-def test_a_layer_takes_the_longer_of_arithmetic_and_traffic_and_its_latencies():
+def test_a_layer_takes_the_maximum_of_arithmetic_and_traffic_plus_latencies():
     times = layer_times(WORKLOAD, RATE)
-    assert times.forward_s == (3 + 0.25, 4 + 0.75)  # the first is arithmetic, the second traffic
+    assert times.forward_s == (3 + 0.25, 4 + 0.75)  # bound by arithmetic; by traffic
     assert times.backward_s == (6 + 0.5, 8 + 1.5)
-    # 4 flops and 5 times 4 bytes for each of 100 values, two calls for each of 2 tensors.
+    # Each of 100 values has 4 flops and 5 times 4 bytes; each of 2 tensors has two calls.
     assert update_cost(WORKLOAD) == Cost(400, 2000, 4)
     assert times.update_s == 4 + 1.0
     facts = {"flops_per_s": 100, "memory_bandwidth_bytes_per_s": 1000, "call_latency_s": 0.25}
@@ -143,7 +143,7 @@ def test_a_layer_takes_the_longer_of_arithmetic_and_traffic_and_its_latencies():
     st.builds(Rate, st.floats(1e3, 1e15), st.floats(1e3, 1e13), st.floats(0, 1e-3)),
     st.builds(Totals, st.floats(0, 10), st.floats(0, 10), st.floats(0, 10)),
 )
-def test_phases_sum_to_their_totals_and_layers_keep_their_proportions(rate: Rate, totals: Totals):
+def test_phases_sum_to_their_totals_in_unchanged_proportions(rate: Rate, totals: Totals):
     plain, scaled = layer_times(WORKLOAD, rate), layer_times(WORKLOAD, rate, totals)
     assert sum(scaled.forward_s) == pytest.approx(totals.forward_s)
     assert sum(scaled.backward_s) == pytest.approx(totals.backward_s)
@@ -152,7 +152,7 @@ def test_phases_sum_to_their_totals_and_layers_keep_their_proportions(rate: Rate
         assert one[0] * other[1] == pytest.approx(one[1] * other[0])
 
 
-def test_totals_that_cannot_be_met_are_refused():
+def test_a_total_for_a_phase_without_time_is_refused():
     with pytest.raises(ValueError, match="backward"):
         layer_times(WORKLOAD, Rate(), Totals(0, 1, 0))
 
@@ -165,22 +165,22 @@ def of(*layers: Layer) -> Workload:
     return Workload("test", 1, layers, tuple(reversed(range(len(layers)))), 8)
 
 
-def test_gradients_come_as_feature_maps_go() -> None:
-    # Backward of "b" has all that is kept and its own gradient; that of "a" has both gradients, but
-    # no more what "b" kept.
+def test_backward_allocates_gradients_and_frees_feature_maps() -> None:
+    # Backward of "b" holds all features and its own gradients. Backward of "a" holds the gradients
+    # of both layers, but no longer the features of "b".
     layers = (keeping("a", 100, 1000, 20), keeping("b", 10, 3000, 50))
     state, batch = 2 * 4 * 110, 8
     most = max(1000 + 3000 + 4 * 10 + 50, 1000 + 4 * 110 + 20)
     assert replica_nbytes(of(*layers)) == state + batch + most
     late = of(keeping("a", 100, 3000, 20), keeping("b", 10, 10, 50))
     assert replica_nbytes(late) == state + batch + 3000 + 4 * 110 + 20
-    # A model that keeps nothing needs three copies; without gradients features alone count.
+    # Without features three copies of the parameters count; without gradients only features do.
     assert replica_nbytes(of(keeping("a", 100, 0, 0))) == 3 * 400 + 8
     assert (feature_nbytes(layers), feature_nbytes(())) == (4050, 0)
 
 
 @given(st.integers(0, 10**5), st.integers(0, 10**5), st.integers(0, 10**4), st.integers(0, 10**8))
-def test_the_largest_batch_is_the_last_one_that_is_predicted_to_fit(kept, working, values, limit):
+def test_the_largest_batch_fits_and_a_larger_one_does_not(kept, working, values, limit):
     def sized(size: int) -> Workload:
         one = keeping("a", values + 1, size * (kept + 1), size * working)
         return replace(of(one, keeping("b", 7, size * 40, size * 30)), input_nbytes=8 * size)

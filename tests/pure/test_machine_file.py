@@ -1,4 +1,4 @@
-"""Machine files: what they say, the place of what is wrong, and that they are read as written."""
+"""Machine files: reading, writing, and the places of faults."""
 
 import tomllib
 from math import inf
@@ -52,7 +52,7 @@ MACHINES = Path(__file__).parents[2] / "machines"
 
 @pytest.fixture
 def read(tmp_path: Path):
-    """Read a machine file of this text."""
+    """Return a function that reads a machine file with a given text."""
     path = tmp_path / "mine.toml"
 
     def of(text: str) -> Machine:
@@ -62,7 +62,7 @@ def read(tmp_path: Path):
     return of
 
 
-def test_a_machine_file_is_read_and_may_say_how_fast_codecs_are(read):
+def test_a_machine_file_with_speeds_of_codecs_is_read(read):
     facts = 'encode_values_per_s = "1.6 Gvalue/s", decode_values_per_s = 5e9, latency_s = "2 us"'
     host = f"codecs.cast = {{ {facts} }}\ncores = 2"
     device = f'codecs.eightbit = {{ {facts} }}\nkind = "gpu"'
@@ -70,7 +70,7 @@ def test_a_machine_file_is_read_and_may_say_how_fast_codecs_are(read):
     assert m.links[0].bandwidth_bytes_per_s == 16e9
     speed = CodecSpeed(encode_values_per_s=1.6e9, decode_values_per_s=5e9, latency_s=2e-6)
     assert (m.devices[0].codecs, m.hosts[0].codecs) == ({"eightbit": speed}, {"cast": speed})
-    assert len({*m.hosts, *m.devices}) == 2  # hosts and devices are keys
+    assert len({*m.hosts, *m.devices}) == 2  # hosts and devices are hashable
 
 
 @pytest.mark.parametrize("path", sorted(MACHINES.rglob("*.toml")), ids=lambda path: path.stem)
@@ -145,18 +145,18 @@ def links_of(*ends: str) -> str:
     [
         (GOOD + device("gpu1", "a", "gpu"), "gpu1"),
         (GOOD + HOST.replace('"a"', '"b"'), "b"),
-        # Four hosts that were to form a ring: two of its links are not there, or one.
+        # An incomplete ring of four hosts: without two links, or without one.
         (GOOD + hosts_of_cores("bcd") + links_of("ab", "cd"), "c"),
         (GOOD + hosts_of_cores("bcd") + links_of("ab", "bc", "cd"), None),
         (GOOD + hosts_of_cores("bc") + links_of("bc"), "b"),
         (GOOD + hosts_of_cores("bc") + links_of("as", "bs", "cs") + SWITCH, None),
         (GOOD + device("cpu0", "a", "cpu"), None),
-        # Cores of one host have its memory; one device alone needs no link.
+        # CPU workers of one host share its memory; a single device needs no link.
         (HEAD + HOST + device("cpu0", "a", "cpu") + device("cpu1", "a", "cpu"), None),
         (HEAD + HOST + device("gpu0", "a", "gpu"), None),
     ],
 )
-def test_what_nothing_leads_to_is_a_fault_of_the_file(read, tmp_path, text, missed):
+def test_an_unreachable_host_or_device_is_a_fault_of_the_file(read, tmp_path, text, missed):
     if missed is None:
         known = read(text)
         assert not known.links or all(known.route(known.devices[0], d) for d in known.devices[1:])
@@ -189,7 +189,7 @@ UNITS = {
 
 
 def machine_of(names: list[str]) -> st.SearchStrategy[Machine]:
-    """Return machines of a host, three devices and a switch, that is of these names."""
+    """Return a strategy for machines of a host, three devices and a switch with these names."""
     host, *devices, switch = names
 
     def part(of: type, **facts) -> st.SearchStrategy:
@@ -227,14 +227,14 @@ def machine_of(names: list[str]) -> st.SearchStrategy[Machine]:
 
 
 @given(NAMES.flatmap(machine_of), st.just("") | TEXT)
-def test_what_is_written_is_read_back_exactly(machine: Machine, comment: str):
+def test_a_written_machine_is_read_back_exactly(machine: Machine, comment: str):
     text = machine_text(machine, comment)
     assert text.isascii()
     assert Machine.model_validate(tomllib.loads(text)) == machine
 
 
-def test_a_machine_file_is_written_as_people_write_it():
-    """With the units of quantities, and without what is as usual."""
+def test_a_written_machine_file_is_readable():
+    """Quantities have units, and defaults are left out."""
     text = machine_text(read_machine(MACHINES / "two-core-epyc.toml"), "of Paceline\nitself")
     assert text.startswith('# of Paceline\n# itself\nname = "two-core-epyc"\n\n[[hosts]]\n')
     assert 'memory_bytes = "23.5 GiB"\nmemory_bandwidth_bytes_per_s = "50 GB/s"\n' in text
@@ -246,7 +246,7 @@ def test_a_machine_file_is_written_as_people_write_it():
 
 @pytest.mark.parametrize("unit", UNITS)
 @given(value=st.floats(1e-9, 1e18))
-def test_a_quantity_means_the_value_and_a_rounded_one_nearly(unit: str, value: float):
+def test_quantities_are_exact_and_rounded_ones_within_half_a_percent(unit: str, value: float):
     read = TypeAdapter(UNITS[unit]).validate_python
     text = quantity(value, unit)
     assert text is None or read(text) == value

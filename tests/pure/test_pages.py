@@ -1,4 +1,4 @@
-"""README and pages: short sentences in the field's words, figures and links that exist."""
+"""README and pages: short sentences, the field's words, correct figures, existing links."""
 
 import re
 import runpy
@@ -9,11 +9,8 @@ from urllib.parse import urldefrag
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TABLES = {
-    "reference.md",
-    "reference-files.md",
-    "results.md",
-}  # generated, and cells of many figures
+# Pages of generated tables, whose cells may have many figures.
+TABLES = {"reference.md", "reference-files.md", "results.md"}
 PAGES = (
     "README.md",
     "CHANGELOG.md",
@@ -28,7 +25,7 @@ README = (ROOT / "README.md").read_text()
 RESULTS = (ROOT / "docs" / "results.md").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 MOST_WORDS = 30
-# Words that readers of this field would not guess the meaning of: they were names of its parts.
+# Metaphors that were once names of parts of this project, and that a reader cannot guess.
 METAPHORS = frozenset(
     re.findall(
         r"\w+",
@@ -39,7 +36,7 @@ METAPHORS = frozenset(
 
 
 def prose(text: str) -> str:
-    """The text without programs, code, pictures' files and addresses."""
+    """Return the text without code blocks, inline code and link targets."""
     text = re.sub(r"```.*?```", "\n\n", text, flags=re.S)
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
     text = re.sub(r"`[^`]*`", "CODE", text)
@@ -48,7 +45,7 @@ def prose(text: str) -> str:
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences; a heading, an item of a list and a cell of a table are some, too."""
+    """Split into sentences; a heading, a list item or a table cell also counts as one."""
     parts = []
     for block in re.split(r"\n\s*\n|\n(?=[-|#] ?)|\|", prose(text)):
         parts += re.split(r"(?<=[.!?])\s+", " ".join(block.split()))
@@ -60,13 +57,13 @@ def words(sentence: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_sentences_are_short_and_their_words_those_of_the_field(page):
+def test_sentences_are_short_and_free_of_metaphors(page):
     text = (ROOT / page).read_text()
     assert not [one for one in sentences(text) if len(words(one)) > MOST_WORDS]
     assert not METAPHORS & set(re.findall(r"[a-z]+", prose(text).lower()))
 
 
-def test_each_figure_of_the_readme_is_a_result_with_the_same_command():
+def test_each_figure_of_the_readme_is_in_the_results_with_the_same_command():
     table = README.partition("## Five figures")[2].partition("\n## ")[0]
     rows = [line for line in table.splitlines() if line.startswith("|")][2:]
     assert len(rows) == 5
@@ -78,7 +75,7 @@ def test_each_figure_of_the_readme_is_a_result_with_the_same_command():
         assert set(numbers) <= set(re.findall(r"\d+(?:\.\d+)?", result)), command
 
 
-def test_links_of_the_readme_are_absolute_and_all_files_that_pages_link_to_exist():
+def test_links_of_the_readme_are_absolute_and_linked_files_exist():
     home = re.escape(PROJECT["urls"]["Repository"])
     for page in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))):
         text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
@@ -95,15 +92,15 @@ def test_links_of_the_readme_are_absolute_and_all_files_that_pages_link_to_exist
     ("script", "page"),
     [("reference.py", "reference.md"), ("reference_files.py", "reference-files.md")],
 )
-def test_the_reference_is_that_of_the_records(script, page):
+def test_the_reference_is_up_to_date(script, page):
     made = runpy.run_path(str(ROOT / "docs" / "build" / script))["page"]()
     assert (ROOT / "docs" / page).read_text() == made, f"python docs/build/{script}"
 
 
-def test_the_results_collect_every_benchmark_with_figures_and_name_commands_that_exist():
+def test_the_results_cover_every_benchmark_and_name_existing_commands():
     measured = {file.parent.name for file in (ROOT / "benchmarks").glob("*/result.json")}
     shown = set(re.findall(r"benchmarks/run\.py (\w+)", RESULTS))
-    assert measured - {"network"} <= shown  # what others are measured on
+    assert measured - {"network"} <= shown  # `network` is only the test bed of other benchmarks
     for folder in shown:
         assert (ROOT / "benchmarks" / folder / "main.py").is_file()
         assert (ROOT / "benchmarks" / folder / "result.json").is_file()

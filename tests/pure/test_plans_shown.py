@@ -1,4 +1,4 @@
-"""Plans in a terminal: which are shown, what is recommended, and the metrics of a ranking."""
+"""Plans in a terminal: the tables, the recommended command, and the metrics of a ranking."""
 
 import re
 from io import StringIO
@@ -29,7 +29,7 @@ def plan_result(*plans: PlanRow, **facts: object) -> PlanResult:
 
 
 def printed(result: PlanResult, form: Form = "text", drawing: str = "") -> list[str]:
-    """Return what 80 columns show of a plan."""
+    """Return the lines that a terminal of 80 columns shows."""
     out = Console(file=StringIO(), width=80)
     present(out, result, "title", None, form=form, drawing=drawing)
     return out.file.getvalue().splitlines()
@@ -57,7 +57,7 @@ def test_two_tables_show_the_fastest_of_each_strategy_with_a_codec_and_without()
         ["wheel", "2"],
         ["local", "2"],
     ]
-    assert table[0][-1] == "2.00"  # 5,818 samples/s beside those of one worker
+    assert table[0][-1] == "2.00"  # 5,818 samples/s of two workers, 2,909 of one
     assert [row[-1] for row in table[-2:]] == ["unknown", "x"]
     assert table[-1][-2:] == ["1.10-1.40", "x"]
 
@@ -72,8 +72,8 @@ def test_two_tables_show_the_fastest_of_each_strategy_with_a_codec_and_without()
         (plan_row(is_balanced=True, config={}), "--strategy allreduce --workers 2 --balance auto"),
     ],
 )  # fmt: skip
-def test_the_command_trains_as_the_plan_says(plan, options):
-    assert HostReduce().codec is None  # so that the codec has to be named
+def test_the_recommended_command_has_the_options_of_the_plan(plan, options):
+    assert HostReduce().codec is None  # so the command must name the codec
     assert command(plan, plan_result(plan)) == f"paceline train net --batch-size 64 {options}"
 
 
@@ -86,7 +86,7 @@ def test_markdown_has_the_same_rows_as_the_terminal():
     assert [row.replace("|", " ").split() for row in rows[2:]] == shown
 
 
-def test_what_cannot_run_is_recommended_by_no_command():
+def test_no_command_recommends_a_strategy_that_can_only_be_planned():
     assert not any(
         "paceline train" in line for line in printed(plan_result(plan_row(strategy="hierarchy")))
     )
@@ -109,7 +109,7 @@ def test_the_best_same_training_is_recommended_before_a_faster_other():
         ({2: 9}, None),
     ],
 )
-def test_workers_beyond_which_nothing_is_gained_are_needless(rates, needless):
+def test_workers_that_add_no_throughput_are_needless(rates, needless):
     best_first = sorted(rates.items(), key=lambda one: -one[1])
     rows = [plan_row(workers=n, samples_per_s=rate) for n, rate in best_first]
     assert of_ranking(ranking(*rows), is_measured=True).values.get("needless_workers") == needless
@@ -117,13 +117,14 @@ def test_workers_beyond_which_nothing_is_gained_are_needless(rates, needless):
 
 def test_the_ranges_of_the_best_two_strategies_may_overlap():
     best = plan_row(step_s=1.0, range_share=0.1)
-    for step_s, overlaps in ((1.2, True), (1.3, False)):  # from 1.08 s and 1.17 s; to 1.1 s
+    # The best takes at most 1.1 s, the others at least 1.08 and 1.17 s.
+    for step_s, overlaps in ((1.2, True), (1.3, False)):
         other = plan_row(strategy="tree", step_s=step_s, range_share=0.1)
         found = of_ranking(ranking(best, other), is_measured=True).values
         assert (found["ranges_overlap"] > 0) is overlaps
 
 
-def test_another_training_is_set_beside_by_the_time_to_a_loss():
+def test_a_strategy_that_changes_training_is_compared_by_the_time_to_a_loss():
     best = plan_row(samples_per_s=100)
     local = plan_row(
         strategy="local", samples_per_s=250, is_same_training=False, steps_to_loss=LEARNS
@@ -132,7 +133,7 @@ def test_another_training_is_set_beside_by_the_time_to_a_loss():
     assert found["other_training_saves"] == pytest.approx(1 - 100 / (250 / 1.25))
 
 
-def test_a_codec_of_the_best_plan_is_told_to_round():
+def test_savings_by_a_codec_are_a_metric_only_if_the_best_plan_has_it():
     plain = {"plain_strategy": "allreduce", "plain_workers": 2, "plain_step_s": 1.0}
     best = {"strategy": "allreduce", "workers": 2, "step_s": 0.5, "codec": "dynamic8"}
     advice = AdviceRow(pays=True, link_busy=0.75, **best, **plain)
@@ -161,12 +162,12 @@ SPREAD = plan_row(strategy="tree", placement="spread")
         ([], 1, "tree is refused on 1 worker"),
         ([], 2, "tree is refused on 2 workers"),
         ([plan_row(strategy="tree", workers=1)], 2, "tree is refused on 2 workers"),
-        # Something is planned there: on other devices, or another variant on these.
+        # A plan exists on other devices, or of another variant on these devices.
         ([SPREAD], 2, "tree is refused on 2 workers (as listed)"),
         ([plan_row(strategy="tree")], 2, "a variant of tree is refused on 2 workers (as listed)"),
     ],
 )
-def test_the_first_refusal_of_a_strategy_is_explained_and_where(planned, workers, line):
+def test_the_first_refusal_of_a_strategy_is_explained(planned, workers, line):
     refused = (Refusal("tree", workers, "as listed", "why"), Refusal("tree", 4, "as listed", "b"))
     refused += (Refusal("wheel", 2, "as listed", "no head"),)
     told = list(explanation(ranking(*planned, refused=refused)))

@@ -1,4 +1,4 @@
-"""Workers that keep their connection alive and complete nothing."""
+"""The deadline for workers that keep their connection alive but make no progress."""
 
 from types import SimpleNamespace
 
@@ -17,7 +17,7 @@ def test_a_worker_may_take_twenty_times_its_median_and_at_least_the_deadline(usu
         turns.replied(0)
         clock.now_s += usual_s
         turns.requested(0)
-    clock.now_s += 1000  # it is the hub's turn
+    clock.now_s += 1000  # the worker waits for the hub
     assert turns.overdue() == {}
     turns.replied(0)
     clock.now_s += allowed_s - 0.001
@@ -28,7 +28,7 @@ def test_a_worker_may_take_twenty_times_its_median_and_at_least_the_deadline(usu
     assert turns.overdue() == {}
 
 
-def test_a_first_step_may_take_long_and_pauses_of_the_hub_are_left_out():
+def test_the_first_step_has_a_longer_deadline_and_pauses_of_the_hub_do_not_count():
     clock = SimpleNamespace(now_s=100.0)
     turns = ProgressDeadline(DEADLINE_S, lambda: clock.now_s)
     turns.replied(3)

@@ -1,4 +1,4 @@
-"""The drawing of the house in docs/architecture.md against the contract of imports."""
+"""The drawing of layers in docs/architecture.md matches the import contract."""
 
 import re
 import tomllib
@@ -9,7 +9,7 @@ _FLOOR = re.compile(r"^ ?(\d+)  ([a-z]+(?:, [a-z]+)*)  +\S", re.MULTILINE)
 _OUTSIDE = {"cli", "__main__"}
 
 
-def test_the_drawing_has_the_floors_of_the_contract() -> None:
+def test_the_drawing_has_the_layers_of_the_contract() -> None:
     drawing = (_ROOT / "docs" / "architecture.md").read_text().partition("## The house")[2]
     floors = _FLOOR.findall(drawing.partition("## ")[0])
     contracts = tomllib.loads((_ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]

@@ -1,4 +1,4 @@
-"""The outer step that suits a run, by the number of its rounds, its workers and their steps."""
+"""The default outer step, by the numbers of rounds, workers and inner steps."""
 
 import pytest
 

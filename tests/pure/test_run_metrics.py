@@ -1,4 +1,4 @@
-"""Metrics of runs: each with numbers that were computed by hand, and the advice they make."""
+"""Metrics of runs against values computed by hand, and the resulting advice."""
 
 from dataclasses import asdict, replace
 from itertools import product
@@ -25,7 +25,7 @@ UPDATES = {"load": 0, "forward": 4, "backward": 8, "update": 6, "exposed": 1, "i
 
 
 def one_slow_device() -> Timeline:
-    """Return two steps of two devices, of which one computes for 3 s and the other for 1 s."""
+    """Return two steps of two devices; one computes for 3 s, the other for 1 s."""
     spans = []
     for step, (worker, seconds) in product(range(2), enumerate((3.0, 1.0))):
         on, start = (compute_lane(f"cpu{worker}"),), 4.0 * step
@@ -58,29 +58,27 @@ def test_the_parts_of_a_step_are_metrics_and_the_largest_loss_comes_first(
 @pytest.mark.parametrize(
     ("own", "times", "other", "is_faster"),
     [
-        (0.13, 0.78, 0.13, False),  # to 1.13 * 0.78 = 0.881, and from 0.87
-        (0.13, 0.76, 0.13, True),  # to 0.859
+        (0.13, 0.78, 0.13, False),  # at most 1.13 * 0.78 = 0.881; the run at least 0.87
+        (0.13, 0.76, 0.13, True),  # at most 0.859
         (0.3, 0.76, 0.13, False),  # 1.13 * 0.76 is not below 0.7
         (0.13, 0.76, 0.3, False),  # 1.3 * 0.76 > 0.87
         (0.01, 0.76, 0.28, True),  # 1.28 * 0.76 = 0.973 < 0.99
     ],
 )
-def test_another_strategy_is_advised_if_it_is_faster_wherever_in_their_ranges(
-    own, times, other, is_faster
-):
+def test_another_strategy_is_advised_if_the_ranges_do_not_overlap(own, times, other, is_faster):
     plans = (
         plan_row(step_s=20, range_share=own),
         plan_row(strategy="tree", step_s=20 * times, range_share=other),
     )
     found = metrics(run(EXCHANGES, plans=plans, predicted_step_s=20))
     assert found.get("other_saves") == (pytest.approx(1 - times) if is_faster else None)
-    # A plan for other workers is no alternative, nor is one that changes what is learned.
+    # A plan with other workers, or one that changes training, is no alternative.
     for change in ({"workers": 8}, {"is_same_training": False}):
         changed = (plans[0], plans[1].model_copy(update=change))
         assert "other_saves" not in metrics(run(EXCHANGES, plans=changed, predicted_step_s=20))
 
 
-def test_the_slowest_worker_is_to_be_relieved_unless_batches_are_balanced():
+def test_balancing_is_advised_unless_batches_are_balanced():
     slow = of_run(run(WAITS), one_slow_device())
     assert slow.values["unevenness"] == pytest.approx(1 - 2 / 3)  # 3 s, on average 2 s
     assert "balance" in advised(run(WAITS), one_slow_device())
@@ -90,23 +88,21 @@ def test_the_slowest_worker_is_to_be_relieved_unless_batches_are_balanced():
 @pytest.mark.parametrize(
     ("count", "parts", "changes", "further", "times"),
     [
-        # Two: one alone takes 2 * 12 + 0.4 s for 20 s, and three save a third of 12.
+        # One worker takes 2 * 12 + 0.4 s instead of 20 s; a third worker saves a third of 12 s.
         (2, EXCHANGES, {}, 12 / 3 / 20, 24.4 / 20),
         (4, EXCHANGES, {}, 12 / 5 / 20, 48.4 / 20),
-        (1, COMPUTES, {}, 96 / 2 / 100, None),  # nobody is beside it
-        (4, EXCHANGES, {"shares": (40, 8, 8, 8)}, None, None),  # their mean is nobody's
+        (1, COMPUTES, {}, 96 / 2 / 100, None),  # a single worker
+        (4, EXCHANGES, {"shares": (40, 8, 8, 8)}, None, None),  # unequal shares
     ],
 )
-def test_what_a_further_worker_would_save_and_those_there_gain(
-    count, parts, changes, further, times
-):
+def test_savings_by_a_further_worker_and_speedup(count, parts, changes, further, times):
     result = run(parts, settings=TrainSettings(model="net", workers=count), **changes)
     assert metrics(result).get("further_worker_saves") == (further and pytest.approx(further))
     assert speedup(result) == (times and pytest.approx(times))
-    assert speedup(result.model_copy(update={"comparison": None})) is None  # no step in common
+    assert speedup(result.model_copy(update={"comparison": None})) is None  # asynchronous
 
 
-def test_workers_that_gain_nothing_are_advised_to_be_one():
+def test_a_single_worker_is_advised_if_several_gain_nothing():
     result = run(EXCHANGES | {"exposed": 200.0})
     assert metrics(result)["alone_saves"] == pytest.approx(1 - 24.4 / 214)
     assert "no_gain" in advised(result)
@@ -125,7 +121,7 @@ def test_a_further_worker_needs_a_core(cores, is_advised):
         ("predicted_step_s", 105, None),
         ("predicted_step_s", 50, "prediction_off"),
         ("predicted_step_s", 25298.3, "prediction_off"),
-        # Memory is nearly full from four fifths.
+        # Memory counts as nearly full from 80 %.
         ("peak_memory_bytes", (2**28, 2**27), None),
         ("peak_memory_bytes", (2**29, 2**29), "memory"),
         ("peak_memory_bytes", (int(0.81 * 2**30),), "memory"),
@@ -152,18 +148,18 @@ def test_shares_of_a_step_are_shares(seconds: list[float]):
         ([(2.303,), (2.303,), (2.302,)], "not_learnt"),
         ([(1,), (0.5,), (0.6,)], "overfit"),
         ([(1,), (0.5,), (0.502,)], None),
-        ([(0.5, 0.7), (0.6, 0.8)], None),  # the accuracy still rose
-        ([(1,)], None),  # one epoch says nothing
+        ([(0.5, 0.7), (0.6, 0.8)], None),  # the accuracy still rises
+        ([(1,)], None),  # one epoch is not enough
     ],
 )
-def test_more_or_fewer_epochs(epochs, code):
+def test_more_or_fewer_epochs_are_advised(epochs, code):
     result = run(COMPUTES, epochs=tuple(epoch(i, *known) for i, known in enumerate(epochs)))
     found = set(advised(result)) & {"still_falling", "not_learnt", "overfit"}
     assert found == ({code} if code else set())
 
 
 def asynchronous(config: object = None, batch_size: int = 64, **facts: object) -> Metrics:
-    """Return the metrics of a run of strategy wheel of which only `facts` are known."""
+    """Return the metrics of a run of strategy wheel with these `facts`."""
     result = RunResult(
         origin="measured",
         id="run",
@@ -176,7 +172,7 @@ def asynchronous(config: object = None, batch_size: int = 64, **facts: object) -
     return of_run(result, None)
 
 
-def test_workers_together_are_set_beside_what_they_reached_one_by_one():
+def test_the_rate_of_all_workers_is_compared_with_the_sum_of_their_own_rates():
     workers = tuple(
         UnevenWorker(name, "cpu:1", speed, 1, updates_share=0.5, predicted_share=0.5)
         for name, speed in (("a", 50.0), ("b", 75.0))
@@ -191,11 +187,11 @@ def test_workers_together_are_set_beside_what_they_reached_one_by_one():
     [
         (Wheel(), "gradients", True),
         (Wheel(gradients="half"), "gradients", False),
-        (Wheel(), "labels", False),  # nothing encodes labels
-        (Wheel(), "hubs_gradients", False),  # nor these
+        (Wheel(), "labels", False),  # no codec applies to labels
+        (Wheel(), "hubs_gradients", False),  # nor to messages between hubs
     ],
 )
-def test_a_codec_is_advised_for_what_can_have_one(config, purpose, is_advised):
+def test_a_codec_is_advised_for_messages_that_support_one(config, purpose, is_advised):
     sent = (Traffic(purpose, 6e6, 6e6), Traffic("parameters", 4e6, 4e6))
     found = asynchronous(
         config, traffic=(*sent, Traffic("head_gradients", 9e9, 9e9, travels=False))
@@ -205,8 +201,8 @@ def test_a_codec_is_advised_for_what_can_have_one(config, purpose, is_advised):
 
 
 @pytest.mark.parametrize(("workers", "lanes"), [(1, 1), (2, 2), (3, 2), (4, 2), (5, 3)])
-def test_more_workers_that_alternate_are_one_more_on_each_device(workers, lanes):
-    """The configuration's own placement is the oracle: as many devices, and a lane more on each."""
+def test_the_advised_number_of_workers_adds_one_lane_per_device(workers, lanes):
+    """The placement of the configuration is the oracle: equal devices, one more lane on each."""
     devices = Wheel(workers=workers, lanes=lanes).workers_by_device
     busy = {f"cpu{number}": 0.5 for number in devices}
     found = asynchronous(Wheel(workers=workers, lanes=lanes), utilisation=busy)
@@ -221,13 +217,13 @@ def test_more_workers_that_alternate_are_one_more_on_each_device(workers, lanes)
 @pytest.mark.parametrize(
     ("config", "batch_size"),
     [
-        # Lanes that alternate fetch a step ahead, which workers in step may not.
+        # Alternating lanes fetch parameters a step early, which staleness=0 forbids.
         (Wheel(workers=1, lanes=1, staleness=0), 64),
-        # Three samples are none for the fourth worker and those after it.
+        # A batch of three samples has none for a fourth worker.
         (Wheel(workers=3), 3),
     ],
 )
-def test_no_more_workers_alternate_where_none_can(config, batch_size):
+def test_no_more_lanes_are_advised_if_none_are_possible(config, batch_size):
     found = asynchronous(config, batch_size, utilisation={"cpu1": 0.9, "cpu2": 0.5})
     assert found.words["device"] == "cpu2"
     assert "more_lanes" not in found.words

@@ -1,4 +1,4 @@
-"""The samples of each worker in each step: an exact partition of every epoch."""
+"""The sampler partitions every epoch exactly among steps and ranks."""
 
 import re
 from itertools import chain
@@ -15,7 +15,7 @@ from refusals import refused
 def epoch_of(
     num_samples: int, batch_size: int, world_size: int, seed: int, epoch: int = 0
 ) -> list[list[list[int]]]:
-    """The batches of one epoch, as [rank][step][sample]."""
+    """Return the batches of an epoch as [rank][step][sample]."""
     ranks = []
     for rank in range(world_size):
         batches = ShardedBatches(num_samples, batch_size, rank, world_size, seed)
@@ -33,7 +33,7 @@ sizes = st.tuples(st.integers(1, 300), st.integers(1, 80), st.integers(1, 9))
 
 
 @given(sizes, st.integers(0, 2**70), st.integers(0, 100))
-def test_an_epoch_is_parted_among_steps_and_ranks(sizes, seed: int, epoch: int) -> None:
+def test_an_epoch_is_partitioned_among_steps_and_ranks(sizes, seed: int, epoch: int) -> None:
     num_samples, batch_size, world_size = sizes
     if not can_be_shared(*sizes):
         with pytest.raises(InvalidInput) as caught:
@@ -43,7 +43,7 @@ def test_an_epoch_is_parted_among_steps_and_ranks(sizes, seed: int, epoch: int) 
     ranks = epoch_of(*sizes, seed, epoch)
     # Every sample is used once.
     assert sorted(chain.from_iterable(chain.from_iterable(ranks))) == list(range(num_samples))
-    # Every rank takes the same steps of nearly the same size.
+    # All ranks have the same number of steps, of nearly equal sizes.
     num_steps = -(-num_samples // batch_size)
     assert [len(steps) for steps in ranks] == [num_steps] * world_size
     local_sizes = [len(batch) for steps in ranks for batch in steps]
@@ -63,18 +63,17 @@ def test_same_seed_same_order_and_another_epoch_or_seed_another_order() -> None:
     first, again = epoch_of(100, 10, 2, seed=3), epoch_of(100, 10, 2, seed=3)
     assert first == again
     assert first not in (epoch_of(100, 10, 2, seed=3, epoch=1), epoch_of(100, 10, 2, seed=4))
-    # (seed, epoch) must not be mixed into one number: these would collide if they were added
-    # or written one behind the other in 32-bit words.
+    # These pairs of seed and epoch would collide in a sum, or as consecutive 32-bit words.
     for seed in (1, 2**32):
         assert epoch_of(100, 10, 1, seed=seed) != epoch_of(100, 10, 1, seed=0, epoch=1)
 
 
 def test_order_is_fixed_for_all_machines_and_versions() -> None:
-    # Ranks with different numpy versions must cut the same permutation: this one was recorded once.
+    # Recorded once: ranks with different numpy versions must use the same permutation.
     assert list(ShardedBatches(10, 4, 0, 1, seed=5)) == [[3, 2, 4], [9, 6, 7], [0, 8, 5, 1]]
 
 
-def test_set_epoch_during_an_epoch_takes_effect_in_the_next_one() -> None:
+def test_set_epoch_during_an_epoch_applies_to_the_next_one() -> None:
     batches = ShardedBatches(20, 5, 0, 1, seed=0)
     expected, steps = list(batches), iter(batches)
     first = next(steps)
@@ -99,7 +98,7 @@ def test_bad_arguments(arguments: tuple[int, int, int, int, int], field: str, go
         ShardedBatches(10, 4, 0, 2, 0).set_epoch(-1)
 
 
-def test_the_advice_for_a_step_too_small_works_and_is_the_least() -> None:
+def test_the_advice_for_too_small_a_batch_is_valid_and_minimal() -> None:
     too_small = [
         (num_samples, batch_size, world_size)
         for num_samples in range(1, 40)

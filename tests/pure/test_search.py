@@ -1,11 +1,11 @@
-"""Searches: which plans are tried and refused; sweeps over links."""
+"""Searches: tried and refused plans, numbers of workers, sweeps over links, drawings."""
 
 import itertools
 from dataclasses import replace
 
 import pytest
 
-from boxes import box, chain, codec_speed, link, ring
+from boxes import at_speeds, box, chain, codec_speed, link, ring
 from findings import numbers
 from paceline.core.cost import Roofline, compute_lane
 from paceline.core.errors import InvalidInput
@@ -27,7 +27,7 @@ from refusals import refused
 from subbatches import BATCH, NET
 
 ALLREDUCE = find_exchange("allreduce")
-SECONDS = 8.0  # of backward for a batch of 8
+SECONDS = 8.0  # backward of a batch of 8
 
 
 def workload(samples: int) -> Workload:
@@ -47,27 +47,26 @@ def joined(kinds: list[str], nbytes_per_s: float, **facts) -> Machine:
     ("num_devices", "nbytes_per_s", "asked", "worth"),
     [
         (4, 4e6, None, 2),  # 4 + 2 s; 3 take 3 + 4, 4 take 2 + 6
-        (2, 4e7, None, 2),  # 4 + 0.2 s, for 8
-        (2, 1e5, None, 1),  # 8 s, for 84
-        # Four gain less than 2 %, or more are worth using: 4 + 1 and 2 + 3 s, as fast;
+        (2, 4e7, None, 2),  # 4 + 0.2 s instead of 8 s
+        (2, 1e5, None, 1),  # 84 s instead of 8 s
+        # Four workers gain nothing (4 + 1 and 2 + 3 s), less than 2 %, or lose.
         (4, 8e6, None, 2),
-        (4, 8e6 / 0.97, None, 2),  # 4.97 for 4.91 s
-        (4, 8e6 / 1.05, None, 2),  # 5.05 for 5.15 s
-        # A number that was asked for is never "worth using": of those that were not looked at,
-        # another may be faster.
+        (4, 8e6 / 0.97, None, 2),  # 4.97 and 4.91 s
+        (4, 8e6 / 1.05, None, 2),  # 5.05 and 5.15 s
+        # For a requested number `worth` is None, because other numbers are not tried.
         (2, 1e5, 2, None),
         (4, 1e9, 4, None),
         (1, 4e6, 1, 1),
     ],
 )
-def test_more_workers_gain_until_the_link_takes_what_they_save(
+def test_more_workers_gain_until_the_exchange_costs_more_than_they_save(
     num_devices, nbytes_per_s, asked, worth
 ):
     found = ranked(joined(["cpu"] * num_devices, nbytes_per_s), workers=asked)
     one = found.alone or found.best_of[1]
     assert {each.workers for each in found} == ({asked} if asked else {*range(1, num_devices + 1)})
-    # The largest part of 8 samples takes n workers as many seconds, and a ring sends 2 (n - 1) / n
-    # of 4 MB for each of them over one link.
+    # A sample takes a second. In a ring each of n workers sends 2 (n - 1) / n of 4 MB, and all
+    # messages share one link.
     for workers, forecast in found.best_of.items():
         expected = -(-8 // workers) + 2 * (workers - 1) * 4e6 / nbytes_per_s
         assert forecast.step_s - (one.step_s - SECONDS) == pytest.approx(expected)
@@ -80,8 +79,8 @@ def gpus(count: int, nbytes_per_s: float) -> Machine:
 
 
 @pytest.mark.parametrize("workers", [None, 2])
-def test_the_gain_of_workers_is_that_without_a_change_of_what_is_learned(workers):
-    """An asynchronous strategy must not count as a gain of more workers."""
+def test_the_gain_of_workers_ignores_strategies_that_change_training(workers):
+    """A faster asynchronous strategy is no gain of more workers."""
     found = ranked(gpus(2, 4e6), ALLREDUCE, STRATEGIES["hogbatch"], workers=workers)
     first, one = found[0], found.alone or found.best_of[1]
     assert (first.strategy, first.workers) == ("allreduce", 2)
@@ -93,8 +92,8 @@ def test_the_gain_of_workers_is_that_without_a_change_of_what_is_learned(workers
         assert bool(each.notes) is differs
 
 
-def test_what_does_not_fit_is_refused_and_no_number_is_worth_more_that_nothing_is_beside():
-    """A whole batch does not fit into one device, but half of it fits into each of two."""
+def test_a_plan_without_enough_memory_is_refused_and_needs_no_comparison():
+    """A whole batch does not fit into one device, but half of it does."""
     machine = joined(["cpu"] * 2, 4e6, device={"memory_bytes": 12_000_000 + 1000})
 
     def kept(samples: int) -> Workload:
@@ -110,7 +109,7 @@ def test_what_does_not_fit_is_refused_and_no_number_is_worth_more_that_nothing_i
         assert RankingRows.of(found).alone_samples_per_s is None
 
 
-def test_all_variants_are_forecast_and_a_strategy_that_does_not_suit_says_so():
+def test_all_variants_are_forecast_and_refusals_have_their_reason():
     def unsuited(*_):
         raise InvalidInput("model chain", "no layer can be split")
 
@@ -128,13 +127,10 @@ def test_all_variants_are_forecast_and_a_strategy_that_does_not_suit_says_so():
 
 def test_efficiency_is_against_what_the_devices_do_alone_and_the_fastest_are_found():
     pair = ranked(joined(["cpu"] * 2, 4e6), workers=2)[0]
-    # Alone each computes its 4 samples in 4 s; together they take 2 s longer.
+    # A device alone takes 4 s for its 4 samples; together they take 2 s longer.
     update_s = pair.step_s - 6
     assert pair.efficiency == pytest.approx((4 + update_s) / (6 + update_s))
-    slow = joined(["cpu"] * 3, 4e6)
-    fast = slow.devices[2].model_copy(update={"flops_per_s": 8e9})
-    uneven = slow.model_copy(update={"devices": (*slow.devices[:2], fast)})
-    best = ranked(uneven)[0]
+    best = ranked(at_speeds(1.0, 1.0, 8.0, links=[link("h", "h", 4e6)]))[0]
     assert (best.workers, best.devices, best.placement) == (1, ("cpu2",), "fastest")
     assert best.efficiency == pytest.approx(1)
 
@@ -145,10 +141,10 @@ def test_workers_may_be_spread_over_hosts_or_stay_on_one():
         return {name: [device.name for device in one.devices] for name, one in found.items()}
 
     machine, listed = box(*["cpu"] * 4, hosts="aabb"), ["cpu0", "cpu1", "cpu2", "cpu3"]
-    # The other devices follow the chosen ones.
+    # The chosen devices are listed first.
     spread = ["cpu0", "cpu2", "cpu1", "cpu3"]
     assert names(machine, 2) == {"as listed": listed, "spread": spread}
-    assert names(machine, 4) == {"as listed": listed}  # equal choices are tried once
+    assert names(machine, 4) == {"as listed": listed}  # equal placements are tried once
 
 
 WORKERS = 8
@@ -182,7 +178,7 @@ def test_the_sub_batches_of_the_shortest_step_are_found_for_each_codec(latency_s
         shortest = min(step_s(other) for other in sizes(net(BATCH), asked))
         assert step_s(one.config) == pytest.approx(shortest, rel=1e-3)
         assert any("sub_batch=" in note for note in one.notes) == bool(one.config.sub_batch)
-    # Expensive messages make sub-batches larger. A size that the user sets is the only one.
+    # Expensive messages favour large sub-batches. A requested size is the only one tried.
     whole = (found[0].config.sub_batch or BATCH) == WORKERS * BATCH
     assert whole is (latency_s == 1.0)
     assert {one.config.sub_batch for one in searched(1.0, sub_batch=20)[1]} == {20}
@@ -206,7 +202,7 @@ SWEEP = sweep(
         ("latency=1ms:0.1s", "latency", (1e-3, 0.1)),
     ],
 )
-def test_ranges_have_units_and_values_that_are_even_on_a_log_scale(text, quantity, ends):
+def test_ranges_have_units_and_evenly_spaced_values_on_a_log_scale(text, quantity, ends):
     parsed = parse_range(text)
     assert parsed.quantity == quantity
     assert (parsed.values[0], parsed.values[-1]) == pytest.approx(ends)
@@ -219,7 +215,7 @@ def test_ranges_have_units_and_values_that_are_even_on_a_log_scale(text, quantit
     ["", "bandwidth", "bandwidth=1G", "bandwidth=2G:1G", "bandwidth=1G:1G", "bandwidth=0:1G",
      "width=1M:1G", "bandwidth=1X:2X", "latency=1M:1k:1", "bandwidth=-1G:1G", "latency=nan:inf"],
 )  # fmt: skip
-def test_what_is_no_range_is_refused(text):
+def test_an_invalid_range_is_refused(text):
     with refused("sweep"):
         parse_range(text)
 
@@ -227,7 +223,7 @@ def test_what_is_no_range_is_refused(text):
 def test_a_codec_is_best_on_a_slow_link_between_hosts_and_none_on_a_fast_one():
     for ranking, nbytes_per_s in ((SWEEP.rankings[0], 1e8 / 8), (SWEEP.rankings[-1], 1e10 / 8)):
         speeds = [one.bandwidth_bytes_per_s for one in ranking[0].machine.links]
-        assert speeds == pytest.approx([nbytes_per_s, 1e9, 1e9])  # only this link is swept
+        assert speeds == pytest.approx([nbytes_per_s, 1e9, 1e9])  # not the other links
     series = SWEEP.series
     plain, encoded = series["allreduce"], series["allreduce + codec"]
     assert encoded[0] > 2 * plain[0]
@@ -241,10 +237,10 @@ def test_a_codec_is_best_on_a_slow_link_between_hosts_and_none_on_a_fast_one():
     lines = chart(SWEEP).splitlines()
     names = {line.split(maxsplit=1)[1]: line.split()[0] for line in lines[18:]}
     assert set(names) == set(series)
-    assert lines[0].split("|")[1].rstrip()[-1] == names["allreduce"]  # on top at the last value
+    assert lines[0].split("|")[1].rstrip()[-1] == names["allreduce"]  # the highest curve
 
 
-def test_a_whole_step_is_drawn_with_what_takes_its_time():
+def test_one_whole_step_is_drawn():
     parts = [
         *[(Kind.FORWARD, "compute", 0, 1), (Kind.STEP, "compute", 1, 2)],
         *[(Kind.FORWARD, "compute", 2, 38), (Kind.BACKWARD, "compute", 38, 73)],
@@ -259,7 +255,7 @@ def test_a_whole_step_is_drawn_with_what_takes_its_time():
     assert first == "gpu/compute |" + "F" * 36 + "B" * 35 + "U|"
     assert second == "    gpu/d2h |" + "." * 54 + "<" * 9 + "." * 9 + "|"
     assert legend.split()[0] == "7.2e+04"
-    # Further lanes are counted.
+    # Lanes beyond `most_lanes` are only counted.
     made = [Span(Kind.FORWARD, 0, "", i, (compute_lane(f"gpu{i}"),), 0.0, 1.0) for i in range(30)]
     lines = drawing(Timeline(made, "predicted"), 1, most_lanes=4).splitlines()
     assert (len(lines), numbers(lines[4])) == (6, [26])

@@ -19,7 +19,7 @@ A, B, C = (Resource(name, Lane.COMPUTE) for name in "abc")
 
 
 class Flops:
-    """One second for each flop."""
+    """Costs of one second per flop."""
 
     def seconds(self, task: Task) -> float:
         return task.cost.flops
@@ -29,7 +29,7 @@ def task(part: str, on: Resource, seconds: float, *after: Task, kind=Kind.FORWAR
     return Task(TaskId(0, kind, part), (on,), Cost(seconds), tuple(one.id for one in after))
 
 
-def test_tasks_have_the_names_that_recordings_use_and_are_found_by_them():
+def test_tasks_are_found_by_the_names_of_recordings():
     named = {
         "s3/step@worker0": TaskId(3, Kind.STEP, worker=0),
         "s2/reduce[1]": TaskId(2, Kind.REDUCE, "1"),
@@ -45,18 +45,18 @@ ONE, OTHER = task("a", A, 0), task("b", A, 0)
 @pytest.mark.parametrize(
     "tasks",
     [
-        [task("a", A, 0, OTHER), OTHER],  # waits for a later one
-        [task("a", A, 0, ONE)],  # for itself
+        [task("a", A, 0, OTHER), OTHER],  # waits for a later task
+        [task("a", A, 0, ONE)],  # waits for itself
         [ONE, ONE],  # the same name
-        [ONE._replace(on=())],  # on nothing
+        [ONE._replace(on=())],  # without resources
     ],
 )
-def test_what_is_no_plan_is_refused_with_the_task(tasks):
+def test_an_invalid_plan_is_refused_with_the_task(tasks):
     with pytest.raises(ValueError, match=r"^s0/forward\[a\]: "):
         Plan(tasks)
 
 
-def test_tasks_that_a_cost_model_cannot_tell_apart_are_priced_once():
+def test_tasks_of_equal_price_are_priced_once():
     ids = [TaskId(0, Kind.FORWARD), TaskId(0, Kind.FORWARD, "", 1), TaskId(1, Kind.FORWARD)]
     ids += [TaskId(1, Kind.BACKWARD), TaskId(1, Kind.FORWARD, "conv1")]
     cost, other = Cost(1), Cost(2)
@@ -72,7 +72,7 @@ def plans(draw: st.DrawFn) -> Plan:
     for i in range(draw(st.integers(1, 18))):
         parents = draw(st.sets(st.integers(0, i - 1), max_size=3)) if i else set()
         on = draw(st.sampled_from([(A,), (B,), (C,), (A, B), (B, C)]))
-        # Few distinct durations, zero among them: ties are what the order is about.
+        # Few distinct durations, including zero, cause ties, which test the order of tasks.
         cost = Cost(float(draw(st.integers(0, 3))))
         after = tuple(tasks[parent].id for parent in sorted(parents))
         tasks.append(Task(TaskId(0, Kind.FORWARD, f"t{i}"), on, cost, after))
@@ -80,8 +80,10 @@ def plans(draw: st.DrawFn) -> Plan:
 
 
 def naive(plan: Plan, until: float = inf) -> tuple[list, list]:
-    """Look at all tasks for each decision: of the ready ones take the one that became ready first,
-    then the first in the plan; start it when all its resources are free."""
+    """Schedule by a full search: of the ready tasks, start the one that was ready first.
+
+    Ties go to the first task in the plan. A task starts when all its resources are free.
+    """
     end: dict[TaskId, float] = {}
     start: dict[TaskId, float] = {}
     free: dict[Resource, float] = {}
@@ -117,7 +119,7 @@ def test_schedules_equal_naive_ones_up_to_any_horizon(plan: Plan, until: float):
 
 
 def rounds(num_steps: int) -> Plan:
-    """Two workers alternate on a device: 3 s of work, then 4 s of exchange off the device."""
+    """Plan two workers on one device: each computes for 3 s, then sends for 4 s."""
     tasks: list[Task] = []
     for step in range(num_steps):
         for worker in range(2):
@@ -130,12 +132,12 @@ def rounds(num_steps: int) -> Plan:
 
 
 def test_the_period_of_alternating_workers_is_shorter_than_their_step():
-    # Each needs 3 + 4 s for a step, but the device is free again after 3: two steps in 7 s.
+    # A step takes 3 + 4 s, but the device is free after 3 s: two steps in 7 s.
     assert period(rounds, Flops(), 4) == 7
     assert simulate(rounds(1), Flops()).makespan_s == 10
     assert steady_period(simulate(rounds(8), Flops()), 8) == 7
-    assert steady_period(simulate(rounds(4), Flops()), 4) is None  # that is too few to know
-    # By a horizon: work ends at 3, 6, 10, 13, 17, 20.
+    assert steady_period(simulate(rounds(4), Flops()), 4) is None  # too few steps
+    # Up to a horizon, computation ends at 3, 6, 10, 13, 17 and 20 s.
     timeline = simulate(rounds(10), Flops(), until=20)
     assert [s.end_s for s in timeline.spans if s.kind is Kind.STEP] == [3, 6, 10, 13, 17, 20]
     assert timeline.num_steps() == 6
@@ -148,7 +150,7 @@ def span(step: int, kind: Kind, on: Resource, start: float, end: float) -> Span:
 
 
 def a_step(start: float, step: int) -> list[Span]:
-    """2 s forward, 4 s backward, 3 s of exchange of which 2 lie beside backward, 1 s update."""
+    """Return 2 s of forward, 4 of backward, 3 of exchange (2 during backward), 1 of update."""
     return [
         span(step, Kind.FORWARD, COMPUTE, start, start + 2),
         span(step, Kind.BACKWARD, COMPUTE, start + 2, start + 6),
@@ -157,11 +159,11 @@ def a_step(start: float, step: int) -> list[Span]:
     ]
 
 
-TWO_STEPS = Timeline([*a_step(0, 0), *a_step(9, 1)], "measured")  # and 1 s of nothing between
+TWO_STEPS = Timeline([*a_step(0, 0), *a_step(9, 1)], "measured")  # with 1 s of idle time between
 
 
 def elsewhere(without: Kind) -> list[Span]:
-    """Return the spans of the two steps on a second device, except one kind."""
+    """Return the two steps' spans on a second device, without one kind."""
     return [
         s._replace(worker=1, on=(Resource("cpu1", s.on[0].lane),))
         for s in TWO_STEPS.spans
@@ -182,7 +184,7 @@ def test_breakdown_tells_hidden_from_exposed_communication_and_idle_time():
         Timeline(a_step(0, 0), "measured").period_s()
 
 
-def test_steps_that_a_worker_takes_by_itself_are_a_part_of_their_own():
+def test_local_steps_are_a_separate_part_of_the_breakdown():
     spans = [
         span(0, Kind.STEP, COMPUTE, 0, 1),
         span(1, Kind.TRAIN, COMPUTE, 1, 11),
@@ -196,11 +198,11 @@ def test_steps_that_a_worker_takes_by_itself_are_a_part_of_their_own():
     assert parts.divided(2).train_s == 5
     rows = {row.quantity: (row.left_s, row.right_s) for row in compare(local, TWO_STEPS).rows}
     assert (rows["train"], rows["forward"]) == ((10, 0), (0, 2))
-    # No other strategy's comparison has a row for it.
+    # Comparisons of other strategies have no row `train`.
     assert "train" not in {row.quantity for row in compare(TWO_STEPS, TWO_STEPS).rows}
 
 
-def test_a_device_without_updates_has_the_steps_of_the_one_that_updates_for_it():
+def test_a_device_without_updates_has_the_step_limits_of_the_updating_device():
     other = elsewhere(Kind.STEP)
     both = Timeline([*TWO_STEPS.spans, *other], "measured")
     assert both.steps_of("cpu1") == both.steps_of("cpu0") == [(8, 17)]
@@ -212,13 +214,13 @@ def test_a_device_without_updates_has_the_steps_of_the_one_that_updates_for_it()
     assert Timeline(other, "measured").steps_of("cpu1") == [(0, 16)]
 
 
-def test_the_cores_of_a_host_are_no_device():
+def test_a_core_of_a_host_is_not_in_the_breakdown():
     core = Resource("host/0", Lane.CORE)
     spans = [s._replace(on=(*s.on, core)) if s.kind is Kind.STEP else s for s in TWO_STEPS.spans]
     assert set(breakdown_by_device(Timeline(spans, "measured"))) == {"cpu0"}
 
 
-def test_a_step_that_was_held_up_is_not_typical():
+def test_a_delayed_step_is_not_typical():
     starts = (0, 9, 18, 77, 86, 95)  # the third step took 50 s longer
     timeline = Timeline([s for i, at in enumerate(starts) for s in a_step(at, i)], "measured")
     assert timeline.typical_step_s() == 9
@@ -242,7 +244,7 @@ def test_unions_and_intersections_equal_those_of_sets_of_seconds(left, right):
     assert length(intersection(one, other)) == len(seconds_in(left) & seconds_in(right))
 
 
-def test_compare_puts_the_step_first_and_states_the_error_against_the_right():
+def test_a_comparison_begins_with_the_step_and_has_errors_relative_to_the_right():
     spans = [s._replace(start_s=2 * s.start_s, end_s=2 * s.end_s) for s in TWO_STEPS.spans]
     result = compare(Timeline(TWO_STEPS.spans, "predicted"), Timeline(spans, "measured"))
     assert (result.left, result.right) == ("predicted", "measured")
@@ -274,7 +276,7 @@ def changed(which: str, **fields: object) -> Timeline:
         (changed(""), []),
         (changed("step", step=1), ["s1/step", "s0/step"]),
         (changed("reduce1", start_s=5.5), ["s0/reduce[1]"]),
-        (changed("reduce1", start_s=5.9995), ["s0/reduce[1]"]),  # slack forgives it
+        (changed("reduce1", start_s=5.9995), ["s0/reduce[1]"]),  # within the slack below
         (changed("backward1", end_s=7.5), ["cpu0/compute", "s0/reduce[1]"]),
         (changed("reduce2", part="1"), ["1 spans"]),
     ],
@@ -286,7 +288,7 @@ def test_conform_names_each_departure(timeline: Timeline, tasks: list[str]):
     assert conform(OVERLAPPED, changed("reduce1", start_s=5.9995), slack_s=1e-3) == []
 
 
-def test_what_cores_do_with_messages_is_recorded_by_nobody():
+def test_the_cpu_work_of_messages_is_not_expected_in_recordings():
     sent, handled = TaskId(0, Kind.SEND, "0"), TaskId(0, Kind.SEND, "0 on a")
     wire, cores = Resource("a->b", Lane.WIRE), Resource("a", Lane.MESSAGES)
     planned = Plan([Task(sent, (wire,)), Task(handled, (cores,))])

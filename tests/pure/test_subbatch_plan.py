@@ -1,4 +1,4 @@
-"""The cut of strategy subbatch, and its plans against closed forms: bytes, overlap, memory."""
+"""Strategy subbatch: the cut of models, and plans against closed forms."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -33,7 +33,7 @@ from subbatches import (
 
 NORM = layer("norm", (WIDTH,), (WIDTH,), out=WIDTH, seconds=0.5)
 OTHER = layer("other", (7, FEATURES), out=7)
-# A model of tokens, with a norm before its head; its widths are those of a chain of linear layers.
+# A token model with a norm before its head.
 TOKENS, VOCABULARY = 5, 50
 ATTENTION = layer("attention", (WIDTH, WIDTH), out=TOKENS * WIDTH)
 TOKEN_NORM = layer("norm", (WIDTH,), (WIDTH,), out=TOKENS * WIDTH)
@@ -59,26 +59,26 @@ def sent(tasks: Iterable[Task]) -> float:
 
 
 KNOWN = [replace(FC1, kind="Linear"), replace(NORM, kind="BatchNorm1d")]
-# A network of image patches whose body returns one normalised token.
+# A layer of a network of image patches: its outputs are 9 tokens per sample.
 PATCHES = layer("mixed", (WIDTH, WIDTH), out=9 * WIDTH)
-# The gradients of fc1 are ready last: it is not on the way from conv to fc2 alone.
+# The gradients of fc1 are ready last, so fc1 is not only on the path from conv to fc2.
 BRANCHED = Workload("net", BATCH, (CONV, FC1, FC2), (2, 0, 1), 0)
 
 
 @pytest.mark.parametrize(
     ("workload", "first", "head"),
     [
-        (NET, None, ["fc1", "fc2"]),  # the longest run of layers that can be split
+        (NET, None, ["fc1", "fc2"]),  # the longest sequence of layers that can be split
         (NET, "fc2", ["fc2"]),
         (model(CONV, FC1, NORM, FC2), None, ["fc1", "norm", "fc2"]),
         (model(CONV, *KNOWN, FC2), None, ["fc1", "norm", "fc2"]),
         (model(CONV, NORM, FC1), None, ["fc1"]),
-        # A layer whose inputs differ from the outputs before does not follow.
+        # fc1 does not use the outputs of `other`, which have a different size.
         (model(CONV, OTHER, FC1, FC2), None, ["fc1", "fc2"]),
-        (model(FC1, FC2), None, ["fc2"]),  # the first stays in the body
+        (model(FC1, FC2), None, ["fc2"]),  # the body needs a layer
         (LANGUAGE, None, ["head"]),  # a norm of tokens belongs to the body
         (model(CONV, PATCHES, NORM, FC2), None, ["fc2"]),
-        # A normalisation of a sample's outputs is not part of a head.
+        # A head has no normalisation over the features of a sample.
         (model(CONV, FC1, replace(NORM, kind="LayerNorm"), FC2), None, ["fc2"]),
         (BRANCHED, None, ["fc2"]),
     ],
@@ -108,20 +108,20 @@ def test_a_layer_that_normalises_gathers_nothing():
         (model(CONV, replace(NORM, kind="Linear")), SubBatch(2), "head", "norm"),
         (LANGUAGE, SubBatch(2, head="attention"), "head", "norm"),
         (NET, SubBatch(2, head="fc9"), "head", "fc9"),
-        (NET, SubBatch(2, head="conv"), "head", "conv"),  # which has no body before it
+        (NET, SubBatch(2, head="conv"), "head", "conv"),  # leaves no body
         (model(FC2, CONV, FC1), SubBatch(2, head="conv"), "head", "conv"),
         (model(CONV, NORM, FC2), SubBatch(2, head="norm"), "head", "norm"),
         (BRANCHED, SubBatch(2, head="fc1"), "head", "fc1"),
         (NET, SubBatch(13), "workers", "fc2"),
     ],
 )
-def test_what_cannot_be_split_is_refused_by_name(workload, config, field, layer):
+def test_a_layer_that_cannot_be_split_is_refused_by_name(workload, config, field, layer):
     with refused(field) as caught:
         plan(workload, ring_of(13), config, Window(1))
     assert repr(layer) in str(caught.value)
 
 
-def test_two_workers_have_these_tasks_and_no_others():
+def test_a_step_of_two_workers_has_exactly_these_tasks():
     own = {"load", "forward[conv]", "backward[conv]", "step"}
     shared = {"reduce[conv]", "send[labels]"}
     for number in (0, 1):
@@ -131,7 +131,7 @@ def test_two_workers_have_these_tasks_and_no_others():
             shared |= {f"send[{fc}/{number}]", f"reduce[{fc}:activation_gradients/{number}]"}
         shared |= {f"send[loss/{number}]"}
     assert named(made()) == shared | {f"{name}@worker{w}" for name in own for w in (0, 1)}
-    # The body's backward begins after all activation gradients have arrived.
+    # Backward of the body waits for all activation gradients.
     waits = {f"s0/reduce[fc1:activation_gradients/{number}]" for number in (0, 1)}
     for worker in (0, 1):
         assert set(after(made()[f"s0/backward[conv]@worker{worker}"])) == waits
@@ -139,8 +139,8 @@ def test_two_workers_have_these_tasks_and_no_others():
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 5, 8])
 @pytest.mark.parametrize("updates", ["step", "sub-batch"])
-def test_splitting_the_head_changes_no_arithmetic(workers, updates):
-    # Only where K does not divide the outputs does the largest part count for all.
+def test_splitting_the_head_does_not_change_the_number_of_operations(workers, updates):
+    # If K does not divide the number of outputs, the largest part determines the cost.
     tasks = made(workers=workers, updates=updates).tasks
     own = [task for task in tasks if task.worker == 0]
     assert (sent(tasks) == 0) is (workers == 1)
@@ -157,10 +157,10 @@ def test_splitting_the_head_changes_no_arithmetic(workers, updates):
     ("workload", "rows", "widths"),
     [(NET, BATCH, FEATURES + WIDTH), (LANGUAGE, BATCH * TOKENS, WIDTH)],
 )
-def test_the_wire_carries_what_the_formula_says(workload, rows, widths, workers):
-    # Each worker sends (K - 1) / K of all that a pass gathers or returns, and of the body's
-    # gradients twice that, with a flag for each of its parameters. The loss costs 12 bytes a row,
-    # its label 8, and their header 16.
+def test_the_wire_carries_the_bytes_of_the_formula(workload, rows, widths, workers):
+    # Each worker sends (K - 1) / K of the values that a pass gathers or returns, and twice this
+    # share of the body's gradients and of a flag per parameter. A row has 12 bytes of loss values
+    # and a label of 8 bytes; the header has 16 bytes.
     expected = (workers - 1) * (2 * 4 * rows * widths + 12 * rows * workers + 8 * rows + 16)
     body = cut(workload, None, workers).body
     flags = sum(4 * len(layer.parameters) for layer in body.layers)
@@ -176,14 +176,14 @@ def test_a_worker_keeps_its_columns_of_the_logits():
             memory(one, ring_of(workers), SubBatch(workers))["gpu0"] for one in (LANGUAGE, narrow)
         )
         kept.append(wide - few - 3 * 4 * WIDTH * (VOCABULARY - 40) / workers)
-    # All sub-batches' logits, which are a whole batch's, and the gradients by those of the largest,
-    # of 12, 6 and 3 of a worker's samples.
+    # Logits of all sub-batches, i.e. of a whole batch, and their gradients for the largest
+    # sub-batch, with 12, 6 and 3 samples of a worker.
     logits = BATCH * TOKENS * 4 * (VOCABULARY - 40)
     assert kept == pytest.approx([logits * (1 + own / BATCH) for own in (12, 6, 3)])
 
 
 @pytest.mark.parametrize(
-    ("workers", "batch_size", "sub_batch", "own"),  # and what each gives to every sub-batch
+    ("workers", "batch_size", "sub_batch", "own"),  # own: samples of a worker in each sub-batch
     [
         (5, 12, None, [3, 3, 2, 2, 2]),
         (5, 3, None, [1, 1, 1]),  # no empty pass
@@ -194,7 +194,7 @@ def test_a_worker_keeps_its_columns_of_the_logits():
         (3, 12, 3, [1] * 12),
     ],
 )
-def test_as_many_sub_batches_as_their_size_makes(workers, batch_size, sub_batch, own):
+def test_the_size_of_sub_batches_determines_their_number(workers, batch_size, sub_batch, own):
     tasks = made(replace(NET, batch_size=batch_size), workers, sub_batch=sub_batch).tasks
     whole = made(replace(NET, batch_size=batch_size), workers).tasks
     passes = [t for t in tasks if t.part == "fc1" and t.kind is Kind.SEND]
@@ -206,14 +206,15 @@ def test_as_many_sub_batches_as_their_size_makes(workers, batch_size, sub_batch,
 
 
 @pytest.mark.parametrize("sub_batch", [2, 37])
-def test_a_sub_batch_has_a_sample_of_each_worker_and_is_in_a_step(sub_batch: int):
+def test_a_sub_batch_without_a_sample_of_each_worker_or_above_a_step_is_refused(sub_batch: int):
     with refused("sub_batch", got=sub_batch):
         made(workers=3, sub_batch=sub_batch)
 
 
 @pytest.mark.parametrize("num_passes", [1, 2, 4])
-def test_each_sub_batch_reads_the_weights_anew(num_passes: int):
-    # Forward and both products of backward touch them; and from the second on gradients add up.
+def test_each_sub_batch_reads_the_weights_again(num_passes: int):
+    # Forward and both products of backward read or write weights or their gradients. From the
+    # second sub-batch on, gradients are accumulated.
     weights, rest = FC1.gradient_nbytes, 1000.0
     costs = {"forward": Cost(0, weights + rest), "backward": Cost(0, 2 * weights + rest)}
     tasks = made(model(CONV, replace(FC1, **costs)), sub_batch=24 // num_passes).tasks
@@ -227,7 +228,7 @@ def test_sub_batches_overlap():
     first, next_sent = parts["s0/forward[fc1/0]@worker0"], parts["s0/send[fc1/1]"]
     assert next_sent.start_s < first.end_s
     assert first.start_s < next_sent.end_s
-    # The gradients of the body hide behind its backward.
+    # The exchange of the body's gradients overlaps its backward.
     deep = model(layer("a", (10, 10), out=4), layer("b", (4, 4, 1, 1), out=FEATURES), FC1)
     parts = spans(made(deep))
     assert parts["s0/reduce[b]"].start_s == parts["s0/backward[b]@worker0"].end_s
@@ -235,15 +236,15 @@ def test_sub_batches_overlap():
 
 
 @pytest.mark.parametrize("updates", ["step", "sub-batch"])
-def test_updates_per_sub_batch_are_waited_for_and_updates_per_step_are_not(updates):
+def test_a_sub_batch_waits_for_updates_per_sub_batch_but_not_per_step(updates):
     waits = after(made(updates=updates)["s0/forward[fc1/1]@worker1"])
     assert ("s0/backward[fc1:weights/0]@worker1" in waits) is (updates == "sub-batch")
 
 
-def test_each_direction_has_a_codec_of_its_own():
+def test_each_direction_has_its_own_codec():
     tasks = made(activations="dynamic8", activation_gradients="half")
     values = BATCH // 2 * FEATURES
-    # Each worker sends half: its values of 8 bits and a scale, or of 16 bits.
+    # Each worker sends half of the values: with 8 bits and a scale, or with 16 bits.
     assert tasks["s0/send[fc1/0]"].cost.nbytes == values + 4
     assert tasks["s0/reduce[fc1:activation_gradients/0]"].cost.nbytes == 2 * values
     assert tasks["s0/encode[fc1/0]@worker0"].cost.flops == values
@@ -251,7 +252,7 @@ def test_each_direction_has_a_codec_of_its_own():
     assert tasks["s0/encode[fc1:activation_gradients/0]@worker1"].cost.flops == 2 * values
     assert after(tasks["s0/forward[fc1/0]@worker1"]) == ("s0/decode[fc1/0]@worker1",)
     assert "encode[conv]@worker0" not in named(tasks)
-    # Gradients of the body can be encoded alone.
+    # Gradients of the body can be the only encoded values.
     tasks = made(gradients="dynamic8")
     assert {task.part for task in tasks.tasks if task.kind is Kind.ENCODE} == {"conv.0"}
     assert "s0/decode[conv.0]@worker1" in after(tasks["s0/step@worker1"])
@@ -262,26 +263,26 @@ def test_each_device_holds_its_part_of_the_head(workers):
     needed = memory(NET, ring_of(workers), SubBatch(workers))
     wide = model(CONV, layer("fc1", (WIDTH, FEATURES), out=WIDTH), FC2)
     without = memory(wide, ring_of(workers), SubBatch(workers))
-    # Biases of fc1: 24 values, each with its gradient and momentum, shared out among the workers.
+    # The workers share 24 biases of fc1, each with its gradient and momentum.
     assert sum(needed.values()) - sum(without.values()) == pytest.approx(3 * 4 * WIDTH, abs=workers)
-    # A head too large for one device is a Kth on each.
+    # Each device has a Kth of a large head.
     huge = model(CONV, layer("fc1", (10**6, FEATURES), out=WIDTH))
     alone, split = (memory(huge, ring_of(n), SubBatch(n))["gpu0"] for n in (1, workers))
     assert split == pytest.approx(alone / workers, rel=1e-2)
 
 
-def test_updates_per_sub_batch_keep_less():
+def test_updates_per_sub_batch_need_less_memory():
     whole, each = (
         memory(NET, ring_of(4), SubBatch(4, updates=updates))["gpu0"]
         for updates in ("step", "sub-batch")
     )
-    # A worker has a quarter of the last layer's outputs.
+    # Each of four workers has a quarter of the last layer's outputs.
     features = FC1.activation_nbytes + CONV.activation_nbytes + FC2.activation_nbytes / 4
     assert whole - each == 2 * features
 
 
 @pytest.mark.parametrize("codec", [None, "dynamic8"])
-def test_one_node_stands_for_all_of_a_cluster(codec):
+def test_a_plan_of_representative_nodes_equals_the_plan_of_all(codec):
     node = box("gpu", "gpu", links=[link(f"gpu{i}", "h", 2e3) for i in (0, 1)], device=CODECS)
     level = {"bandwidth_bytes_per_s": WIRE, "latency_s": 0.1, "source": "made up"}
     levels = [level | {"name": "fabric", "count": 6}]
@@ -294,7 +295,7 @@ def test_one_node_stands_for_all_of_a_cluster(codec):
         found.append((needed, simulate(tasks, Roofline.of(machine)).makespan_s))
     (every, every_s), (alike, alike_s) = found
     assert every_s == pytest.approx(alike_s, rel=1e-9)
-    # The head's outputs do not divide by ten: the first devices have the larger shares.
+    # Ten does not divide the number of outputs, so the first devices have larger shares.
     assert len(alike) == 2 < len(every) == 10
     assert alike.items() <= every.items()
     assert max(alike.values()) == max(every.values())

@@ -1,4 +1,4 @@
-"""Choices between alternatives by the times of their steps, which the test sets."""
+"""Choices between alternatives by their step times, which the tests set."""
 
 import random
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from paceline.core.turns import Turns, Watch, is_faster
 
 
 def chosen(turns: Turns, takes: Callable[[str, int], float]) -> list[str]:
-    """Return the alternative of each step until the choice is made."""
+    """Return the alternative of each step until the choice; `takes(name, step)` is in seconds."""
     used = list[str]()
     while not turns.settled:
         name = turns.name
@@ -21,22 +21,22 @@ def chosen(turns: Turns, takes: Callable[[str, int], float]) -> list[str]:
     return used
 
 
-@pytest.mark.parametrize("fastest", ["plain", "host", "tree"])
-def test_the_fastest_alternative_is_chosen(fastest):
+@pytest.mark.parametrize(
+    ("fastest", "seconds", "expected"),
+    [
+        *[(name, 0.9, name) for name in ("plain", "host", "tree")],
+        ("tree", 0.99, "plain"),  # almost a tie: the simplest alternative
+    ],
+)
+def test_the_fastest_alternative_is_chosen(fastest, seconds, expected):
     turns = Turns(["plain", "host", "tree"])
-    chosen(turns, lambda name, _: 0.9 if name == fastest else 1.0)
-    assert turns.name == fastest
-    assert turns.seconds[fastest] == 0.9
+    chosen(turns, lambda name, _: seconds if name == fastest else 1.0)
+    assert turns.name == expected
+    assert turns.seconds[fastest] == seconds
 
 
-def test_a_tie_goes_to_the_simplest():
-    turns = Turns(["plain", "host", "tree"])
-    chosen(turns, lambda name, _: 0.99 if name == "tree" else 1.0)
-    assert turns.name == "plain"
-
-
-def test_steps_that_only_vary_choose_the_simpler_and_different_ones_the_faster():
-    """Times vary by 10 %: of 200 choices between equal alternatives few are wrong."""
+def test_noise_selects_the_simpler_and_a_real_difference_the_faster_alternative():
+    """With noise of 10 %, few of 200 choices are wrong."""
     noise = random.Random(1)
 
     def choices(ratio: float) -> list[str]:
@@ -51,12 +51,10 @@ def test_steps_that_only_vary_choose_the_simpler_and_different_ones_the_faster()
     assert choices(0.85).count("plain") <= 4
 
 
-def test_a_machine_that_becomes_slower_favours_no_alternative():
+@pytest.mark.parametrize(("first_s", "added_s"), [(1, 0.01), (2, -0.01)])
+def test_a_machine_that_becomes_slower_or_faster_favours_no_alternative(first_s, added_s):
     turns = Turns(["plain", "host"], num_rounds=4)
-    chosen(turns, lambda name, step: 1 + 0.01 * step)
-    assert turns.name == "plain"
-    turns = Turns(["plain", "host"], num_rounds=4)
-    chosen(turns, lambda name, step: 2 - 0.01 * step)
+    chosen(turns, lambda _, step: first_s + added_s * step)
     assert turns.name == "plain"
 
 
@@ -68,14 +66,14 @@ def test_a_hopeless_alternative_has_one_turn():
     assert turns.name == "host"
 
 
-def test_one_turn_each_is_enough_if_only_one_alternative_is_left():
+def test_the_timing_ends_when_only_one_alternative_is_left():
     turns = Turns(["together", "alone"])
     used = chosen(turns, lambda name, _: 1.5 if name == "alone" else 1.0)
     assert (len(used), turns.name) == (18, "together")
 
 
-def test_a_slow_first_turn_of_the_simplest_alternative_is_not_its_last():
-    """All steps of the first turn are slow, because the machine warms up."""
+def test_the_simplest_alternative_has_a_second_turn_after_a_slow_first_one():
+    """Steps of the first turn may be slow, because the machine warms up."""
     turns = Turns(["together", "alone"], num_rounds=2)
     chosen(turns, lambda name, step: 1.4 if name == "alone" else 3.0 if step < 9 else 1.0)
     assert turns.name == "together"
@@ -84,19 +82,19 @@ def test_a_slow_first_turn_of_the_simplest_alternative_is_not_its_last():
     assert turns.name == "alone"
 
 
-def test_an_alternative_that_continues_settles_once():
-    """At the end of a round its last alternative has a second turn, with buffers that fit."""
+def test_an_alternative_with_two_turns_in_a_row_settles_once():
+    """The last alternative of a round begins the next round, without untimed steps."""
     turns = Turns(["plain", "host"], num_rounds=2)
     used = chosen(turns, lambda name, _: 1.0)
     assert "".join(name[0] for name in used) == "p" * 9 + "h" * 15 + "p" * 9
 
 
-def test_only_a_single_alternative_is_chosen_without_a_turn():
+def test_a_single_alternative_is_chosen_without_a_turn():
     assert Turns(["plain"]).settled
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(0.8, "tree"), (0.89, "host"), (2.0, "host")])
-def test_a_further_alternative_has_one_turn_and_must_be_faster(seconds, expected):
+def test_an_added_alternative_has_one_turn_and_must_be_faster(seconds, expected):
     turns = Turns(["plain", "host"])
     takes = {"plain": 1.0, "host": 0.9, "tree": seconds}
     chosen(turns, lambda name, _: takes[name])
@@ -105,7 +103,7 @@ def test_a_further_alternative_has_one_turn_and_must_be_faster(seconds, expected
     assert turns.name == expected
 
 
-def test_what_cannot_be_used_is_not_chosen():
+def test_a_dropped_alternative_is_not_chosen():
     turns = Turns(["plain", "host", "tree"])
     turns.add([1.0] * 6)
     assert turns.name == "host"
@@ -116,7 +114,7 @@ def test_what_cannot_be_used_is_not_chosen():
     assert turns.name == "plain"
 
 
-def test_stopping_chooses_from_the_turns_so_far():
+def test_stopping_chooses_among_the_timed_alternatives():
     turns = Turns(["plain", "host", "tree"])
     turns.stop()
     assert turns.name == "plain"
@@ -127,7 +125,7 @@ def test_stopping_chooses_from_the_turns_so_far():
     assert turns.name == "host"
 
 
-def test_a_watch_reports_a_change_that_lasts_and_no_noise():
+def test_a_watch_reports_lasting_changes_but_no_noise():
     noise = random.Random(2)
 
     def steps(mean: float, spread: float) -> list[float]:
@@ -160,7 +158,7 @@ def test_the_rank_sum_test_agrees_with_the_published_table():
     ranks = list(range(16))
 
     def with_wins(losses: int) -> bool:
-        # the first eight values win all pairs but `losses`
+        # the first eight values win all pairs except `losses`
         own, other = list(range(8)), list(range(8, 16))
         for _ in range(losses):
             place = next(i for i in reversed(range(8)) if own[i] + 1 not in own and own[i] < 15)

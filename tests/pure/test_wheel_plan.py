@@ -1,4 +1,4 @@
-"""Plans of wheel with one hub against closed forms, the cut of a model, and its messages."""
+"""Plans of wheel with one hub against closed forms; the cut of a model; messages."""
 
 from collections import Counter, defaultdict
 from itertools import groupby
@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from boxes import FLOPS_PER_S, after, box, codec_speed, link, named
-from paceline.core.cost import Roofline, Totals, compute_lane, layer_times, link_lane, update_cost
+from paceline.core.cost import Roofline, Totals, compute_lane, layer_times, link_lane
 from paceline.core.machine import Machine
 from paceline.core.plan import COMPUTE, Kind, Lane
-from paceline.core.simulate import period, simulate
+from paceline.core.simulate import simulate
 from paceline.core.strategy import Window
 from paceline.core.wire_format import Purpose, wire_format
 from paceline.core.workload import Workload
@@ -20,13 +20,11 @@ from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.plan import head_devices_needed, memory, place, plan
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, messages, on_the_wire, pace_of, split
 from refusals import refused
-from wheels import BODY, CROSSING, HEAD, SAMPLES, layer, model
-
-UPDATE_S = update_cost(model()).flops / FLOPS_PER_S
+from wheels import BODY, CROSSING, HEAD, SAMPLES, UPDATE_S, layer, model, period_of
 
 
 def two_hosts(*places: str, kind: str = "cpu", nbytes_per_s: float = 1e12, **device) -> Machine:
-    """Devices on hosts a and b, which are joined; GPUs have a fast link to their host."""
+    """Return devices on the linked hosts a and b; GPUs have a fast link to their host."""
     kinds = [kind] * len(places)
     links = [link("a", "b", nbytes_per_s)]
     if kind == "gpu":
@@ -34,10 +32,6 @@ def two_hosts(*places: str, kind: str = "cpu", nbytes_per_s: float = 1e12, **dev
     else:
         links += [link(place, place, 1e15) for place in sorted(set(places))]
     return box(*kinds, links=links, hosts=places, device=device)
-
-
-def period_of(work: Workload, machine: Machine, config: Wheel) -> float:
-    return period(lambda n: plan(work, machine, config, Window(n)), Roofline.of(machine), 8)
 
 
 CODECS = {
@@ -62,7 +56,7 @@ def test_the_link_carries_the_bytes_of_the_formula(kind, codecs, workers, lanes)
         assert nbytes == 3 * workers * sum(sent[purpose].nbytes for purpose in purposes)
 
 
-def test_both_ends_of_a_message_encode_and_decode_by_what_they_compute_with():
+def test_messages_are_encoded_and_decoded_on_the_compute_devices_of_both_ends():
     config = Wheel(workers=1, gradients="half")
     tasks = plan(model(), two_hosts("a", "b", codecs=SPEEDS), config, Window(1))
     encode, decode = (tasks[f"s0/{kind}[gradients]@worker0"] for kind in ("encode", "decode"))
@@ -72,7 +66,7 @@ def test_both_ends_of_a_message_encode_and_decode_by_what_they_compute_with():
     update = tasks["s0/step@worker0"]
     assert after(update) == (decode.name, "s0/backward[f0]@worker0")
     assert update.on == (compute_lane("cpu0"),)
-    # Codecs that links were measured with take no time beside them.
+    # A codec of infinite speed is part of the links' measured times.
     machine = two_hosts("a", "b", codecs={"cast": codec_speed(float("inf"), float("inf"))})
     tasks = plan(model(), machine, config, Window(1)).tasks
     assert not [task for task in tasks if task.kind in {Kind.ENCODE, Kind.DECODE}]
@@ -88,19 +82,19 @@ def test_turns_on_a_device_do_not_interleave(workers, lanes, nbytes_per_s):
         spans = [s for s in timeline.tracks[compute_lane(device.name)] if s.kind in COMPUTE]
         turns = [worker for worker, _ in groupby(span.worker for span in spans)]
         own = sorted(set(turns), key=turns.index)
-        expected = own * 7 if len(own) > 1 else own  # each a forward, then six backwards
+        expected = own * 7 if len(own) > 1 else own  # forward, then six turns
         assert turns == expected
 
 
 @pytest.mark.parametrize(
     ("places", "nbytes_per_s", "config", "head_s", "expected"),
     [
-        # A lane waits 0.05 + 0.3 + 0.05 s for its activation gradients; the other's turn takes 3 s.
+        # A lane waits 0.05 + 0.3 + 0.05 s for activation gradients, during the other's 3 s.
         ("ab", 20 * CROSSING, Wheel(), 0.1, 2 * 3.0),
-        # One lane waits for everything.
+        # A single lane waits for everything.
         ("ab", CROSSING, Wheel(1, 1), 0.1, 3.0 + 0.3 + UPDATE_S + 2 * (1 + BODY / CROSSING)),
-        ("abbb", 1e9, Wheel(6), 0.1, 6.0),  # devices beyond the first add their speed
-        # p = 2.4 s, k = 3, t = 3 s: two and a half devices would be needed, and there is one.
+        ("abbb", 1e9, Wheel(6), 0.1, 6.0),  # three devices in parallel
+        # p = 2.4 s, k = 3, t = 3 s: one device with heads instead of 2.4.
         ("abbb", 1e9, Wheel(6), 0.8, 6 * (2.4 + UPDATE_S)),
     ],
 )
@@ -111,8 +105,8 @@ def test_lanes_and_hubs_set_the_pace(places, nbytes_per_s, config, head_s, expec
 
 
 @pytest.mark.parametrize("lanes", [1, 2])
-def test_fetched_parameters_hold_the_updates_that_they_must(lanes):
-    # With one lane the worker's own last update; with several all but that one.
+def test_fetched_parameters_include_the_required_updates(lanes):
+    # With one lane, the worker's own last update; with several, the update before it.
     machine = two_hosts("a", "b", "b", nbytes_per_s=1e4)
     tasks = plan(model(), machine, Wheel(lanes=lanes), Window(6))
     spans = {span.name: span for span in simulate(tasks, Roofline.of(machine)).spans}
@@ -123,26 +117,26 @@ def test_fetched_parameters_hold_the_updates_that_they_must(lanes):
             assert fetched >= updated
 
 
-def test_gpus_copy_what_they_send_and_hand_over_at_the_end_of_each_half():
+def test_gpus_copy_messages_and_synchronise_at_the_end_of_each_half():
     tasks = plan(model(), two_hosts("a", "b", kind="gpu"), Wheel(workers=1), Window(1)).tasks
     ways = defaultdict(list)
     for task in tasks:
         if task.part in set(Purpose):
             ways[task.part].append(task.kind.value)
     whole = ["d2h", "send", "h2d"]
-    # Their hosts know the labels.
+    # Labels are in host memory already.
     assert ways == dict.fromkeys((*TO_HUB, *FROM_HUB), whole) | {"labels": ["send", "h2d"]}
     synced = {task.name.removesuffix("@worker0") for task in tasks if task.cost.num_syncs}
     assert synced == {"s0/forward[c1]", "s0/backward[f0]", "s0/backward[c0]"}
 
 
-def test_the_hub_is_the_first_devices_host_or_the_named_one_and_needs_memory():
+def test_the_hub_is_the_first_device_or_on_the_named_host_and_needs_memory():
     work, machine, config = model(), two_hosts("a", "b", "b"), Wheel(workers=3)
     assert place(machine, Wheel()).hub.name == "cpu0"
     there = place(machine, Wheel(workers=3, hub="b"))
     assert (there.hub.host, there.hub.name) == ("b", "cpu1")
     assert [device.name for device in there.bodies] == ["cpu0", "cpu0", "cpu2"]
-    features = 8 * CROSSING + CROSSING + 9 * CROSSING  # kept, and the two gradients of c1
+    features = 8 * CROSSING + CROSSING + 9 * CROSSING  # features; input and output gradients of c1
     lane = 3 * BODY + features + 3000
     head_features = 16000 + 400 + 16400
     hub = 2 * (BODY + HEAD) + 3 * (BODY + HEAD + CROSSING) + head_features
@@ -162,7 +156,7 @@ def test_the_hub_is_the_first_devices_host_or_the_named_one_and_needs_memory():
         (("c0", "c1", "f0"), {"gradients": "half"}, "codec"),  # of unknown speed
     ],
 )
-def test_what_cannot_be_planned_is_refused(names, config, field):
+def test_unsuitable_models_and_settings_are_refused(names, config, field):
     with refused(field):
         plan(model(names=names), two_hosts("a", "b", "b"), Wheel(**config), Window(1))
     with refused("machine box"):
@@ -170,8 +164,8 @@ def test_what_cannot_be_planned_is_refused(names, config, field):
 
 
 @pytest.mark.parametrize("hosts", ["hh", "ab"])
-def test_what_is_done_on_a_lone_core_takes_turns(hosts: str):
-    """A hub and a body on one host; or a hub's layers and its messages."""
+def test_tasks_on_a_single_core_take_turns(hosts: str):
+    """The tasks are of a hub and a body on one host, or of a hub and its messages."""
     work = model() if hosts == "hh" else model(body_s=0.01, head_s=1.0)
     host = {} if hosts == "hh" else {"message_bytes_per_s": 1e5}
     config, links = Wheel(workers=2, lanes=2), [link(*hosts, 1e15)]
@@ -189,19 +183,19 @@ def test_what_is_done_on_a_lone_core_takes_turns(hosts: str):
     assert apart_s == pytest.approx(max(busy), rel=0.05) if hosts == "hh" else apart_s < lone_s
 
 
-def test_messages_of_several_hosts_follow_one_another_on_the_cores_of_the_hub():
+def test_the_cores_of_a_hub_handle_messages_one_after_another():
     links = [link("a", other, 1e12) for other in "bc"]
     free = box("cpu", "cpu", "cpu", links=links, hosts="abc")
     work, config = model(), Wheel(workers=2, lanes=1)
     tasks = plan(work, free, config, Window(1)).tasks
     sent = sum(task.cost.nbytes for task in tasks if task.kind is Kind.SEND)
-    slow = free.with_each("hosts", message_bytes_per_s=sent / 1e4)  # so slow that nothing else is
+    slow = free.with_each("hosts", message_bytes_per_s=sent / 1e4)  # nothing else is slow
     assert period_of(work, slow, config) == pytest.approx(1e4, rel=0.05)
     handled = [task for task in plan(work, slow, config, Window(1)).tasks if "on a" in task.part]
     assert {str(on) for task in handled for on in task.on} == {"a/messages"}
 
 
-def test_a_message_within_a_host_takes_its_cores_as_long_as_its_way():
+def test_a_message_within_a_host_holds_its_cores_during_the_transfer():
     links = [link("a", "b", 1e12), link("a", "a", 1e3)]
     machine = box("cpu", "cpu", "cpu", links=links, hosts="aab", host={"message_bytes_per_s": 1e9})
     tasks = plan(model(), machine, Wheel(workers=2, lanes=1), Window(1))
@@ -212,7 +206,7 @@ def test_a_message_within_a_host_takes_its_cores_as_long_as_its_way():
     assert {"send[activations on a]@worker1", "send[activations on b]@worker1"} <= named(tasks)
 
 
-def test_messages_are_those_of_table_1_and_codecs_shrink_what_they_are_named_for():
+def test_messages_have_the_sizes_of_table_1_and_each_codec_shrinks_its_purpose():
     def sizes(config: Wheel) -> dict[str, int]:
         sent = messages(split(model(), config), config)
         return {purpose: message.nbytes for purpose, message in sent.items()}
@@ -234,7 +228,7 @@ def test_messages_are_those_of_table_1_and_codecs_shrink_what_they_are_named_for
     st.lists(st.tuples(st.integers(1, 400), st.integers(1, 400)), min_size=1, max_size=5),
     st.lists(st.integers(0, 10**6), min_size=9, max_size=9),
 )
-def test_the_cut_found_sends_the_fewest_bytes_or_none_is(num_convolutions, matrices, handed_on):
+def test_the_cut_sends_the_fewest_bytes(num_convolutions, matrices, handed_on):
     shapes = [(8, 8, 3, 3)] * num_convolutions + matrices
     layers = tuple(
         layer(f"l{i}", shape, 4 * n, 2 * prod(shape) / FLOPS_PER_S)
@@ -253,7 +247,7 @@ def test_the_cut_found_sends_the_fewest_bytes_or_none_is(num_convolutions, matri
             split(work, Wheel())
         return
     found = split(work, Wheel())
-    if least >= whole:  # asynchronous data parallelism
+    if least >= whole:  # no cut saves bytes: asynchronous data parallelism
         assert (found.first, found.head.layers, found.body.layers) == ("loss", (), layers)
         assert on_the_wire(messages(found, Wheel())) == whole + 2 * last
         return
@@ -262,7 +256,7 @@ def test_the_cut_found_sends_the_fewest_bytes_or_none_is(num_convolutions, matri
 
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
-def test_a_rehearsal_paces_devices_by_what_layers_take_in_the_plan(kind: str):
+def test_a_rehearsal_paces_layers_by_their_times_in_the_plan(kind: str):
     work, config = model(), Wheel(workers=1, lanes=1)
     machine = two_hosts("a", "b", kind=kind, sync_latency_s=0.25)
     roofline = Roofline.of(machine)
