@@ -127,3 +127,15 @@ def test_dropout_is_for_training_only_and_off_by_default() -> None:
     assert not torch.equal(dropping(given), dropping(given))
     assert torch.equal(dropping.eval()(given), plain(given))
     assert torch.equal(plain(given), plain.train()(given))
+
+
+@pytest.mark.parametrize("kind", [GPT, ViT])
+def test_an_empty_batch_has_zero_gradients(kind) -> None:
+    """Balanced batches may leave a worker without samples, and it still has a share of the step."""
+    if kind is GPT:
+        model, empty = small(GPT), tokens(0)
+    else:
+        model = ViT(5, image=(3, 8, 12), patch=4, width=12, num_layers=2, num_heads=3)
+        empty = torch.zeros(0, 3, 8, 12)
+    model(empty).sum().backward()
+    assert not any(parameter.grad.any() for parameter in model.parameters())

@@ -50,7 +50,7 @@ class Attention(nn.Module):
         return result
 
     def _heads(self, x: Tensor) -> Tensor:
-        split = x.view(*x.shape[:2], self.num_heads, -1)  # (B, T, H, D)
+        split = x.view(*x.shape[:2], self.num_heads, x.shape[2] // self.num_heads)  # (B, T, H, D)
         return split.transpose(1, 2)
 
 

@@ -1,6 +1,6 @@
 """Run an example, then run it with a part of its text replaced; save both results.
 
-    example.py EXAMPLE TEXT REPLACEMENT
+example.py EXAMPLE TEXT REPLACEMENT
 """
 
 import os
