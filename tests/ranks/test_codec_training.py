@@ -320,7 +320,7 @@ def test_ranks_try_both_modes_together_and_keep_one(triple: Ranks):
     encoded, plain = min(sent), max(sent)
     assert plain > 3.9 * encoded
     assert set(sent) == {encoded, plain}
-    assert min(sent[:36].count(encoded), sent[:36].count(plain)) >= 10
+    assert min(sent[:36].count(encoded), sent[:36].count(plain)) >= 9  # a turn
     winner = {"dynamic8": encoded, "none": plain}[outcome["verdict"]]
     assert set(sent[37:]) == {winner}
 
