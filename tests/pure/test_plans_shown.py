@@ -38,7 +38,7 @@ def printed(result: PlanResult, form: Form = "text", drawing: str = "") -> list[
 def test_two_tables_show_the_fastest_of_each_strategy_with_a_codec_and_without():
     rows = [
         plan_row(strategy=name, codec=codec, workers=workers)
-        for name in ("allreduce", "host")
+        for name in ("allreduce", "host", "tree")
         for codec in ("dynamic8", "half", None, "bfloat16")
         for workers in (4, 2)
     ]
@@ -75,6 +75,13 @@ def test_two_tables_show_the_fastest_of_each_strategy_with_a_codec_and_without()
 def test_the_recommended_command_has_the_options_of_the_plan(plan, options):
     assert HostReduce().codec is None  # so the command must name the codec
     assert command(plan, plan_result(plan)) == f"paceline train net --batch-size 64 {options}"
+
+
+def test_workers_on_several_hosts_are_started_on_each_of_them():
+    plan = plan_row(config={}, workers=4, hosts=2)
+    start = "on each host, torchrun --nnodes 2 --nproc-per-node 2 --node-rank N --master-addr HOST "
+    expected = start + "-m paceline train net --batch-size 64 --strategy allreduce"
+    assert command(plan, plan_result(plan)) == expected
 
 
 def test_markdown_has_the_same_rows_as_the_terminal():

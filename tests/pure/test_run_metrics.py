@@ -102,6 +102,21 @@ def test_savings_by_a_further_worker_and_speedup(count, parts, changes, further,
     assert speedup(result.model_copy(update={"comparison": None})) is None  # asynchronous
 
 
+@pytest.mark.parametrize(
+    ("machine", "times"),
+    [
+        ({"device": "cpu"}, None),  # two workers share the cores, which one worker would have
+        ({"device": "cpu", "hosts": 2}, 24.4 / 20),
+        ({"device": "NVIDIA H100"}, 24.4 / 20),
+    ],
+)
+def test_workers_that_share_cores_have_no_speedup_over_one(machine, times):
+    result = run(EXCHANGES, settings=TrainSettings(model="net", workers=2), machine=machine)
+    assert speedup(result) == (times and pytest.approx(times))
+    has_own_cores = machine["device"] != "cpu"
+    assert ("further_worker_saves" in metrics(result)) == has_own_cores
+
+
 def test_a_single_worker_is_advised_if_several_gain_nothing():
     result = run(EXCHANGES | {"exposed": 200.0})
     assert metrics(result)["alone_saves"] == pytest.approx(1 - 24.4 / 214)

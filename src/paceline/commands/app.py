@@ -178,7 +178,8 @@ def run() -> int:
     except Stopped as stopped:
         return _fail(f"{participle(stopped.number)}{stopped.why}", 128 + stopped.number)
     except TyperException as error:
-        return _fail(f"{error.format_message()} (see paceline --help)", 2)
+        command = " ".join(["paceline", *(one for one in words[:1] if one in COMMANDS)])
+        return _fail(f"{error.format_message()} (see {command} --help)", 2)
     except WorkersFailed as error:
         return error.exit_code if error.is_said else _fail(str(error), error.exit_code)
     except PacelineError as error:

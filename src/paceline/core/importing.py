@@ -30,6 +30,8 @@ def imported(setting: str, name: str) -> Any:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is not None and f"{module}.".startswith(f"{missing}."):
             why = f"cannot import {missing!r}: it is neither installed nor in {here}"
+            here_too = [one.stem for one in Path(here).glob("*.py")]
+            why += did_you_mean(missing, here_too).rstrip(".")
         else:
             why = f"cannot import {module!r}: {blamed(error)}"
         raise InvalidInput(setting, why) from error

@@ -122,9 +122,7 @@ def _copy_first(tensors: Iterable[Tensor], group: Group) -> None:
         own.copy_(first)
     workers = [str(worker) for worker, one in enumerate(group.gather(differs)) if one]
     if workers and not group.rank:
-        logger.warning(
-            "parameters of workers %s differed, and are replaced by worker 0's", ", ".join(workers)
-        )
+        logger.info("worker 0's parameters replace other ones of worker %s", ", ".join(workers))
 
 
 def _replicas_between(model: nn.Module, workers: Group) -> list[DistributedDataParallel]:

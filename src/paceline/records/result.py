@@ -30,7 +30,8 @@ class PlanRow(Record):
     should contain the median measured step. `efficiency`: throughput, divided by the throughput
     without exchange. `link_nbytes_per_step`: bytes by direction of a link (in a ring, the slowest).
     `memory_nbytes`: bytes needed on each device, and on each host that holds tensors.
-    `is_balanced`: whether the plan splits the batch by the workers' speeds.
+    `hosts`: number of hosts of the workers. `is_balanced`: whether the plan splits the batch by the
+    workers' speeds.
     `after_backward`: seconds of backward and exchange; None if the strategy does not report them.
     `is_same_training`: whether one worker with the whole batch would compute the same training.
     `steps_to_loss`: relative number of steps to the loss of synchronous training; None if unknown.
@@ -40,6 +41,7 @@ class PlanRow(Record):
     codec: str | None = None
     config: dict[str, Any]
     workers: int
+    hosts: int = 1
     placement: str
     devices: tuple[str, ...]
     step_s: float
@@ -60,8 +62,10 @@ class PlanRow(Record):
     @classmethod
     def of(cls, forecast: Forecast) -> Self:
         """Build the row of a forecast."""
+        used = forecast.machine.devices[: forecast.workers]
         own = {
             "config": asdict(forecast.config),
+            "hosts": len({device.host for device in used}),
             "exposed_s": forecast.breakdown.exposed_s,
             "wire_nbytes_per_step": forecast.wire_nbytes,
             "link_nbytes_per_step": dict(forecast.link_nbytes),

@@ -89,7 +89,7 @@ RULES = (
     ),
     Rule(
         *("gain", "waiting", "idle", _WORTH),
-        "Workers wait for each other in {share} of a step. Two of them are drawn in report.html.",
+        "Workers wait for each other in {share} of a step. report.html has a picture of two steps.",
         unless=("balance",),
     ),
     Rule(

@@ -52,13 +52,23 @@ def parts_of(result: RunResult) -> Breakdown | None:
 def speedup(result: RunResult) -> float | None:
     """Return the workers' speed-up over one worker that computes the whole batch.
 
-    None for asynchronous workers, for unequal shares of a batch, and for a single worker.
+    None for asynchronous workers, for unequal shares of a batch, for a single worker, and for
+    workers that share cores: one of them would compute faster alone.
     """
     parts = parts_of(result)
     if parts is None or result.shares is not None or result.num_workers == 1:
         return None
+    if _share_cores(result, result.num_workers):
+        return None
     alone_s = result.num_workers * (parts.load_s + parts.passes_s) + parts.update_s
     return alone_s / parts.step_s
+
+
+def _share_cores(result: RunResult, num_workers: int) -> bool:
+    """Whether so many workers of this run would share a machine's cores."""
+    if result.is_rehearsal or result.machine.get("device") != "cpu":
+        return False
+    return num_workers > int(result.machine.get("hosts", 1))
 
 
 def _of_step(result: RunResult, found: Metrics) -> None:
@@ -81,7 +91,7 @@ def _of_step(result: RunResult, found: Metrics) -> None:
     if (times := speedup(result)) is not None:
         found.values["alone_saves"] = 1 - times
         found.words["speedup"] = number(times)
-    if result.shares is None:
+    if result.shares is None and not _share_cores(result, workers + 1):
         divides = (parts.load_s + parts.passes_s) / whole
         found.values["further_worker_saves"] = divides / (workers + 1)
         was_declined = workers == 1 and result.decisions
@@ -241,7 +251,8 @@ def of_ranking(ranking: RankingRows, *, is_measured: bool) -> Metrics:
         known = [STRATEGIES.get(one.strategy) for one in (best, other)]
         both = all(one is not None and one.is_rehearsed for one in known)
         found.words["other"] = named(other)
-        found.words["try_both"] = "Rehearse both" if both else "Train some steps with both"
+        verb = "paceline rehearse" if both else "paceline train"
+        found.words["try_both"] = f"Try {verb} with both"
     by_workers: dict[int, PlanRow] = {}
     for plan in alike:
         by_workers.setdefault(plan.workers, plan)

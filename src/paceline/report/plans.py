@@ -39,13 +39,15 @@ def plan_tables(plans: Sequence[PlanRow], alone_samples_per_s: float | None) -> 
         one = alone_samples_per_s
         return "" if one is None else number(plan.samples_per_s / one)
 
-    alike = list(_fastest(plan for plan in plans if plan.is_same_training))[:_MOST_ALIKE]
+    alike = list(_fastest(plan for plan in plans if plan.is_same_training))
+    lone = [plan for plan in alike[_MOST_ALIKE:] if plan.workers == 1]
+    alike = [*alike[: _MOST_ALIKE - len(lone)], *lone]
     others = list(_fastest(plan for plan in plans if not plan.is_same_training))[:_MOST_OTHERS]
     found = {"Same training": _table(alike, "x one", beside)} if alike else {}
     if alike and alone_samples_per_s is None:
         found["Same training"] = found["Same training"].without("x one")
     if others:
-        found["Changes what is learned"] = _table(others, "to a loss", _learned)
+        found["Changes what is learned"] = _table(others, "steps to loss", _learned)
     return found
 
 
@@ -108,9 +110,14 @@ def recommendation(result: PlanResult) -> str:
 
 def command(plan: PlanRow, result: PlanResult) -> str:
     """Return the command that trains with the plan's configuration."""
-    words = ["paceline train", result.model, f"--batch-size {result.batch_size}"]
-    words += [f"--strategy {plan.strategy}", f"--workers {plan.workers}"]
     strategy = STRATEGIES.get(plan.strategy)
+    words = ["paceline train", result.model, f"--batch-size {result.batch_size}"]
+    words.append(f"--strategy {plan.strategy}")
+    if plan.hosts > 1 and strategy is not None and not strategy.is_led:
+        nodes = f"--nnodes {plan.hosts} --nproc-per-node {plan.workers // plan.hosts}"
+        words.insert(0, f"on each host, torchrun {nodes} --node-rank N --master-addr HOST -m")
+    else:
+        words.append(f"--workers {plan.workers}")
     usual = asdict(strategy.config(workers=plan.workers)) if strategy else {}
     for name, value in plan.config.items():
         if name not in _FOUND_BY_TRAINING and value is not None and value != usual.get(name):

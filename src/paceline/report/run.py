@@ -19,8 +19,10 @@ from paceline.report.format import (
     loss_text,
     number,
     optional_score,
+    plain,
     score_text,
 )
+from paceline.report.metrics import speedup
 from paceline.report.page import Page, facts
 from paceline.report.steps import through_time, two_steps
 from paceline.report.tables import Marked, Rows, Table, comparison_table, plans_table, trials_table
@@ -117,6 +119,8 @@ def _tiles(result: RunResult) -> Iterator[tuple[str, str, str]]:
         yield f"{result.origin} step", duration(result.step_s), note
     elif result.trained_s is not None:
         yield "training", duration(result.trained_s), "without the tests between epochs"
+    if (times := speedup(result)) is not None:
+        yield "speed-up", plain(times), "over one worker with the whole batch"
     yield from _prediction(result)
     if result.epochs and (reached := result.epochs[-1].score) is not None:
         note = f"after {counted(len(result.epochs), 'epoch')}"

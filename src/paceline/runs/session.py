@@ -75,6 +75,7 @@ def _carried_out(
     silent = group.rank != 0 or (elastic is not None and elastic.number != 0)
     settings = request.settings
     out, err = console(quiet=silent or request.quiet), console(stderr=True, quiet=silent)
+    _announce(group)
     title = f"Predicted from a profile, {settings.batch_size} samples a step"
     with ExitStack() as stack:
         progress = stack.enter_context(closing(_progress(request, group, err)))
@@ -118,6 +119,14 @@ def _carried_out(
             for shown in result_tables(result, str(folder)):
                 out.print(shown, soft_wrap=isinstance(shown, str))  # rich wraps the cells of tables
     return None
+
+
+def _announce(group: Group) -> None:
+    """Report on each further machine that its workers take part."""
+    places = [(one.boot_id, one.pid_namespace) for one in group.members]
+    if group.rank and places.index(places[group.rank]) == group.rank:
+        text = f"worker {group.rank} of {group.world_size}: worker 0 shows the progress"
+        console(stderr=True).print(f"{text} and writes the results")
 
 
 def _save(
@@ -290,7 +299,8 @@ def _result(
         comparison = compare(predicted, outcome.timeline)
     if outcome.predicted_step_s is None and forecast is not None:
         outcome = outcome.model_copy(update={"predicted_step_s": forecast.step_s})
-    machine = facts(session.group.device)
+    places = {(one.boot_id, one.pid_namespace) for one in session.group.members}
+    machine = facts(session.group.device) | {"hosts": len(places)}
     if outcome.device is not None:
         machine["device"] = outcome.device
     # A chunk search may have ended with a configuration that was not forecast before.

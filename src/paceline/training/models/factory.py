@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import prod
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -126,6 +127,8 @@ def find(name: str) -> Architecture:
         found = _BuiltIn(lambda n: network((*hidden, n)), (widths[0],), widths[-1])
     else:
         nearest = did_you_mean(name, names()).strip("; .")
+        if Path(f"{name}.py").is_file():
+            nearest = f"a function of {name}.py is {name}:FUNCTION;"
         hint = f"{nearest} Built-in: {_COMMON}, ... (docs/models.md); your own: {FORM}".strip()
         raise InvalidInput("model", "is not known", got=name, hint=hint)
 
