@@ -19,7 +19,6 @@ from paceline.report.format import (
     loss_text,
     number,
     optional_score,
-    plain,
     score_text,
 )
 from paceline.report.metrics import speedup
@@ -120,7 +119,7 @@ def _tiles(result: RunResult) -> Iterator[tuple[str, str, str]]:
     elif result.trained_s is not None:
         yield "training", duration(result.trained_s), "without the tests between epochs"
     if (times := speedup(result)) is not None:
-        yield "speed-up", plain(times), "over one worker with the whole batch"
+        yield "speed-up", number(times), "over one worker with the whole batch"
     yield from _prediction(result)
     if result.epochs and (reached := result.epochs[-1].score) is not None:
         note = f"after {counted(len(result.epochs), 'epoch')}"

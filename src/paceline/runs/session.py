@@ -75,7 +75,6 @@ def _carried_out(
     silent = group.rank != 0 or (elastic is not None and elastic.number != 0)
     settings = request.settings
     out, err = console(quiet=silent or request.quiet), console(stderr=True, quiet=silent)
-    _announce(group)
     title = f"Predicted from a profile, {settings.batch_size} samples a step"
     with ExitStack() as stack:
         progress = stack.enter_context(closing(_progress(request, group, err)))
@@ -94,6 +93,7 @@ def _carried_out(
             ranking = ranking_of(session, runner, forecasts)
             _show_ranking(request, session, ranking, out, title)
             return None
+        _announce(group)
         found = Found()
         if may_be_alone(settings):
             found = alone_or_together(session, runner, forecasts)
