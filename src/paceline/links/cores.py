@@ -1,5 +1,6 @@
 """Divide a machine's cores among its ranks that train on CPUs."""
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+logger = logging.getLogger(__name__)
 _SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 _before_sharing: list[tuple[set[int], int]] = []  # cores and number of threads
 
@@ -25,6 +27,8 @@ def share_cores(device: torch.device) -> None:
     own = len(cores) // num_ranks
     if num_ranks == 1 or device.type != "cpu":
         return
+    if not own and os.environ.get("LOCAL_RANK", "0") == "0":
+        logger.warning("%d workers share %d cores: fewer may be faster", num_ranks, len(cores))
     _before_sharing.append((usable, torch.get_num_threads()))
     if own and len(usable) == os.cpu_count():
         first = own * int(os.environ.get("LOCAL_RANK", "0"))

@@ -61,8 +61,8 @@ RULES = (
     ),
     Rule(
         *("doubt", "prediction_off", "prediction_error", 2 * ERROR_BAR),
-        "The prediction was off by {share}: devices or links changed their speed after they were "
-        "profiled. Try --profile-s 20.",
+        "The prediction was off by {share}: devices or links may have changed their speed since "
+        "the profile. Try --profile-s 20.",
     ),
     Rule(
         *("doubt", "not_learnt", "loss_unchanged", 1 - _HARDLY),

@@ -63,7 +63,7 @@ def shown(title: str, content: tables.Table, *, gap: int | None = None) -> Table
 def comparison_table(comparison: Comparison, *, two_runs: bool = False) -> Table:
     """Return a table that compares the traced steps of two timelines."""
     content = tables.comparison_table(comparison, two_runs=two_runs)
-    return shown("Seconds per step, traced", content)
+    return shown("Seconds per traced step (tracing slows short steps)", content)
 
 
 def difference_tables(changed: Differences, sides: Comparison) -> Iterator[Table]:
