@@ -38,6 +38,11 @@ def share_cores(device: torch.device) -> None:
         torch.set_num_threads(max(1, own))
 
 
+def usable_cores() -> int:
+    """Return the number of CPUs that this process may use, or that its machine's ranks share."""
+    return len(_before_sharing[-1][0] if _before_sharing else os.sched_getaffinity(0))
+
+
 @contextmanager
 def all_cores() -> Iterator[None]:
     """Inside the block, use the cores and the number of threads from before `share_cores`."""

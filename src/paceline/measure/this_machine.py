@@ -13,6 +13,7 @@ import torch
 from paceline.core.losses import Losses
 from paceline.core.machine import Device, Host, Machine
 from paceline.core.workload import Cost, Workload
+from paceline.links.cores import usable_cores
 from paceline.links.devices import device_of
 from paceline.links.group import Group
 from paceline.native import instruction_sets
@@ -101,7 +102,7 @@ def facts(device: torch.device) -> dict[str, Any]:
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {
         "processor": models[0] if models else platform.machine(),
-        "cores": os.cpu_count(),
+        "cores": usable_cores(),
         "instruction_sets": instruction_sets(),
         "memory_bytes": memory_bytes(),
         "device": device_of(device).name,
