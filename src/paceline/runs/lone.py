@@ -19,7 +19,7 @@ from paceline.runs.forecasts import worth_trying
 from paceline.strategies import EXCHANGES, find_strategy
 
 _HOPELESS = 1.5  # ways predicted or measured to be slower by this factor are not tried
-_ALIKE = 1.1  # limit for preferring rank 0: its step time / step time of the fastest rank
+_ALIKE = 1.25  # limit for preferring rank 0: its step time / step time of the fastest rank
 logger = logging.getLogger(__name__)
 
 
