@@ -214,7 +214,7 @@ class Probes:
         Uses the largest share of all ranks, because a rank that waits keeps fewer cores busy. GPUs
         lose nothing. If all ranks are on one host, the plan itself reserves cores for exchanges.
         """
-        places = [(member.boot_id, member.pid_namespace) for member in group.members]
+        places = [member.place for member in group.members]
         if group.device.type != "cpu" or len(set(places)) == 1:
             return {}
         num_workers = places.count(places[group.rank])
@@ -257,7 +257,7 @@ def _num_small(prober: Prober, layers: Workload, group: Group) -> tuple[int, int
     of a step wake the threads only once. All other exchanges are timed with one layer in one chunk.
     """
     chunk: int | None = getattr(prober.config, "first_chunk", None)
-    if chunk is None or len({(one.boot_id, one.pid_namespace) for one in group.members}) > 1:
+    if chunk is None or len({one.place for one in group.members}) > 1:
         return 1, 1
     return len(layers.layers), -(-len(layers.layers) // chunk)
 

@@ -39,6 +39,11 @@ class Member(NamedTuple):
     pid_namespace: str
     device_type: str
 
+    @property
+    def place(self) -> tuple[str, str]:
+        """The machine or container of the rank."""
+        return self.boot_id, self.pid_namespace
+
 
 @dataclass(frozen=True)
 class Group:
@@ -162,7 +167,7 @@ def _names_in(group: Group, states: Sequence[str]) -> str:
     """Return the names of workers whose process on this kernel is in one of the `states`."""
     found, own = [], group.members[group.rank]
     for one in group.members:
-        if (one.boot_id, one.pid_namespace) != (own.boot_id, own.pid_namespace):
+        if one.place != own.place:
             continue  # here `one.pid` is the number of another process
         try:
             state = psutil.Process(one.pid).status()

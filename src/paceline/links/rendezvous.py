@@ -115,7 +115,7 @@ def joined(
     members = tuple(Member(*row) for row in unknown.gather(member))
     _check_kinds(members)
     here = members[rank]
-    near = [one for one in members if (one.boot_id, one.pid_namespace) == here[2:4]]
+    near = [one for one in members if one.place == here.place]
     close_connections_in_forks(one.pid for one in near)
     return replace(unknown, members=members)
 

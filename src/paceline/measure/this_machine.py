@@ -55,7 +55,7 @@ def this_machine(group: Group, speeds: Sequence[Speed]) -> Machine:
     reached, which is a lower bound.
     """
     kind = device_of(group.device).kind
-    places = [(member.boot_id, member.pid_namespace) for member in group.members]
+    places = [member.place for member in group.members]
     different = dict.fromkeys(places)
     names = {
         place: "this-host" if len(different) == 1 else f"host{i}"

@@ -93,7 +93,7 @@ def _carried_out(
             ranking = ranking_of(session, runner, forecasts)
             _show_ranking(request, session, ranking, out, title)
             return None
-        _announce(group)
+        _announce(group, quiet=request.quiet)
         found = Found()
         if may_be_alone(settings):
             found = alone_or_together(session, runner, forecasts)
@@ -121,12 +121,12 @@ def _carried_out(
     return None
 
 
-def _announce(group: Group) -> None:
+def _announce(group: Group, *, quiet: bool) -> None:
     """Report on each further machine that its workers take part."""
-    places = [(one.boot_id, one.pid_namespace) for one in group.members]
+    places = [one.place for one in group.members]
     if group.rank and places.index(places[group.rank]) == group.rank:
         text = f"worker {group.rank} of {group.world_size}: worker 0 shows the progress"
-        console(stderr=True).print(f"{text} and writes the results")
+        console(stderr=True, quiet=quiet).print(f"{text} and writes the results")
 
 
 def _save(
@@ -299,7 +299,7 @@ def _result(
         comparison = compare(predicted, outcome.timeline)
     if outcome.predicted_step_s is None and forecast is not None:
         outcome = outcome.model_copy(update={"predicted_step_s": forecast.step_s})
-    places = {(one.boot_id, one.pid_namespace) for one in session.group.members}
+    places = {one.place for one in session.group.members}
     machine = facts(session.group.device) | {"hosts": len(places)}
     if outcome.device is not None:
         machine["device"] = outcome.device
