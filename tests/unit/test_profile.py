@@ -21,7 +21,7 @@ from paceline.core.workload import Workload
 from paceline.exchange import profile as module
 from paceline.exchange.profile import Probes, Profile, exchanging, profile, single
 from paceline.exchange.step import OF_CLASSES, SGD, Share
-from paceline.links.group import Group
+from paceline.links.group import Group, Member
 from paceline.measure import cores
 from paceline.measure.cores import CoreTime, lost_beside
 from paceline.measure.profiled_machine import message_speed
@@ -261,7 +261,7 @@ def test_a_round_has_as_many_small_chunks_as_a_step(name, options, hosts, num_sm
     """A step of many chunks wakes the threads only once."""
     config, made = EXCHANGES[name].config(workers=2, **options), []
     own = Prober(EXCHANGES[name], config, lambda sizes: made.append(sizes) or (lambda: None))
-    members = [SimpleNamespace(boot_id=host, pid_namespace="1") for host in hosts]
+    members = [Member(rank, rank, host, "1", "cpu") for rank, host in enumerate(hosts)]
     group = SimpleNamespace(world_size=2, members=members)
     probes = Probes.of(MODEL, group, {name: own})
     of_all, small = made
