@@ -32,21 +32,18 @@ class CountsInFloat32:
 
     def synchronize(self) -> None: ...
 
-    def current_stream(self) -> "CountsInFloat32":
-        return self
-
     def record(self, *, timed: bool = False) -> SimpleNamespace:
         assert timed
         reached_s = self.now_s
 
-        def seconds_after(earlier: SimpleNamespace) -> float:
-            return float(np.float32((reached_s - earlier.reached_s) * 1e3)) * 1e-3
+        def elapsed_time(end: SimpleNamespace) -> float:
+            return float(np.float32((end.reached_s - reached_s) * 1e3))
 
         def synchronize() -> None:
             self.now_s += next(self.late_s, 0.0)
 
         return SimpleNamespace(
-            reached_s=reached_s, seconds_after=seconds_after, synchronize=synchronize
+            reached_s=reached_s, elapsed_time=elapsed_time, synchronize=synchronize
         )
 
 

@@ -152,7 +152,7 @@ class BackgroundWriter:
             else:
                 kept.copy_(source)
             self._copies[name] = kept
-        return [one.current_stream().record() for one in devices.values() if one.is_asynchronous]
+        return [one.record() for one in devices.values() if one.is_asynchronous]
 
     def _write(self, step: int, files: Mapping[str, Contents], arrivals: list[Event]) -> None:
         for event in arrivals:

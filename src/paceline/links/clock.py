@@ -66,14 +66,14 @@ class DeviceClock:
         Returns the seconds of the wait, the time after the wait, and the event.
         """
         before_s = time.monotonic_ns() * 1e-9
-        event = self._device.current_stream().record(timed=True)
+        event = self._device.record(timed=True)
         event.synchronize()
         after_s = time.monotonic_ns() * 1e-9
         return after_s - before_s, after_s, event
 
     def mark(self) -> DeviceMark:
         """Record an event on the current stream, without waiting for the device."""
-        event = self._device.current_stream().record(timed=True)
+        event = self._device.record(timed=True)
         now = time.monotonic_ns() * 1e-9
         if now - self._anchored_s > _ANCHOR_EVERY_S:
             self._anchors.append(event)
@@ -89,7 +89,7 @@ class DeviceClock:
 
     def _after(self, anchor: int, event: Event) -> float:
         event.synchronize()
-        return self._anchor_times[anchor] + event.seconds_after(self._anchors[anchor])
+        return self._anchor_times[anchor] + self._anchors[anchor].elapsed_time(event) * 1e-3
 
 
 def clock_for(device: torch.device) -> Clock:

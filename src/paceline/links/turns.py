@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import torch
 
-from paceline.links.devices.device import Device
+from paceline.links.devices import Device
 
 _POLL_S = 0.5
 

@@ -21,7 +21,6 @@ from paceline.links.devices import cuda
 from paceline.links.devices.device import Device as Device
 from paceline.links.devices.device import Event as Event
 from paceline.links.devices.device import Stream as Stream
-from paceline.links.devices.host import HostDevice
 
 
 def device_of(device: torch.device) -> Device:
@@ -32,7 +31,7 @@ def device_of(device: torch.device) -> Device:
 @cache
 def _device_of(device: torch.device) -> Device:
     if device.type == "cpu":
-        return HostDevice(device)
+        return Device(device)
     if device.type == "cuda":
         return cuda.CudaDevice(device)
     raise InvalidInput("device", "must be 'cpu' or 'cuda'", got=str(device))

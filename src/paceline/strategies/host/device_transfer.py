@@ -49,19 +49,16 @@ class _StepTimes(NamedTuple):
     exchanges: list[tuple[Event, Event]]
 
     def exposed_s(self) -> float:
-        """Return the seconds that the exchange adds to the step.
-
-        Adds the seconds of gathering and the seconds from the end of backward to `end`.
-        """
-        gathering_s = sum(end.seconds_after(begin) for begin, end in self.gathers)
-        return gathering_s + self.end.seconds_after(self.backward_end)
+        """Return the seconds of gathering, and from the end of backward to `end`."""
+        alone = [*self.gathers, (self.backward_end, self.end)]
+        return sum(begin.elapsed_time(end) for begin, end in alone) * 1e-3
 
     def hidden_s(self) -> float:
         """Return the seconds during backward in which a chunk was exchanged."""
-        first = self.exchanges[0][0]
-        end_s = self.backward_end.seconds_after(first)
-        spans = [(a.seconds_after(first), b.seconds_after(first)) for a, b in self.exchanges]
-        return _covered(((begin, min(end, end_s)) for begin, end in spans))
+        first, _ = self.exchanges[0]
+        end_ms = first.elapsed_time(self.backward_end)
+        spans = [(first.elapsed_time(a), first.elapsed_time(b)) for a, b in self.exchanges]
+        return _covered(((begin, min(end, end_ms)) for begin, end in spans)) * 1e-3
 
 
 def _covered(spans: Iterable[tuple[float, float]]) -> float:
@@ -89,7 +86,7 @@ class DeviceTransfer:
         )
         self._parts = {slot.index: slot.of(self._buffer) for slot in layout.slots}
         # The buffer may be overwritten after this event.
-        self._free = self._device.current_stream().record()
+        self._free = self._device.record()
         # After an error, as in a discarded step, the threads accept further calls.
         self._poster = CallThread("post", goes_on=True)
         self._fetcher = CallThread("fetch", goes_on=True)
@@ -110,22 +107,22 @@ class DeviceTransfer:
         """Queue a chunk's copy to the host after the work of the current stream."""
         computing = self._device.current_stream()
         # If another stream scattered the means of the previous step, it may still read the buffer.
-        computing.wait(self._free)
-        begin = computing.record(timed=True)
+        computing.wait_event(self._free)
+        begin = self._device.record(timed=True)
         with recorder.pause() if recorder is not None else nullcontext():
             self._gather(chunk)
-        gathered = computing.record(timed=True)
+        gathered = self._device.record(timed=True)
         self._gathers.append((begin, gathered))
         # The exchange begins here, so it includes a wait for the copy of an earlier chunk.
         self._begun[chunk.number] = gathered
         # Wait for this event, because the compute stream may already have later kernels.
-        self._to_host.wait(gathered)
+        self._to_host.wait_event(gathered)
         with self._device.use(self._to_host):
             with noted(recorder, Kind.D2H, str(chunk.number), alone=True):
                 bytes_of(chunk, self._arena.slot).copy_(
                     bytes_of(chunk, self._buffer), non_blocking=True
                 )
-            arrived = self._to_host.record()
+            arrived = self._device.record()
         self._posted.append(self._poster.submit(partial(self._post, chunk, arrived)))
 
     @torch.no_grad()
@@ -142,7 +139,7 @@ class DeviceTransfer:
 
     def arrive(self) -> None:
         """Wait until all chunks have been copied to the host and posted."""
-        self._backward_end = self._device.current_stream().record(timed=True)
+        self._backward_end = self._device.record(timed=True)
         if error := self._join(self._posted):
             raise error
 
@@ -160,7 +157,7 @@ class DeviceTransfer:
         computing.wait_stream(self._to_device)
         self._scatter(changed_on_any(self._arena, step))
         self._count_latest()  # the GPU has reached all events of the previous step
-        self._free = computing.record(timed=True)
+        self._free = self._device.record(timed=True)
         exchanges = [(self._begun[number], self._ended[number]) for number in self._begun]
         self._latest = _StepTimes(self._backward_end, self._free, self._gathers, exchanges)
 
@@ -233,7 +230,7 @@ class DeviceTransfer:
                 bytes_of(chunk, self._buffer).copy_(
                     bytes_of(chunk, self._results[step % 2]), non_blocking=True
                 )
-            self._ended[chunk.number] = self._to_device.record(timed=True)
+            self._ended[chunk.number] = self._device.record(timed=True)
 
 
 def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
