@@ -12,8 +12,7 @@ import torch
 from paceline.links.devices import device_of
 
 T = TypeVar("T")
-# longest wait of `close`, because a thread that waits for a lost rank in a collective never ends
-_CLOSE_S = 5.0
+_CLOSE_S = 5.0  # longest wait of `close`: a thread that waits for a lost rank never ends
 _CPU = torch.device("cpu")
 
 
@@ -60,10 +59,7 @@ class CallThread:
 
 
 def finish_stream(device: torch.device) -> None:
-    """Wait until this thread's current stream of `device` has finished its work.
-
-    Afterwards, streams of other threads can use the results without waiting for this stream.
-    """
+    """Wait for this thread's current stream of `device`, so that other streams can use results."""
     own = device_of(device)
     if own.is_asynchronous:
         own.current_stream().synchronize()

@@ -26,19 +26,20 @@ _REPORT_S = 3.0  # deadline for the first failed rank's output; less than the la
 
 def failure(store: Store) -> str | None:
     """Return the first failed rank's reason; None if no rank has failed."""
-    return store.get(_FAILURE_KEY).decode() if store.check([_FAILURE_KEY]) else None
+    return _found(store, _FAILURE_KEY)
 
 
 def stopped(store: Store) -> str | None:
     """Return the line that rank 0 printed when the run stopped, or None."""
-    return store.get(_STOPPED_KEY).decode() if store.check([_STOPPED_KEY]) else None
+    return _found(store, _STOPPED_KEY)
+
+
+def _found(store: Store, key: str) -> str | None:
+    return store.get(key).decode() if store.check([key]) else None
 
 
 def announce_signal(store: Store, number: int) -> None:
-    """Announce to all ranks that the launcher sends them a signal.
-
-    From then on, ranks explain lost connections by this signal.
-    """
+    """Announce the launcher's signal to all ranks, which explains lost connections from then on."""
     _publish(store, _SIGNALLED_KEY, str(number))
 
 
@@ -93,11 +94,10 @@ def error_to_raise(
 def _told_by(
     store: Store, error: Exception | SystemExit, group: Group, lost_in_torch: bool
 ) -> WorkerLost | WorkersFailed | None:
-    if store.check([_LEFT_KEY]):
-        return WorkersFailed(128 + int(store.get(_LEFT_KEY)))
+    number = _found(store, _LEFT_KEY) or (_found(store, _SIGNALLED_KEY) if lost_in_torch else None)
+    if number is not None:
+        return WorkersFailed(128 + int(number))
     reason = f"worker {group.rank} failed: {error}"
-    if lost_in_torch and store.check([_SIGNALLED_KEY]):
-        return WorkersFailed(128 + int(store.get(_SIGNALLED_KEY)))
     if lost_in_torch:
         reason = group.died(lambda: failure(store) is not None) or unknown_peer(error)
     elif isinstance(error, WorkerLost):
@@ -123,7 +123,6 @@ def _told_by(
 
 def _is_said_here(group: Group, store: Store) -> bool:
     """Return True if the first failed rank is on this machine and prints its error."""
-    if not store.check([_SPEAKER_KEY]):
-        return False
-    speaker = group.members[int(store.get(_SPEAKER_KEY))]
-    return speaker.boot_id == group.members[group.rank].boot_id
+    speaker = _found(store, _SPEAKER_KEY)
+    here = group.members[group.rank].boot_id
+    return speaker is not None and group.members[int(speaker)].boot_id == here
