@@ -123,7 +123,7 @@ def test_environment_folder_and_cores_are_those_of_the_caller(
     os.sched_setaffinity(0, {min(own)})
     with os.fdopen(os.memfd_create("said"), "w+b") as said:
         try:
-            process = start(command(code), environment={"TWO": "2"}, stdout=said)
+            process = start(command(code), environment={"TWO": "2"}, stdout=said.fileno())
         finally:
             os.sched_setaffinity(0, own)
         end([process], wait_s=DEADLINE_S)

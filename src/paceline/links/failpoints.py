@@ -31,14 +31,11 @@ def reach(name: str, **where: Any) -> None:
     if not armed:
         return
     for failpoint in json.loads(armed):
-        conditions = dict(failpoint)
-        action, at, visit = conditions.pop("do"), conditions.pop("at"), conditions.pop("visit", 0)
-        if at != name or any(where.get(key) != value for key, value in conditions.items()):
-            continue
-        key = json.dumps(failpoint)
-        _visits[key] += 1
-        if visit in (0, _visits[key]):
-            _act(action, name)
+        key, action, visit = str(failpoint), failpoint.pop("do"), failpoint.pop("visit", 0)
+        if failpoint.pop("at") == name and failpoint.items() <= where.items():
+            _visits[key] += 1
+            if visit in (0, _visits[key]):
+                _act(action, name)
 
 
 def _act(action: str, name: str) -> None:

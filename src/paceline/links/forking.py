@@ -19,7 +19,6 @@ import ctypes
 import fcntl
 import gc
 import importlib
-import io
 import os
 import signal
 import socket
@@ -29,10 +28,10 @@ import threading
 import traceback
 import warnings
 from collections.abc import Collection, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from queue import SimpleQueue
-from typing import NoReturn, TextIO
+from typing import NoReturn
 
 from paceline.core.errors import InvalidInput
 from paceline.links import processes
@@ -72,18 +71,13 @@ class _Server:
     """
 
     def __init__(self, listener: socket.socket) -> None:
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(Exception):  # the stream may be None or a user's object
-                stream.flush()
+        _flush()
         self._listener, self._of = listener, os.getpid()
-        self._forked = SimpleQueue[int | OSError]()
+        self._forked = Future[int]()
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._fork, name="paceline forks", daemon=True)
         self._thread.start()
-        found = self._forked.get()
-        if isinstance(found, OSError):
-            raise found
-        self._pid = found
+        self._pid = self._forked.result()
 
     def _fork(self) -> None:
         # Block signals until the fork has removed this program's handlers.
@@ -93,11 +87,11 @@ class _Server:
                 warnings.simplefilter("ignore", DeprecationWarning)
                 pid = os.fork()
         except OSError as error:
-            self._forked.put(error)
+            self._forked.set_exception(error)
             return
         if pid == 0:
             _serve(self._listener, self._of, before)
-        self._forked.put(pid)
+        self._forked.set_result(pid)
         self._is_over.wait()
 
     def close(self) -> None:
@@ -126,11 +120,18 @@ def _check() -> None:
 
 
 def main() -> None:
-    """Exit with code 1 unless this fork can compute on all of its devices."""
-    from paceline.links.devices import can_compute_in_fork
+    """Exit with code 1 unless this fork can compute on all of its devices.
 
-    if not can_compute_in_fork():
+    A fork cannot use GPUs if the parent had initialised CUDA. On a machine with GPUs, a fork cannot
+    run backward() if the parent had run backward(), which starts a thread per GPU.
+    """
+    import torch
+
+    from paceline.links.devices import cuda
+
+    if cuda.is_broken_by_fork():
         sys.exit(1)
+    torch.ones(1, requires_grad=True).sum().backward()  # raises RuntimeError if it cannot
 
 
 def _serve(listener: socket.socket, parent: int, mask: Iterable[int]) -> NoReturn:
@@ -158,30 +159,29 @@ def _serve(listener: socket.socket, parent: int, mask: Iterable[int]) -> NoRetur
     except BaseException:
         traceback.print_exc()
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(Exception):
-                stream.flush()
+        _flush()
         os._exit(code if isinstance(code, int) else 1)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # the stream may be None or a user's object
+            stream.flush()
 
 
 def _run_module(request: ForkRequest) -> None:
     """Turn this fork into the requested process, and run its module."""
     _detach_descriptors(request.received)
     become(request)
-    sys.stdin, sys.stdout, sys.stderr = _stream(0, "r"), _stream(1, "w"), _stream(2, "w")
-    _keep_memory()
+    # The user's program may have replaced these streams.
+    for fd, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        new = open(fd, mode, buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+        setattr(sys, name, new)
+    # malloc reads its environment variables only at a program's start.
+    for variable, number in _MALLOPT.items():
+        ctypes.CDLL(None).mallopt(number, min(int(os.environ[variable]), 2**31 - 1))
     sys.argv = request.command[1 + len(OF_WORKERS) :]
     importlib.import_module(sys.argv[0]).main()
-
-
-def _stream(fd: int, mode: str) -> TextIO:
-    """Open a standard stream with the settings of a new Python program.
-
-    The user's program may have replaced sys.stdin, sys.stdout or sys.stderr.
-    """
-    binary = io.FileIO(fd, mode, closefd=False)
-    buffered = io.BufferedWriter(binary) if mode == "w" else io.BufferedReader(binary)
-    return io.TextIOWrapper(buffered, errors="backslashreplace", line_buffering=True)
 
 
 def _detach_descriptors(kept: Collection[int]) -> None:
@@ -210,10 +210,3 @@ def _reposition(fd: int) -> None:
     os.lseek(own, os.lseek(fd, 0, os.SEEK_CUR), os.SEEK_SET)
     os.dup2(own, fd, inheritable=os.get_inheritable(fd))
     os.close(own)
-
-
-def _keep_memory() -> None:
-    """Apply malloc's environment variables, which are read only at a program's start."""
-    mallopt = ctypes.CDLL(None).mallopt
-    for name, number in _MALLOPT.items():
-        mallopt(number, min(int(os.environ[name]), 2**31 - 1))

@@ -26,7 +26,6 @@ def close_connections_in_forks(pids: Iterable[int]) -> None:
 
 
 def _close_connections() -> None:
-    """Replace each connection to another rank by /dev/null."""
     of_peers = {(one.raddr, one.laddr) for pid in _peers for one in _connections(pid)}
     nothing = os.open(os.devnull, os.O_RDWR)
     for one in _connections(os.getpid()):

@@ -55,11 +55,7 @@ _CREDENTIALS = struct.Struct("3i")  # a peer's process number, user id and group
 
 @dataclass
 class ForkRequest:
-    """A request to fork a process.
-
-    `fds`: descriptor numbers in the new process. `received`: in the same order, the numbers that
-    these descriptors have in the server.
-    """
+    """A request to fork a process with descriptors `fds`, whose numbers here are `received`."""
 
     command: list[str]
     environment: dict[str, str]
@@ -105,7 +101,7 @@ def listen() -> tuple[str, socket.socket]:
 
 
 def serve(listener: socket.socket, environment: Mapping[str, str]) -> None:
-    """Fork processes on request; in a forked process, run the requested command and return.
+    """Fork processes on request, which run their command and return.
 
     `environment`: the environment with which the server was started.
     """
@@ -127,10 +123,10 @@ def serve(listener: socket.socket, environment: Mapping[str, str]) -> None:
 
 
 class ForkServer:
-    """Forks a child for each request on a socket; the child finds the request in `forked`.
+    """Forks a child for each request on a socket.
 
-    `environment`: the environment in which this process loaded libraries. A request is refused if
-    the request changes a variable that libraries read while loading. None accepts all requests.
+    `environment`: the environment in which this process loaded libraries. The server refuses
+    requests that change a variable that libraries read while loading; None accepts all requests.
     """
 
     def __init__(
@@ -140,14 +136,14 @@ class ForkServer:
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
         self._pids: dict[socket.socket, int] = {}
-        self.forked: ForkRequest | None = None
+        self._forked: ForkRequest | None = None  # in a child: its request
 
     def serve(self) -> ForkRequest:
         """Fork processes on request; in a forked process, return the request for that process."""
-        while self.forked is None:
+        while self._forked is None:
             for key, _ in self._selector.select():
                 # An earlier event of this loop may have closed the connection of this event.
-                if self.forked is None and self._selector.get_map().get(key.fd) is key:
+                if self._forked is None and self._selector.get_map().get(key.fd) is key:
                     key.data(key.fileobj)
         # The child closes the server's descriptors.
         for key in list(self._selector.get_map().values()):
@@ -156,7 +152,7 @@ class ForkServer:
             else:
                 os.close(key.fd)
         self._selector.close()
-        return self.forked
+        return self._forked
 
     def _accept(self, listener: socket.socket) -> None:
         connection, _ = listener.accept()
@@ -184,9 +180,7 @@ class ForkServer:
         elif pid is not None:
             os.kill(pid, struct.unpack("i", packet)[0])
         else:
-            request = ForkRequest(**json.loads(packet))
-            request.received = fds
-            self._fork(connection, request)
+            self._fork(connection, ForkRequest(**json.loads(packet) | {"received": fds}))
 
     def _fork(self, connection: socket.socket, request: ForkRequest) -> None:
         server, pid, refused = os.getpid(), -1, ""
@@ -204,7 +198,7 @@ class ForkServer:
             return
         if pid == 0:
             die_with_parent(server)
-            self.forked = request
+            self._forked = request
             return
         _close(request.received)
         self._pids[connection] = pid

@@ -119,10 +119,9 @@ class Group:
 
     @contextmanager
     def naming_lost_ranks(self) -> Iterator[None]:
-        """Replace PyTorch's error for a lost peer by WorkerLost, which names the lost rank.
+        """Replace PyTorch's error for a lost peer by WorkerLost, in a user's own program.
 
-        This method acts only in a user's own program, where the group has no `store`. Elsewhere
-        `rendezvous.process_group` replaces the error.
+        There the group has no `store`. Elsewhere `rendezvous.process_group` replaces the error.
         """
         try:
             yield
@@ -140,15 +139,12 @@ class Group:
     def died(self, is_said: Callable[[], bool] = lambda: False) -> str | None:
         """Return an error text that names dead ranks on this machine.
 
-        Waits up to a second for a rank to die. Returns None if no rank dies within that second, or
-        as soon as `is_said()` is True.
+        Returns None if no rank dies within a second, or as soon as `is_said()` is True.
         """
         until = time.monotonic() + _SETTLING_S
-        while not is_said():
+        while not is_said() and time.monotonic() < until:
             if gone := self.dead():
                 return f"{gone} died in the middle of the run"
-            if time.monotonic() > until:
-                return None
             time.sleep(0.05)
         return None
 

@@ -10,7 +10,6 @@ from datetime import timedelta
 from functools import partial
 from signal import SIGTERM
 from types import FrameType
-from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
@@ -18,9 +17,9 @@ from torch.distributed.distributed_c10d import Store
 from paceline.core.errors import InvalidInput, PacelineError, WorkerLost, WorkersFailed
 from paceline.links.failpoints import reach
 from paceline.links.failures import announce_signal, failure, stopped
-from paceline.links.interruption import is_agreed
+from paceline.links.interruption import Interruption, is_agreed
 from paceline.links.processes import TERMINATION_S, Process, end, reason, signals_held, start, wait
-from paceline.links.signals import EXIT_CODES, CommandHandler, handled_by, participle, pass_on
+from paceline.links.signals import EXIT_CODES, handled_by, participle
 
 _LOOPBACK = "127.0.0.1"
 _GRACE_S = 5.0  # time in which the other workers notice a lost worker and report it
@@ -30,11 +29,9 @@ def launch(command: Sequence[str], num_workers: int, port: int = 0) -> None:
     """Run `command` as `num_workers` local workers, and wait until all succeed.
 
     The workers meet at `port` of the loopback address; 0 chooses a free port. The first SIGINT or
-    SIGTERM is passed on to the workers. All workers have ended when this function returns or
-    raises, and also when this process is killed.
-
-    Raises InvalidInput if the port is in use, WorkerLost if a worker was killed, and WorkersFailed
-    if workers ended with an error or after a signal.
+    SIGTERM is passed on to the workers. All workers end before this function does, even if this
+    process is killed. Raises InvalidInput if the port is in use, WorkerLost if a worker was killed,
+    and WorkersFailed if workers ended with an error or after a signal.
     """
     if not 0 <= port < 2**16:
         raise InvalidInput("port", "must be 0 to 65535", got=port)
@@ -70,10 +67,7 @@ def launch(command: Sequence[str], num_workers: int, port: int = 0) -> None:
 
 
 def store_on(listener: socket.socket) -> Store:
-    """Return a store that uses this listening socket.
-
-    A store that opens a new socket listens on all addresses.
-    """
+    """Return a store on this socket; a store that opens a new socket listens on all addresses."""
     host, port = listener.getsockname()
     store: Store = dist.TCPStore(  # type: ignore[attr-defined] # exported, but not declared
         host,
@@ -102,25 +96,18 @@ def _environment(rank: int, num_workers: int, port: int) -> dict[str, str]:
     return {name: str(value) for name, value in place.items()}
 
 
-class _PassedOn:
-    """A signal handler that passes the first signal on to the workers.
+class _PassedOn(Interruption):
+    """Passes the first signal on to the workers, which then save their state.
 
-    The workers then save their state. This is needed because a program or scheduler signals only
-    this process. Previous handlers get the second signal. `number`: the first signal.
+    This is needed because a program or scheduler signals only this process.
     """
 
     def __init__(self, workers: Sequence[Process], store: Store) -> None:
+        super().__init__()
         self._workers, self._store = workers, store
-        self.number: int | None = None
-        self.before: dict[int, Any] = {}
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if self.number is not None:
-            pass_on(self.before[number], number, frame)
-        self.number = number
-        for one in self.before.values():
-            if isinstance(one, CommandHandler):
-                one.received = number
+        super().__call__(number, frame)
         announce_signal(self._store, number)
         for worker in self._workers:
             worker.send(number)

@@ -26,9 +26,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
-from typing import IO
+from typing import TextIO
 
 from paceline.links import signals
 from paceline.links.forkserver import ADDRESS, MAX_NBYTES, OF_WORKERS, ForkRequest, run_module
@@ -103,11 +103,11 @@ class ForkedProcess(Process):
         if self._code is None and self.fileno() >= 0:
             with suppress(BlockingIOError):
                 try:
-                    packet = self._connection.recv(MAX_NBYTES, socket.MSG_DONTWAIT)
+                    packet = _received(self._connection)
                 except ConnectionResetError:
                     # The server sent the exit code and closed the connection without reading our
-                    # last signal. After this error, the next `recv` returns the exit code.
-                    packet = self._connection.recv(MAX_NBYTES, socket.MSG_DONTWAIT)
+                    # last signal. After this error, the next call returns the exit code.
+                    packet = _received(self._connection)
                 # Without an exit code, the server has died and the kernel has killed the process.
                 self._code = json.loads(packet)["code"] if packet else -signal.SIGKILL
         return self._code
@@ -126,6 +126,10 @@ class ForkedProcess(Process):
             self._connection.close()
 
 
+def _received(connection: socket.socket) -> bytes:
+    return connection.recv(MAX_NBYTES, socket.MSG_DONTWAIT)
+
+
 def _await_readable(what: Process | socket.socket, within_s: float) -> None:
     with selectors.DefaultSelector() as selector:
         selector.register(what, selectors.EVENT_READ)
@@ -142,10 +146,7 @@ def reason(code: int | None) -> str:
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    """Return a command that runs a module like `python -m`.
-
-    The kernel kills the module's process when this process ends.
-    """
+    """Return a command like `python -m`, whose process the kernel kills when this process ends."""
     return [*_RUN, module, *arguments]
 
 
@@ -154,21 +155,19 @@ def start(
     *,
     environment: Mapping[str, str] | None = None,
     pass_fds: Sequence[int] = (),
-    stdout: int | IO[bytes] | None = None,
-    stderr: int | IO[bytes] | None = None,
+    stdout: int | None = None,
+    stderr: int | None = None,
 ) -> Process:
-    """Start a process.
+    """Start a process; raise OSError if it cannot be started.
 
-    `environment` is added to this process's environment. Raises OSError if the process cannot be
-    started.
+    `environment` is added to this process's environment.
     """
     added = {PARENT: str(os.getpid())} | dict(environment or {})
     whole = KEEPING_MEMORY | os.environ | added
     what = command[1] if len(command) > 1 else "-"
     is_python = command[0] == sys.executable and (what in ("-m", "-c") or what[0] != "-")
     with Path(os.devnull).open() as nothing:
-        fds = {0: nothing.fileno(), 1: _number(stdout, 1), 2: _number(stderr, 2)}
-        fds |= {fd: fd for fd in pass_fds}
+        fds = {0: nothing.fileno(), 1: stdout or 1, 2: stderr or 2} | {fd: fd for fd in pass_fds}
         if servers_from_here and command[: len(_RUN)] == _RUN:
             own = [one for thread, one in servers_from_here if thread == threading.get_ident()]
             return fork(command, whole, fds, own[-1] if own else servers_from_here[-1][1])
@@ -188,17 +187,8 @@ def start(
 
 
 def signals_held(command: Sequence[str]) -> AbstractContextManager[None]:
-    """Block signals while a process of `module_command` starts.
-
-    The new process unblocks the signals once it handles them.
-    """
+    """Block signals while a process of `module_command` starts, until it handles them."""
     return signals.blocked() if command[: len(_RUN)] == _RUN else nullcontext()
-
-
-def _number(file: int | IO[bytes] | None, default: int) -> int:
-    if file is None:
-        return default
-    return file if isinstance(file, int) else file.fileno()
 
 
 def fork(
@@ -216,7 +206,7 @@ def fork(
         connection.connect("\0" + address)
         socket.send_fds(connection, [json.dumps(vars(request)).encode()], list(fds.values()))
         _await_readable(connection, _ANSWER_S)
-        answer = json.loads(connection.recv(MAX_NBYTES, socket.MSG_DONTWAIT) or "{}")
+        answer = json.loads(_received(connection) or "{}")
         if "pid" not in answer:
             raise OSError(answer.get("refused", "the fork server has ended"))
     except OSError:
@@ -232,9 +222,9 @@ def wait(
 ) -> list[Process]:
     """Wait until all processes have ended, but at most `grace_s` after the first failure.
 
-    Returns the ended processes with an exit code other than 0, in the order of their ends. An
-    end by SIGINT or SIGTERM does not count as the first failure if `is_saving(code)` is True: then
-    the other processes still save their state.
+    Returns the processes that ended with another code than 0, in the order of their ends. If
+    `is_saving(code)` is True, an end by SIGINT or SIGTERM is not the first failure: then the other
+    processes still save their state.
     """
     failed: list[Process] = []
     deadline: float | None = None
@@ -260,11 +250,7 @@ def wait(
 def end(
     processes: Sequence[Process], *, wait_s: float = 0.0, termination_s: float = TERMINATION_S
 ) -> None:
-    """End processes that still run after `wait_s`.
-
-    The processes get SIGTERM, and SIGKILL `termination_s` later. If `termination_s` is 0, the
-    processes get only SIGKILL.
-    """
+    """End processes that run after `wait_s` by SIGTERM, and by SIGKILL `termination_s` later."""
     deadline = time.monotonic() + wait_s
     for process in processes:
         process.wait(deadline - time.monotonic())
@@ -284,15 +270,11 @@ def output(
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end, and return its exit code and output as text.
 
-    Raises TimeoutError if the command runs longer than `deadline_s`; then its process is ended.
+    Ends the process and raises TimeoutError if the command runs longer than `deadline_s`.
     """
-    with ExitStack() as files:
-        # Use files in memory, because a full pipe would block the process until a reader came.
-        out, err = (
-            files.enter_context(os.fdopen(os.memfd_create("paceline-output"), "w+b"))
-            for _ in range(2)
-        )
-        process = start(command, stdout=out, stderr=err)
+    # Use files in memory, because a full pipe would block the process until a reader came.
+    with _memory_file() as out, _memory_file() as err:
+        process = start(command, stdout=out.fileno(), stderr=err.fileno())
         try:
             if not process.wait(deadline_s):
                 raise TimeoutError(f"did not end within {deadline_s:g} s")
@@ -300,8 +282,12 @@ def output(
             end([process], termination_s=termination_s)
         for file in (out, err):
             file.seek(0)
-        texts = (file.read().decode(errors="replace") for file in (out, err))
-        return subprocess.CompletedProcess(command, process.poll() or 0, *texts)
+        return subprocess.CompletedProcess(command, process.poll() or 0, out.read(), err.read())
+
+
+def _memory_file() -> TextIO:
+    fd = os.memfd_create("paceline-output")
+    return os.fdopen(fd, "w+", encoding="utf-8", errors="replace", newline="")
 
 
 def main() -> None:

@@ -3,7 +3,6 @@
 import importlib
 import json
 import os
-import sys
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -48,39 +47,35 @@ def process_group(
     """
     own = device_of(device_of_rank() if device is None else device)
     # Without `use`, a model's `.cuda()` would create a CUDA context on the first GPU.
-    with own.use(), _process_group(own, deadline_s, exchanges_alone) as group:
-        yield group
+    with own.use():
+        if os.environ.get("WORLD_SIZE", "1") == "1" and not exchanges_alone:
+            yield Group.alone(own.torch_device, deadline_s)
+            return
+        group, store = _started_group(own, deadline_s)
+        try:
+            yield group
+        except (Exception, SystemExit) as error:
+            instead = error_to_raise(error, group, store)
+            if instead is None:
+                raise
+            raise instead from error
+        # Not after an error: destroying the group would wait for peers that may be gone.
+        dist.destroy_process_group()
 
 
-@contextmanager
-def _process_group(own: Device, deadline_s: float, exchanges_alone: bool) -> Iterator[Group]:
-    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    device, deadline = own.torch_device, timedelta(seconds=deadline_s)
-    is_alone = world_size == 1
-    if is_alone and not exchanges_alone:
-        yield Group.alone(device, deadline_s)
-        return
+def _started_group(own: Device, deadline_s: float) -> tuple[Group, Store]:
     # Import torch._dynamo before process groups exist. PyTorch's import at the first optimizer step
     # would keep references to process groups, whose threads abort the interpreter at its exit.
     importlib.import_module("torch._dynamo")
-    store, members = _meet(myself(rank, device), world_size, deadline)
-    _initialise(own, rank, world_size, store, deadline)
+    deadline, device = timedelta(seconds=deadline_s), own.torch_device
+    store, members = _initialise(own, deadline)
     # Values in host memory need gloo: NCCL would make the host wait for the GPU.
     control = None if own.backend == "gloo" else dist.new_group(backend="gloo", timeout=deadline)
+    rank, world_size, is_alone = dist.get_rank(), len(members), len(members) == 1
     group = Group(
         rank, world_size, device, members, store, control, deadline_s, exchanges_alone=is_alone
     )
-    try:
-        yield group
-    except (Exception, SystemExit) as error:
-        instead = error_to_raise(error, group, store)
-        if instead is None:
-            raise
-        raise instead from error
-    finally:
-        # Not after an error: destroying the group would wait for peers that may be gone.
-        if sys.exc_info()[0] is None:
-            dist.destroy_process_group()
+    return group, store
 
 
 def joined(
@@ -100,7 +95,8 @@ def joined(
     device = own.torch_device
     timeout = None if deadline_s is None else timedelta(seconds=deadline_s)
     if not dist.is_initialized() and "RANK" in os.environ:
-        _make_default_group(own, timeout)
+        with own.use():
+            _initialise(own, timeout)
     if not dist.is_initialized() or dist.get_world_size(process_group) == 1:
         alone_s = default_pg_timeout.total_seconds() if deadline_s is None else deadline_s
         return Group.alone(device, alone_s, process_group)
@@ -123,10 +119,7 @@ def joined(
 def _gloo_group_of(
     process_group: dist.ProcessGroup | None, timeout: timedelta | None
 ) -> dist.ProcessGroup | None:
-    """Return a gloo group with the ranks of `process_group`, for values in host memory.
-
-    An NCCL group would make the host wait for the GPU.
-    """
+    """Return a gloo group with the ranks of `process_group`, for values in host memory."""
     if dist.get_backend(process_group) == "gloo":
         return process_group
     made: dist.ProcessGroup | None = dist.new_group(
@@ -139,10 +132,7 @@ def _gloo_group_of(
 
 
 def with_own_connections(group: Group) -> Group:
-    """Return a CPU group of the same ranks with separate gloo connections.
-
-    All ranks must call this function together.
-    """
+    """Return a CPU group with separate gloo connections; all its ranks call this together."""
     if group.world_size == 1:
         return group
     name = group.gather(uuid.uuid4().hex)[0]  # torch's names recur after a group has ended
@@ -154,23 +144,15 @@ def with_own_connections(group: Group) -> Group:
     return made
 
 
-def _make_default_group(own: Device, timeout: timedelta | None) -> None:
-    """Create the default process group from torchrun's environment variables."""
-    rank, world_size = int(os.environ["RANK"]), int(os.environ.get("WORLD_SIZE", "1"))
-    # Meet first: ranks with different backends would wait for each other forever.
-    store, _ = _meet(myself(rank, own.torch_device), world_size, timeout or default_pg_timeout)
-    with own.use():
-        _initialise(own, rank, world_size, store, timeout)
+def _initialise(own: Device, timeout: timedelta | None) -> tuple[Store, tuple[Member, ...]]:
+    """Initialise torch.distributed from torchrun's environment; return the store and the ranks.
 
-
-def _initialise(
-    own: Device, rank: int, world_size: int, store: Store, timeout: timedelta | None
-) -> None:
-    """Initialise torch.distributed, and wait until all ranks have done so.
-
-    Without this wait, a rank could leave while another rank still connects to it. On that other
-    rank gloo would fail with "connectFullMesh failed".
+    Waits until all ranks are initialised: otherwise a rank could leave while another rank still
+    connects to it, and gloo would fail there with "connectFullMesh failed".
     """
+    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    # Meet first: ranks with different backends would wait for each other forever.
+    store, members = _meet(myself(rank, own.torch_device), world_size, timeout or default_pg_timeout)
     dist.init_process_group(
         own.backend, timeout=timeout, world_size=world_size, rank=rank, store=store
     )
@@ -181,6 +163,7 @@ def _initialise(
         raise WorkerLost(
             f"worker {rank} stops: not all of {world_size} workers joined the process group"
         ) from error
+    return store, members
 
 
 def _timeout_of(process_group: dist.ProcessGroup | None, device: torch.device) -> timedelta:
@@ -201,16 +184,16 @@ def device_of_rank() -> torch.device:
     found = gpus()
     if not found:
         return torch.device("cpu")
-    _check_suffice(len(found), int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    check_gpus(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), len(found))
     return found[int(os.environ.get("LOCAL_RANK", "0"))]
 
 
-def check_gpus(num_workers: int) -> None:
-    """Raise InvalidInput if this machine has GPUs, but fewer GPUs than workers."""
-    _check_suffice(num_gpus(), num_workers)
+def check_gpus(num_workers: int, known: int | None = None) -> None:
+    """Raise InvalidInput if this machine has GPUs, but fewer GPUs than workers.
 
-
-def _check_suffice(num_found: int, num_workers: int) -> None:
+    `known`: the number of GPUs, if it is known.
+    """
+    num_found = num_gpus() if known is None else known
     if 0 < num_found < num_workers:
         hint = "each worker needs one; set CUDA_VISIBLE_DEVICES= to train on CPU cores"
         problem = f"must be at most {num_found}, the number of this machine's GPUs"

@@ -34,10 +34,9 @@ Handler = Callable[[int, FrameType | None], Any]
 
 
 class Stopped(BaseException):
-    """Ends a command after the signal `number`.
+    """Ends a command after the signal `number`; `why` follows it in the command's last line.
 
-    `why`: text that follows the signal in the command's last line. The base class is BaseException,
-    so that `except Exception` does not catch Stopped.
+    The base class is BaseException, so that `except Exception` does not catch Stopped.
     """
 
     def __init__(self, number: int, why: str = "") -> None:

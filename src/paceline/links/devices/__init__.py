@@ -5,7 +5,8 @@
     copies.wait_stream(device.current_stream())
     with device.use(copies):
         there.copy_(here, non_blocking=True)
-    device.current_stream().wait(copies.record())
+        copied = device.record()
+    device.current_stream().wait_event(copied)
 
 Supported devices are the CPU and NVIDIA's GPUs; tests add a simulated GPU.
 """
@@ -40,8 +41,8 @@ def _device_of(device: torch.device) -> Device:
 def gpus() -> tuple[torch.device, ...]:
     """Return the GPUs that this process sees; initialises CUDA.
 
-    Raises InvalidInput if GPUs exist but are not usable, for example because of an old driver.
-    Without this error, training would silently run on CPU cores.
+    Raises InvalidInput if GPUs exist but are not usable, for example because of an old driver:
+    otherwise, training would silently run on CPU cores.
     """
     return cuda.gpus()
 
@@ -80,21 +81,6 @@ def num_gpus() -> int:
     InvalidInput if GPUs exist but PyTorch finds none.
     """
     return cuda.num_gpus()
-
-
-def can_compute_in_fork() -> bool:
-    """Return True if this forked process can compute on all of its devices.
-
-    A fork cannot use GPUs if the parent had initialised CUDA. On a machine with GPUs, a fork cannot
-    run backward() if the parent had run backward(), which starts a thread per GPU.
-    """
-    if cuda.is_broken_by_fork():
-        return False
-    try:
-        torch.ones(1, requires_grad=True).sum().backward()
-    except RuntimeError:
-        return False
-    return True
 
 
 @contextmanager
