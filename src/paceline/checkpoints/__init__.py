@@ -1,7 +1,5 @@
 """Save and load the state of a run in folders of safetensors and JSON files.
 
-An incomplete folder is ignored.
-
     folder = CheckpointFolder(run / "checkpoints", keep=2)
     writer = BackgroundWriter(folder)
     writer.save(step, {"model/weight": weight}, {"progress": {"epoch": 3}})

@@ -9,9 +9,8 @@
         .partial-3f9a01c2/         being written or removed; never read
         step-00000500.old/         exists only while this step's checkpoint is being replaced
 
-A checkpoint is written under a temporary name and renamed when it is complete. If the writer is
-killed, earlier checkpoints stay intact, readers ignore the incomplete checkpoint, and the next
-writer removes it. File permissions follow the umask.
+A checkpoint is renamed when it is complete. If the writer is killed, earlier checkpoints stay
+intact, readers ignore the incomplete checkpoint, and the next writer removes it.
 """
 
 import errno
@@ -113,11 +112,10 @@ class CheckpointFolder:
         """Write the checkpoint of a step and return its folder.
 
         `files` maps NAME.safetensors to tensors in host memory, and NAME.json to a plain value.
-        Afterwards only the newest `keep` checkpoints up to `step` remain. Checkpoints of later
-        steps are removed because a run that resumed from an earlier step has abandoned them.
-
-        Raises CheckpointNotWritten if writing fails, for example on a full disk; earlier
-        checkpoints then stay intact. Raises InvalidInput for an unsupported file name or value.
+        Then only the newest `keep` checkpoints up to `step` remain: a run that resumed from an
+        earlier step has abandoned later ones. Raises CheckpointNotWritten if writing fails, for
+        example on a full disk; earlier checkpoints then stay intact. Raises InvalidInput for an
+        unsupported value.
         """
         for name in files:
             manifest.check_file_name(name)
@@ -129,8 +127,7 @@ class CheckpointFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             with self._locked():
                 self._clean_up()
-                partial = self._write_partial(step, encoded)
-                path = self._put_in_place(partial, step)
+                path = self._write(step, encoded)
                 self._remove_others(step)
             reach("checkpoint.written", step=step)
         except OSError as error:
@@ -147,7 +144,11 @@ class CheckpointFolder:
         if the folder contains only other files.
         """
         skipped: list[str] = []
-        for _, _, path in reversed(self._found(strict=True)):
+        known = self._found()
+        if not known and (others := [one.name for one in self._paths() if one.name[0] != "."]):
+            problem = f"has no checkpoints such as {_name(500)}, but {others[0]!r}"
+            raise InvalidInput(str(self.path), problem)
+        for _, _, path in reversed(known):
             try:
                 found = manifest.read(path)
                 if path.name not in (_name(found.step), _name(found.step) + _OLD):
@@ -165,24 +166,18 @@ class CheckpointFolder:
             )
         return None
 
-    def _found(self, *, strict: bool = False) -> list[_Found]:
-        """Return the checkpoints, newest last.
+    def _found(self) -> list[_Found]:
+        """Return the checkpoints, newest last."""
+        named = [(path, _NAME.fullmatch(path.name)) for path in self._paths()]
+        return sorted(_Found(int(one[1]), not one[2], path) for path, one in named if one)
 
-        `strict`: raise InvalidInput if the folder contains other files but no checkpoints.
-        """
+    def _paths(self) -> list[Path]:
         try:
-            paths = sorted(self.path.iterdir())
+            return sorted(self.path.iterdir())
         except FileNotFoundError:
             return []
         except OSError as error:
             raise InvalidInput(str(self.path), f"is not readable: {error.strerror}") from None
-        named = [(path, _NAME.fullmatch(path.name)) for path in paths]
-        found = [_Found(int(match[1]), not match[2], path) for path, match in named if match]
-        others = [path.name for path in paths if not path.name.startswith(".")]
-        if strict and others and not found:
-            problem = f"has no checkpoints such as {_name(500)}, but {others[0]!r}"
-            raise InvalidInput(str(self.path), problem)
-        return sorted(found)
 
     def _last_good(self) -> str:
         with suppress(InvalidInput):
@@ -208,26 +203,17 @@ class CheckpointFolder:
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
-    def _write_partial(self, step: int, files: Mapping[str, Contents | bytes]) -> Path:
-        """Write and fsync a checkpoint in a temporary folder; if this fails, remove the folder."""
-        partial = self._temporary()
+    def _write(self, step: int, files: Mapping[str, Contents | bytes]) -> Path:
+        """Write and fsync a checkpoint, and rename it to the name of its step.
+
+        An intact checkpoint of the same step is first renamed to `.old`, and so stays readable.
+        """
+        partial, path = self._temporary(), self.path / _name(step)
         partial.mkdir()
         try:
             entries = {name: _write_file(partial / name, one) for name, one in files.items()}
             _write_file(partial / MANIFEST, manifest.to_bytes(Manifest(step, entries)))
             _sync(partial)
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
-        return partial
-
-    def _put_in_place(self, partial: Path, step: int) -> Path:
-        """Rename a written checkpoint to the name of its step, and return the new path.
-
-        An intact checkpoint of the same step is first renamed to `.old`, and so stays readable.
-        """
-        path = self.path / _name(step)
-        try:
             if path in self._damaged:
                 self._remove(path)
             elif path.exists():
