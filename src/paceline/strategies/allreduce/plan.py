@@ -42,8 +42,8 @@ _Exchanges = tuple[tuple[Bucket, Collective], ...]
 def buckets(ready: Sequence[Layer], bucket_mb: int | None) -> list[Bucket]:
     """Return the buckets that DistributedDataParallel uses after its first iteration.
 
-    `ready`: layers in backward order. A parameter is added to the open bucket of its element size.
-    A bucket is closed when it reaches its capacity.
+    `ready`: layers in backward order. A parameter is added to the open bucket of its element size,
+    until the bucket reaches its capacity.
     """
     capacities = [_MIB, 25 * _MIB] if bucket_mb is None else [bucket_mb * _MIB]
     closed: list[Bucket] = []
@@ -67,8 +67,7 @@ def buckets(ready: Sequence[Layer], bucket_mb: int | None) -> list[Bucket]:
 def plan(workload: Workload, machine: Machine, config: AllReduce, window: Window) -> Plan:
     """Plan a window of steps on the first `config.workers` devices.
 
-    Raises InvalidInput if devices or links are missing, or if the machine does not state a device's
-    speed with the codec.
+    Raises InvalidInput if `machine` lacks devices, links or a device's speed with the codec.
     """
     devices = machine.first_devices(config.workers)
     exchanges: _Exchanges = ()
@@ -86,10 +85,7 @@ def plan(workload: Workload, machine: Machine, config: AllReduce, window: Window
 
 
 def _copied(workload: Workload, devices: Sequence[Device], traffic: int) -> Workload:
-    """Add the copies of gradients to each layer's backward, unless all workers are GPUs.
-
-    `traffic`: bytes of memory traffic per byte of gradients.
-    """
+    """Add copies (bytes of `traffic` per gradient byte) to backward, unless all workers are GPUs."""
     if all(device.kind == DeviceKind.GPU for device in devices):
         return workload
     layers = tuple(

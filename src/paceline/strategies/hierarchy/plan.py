@@ -11,11 +11,8 @@ with the number of hosts. Rings over groups have the latency of their few member
 
 With `between="servers"` (`core.transfer`) the hosts form the tree of parameter servers of Du et al.
 2017, section 3.4, with synchronous updates. Every host serves a share of the parameters, so no host
-is a bottleneck. With fewer servers, each server receives a larger share from the other hosts.
-
-With servers, a worker does not update weights but copies the received parameters into its model.
-The plan prices this copy as a weight update. A single worker could also leave the update to its
-host, so a cheaper copy would not be a gain of many workers.
+is a bottleneck. A worker then copies the received parameters into its model. The plan prices this
+copy as a weight update: a cheaper copy would be possible with a single worker, too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,10 +30,9 @@ _SERVED = 3  # values that a server keeps per parameter: parameter, gradient sum
 
 
 def plan(workload: Workload, machine: Machine, config: Hierarchy, window: Window) -> Plan:
-    """Plan a window of steps on the first `config.workers` devices.
+    """Plan a window of steps on the first `config.workers` devices, or of all nodes they represent.
 
-    On a `Symmetric` machine these devices represent the devices of all nodes. Raises InvalidInput
-    if devices or links are missing.
+    Raises InvalidInput if devices or links are missing.
     """
     devices = machine.first_devices(config.workers)
     work = HostStep(ComputeStep(workload, devices), ())
@@ -46,11 +42,8 @@ def plan(workload: Workload, machine: Machine, config: Hierarchy, window: Window
         num_servers = _num_servers(config, num_hosts)
         levels = rings(machine, memory.hosts, devices) if num_hosts > 1 else ()
         if len(levels) > 1 and config.servers is not None:
-            raise InvalidInput(
-                "servers",
-                f"cannot be set on {machine.name}, whose hosts form groups of groups",
-                hint="omit it",
-            )
+            problem = f"cannot be set on {machine.name}, whose hosts form groups of groups"
+            raise InvalidInput("servers", problem, hint="omit it")
 
         def between(chunk: str, layers: Sequence[Layer]) -> Shares:
             nbytes = sum(layer.gradient_nbytes for layer in layers)
@@ -78,9 +71,8 @@ def variants(workers: int) -> list[Hierarchy]:
 def memory(workload: Workload, machine: Machine, config: Hierarchy) -> Mapping[str, int]:
     """Return the bytes of each worker's replica, and of gradients and weights in host memory.
 
-    A host keeps the gradients of each of its workers, and their sum. With servers, a host that is a
-    server also keeps its share of the parameters, gradient sums and momentum. If one listed host
-    represents many equal hosts, it counts as a server.
+    A host keeps the gradients of each of its workers, and their sum; a server also keeps its share
+    of the parameters, gradient sums and momentum.
     """
     devices = machine.first_devices(config.workers)
     needed = dict.fromkeys((device.name for device in devices), replica_nbytes(workload))

@@ -33,14 +33,14 @@ from paceline.links.arena import Arena
 from paceline.links.call_thread import CallThread
 from paceline.links.devices import Event, device_of
 from paceline.record.recorder import Recorder, noted
-from paceline.strategies.host.transfer import ExchangeTimes, changed_on_any
+from paceline.strategies.host.transfer import ExchangeTimes, bytes_of, changed_on_any
 
 
 class _StepTimes(NamedTuple):
     """The events of a step on the GPU's streams.
 
-    `end`: after the copy of the means to the gradients. `gathers`: before and after each chunk's
-    gathering. `exchanges`: after each chunk's gathering, and after the chunk's copy back.
+    `end`: after the scatter of the means. `gathers`: before and after each chunk's gathering.
+    `exchanges`: after each chunk's gathering, and after the chunk's copy back.
     """
 
     backward_end: Event
@@ -95,13 +95,13 @@ class DeviceTransfer:
         self._gathers: list[tuple[Event, Event]] = []
         self._begun: dict[int, Event] = {}  # begin of exchanges, by chunk
         self._ended: dict[int, Event] = {}  # end of copies back, by chunk
-        self._latest: _StepTimes | None = None
+        self._latest: _StepTimes | None = None  # the events of the last step
 
     def begin(self, step: int, chunks: Sequence[Chunk], recorder: Recorder | None) -> None:
         """Begin a step: a thread will copy each chunk back when its sum is ready."""
-        self._gathers, self._begun, self._ended, self._fetched = [], {}, {}, []
-        for chunk in chunks:
-            self._fetched.append(self._fetcher.submit(partial(self._fetch, step, chunk, recorder)))
+        self._gathers, self._begun, self._ended = [], {}, {}
+        fetches = (partial(self._fetch, step, chunk, recorder) for chunk in chunks)
+        self._fetched = [self._fetcher.submit(fetch) for fetch in fetches]
 
     def send(self, chunk: Chunk, recorder: Recorder | None) -> None:
         """Queue a chunk's copy to the host after the work of the current stream."""
@@ -144,10 +144,9 @@ class DeviceTransfer:
             raise error
 
     def receive(self, step: int) -> None:
-        """Replace gradients that changed on any rank by their means.
+        """Queue the copies of the means to gradients that changed on any rank.
 
-        The copies are queued on the compute stream. The host does not wait for them, so it can
-        queue the optimizer's kernels.
+        The host does not wait for them, so it can queue the optimizer's kernels.
         """
         # Wait for the fetching thread first: it must not wait for chunks after the step has ended.
         if error := self._join(self._fetched):
@@ -163,18 +162,13 @@ class DeviceTransfer:
 
     @torch.no_grad()
     def _scatter(self, changed: Sequence[int]) -> None:
-        gradients, parts = list[Tensor](), list[Tensor]()
-        for slot in self._layout.slots:
-            if not changed[slot.index]:
-                continue
+        gradients = list[Tensor]()
+        slots = [slot for slot in self._layout.slots if changed[slot.index]]
+        for slot in slots:
             if slot.parameter.grad is None:
                 slot.parameter.grad = torch.empty_like(slot.parameter)
             gradients.append(slot.parameter.grad)
-            parts.append(self._parts[slot.index])
-        copy_all(gradients, parts)
-
-    def took(self, exposed_s: float = 0.0, hidden_s: float = 0.0) -> None:
-        """Do nothing: the host runs ahead of the GPU, so GPU events measure the times."""
+        copy_all(gradients, [self._parts[slot.index] for slot in slots])
 
     def count_times(self) -> None:
         """Wait until the GPU has completed the latest step, and count the step's times."""
@@ -258,9 +252,3 @@ def _have_same_strides(one: Tensor, other: Tensor) -> bool:
         size == 1 or stride == of_other
         for size, stride, of_other in zip(one.size(), *strides, strict=True)
     )
-
-
-def bytes_of(chunk: Chunk, memory: Tensor) -> Tensor:
-    """Return the bytes of a chunk as a part of `memory`, which has the arena's layout."""
-    first, last = chunk.slots[0], chunk.slots[-1]
-    return memory[first.offset : last.offset + last.nbytes]

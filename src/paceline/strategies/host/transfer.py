@@ -20,6 +20,12 @@ class ExchangeTimes:
     hidden_s: float = 0.0
 
 
+def bytes_of(chunk: Chunk, memory: Tensor) -> Tensor:
+    """Return the bytes of a chunk as a part of `memory`, which has the arena's layout."""
+    first, last = chunk.slots[0], chunk.slots[-1]
+    return memory[first.offset : last.offset + last.nbytes]
+
+
 def changed_on_any(arena: Arena, step: int) -> list[int]:
     """Return for each parameter 1 if its gradient changed on any rank, otherwise 0."""
     changed: list[int] = arena.flags.numpy()[:, :, step % 2].max(0).tolist()
@@ -29,13 +35,13 @@ def changed_on_any(arena: Arena, step: int) -> list[int]:
 class CpuTransfer:
     """Copies a CPU worker's gradients into the arena, and the means back.
 
-    `as_views`: gradients become copy-on-write views of the means, which saves the copy back. If the
-    program modifies gradients in place, for example to clip them, page faults cost more than the
-    copy back. So after the first such change, means are copied.
+    `as_views`: gradients become copy-on-write views of the means, which saves the copy back. Once
+    the program modifies gradients in place, for example to clip them, means are copied instead,
+    because page faults would cost more.
     """
 
-    def __init__(self, arena: Arena, layout: Layout, times: ExchangeTimes, as_views: bool) -> None:
-        self._arena, self._layout, self._times, self._as_views = arena, layout, times, as_views
+    def __init__(self, arena: Arena, layout: Layout, as_views: bool) -> None:
+        self._arena, self._layout, self._as_views = arena, layout, as_views
         self._views: list[dict[int, Tensor]] = [
             {slot.index: slot.of(arena.result(parity)) for slot in layout.slots}
             for parity in (0, 1)
@@ -68,13 +74,8 @@ class CpuTransfer:
     def arrive(self) -> None:
         """Do nothing, because `send` has posted the chunk."""
 
-    def took(self, exposed_s: float = 0.0, hidden_s: float = 0.0) -> None:
-        """Add seconds, measured with the host's clock, to the times of this rank."""
-        self._times.exposed_s += exposed_s
-        self._times.hidden_s += hidden_s
-
     def count_times(self) -> None:
-        """Do nothing, because `took` counts all times."""
+        """Do nothing, because `HostExchange` counts all times."""
 
     @torch.no_grad()
     def receive(self, step: int) -> None:

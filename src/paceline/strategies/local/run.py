@@ -80,13 +80,10 @@ class LocalRunner(ReplicaRunner):
 
 
 def _means(seconds: Sequence[float], count: int) -> tuple[float, ...]:
-    """Return the mean of each `count` consecutive numbers.
-
-    An incomplete last group is left out, unless it is the only group.
-    """
+    """Return the mean of each `count` consecutive numbers, without an incomplete last group."""
+    count = max(1, min(count, len(seconds)))
     whole = range(0, len(seconds) - count + 1, count)
-    found = [fmean(seconds[first : first + count]) for first in whole]
-    return tuple(found) if found or not seconds else (fmean(seconds),)
+    return tuple(fmean(seconds[first : first + count]) for first in whole)
 
 
 class ElasticRunner:

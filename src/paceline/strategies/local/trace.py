@@ -1,7 +1,7 @@
 """Convert the measured times of a worker's last rounds to spans of the plan's tasks."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 
 from paceline.core.cost import compute_lane, exchange_lane
 from paceline.core.machine import Device, DeviceKind
@@ -18,16 +18,12 @@ def spans_of(
     times: Sequence[ExchangeTimes], config: Local, device: Device, worker: int
 ) -> Iterator[Span]:
     """Yield the spans of the last complete rounds, at most five, numbered from 0."""
-    count = config.fragments
-    rounds = sorted({one.number // count for one in times})
-    whole = [r for r in rounds if sum(one.number // count == r for one in times) == count]
-    if not whole:
-        return
-    first = whole[-_MOST_ROUNDS:][0]
-    for before, one in pairwise([None, *times]):
-        assert one is not None  # only `before` can be None
-        if first <= one.number // count <= whole[-1]:
-            yield from _spans_of_fragment(one, before, config, device, worker, first)
+    rounds = Counter(one.number // config.fragments for one in times)
+    whole = sorted(number for number, count in rounds.items() if count == config.fragments)
+    kept = whole[-_MOST_ROUNDS:]
+    for before, one in zip([None, *times], times, strict=False):
+        if kept and kept[0] <= one.number // config.fragments <= kept[-1]:
+            yield from _spans_of_fragment(one, before, config, device, worker, kept[0])
 
 
 def _spans_of_fragment(
