@@ -36,8 +36,7 @@ from paceline.checkpoints.manifest import MANIFEST, ChecksumWriter, Damaged, Fil
 from paceline.checkpoints.tensor_file import Tensors
 from paceline.core.errors import CheckpointNotWritten, InvalidInput
 from paceline.links.failpoints import reach
-from paceline.links.files import limits
-from paceline.links.files.reading import read_file
+from paceline.links.files import limits, read_file
 
 logger = logging.getLogger(__name__)
 

@@ -29,8 +29,7 @@ from pydantic.dataclasses import dataclass
 
 from paceline.core.errors import InvalidInput, PacelineError
 from paceline.core.reading import first_fault, read_json
-from paceline.links.files import limits
-from paceline.links.files.reading import read_file
+from paceline.links.files import limits, read_file
 
 MANIFEST = "manifest.json"
 _FORMAT = 1

@@ -35,19 +35,15 @@ _CONFIG = ConfigDict(extra="forbid")
 
 
 def module_state(module: nn.Module) -> Tensors:
-    """Return a module's parameters and buffers by name.
+    """Return a module's parameters and buffers by name, shared tensors under their first name.
 
-    A shared tensor is returned once, under its first name.
     Raises InvalidInput if the module has other state, for example from `get_extra_state`.
     """
     return {name: value for name, (value, first) in _named_state(module).items() if name == first}
 
 
 def load_module_state(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Load the tensors that `module_state` returned.
-
-    Raises InvalidInput if a name, shape or type differs.
-    """
+    """Load the tensors that `module_state` returned; names, shapes and types must be equal."""
     named = _named_state(module)
     check_fits({name: one for name, (one, first) in named.items() if name == first}, tensors)
     # Replace the tensors in the dict of state_dict(), because load_state_dict also reads the layer
@@ -109,10 +105,7 @@ def _named_state(module: nn.Module) -> dict[str, tuple[Tensor, str]]:
 
 @dataclass(frozen=True, config=_CONFIG)
 class _Values:
-    """A dict's plain values, and the devices of the dict's tensors; both by key.
-
-    In `tensors`, "parameter" means the parameter's device, and "host" means host memory.
-    """
+    """A dict's plain values, and the places of the dict's tensors; both by key."""
 
     values: dict[str, Any]
     tensors: dict[str, str]
@@ -128,10 +121,7 @@ class _Group:
 
 @dataclass(frozen=True, config=_CONFIG)
 class _OptimizerValues:
-    """The plain values of an optimizer's state.
-
-    `kind`: the optimizer's type. `parameters`: shape and type of each parameter, by name.
-    """
+    """An optimizer's type, the shape and type of each parameter by name, and plain values."""
 
     kind: str
     parameters: dict[str, str]
@@ -139,7 +129,6 @@ class _OptimizerValues:
     state: dict[str, _Values]
 
 
-_OPTIMIZER = TypeAdapter(_OptimizerValues)
 
 
 def optimizer_state(
@@ -151,6 +140,13 @@ def optimizer_state(
     `state/NAME/KEY`; a tensor among the options of a parameter group is named `group/INDEX/KEY`.
     Raises InvalidInput for LBFGS, and for state other than tensors and plain values.
     """
+    tensors, values = _state_of(optimizer, names)
+    return tensors, asdict(values)
+
+
+def _state_of(
+    optimizer: Optimizer, names: Iterable[tuple[str, Tensor]]
+) -> tuple[Tensors, _OptimizerValues]:
     kind = type(optimizer).__name__
     if isinstance(optimizer, torch.optim.LBFGS):
         problem = "cannot be LBFGS, whose lists of tensors cannot be saved"
@@ -172,7 +168,7 @@ def optimizer_state(
         name, parameter = named[number]
         state[name] = _parted(values, f"state/{name}", parameter.device, tensors)
     parameters = {name: kind_of(parameter) for name, parameter in named}
-    return tensors, asdict(_OptimizerValues(kind, parameters, groups, state))
+    return tensors, _OptimizerValues(kind, parameters, groups, state)
 
 
 def _parted(
@@ -205,7 +201,8 @@ def load_optimizer_state(
     """
     names = list(names)
     named, now = _named_parameters(optimizer, names), optimizer.state_dict()
-    saved = _checked(optimizer_state(optimizer, names)[1], values, tensors)
+    _, own_values = _state_of(optimizer, names)
+    saved = _checked(own_values, values, tensors)
     groups = []
     for index, (group, one) in enumerate(zip(saved.groups, now["param_groups"], strict=True)):
         own = {
@@ -230,43 +227,33 @@ def load_optimizer_state(
             loaded[key] = _like(parameter, tensors[f"state/{name}/{key}"], device)
 
 
-def _checked(now: Json, values: Json, tensors: Mapping[str, Tensor]) -> _OptimizerValues:
-    """Parse the saved values of an optimizer.
-
-    Raises InvalidInput unless `values` and `tensors` fit the optimizer's current values, `now`.
-    """
-    own = _OPTIMIZER.validate_python(now)
+def _checked(
+    own: _OptimizerValues, values: Json, tensors: Mapping[str, Tensor]
+) -> _OptimizerValues:
+    """Parse saved values; raise InvalidInput unless they and `tensors` fit the optimizer's own."""
     try:
-        saved = _OPTIMIZER.validate_python(values)
+        saved = TypeAdapter(_OptimizerValues).validate_python(values)
     except ValidationError as error:
         raise InvalidInput("optimizer", first_fault(error)) from None
     if saved.kind != own.kind:
         raise InvalidInput("optimizer", f"is {own.kind} here, but {saved.kind} in the checkpoint")
     check_same("optimizer", "parameter", own.parameters, saved.parameters)
     if [one.params for one in saved.groups] != [one.params for one in own.groups]:
-        raise InvalidInput(
-            "optimizer", "has parameter groups that differ from those in the checkpoint"
-        )
+        problem = "has parameter groups that differ from those in the checkpoint"
+        raise InvalidInput("optimizer", problem)
+    parts = {f"state/{name}": one for name, one in saved.state.items()}
     for index, (group, one) in enumerate(zip(own.groups, saved.groups, strict=True)):
-        check_same("optimizer", f"option of group {index}", *map(_kinds_of_options, (group, one)))
-    check_same(
-        "optimizer", "parameter", own.parameters, dict.fromkeys(saved.state, "") | own.parameters
-    )
-    expected = {
-        f"{prefix}/{key}": "there"
-        for prefix, one in (
-            *((f"group/{index}", group.options) for index, group in enumerate(saved.groups)),
-            *((f"state/{name}", one) for name, one in saved.state.items()),
+        kinds = (
+            dict.fromkeys(options.values, "a value") | dict.fromkeys(options.tensors, "a tensor")
+            for options in (group.options, one.options)
         )
-        for key in one.tensors
-    }
+        check_same("optimizer", f"option of group {index}", *kinds)
+        parts[f"group/{index}"] = one.options
+    known = dict.fromkeys(saved.state, "") | own.parameters
+    check_same("optimizer", "parameter", own.parameters, known)
+    expected = {f"{part}/{key}": "there" for part, one in parts.items() for key in one.tensors}
     check_same("optimizer", "tensor", expected, dict.fromkeys(tensors, "there"))
     return saved
-
-
-def _kinds_of_options(group: _Group) -> dict[str, str]:
-    options = group.options
-    return dict.fromkeys(options.values, "a value") | dict.fromkeys(options.tensors, "a tensor")
 
 
 def _named_parameters(
@@ -298,10 +285,7 @@ def schedule_state(scheduler: LRScheduler) -> Json:
 
 
 def load_schedule_state(scheduler: LRScheduler, state: Json) -> None:
-    """Load the state of a learning rate scheduler, but not the state of its optimizer.
-
-    Raises InvalidInput if the scheduler has another type.
-    """
+    """Load a scheduler's state, but not its optimizer's; raise InvalidInput for another type."""
     if not isinstance(state, dict) or not isinstance(state.get("state"), dict):
         raise InvalidInput("schedule", "has no valid state in the checkpoint")
     own, saved = _kinds(scheduler), state.get("kind")
@@ -342,10 +326,10 @@ def random_state(device: torch.device) -> tuple[Tensors, Json]:
 
 
 def restore_random_state(device: torch.device, tensors: Mapping[str, Tensor], values: Json) -> None:
-    """Restore the generators' states that `random_state` returned.
+    """Restore the states that `random_state` returned; warn if the device was of another kind.
 
-    Warns if the checkpoint was written on another kind of device. If a state is missing or invalid,
-    raises InvalidInput and leaves the generators of torch, Python and numpy unchanged.
+    If a state is missing or invalid, raises InvalidInput and leaves the generators of torch, Python
+    and numpy unchanged.
     """
     now, _ = random_state(device)
     own, saved = ({key: one[key] for key in one if key != "device"} for one in (now, tensors))

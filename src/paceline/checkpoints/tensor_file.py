@@ -1,8 +1,8 @@
 """Write safetensors files piece by piece, straight from the tensors' memory.
 
-The written file is identical to a file from safetensors' `save_file`. This module has three
-advantages over `save_file`: the caller can compute the checksum of a piece while the piece is in
-the processor's cache, other ranks can send tensors during writing, and failures raise OSError.
+The written file is identical to a file from safetensors' `save_file`. But here a piece's checksum
+is computed while the piece is in the processor's cache, other ranks can send tensors during
+writing, and failures raise OSError.
 """
 
 import json
@@ -85,7 +85,7 @@ def pieces(tensor: Tensor) -> Iterator[memoryview]:
 def write(tensors: Mapping[str, Tensor], sink: Callable[[bytes | memoryview], object]) -> None:
     """Encode host tensors as a safetensors file, and pass its pieces to `sink`.
 
-    If a file cannot hold one of the tensors, raises InvalidInput before the first call of `sink`.
+    Before the first call of `sink`, raises InvalidInput if a tensor is unsupported.
     """
     for name, tensor in tensors.items():
         check_can_be_saved(name, tensor)

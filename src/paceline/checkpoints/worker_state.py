@@ -6,27 +6,19 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from paceline.checkpoints.json_values import Json
-from paceline.checkpoints.state import (
-    load_optimizer_state,
-    optimizer_state,
-    random_state,
-    restore_random_state,
-)
+from paceline.checkpoints import state
 from paceline.checkpoints.tensor_file import Tensors, within
 from paceline.core.errors import InvalidInput
 from paceline.links.devices import Device
 
 
 def state_of(optimizers: Sequence[Optimizer], device: Device) -> tuple[Tensors, Json]:
-    """Return the state of a worker's optimizers and random number generators.
-
-    `optimizers`: one for each of the worker's threads.
-    """
-    random, random_values = random_state(device.torch_device)
+    """Return the state of a worker's optimizers, one per thread, and random number generators."""
+    random, random_values = state.random_state(device.torch_device)
     tensors = {f"random/{key}": one for key, one in random.items()}
     values = []
     for number, optimizer in enumerate(optimizers):
-        own, plain = optimizer_state(optimizer, _numbered(optimizer))
+        own, plain = state.optimizer_state(optimizer, _numbered(optimizer))
         tensors |= {f"{number}/{key}": one for key, one in own.items()}
         values.append(plain)
     tensors = {name: one.detach().cpu() for name, one in tensors.items()}
@@ -38,8 +30,9 @@ def load_state(
 ) -> None:
     """Load the state that `state_of` returned; raises InvalidInput if the optimizers differ."""
     for number, (optimizer, plain) in enumerate(zip(optimizers, values["optimizers"], strict=True)):
-        load_optimizer_state(optimizer, _numbered(optimizer), within(tensors, f"{number}/"), plain)
-    restore_random_state(device.torch_device, within(tensors, "random/"), values["random"])
+        own = within(tensors, f"{number}/")
+        state.load_optimizer_state(optimizer, _numbered(optimizer), own, plain)
+    state.restore_random_state(device.torch_device, within(tensors, "random/"), values["random"])
 
 
 def _numbered(optimizer: object) -> list[tuple[str, Tensor]]:

@@ -7,12 +7,9 @@
             ...
 
     settings, wire = Wire.to_starter(sys.argv[1])             # in the worker
-    while (message := wire.receive()) is not None:
-        wire.send(...)
 
 A packet takes a tenth of the time of a message over TCP. An empty packet means that the process has
-ended. Messages are pickled, which is safe here: one process has started the other, and both belong
-to one user.
+ended. Messages are pickled: one process has started the other, and both belong to one user.
 """
 
 import os

@@ -2,13 +2,9 @@
 
     command = module_command("paceline.runs.launching", settings.model_dump_json())
     process = start(command, environment={"RANK": "0"}, pass_fds=(socket.fileno(),))
-    process.poll()                      # None while the process runs, else its exit code
     selector.register(process, selectors.EVENT_READ)  # readable once the process has ended
-    process.wait(deadline_s)            # True if the process ends within deadline_s
-    reason(process.poll())              # "was ended by SIGKILL", "ended with exit code 3"
     failed = wait([process], grace_s=5) # until all have ended, or 5 s after the first failure
     end([process])                      # SIGTERM, and SIGKILL after 2 s
-    done = output(command, deadline_s)  # a subprocess.CompletedProcess
 
 Standard input is /dev/null. Descriptors in `pass_fds` keep their numbers. The kernel kills a
 process of `module_command` when the process that started it ends, even by SIGKILL. Inside

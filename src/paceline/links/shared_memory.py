@@ -156,15 +156,6 @@ class TensorSpec(NamedTuple):
         return self.offset + prod(self.shape) * self.dtype.itemsize
 
 
-def placed(tensors: Mapping[str, Tensor]) -> tuple[list[TensorSpec], int]:
-    """Lay out tensors one after another; return their specs and the total number of bytes."""
-    entries, offset = [], 0
-    for name, tensor in tensors.items():
-        entries.append(TensorSpec(name, tensor.dtype, tuple(tensor.shape), offset))
-        offset += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
-    return entries, offset
-
-
 def tensors_in(memory: Tensor, entries: Sequence[TensorSpec]) -> dict[str, Tensor]:
     """View parts of the byte tensor `memory` as the tensors that `entries` describe."""
     return {
@@ -190,7 +181,10 @@ class SharedTensors:
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], what: str) -> Self:
         """Copy tensors to new shared memory; `what` describes them in errors."""
-        entries, nbytes = placed(tensors)
+        entries, nbytes = [], 0
+        for name, tensor in tensors.items():
+            entries.append(TensorSpec(name, tensor.dtype, tuple(tensor.shape), nbytes))
+            nbytes += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
         shared = cls(allocate(max(1, nbytes), what), entries)
         for name, tensor in tensors.items():
             shared.tensors[name].copy_(tensor.detach())

@@ -76,9 +76,8 @@ def current_gpu() -> torch.device:
 def num_gpus() -> int:
     """Return the number of GPUs that this process's children see.
 
-    Avoids initialising CUDA if the driver can count GPUs without it, because forks of a process
-    that has initialised CUDA cannot use GPUs. Therefore only `gpus` detects an old driver. Raises
-    InvalidInput if GPUs exist but PyTorch finds none.
+    Avoids initialising CUDA, after which forks cannot use GPUs. So only `gpus` detects an old
+    driver. Raises InvalidInput if GPUs exist but PyTorch finds none.
     """
     return cuda.num_gpus()
 

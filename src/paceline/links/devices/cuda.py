@@ -24,27 +24,30 @@ _HIDDEN = ("", "-1")  # values of CUDA_VISIBLE_DEVICES that hide all GPUs
 
 def gpus() -> tuple[torch.device, ...]:
     """Return the NVIDIA GPUs that this process sees; raise InvalidInput if they are not usable."""
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")  # torch only warns about an old driver
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    num_usable = _checked(count, [str(one.message) for one in found])
-    return tuple(torch.device("cuda", index) for index in range(num_usable))
+    return tuple(torch.device("cuda", index) for index in range(_count(usable=True)))
 
 
 def num_gpus() -> int:
     """Return the number of NVIDIA GPUs according to the driver, without initialising CUDA."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # an old driver is reported by `gpus`
-        count = torch.cuda.device_count()
-    return _checked(count, ())
+    return _count(usable=False)
+
+
+def _count(*, usable: bool) -> int:
+    """Count the GPUs; raise InvalidInput if GPUs exist but PyTorch finds none."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")  # torch only warns about an old driver
+        count = torch.cuda.device_count() if not usable or torch.cuda.is_available() else 0
+    if count == 0 and (why := _why_unusable([str(one.message) for one in found if usable])):
+        hint = "fix that, or set CUDA_VISIBLE_DEVICES= to compute on CPU cores"
+        raise InvalidInput("device", f"cannot use this machine's GPU: {why}", hint=hint)
+    return count
 
 
 def can_fork() -> bool:
-    """Return True if forks of this process can use GPUs.
+    """Return True if forks of this process can use GPUs: it has not initialised CUDA.
 
-    Forks cannot use GPUs once this process has initialised CUDA. PyTorch reports this only in a
-    fork, so this function forks a process. Returns False, too, if that process does not answer in
-    time, for example because a library's fork handler hangs.
+    PyTorch reports this only in a fork, so this function forks a process. Returns False, too, if
+    that process does not end in time, for example because a library's fork handler hangs.
     """
     pid = os.fork()
     if pid == 0:
@@ -65,19 +68,8 @@ def is_broken_by_fork() -> bool:
     return bool(torch.cuda._is_in_bad_fork())
 
 
-def _checked(count: int, warned: Sequence[str]) -> int:
-    """Return `count`; raise InvalidInput if GPUs exist but PyTorch finds none."""
-    if count == 0 and (why := _why_unusable(warned)):
-        hint = "fix that, or set CUDA_VISIBLE_DEVICES= to compute on CPU cores"
-        raise InvalidInput("device", f"cannot use this machine's GPU: {why}", hint=hint)
-    return count
-
-
 def _why_unusable(warned: Sequence[str]) -> str | None:
-    """Return why PyTorch cannot use this machine's GPU.
-
-    Returns None if the machine has no GPU, or if CUDA_VISIBLE_DEVICES hides all GPUs.
-    """
+    """Return why PyTorch cannot use this machine's GPU; None without a visible GPU."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") in _HIDDEN:
         return None
     if not any(_DEVICE_FILES.glob("nvidia[0-9]*")):
@@ -149,10 +141,7 @@ class CudaDevice(Device):
         return torch.cuda.can_device_access_peer(self.torch_device, other)
 
     def pin(self, memory: Tensor) -> Callable[[], None]:
-        """Pin host memory; return a function that unpins it.
-
-        Raises InvalidInput if CUDA cannot pin the memory.
-        """
+        """Pin host memory; return a function that unpins it. Raises InvalidInput on failure."""
         runtime, check = torch.cuda.cudart(), torch.cuda.check_error
         address, nbytes = memory.data_ptr(), memory.nbytes
         with self._pinning(nbytes):

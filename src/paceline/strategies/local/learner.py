@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.checkpoints.json_values import dumps, loads
-from paceline.checkpoints.nested import apart, together
+from paceline.checkpoints.json_values import apart, dumps, loads, together
 from paceline.checkpoints.state import load_optimizer_state, optimizer_state
 from paceline.codecs.stand_ins import stand_ins_for
 from paceline.core.errors import InvalidInput
