@@ -1,7 +1,7 @@
 """Copy gradients between a GPU and the arena, the shared memory of a machine's ranks.
 
-The copies use three streams (Le et al. 2018, section 3.1) and a flat buffer on the GPU. The buffer
-has the same layout as the arena, so one copy moves all gradients of a chunk.
+The copies use three streams (Le et al. 2018, section 3.1) and a flat buffer on the GPU with the
+arena's layout, so that one copy moves all gradients of a chunk.
 
     compute     backward, gather 0 .. backward, gather 1 .. end of backward   wait, scatter, step
     to host               d2h 0 ................. d2h 1
@@ -9,11 +9,9 @@ has the same layout as the arena, so one copy moves all gradients of a chunk.
     to device                               h2d 0 .............. h2d 1
 
 In the backward hook of a chunk's last gradient, the compute stream gathers the chunk's gradients
-into the buffer. The host does not wait for the GPU during backward. After backward, the compute
-stream scatters the means from the buffer to the gradients before the optimizer runs.
-
-Two threads replace CUDA's callbacks to the host. The first thread posts a chunk after its copy to
-the arena's pinned memory. The second thread starts the copy back after the sum.
+into the buffer, and after backward it scatters the means. The host does not wait for the GPU during
+backward: a thread posts a chunk after its copy to the arena's pinned memory, and another thread
+starts the copy back after the sum.
 """
 
 from collections import defaultdict
@@ -105,9 +103,8 @@ class DeviceTransfer:
 
     def send(self, chunk: Chunk, recorder: Recorder | None) -> None:
         """Queue a chunk's copy to the host after the work of the current stream."""
-        computing = self._device.current_stream()
         # If another stream scattered the means of the previous step, it may still read the buffer.
-        computing.wait_event(self._free)
+        self._device.current_stream().wait_event(self._free)
         begin = self._device.record(timed=True)
         with recorder.pause() if recorder is not None else nullcontext():
             self._gather(chunk)
@@ -115,8 +112,7 @@ class DeviceTransfer:
         self._gathers.append((begin, gathered))
         # The exchange begins here, so it includes a wait for the copy of an earlier chunk.
         self._begun[chunk.number] = gathered
-        # Wait for this event, because the compute stream may already have later kernels.
-        self._to_host.wait_event(gathered)
+        self._to_host.wait_event(gathered)  # and for no later kernels
         with self._device.use(self._to_host):
             with noted(recorder, Kind.D2H, str(chunk.number), alone=True):
                 bytes_of(chunk, self._arena.slot).copy_(
@@ -191,16 +187,12 @@ class DeviceTransfer:
         self._to_device.synchronize()
 
     def _join(self, calls: list[Future[None]]) -> BaseException | None:
-        """Wait for calls of a thread, and return their first error.
-
-        Waits twice the deadline for each call, because the call itself may wait for one deadline.
-        """
+        """Wait for calls of a thread, and return their first error."""
+        within_s = 2 * self._deadline_s  # a call itself may wait for one deadline
         try:
-            errors = [call.exception(2 * self._deadline_s) for call in calls]
+            errors = [call.exception(within_s) for call in calls]
         except TimeoutError:
-            raise WorkerLost(
-                f"this rank's GPU did not respond within {2 * self._deadline_s:g} s"
-            ) from None
+            raise WorkerLost(f"this rank's GPU did not respond within {within_s:g} s") from None
         calls.clear()
         return next((error for error in errors if error is not None), None)
 
@@ -230,8 +222,8 @@ class DeviceTransfer:
 def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     """Copy tensors with few kernels.
 
-    `_foreach_copy_` uses a kernel per tensor if the dtypes or strides in its lists differ. So it is
-    called once per pair of dtypes, and tensors with different strides are copied separately.
+    `_foreach_copy_` uses a kernel per tensor if dtypes or strides in its lists differ. So call it
+    once per pair of dtypes, and copy tensors with different strides separately.
     """
     lists = defaultdict[object, tuple[list[Tensor], list[Tensor]]](lambda: ([], []))
     for target, source in zip(targets, sources, strict=True):

@@ -1,9 +1,9 @@
 """Sum gradients in host memory during backward (Le et al. 2018, sections 3.1 and 4.1).
 
 Each rank copies a chunk of gradients to shared memory as soon as backward has computed the chunk
-(B-4-2 in the paper's algorithm). When all ranks of a machine have sent a chunk, the machine sums
-the chunk (B-4-3). Every rank receives the sums (B-5-1) and updates its own parameters (P-3). The
-first rank of a machine is the machine's leader. Several leaders all-reduce their machines' sums.
+(B-4-2 in the paper's algorithm), and idle ranks sum it (B-4-3). Every rank receives the sums
+(B-5-1) and updates its own parameters (P-3). The first rank of a machine is the machine's leader.
+Several leaders all-reduce their machines' sums.
 """
 
 import time
@@ -60,10 +60,10 @@ class HostExchange:
         self._pinned: list[Callable[[], None]] = []
 
     def open(self, layout: Layout) -> None:
-        """Create the arena; later layouts of the same gradients reuse the arena.
+        """Create the arena, which later layouts of the same gradients reuse.
 
-        Raises InvalidInput if this rank's parameters are on several devices. If a rank cannot get
-        memory for the arena, raises InvalidInput on all ranks.
+        Raises InvalidInput if this rank's parameters are on several devices, and on all ranks if a
+        rank cannot get memory.
         """
         _check_one_device(layout)
         sizes = layout.nbytes, len(layout.layers), layout.num_flags
@@ -268,11 +268,9 @@ class LeaderAllReduce:
         if self.codec is not None and chunks is not self._chunks:
             for slot in (slot for chunk in chunks for slot in chunk.slots):
                 if slot.dtype != torch.float32:
-                    raise InvalidInput(
-                        "codec",
-                        f"requires float32 gradients, but {slot.name!r} has {slot.parameter.dtype}",
-                        hint="train in float32, or without a codec",
-                    )
+                    got = f"{slot.name!r} has {slot.parameter.dtype}"
+                    hint = "train in float32, or without a codec"
+                    raise InvalidInput("codec", f"requires float32 gradients, but {got}", hint=hint)
         self._chunks = chunks
         if self._thread is not None:
             self._exchanged = self._thread.submit(partial(self._exchange, step, chunks, recorder))

@@ -5,11 +5,9 @@
     host reduce                                     [sum 0][sum 1] [sum 2]
     gpu0 h2d                                               [h2d 0][h2d 1] [h2d 2]
 
-A chunk consists of consecutive layers in backward order. A worker copies a chunk to the host after
-backward of all layers of the chunk. The host sums a chunk when all workers have copied the chunk.
-If there are several hosts, they all-reduce their sums in a ring. With a codec (`core.collective`),
-the first worker of each host encodes these sums. If this worker is a GPU, the host encodes instead.
-A CPU worker copies its gradients itself, and reads the result from shared memory.
+`core.step` describes the drawing. If there are several hosts, they all-reduce their sums in a ring.
+With a codec (`core.collective`), the first worker of each host encodes these sums. If this worker
+is a GPU, the host encodes instead.
 """
 
 from collections import Counter
@@ -50,8 +48,7 @@ def memory(workload: Workload, machine: Machine, config: HostReduce) -> Mapping[
     """Return the bytes of each device and host.
 
     A GPU has a replica, and a buffer of all gradients. A host has the gradients of each of its
-    workers, and the sums of two steps, because a fast worker may begin the next step's sum while a
-    slow worker still reads the current sum.
+    workers, and the sums of two steps, since a fast worker may begin the next sum early.
     """
     devices = machine.first_devices(config.workers)
     needed = dict.fromkeys((device.name for device in devices), replica_nbytes(workload))
@@ -108,9 +105,9 @@ def calibrate(
 ) -> Machine:
     """Return the machine with host and link speeds that reproduce the measured exchanges.
 
-    An exchange has up to four stages: copies to the host, the sum, messages between hosts, and
-    copies back. A profile cannot distinguish them, so they are assumed to take equally long. For
-    CPU workers, copies and sums count as one stage, because both use the host's memory bandwidth.
+    The stages of an exchange (copies to the host, sum, messages between hosts, copies back) are
+    assumed to take equally long, because a profile cannot distinguish them. A CPU's copies and sums
+    are one stage, because both use the host's memory bandwidth.
     """
     devices, hosts = machine.devices, machine.hosts
     gpus = [device for device in devices if device.kind == DeviceKind.GPU]

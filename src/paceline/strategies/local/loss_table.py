@@ -36,9 +36,9 @@ _Steps = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 class Row:
     """A measurement of the steps to a loss (benchmarks/local/steps_to_loss.py).
 
-    `bits`: fewest bits per value of an outer gradient. `num_steps`: steps after which synchronous
-    training reaches the loss. `steps`: steps after which local updates reach the loss, divided by
-    `num_steps`; the median of `seeds` runs. `low`, `high`: the range of these runs.
+    `bits`: fewest bits per value of an outer gradient. `num_steps`: steps of synchronous training
+    to the loss. `steps`: steps of local updates, divided by `num_steps`; the median of `seeds`
+    runs. `low`, `high`: their range.
     """
 
     parameters: _Count
@@ -83,16 +83,13 @@ def estimate(num_parameters: int, config: Local, among: Sequence[Row]) -> StepsT
     near = [row for row in among if _is_near(row, num_parameters, config)]
     if config.workers == 1 or not near:
         return None
-    models = dict.fromkeys(
+    models = (
         f"{row.model} ({row.num_steps:,} steps, {row.seeds} seed{'s' * (row.seeds > 1)})"
         for row in near
     )
-    return StepsToLoss(
-        median=median(row.steps for row in near),
-        low=min(row.low for row in near),
-        high=max(row.high for row in near),
-        measured_on=" and ".join(models),
-    )
+    low, high = min(row.low for row in near), max(row.high for row in near)
+    measured_on = " and ".join(dict.fromkeys(models))
+    return StepsToLoss(median(row.steps for row in near), low, high, measured_on)
 
 
 def _is_near(row: Row, num_parameters: int, config: Local) -> bool:
