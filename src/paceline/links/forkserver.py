@@ -1,8 +1,8 @@
 """Fork processes from a server that has already imported torch, so they start in milliseconds.
 
 `open_server(modules)` starts the server, which imports `modules` while this process continues. From
-then on `paceline.links.processes.start` asks the server to fork Python processes. Child processes
-read the server's address from PACELINE_FORK_SERVER, and ask the same server to fork children.
+then on `paceline.links.processes.start` asks the server to fork processes. Child processes read the
+server's address from PACELINE_FORK_SERVER, and ask the same server.
 
     this process ──connect──► server ──fork──► a process per connection
         │    request: command, environment, folder, cores; descriptors by SCM_RIGHTS
@@ -36,7 +36,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from paceline.links import signals
@@ -115,11 +114,11 @@ def serve(listener: socket.socket, environment: Mapping[str, str]) -> None:
     known = environment.get("PYTHONPATH", "").split(os.pathsep)
     added = [entry for entry in sys.path[1:] if entry not in known]
     own = request.environment.get("PYTHONPATH", "")
-    sys.path[1:] = [*filter(None, own.split(os.pathsep)), *added]
+    sys.path[:] = [str(Path.cwd()), *filter(None, own.split(os.pathsep)), *added]
     for stream, is_lines in ((sys.stdout, os.isatty(1)), (sys.stderr, True)):
         stream.reconfigure(line_buffering=is_lines)  # type: ignore[union-attr]
     retitle(request.command)
-    run(request.command)
+    run_module(request.command[1 + len(OF_WORKERS) :])
 
 
 class ForkServer:
@@ -262,33 +261,18 @@ def retitle(command: Sequence[str]) -> None:
     ctypes.memmove(begin, text.ljust(end - begin, b"\0"), end - begin)
 
 
-def run(command: Sequence[str]) -> None:
-    """Run a Python command line: `-m MODULE ...`, `-c CODE ...` or a file."""
-    what, *arguments = command[1:]
-    if command[1:3] != OF_WORKERS:
-        signals.handle_as_python()
-    if what == "-m":
-        sys.argv = arguments
-        sys.path[0] = str(Path.cwd())
-        run_module()
-    elif what == "-c":
-        sys.argv = [what, *arguments[1:]]
-        sys.path[0] = ""
-        main_module = sys.modules["__main__"] = ModuleType("__main__")
-        exec(compile(arguments[0], "<string>", "exec"), main_module.__dict__)  # noqa: S102
-    else:
-        sys.argv = [what, *arguments]
+def run_module(arguments: Sequence[str]) -> None:
+    """Run a module or FILE.py like Python; call the `main` of a module that is imported already."""
+    sys.argv = list(arguments)
+    what = sys.argv[0]
+    module = sys.modules.get(what)
+    if what.endswith(".py"):
         sys.path[0] = str(Path(what).resolve().parent)
         runpy.run_path(what, run_name="__main__")
-
-
-def run_module() -> None:
-    """Run the module sys.argv[0] like `python -m`; call its `main` if it is already imported."""
-    module = sys.modules.get(sys.argv[0])
-    if module is not None and hasattr(module, "main"):  # imported already: do not run it twice
+    elif module is not None and hasattr(module, "main"):
         module.main()
     else:
-        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        runpy.run_module(what, run_name="__main__", alter_sys=True)
 
 
 def main() -> None:

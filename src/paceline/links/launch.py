@@ -18,15 +18,15 @@ from paceline.core.errors import InvalidInput, PacelineError, WorkerLost, Worker
 from paceline.links.failpoints import reach
 from paceline.links.failures import announce_signal, failure, stopped
 from paceline.links.interruption import Interruption, is_agreed
-from paceline.links.processes import TERMINATION_S, Process, end, reason, signals_held, start, wait
-from paceline.links.signals import EXIT_CODES, handled_by, participle
+from paceline.links.processes import TERMINATION_S, Process, end, reason, start, wait
+from paceline.links.signals import EXIT_CODES, blocked, handled_by, participle
 
 _LOOPBACK = "127.0.0.1"
 _GRACE_S = 5.0  # time in which the other workers notice a lost worker and report it
 
 
 def launch(command: Sequence[str], num_workers: int, port: int = 0) -> None:
-    """Run `command` as `num_workers` local workers, and wait until all succeed.
+    """Run a `module_command` as `num_workers` local workers, and wait until all succeed.
 
     The workers meet at `port` of the loopback address; 0 chooses a free port. The first SIGINT or
     SIGTERM is passed on to the workers. All workers end before this function does, even if this
@@ -48,7 +48,7 @@ def launch(command: Sequence[str], num_workers: int, port: int = 0) -> None:
         with handled_by(passed) as passed.before:
             # Block signals while workers start: a signal that arrives before a worker is in the
             # list would not be passed on to that worker.
-            with signals_held(command):
+            with blocked():
                 for rank in range(num_workers):
                     environment = _environment(rank, num_workers, port)
                     worker = start(command, environment=environment)

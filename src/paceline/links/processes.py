@@ -6,9 +6,9 @@
     failed = wait([process], grace_s=5) # until all have ended, or 5 s after the first failure
     end([process])                      # SIGTERM, and SIGKILL after 2 s
 
-Standard input is /dev/null. Descriptors in `pass_fds` keep their numbers. The kernel kills a
-process of `module_command` when the process that started it ends, even by SIGKILL. Inside
-`paceline.links.forking.forked_from_here`, processes of `module_command` are forks of this process.
+Standard input is /dev/null. Descriptors in `pass_fds` keep their numbers. The kernel kills the
+process when the process that started it ends, even by SIGKILL. Inside
+`paceline.links.forking.forked_from_here`, processes are forks of this process.
 """
 
 import json
@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -37,7 +37,6 @@ STANDARD_ERROR = 2
 TERMINATION_S = 2.0  # time for a process to end its own children and write its results
 _ANSWER_S = 120.0  # deadline for an answer of a fork server that still imports modules
 PARENT = "PACELINE_LAUNCHER"
-_RUN = [sys.executable, *OF_WORKERS]
 # For each block of `forked_from_here`: the thread that runs the block, and the server's address.
 servers_from_here: list[tuple[int, str]] = []
 
@@ -142,8 +141,8 @@ def reason(code: int | None) -> str:
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    """Return a command like `python -m`, whose process the kernel kills when this process ends."""
-    return [*_RUN, module, *arguments]
+    """Return a command for `start`, which runs a module like `python -m`, or a FILE.py."""
+    return [sys.executable, *OF_WORKERS, module, *arguments]
 
 
 def start(
@@ -154,23 +153,21 @@ def start(
     stdout: int | None = None,
     stderr: int | None = None,
 ) -> Process:
-    """Start a process; raise OSError if it cannot be started.
+    """Start a process of `module_command`; raise OSError if it cannot be started.
 
     `environment` is added to this process's environment.
     """
     added = {PARENT: str(os.getpid())} | dict(environment or {})
     whole = KEEPING_MEMORY | os.environ | added
-    what = command[1] if len(command) > 1 else "-"
-    is_python = command[0] == sys.executable and (what in ("-m", "-c") or what[0] != "-")
     with Path(os.devnull).open() as nothing:
         fds = {0: nothing.fileno(), 1: stdout or 1, 2: stderr or 2} | {fd: fd for fd in pass_fds}
-        if servers_from_here and command[: len(_RUN)] == _RUN:
+        if servers_from_here:
             own = [one for thread, one in servers_from_here if thread == threading.get_ident()]
             return fork(command, whole, fds, own[-1] if own else servers_from_here[-1][1])
-        if ADDRESS in os.environ and is_python:
+        if ADDRESS in os.environ:
             with suppress(OSError):  # if the server refuses, start a new program below
                 return fork(command, whole, fds, os.environ[ADDRESS])
-    with signals_held(command):
+    with signals.blocked():  # until the new process handles them
         child = subprocess.Popen(  # noqa: S603 - a command of our own
             command,
             env=whole,
@@ -180,11 +177,6 @@ def start(
             pass_fds=pass_fds,
         )
     return Process(child)
-
-
-def signals_held(command: Sequence[str]) -> AbstractContextManager[None]:
-    """Block signals while a process of `module_command` starts, until it handles them."""
-    return signals.blocked() if command[: len(_RUN)] == _RUN else nullcontext()
 
 
 def fork(
@@ -290,8 +282,7 @@ def main() -> None:
     """Run the module in the first argument, until the process that started it ends."""
     signals.handle_in_worker()
     die_with_parent(int(os.environ[PARENT]))
-    del sys.argv[0]
-    run_module()
+    run_module(sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -112,13 +112,6 @@ def handle_in_worker() -> None:
     _handle(lambda number, _: os._exit(128 + number))
 
 
-def handle_as_python() -> None:
-    """Handle signals as a new Python program does."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-
-
 def _handle(handler: Handler) -> None:
     for number in SIGNALS:
         signal.signal(number, handler)
