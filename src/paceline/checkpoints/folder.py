@@ -91,14 +91,9 @@ class Loaded:
 
 
 class CheckpointFolder:
-    """A folder with the newest `keep` checkpoints of one run.
-
-    Only one process at a time can write to the folder.
-    """
+    """A folder with the newest `keep` checkpoints of one run; one process at a time may write."""
 
     def __init__(self, path: Path, keep: int = 2) -> None:
-        if keep < 1:
-            raise InvalidInput("keep", "must be at least 1", got=keep)
         self.path, self._keep = path, keep
         self._damaged: set[Path] = set()  # checkpoints that `latest` found damaged
 
@@ -130,10 +125,11 @@ class CheckpointFolder:
                 self._remove_others(step)
             reach("checkpoint.written", step=step)
         except OSError as error:
-            raise CheckpointNotWritten(
-                f"{self.path}: cannot write the checkpoint of step {step}: "
-                f"{error.strerror or error}; {self._last_good()}"
-            ) from error
+            problem = f"cannot write the checkpoint of step {step}: {error.strerror or error}"
+            rest = "there is no earlier checkpoint"
+            with suppress(InvalidInput, IndexError):
+                rest = f"the checkpoint of step {self.steps[-1]} remains"
+            raise CheckpointNotWritten(f"{self.path}: {problem}; {rest}") from error
         return path
 
     def latest(self) -> Loaded | None:
@@ -160,9 +156,8 @@ class CheckpointFolder:
             written_s = (path / MANIFEST).stat().st_mtime
             return Loaded(path, found.step, tuple(found.files), written_s, tuple(skipped))
         if skipped:
-            raise InvalidInput(
-                str(self.path), f"has only damaged checkpoints: {'; '.join(skipped)}"
-            )
+            problem = f"has only damaged checkpoints: {'; '.join(skipped)}"
+            raise InvalidInput(str(self.path), problem)
         return None
 
     def _found(self) -> list[_Found]:
@@ -177,12 +172,6 @@ class CheckpointFolder:
             return []
         except OSError as error:
             raise InvalidInput(str(self.path), f"is not readable: {error.strerror}") from None
-
-    def _last_good(self) -> str:
-        with suppress(InvalidInput):
-            if steps := self.steps:
-                return f"the checkpoint of step {steps[-1]} remains"
-        return "there is no earlier checkpoint"
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

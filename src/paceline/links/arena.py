@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.core.errors import InvalidInput, StepDiscarded, WorkerLost
+from paceline.core.errors import StepDiscarded, WorkerLost
 from paceline.links.group import Group
 from paceline.links.shared_memory import LocalRanks, find_local_ranks, share
 from paceline.native import Arena as NativeArena
@@ -130,7 +130,7 @@ class Arena:
         sizes = (len(place.members), slot_nbytes, max_chunks, num_flags)
         held = len(place.leaders) > 1 if held is None else held
         fd = share(group, place, arena_nbytes(*sizes))
-        native, problem = None, None
+        problem = None
         # If each rank has its own core, a waiting rank spins longer before it sleeps. In a held
         # arena, spinning would slow down the rank, because a thread waits while the rank computes.
         own_core = place.num_cores >= len(place.members) and not held
@@ -142,12 +142,12 @@ class Arena:
             native = NativeArena(fd, self.local_rank, *sizes, scale, *how)
         except (OSError, RuntimeError) as error:
             problem = f"workers: worker {group.rank} cannot map shared memory: {error}"
-        # All ranks have mapped the memory now, so close its descriptor. The kernel then frees the
-        # memory with the last mapping, even after kill -9.
-        problems = [text for text in group.gather(problem) if text is not None]
-        os.close(fd)
-        if native is None or problems:
-            raise InvalidInput.of(problems[0])
+        try:
+            group.check(problem)
+        finally:
+            # All ranks have tried to map the memory, so close its descriptor. The kernel then frees
+            # the memory with the last mapping, even after kill -9.
+            os.close(fd)
         self.slots = tuple(torch.from_numpy(native.slot(i)) for i in range(len(place.members)))
         self.slot = self.slots[self.local_rank]
         self.flags = torch.from_numpy(native.flags()).permute(1, 2, 0)

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
-from paceline.core.errors import WorkerLost
+from paceline.core.errors import InvalidInput, WorkerLost
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PID_NAMESPACE = Path("/proc/self/ns/pid")
@@ -100,6 +100,12 @@ class Group:
             dist.all_gather(rows, padded, group=self.control)
         texts = [bytes(row[: int(size)].tolist()) for row, size in zip(rows, sizes, strict=True)]
         return [json.loads(text) for text in texts]
+
+    def check(self, problem: str | None) -> None:
+        """Raise InvalidInput on all ranks if a rank has a problem."""
+        for found in self.gather(problem):
+            if found is not None:
+                raise InvalidInput.of(found)
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
         """Overwrite all ranks' tensors with the values of rank 0's tensors."""

@@ -101,17 +101,17 @@ def share(group: Group, place: LocalRanks, nbytes: int) -> int:
             fd = allocate(nbytes)
         except InvalidInput as error:
             problem = str(error)
-    rows = group.gather([fd, problem])
-    problems = [row[1] for row in rows if row[1] is not None]
-    if problems:
+    try:
+        group.check(problem)
+    except InvalidInput:
         if fd >= 0:
             os.close(fd)
-        raise InvalidInput.of(problems[0])
+        raise
+    of_leader = group.gather(fd)[place.members[0]]
     if fd >= 0:
         return fd
     # The leader keeps its descriptor open until all ranks have mapped the memory.
-    path = f"/proc/{place.pids[0]}/fd/{rows[place.members[0]][0]}"
-    return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    return os.open(f"/proc/{place.pids[0]}/fd/{of_leader}", os.O_RDWR | os.O_CLOEXEC)
 
 
 def _read_nonce(pid: int, fd: int) -> bytes | None:

@@ -87,9 +87,7 @@ class HostExchange:
                 self._pinned.append(self._device.pin(part))
         except InvalidInput as error:
             problem = f"worker {self._group.rank}: {error}"
-        problems = [one for one in self._group.gather(problem) if one is not None]
-        if problems:
-            raise InvalidInput.of(problems[0])
+        self._group.check(problem)
 
     def _set_layout(self, layout: Layout) -> None:
         if self._layout is not None:
