@@ -192,10 +192,7 @@ class CheckpointFolder:
             os.close(descriptor)
 
     def _write(self, step: int, files: Mapping[str, Contents | bytes]) -> Path:
-        """Write and fsync a checkpoint, and rename it to the name of its step.
-
-        An intact checkpoint of the same step is first renamed to `.old`, and so stays readable.
-        """
+        """Write and fsync a checkpoint, then rename it to the name of its step."""
         partial, path = self._temporary(), self.path / _name(step)
         partial.mkdir()
         try:
@@ -204,7 +201,7 @@ class CheckpointFolder:
             _sync(partial)
             if path in self._damaged:
                 self._remove(path)
-            elif path.exists():
+            elif path.exists():  # stays readable until the new checkpoint is in its place
                 path.rename(path.with_name(path.name + _OLD))
                 reach("checkpoint.replacing", step=step)
             partial.rename(path)
@@ -228,10 +225,7 @@ class CheckpointFolder:
                     logger.warning("%s: cannot remove it: %s", one.path, error.strerror)
 
     def _clean_up(self) -> None:
-        """Remove the temporary folders of killed writers, and restore a checkpoint left as `.old`.
-
-        An `.old` folder is removed if it is damaged or if its replacement exists undamaged.
-        """
+        """Remove killed writers' temporary folders, and restore a whole `.old` checkpoint."""
         for partial in self.path.glob(f"{_PARTIAL}*"):
             _delete(partial)
         for one in self._found():

@@ -29,10 +29,7 @@ _Path = tuple[Any, ...]  # keys of dicts and indices of lists, outermost first
 
 
 def dumps(what: str, value: Json) -> bytes:
-    """Encode a value as JSON.
-
-    Raises InvalidInput for an unsupported part of `value`, with the path `what`.KEY[INDEX].
-    """
+    """Encode a value as JSON; InvalidInput names an unsupported part as `what`.KEY[INDEX]."""
     return json.dumps(_encoded(what, value), indent=1, allow_nan=False).encode() + b"\n"
 
 
@@ -86,10 +83,7 @@ _DECODERS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 def _decoded(value: Any) -> Json:
-    """Replace each object that has the key "$" by its value, innermost objects first.
-
-    The recursion is bounded, because pydantic limits the nesting depth to 200.
-    """
+    """Replace each object that has the key "$" by its value; pydantic limits the nesting to 200."""
     if isinstance(value, list):
         return [_decoded(one) for one in value]
     if isinstance(value, float) and not isfinite(value):  # the text had a number such as 1e400

@@ -1,16 +1,9 @@
 """Write, read and verify a checkpoint's manifest, a list of files with sizes and checksums.
 
-    {
-     "format_version": 1,
-     "step": 500,
-     "files": {
-      "model.safetensors": {
-       "nbytes": 119552,
-       "crc32": "9d3c2a10"
-      }
-     },
-     "crc32": "5be1f00c"
-    }
+    "format_version": 1,
+    "step": 500,
+    "files": {"model.safetensors": {"nbytes": 119552, "crc32": "9d3c2a10"}},
+    "crc32": "5be1f00c"
 
 The last `crc32` is the checksum of all lines above it. All later formats must keep this checksum,
 so that `read` can distinguish a manifest of a newer format from a damaged manifest. CRC-32 detects

@@ -4,9 +4,8 @@
     training ────────────┼───────────────────────────────┼────────────────────
     thread               └─ write, sum, fsync, rename ───┘
 
-The background thread waits for copies from a GPU, computes checksums and writes files. It runs no
-torch operations, because torch's CPU threads are needed for training. Checksums and writes do not
-hold the interpreter's lock.
+The background thread runs no torch operations, because torch's CPU threads are needed for training.
+Checksums and writes do not hold the interpreter's lock.
 """
 
 import logging

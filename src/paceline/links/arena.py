@@ -40,10 +40,7 @@ class Segment:
 
 
 def bytes_of(tensor: Tensor) -> tuple[int, int]:
-    """Return a tensor's address and size in bytes.
-
-    Raises ValueError unless the tensor is dense and in host memory.
-    """
+    """Return the address and bytes of a tensor, which must be dense and in host memory."""
     is_dense = tensor.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense(tensor)
     if not tensor.is_cpu or not is_dense:
         raise ValueError("only dense tensors in host memory can be copied")
@@ -93,10 +90,10 @@ class Arena:
     """One rank's view of the memory that the ranks of its machine share.
 
     All ranks of `group` must construct the arena together. In each step a rank calls `begin`, then
-    `post` for every chunk in its `slot`, then `commit`, then `wait_step`. A rank whose backward pass
-    fails calls `discard` instead of `commit`. Once all ranks have posted a chunk, any idle rank sums
-    it in rank order, (((s0 + s1) + s2) + ...) * scale, so that all ranks read the same bits. The
-    sums of step n stay valid until the ranks begin step n + 2.
+    `post` for every chunk in its `slot`, then `commit`, then `wait_step`. A rank whose backward
+    fails calls `discard` instead of `commit`. Once all ranks have posted a chunk, any idle rank
+    sums it in rank order, (((s0 + s1) + s2) + ...) * scale, so that all ranks read the same bits.
+    The sums of step n stay valid until the ranks begin step n + 2.
 
     Waiting raises StepDiscarded if a rank discarded the step, and WorkerLost if a rank died or has
     not done its part after `deadline_s`. The constructor raises InvalidInput on all ranks if a rank
@@ -233,10 +230,7 @@ class Arena:
         self._leave_discarded()
 
     def times(self, chunk: int) -> tuple[float, float]:
-        """Return the monotonic seconds when all ranks had posted a chunk, and when it was summed.
-
-        Call `wait_chunk` first.
-        """
+        """Return the monotonic seconds when all ranks had posted a summed chunk, and of its sum."""
         posted_ns, reduced_ns = self._opened().times(chunk)
         return posted_ns / 1e9, reduced_ns / 1e9
 

@@ -1,4 +1,4 @@
-"""Clocks: a CPU's clock reads the time, a GPU's clock records events in a stream."""
+"""Clocks: `Clock` reads the time, and `DeviceClock` records events in a GPU's stream."""
 
 import time
 from collections.abc import Sequence
@@ -14,10 +14,7 @@ _NUM_ORIGINS = 10
 
 
 class Clock:
-    """Marks times cheaply, and later converts the marks to seconds of this host's clock.
-
-    This class is the clock of devices without streams; `DeviceClock` is that of other devices.
-    """
+    """Marks times cheaply, and later converts the marks to seconds of this host's clock."""
 
     def mark(self) -> Any:
         """Return a mark for the end of the work issued so far."""

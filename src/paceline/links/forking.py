@@ -11,8 +11,8 @@ OpenMP requires that the forking thread has not computed in parallel: otherwise 
 forever for OpenMP threads that exist only in its parent. The separate thread lives until the end of
 the `with` block, because the kernel ends the server together with that thread.
 
-Forks have the objects that existed when the `with` block began, in copy-on-write memory. Forks do
-not inherit sockets and pipes. Files open for reading get separate positions in each fork.
+Forks have the objects that existed when the `with` block began, in copy-on-write memory, but no
+sockets and pipes. Files open for reading get separate positions in each fork.
 """
 
 import ctypes
@@ -46,10 +46,9 @@ _CHECK_S = 60.0  # deadline for `main` in a fork; long, because the driver may b
 
 @contextmanager
 def forked_from_here() -> Iterator[None]:
-    """Inside the block, start processes of `module_command` as forks of this process.
+    """Start processes as forks of this process, until the end of the block, which ends them.
 
-    These processes end with the block. Raises InvalidInput if GPUs would not work in a fork, and
-    OSError if the system cannot start processes.
+    Raises InvalidInput if GPUs would not work in a fork, and OSError if no process can start.
     """
     address, listener = listen()
     with listener:
@@ -65,10 +64,7 @@ def forked_from_here() -> Iterator[None]:
 
 
 class _Server:
-    """The fork server, which is a fork of this process, and the thread that forked it.
-
-    The server and its forks end with the thread.
-    """
+    """The fork server, which is a fork of this process, and ends with the thread that forked it."""
 
     def __init__(self, listener: socket.socket) -> None:
         _flush()
@@ -135,10 +131,7 @@ def main() -> None:
 
 
 def _serve(listener: socket.socket, parent: int, mask: Iterable[int]) -> NoReturn:
-    """Fork processes on request; each fork runs its module and ends without exit handlers.
-
-    `mask`: the signals that the user's program has blocked.
-    """
+    """Fork processes on request, which block the signals `mask`, and end without exit handlers."""
     code: object = 1
     try:
         die_with_parent(parent)

@@ -100,10 +100,7 @@ def listen() -> tuple[str, socket.socket]:
 
 
 def serve(listener: socket.socket, environment: Mapping[str, str]) -> None:
-    """Fork processes on request, which run their command and return.
-
-    `environment`: the environment with which the server was started.
-    """
+    """Fork processes on request; `environment` is that with which the server was started."""
     retitle([sys.executable, "-m", "paceline.links.forkserver"])
     request = ForkServer(listener, environment).serve()
     # Imports may set variables that children need, too: sklearn sets KMP_INIT_AT_FORK.

@@ -1,7 +1,4 @@
-"""Start this machine's workers, and ensure that none outlives the run.
-
-Workers read the same environment variables here as under torchrun.
-"""
+"""Start this machine's workers with torchrun's environment; none outlives the run."""
 
 import os
 import socket
@@ -97,10 +94,7 @@ def _environment(rank: int, num_workers: int, port: int) -> dict[str, str]:
 
 
 class _PassedOn(Interruption):
-    """Passes the first signal on to the workers, which then save their state.
-
-    This is needed because a program or scheduler signals only this process.
-    """
+    """Passes the first signal on to the workers, because a scheduler signals only this process."""
 
     def __init__(self, workers: Sequence[Process], store: Store) -> None:
         super().__init__()
@@ -114,10 +108,7 @@ class _PassedOn(Interruption):
 
 
 def _is_saving(store: Store, workers: Sequence[Process], code: int) -> bool:
-    """Return True if all workers have agreed to save their state after a common step.
-
-    If not, pass the signal that ended a worker (`code` - 128) on to the workers; return False.
-    """
+    """Return True if all workers have agreed to save their state; else pass the signal on."""
     if is_agreed(store):
         return True
     for worker in workers:
@@ -130,8 +121,7 @@ def _stop(
 ) -> WorkersFailed:
     """Return the error of a run that a signal ended.
 
-    `passed`: the signal that was passed on to all workers; None if only a worker received a signal.
-    `said`: the line that rank 0 has printed, if any.
+    `passed`: the signal passed on to all workers, if any. `said`: rank 0's last line, if any.
     """
     if said is not None:
         return WorkersFailed(128 + passed if passed else failed[0].poll() or 0, said)

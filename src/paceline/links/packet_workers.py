@@ -110,10 +110,7 @@ class Wire:
 
 @dataclass(eq=False)
 class PacketWorker:
-    """A worker process and its wire.
-
-    `awaited_since_s`: the time since which an answer is awaited, or inf if none is awaited.
-    """
+    """A worker process and its wire; `awaited_since_s`: inf if no answer is awaited."""
 
     number: int
     process: Process

@@ -182,10 +182,9 @@ def start(
 def fork(
     command: Sequence[str], environment: Mapping[str, str], fds: Mapping[int, int], address: str
 ) -> ForkedProcess:
-    """Ask the server at `address` to fork a process for a Python command line.
+    """Ask the server at `address` to fork a process; raise OSError if the server refuses.
 
-    `fds` maps the new process's descriptor numbers to those of this process. Raises OSError if the
-    server refuses.
+    `fds` maps the new process's descriptor numbers to those of this process.
     """
     cores = sorted(os.sched_getaffinity(0))
     request = ForkRequest(list(command), dict(environment), str(Path.cwd()), cores, list(fds))
@@ -256,10 +255,7 @@ def end(
 def output(
     command: Sequence[str], deadline_s: float, termination_s: float = 5.0
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end, and return its exit code and output as text.
-
-    Ends the process and raises TimeoutError if the command runs longer than `deadline_s`.
-    """
+    """Return a command's exit code and output; raise TimeoutError if it exceeds `deadline_s`."""
     # Use files in memory, because a full pipe would block the process until a reader came.
     with _memory_file() as out, _memory_file() as err:
         process = start(command, stdout=out.fileno(), stderr=err.fileno())

@@ -152,7 +152,8 @@ def _initialise(own: Device, timeout: timedelta | None) -> tuple[Store, tuple[Me
     """
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     # Meet first: ranks with different backends would wait for each other forever.
-    store, members = _meet(myself(rank, own.torch_device), world_size, timeout or default_pg_timeout)
+    here = myself(rank, own.torch_device)
+    store, members = _meet(here, world_size, timeout or default_pg_timeout)
     dist.init_process_group(
         own.backend, timeout=timeout, world_size=world_size, rank=rank, store=store
     )
@@ -177,10 +178,7 @@ def _timeout_of(process_group: dist.ProcessGroup | None, device: torch.device) -
 
 
 def device_of_rank() -> torch.device:
-    """Return this rank's GPU, or the CPU if the machine has no GPU.
-
-    Raises InvalidInput if the machine has GPUs, but fewer GPUs than ranks.
-    """
+    """Return this rank's GPU, or the CPU if the machine has no GPU; each rank needs a GPU."""
     found = gpus()
     if not found:
         return torch.device("cpu")
@@ -189,10 +187,7 @@ def device_of_rank() -> torch.device:
 
 
 def check_gpus(num_workers: int, known: int | None = None) -> None:
-    """Raise InvalidInput if this machine has GPUs, but fewer GPUs than workers.
-
-    `known`: the number of GPUs, if it is known.
-    """
+    """Raise InvalidInput if this machine has GPUs, but fewer (`known`) than workers."""
     num_found = num_gpus() if known is None else known
     if 0 < num_found < num_workers:
         hint = "each worker needs one; set CUDA_VISIBLE_DEVICES= to train on CPU cores"

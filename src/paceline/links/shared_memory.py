@@ -91,10 +91,7 @@ def allocate(nbytes: int, what: str = "the gradients") -> int:
 
 
 def share(group: Group, place: LocalRanks, nbytes: int) -> int:
-    """Return a descriptor of new memory that this machine's ranks share.
-
-    Raises InvalidInput on all ranks if a machine cannot allocate the memory.
-    """
+    """Return a descriptor of new memory that this machine's ranks share; all fail together."""
     fd, problem = -1, None
     if group.rank == place.members[0]:
         try:

@@ -48,18 +48,12 @@ def gpus() -> tuple[torch.device, ...]:
 
 
 def first_device() -> torch.device:
-    """Return this process's first GPU, or the CPU if there is no GPU.
-
-    Raises InvalidInput if GPUs exist but are not usable.
-    """
+    """Return this process's first GPU as `gpus` does, or the CPU if there is no GPU."""
     return next(iter(gpus()), torch.device("cpu"))
 
 
 def device_named(name: str) -> torch.device:
-    """Return the torch device with a name such as cpu or cuda:0.
-
-    Raises InvalidInput if the device is not usable.
-    """
+    """Return the torch device with a name such as cpu or cuda:0, if it is usable."""
     try:
         device = torch.device(name)
         torch.empty(0, device=device)

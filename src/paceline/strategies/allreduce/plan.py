@@ -65,10 +65,7 @@ def buckets(ready: Sequence[Layer], bucket_mb: int | None) -> list[Bucket]:
 
 
 def plan(workload: Workload, machine: Machine, config: AllReduce, window: Window) -> Plan:
-    """Plan a window of steps on the first `config.workers` devices.
-
-    Raises InvalidInput if `machine` lacks devices, links or a device's speed with the codec.
-    """
+    """Plan a window of steps on the first `config.workers` devices."""
     devices = machine.first_devices(config.workers)
     exchanges: _Exchanges = ()
     if config.workers > 1:
@@ -85,7 +82,7 @@ def plan(workload: Workload, machine: Machine, config: AllReduce, window: Window
 
 
 def _copied(workload: Workload, devices: Sequence[Device], traffic: int) -> Workload:
-    """Add copies (bytes of `traffic` per gradient byte) to backward, unless all workers are GPUs."""
+    """Add copies (`traffic` bytes per gradient byte) to backward, unless all workers are GPUs."""
     if all(device.kind == DeviceKind.GPU for device in devices):
         return workload
     layers = tuple(

@@ -6,8 +6,8 @@
     host exchange                                    [out 0][out 1][in 1][in 0]
     gpu0 h2d                                                                   [h2d 0]
 
-The drawing shows only the first of several chunks. The latency of one ring over all hosts grows
-with the number of hosts. Rings over groups have the latency of their few members on each level.
+The drawing shows only the first of several chunks. One ring over all hosts would have a latency
+that grows with their number; rings over groups have the latency of their few members.
 
 With `between="servers"` (`core.transfer`) the hosts form the tree of parameter servers of Du et al.
 2017, section 3.4, with synchronous updates. Every host serves a share of the parameters, so no host
@@ -30,10 +30,7 @@ _SERVED = 3  # values that a server keeps per parameter: parameter, gradient sum
 
 
 def plan(workload: Workload, machine: Machine, config: Hierarchy, window: Window) -> Plan:
-    """Plan a window of steps on the first `config.workers` devices, or of all nodes they represent.
-
-    Raises InvalidInput if devices or links are missing.
-    """
+    """Plan a window of steps on the first `config.workers` devices, or the nodes they represent."""
     devices = machine.first_devices(config.workers)
     work = HostStep(ComputeStep(workload, devices), ())
     if config.workers > 1:

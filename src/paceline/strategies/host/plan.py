@@ -12,7 +12,8 @@ is a GPU, the host encodes instead.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from paceline.core import link_fit
 from paceline.core.collective import Coding, Collective, check_encodable
@@ -29,10 +30,7 @@ _ENCODABLE = (4,)  # element size of float32, the only type of sums that can be 
 
 
 def plan(workload: Workload, machine: Machine, config: HostReduce, window: Window) -> Plan:
-    """Plan a window of steps on the first `config.workers` devices.
-
-    Raises InvalidInput if `machine` lacks devices, links or the codec's speed on a host.
-    """
+    """Plan a window of steps on the first `config.workers` devices."""
     devices = machine.first_devices(config.workers)
     work = HostStep(ComputeStep(workload, devices), ())
     if config.workers > 1:
@@ -61,8 +59,7 @@ def memory(workload: Workload, machine: Machine, config: HostReduce) -> Mapping[
     return needed
 
 
-@dataclass(frozen=True)
-class _BetweenHosts:
+class _BetweenHosts(NamedTuple):
     """The tasks of a chunk's all-reduce between hosts, in a ring."""
 
     ring: Collective

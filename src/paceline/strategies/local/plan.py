@@ -38,19 +38,12 @@ _OUTER_STATE = 2  # values kept per parameter: outer parameter and momentum
 def plan(
     workload: Workload, machine: Machine, config: Local, window: Window, *, balanced: bool = False
 ) -> Plan:
-    """Plan a window of rounds with equal batches, or batches `balanced` by the workers' speeds.
-
-    Raises InvalidInput if the model has fewer layers than fragments, or if `machine` lacks devices,
-    links or the codec's speed on a device.
-    """
+    """Plan a window of rounds with equal batches, or batches `balanced` by the workers' speeds."""
     return Plan(_Rounds(workload, machine, config, balanced).tasks(window.num_steps))
 
 
 def memory(workload: Workload, machine: Machine, config: Local) -> Mapping[str, int]:
-    """Return the bytes of each device and host.
-
-    A device has a replica. A host has the outer parameters and momentum of each of its workers.
-    """
+    """Return the bytes of devices (replicas) and hosts (outer parameters and momentum)."""
     devices = machine.first_devices(config.workers)
     needed = dict.fromkeys((device.name for device in devices), replica_nbytes(workload))
     kept = _OUTER_STATE * _FLOAT32_NBYTES * workload.num_parameters
@@ -60,10 +53,7 @@ def memory(workload: Workload, machine: Machine, config: Local) -> Mapping[str, 
 
 
 def fragments_of(workload: Workload, config: Local) -> tuple[tuple[Layer, ...], ...]:
-    """Assign the layers that have parameters to fragments in turn.
-
-    Raises InvalidInput if a fragment would get no layer.
-    """
+    """Assign the layers that have parameters to fragments in turn; each must get a layer."""
     layers = [layer for layer in workload.layers if layer.parameters]
     if len(layers) < config.fragments:
         problem = f"must be at most {len(layers)}, the layers with parameters of {workload.name}"
@@ -74,8 +64,8 @@ def fragments_of(workload: Workload, config: Local) -> tuple[tuple[Layer, ...], 
 def inner_step(workload: Workload, rate: costs.Rate) -> Cost:
     """Return a worker's inner step as a single cost, for a device with the given rate.
 
-    Arithmetic limits some layers, and memory bandwidth limits others. So the returned flops are not
-    the step's flops: they are the seconds of all parts in sequence, times the device's flops/s.
+    The returned flops are the seconds of all parts in sequence, times the device's flops/s, because
+    arithmetic limits some layers, and memory bandwidth limits others.
     """
     step = ComputeStep(workload, ())
     passes = [cost for layer in workload.layers for cost in (layer.forward, layer.backward)]
@@ -122,10 +112,7 @@ class _Work(NamedTuple):
 
 
 class _Rounds:
-    """Makes the tasks of rounds.
-
-    The cost objects are created once, because a plan recognises equal costs by object identity.
-    """
+    """Makes the tasks of rounds, from costs that are made once: a plan compares their identity."""
 
     def __init__(
         self, workload: Workload, machine: Machine, config: Local, balanced: bool

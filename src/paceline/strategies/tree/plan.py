@@ -32,11 +32,8 @@ _SHARE = _ADD_TRAFFIC / _MESSAGE_TRAFFIC
 
 
 def parent(rank: int) -> int | None:
-    """Return the rank that receives a rank's gradients; None for rank 0.
-
-    The parent's rank is the child's rank without its lowest set bit.
-    """
-    return rank & (rank - 1) if rank else None
+    """Return the rank that receives a rank's gradients; None for rank 0."""
+    return rank & (rank - 1) if rank else None  # without the lowest set bit
 
 
 def children(rank: int, world_size: int) -> list[int]:
@@ -57,10 +54,7 @@ class _Edge(NamedTuple):
 
 
 def plan(workload: Workload, machine: Machine, config: Tree, window: Window) -> Plan:
-    """Plan a window of steps on the first `config.workers` devices.
-
-    Raises InvalidInput if devices or links are missing.
-    """
+    """Plan a window of steps on the first `config.workers` devices."""
     devices, nbytes = machine.first_devices(config.workers), workload.gradient_nbytes
     edges = []
     for child, above in _upwards(len(devices)):
