@@ -36,14 +36,12 @@ def process_group(
 ) -> Iterator[Group]:
     """Join the run described by the environment variables of torchrun or Paceline's launcher.
 
-    `device`: the current device inside the block. The default is this rank's GPU, or the CPU if the
-    machine has no GPU.
-    `deadline_s`: the longest wait of a collective.
-    `exchanges_alone`: create a process group even for a single rank.
+    `deadline_s`: the longest wait of a collective. `device`: the current device inside the block,
+    by default as `device_of_rank`. `exchanges_alone`: create a process group even for a single
+    rank. Without RANK in the environment, this process is a run's only rank.
 
-    Without RANK in the environment, this process is a run's only rank. Raises WorkerLost if a peer
-    is lost or does not join, and InvalidInput if the ranks cannot form a group. If the block raises
-    an error but another rank failed first, WorkersFailed is raised instead of that error.
+    Raises WorkerLost if a peer is lost or does not join, and InvalidInput if the ranks cannot form
+    a group. If another rank failed before an error of the block, WorkersFailed replaces the error.
     """
     own = device_of(device_of_rank() if device is None else device)
     # Without `use`, a model's `.cuda()` would create a CUDA context on the first GPU.
@@ -85,11 +83,10 @@ def joined(
 ) -> Group:
     """Return the `Group` of this process in a user's own program.
 
-    Under torchrun, this function initialises torch.distributed (gloo, or NCCL for GPUs) unless the
-    program has done so. Without torch.distributed, this process is the only rank. All ranks of
-    `process_group` must call this function together. `deadline_s` defaults to the process group's
-    timeout. Raises InvalidInput if ranks are on different kinds of devices, and WorkerLost if a
-    rank does not join.
+    Under torchrun, initialises torch.distributed (gloo, or NCCL for GPUs) unless the program has
+    done so. Without torch.distributed, this process is the only rank. All ranks of `process_group`
+    must call this function together. `deadline_s` defaults to the process group's timeout. Raises
+    InvalidInput if ranks are on different kinds of devices, and WorkerLost if a rank does not join.
     """
     own = device_of(device)
     device = own.torch_device
@@ -98,22 +95,16 @@ def joined(
         with own.use():
             _initialise(own, timeout)
     if not dist.is_initialized() or dist.get_world_size(process_group) == 1:
-        alone_s = default_pg_timeout.total_seconds() if deadline_s is None else deadline_s
-        return Group.alone(device, alone_s, process_group)
-    if deadline_s is None:
-        timeout = _timeout_of(process_group, device)
-        deadline_s = timeout.total_seconds()
+        return Group.alone(device, (timeout or default_pg_timeout).total_seconds(), process_group)
+    timeout = timeout or _timeout_of(process_group, device)
     rank, world_size = dist.get_rank(process_group), dist.get_world_size(process_group)
     member, control = myself(rank, device), _gloo_group_of(process_group, timeout)
-    unknown = Group(
-        rank, world_size, device, (member,) * world_size, None, control, deadline_s, process_group
-    )
-    members = tuple(Member(*row) for row in unknown.gather(member))
+    known, deadline_s = (member,) * world_size, timeout.total_seconds()
+    group = Group(rank, world_size, device, known, None, control, deadline_s, process_group)
+    members = tuple(Member(*row) for row in group.gather(member))
     _check_kinds(members)
-    here = members[rank]
-    near = [one for one in members if one.place == here.place]
-    close_connections_in_forks(one.pid for one in near)
-    return replace(unknown, members=members)
+    close_connections_in_forks(one.pid for one in members if one.place == member.place)
+    return replace(group, members=members)
 
 
 def _gloo_group_of(
@@ -161,9 +152,8 @@ def _initialise(own: Device, timeout: timedelta | None) -> tuple[Store, tuple[Me
     try:
         store.wait([f"paceline/joined/{other}" for other in range(world_size)])
     except RuntimeError as error:
-        raise WorkerLost(
-            f"worker {rank} stops: not all of {world_size} workers joined the process group"
-        ) from error
+        problem = f"not all of {world_size} workers joined the process group"
+        raise WorkerLost(f"worker {rank} stops: {problem}") from error
     return store, members
 
 
@@ -197,7 +187,6 @@ def check_gpus(num_workers: int, known: int | None = None) -> None:
 
 def _meet(own: Member, world_size: int, deadline: timedelta) -> tuple[Store, tuple[Member, ...]]:
     """Return the run's store, and the identities that the ranks exchange through the store."""
-    where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     try:
         store, _, _ = next(rendezvous("env://", own.rank, world_size, timeout=deadline))
         if (attempt := os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) != "0":
@@ -209,14 +198,13 @@ def _meet(own: Member, world_size: int, deadline: timedelta) -> tuple[Store, tup
         store.set(f"paceline/member/{own.rank}", json.dumps(own))
         rows = [json.loads(store.get(f"paceline/member/{rank}")) for rank in range(world_size)]
     except ValueError as error:
-        raise InvalidInput(
-            "RANK", f"requires the other environment variables of torchrun: {error}"
-        ) from None
+        problem = f"requires the other environment variables of torchrun: {error}"
+        raise InvalidInput("RANK", problem) from None
     except RuntimeError as error:
-        raise WorkerLost(
-            f"worker {own.rank} stops: not all {world_size} workers joined at {where} within "
-            f"{deadline.total_seconds():g} s"
-        ) from error
+        where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        within = f"at {where} within {deadline.total_seconds():g} s"
+        problem = f"not all {world_size} workers joined {within}"
+        raise WorkerLost(f"worker {own.rank} stops: {problem}") from error
     members = tuple(Member(*row) for row in rows)
     _check_kinds(members)
     return store, members

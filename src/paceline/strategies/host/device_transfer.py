@@ -18,8 +18,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,28 +34,33 @@ from paceline.record.recorder import Recorder, noted
 from paceline.strategies.host.transfer import ExchangeTimes, bytes_of, changed_on_any
 
 
-class _StepTimes(NamedTuple):
+@dataclass
+class _StepTimes:
     """The events of a step on the GPU's streams.
 
-    `end`: after the scatter of the means. `gathers`: before and after each chunk's gathering.
-    `exchanges`: after each chunk's gathering, and after the chunk's copy back.
+    `gathers`: before and after gathering, by chunk. `copied`: after the copy back, by chunk. `end`:
+    after the scatter of the means.
     """
 
-    backward_end: Event
-    end: Event
-    gathers: list[tuple[Event, Event]]
-    exchanges: list[tuple[Event, Event]]
+    gathers: dict[int, tuple[Event, Event]] = field(default_factory=dict)
+    copied: dict[int, Event] = field(default_factory=dict)
+    backward_end: Event = field(init=False)
+    end: Event = field(init=False)
 
     def exposed_s(self) -> float:
         """Return the seconds of gathering, and from the end of backward to `end`."""
-        alone = [*self.gathers, (self.backward_end, self.end)]
+        alone = [*self.gathers.values(), (self.backward_end, self.end)]
         return sum(begin.elapsed_time(end) for begin, end in alone) * 1e-3
 
     def hidden_s(self) -> float:
-        """Return the seconds during backward in which a chunk was exchanged."""
-        first, _ = self.exchanges[0]
+        """Return the seconds during backward in which a chunk was exchanged.
+
+        A chunk's exchange begins after its gathering, so it includes waits for earlier chunks.
+        """
+        exchanges = [(self.gathers[number][1], end) for number, end in sorted(self.copied.items())]
+        first, _ = exchanges[0]
         end_ms = first.elapsed_time(self.backward_end)
-        spans = [(first.elapsed_time(a), first.elapsed_time(b)) for a, b in self.exchanges]
+        spans = [(first.elapsed_time(a), first.elapsed_time(b)) for a, b in exchanges]
         return _covered(((begin, min(end, end_ms)) for begin, end in spans)) * 1e-3
 
 
@@ -90,14 +95,12 @@ class DeviceTransfer:
         self._fetcher = CallThread("fetch", goes_on=True)
         self._posted: list[Future[None]] = []
         self._fetched: list[Future[None]] = []
-        self._gathers: list[tuple[Event, Event]] = []
-        self._begun: dict[int, Event] = {}  # begin of exchanges, by chunk
-        self._ended: dict[int, Event] = {}  # end of copies back, by chunk
-        self._latest: _StepTimes | None = None  # the events of the last step
+        self._now = _StepTimes()
+        self._latest: _StepTimes | None = None  # of the last step, if not yet counted
 
     def begin(self, step: int, chunks: Sequence[Chunk], recorder: Recorder | None) -> None:
         """Begin a step: a thread will copy each chunk back when its sum is ready."""
-        self._gathers, self._begun, self._ended = [], {}, {}
+        self._now = _StepTimes()
         fetches = (partial(self._fetch, step, chunk, recorder) for chunk in chunks)
         self._fetched = [self._fetcher.submit(fetch) for fetch in fetches]
 
@@ -109,9 +112,7 @@ class DeviceTransfer:
         with recorder.pause() if recorder is not None else nullcontext():
             self._gather(chunk)
         gathered = self._device.record(timed=True)
-        self._gathers.append((begin, gathered))
-        # The exchange begins here, so it includes a wait for the copy of an earlier chunk.
-        self._begun[chunk.number] = gathered
+        self._now.gathers[chunk.number] = begin, gathered
         self._to_host.wait_event(gathered)  # and for no later kernels
         with self._device.use(self._to_host):
             with noted(recorder, Kind.D2H, str(chunk.number), alone=True):
@@ -135,7 +136,7 @@ class DeviceTransfer:
 
     def arrive(self) -> None:
         """Wait until all chunks have been copied to the host and posted."""
-        self._backward_end = self._device.record(timed=True)
+        self._now.backward_end = self._device.record(timed=True)
         if error := self._join(self._posted):
             raise error
 
@@ -152,9 +153,8 @@ class DeviceTransfer:
         computing.wait_stream(self._to_device)
         self._scatter(changed_on_any(self._arena, step))
         self._count_latest()  # the GPU has reached all events of the previous step
-        self._free = self._device.record(timed=True)
-        exchanges = [(self._begun[number], self._ended[number]) for number in self._begun]
-        self._latest = _StepTimes(self._backward_end, self._free, self._gathers, exchanges)
+        self._now.end = self._free = self._device.record(timed=True)
+        self._latest = self._now
 
     @torch.no_grad()
     def _scatter(self, changed: Sequence[int]) -> None:
@@ -216,7 +216,7 @@ class DeviceTransfer:
                 bytes_of(chunk, self._buffer).copy_(
                     bytes_of(chunk, self._results[step % 2]), non_blocking=True
                 )
-            self._ended[chunk.number] = self._device.record(timed=True)
+            self._now.copied[chunk.number] = self._device.record(timed=True)
 
 
 def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
