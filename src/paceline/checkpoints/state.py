@@ -7,7 +7,7 @@ anything, it compares names, shapes and types; InvalidInput lists the difference
 
 import logging
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -20,10 +20,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.checkpoints.json_values import Json, copied
-from paceline.checkpoints.tensor_file import Tensors, check_can_be_saved
+from paceline.checkpoints.tensor_file import Tensors, check_can_be_saved, within
 from paceline.core.errors import InvalidInput
 from paceline.core.reading import first_fault
-from paceline.links.devices import device_of
+from paceline.links.devices import Device, device_of
 
 logger = logging.getLogger(__name__)
 
@@ -354,3 +354,35 @@ def restore_random_state(device: torch.device, tensors: Mapping[str, Tensor], va
             "random numbers on %s differ from the checkpoint's, written on another kind of device",
             device,
         )
+
+
+def worker_state(optimizers: Sequence[Optimizer], device: Device) -> tuple[Tensors, Json]:
+    """Return the state of a worker's optimizers, one per thread, and random number generators."""
+    found, random_values = random_state(device.torch_device)
+    tensors = {f"random/{key}": one for key, one in found.items()}
+    values = []
+    for number, optimizer in enumerate(optimizers):
+        own, plain = optimizer_state(optimizer, _numbered(optimizer))
+        tensors |= {f"{number}/{key}": one for key, one in own.items()}
+        values.append(plain)
+    tensors = {name: one.detach().cpu() for name, one in tensors.items()}
+    return tensors, {"optimizers": values, "random": random_values}
+
+
+def load_worker_state(
+    optimizers: Sequence[Optimizer], device: Device, tensors: Tensors, values: Json
+) -> None:
+    """Load the state that `worker_state` returned; raises InvalidInput if the optimizers differ."""
+    for number, (optimizer, plain) in enumerate(zip(optimizers, values["optimizers"], strict=True)):
+        own = within(tensors, f"{number}/")
+        load_optimizer_state(optimizer, _numbered(optimizer), own, plain)
+    restore_random_state(device.torch_device, within(tensors, "random/"), values["random"])
+
+
+def _numbered(optimizer: object) -> list[tuple[str, Tensor]]:
+    """Name the parameters by index, since an optimizer does not know their names."""
+    if not isinstance(optimizer, Optimizer):
+        problem = "must be a torch.optim.Optimizer to be saved"
+        raise InvalidInput("optimizer", problem, got=type(optimizer).__name__)
+    own = (one for group in optimizer.param_groups for one in group["params"])
+    return [(str(number), one) for number, one in enumerate(own)]

@@ -31,7 +31,6 @@ from paceline.links.devices import device_of
 from paceline.links.group import Group
 from paceline.record.recorder import Recorder
 from paceline.strategies.host import transfer
-from paceline.strategies.host.device_transfer import DeviceTransfer
 
 _NO_DISCARD = "a step on several machines cannot be discarded; end the run"
 
@@ -93,10 +92,10 @@ class HostExchange:
         if self._layout is not None:
             self._transfer.close()
         self._layout = layout
-        self._transfer: transfer.CpuTransfer | DeviceTransfer
+        self._transfer: transfer.CpuTransfer | transfer.DeviceTransfer
         if self._device.is_asynchronous:
             deadline_s = self._group.deadline_s
-            self._transfer = DeviceTransfer(self._arena, layout, self._times, deadline_s)
+            self._transfer = transfer.DeviceTransfer(self._arena, layout, self._times, deadline_s)
         else:
             self._transfer = transfer.CpuTransfer(self._arena, layout, self._as_views)
 
