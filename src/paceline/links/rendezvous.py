@@ -1,16 +1,23 @@
-"""Join a run: the ranks exchange their identities and create a process group."""
+"""Join a run: the ranks exchange their identities and create a process group.
+
+    rank 0 ──connection── rank 1          If rank 0 is killed while a fork keeps the connection
+      └ fork ─────┘                       open, rank 1 would wait for rank 0 forever.
+
+So processes that the user's program forks close the connections, which they cannot use anyway.
+"""
 
 import importlib
 import json
 import os
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from itertools import count
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import (
@@ -24,10 +31,10 @@ from torch.distributed.rendezvous import rendezvous
 from paceline.core.errors import InvalidInput, WorkerLost
 from paceline.links.devices import Device, device_of, gpus, num_gpus
 from paceline.links.failures import error_to_raise
-from paceline.links.forks_of_ranks import close_connections_in_forks
 from paceline.links.group import Group, Member, myself
 
 _meetings = count()  # number of groups joined by this process; equal on all ranks of a run
+_peers: set[int] = set()  # process numbers of the other ranks on this machine
 
 
 @contextmanager
@@ -103,8 +110,28 @@ def joined(
     group = Group(rank, world_size, device, known, None, control, deadline_s, process_group)
     members = tuple(Member(*row) for row in group.gather(member))
     _check_kinds(members)
-    close_connections_in_forks(one.pid for one in members if one.place == member.place)
+    near = {one.pid for one in members if one.place == member.place} - {member.pid}
+    if near and not _peers:
+        os.register_at_fork(after_in_child=_close_connections)
+    _peers.update(near)
     return replace(group, members=members)
+
+
+def _close_connections() -> None:
+    """Replace this fork's connections to other ranks by /dev/null."""
+    of_peers = {(one.raddr, one.laddr) for pid in _peers for one in _connections(pid)}
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for one in _connections(os.getpid()):
+        if (one.laddr, one.raddr) in of_peers:
+            os.dup2(nothing, one.fd, inheritable=False)
+    os.close(nothing)
+
+
+def _connections(pid: int) -> Iterable[Any]:
+    try:
+        return psutil.Process(pid).net_connections("tcp")
+    except psutil.Error:  # the process has ended, or belongs to another user
+        return ()
 
 
 def _gloo_group_of(

@@ -10,8 +10,7 @@ waits. Then it takes the outer step and loads the group's parameters. All tasks 
 exchange belong to the round in which the fragment was sent.
 """
 
-from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping
 from itertools import pairwise
 from math import fsum
 from typing import NamedTuple
@@ -22,9 +21,9 @@ from paceline.core.collective import Coding, Collective
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import Device, DeviceKind, Machine
 from paceline.core.plan import Cost, Kind, Lane, Plan, Resource, Task, TaskId
-from paceline.core.step import ComputeStep
+from paceline.core.step import ComputeStep, HostMemory
 from paceline.core.strategy import Window
-from paceline.core.transfer import Ring, Transfer, lanes_of
+from paceline.core.transfer import Ring, Transfer
 from paceline.core.workload import Layer, Workload, replica_nbytes
 from paceline.strategies.local.config import Local
 
@@ -100,7 +99,7 @@ class _Work(NamedTuple):
     """A worker's costs for a fragment; a cost is None if there is no such work.
 
     `overlapped`, `alone`: as in `Turn`. `first`: all inner steps before the run's first fragment is
-    sent. `step`: the outer step. `copy`: a copy between a GPU and its host, in one direction.
+    sent. `step`: the outer step. `d2h`, `h2d`: copies between a GPU and its host.
     """
 
     on: tuple[Resource, ...]
@@ -108,19 +107,18 @@ class _Work(NamedTuple):
     alone: Cost | None
     first: Cost | None
     step: Transfer
-    copy: Cost | None
+    d2h: Transfer | None
+    h2d: Transfer | None
 
 
 class _Rounds:
     """Makes the tasks of rounds, from costs that are made once: a plan compares their identity."""
 
-    def __init__(
-        self, workload: Workload, machine: Machine, config: Local, balanced: bool
-    ) -> None:
+    def __init__(self, workload: Workload, machine: Machine, config: Local, balanced: bool) -> None:
         self.machine, self.devices = machine, machine.first_devices(config.workers)
         fragments = fragments_of(workload, config)
         self.counts = [sum(layer.num_parameters for layer in layers) for layers in fragments]
-        self.num_on_host = Counter(device.host for device in self.devices)
+        self.memory = HostMemory(machine, self.devices)
         rates = costs.Roofline.of(machine).rates
         own = [rates[costs.compute_lane(device.name)] for device in self.devices]
         inner = {rate: inner_step(workload, rate) for rate in dict.fromkeys(own)}
@@ -194,9 +192,9 @@ class _Rounds:
             trained = TaskId(number, Kind.TRAIN, str(fragment), worker)
             yield Task(trained, work.on, alone, ready)
             ready = (trained,)
-        if work.copy is not None:
+        if work.d2h is not None:
             copied = TaskId(number, Kind.D2H, str(fragment), worker)
-            yield Task(copied, self._copying(worker, Lane.D2H), work.copy, ready)
+            yield Task(copied, *work.d2h, ready)
             ready = (copied,)
         return ready
 
@@ -207,32 +205,23 @@ class _Rounds:
         work = self.work[worker][fragment]
         stepped = TaskId(number, Kind.STEP, str(fragment), worker)
         yield Task(stepped, *work.step, after)
-        if work.copy is None:
+        if work.h2d is None:
             return (stepped,)
         copied = TaskId(number, Kind.H2D, str(fragment), worker)
-        yield Task(copied, self._copying(worker, Lane.H2D), work.copy, (stepped,))
+        yield Task(copied, *work.h2d, (stepped,))
         return (copied,)
-
-    def _copying(self, worker: int, lane: Lane) -> tuple[Resource, ...]:
-        device = self.devices[worker]
-        ends = device, self.machine.host_of(device)
-        route = self.machine.route(*(ends if lane is Lane.D2H else ends[::-1]))
-        return Resource(device.name, lane), *lanes_of(route)
 
     def _work(self, config: Local, device: Device, num_steps: int, step: Cost) -> list[_Work]:
         """Return a worker's costs for each fragment, in rounds of `num_steps`."""
-        is_gpu = device.kind is DeviceKind.GPU
-        return [
-            _Work(
-                on=(costs.compute_lane(device.name),),
-                overlapped=_times(step, turn.overlapped),
-                alone=_times(step, turn.alone),
-                first=_times(step, turn.overlapped + turn.alone),
-                step=self._outer_step(device, count),
-                copy=Cost(nbytes=_FLOAT32_NBYTES * count, num_calls=1) if is_gpu else None,
-            )
-            for count, turn in zip(self.counts, turns(config, num_steps), strict=True)
-        ]
+        work, on = [], (costs.compute_lane(device.name),)
+        for count, (overlapped, alone) in zip(self.counts, turns(config, num_steps), strict=True):
+            first = _times(step, overlapped + alone)
+            trains = _times(step, overlapped), _times(step, alone), first
+            copies: tuple[Transfer | None, Transfer | None] = None, None
+            if device.kind is DeviceKind.GPU:
+                copies = self.memory.copies(device, _FLOAT32_NBYTES * count)
+            work.append(_Work(on, *trains, self._outer_step(device, count), *copies))
+        return work
 
     def _outer_step(self, device: Device, count: int) -> Transfer:
         """Return the outer step on `count` values, during which the device does not compute."""
@@ -243,7 +232,7 @@ class _Rounds:
         # On a single-core host, workers step one after another. Otherwise they step in parallel and
         # share the host's memory bandwidth.
         lone_core = costs.lone_core(self.machine.host_of(device))
-        shared = 1 if lone_core else self.num_on_host[device.host]
+        shared = 1 if lone_core else self.memory.num_ranks[device.host]
         lanes = (*costs.copy_lanes(device), *lone_core)
         return Transfer(lanes, Cost(nbytes=shared * nbytes, num_calls=1))
 
