@@ -1,8 +1,7 @@
 """Report in one line why the ranks of a run end.
 
 When a rank fails, the other ranks see only a lost connection. So the first failed rank publishes
-its reason in the run's store. Ranks on other machines print that reason. Ranks on the machine of
-the first failed rank print nothing, because that rank prints its error.
+its reason in the run's store, and prints its error. Ranks on other machines print that reason.
 """
 
 import time
@@ -97,16 +96,15 @@ def _told_by(
     number = _found(store, _LEFT_KEY) or (_found(store, _SIGNALLED_KEY) if lost_in_torch else None)
     if number is not None:
         return WorkersFailed(128 + int(number))
-    reason = f"worker {group.rank} failed: {error}"
+    is_lost, reason = isinstance(error, WorkerLost), str(error)
     if lost_in_torch:
+        is_lost = True
         reason = group.died(lambda: failure(store) is not None) or unknown_peer(error)
-    elif isinstance(error, WorkerLost):
-        reason = str(error)
-    is_lost = lost_in_torch or isinstance(error, WorkerLost)
     is_first = store.add(_FAILED_KEY, 1) == 1
     if is_first:
         if not is_lost:
             store.set(_SPEAKER_KEY, str(group.rank))
+            reason = f"worker {group.rank} failed: {reason}"
         store.set(_FAILURE_KEY, reason)
     if is_lost and (is_first or not _is_said_here(group, store)):
         if lost_in_torch and not is_first:  # repeat the first failed rank's reason

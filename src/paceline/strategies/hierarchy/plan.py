@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import Machine
 from paceline.core.plan import Plan
-from paceline.core.step import ComputeStep, HostMemory, HostStep
+from paceline.core.step import ChunkExchange, ComputeStep, HostMemory, HostStep
 from paceline.core.strategy import Window
 from paceline.core.transfer import Shares, rings
 from paceline.core.workload import Layer, Workload, replica_nbytes
@@ -32,7 +32,7 @@ _SERVED = 3  # values that a server keeps per parameter: parameter, gradient sum
 def plan(workload: Workload, machine: Machine, config: Hierarchy, window: Window) -> Plan:
     """Plan a window of steps on the first `config.workers` devices, or the nodes they represent."""
     devices = machine.first_devices(config.workers)
-    work = HostStep(ComputeStep(workload, devices), ())
+    exchanges: tuple[ChunkExchange, ...] = ()
     if config.workers > 1:
         memory, has_servers = HostMemory(machine, devices), config.between == "servers"
         num_hosts = machine.peers(memory.hosts).num_ranks
@@ -46,15 +46,13 @@ def plan(workload: Workload, machine: Machine, config: Hierarchy, window: Window
             nbytes = sum(layer.gradient_nbytes for layer in layers)
             return Shares(chunk, nbytes, levels, memory.hosts, has_servers, num_servers)
 
-        exchanges = memory.exchanges(
-            workload, config.chunk, between if levels or has_servers else None
-        )
-        work = HostStep(work.compute, exchanges)
-    return Plan.of_steps(work.tasks, window.num_steps)
+        used = between if levels or has_servers else None
+        exchanges = memory.exchanges(workload, config.chunk, used)
+    step = HostStep(ComputeStep(workload, devices), exchanges)
+    return Plan.of_steps(step.tasks, window.num_steps)
 
 
 def _num_servers(config: Hierarchy, num_hosts: int) -> int:
-    """Return the number of hosts that are servers."""
     if config.servers is not None and config.servers > num_hosts:
         raise InvalidInput("servers", f"must be at most {num_hosts} hosts", got=config.servers)
     return config.servers or num_hosts

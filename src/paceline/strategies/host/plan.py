@@ -20,7 +20,7 @@ from paceline.core.collective import Coding, Collective, check_encodable
 from paceline.core.cost import core_lanes
 from paceline.core.machine import DeviceKind, Machine, Station
 from paceline.core.plan import Kind, Plan, Task, TaskId
-from paceline.core.step import ComputeStep, HostMemory, HostStep
+from paceline.core.step import ChunkExchange, ComputeStep, HostMemory, HostStep
 from paceline.core.strategy import Window
 from paceline.core.transfer import Ring, waiting
 from paceline.core.workload import Layer, Workload, replica_nbytes
@@ -32,14 +32,14 @@ _ENCODABLE = (4,)  # element size of float32, the only type of sums that can be 
 def plan(workload: Workload, machine: Machine, config: HostReduce, window: Window) -> Plan:
     """Plan a window of steps on the first `config.workers` devices."""
     devices = machine.first_devices(config.workers)
-    work = HostStep(ComputeStep(workload, devices), ())
+    exchanges: tuple[ChunkExchange, ...] = ()
     if config.workers > 1:
         memory = HostMemory(machine, devices)
-        between = None
-        if machine.peers(memory.hosts).num_ranks > 1:
-            between = _between_hosts(workload, memory, config)
-        work = HostStep(work.compute, memory.exchanges(workload, config.first_chunk, between))
-    return Plan.of_steps(work.tasks, window.num_steps)
+        has_peers = machine.peers(memory.hosts).num_ranks > 1
+        between = _between_hosts(workload, memory, config) if has_peers else None
+        exchanges = memory.exchanges(workload, config.first_chunk, between)
+    step = HostStep(ComputeStep(workload, devices), exchanges)
+    return Plan.of_steps(step.tasks, window.num_steps)
 
 
 def memory(workload: Workload, machine: Machine, config: HostReduce) -> Mapping[str, int]:
@@ -83,8 +83,7 @@ def _between_hosts(
         # If the host's first worker is a GPU, the host encodes the sums, which are in its memory.
         stations: dict[str, tuple[int, Station]] = {}
         for worker, device in enumerate(memory.devices):
-            on_cores = device.kind == DeviceKind.CPU
-            station = device if on_cores else machine.host_of(device)
+            station = device if device.kind == DeviceKind.CPU else machine.host_of(device)
             stations.setdefault(device.host, (worker, station))
         coding = Coding.by(config.codec, dict(stations.values()))
         check_encodable(workload, _ENCODABLE)

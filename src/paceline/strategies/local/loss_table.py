@@ -10,7 +10,6 @@ A row applies to a configuration if all of these hold:
 """
 
 import tomllib
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from importlib import resources
@@ -74,13 +73,8 @@ def variants(workers: int) -> list[Local]:
 
 
 def steps_to_loss(workload: Workload, config: Local) -> StepsToLoss | None:
-    """Return the relative steps to synchronous training's loss; None if no row applies."""
-    return estimate(workload.num_parameters, config, rows())
-
-
-def estimate(num_parameters: int, config: Local, among: Sequence[Row]) -> StepsToLoss | None:
-    """Combine the rows of `among` that apply; return None if there are none."""
-    near = [row for row in among if _is_near(row, num_parameters, config)]
+    """Return the relative steps to synchronous training's loss, by the rows that apply, if any."""
+    near = [row for row in rows() if _is_near(row, workload.num_parameters, config)]
     if config.workers == 1 or not near:
         return None
     models = (
