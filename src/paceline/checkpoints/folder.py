@@ -32,7 +32,7 @@ from torch import Tensor
 
 from paceline.checkpoints import json_values, manifest, tensor_file
 from paceline.checkpoints.json_values import Json
-from paceline.checkpoints.manifest import MANIFEST, ChecksumWriter, Damaged, FileEntry, Manifest
+from paceline.checkpoints.manifest import MANIFEST, Damaged, FileEntry, Manifest
 from paceline.checkpoints.tensor_file import Tensors
 from paceline.core.errors import CheckpointNotWritten, InvalidInput
 from paceline.links.failpoints import reach
@@ -58,8 +58,8 @@ class _Found(NamedTuple):
 class Loaded:
     """A checkpoint whose checksums were verified.
 
-    `names`: the checkpoint's files. `skipped`: path and fault of each damaged checkpoint
-    newer than this one. `written_s`: time of writing, in seconds since the Unix epoch.
+    `names`: its files. `written_s`: seconds since the Unix epoch. `skipped`: path and fault of each
+    newer checkpoint, which is damaged.
     """
 
     path: Path
@@ -135,8 +135,7 @@ class CheckpointFolder:
     def latest(self) -> Loaded | None:
         """Return the newest complete checkpoint; None if the folder has no checkpoints.
 
-        Raises InvalidInput if all checkpoints are damaged, if a checkpoint has a newer format, or
-        if the folder contains only other files.
+        Raises InvalidInput for a newer format, or if all checkpoints are damaged or other files.
         """
         skipped: list[str] = []
         known = self._found()
@@ -264,16 +263,13 @@ def _delete(path: Path) -> None:
 
 def _write_file(path: Path, contents: Contents | bytes) -> FileEntry:
     """Write and fsync a file; return the file's size and checksum."""
+    pieces = [contents] if isinstance(contents, bytes) else tensor_file.encoded(contents)
     with path.open("xb") as file:
-        summed = ChecksumWriter(file)
-        if isinstance(contents, bytes):
-            summed.write(contents)
-        else:
-            tensor_file.write(contents, summed.write)
+        entry = manifest.write_pieces(file, pieces)
         file.flush()
         os.fsync(file.fileno())
     reach("checkpoint.file", file=path.name)
-    return summed.entry
+    return entry
 
 
 def _sync(folder: Path) -> None:

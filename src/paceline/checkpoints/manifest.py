@@ -13,6 +13,7 @@ disk errors and truncated files, but not forgery; it is twice as fast as SHA-256
 import json
 import re
 import zlib
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, BinaryIO
@@ -60,23 +61,14 @@ class Manifest:
     format_version: Annotated[int, Field(ge=_FORMAT)] = _FORMAT
 
 
-class ChecksumWriter:
-    """Writes to a file and computes the checksum of the written bytes."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._nbytes = self._sum = 0
-
-    def write(self, data: bytes | memoryview) -> None:
-        """Write bytes."""
-        self._file.write(data)
-        self._sum = zlib.crc32(data, self._sum)
-        self._nbytes += len(data)
-
-    @property
-    def entry(self) -> FileEntry:
-        """The size and checksum of all bytes written."""
-        return FileEntry(self._nbytes, _digits(self._sum))
+def write_pieces(file: BinaryIO, pieces: Iterable[bytes | memoryview]) -> FileEntry:
+    """Write pieces to a file; return their total size and checksum."""
+    nbytes = checksum = 0
+    for piece in pieces:
+        file.write(piece)
+        checksum = zlib.crc32(piece, checksum)
+        nbytes += len(piece)
+    return FileEntry(nbytes, _digits(checksum))
 
 
 def to_bytes(manifest: Manifest) -> bytes:

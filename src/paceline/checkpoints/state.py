@@ -65,10 +65,7 @@ def check_fits(
 def check_same(
     field: str, what: str, wanted: Mapping[str, object], found: Mapping[str, object]
 ) -> None:
-    """Raise InvalidInput with up to three differences between `wanted` and `found`, if any.
-
-    `wanted`: the run's items. `found`: the checkpoint's items. `what`: the kind, such as "tensor".
-    """
+    """Raise InvalidInput for differences between the run's and the checkpoint's items (`what`)."""
     lines = [f"{what} {name!r} is not in the checkpoint" for name in wanted.keys() - found.keys()]
     lines += [f"{what} {name!r} is in the checkpoint only" for name in found.keys() - wanted.keys()]
     lines += [
@@ -136,9 +133,9 @@ def optimizer_state(
 ) -> tuple[Tensors, Json]:
     """Return an optimizer's state as tensors and plain values.
 
-    `names`: `model.named_parameters()`. A tensor that the optimizer keeps for a parameter is named
-    `state/NAME/KEY`; a tensor among the options of a parameter group is named `group/INDEX/KEY`.
-    Raises InvalidInput for LBFGS, and for state other than tensors and plain values.
+    `names`: `model.named_parameters()`. A parameter's tensor is named `state/NAME/KEY`, a tensor
+    among the options of a parameter group `group/INDEX/KEY`. Raises InvalidInput for LBFGS, and for
+    state other than tensors and plain values.
     """
     tensors, values = _state_of(optimizer, names)
     return tensors, asdict(values)
@@ -314,13 +311,10 @@ def random_state(device: torch.device) -> tuple[Tensors, Json]:
     }
     if (state := device_of(device).random_state()) is not None:
         tensors["device"] = state
+    of_numpy = {key: numpy[key] for key in ("has_gauss", "gauss")}
     values = {
         "python": {"version": version, "gauss": gauss},
-        "numpy": {
-            "position": numpy["state"]["pos"],
-            "has_gauss": numpy["has_gauss"],
-            "gauss": numpy["gauss"],
-        },
+        "numpy": {"position": numpy["state"]["pos"], **of_numpy},
     }
     return tensors, values
 
@@ -350,10 +344,8 @@ def restore_random_state(device: torch.device, tensors: Mapping[str, Tensor], va
         torch.set_rng_state(before[2])
         raise InvalidInput("random", f"has an invalid state in the checkpoint: {error}") from None
     if ("device" in now) != ("device" in tensors):
-        logger.warning(
-            "random numbers on %s differ from the checkpoint's, written on another kind of device",
-            device,
-        )
+        why = "written on another kind of device"
+        logger.warning("random numbers on %s differ from the checkpoint's, %s", device, why)
 
 
 def worker_state(optimizers: Sequence[Optimizer], device: Device) -> tuple[Tensors, Json]:

@@ -54,10 +54,9 @@ class BackgroundWriter:
 
         Tensor `FILE/NAME` is stored as NAME in FILE.safetensors; JSON part NAME is stored in
         NAME.json. If an earlier checkpoint is still being written, the new checkpoint is skipped
-        with a warning. With `wait`, `save` waits for the earlier and the new checkpoint instead.
-        If writing fails, for example on a full disk, the writer only warns. Returns False if the
-        checkpoint was skipped or a wait exceeded the deadline. Raises InvalidInput for an
-        unsupported value.
+        with a warning, or with `wait`, both are waited for. If writing fails, for example on a full
+        disk, the writer only warns. Returns False if the checkpoint was skipped or a wait exceeded
+        the deadline. Raises InvalidInput for an unsupported value.
         """
         self.poll()
         if self.is_writing and not wait:
