@@ -13,7 +13,7 @@ from torch.distributed.distributed_c10d import Store
 
 from paceline.core.errors import InvalidInput, PacelineError, WorkerLost, WorkersFailed
 from paceline.links.failpoints import reach
-from paceline.links.failures import announce_signal, failure, stopped
+from paceline.links.failures import FAILURE, SIGNALLED, STOPPED, publish, published
 from paceline.links.interruption import Interruption, is_agreed
 from paceline.links.processes import TERMINATION_S, Process, end, reason, start, wait
 from paceline.links.signals import EXIT_CODES, blocked, handled_by, participle
@@ -54,11 +54,11 @@ def launch(command: Sequence[str], num_workers: int, port: int = 0) -> None:
             failed = wait(workers, _GRACE_S, partial(_is_saving, store, workers))
         codes = [process.poll() or 0 for process in failed]
         if failed and (passed.number is not None or set(codes) & set(EXIT_CODES)):
-            raise _stop(workers, failed, passed.number, stopped(store))
+            raise _stop(workers, failed, passed.number, published(store, STOPPED))
         if failed:
-            raise _failure(workers, failed, failure(store))
+            raise _failure(workers, failed, published(store, FAILURE))
     finally:
-        announce_signal(store, SIGTERM)
+        publish(store, SIGNALLED, int(SIGTERM))
         end(workers, termination_s=TERMINATION_S)
         del store
 
@@ -102,7 +102,7 @@ class _PassedOn(Interruption):
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         super().__call__(number, frame)
-        announce_signal(self._store, number)
+        publish(self._store, SIGNALLED, number)
         for worker in self._workers:
             worker.send(number)
 

@@ -245,20 +245,16 @@ class LeaderAllReduce:
         )
         self.codec = name_of(compression.codec) if compression else None
         check_same_codec(self.codec, group)
+        self.is_leader = group.rank in arena.leaders
         # Only leaders set the following attributes.
         self._thread: CallThread | None = None
         self._exchanged: Future[None] | None = None  # done when the current step is exchanged
         self.encoded: CodecAllReduce | None = None
-        if group.rank in arena.leaders:
+        if self.is_leader:
             if compression is not None:
                 cpu, deadline_s = torch.device("cpu"), group.deadline_s
                 self.encoded = CodecAllReduce(compression.codec, leaders, cpu, deadline_s)
             self._thread = CallThread("between")
-
-    @property
-    def is_leader(self) -> bool:
-        """Whether this rank exchanges sums on behalf of its machine."""
-        return self._thread is not None
 
     def begin(self, step: int, chunks: tuple[Chunk, ...], recorder: Recorder | None) -> None:
         """Begin a step; each chunk is exchanged as soon as this machine has summed it."""
