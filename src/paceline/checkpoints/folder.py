@@ -5,7 +5,6 @@
             manifest.json          sizes and checksums of all files, and the manifest's checksum
             model.safetensors      tensors, readable with `load_file` of safetensors
             progress.json          plain values
-        step-00001000/
         .partial-3f9a01c2/         being written or removed; never read
         step-00000500.old/         exists only while this step's checkpoint is being replaced
 

@@ -1,7 +1,5 @@
 """Write, read and verify a checkpoint's manifest, a list of files with sizes and checksums.
 
-    "format_version": 1,
-    "step": 500,
     "files": {"model.safetensors": {"nbytes": 119552, "crc32": "9d3c2a10"}},
     "crc32": "5be1f00c"
 

@@ -19,10 +19,9 @@ _CPU = torch.device("cpu")
 class CallThread:
     """A thread that makes calls in order, on a separate stream of the device.
 
-    A ThreadPoolExecutor's thread that waits for a lost rank would keep the process alive, but this
-    thread is a daemon. After a failed call, all later calls fail with the same error, because later
-    collectives would not match those of the other ranks. With `goes_on`, the thread makes later
-    calls despite the failure.
+    Unlike a ThreadPoolExecutor's, a thread that waits for a lost rank does not keep the process
+    alive. Unless it `goes_on`, all calls after a failed call fail with the same error, because later
+    collectives would not match those of the other ranks.
     """
 
     def __init__(self, name: str, device: torch.device = _CPU, *, goes_on: bool = False) -> None:

@@ -6,11 +6,10 @@ A test arms failpoints in the environment, which all processes of a run inherit:
 
     PACELINE_FAILPOINTS='[{"at": "step.done", "worker": 1, "step": 12, "do": "SIGKILL"}]'
 
-`at` is the name of the place, and `do` the action. With `visit` N, only the N-th matching visit in
-a process causes the fault; N starts at 1. All other keys must equal the arguments of `reach`.
-Actions are a signal to this process ("SIGKILL", "SIGSTOP") or to its parent ("parent:SIGKILL"),
-an OSError ("raise"), and a pause until the test continues ("pause:FOLDER", see `Pause` in
-tests/faults.py).
+With `visit` N, only the N-th matching visit in a process causes the fault, from 1. All other keys
+must equal the arguments of `reach`. `do` is a signal to this process ("SIGKILL") or to its parent
+("parent:SIGKILL"), an OSError ("raise"), or a pause until the test continues ("pause:FOLDER", see
+`Pause` in tests/faults.py).
 """
 
 import json

@@ -44,6 +44,11 @@ class Member(NamedTuple):
         """The machine or container of the rank."""
         return self.boot_id, self.pid_namespace
 
+    @property
+    def title(self) -> str:
+        """The rank's name in errors."""
+        return f"worker {self.rank} (process {self.pid})"
+
 
 @dataclass(frozen=True)
 class Group:
@@ -176,7 +181,7 @@ def _names_in(group: Group, states: Sequence[str]) -> str:
         except psutil.NoSuchProcess:
             state = psutil.STATUS_DEAD
         if state in states:
-            found.append(f"worker {one.rank} (process {one.pid})")
+            found.append(one.title)
     return ", ".join(found)
 
 

@@ -4,8 +4,7 @@
     rank 1             step 42 ends: reads the store ─► stops after step 52
 
 Ranks are at most one step apart. Each rank polls the store at the end of a step, at most four times
-a second. The signal may reach one rank or all ranks. If only one rank receives the signal, the
-error names that rank.
+a second. The signal may reach all ranks, or one rank, which the error then names.
 """
 
 import math
@@ -173,5 +172,4 @@ class StopAgreement:
         with suppress(RuntimeError):  # the store's process may have ended
             asked = [one for one in group.members if store.check([f"{_ASKED_KEY}/{one.rank}"])]
             if len(asked) == 1:
-                (one,) = asked
-                self._interruption.worker = f"worker {one.rank} (process {one.pid})"
+                self._interruption.worker = asked[0].title

@@ -1,12 +1,11 @@
 """Worker processes of this machine, which exchange packets over sockets and files in memory.
 
-    with PacketWorkers("package.module", deadline_s) as workers:
-        process, wire = workers.launch(settings, fds)         # python -m package.module WIRE
-        workers.add(PacketWorker(0, process, wire))
-        for worker, message, why in workers.poll():           # why: the reason if a worker is lost
-            ...
+    process, wire = workers.launch(settings, fds)         # python -m package.module WIRE
+    workers.add(PacketWorker(0, process, wire))
+    for worker, message, why in workers.poll():           # why: the reason if a worker is lost
+        ...
 
-    settings, wire = Wire.to_starter(sys.argv[1])             # in the worker
+    settings, wire = Wire.to_starter(sys.argv[1])         # in the worker
 
 A packet takes a tenth of the time of a message over TCP. An empty packet means that the process has
 ended. Messages are pickled: one process has started the other, and both belong to one user.

@@ -4,8 +4,8 @@
     worker   report_signals()                  # writes its signals into the pipe
     hub      signals.poll(names)               # stops the run, and names the worker
 
-If a worker ended at a signal, it would count as lost and the other workers would continue. Ctrl-C
-at a terminal signals hub and workers, but the hub still needs the workers to save their state.
+If a worker ended at a signal, it would count as lost and the others would continue. Ctrl-C at a
+terminal signals hub and workers, but the hub still needs the workers to save their state.
 """
 
 import os

@@ -1,9 +1,6 @@
 """The devices of this process, with one small interface (`Device`) for CPU and GPUs.
 
-    device = device_of(tensor.device)
-    copies = device.new_stream()
-    copies.wait_stream(device.current_stream())
-    with device.use(copies):
+    with (device := device_of(tensor.device)).use(copies):  # a stream
         there.copy_(here, non_blocking=True)
         copied = device.record()
     device.current_stream().wait_event(copied)

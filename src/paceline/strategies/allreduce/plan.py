@@ -8,6 +8,7 @@ has been reduced. The weight update waits for the last bucket. CPU workers copy 
 buckets during backward. With a codec (`core.collective`) they also copy the decoded gradients.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -48,17 +49,16 @@ def buckets(ready: Sequence[Layer], bucket_mb: int | None) -> list[Bucket]:
     capacities = [_MIB, 25 * _MIB] if bucket_mb is None else [bucket_mb * _MIB]
     closed: list[Bucket] = []
     open_: dict[int, Bucket] = {}
-    num_closed: dict[int, int] = {}
+    num_closed = Counter[int]()
     for layer in ready:
         for parameter in layer.parameters:
             group = parameter.element_size
             before = open_.pop(group, Bucket())
             numel = before.num_values + parameter.numel
             bucket = Bucket(before.nbytes + parameter.nbytes, layer.name, numel)
-            number = num_closed.get(group, 0)
-            if bucket.nbytes >= capacities[min(number, len(capacities) - 1)]:
+            if bucket.nbytes >= capacities[min(num_closed[group], len(capacities) - 1)]:
                 closed.append(bucket)
-                num_closed[group] = number + 1
+                num_closed[group] += 1
             else:
                 open_[group] = bucket
     return closed + list(open_.values())

@@ -1,13 +1,4 @@
-"""Estimate the steps that local updates need to reach a loss, from loss_table.toml.
-
-A row applies to a configuration if all of these hold:
-
-- the numbers of parameters differ at most fourfold;
-- the steps per round, and the numbers of workers, differ at most twofold;
-- the outer step is the same;
-- `delay` / `sync_every` of the configuration is at most `delay` / `sync_every` of the row;
-- the configuration has no codec, or a codec that sends all values with at least the row's `bits`.
-"""
+"""Estimate the steps that local updates need to reach a loss, from similar measured runs."""
 
 import tomllib
 from dataclasses import replace
@@ -26,7 +17,8 @@ from paceline.core.wire_format import wire_format
 from paceline.core.workload import Workload
 from paceline.strategies.local.config import Local
 
-_NEAR_MODEL, _NEAR = 2.0, 1.0  # log2 of the largest ratios: of parameters; of steps and workers
+# log2 of the largest ratios: of parameters; of steps per round, and of workers
+_NEAR_MODEL, _NEAR = 2.0, 1.0
 _Count = Annotated[int, Field(ge=1)]
 _Steps = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -87,6 +79,7 @@ def steps_to_loss(workload: Workload, config: Local) -> StepsToLoss | None:
 
 
 def _is_near(row: Row, num_parameters: int, config: Local) -> bool:
+    """Return True if the row's outer step is the same, and its exchanges are no more precise."""
     outer = config.outer, config.outer_learning_rate, config.outer_momentum, config.mixing
     if outer != (row.outer, None, None, None):
         return False
