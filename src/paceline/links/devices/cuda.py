@@ -5,7 +5,7 @@ import select
 import signal
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
 
@@ -113,6 +113,7 @@ class CudaDevice(Device):
     def use(self, stream: Stream | None = None) -> Iterator[None]:
         """Make this GPU, and optionally one of its streams, current within the block."""
         assert stream is None or isinstance(stream, torch.cuda.Stream)
+        own: AbstractContextManager[object]
         own = nullcontext() if stream is None else torch.cuda.stream(stream)
         # `own` alone would restore only the stream of the previously current device.
         with torch.cuda.device(self.torch_device), own:
