@@ -20,7 +20,7 @@ class CallThread:
     """A thread that makes calls in order, on a separate stream of the device.
 
     Unlike a ThreadPoolExecutor's, a thread that waits for a lost rank does not keep the process
-    alive. Unless it `goes_on`, all calls after a failed call fail with the same error, because later
+    alive. Unless it `goes_on`, all calls after a failed call fail with the same error, since later
     collectives would not match those of the other ranks.
     """
 
