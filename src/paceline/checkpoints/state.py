@@ -126,8 +126,6 @@ class _OptimizerValues:
     state: dict[str, _Values]
 
 
-
-
 def optimizer_state(
     optimizer: Optimizer, names: Iterable[tuple[str, Tensor]]
 ) -> tuple[Tensors, Json]:
