@@ -3,9 +3,9 @@
 import sys
 
 
-def run(code: str, *_: str) -> None:
+def run(code: str = "", *_: str) -> None:
     """Run code that sees its own arguments; tests replace this function."""
-    del sys.argv[1]
+    del sys.argv[1:2]
     exec(code, {"__name__": "__main__"})
 
 
