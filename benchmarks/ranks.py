@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from figures import spread
 from paceline.links.cores import physical_cores
 from paceline.links.group import Group
 from paceline.links.launch import launch
+from paceline.links.processes import module_command
 
 DEADLINE_S = 120.0
 _USABLE = os.sched_getaffinity(0)
@@ -36,7 +36,7 @@ def on_ranks(
     with tempfile.TemporaryDirectory() as temporary:
         output = Path(temporary) / "figures.json"
         program = Path(__file__).with_name("rank.py")
-        command = [sys.executable, str(program), str(folder), part, str(output)]
+        command = module_command(str(program), str(folder), part, str(output))
         options = [f"--gpus={num_gpus}", *(["--quick"] if quick else [])]
         options += [] if case is None else [f"--case={case}"]
         launch([*command, *options], num_ranks)

@@ -7,7 +7,8 @@ from processes import Finished
 LAUNCH = """
 import sys
 from paceline.links.launch import launch
-launch([sys.executable, *sys.argv[2:]], int(sys.argv[1]))
+from paceline.links.processes import module_command
+launch(module_command(*sys.argv[2:]), int(sys.argv[1]))
 """
 
 # Output of a rare failure in torch's process group on CPUs: while Python exits, a thread that frees

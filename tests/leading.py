@@ -8,9 +8,35 @@ In a forked process, the new fork server inherits the imports of this process.
 import os
 import signal
 import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
 
 from paceline.links import forkserver
 from paceline.native import die_with_parent
+
+
+def handle_as_python() -> None:
+    """Handle signals as a new Python program does."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
+
+
+def run(command: Sequence[str]) -> None:
+    """Run a Python command line: `-m MODULE ...`, `-c CODE ...` or a file."""
+    handle_as_python()
+    what, *arguments = command[1:]
+    if what == "-m":
+        sys.path[0] = str(Path.cwd())
+        forkserver.run_module(arguments)
+    elif what == "-c":
+        sys.argv = [what, *arguments[1:]]
+        sys.path[0] = ""
+        main_module = sys.modules["__main__"] = ModuleType("__main__")
+        exec(compile(arguments[0], "<string>", "exec"), main_module.__dict__)
+    else:
+        forkserver.run_module(command[1:])
 
 
 def main() -> None:
@@ -30,7 +56,7 @@ def main() -> None:
     else:
         listener.close()
         forkserver.retitle(command)
-        forkserver.run(command)
+        run(command)
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ class _Rank:
     """A rank's process, and the connection to it."""
 
     def __init__(self, number: int, environment: dict[str, str]) -> None:
-        from paceline.links.processes import fork
+        from paceline.links.processes import fork, module_command
         from processes import fork_server
 
         self.number = number
@@ -78,7 +78,7 @@ class _Rank:
         own_end, its_end = socket.socketpair()
         self.connection = Connection(own_end.detach())
         with its_end, Path(os.devnull).open() as nothing:
-            command = [sys.executable, __file__, "3"]
+            command = module_command(__file__, "3")
             files = enumerate((nothing, self.log, self.log, its_end))
             fds = {number: file.fileno() for number, file in files}
             self.process = fork(command, environment, fds, fork_server())
@@ -384,9 +384,11 @@ def _restored() -> Iterator[None]:
 
 
 def main() -> None:
+    from leading import handle_as_python
     from paceline.links.devices import gpus
     from simulated_gpu import instead as instead
 
+    handle_as_python()
     faulthandler.enable()  # SIGABRT prints the stack of a hanging rank
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)

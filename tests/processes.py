@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from paceline.links import forkserver
-from paceline.links.processes import KEEPING_MEMORY, fork
+from paceline.links.processes import KEEPING_MEMORY, fork, module_command
 
 DEADLINE_S = 600.0  # for hanging commands; no test fails for being slow
 ENDING_S = 30.0  # time for the kernel to end processes on a busy machine
@@ -142,7 +142,7 @@ class _Forked:
         self.args = command
         (out, stdout), (err, stderr) = os.pipe(), os.pipe()
         try:
-            leading = [sys.executable, str(LEADING), str(cwd), *command]
+            leading = module_command(str(LEADING), str(cwd), *command)
             fds = {0: _nothing(), 1: stdout, 2: stderr}
             self._forked = fork(leading, environment, fds, fork_server())
         finally:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from paceline.exchange.step import OF_CLASSES, Learning, Share
-from paceline.links.clock import HostClock
+from paceline.links.clock import Clock
 from paceline.links.rendezvous import joined
 from paceline.record.recorder import Recorder
 from paceline.strategies.subbatch.build import split
@@ -56,7 +56,7 @@ class Split:
         inputs = example(self.size)
         workload = describe(build(), inputs, "net")
         self.model = split(build, workload, self.config, self.group, SEED, inputs)
-        recorder = Recorder(HostClock(), f"cpu{self.rank}", self.rank)
+        recorder = Recorder(Clock(), f"cpu{self.rank}", self.rank)
         self.trainer = SplitTrainer(
             *(self.model, self.config, self.group, recorder),
             lambda module: make(module.parameters()),

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.links.files.writing import written_whole
+from paceline.links.files import written_whole
 
 Values = NDArray[np.float32]
 Random = np.random.Generator

@@ -1,6 +1,7 @@
 """Plans of strategy local against closed forms: rounds, exchanges, uneven workers, fragments."""
 
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -21,7 +22,7 @@ from paceline.records.result import PlanRow
 from paceline.strategies import find_strategy
 from paceline.strategies.local import STRATEGY, loss_table
 from paceline.strategies.local.config import Local
-from paceline.strategies.local.loss_table import Row, estimate, rows
+from paceline.strategies.local.loss_table import Row, rows, steps_to_loss
 from paceline.strategies.local.plan import (
     fragments_of,
     inner_step,
@@ -249,6 +250,7 @@ def test_unsupported_configurations_are_refused(machine, config, field):
         plan(two_layers(), machine, config, Window(1))
 
 
+MILLION = SimpleNamespace(num_parameters=1_000_000)
 ROW = Row(
     parameters=1_000_000,
     sync_every=100,
@@ -286,14 +288,16 @@ ROW = Row(
         (Local(workers=1), {"workers": 1}, False),
     ],
 )
-def test_steps_to_a_loss_are_known_near_measured_configurations(config, row, is_near):
-    found = estimate(1_000_000, config, [replace(ROW, **row)])
+def test_steps_to_a_loss_are_known_near_measured_configurations(monkeypatch, config, row, is_near):
+    monkeypatch.setattr(loss_table, "rows", lambda: [replace(ROW, **row)])
+    found = steps_to_loss(MILLION, config)
     assert (found is not None) is is_near
 
 
-def test_steps_to_a_loss_are_a_range_over_all_near_rows():
+def test_steps_to_a_loss_are_a_range_over_all_near_rows(monkeypatch):
     other = replace(ROW, sync_every=50, steps=1.0, low=0.9, high=1.2, model="an MLP", seeds=1)
-    found = estimate(1_000_000, Local(), [ROW, other])
+    monkeypatch.setattr(loss_table, "rows", lambda: [ROW, other])
+    found = steps_to_loss(MILLION, Local())
     assert (found.median, found.low, found.high) == pytest.approx((1.1, 0.9, 1.4))
     assert numbers(of_learning(found))[:3] == [1.1, 0.9, 1.4]
     assert all(row.low <= row.steps <= row.high for row in rows())

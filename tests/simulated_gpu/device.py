@@ -28,10 +28,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.profiler import ProfilerActivity
 
 from paceline.core.machine import DeviceKind
-from paceline.links.devices.device import Event, Stream
+from paceline.links.devices import Device, Event, Stream
 from simulated_gpu.guard import guard
 from simulated_gpu.ordering import Access, Block, Clock, merge
 
@@ -73,8 +72,7 @@ class SimulatedEvent:
         self.reached = threading.Event()
         self.reached_s = 0.0
 
-    @property
-    def is_reached(self) -> bool:
+    def query(self) -> bool:
         """Whether the event is reached; only `synchronize` orders later work after the event."""
         return self.reached.is_set()
 
@@ -96,12 +94,12 @@ class SimulatedEvent:
             merge(self._device.host_clock, self.clock)
             self._device.commands["sync"] += 1
 
-    def seconds_after(self, earlier: Event) -> float:
-        """Return the seconds between two reached events."""
-        assert isinstance(earlier, SimulatedEvent)
-        if not (self.reached.is_set() and earlier.reached.is_set()):
+    def elapsed_time(self, end_event: Event, /) -> float:
+        """Return the milliseconds between two reached events."""
+        assert isinstance(end_event, SimulatedEvent)
+        if not (self.reached.is_set() and end_event.reached.is_set()):
             raise RuntimeError("an event is not reached yet, so that its time is unknown")
-        return self.reached_s - earlier.reached_s
+        return (end_event.reached_s - self.reached_s) * 1e3
 
 
 class SimulatedStream:
@@ -154,7 +152,7 @@ class SimulatedStream:
         """Queue a function without a check for races."""
         self._queue.put(_Work(call))
 
-    def record(self, *, timed: bool = False) -> SimulatedEvent:
+    def record(self) -> SimulatedEvent:
         """Return an event that is reached after all queued work of this stream."""
         with self.device.lock:
             merge(self.clock, self.device.host_clock)
@@ -162,16 +160,17 @@ class SimulatedStream:
             self._queue.put(_Work(event.happen))
         return event
 
-    def wait(self, event: Event) -> None:
+    def wait_event(self, event: Event, /) -> None:
         """Make later work of this stream wait for the event."""
         assert isinstance(event, SimulatedEvent)
         with self.device.lock:
             merge(self.clock, event.clock)
             self._queue.put(_Work(nothing, after=event.reached))
 
-    def wait_stream(self, other: Stream) -> None:
+    def wait_stream(self, stream: Stream, /) -> None:
         """Make later work of this stream wait for all queued work of the other stream."""
-        self.wait(other.record())
+        assert isinstance(stream, SimulatedStream)
+        self.wait_event(stream.record())
 
     def synchronize(self) -> None:
         """Wait on the host for all queued work of this stream; raise the device's first error."""
@@ -202,7 +201,7 @@ def nothing() -> None:
     """Do nothing."""
 
 
-class SimulatedDevice:
+class SimulatedDevice(Device):
     """A simulated GPU.
 
     `delays(stream, what)`: returns the seconds of delay before a piece of work; by default they
@@ -212,12 +211,9 @@ class SimulatedDevice:
     kind = DeviceKind.GPU
     is_asynchronous = True
     name = "simulated on the host's memory"
-    backend = "gloo"
-    has_triton = False
-    profiled: tuple[ProfilerActivity, ...] = ()
 
     def __init__(self, index: int) -> None:
-        self.torch_device = torch.device(NAME, index)
+        super().__init__(torch.device(NAME, index))
         self.lock = threading.RLock()
         self.host_clock: Clock = {}
         self.errors: list[Exception] = []
@@ -243,6 +239,14 @@ class SimulatedDevice:
         """Return this thread's current stream."""
         number: int = guard().get_stream(self.torch_device.index)
         return self._streams[number]
+
+    def record(self, *, timed: bool = False) -> SimulatedEvent:
+        """Record an event in the current stream."""
+        return self.current_stream().record()
+
+    def keep(self, tensor: Tensor) -> None:
+        """Keep a tensor's memory until the current stream has finished its queued work."""
+        self.current_stream().keep(tensor)
 
     @contextmanager
     def use(self, stream: Stream | None = None) -> Iterator[None]:
@@ -272,10 +276,6 @@ class SimulatedDevice:
         """Wait until all work of all streams is done; raise no error."""
         for event in [stream.record() for stream in self._streams.values()]:
             event.await_reached()
-
-    def memory_nbytes(self) -> tuple[int, int] | None:
-        """Return None, because tensors are in host memory."""
-        return None
 
     def limit_memory(self, nbytes: int) -> None:
         """Do nothing, because tensors are in host memory."""
@@ -308,13 +308,6 @@ class SimulatedDevice:
             self._pinned[address] = address + found.nbytes, Block()
             weakref.finalize(found.untyped_storage(), self._pinned.pop, address)
         return found
-
-    def random_state(self) -> Tensor | None:
-        """Return None, because the host generates random numbers."""
-        return None
-
-    def set_random_state(self, state: Tensor) -> None:
-        """Do nothing."""
 
     def report(self, race: str | None) -> None:
         """Store a race, if any; the host's next wait or queued work raises it."""

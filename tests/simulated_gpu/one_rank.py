@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from paceline.exchange.layout import Layout, NamedParameter
 from paceline.links.arena import Arena, Segment
 from paceline.links.group import Group
-from paceline.strategies.host.device_transfer import DeviceTransfer
-from paceline.strategies.host.transfer import ExchangeTimes
+from paceline.strategies.host.transfer import DeviceTransfer, ExchangeTimes
 from simulated_gpu.device import SimulatedDevice
 
 DEADLINE_S = 30.0

@@ -187,7 +187,7 @@ def _register() -> None:
         return number
 
     def wait(event: int, device: int, stream: int) -> None:
-        _devices[device].stream(stream).wait(events[event])
+        _devices[device].stream(stream).wait_event(events[event])
 
     set_calls(record, wait)
     # The interpreter's exit kills threads; killing one inside torch would abort the process.

@@ -41,9 +41,9 @@ def test_a_call_returns_before_its_work_is_done(device):
     event = device.current_stream().record()
     assert here.isnan().all()
     assert not device.has_arrived(here)
-    assert not event.is_reached
+    assert not event.query()
     event.synchronize()
-    assert event.is_reached
+    assert event.query()
     assert device.has_arrived(here)
     assert torch.equal(here, torch.ones(8))
 
@@ -109,7 +109,7 @@ def test_all_kinds_of_wait_synchronize(device, way):
     if way == "wait_stream":
         beside.wait_stream(own)
     elif way == "event":
-        beside.wait(own.record())
+        beside.wait_event(own.record())
     elif way == "synchronize":
         own.synchronize()
     else:
@@ -125,7 +125,7 @@ def test_an_event_orders_only_work_queued_before_it(device):
     first = ones(device)
     event = own.record()
     second = ones(device)
-    beside.wait(event)
+    beside.wait_event(event)
     with device.use(beside):
         first.add_(1)
         with pytest.raises(RaceError):

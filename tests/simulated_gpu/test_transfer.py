@@ -15,8 +15,8 @@ from torch import nn
 from paceline.core.errors import InvalidInput, StepDiscarded
 from paceline.exchange.layout import Chunk, Layout, NamedParameter
 from paceline.links.group import Group
-from paceline.strategies.host.device_transfer import _covered, bytes_of
 from paceline.strategies.host.exchange import HostExchange
+from paceline.strategies.host.transfer import _covered, bytes_of
 from refusals import refused
 from simulated_gpu.device import SimulatedDevice
 from simulated_gpu.lent import simulated_gpus

@@ -23,8 +23,7 @@ from paceline.core.errors import InvalidInput, PacelineError, shown
 from paceline.core.plan import Kind
 from paceline.core.reading import read_json, read_record, read_toml
 from paceline.core.timeline import Span
-from paceline.links.files.reading import read_file
-from paceline.links.files.writing import write_text, written_whole
+from paceline.links.files import read_file, write_text, written_whole
 from paceline.measure.device_profile import PerSecond, Seconds
 from paceline.record.worker_trace import check_spans
 from paceline.rpc.value_checks import NormCheck, norm_of

@@ -31,7 +31,7 @@ def test_the_library_reads_tensors_of_all_types_and_layouts(data) -> None:
     with tempfile.TemporaryDirectory() as place:
         path = Path(place) / "file"
         with path.open("wb") as file:
-            tensor_file.write(tensors, file.write)
+            file.writelines(tensor_file.encoded(tensors))
         found = load_file(path)
         with safe_open(path, "pt") as opened:
             assert opened.metadata() == {"format": "pt"}
@@ -47,7 +47,7 @@ def test_the_library_reads_tensors_of_all_types_and_layouts(data) -> None:
 def test_a_tensor_of_several_pieces_is_written_whole(tmp_path: Path) -> None:
     large = torch.arange(3 * 2**20 // 8 + 5)
     with (tmp_path / "file").open("wb") as file:
-        tensor_file.write({"large": large}, file.write)
+        file.writelines(tensor_file.encoded({"large": large}))
     assert torch.equal(load_file(tmp_path / "file")["large"], large)
 
 

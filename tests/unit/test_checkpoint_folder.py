@@ -1,7 +1,9 @@
 """Checkpoint folders survive damage, killed writers and full disks."""
 
+import json
 import math
 import os
+import re
 import resource
 import shutil
 import signal
@@ -18,7 +20,6 @@ from torch import Tensor
 from faults import failpoints
 from paceline.checkpoints import manifest
 from paceline.checkpoints.folder import CheckpointFolder, Loaded
-from paceline.checkpoints.manifest import FileEntry, Manifest
 from paceline.core.errors import CheckpointNotWritten
 from refusals import refused
 
@@ -194,12 +195,14 @@ def test_a_folder_of_another_steps_name_is_damaged(written: Path) -> None:
 # Other files and folders
 
 
-def forge(folder: Path, own: Manifest) -> None:
-    (folder / "manifest.json").write_bytes(manifest.to_bytes(own))
+def forge(folder: Path, **fields: object) -> None:
+    known = {"format_version": 1, "step": 2, "files": {}} | fields
+    head = json.dumps(known, indent=1).removesuffix("\n}").encode() + b",\n"
+    (folder / "manifest.json").write_bytes(head + manifest._last_line(head))
 
 
 def test_a_newer_format_is_refused(written: Path) -> None:
-    forge(written / NEWEST, Manifest(2, {}, format_version=2))
+    forge(written / NEWEST, format_version=2)
     with refused(written / NEWEST) as caught:
         CheckpointFolder(written).latest()
     assert caught.value.hint
@@ -209,9 +212,9 @@ def test_a_newer_format_is_refused(written: Path) -> None:
     "name", ["../model.safetensors", "/etc/passwd", "..", "a/b.json", ".json", "manifest.json", "x"]
 )
 def test_no_other_file_is_read_or_written(written: Path, name: str) -> None:
-    forge(written / NEWEST, Manifest(2, {name: FileEntry(0, "00000000")}))
+    forge(written / NEWEST, files={name: {"nbytes": 0, "crc32": "00000000"}})
     assert repr(name) in skipped(written)
-    with refused(repr(name)):
+    with pytest.raises(ValueError, match=re.escape(repr(name))):
         CheckpointFolder(written).write(3, {name: {}})
     assert names(written) == ["step-00000001", NEWEST]
 
@@ -242,8 +245,6 @@ def test_a_folder_with_other_files_is_refused(tmp_path: Path, original: Path) ->
     for path in (tmp_path, tmp_path / "holiday.jpg", original / "step-00000001"):
         with refused(path):
             CheckpointFolder(path).latest()
-    with refused("keep"):
-        CheckpointFolder(tmp_path, keep=0)
 
 
 def test_a_missing_json_part_is_refused_and_missing_tensors_are_empty(original: Path) -> None:

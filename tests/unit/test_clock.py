@@ -14,7 +14,7 @@ from paceline.core.machine import DeviceKind
 from paceline.core.plan import Kind
 from paceline.core.timeline import Span
 from paceline.links import clock as module
-from paceline.links.clock import DeviceClock, HostClock, clock_for
+from paceline.links.clock import Clock, DeviceClock, clock_for
 from paceline.links.group import Group
 from paceline.measure.device_profile import DeviceProfile, HubLink, profile_device
 from paceline.measure.timing import Rounds, rounds_of_all, unrest_of, unrest_of_traced
@@ -32,21 +32,18 @@ class CountsInFloat32:
 
     def synchronize(self) -> None: ...
 
-    def current_stream(self) -> "CountsInFloat32":
-        return self
-
     def record(self, *, timed: bool = False) -> SimpleNamespace:
         assert timed
         reached_s = self.now_s
 
-        def seconds_after(earlier: SimpleNamespace) -> float:
-            return float(np.float32((reached_s - earlier.reached_s) * 1e3)) * 1e-3
+        def elapsed_time(end: SimpleNamespace) -> float:
+            return float(np.float32((end.reached_s - reached_s) * 1e3))
 
         def synchronize() -> None:
             self.now_s += next(self.late_s, 0.0)
 
         return SimpleNamespace(
-            reached_s=reached_s, seconds_after=seconds_after, synchronize=synchronize
+            reached_s=reached_s, elapsed_time=elapsed_time, synchronize=synchronize
         )
 
 
@@ -91,7 +88,7 @@ def test_a_cpu_has_the_monotonic_clock_and_a_gpu_its_own():
     before = time.monotonic()
     (mark,) = clock.seconds([clock.mark()])
     assert before - 1e-6 <= mark <= time.monotonic() + 1e-6
-    assert isinstance(clock, HostClock)
+    assert isinstance(clock, Clock)
     (simulated,) = devices(1)
     assert isinstance(clock_for(simulated.torch_device), DeviceClock)
 

@@ -21,7 +21,7 @@ from paceline.exchange.replica import SingleReplica
 from paceline.exchange.session import TrainingSession
 from paceline.exchange.setup import TrainingSetup, epochs_of, share_batches
 from paceline.exchange.step import SGD, shares, train_step
-from paceline.links.clock import HostClock
+from paceline.links.clock import Clock
 from paceline.record.recorder import Recorder
 from paceline.strategies.host import STRATEGY
 from paceline.strategies.host.config import HostReduce
@@ -59,7 +59,7 @@ def test_unequal_shares_give_the_gradient_of_the_whole_batch(num_samples, batch_
         model.load_state_dict(start.state_dict())
         # With a learning rate of one, a step is the gradient.
         optimizer = SGD(learning_rate=1.0, momentum=0.0).optimizer(model)
-        losses.append(train_step(model, optimizer, source, Recorder(HostClock(), "cpu0", number)))
+        losses.append(train_step(model, optimizer, source, Recorder(Clock(), "cpu0", number)))
         steps.append((start.weight - model.weight, start.bias - model.bias))
         mine = next(iter(batches))
         indices += mine
@@ -152,7 +152,7 @@ def run(
     )
     settings = TrainSettings(model="toy", strategy="host")
     session = TrainingSession(settings, STRATEGY, HostReduce(1), "run", group, progress)
-    recorder = Recorder(clock or HostClock(), "cpu0", 0)
+    recorder = Recorder(clock or Clock(), "cpu0", 0)
 
     class Watched(SingleReplica):
         closed = 0

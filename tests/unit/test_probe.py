@@ -8,7 +8,7 @@ from boxes import box
 from paceline.core.machine import Machine
 from paceline.exchange.replica import Probe
 from paceline.exchange.replicas import prober
-from paceline.links.devices.host import HostDevice
+from paceline.links.devices import Device
 from paceline.links.group import Group
 from paceline.measure.devices import CodecFigures, DeviceFigures
 from paceline.measure.this_machine import facts
@@ -176,7 +176,7 @@ def test_gpus_have_links_to_their_host_and_to_gpus_that_they_reach(links, monkey
         assert link.bandwidth_bytes_per_s == pytest.approx(8e9, rel=0.01)
         assert link.latency_s == pytest.approx(1e-5, rel=0.01)
         assert link.source.startswith("measured somehow")
-    monkeypatch.setattr(HostDevice, "reaches", lambda *devices: False)
+    monkeypatch.setattr(Device, "reaches", lambda *devices: False)
     assert list(links._between_peers()) == []
 
 

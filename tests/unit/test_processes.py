@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -44,22 +45,22 @@ def served(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(forkserver.ADDRESS, server)
 
 
+@pytest.fixture(autouse=True)
+def path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(forked.__file__).parent))
+
+
+def running(code: str, *arguments: object) -> list[str]:
+    return module_command("forked", code, *map(str, arguments))
+
+
 @pytest.fixture(params=["started", "served", "forked"])
 def command(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
     """Build a command that runs some code, for each way to start a process."""
     if request.param == "served":
         monkeypatch.setenv(forkserver.ADDRESS, request.getfixturevalue("server"))
-    if request.param != "forked":
-        yield python
-        return
-
-    def run(code: str, *_: str) -> None:
-        del sys.argv[1]
-        exec(code, {"__name__": "__main__"})
-
-    monkeypatch.setattr(forked, "run", run)
-    with forked_from_here():
-        yield lambda code, *arguments: module_command("forked", code, *map(str, arguments))
+    with forked_from_here() if request.param == "forked" else nullcontext():
+        yield running
 
 
 def num_descriptors() -> int:
@@ -123,7 +124,7 @@ def test_environment_folder_and_cores_are_those_of_the_caller(
     os.sched_setaffinity(0, {min(own)})
     with os.fdopen(os.memfd_create("said"), "w+b") as said:
         try:
-            process = start(command(code), environment={"TWO": "2"}, stdout=said)
+            process = start(command(code), environment={"TWO": "2"}, stdout=said.fileno())
         finally:
             os.sched_setaffinity(0, own)
         end([process], wait_s=DEADLINE_S)
@@ -170,7 +171,7 @@ def test_each_process_draws_other_random_numbers(command: Command) -> None:
 def test_a_process_that_ignores_sigterm_is_killed() -> None:
     code = "import os, signal; signal.signal(15, signal.SIG_IGN); os.write(1, b'!'); signal.pause()"
     readable, writable = os.pipe()
-    process = start(python(code), stdout=writable)
+    process = start(running(code), stdout=writable)
     assert os.read(readable, 1) == b"!"
     end([process], termination_s=0.1)
     assert process.poll() == -signal.SIGKILL
@@ -180,7 +181,7 @@ def test_a_process_that_ignores_sigterm_is_killed() -> None:
 
 def test_after_the_first_failure_other_processes_have_a_grace_period() -> None:
     codes = ("raise SystemExit(2)", FOREVER, "")
-    failing, sleeping, well = processes = [start(python(code)) for code in codes]
+    failing, sleeping, well = processes = [start(running(code)) for code in codes]
     assert wait(processes, grace_s=0.2) == [failing]
     assert sleeping.poll() is None
     end(processes, wait_s=0.0)
@@ -209,7 +210,7 @@ print("over", flush=True)
 
 
 def test_a_signal_waits_for_a_start_even_if_another_thread_receives_it() -> None:
-    assert output(python(HOLDING), DEADLINE_S).stdout.split() == ["started", "handled", "over"]
+    assert output(running(HOLDING), DEADLINE_S).stdout.split() == ["started", "handled", "over"]
 
 
 # A process ends with its parent
@@ -221,9 +222,9 @@ child = start(module_command("waits", "argument"))
 SERVED = """
 import os, sys
 from paceline.links import forkserver
-from paceline.links.processes import KEEPING_MEMORY, start
+from paceline.links.processes import KEEPING_MEMORY, module_command, start
 with forkserver.open_server(("json",), KEEPING_MEMORY | os.environ):
-    child = start([sys.executable, "-c", "import signal; signal.pause()"])
+    child = start(module_command("forked", "import signal; signal.pause()"))
     print(child.pid, int(open(f"/proc/{child.pid}/stat").read().split()[3]), flush=True)
     signal.pause()
 """
@@ -276,7 +277,7 @@ def test_commands_that_no_server_can_start_are_started_directly(request, monkeyp
     if name == "OMP_NUM_THREADS":
         request.getfixturevalue("served")
     monkeypatch.setenv(name, value)
-    assert output(python(IMPORTED), DEADLINE_S).stdout == "False __main__ []\n"
+    assert output(running(IMPORTED), DEADLINE_S).stdout == "False __main__ []\n"
 
 
 @pytest.mark.usefixtures("served")
@@ -285,9 +286,9 @@ def test_a_script_needs_no_guard_imports_neighbours_and_has_its_command_line(
 ) -> None:
     (tmp_path / "neighbour.py").write_text("WORD = 'found'\n")
     script = tmp_path / "script.py"
-    line = "open('/proc/self/cmdline').read().split(chr(0))[1:3]"
+    line = "open('/proc/self/cmdline').read().split(chr(0))[3:5]"
     script.write_text(f"import neighbour\n{IMPORTED}\nprint(neighbour.WORD, __file__, {line})\n")
-    done = output([sys.executable, str(script), "word"], DEADLINE_S)
+    done = output(module_command(str(script), "word"), DEADLINE_S)
     assert done.stdout == f"True __main__ ['word']\nfound {script} {[str(script), 'word']}\n"
 
 
@@ -314,4 +315,4 @@ print(cuda.can_fork())
 
 @pytest.mark.slow
 def test_a_library_that_hangs_in_a_fork_is_not_waited_for() -> None:
-    assert output(python(HANGING), DEADLINE_S).stdout == "False\n"
+    assert output(running(HANGING), DEADLINE_S).stdout == "False\n"

@@ -14,7 +14,7 @@ from paceline.core.cost import compute_lane, exchange_lane
 from paceline.core.plan import Kind
 from paceline.core.strategy import Window
 from paceline.exchange.step import SGD, Share, train_step
-from paceline.links.clock import HostClock
+from paceline.links.clock import Clock
 from paceline.record.merge import merge
 from paceline.record.recorder import Recorder
 from paceline.strategies.allreduce.config import AllReduce
@@ -99,7 +99,7 @@ def num_hooks(model: nn.Module) -> int:
 
 
 def test_hooks_are_there_only_while_tracing():
-    model, recorder, found = LeNet5(), Recorder(HostClock(), "cpu0", 0), []
+    model, recorder, found = LeNet5(), Recorder(Clock(), "cpu0", 0), []
     for change in (recorder.stop_trace, lambda: recorder.start_trace(model)) * 2:
         change()
         found.append((num_hooks(model), recorder.tracing))
@@ -109,7 +109,7 @@ def test_hooks_are_there_only_while_tracing():
 def test_recording_changes_no_result():
     torch.manual_seed(0)
     bare, inputs = LeNet5(), torch.randn(2, 1, 32, 32)
-    recorded, recorder = copy.deepcopy(bare), Recorder(HostClock(), "cpu0", 0)
+    recorded, recorder = copy.deepcopy(bare), Recorder(Clock(), "cpu0", 0)
     step_of(bare, inputs, recorder)
     recorder.start_trace(recorded)
     step_of(recorded, inputs, recorder)
@@ -268,7 +268,7 @@ def test_recorded_steps_conform_to_the_plan(make):
     model = make()
     inputs = torch.randn(2, 1, 32, 32) if make is LeNet5 else torch.randn(2, 8)
     tasks = plan(describe(model, inputs), box("cpu"), AllReduce(workers=1), Window(2))
-    recorder = Recorder(HostClock(), "cpu0", 0)
+    recorder = Recorder(Clock(), "cpu0", 0)
     recorder.start_trace(model)
     for _ in range(2):
         step_of(model, inputs, recorder)

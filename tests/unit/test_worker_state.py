@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam, Optimizer
 
-from paceline.checkpoints.worker_state import load_state, state_of
+from paceline.checkpoints.state import load_worker_state, worker_state
 from paceline.links.devices import Device, device_of
 from paceline.links.packet_workers import Wire
 from refusals import refused
@@ -77,12 +77,12 @@ def check_goes_on(wire: Wire, device: Device, make: Any, num_threads: int, befor
     resumed, model = (net().to(device.torch_device) for _ in range(2))
     optimizers = [make(list(model.parameters())) for _ in range(num_threads)]
     steps(model, optimizers, range(before))
-    wire.write(state_of(optimizers, device))
+    wire.write(worker_state(optimizers, device))
     resumed.load_state_dict(model.state_dict())
     fresh = [make(list(resumed.parameters())) for _ in range(num_threads)]
     steps(model, optimizers, range(before, before + 6))
     torch.manual_seed(99)
-    load_state(fresh, device, *wire.read())
+    load_worker_state(fresh, device, *wire.read())
     wire.write({"other": torch.full((9000,), math.nan)})  # what was loaded is a copy
     steps(resumed, fresh, range(before, before + 6))
     for one, other in zip(model.parameters(), resumed.parameters(), strict=True):
@@ -91,4 +91,4 @@ def check_goes_on(wire: Wire, device: Device, make: Any, num_threads: int, befor
 
 def test_optimizers_other_than_those_of_torch_are_refused():
     with refused("optimizer"):
-        state_of([object()], HOST)  # type: ignore[list-item]
+        worker_state([object()], HOST)  # type: ignore[list-item]

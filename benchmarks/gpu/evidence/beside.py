@@ -139,8 +139,8 @@ class Load:
 
     def progress(self, seconds: float) -> tuple[float, bool]:
         """Return the streams' pace relative to running alone, and whether all are still busy."""
-        done = [sum(event.is_reached for event in events) for events in self._events]
-        still = all(not events[-1].is_reached for events in self._events)
+        done = [sum(event.query() for event in events) for events in self._events]
+        still = all(not events[-1].query() for events in self._events)
         return sum(done) / len(done) * self.once_s / seconds, still
 
     def end(self) -> None:
@@ -152,7 +152,7 @@ class Load:
             for stream, work, events in zip(self._streams, self._works, self._events, strict=True):
                 with self._device.use(stream):
                     work()
-                events.append(stream.record())
+                    events.append(self._device.record())
 
 
 def _in_buckets(task: Task, device: Device, rounds: int, block_s: float) -> dict[str, Any]:

@@ -5,13 +5,11 @@
             manifest.json          sizes and checksums of all files, and the manifest's checksum
             model.safetensors      tensors, readable with `load_file` of safetensors
             progress.json          plain values
-        step-00001000/
         .partial-3f9a01c2/         being written or removed; never read
         step-00000500.old/         exists only while this step's checkpoint is being replaced
 
-A checkpoint is written under a temporary name and renamed when it is complete. If the writer is
-killed, earlier checkpoints stay intact, readers ignore the incomplete checkpoint, and the next
-writer removes it. File permissions follow the umask.
+A checkpoint is renamed when it is complete. If the writer is killed, earlier checkpoints stay
+intact, readers ignore the incomplete checkpoint, and the next writer removes it.
 """
 
 import errno
@@ -33,12 +31,11 @@ from torch import Tensor
 
 from paceline.checkpoints import json_values, manifest, tensor_file
 from paceline.checkpoints.json_values import Json
-from paceline.checkpoints.manifest import MANIFEST, ChecksumWriter, Damaged, FileEntry, Manifest
+from paceline.checkpoints.manifest import MANIFEST, Damaged, FileEntry, Manifest
 from paceline.checkpoints.tensor_file import Tensors
 from paceline.core.errors import CheckpointNotWritten, InvalidInput
 from paceline.links.failpoints import reach
-from paceline.links.files import limits
-from paceline.links.files.reading import read_file
+from paceline.links.files import limits, read_file
 
 logger = logging.getLogger(__name__)
 
@@ -60,8 +57,8 @@ class _Found(NamedTuple):
 class Loaded:
     """A checkpoint whose checksums were verified.
 
-    `names`: the checkpoint's files. `skipped`: path and fault of each damaged checkpoint
-    newer than this one. `written_s`: time of writing, in seconds since the Unix epoch.
+    `names`: its files. `written_s`: seconds since the Unix epoch. `skipped`: path and fault of each
+    newer checkpoint, which is damaged.
     """
 
     path: Path
@@ -93,14 +90,9 @@ class Loaded:
 
 
 class CheckpointFolder:
-    """A folder with the newest `keep` checkpoints of one run.
-
-    Only one process at a time can write to the folder.
-    """
+    """A folder with the newest `keep` checkpoints of one run; one process at a time may write."""
 
     def __init__(self, path: Path, keep: int = 2) -> None:
-        if keep < 1:
-            raise InvalidInput("keep", "must be at least 1", got=keep)
         self.path, self._keep = path, keep
         self._damaged: set[Path] = set()  # checkpoints that `latest` found damaged
 
@@ -113,11 +105,10 @@ class CheckpointFolder:
         """Write the checkpoint of a step and return its folder.
 
         `files` maps NAME.safetensors to tensors in host memory, and NAME.json to a plain value.
-        Afterwards only the newest `keep` checkpoints up to `step` remain. Checkpoints of later
-        steps are removed because a run that resumed from an earlier step has abandoned them.
-
-        Raises CheckpointNotWritten if writing fails, for example on a full disk; earlier
-        checkpoints then stay intact. Raises InvalidInput for an unsupported file name or value.
+        Then only the newest `keep` checkpoints up to `step` remain: a run that resumed from an
+        earlier step has abandoned later ones. Raises CheckpointNotWritten if writing fails, for
+        example on a full disk; earlier checkpoints then stay intact. Raises InvalidInput for an
+        unsupported value.
         """
         for name in files:
             manifest.check_file_name(name)
@@ -129,25 +120,28 @@ class CheckpointFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             with self._locked():
                 self._clean_up()
-                partial = self._write_partial(step, encoded)
-                path = self._put_in_place(partial, step)
+                path = self._write(step, encoded)
                 self._remove_others(step)
             reach("checkpoint.written", step=step)
         except OSError as error:
-            raise CheckpointNotWritten(
-                f"{self.path}: cannot write the checkpoint of step {step}: "
-                f"{error.strerror or error}; {self._last_good()}"
-            ) from error
+            problem = f"cannot write the checkpoint of step {step}: {error.strerror or error}"
+            rest = "there is no earlier checkpoint"
+            with suppress(InvalidInput, IndexError):
+                rest = f"the checkpoint of step {self.steps[-1]} remains"
+            raise CheckpointNotWritten(f"{self.path}: {problem}; {rest}") from error
         return path
 
     def latest(self) -> Loaded | None:
         """Return the newest complete checkpoint; None if the folder has no checkpoints.
 
-        Raises InvalidInput if all checkpoints are damaged, if a checkpoint has a newer format, or
-        if the folder contains only other files.
+        Raises InvalidInput for a newer format, or if all checkpoints are damaged or other files.
         """
         skipped: list[str] = []
-        for _, _, path in reversed(self._found(strict=True)):
+        known = self._found()
+        if not known and (others := [one.name for one in self._paths() if one.name[0] != "."]):
+            problem = f"has no checkpoints such as {_name(500)}, but {others[0]!r}"
+            raise InvalidInput(str(self.path), problem)
+        for _, _, path in reversed(known):
             try:
                 found = manifest.read(path)
                 if path.name not in (_name(found.step), _name(found.step) + _OLD):
@@ -160,35 +154,22 @@ class CheckpointFolder:
             written_s = (path / MANIFEST).stat().st_mtime
             return Loaded(path, found.step, tuple(found.files), written_s, tuple(skipped))
         if skipped:
-            raise InvalidInput(
-                str(self.path), f"has only damaged checkpoints: {'; '.join(skipped)}"
-            )
+            problem = f"has only damaged checkpoints: {'; '.join(skipped)}"
+            raise InvalidInput(str(self.path), problem)
         return None
 
-    def _found(self, *, strict: bool = False) -> list[_Found]:
-        """Return the checkpoints, newest last.
+    def _found(self) -> list[_Found]:
+        """Return the checkpoints, newest last."""
+        named = [(path, _NAME.fullmatch(path.name)) for path in self._paths()]
+        return sorted(_Found(int(one[1]), not one[2], path) for path, one in named if one)
 
-        `strict`: raise InvalidInput if the folder contains other files but no checkpoints.
-        """
+    def _paths(self) -> list[Path]:
         try:
-            paths = sorted(self.path.iterdir())
+            return sorted(self.path.iterdir())
         except FileNotFoundError:
             return []
         except OSError as error:
             raise InvalidInput(str(self.path), f"is not readable: {error.strerror}") from None
-        named = [(path, _NAME.fullmatch(path.name)) for path in paths]
-        found = [_Found(int(match[1]), not match[2], path) for path, match in named if match]
-        others = [path.name for path in paths if not path.name.startswith(".")]
-        if strict and others and not found:
-            problem = f"has no checkpoints such as {_name(500)}, but {others[0]!r}"
-            raise InvalidInput(str(self.path), problem)
-        return sorted(found)
-
-    def _last_good(self) -> str:
-        with suppress(InvalidInput):
-            if steps := self.steps:
-                return f"the checkpoint of step {steps[-1]} remains"
-        return "there is no earlier checkpoint"
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -208,29 +189,17 @@ class CheckpointFolder:
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
-    def _write_partial(self, step: int, files: Mapping[str, Contents | bytes]) -> Path:
-        """Write and fsync a checkpoint in a temporary folder; if this fails, remove the folder."""
-        partial = self._temporary()
+    def _write(self, step: int, files: Mapping[str, Contents | bytes]) -> Path:
+        """Write and fsync a checkpoint, then rename it to the name of its step."""
+        partial, path = self._temporary(), self.path / _name(step)
         partial.mkdir()
         try:
             entries = {name: _write_file(partial / name, one) for name, one in files.items()}
             _write_file(partial / MANIFEST, manifest.to_bytes(Manifest(step, entries)))
             _sync(partial)
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
-        return partial
-
-    def _put_in_place(self, partial: Path, step: int) -> Path:
-        """Rename a written checkpoint to the name of its step, and return the new path.
-
-        An intact checkpoint of the same step is first renamed to `.old`, and so stays readable.
-        """
-        path = self.path / _name(step)
-        try:
             if path in self._damaged:
                 self._remove(path)
-            elif path.exists():
+            elif path.exists():  # stays readable until the new checkpoint is in its place
                 path.rename(path.with_name(path.name + _OLD))
                 reach("checkpoint.replacing", step=step)
             partial.rename(path)
@@ -254,10 +223,7 @@ class CheckpointFolder:
                     logger.warning("%s: cannot remove it: %s", one.path, error.strerror)
 
     def _clean_up(self) -> None:
-        """Remove the temporary folders of killed writers, and restore a checkpoint left as `.old`.
-
-        An `.old` folder is removed if it is damaged or if its replacement exists undamaged.
-        """
+        """Remove killed writers' temporary folders, and restore a whole `.old` checkpoint."""
         for partial in self.path.glob(f"{_PARTIAL}*"):
             _delete(partial)
         for one in self._found():
@@ -296,16 +262,13 @@ def _delete(path: Path) -> None:
 
 def _write_file(path: Path, contents: Contents | bytes) -> FileEntry:
     """Write and fsync a file; return the file's size and checksum."""
+    pieces = [contents] if isinstance(contents, bytes) else tensor_file.encoded(contents)
     with path.open("xb") as file:
-        summed = ChecksumWriter(file)
-        if isinstance(contents, bytes):
-            summed.write(contents)
-        else:
-            tensor_file.write(contents, summed.write)
+        entry = manifest.write_pieces(file, pieces)
         file.flush()
         os.fsync(file.fileno())
     reach("checkpoint.file", file=path.name)
-    return summed.entry
+    return entry
 
 
 def _sync(folder: Path) -> None:

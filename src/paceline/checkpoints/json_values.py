@@ -1,5 +1,7 @@
 """Encode plain Python values as JSON, and decode exactly the same values.
 
+`apart` separates tensors from plain values, and `together` joins them.
+
 A value that JSON cannot represent becomes an object with the key "$". All other values become plain
 JSON.
 
@@ -11,23 +13,23 @@ JSON.
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import isfinite
 from typing import Any
 
 from pydantic_core import from_json
+from torch import Tensor
 
+from paceline.checkpoints.tensor_file import Tensors
 from paceline.core.errors import InvalidInput
 
 Json = Any  # None, bool, int, float, str, and lists, tuples, dicts and Counters of such values
 _TAG = "$"
+_Path = tuple[Any, ...]  # keys of dicts and indices of lists, outermost first
 
 
 def dumps(what: str, value: Json) -> bytes:
-    """Encode a value as JSON.
-
-    Raises InvalidInput for an unsupported part of `value`, with the path `what`.KEY[INDEX].
-    """
+    """Encode a value as JSON; InvalidInput names an unsupported part as `what`.KEY[INDEX]."""
     return json.dumps(_encoded(what, value), indent=1, allow_nan=False).encode() + b"\n"
 
 
@@ -81,10 +83,7 @@ _DECODERS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 def _decoded(value: Any) -> Json:
-    """Replace each object that has the key "$" by its value, innermost objects first.
-
-    The recursion is bounded, because pydantic limits the nesting depth to 200.
-    """
+    """Replace each object that has the key "$" by its value; pydantic limits the nesting to 200."""
     if isinstance(value, list):
         return [_decoded(one) for one in value]
     if isinstance(value, float) and not isfinite(value):  # the text had a number such as 1e400
@@ -93,3 +92,32 @@ def _decoded(value: Any) -> Json:
         return value
     fields = {key: _decoded(one) for key, one in value.items()}
     return _DECODERS[fields[_TAG]](fields) if _TAG in fields else fields
+
+
+def apart(value: Json) -> tuple[Json, Tensors]:
+    """Separate a value into plain values, and tensors by path, such as "KEY/KEY/INDEX"."""
+    paths: list[_Path] = []
+    tensors: Tensors = {}
+
+    def without(one: Json, path: _Path) -> Json:
+        if isinstance(one, Tensor):
+            paths.append(path)
+            tensors["/".join(map(str, path))] = one
+            return None
+        if isinstance(one, dict):
+            return {key: without(inner, (*path, key)) for key, inner in one.items()}
+        if isinstance(one, list):
+            return [without(inner, (*path, index)) for index, inner in enumerate(one)]
+        return one
+
+    return {"value": without(value, ()), "tensors": paths}, tensors
+
+
+def together(values: Json, tensors: Mapping[str, Tensor]) -> Any:
+    """Put tensors back into the values of `apart`; raise LookupError or TypeError for others."""
+    for path in values["tensors"]:
+        inner = values["value"]
+        for key in path[:-1]:
+            inner = inner[key]
+        inner[path[-1]] = tensors["/".join(map(str, path))]
+    return values["value"]

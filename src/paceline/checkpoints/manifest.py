@@ -1,38 +1,27 @@
 """Write, read and verify a checkpoint's manifest, a list of files with sizes and checksums.
 
-    {
-     "format_version": 1,
-     "step": 500,
-     "files": {
-      "model.safetensors": {
-       "nbytes": 119552,
-       "crc32": "9d3c2a10"
-      }
-     },
-     "crc32": "5be1f00c"
-    }
+    "files": {"model.safetensors": {"nbytes": 119552, "crc32": "9d3c2a10"}},
+    "crc32": "5be1f00c"
 
 The last `crc32` is the checksum of all lines above it. All later formats must keep this checksum,
-so that `read` can distinguish a manifest of a newer format from a damaged manifest.
-
-CRC-32 detects disk errors and truncated files, but not forgery. On one core of an AMD EPYC, CRC-32
-processes 4.2 GB/s. SHA-256 processes 1.8 GB/s; BLAKE2b and MD5 are slower still.
+so that `read` can distinguish a manifest of a newer format from a damaged manifest. CRC-32 detects
+disk errors and truncated files, but not forgery; it is twice as fast as SHA-256.
 """
 
 import json
 import re
 import zlib
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, BinaryIO
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from paceline.core.errors import InvalidInput, PacelineError
 from paceline.core.reading import first_fault, read_json
-from paceline.links.files import limits
-from paceline.links.files.reading import read_file
+from paceline.links.files import limits, read_file
 
 MANIFEST = "manifest.json"
 _FORMAT = 1
@@ -44,6 +33,13 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.(safetensors|json)")
 
 class Damaged(PacelineError):
     """A checkpoint is incomplete or changed; the message names the file and the fault."""
+
+
+def check_file_name(name: str) -> str:
+    """Return `name`, or raise ValueError unless it is valid for a file in a checkpoint."""
+    if _FILE_NAME.fullmatch(name) is None or name == MANIFEST:
+        raise ValueError(f"{name!r} cannot be a file of a checkpoint")
+    return name
 
 
 @dataclass(frozen=True, config=_CONFIG)
@@ -59,34 +55,18 @@ class Manifest:
     """The step of a checkpoint, and its files by name."""
 
     step: Annotated[int, Field(ge=0, lt=2**63)]
-    files: dict[str, FileEntry]
-    format_version: int = _FORMAT
+    files: dict[Annotated[str, AfterValidator(check_file_name)], FileEntry]
+    format_version: Annotated[int, Field(ge=_FORMAT)] = _FORMAT
 
 
-class ChecksumWriter:
-    """Writes to a file and computes the checksum of the written bytes."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._nbytes = self._sum = 0
-
-    def write(self, data: bytes | memoryview) -> None:
-        """Write bytes."""
-        self._file.write(data)
-        self._sum = zlib.crc32(data, self._sum)
-        self._nbytes += len(data)
-
-    @property
-    def entry(self) -> FileEntry:
-        """The size and checksum of all bytes written."""
-        return FileEntry(self._nbytes, _digits(self._sum))
-
-
-def check_file_name(name: str) -> None:
-    """Raise InvalidInput unless `name` is valid for a file in a checkpoint."""
-    if not _is_file_name(name):
-        problem = "must be letters, digits, '-', '_' or '.', and end with .safetensors or .json"
-        raise InvalidInput(repr(name), problem)
+def write_pieces(file: BinaryIO, pieces: Iterable[bytes | memoryview]) -> FileEntry:
+    """Write pieces to a file; return their total size and checksum."""
+    nbytes = checksum = 0
+    for piece in pieces:
+        file.write(piece)
+        checksum = zlib.crc32(piece, checksum)
+        nbytes += len(piece)
+    return FileEntry(nbytes, _digits(checksum))
 
 
 def to_bytes(manifest: Manifest) -> bytes:
@@ -104,31 +84,22 @@ def read(folder: Path) -> Manifest:
     """
     try:
         text = read_file(folder / MANIFEST, limits.MANIFEST)
-    except InvalidInput as error:
-        raise Damaged(f"{MANIFEST} {error.problem}") from None
-    head = text[: len(text) - len(_last_line(b""))]
-    if head + _last_line(head) != text:
-        raise Damaged(f"{MANIFEST} is cut off or changed: wrong checksum")
-    try:
+        head = text[: len(text) - len(_last_line(b""))]
+        if head + _last_line(head) != text:
+            raise Damaged(f"{MANIFEST} is cut off or changed: wrong checksum")
         fields = read_json(text, MANIFEST)
     except InvalidInput as error:
-        raise Damaged(str(error)) from None
+        raise Damaged(f"{MANIFEST} {error.problem}") from None
+    del fields["crc32"]  # an object with this name, because the last line ends it
+    version = fields.get("format_version")
+    if type(version) is int and version > _FORMAT:
+        problem = f"is a checkpoint of format {version}; this Paceline reads format {_FORMAT}"
+        hint = "resume it with the Paceline version that wrote it, or a newer one"
+        raise InvalidInput(str(folder), problem, hint=hint)
     try:
-        del fields["crc32"]
-        version = fields.get("format_version")
-        if type(version) is int and version > _FORMAT:
-            problem = f"is a checkpoint of format {version}; this Paceline reads format {_FORMAT}"
-            hint = "resume it with the Paceline version that wrote it, or a newer one"
-            raise InvalidInput(str(folder), problem, hint=hint)
-        manifest = TypeAdapter(Manifest).validate_python(fields)
-        if version != _FORMAT:
-            raise ValueError(f"unknown format_version {version}")
-        if foreign := [name for name in manifest.files if not _is_file_name(name)]:
-            raise ValueError(f"{foreign[0]!r} cannot be a file of a checkpoint")
-    except (ValueError, KeyError, TypeError) as error:
-        why = first_fault(error) if isinstance(error, ValidationError) else str(error)
-        raise Damaged(f"{MANIFEST} is not valid: {why}") from None
-    return manifest
+        return TypeAdapter(Manifest).validate_python(fields)
+    except ValidationError as error:
+        raise Damaged(f"{MANIFEST} is not valid: {first_fault(error)}") from None
 
 
 def check_files(folder: Path, manifest: Manifest) -> None:
@@ -138,10 +109,6 @@ def check_files(folder: Path, manifest: Manifest) -> None:
             _check_file(folder / name, entry)
         except OSError as error:
             raise Damaged(f"{name} is not readable: {error.strerror}") from None
-
-
-def _is_file_name(name: str) -> bool:
-    return _FILE_NAME.fullmatch(name) is not None and name != MANIFEST
 
 
 def _last_line(head: bytes) -> bytes:

@@ -7,7 +7,7 @@ anything, it compares names, shapes and types; InvalidInput lists the difference
 
 import logging
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -20,10 +20,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.checkpoints.json_values import Json, copied
-from paceline.checkpoints.tensor_file import Tensors, check_can_be_saved
+from paceline.checkpoints.tensor_file import Tensors, check_can_be_saved, within
 from paceline.core.errors import InvalidInput
 from paceline.core.reading import first_fault
-from paceline.links.devices import device_of
+from paceline.links.devices import Device, device_of
 
 logger = logging.getLogger(__name__)
 
@@ -35,19 +35,15 @@ _CONFIG = ConfigDict(extra="forbid")
 
 
 def module_state(module: nn.Module) -> Tensors:
-    """Return a module's parameters and buffers by name.
+    """Return a module's parameters and buffers by name, shared tensors under their first name.
 
-    A shared tensor is returned once, under its first name.
     Raises InvalidInput if the module has other state, for example from `get_extra_state`.
     """
     return {name: value for name, (value, first) in _named_state(module).items() if name == first}
 
 
 def load_module_state(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Load the tensors that `module_state` returned.
-
-    Raises InvalidInput if a name, shape or type differs.
-    """
+    """Load the tensors that `module_state` returned; names, shapes and types must be equal."""
     named = _named_state(module)
     check_fits({name: one for name, (one, first) in named.items() if name == first}, tensors)
     # Replace the tensors in the dict of state_dict(), because load_state_dict also reads the layer
@@ -69,10 +65,7 @@ def check_fits(
 def check_same(
     field: str, what: str, wanted: Mapping[str, object], found: Mapping[str, object]
 ) -> None:
-    """Raise InvalidInput with up to three differences between `wanted` and `found`, if any.
-
-    `wanted`: the run's items. `found`: the checkpoint's items. `what`: the kind, such as "tensor".
-    """
+    """Raise InvalidInput for differences between the run's and the checkpoint's items (`what`)."""
     lines = [f"{what} {name!r} is not in the checkpoint" for name in wanted.keys() - found.keys()]
     lines += [f"{what} {name!r} is in the checkpoint only" for name in found.keys() - wanted.keys()]
     lines += [
@@ -109,10 +102,7 @@ def _named_state(module: nn.Module) -> dict[str, tuple[Tensor, str]]:
 
 @dataclass(frozen=True, config=_CONFIG)
 class _Values:
-    """A dict's plain values, and the devices of the dict's tensors; both by key.
-
-    In `tensors`, "parameter" means the parameter's device, and "host" means host memory.
-    """
+    """A dict's plain values, and the places of the dict's tensors; both by key."""
 
     values: dict[str, Any]
     tensors: dict[str, str]
@@ -128,10 +118,7 @@ class _Group:
 
 @dataclass(frozen=True, config=_CONFIG)
 class _OptimizerValues:
-    """The plain values of an optimizer's state.
-
-    `kind`: the optimizer's type. `parameters`: shape and type of each parameter, by name.
-    """
+    """An optimizer's type, the shape and type of each parameter by name, and plain values."""
 
     kind: str
     parameters: dict[str, str]
@@ -139,18 +126,22 @@ class _OptimizerValues:
     state: dict[str, _Values]
 
 
-_OPTIMIZER = TypeAdapter(_OptimizerValues)
-
-
 def optimizer_state(
     optimizer: Optimizer, names: Iterable[tuple[str, Tensor]]
 ) -> tuple[Tensors, Json]:
     """Return an optimizer's state as tensors and plain values.
 
-    `names`: `model.named_parameters()`. A tensor that the optimizer keeps for a parameter is named
-    `state/NAME/KEY`; a tensor among the options of a parameter group is named `group/INDEX/KEY`.
-    Raises InvalidInput for LBFGS, and for state other than tensors and plain values.
+    `names`: `model.named_parameters()`. A parameter's tensor is named `state/NAME/KEY`, a tensor
+    among the options of a parameter group `group/INDEX/KEY`. Raises InvalidInput for LBFGS, and for
+    state other than tensors and plain values.
     """
+    tensors, values = _state_of(optimizer, names)
+    return tensors, asdict(values)
+
+
+def _state_of(
+    optimizer: Optimizer, names: Iterable[tuple[str, Tensor]]
+) -> tuple[Tensors, _OptimizerValues]:
     kind = type(optimizer).__name__
     if isinstance(optimizer, torch.optim.LBFGS):
         problem = "cannot be LBFGS, whose lists of tensors cannot be saved"
@@ -172,7 +163,7 @@ def optimizer_state(
         name, parameter = named[number]
         state[name] = _parted(values, f"state/{name}", parameter.device, tensors)
     parameters = {name: kind_of(parameter) for name, parameter in named}
-    return tensors, asdict(_OptimizerValues(kind, parameters, groups, state))
+    return tensors, _OptimizerValues(kind, parameters, groups, state)
 
 
 def _parted(
@@ -205,7 +196,8 @@ def load_optimizer_state(
     """
     names = list(names)
     named, now = _named_parameters(optimizer, names), optimizer.state_dict()
-    saved = _checked(optimizer_state(optimizer, names)[1], values, tensors)
+    _, own_values = _state_of(optimizer, names)
+    saved = _checked(own_values, values, tensors)
     groups = []
     for index, (group, one) in enumerate(zip(saved.groups, now["param_groups"], strict=True)):
         own = {
@@ -230,43 +222,33 @@ def load_optimizer_state(
             loaded[key] = _like(parameter, tensors[f"state/{name}/{key}"], device)
 
 
-def _checked(now: Json, values: Json, tensors: Mapping[str, Tensor]) -> _OptimizerValues:
-    """Parse the saved values of an optimizer.
-
-    Raises InvalidInput unless `values` and `tensors` fit the optimizer's current values, `now`.
-    """
-    own = _OPTIMIZER.validate_python(now)
+def _checked(
+    own: _OptimizerValues, values: Json, tensors: Mapping[str, Tensor]
+) -> _OptimizerValues:
+    """Parse saved values; raise InvalidInput unless they and `tensors` fit the optimizer's own."""
     try:
-        saved = _OPTIMIZER.validate_python(values)
+        saved = TypeAdapter(_OptimizerValues).validate_python(values)
     except ValidationError as error:
         raise InvalidInput("optimizer", first_fault(error)) from None
     if saved.kind != own.kind:
         raise InvalidInput("optimizer", f"is {own.kind} here, but {saved.kind} in the checkpoint")
     check_same("optimizer", "parameter", own.parameters, saved.parameters)
     if [one.params for one in saved.groups] != [one.params for one in own.groups]:
-        raise InvalidInput(
-            "optimizer", "has parameter groups that differ from those in the checkpoint"
-        )
+        problem = "has parameter groups that differ from those in the checkpoint"
+        raise InvalidInput("optimizer", problem)
+    parts = {f"state/{name}": one for name, one in saved.state.items()}
     for index, (group, one) in enumerate(zip(own.groups, saved.groups, strict=True)):
-        check_same("optimizer", f"option of group {index}", *map(_kinds_of_options, (group, one)))
-    check_same(
-        "optimizer", "parameter", own.parameters, dict.fromkeys(saved.state, "") | own.parameters
-    )
-    expected = {
-        f"{prefix}/{key}": "there"
-        for prefix, one in (
-            *((f"group/{index}", group.options) for index, group in enumerate(saved.groups)),
-            *((f"state/{name}", one) for name, one in saved.state.items()),
+        kinds = (
+            dict.fromkeys(options.values, "a value") | dict.fromkeys(options.tensors, "a tensor")
+            for options in (group.options, one.options)
         )
-        for key in one.tensors
-    }
+        check_same("optimizer", f"option of group {index}", *kinds)
+        parts[f"group/{index}"] = one.options
+    known = dict.fromkeys(saved.state, "") | own.parameters
+    check_same("optimizer", "parameter", own.parameters, known)
+    expected = {f"{part}/{key}": "there" for part, one in parts.items() for key in one.tensors}
     check_same("optimizer", "tensor", expected, dict.fromkeys(tensors, "there"))
     return saved
-
-
-def _kinds_of_options(group: _Group) -> dict[str, str]:
-    options = group.options
-    return dict.fromkeys(options.values, "a value") | dict.fromkeys(options.tensors, "a tensor")
 
 
 def _named_parameters(
@@ -298,10 +280,7 @@ def schedule_state(scheduler: LRScheduler) -> Json:
 
 
 def load_schedule_state(scheduler: LRScheduler, state: Json) -> None:
-    """Load the state of a learning rate scheduler, but not the state of its optimizer.
-
-    Raises InvalidInput if the scheduler has another type.
-    """
+    """Load a scheduler's state, but not its optimizer's; raise InvalidInput for another type."""
     if not isinstance(state, dict) or not isinstance(state.get("state"), dict):
         raise InvalidInput("schedule", "has no valid state in the checkpoint")
     own, saved = _kinds(scheduler), state.get("kind")
@@ -330,22 +309,19 @@ def random_state(device: torch.device) -> tuple[Tensors, Json]:
     }
     if (state := device_of(device).random_state()) is not None:
         tensors["device"] = state
+    of_numpy = {key: numpy[key] for key in ("has_gauss", "gauss")}
     values = {
         "python": {"version": version, "gauss": gauss},
-        "numpy": {
-            "position": numpy["state"]["pos"],
-            "has_gauss": numpy["has_gauss"],
-            "gauss": numpy["gauss"],
-        },
+        "numpy": {"position": numpy["state"]["pos"], **of_numpy},
     }
     return tensors, values
 
 
 def restore_random_state(device: torch.device, tensors: Mapping[str, Tensor], values: Json) -> None:
-    """Restore the generators' states that `random_state` returned.
+    """Restore the states that `random_state` returned; warn if the device was of another kind.
 
-    Warns if the checkpoint was written on another kind of device. If a state is missing or invalid,
-    raises InvalidInput and leaves the generators of torch, Python and numpy unchanged.
+    If a state is missing or invalid, raises InvalidInput and leaves the generators of torch, Python
+    and numpy unchanged.
     """
     now, _ = random_state(device)
     own, saved = ({key: one[key] for key in one if key != "device"} for one in (now, tensors))
@@ -366,7 +342,37 @@ def restore_random_state(device: torch.device, tensors: Mapping[str, Tensor], va
         torch.set_rng_state(before[2])
         raise InvalidInput("random", f"has an invalid state in the checkpoint: {error}") from None
     if ("device" in now) != ("device" in tensors):
-        logger.warning(
-            "random numbers on %s differ from the checkpoint's, written on another kind of device",
-            device,
-        )
+        why = "written on another kind of device"
+        logger.warning("random numbers on %s differ from the checkpoint's, %s", device, why)
+
+
+def worker_state(optimizers: Sequence[Optimizer], device: Device) -> tuple[Tensors, Json]:
+    """Return the state of a worker's optimizers, one per thread, and random number generators."""
+    found, random_values = random_state(device.torch_device)
+    tensors = {f"random/{key}": one for key, one in found.items()}
+    values = []
+    for number, optimizer in enumerate(optimizers):
+        own, plain = optimizer_state(optimizer, _numbered(optimizer))
+        tensors |= {f"{number}/{key}": one for key, one in own.items()}
+        values.append(plain)
+    tensors = {name: one.detach().cpu() for name, one in tensors.items()}
+    return tensors, {"optimizers": values, "random": random_values}
+
+
+def load_worker_state(
+    optimizers: Sequence[Optimizer], device: Device, tensors: Tensors, values: Json
+) -> None:
+    """Load the state that `worker_state` returned; raises InvalidInput if the optimizers differ."""
+    for number, (optimizer, plain) in enumerate(zip(optimizers, values["optimizers"], strict=True)):
+        own = within(tensors, f"{number}/")
+        load_optimizer_state(optimizer, _numbered(optimizer), own, plain)
+    restore_random_state(device.torch_device, within(tensors, "random/"), values["random"])
+
+
+def _numbered(optimizer: object) -> list[tuple[str, Tensor]]:
+    """Name the parameters by index, since an optimizer does not know their names."""
+    if not isinstance(optimizer, Optimizer):
+        problem = "must be a torch.optim.Optimizer to be saved"
+        raise InvalidInput("optimizer", problem, got=type(optimizer).__name__)
+    own = (one for group in optimizer.param_groups for one in group["params"])
+    return [(str(number), one) for number, one in enumerate(own)]

@@ -1,12 +1,12 @@
 """Write safetensors files piece by piece, straight from the tensors' memory.
 
-The written file is identical to a file from safetensors' `save_file`. This module has three
-advantages over `save_file`: the caller can compute the checksum of a piece while the piece is in
-the processor's cache, other ranks can send tensors during writing, and failures raise OSError.
+The written file is identical to a file from safetensors' `save_file`. But here a piece's checksum
+is computed while the piece is in the processor's cache, other ranks can send tensors during
+writing, and failures raise OSError.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 
 import numpy as np
@@ -82,15 +82,11 @@ def pieces(tensor: Tensor) -> Iterator[memoryview]:
         yield memory[begin : begin + _PIECE_NBYTES]
 
 
-def write(tensors: Mapping[str, Tensor], sink: Callable[[bytes | memoryview], object]) -> None:
-    """Encode host tensors as a safetensors file, and pass its pieces to `sink`.
-
-    If a file cannot hold one of the tensors, raises InvalidInput before the first call of `sink`.
-    """
+def encoded(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
+    """Yield the pieces of a safetensors file, unless it cannot hold one of the tensors."""
     for name, tensor in tensors.items():
         check_can_be_saved(name, tensor)
     ordered = in_file_order(tensors)
-    sink(header({name: (one.dtype, one.shape) for name, one in ordered.items()}))
+    yield header({name: (one.dtype, one.shape) for name, one in ordered.items()})
     for tensor in ordered.values():
-        for piece in pieces(tensor):
-            sink(piece)
+        yield from pieces(tensor)

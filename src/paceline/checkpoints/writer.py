@@ -4,9 +4,8 @@
     training ────────────┼───────────────────────────────┼────────────────────
     thread               └─ write, sum, fsync, rename ───┘
 
-The background thread waits for copies from a GPU, computes checksums and writes files. It runs no
-torch operations, because torch's CPU threads are needed for training. Checksums and writes do not
-hold the interpreter's lock.
+The background thread runs no torch operations, because torch's CPU threads are needed for training.
+Checksums and writes do not hold the interpreter's lock.
 """
 
 import logging
@@ -18,10 +17,10 @@ import numpy as np
 from torch import Tensor
 
 from paceline.checkpoints import json_values, tensor_file
-from paceline.checkpoints.folder import CheckpointFolder, Contents
+from paceline.checkpoints.folder import CheckpointFolder
 from paceline.checkpoints.json_values import Json
 from paceline.checkpoints.tensor_file import Tensors, check_can_be_saved
-from paceline.core.errors import CheckpointNotWritten, InvalidInput
+from paceline.core.errors import CheckpointNotWritten
 from paceline.links.call_thread import CallThread
 from paceline.links.devices import Event, device_of
 
@@ -32,8 +31,7 @@ class BackgroundWriter:
     """Writes checkpoints to a folder in a background thread, one at a time.
 
     Host memory for one copy of the tensors stays allocated; it is pinned for GPU tensors.
-    `deadline_s`: longest wait for a checkpoint that is being written. `written_step`: step of the
-    last written checkpoint.
+    `deadline_s`: longest wait for a checkpoint that is being written.
     """
 
     def __init__(self, folder: CheckpointFolder, deadline_s: float = 600.0) -> None:
@@ -43,7 +41,6 @@ class BackgroundWriter:
         self._writing: Future[object] | None = None
         # Step of the last started checkpoint; whether `save` has warned that it skips a later step.
         self._step, self._has_warned = 0, False
-        self.written_step: int | None = None
 
     def save(
         self,
@@ -57,11 +54,9 @@ class BackgroundWriter:
 
         Tensor `FILE/NAME` is stored as NAME in FILE.safetensors; JSON part NAME is stored in
         NAME.json. If an earlier checkpoint is still being written, the new checkpoint is skipped
-        with a warning. With `wait`, `save` waits for the earlier and the new checkpoint instead.
-        If writing fails, for example on a full disk, the writer only warns. Raises InvalidInput
-        for an unsupported name or value.
-
-        Returns False if the checkpoint was skipped or a wait exceeded the deadline.
+        with a warning, or with `wait`, both are waited for. If writing fails, for example on a full
+        disk, the writer only warns. Returns False if the checkpoint was skipped or a wait exceeded
+        the deadline. Raises InvalidInput for an unsupported value.
         """
         self.poll()
         if self.is_writing and not wait:
@@ -77,17 +72,20 @@ class BackgroundWriter:
             f"{name}.json": json_values.copied(name, part) for name, part in json_parts.items()
         }
         for name, tensor in tensors.items():
-            file, _, rest = name.partition("/")
-            if not (file and rest):
-                raise InvalidInput(repr(name), "must be a tensor name of the form FILE/NAME")
             check_can_be_saved(name, tensor)
         arrivals = self._copy(tensors)
         for name, tensor in self._copies.items():
             file, _, rest = name.partition("/")
             files.setdefault(f"{file}.safetensors", {})[rest] = tensor
+
+        def write() -> None:
+            for event in arrivals:
+                event.synchronize()
+            self._folder.write(step, files)
+
         self._step, self._has_warned = step, False
-        self._writing = self._thread.submit(lambda: self._write(step, files, arrivals))
-        return self._wait(self._deadline_s) if wait else True
+        self._writing = self._thread.submit(write)
+        return not wait or self._wait(self._deadline_s)
 
     @property
     def is_writing(self) -> bool:
@@ -99,11 +97,9 @@ class BackgroundWriter:
         if self._writing is None or self.is_writing:
             return
         error, self._writing = self._writing.exception(), None
-        if error is None:
-            self.written_step = self._step
-        elif isinstance(error, CheckpointNotWritten):
+        if isinstance(error, CheckpointNotWritten):
             logger.warning("%s; the run continues", error)
-        else:
+        elif error is not None:
             raise error
 
     def close(self, deadline_s: float | None = None) -> None:
@@ -129,9 +125,8 @@ class BackgroundWriter:
         return True
 
     def _copy(self, tensors: Mapping[str, Tensor]) -> list[Event]:
-        """Copy the tensors to host memory; return an event for each GPU's copies.
+        """Copy the tensors to host memory; return an event for the end of each GPU's copies.
 
-        Each GPU's event is reached when all copies from this GPU have ended.
         The copies run on the compute stream, so they end before later work changes the tensors.
         """
         before, self._copies = self._copies, {}
@@ -152,9 +147,4 @@ class BackgroundWriter:
             else:
                 kept.copy_(source)
             self._copies[name] = kept
-        return [one.current_stream().record() for one in devices.values() if one.is_asynchronous]
-
-    def _write(self, step: int, files: Mapping[str, Contents], arrivals: list[Event]) -> None:
-        for event in arrivals:
-            event.synchronize()
-        self._folder.write(step, files)
+        return [one.record() for one in devices.values() if one.is_asynchronous]

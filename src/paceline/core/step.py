@@ -199,7 +199,7 @@ class HostMemory:
         for i, numbers in enumerate(chunks(len(ready), size)):
             layers = [ready[number] for number in numbers]
             nbytes = sum(layer.gradient_nbytes for layer in layers)
-            d2h, h2d = zip(*(self._copies(device, nbytes) for device in self.devices), strict=True)
+            d2h, h2d = zip(*(self.copies(device, nbytes) for device in self.devices), strict=True)
             made.append(
                 ChunkExchange(
                     chunk=str(i),
@@ -214,7 +214,7 @@ class HostMemory:
             )
         return tuple(made)
 
-    def _copies(self, device: Device, nbytes: int) -> tuple[Transfer, Transfer | None]:
+    def copies(self, device: Device, nbytes: int) -> tuple[Transfer, Transfer | None]:
         """Return a device's copies to its host and back; a CPU device has no copy back."""
         if device.kind == DeviceKind.CPU:
             # Copies read and write each byte; a host's ranks share its memory bandwidth.

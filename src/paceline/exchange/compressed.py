@@ -126,7 +126,7 @@ class CompressedAllReduce:
         """Start to replace contiguous float32 values by (their sum over all ranks) / `divisor`."""
         ready, future, own = None, Future(), device_of(self.device)
         if own.is_asynchronous:
-            ready = own.current_stream().record()  # the scatter thread uses another stream
+            ready = own.record()  # the scatter thread uses another stream
             future = Future(devices=[own.torch_device])
         self._used.add(key)
         work = Work(key, values, codec, divisor, future, ready)
@@ -164,7 +164,7 @@ class CompressedAllReduce:
 
     def _scatter(self, work: Work) -> None:
         if work.ready is not None:
-            device_of(self.device).current_stream().wait(work.ready)
+            device_of(self.device).current_stream().wait_event(work.ready)
         pieces = work.values.split(PIECE)  # to overlap encoding with sending and decoding
         for number, values in enumerate(pieces):
             codecs = self._codecs.of(work.key, number, len(self._ranks), work.codec)

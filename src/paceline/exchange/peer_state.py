@@ -22,8 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from paceline.checkpoints.json_values import Json, dumps, loads
-from paceline.checkpoints.nested import apart, together
+from paceline.checkpoints.json_values import Json, apart, dumps, loads, together
 from paceline.checkpoints.state import load_optimizer_state, optimizer_state
 from paceline.checkpoints.tensor_file import Tensors, check_can_be_saved
 from paceline.core.errors import InvalidInput, WorkerLost

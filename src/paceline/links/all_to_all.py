@@ -10,9 +10,8 @@ from torch import Tensor
 class AllToAll:
     """Sends a message to every other rank, and receives a message from every other rank.
 
-    Construction starts the transfers; all ranks must construct their `AllToAll` objects in the same
-    order. `sent`: the uint8 message to each rank. `nbytes`: the length of the message from each
-    rank. This rank's own entries in `sent` and `nbytes` are ignored.
+    Construction starts the transfers, in the same order on all ranks. `sent`: the uint8 message to
+    each rank. `nbytes`: the length of the message from each rank. Own entries are ignored.
     """
 
     def __init__(
@@ -64,7 +63,6 @@ def post_pairs(
         dist.irecv(row, group=group, group_src=peer)
         for peer, row in zip(peers, received, strict=True)
     ]
-    works += [
+    return works + [
         dist.isend(row, group=group, group_dst=peer) for peer, row in zip(peers, sent, strict=True)
     ]
-    return works

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.core.errors import InvalidInput, StepDiscarded, WorkerLost
+from paceline.core.errors import StepDiscarded, WorkerLost
 from paceline.links.group import Group
 from paceline.links.shared_memory import LocalRanks, find_local_ranks, share
 from paceline.native import Arena as NativeArena
@@ -40,24 +40,19 @@ class Segment:
 
 
 def bytes_of(tensor: Tensor) -> tuple[int, int]:
-    """Return a tensor's address and size in bytes.
-
-    Raises ValueError unless the tensor is dense and in host memory.
-    """
+    """Return the address and bytes of a tensor, which must be dense and in host memory."""
     is_dense = tensor.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense(tensor)
     if not tensor.is_cpu or not is_dense:
         raise ValueError("only dense tensors in host memory can be copied")
     return tensor.data_ptr(), tensor.nbytes
 
 
-class PeerProcesses:
-    """Watches the processes of a machine's other ranks.
-
-    Uses pidfds, because the kernel may reuse process numbers.
-    """
+class _PeerProcesses:
+    """Watches the processes of a machine's other ranks."""
 
     def __init__(self, place: LocalRanks, rank: int) -> None:
-        self._local_rank_of: dict[int, int] = {}  # pidfd: local rank
+        # By pidfd, because the kernel may reuse process numbers.
+        self._local_rank_of: dict[int, int] = {}
         self._place = place
         for local_rank, (member, pid) in enumerate(zip(place.members, place.pids, strict=True)):
             if member != rank:
@@ -75,10 +70,7 @@ class PeerProcesses:
         return f"worker {self._place.members[local_rank]} (process {self._place.pids[local_rank]})"
 
     def why_lost(self, lost: Sequence[tuple[int, Fault]], step: int, deadline_s: float) -> str:
-        """Return the error text for lost ranks.
-
-        If some lost ranks are dead, the text names only the dead ranks.
-        """
+        """Return the error text for lost ranks; it names only the dead ranks, if any are dead."""
         dead = [self.name(local_rank) for local_rank, fault in lost if fault is Fault.DIED]
         if dead:
             return f"{', '.join(dead)} died in the middle of the run"
@@ -97,21 +89,20 @@ class PeerProcesses:
 class Arena:
     """One rank's view of the memory that the ranks of its machine share.
 
-    All ranks of `group` must construct the arena together. Each rank writes gradients to its `slot`
-    and posts them chunk by chunk. Once all ranks have posted a chunk, any idle rank sums it in rank
-    order, (((s0 + s1) + s2) + ...) * scale, so that all ranks read the same bits. The sums of step
-    n stay valid until the ranks begin step n + 2. `scale` defaults to 1 / world_size.
+    All ranks of `group` must construct the arena together. In each step a rank calls `begin`, then
+    `post` for every chunk in its `slot`, then `commit`, then `wait_step`. A rank whose backward
+    fails calls `discard` instead of `commit`. Once all ranks have posted a chunk, any idle rank
+    sums it in rank order, (((s0 + s1) + s2) + ...) * scale, so that all ranks read the same bits.
+    The sums of step n stay valid until the ranks begin step n + 2.
 
-    In each step a rank calls `begin`, then `post` for every chunk, then `commit`, then `wait_step`.
-    A rank whose backward pass fails calls `discard` instead of `commit`. Waiting raises
-    StepDiscarded if a rank discarded the step. Waiting raises WorkerLost if a rank died, or has not
-    done its part after `deadline_s`. Raises InvalidInput on all ranks if a rank cannot map the
-    memory. After `close`, the memory is freed once no tensor views the memory.
+    Waiting raises StepDiscarded if a rank discarded the step, and WorkerLost if a rank died or has
+    not done its part after `deadline_s`. The constructor raises InvalidInput on all ranks if a rank
+    cannot map the memory.
 
+    `scale`: 1 / world_size by default.
     `held`: if True, a step is complete only after the machine's first rank has called `publish`
     for every chunk. Default: True if the ranks are on several machines.
     `threads`: if 0, no background thread sums chunks, and ranks sum chunks only while they wait.
-
     `members`: the global ranks on this machine, ascending. A local rank is an index of `members`.
     `leaders`: the first rank of each machine, ascending.
     `slots`: one tensor, uint8 [slot_nbytes], per local rank. A rank writes only to its own slot.
@@ -136,24 +127,24 @@ class Arena:
         sizes = (len(place.members), slot_nbytes, max_chunks, num_flags)
         held = len(place.leaders) > 1 if held is None else held
         fd = share(group, place, arena_nbytes(*sizes))
-        native, problem = None, None
+        problem = None
         # If each rank has its own core, a waiting rank spins longer before it sleeps. In a held
         # arena, spinning would slow down the rank, because a thread waits while the rank computes.
         own_core = place.num_cores >= len(place.members) and not held
         two_cores = place.num_cores >= 2 * len(place.members)
         scale = 1 / group.world_size if scale is None else scale
         try:
-            self._peers = PeerProcesses(place, group.rank)
+            self._peers = _PeerProcesses(place, group.rank)
             how = held, own_core, two_cores, threads > 0
             native = NativeArena(fd, self.local_rank, *sizes, scale, *how)
         except (OSError, RuntimeError) as error:
             problem = f"workers: worker {group.rank} cannot map shared memory: {error}"
-        # All ranks have mapped the memory now, so close its descriptor. The kernel then frees the
-        # memory with the last mapping, even after kill -9.
-        problems = [text for text in group.gather(problem) if text is not None]
-        os.close(fd)
-        if native is None or problems:
-            raise InvalidInput.of(problems[0])
+        try:
+            group.check(problem)
+        finally:
+            # All ranks have tried to map the memory, so close its descriptor. The kernel then frees
+            # the memory with the last mapping, even after kill -9.
+            os.close(fd)
         self.slots = tuple(torch.from_numpy(native.slot(i)) for i in range(len(place.members)))
         self.slot = self.slots[self.local_rank]
         self.flags = torch.from_numpy(native.flags()).permute(1, 2, 0)
@@ -162,10 +153,7 @@ class Arena:
         self._discarded: StepDiscarded | None = None
 
     def shared_result(self, step: int) -> Tensor:
-        """Return the sums of a step, uint8 [slot_nbytes], in memory shared by this machine's ranks.
-
-        Only this machine's first rank may write to the sums, and only in a held arena.
-        """
+        """Return the sums of a step, uint8 [slot_nbytes], in memory that only the leader writes."""
         return torch.from_numpy(self._opened().shared_result(step % 2))
 
     def result(self, step: int) -> Tensor:
@@ -173,26 +161,17 @@ class Arena:
         return torch.from_numpy(self._opened().result(step % 2))
 
     def refresh(self, step: int) -> int:
-        """Undo this rank's writes to `result`; return the number of bytes undone.
-
-        Must be called before `result` is read again.
-        """
+        """Undo this rank's writes to `result` before its next use; return the bytes undone."""
         return self._opened().refresh(step % 2)
 
     def set_chunks(self, chunks: Sequence[Sequence[Segment]]) -> None:
-        """Set the segments of each chunk.
-
-        Segments must not overlap. All ranks must set the same chunks, between two steps.
-        """
+        """Set the segments of each chunk, without overlap, on all ranks between two steps."""
         self._opened().set_chunks(
             [[(s.offset, s.count, _DTYPES[s.dtype]) for s in chunk] for chunk in chunks]
         )
 
     def begin(self, step: int) -> None:
-        """Begin a step.
-
-        Step numbers start at 1, ascend, and must be equal on all ranks.
-        """
+        """Begin a step; step numbers ascend from 1, and are equal on all ranks."""
         if self._is_open or step <= self._step:
             raise RuntimeError(f"cannot begin step {step} during or after step {self._step}")
         self._opened().begin(step)
@@ -216,10 +195,7 @@ class Arena:
         self._opened().post(chunk)
 
     def publish(self) -> None:
-        """Mark the next chunk as summed over all machines.
-
-        Only the machine's first rank may call it, and only in a held arena.
-        """
+        """Mark the next chunk as summed over all machines; only for the leader of a held arena."""
         self._check_open()
         self._opened().publish()
 
@@ -245,7 +221,7 @@ class Arena:
         """Discard the step on all ranks, because this rank's backward pass has failed.
 
         Not allowed after `commit`, because other ranks may already use the sums. Waits until no
-        rank works on the step. Does nothing if the step is already discarded.
+        rank works on the step.
         """
         if self._discarded is not None:
             return
@@ -254,10 +230,7 @@ class Arena:
         self._leave_discarded()
 
     def times(self, chunk: int) -> tuple[float, float]:
-        """Return when all ranks had posted a chunk, and when the chunk was summed, in this step.
-
-        Both times are seconds of CLOCK_MONOTONIC. Call `wait_chunk` first.
-        """
+        """Return the monotonic seconds when all ranks had posted a summed chunk, and of its sum."""
         posted_ns, reduced_ns = self._opened().times(chunk)
         return posted_ns / 1e9, reduced_ns / 1e9
 

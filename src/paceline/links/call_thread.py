@@ -12,18 +12,16 @@ import torch
 from paceline.links.devices import device_of
 
 T = TypeVar("T")
-# longest wait of `close`, because a thread that waits for a lost rank in a collective never ends
-_CLOSE_S = 5.0
+_CLOSE_S = 5.0  # longest wait of `close`: a thread that waits for a lost rank never ends
 _CPU = torch.device("cpu")
 
 
 class CallThread:
     """A thread that makes calls in order, on a separate stream of the device.
 
-    A ThreadPoolExecutor's thread that waits for a lost rank would keep the process alive, but this
-    thread is a daemon. After a failed call, all later calls fail with the same error, because later
-    collectives would not match those of the other ranks. With `goes_on`, the thread makes later
-    calls despite the failure.
+    Unlike a ThreadPoolExecutor's, a thread that waits for a lost rank does not keep the process
+    alive. Unless it `goes_on`, all calls after a failed call fail with the same error, since later
+    collectives would not match those of the other ranks.
     """
 
     def __init__(self, name: str, device: torch.device = _CPU, *, goes_on: bool = False) -> None:
@@ -60,10 +58,7 @@ class CallThread:
 
 
 def finish_stream(device: torch.device) -> None:
-    """Wait until this thread's current stream of `device` has finished its work.
-
-    Afterwards, streams of other threads can use the results without waiting for this stream.
-    """
+    """Wait for this thread's current stream of `device`, so that other streams can use results."""
     own = device_of(device)
     if own.is_asynchronous:
         own.current_stream().synchronize()

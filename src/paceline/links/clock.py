@@ -1,9 +1,9 @@
-"""Clocks: a CPU's clock reads the time, a GPU's clock records events in a stream."""
+"""Clocks: `Clock` reads the time, and `DeviceClock` records events in a GPU's stream."""
 
 import time
 from collections.abc import Sequence
-from operator import itemgetter
-from typing import Any, NamedTuple, Protocol
+from math import inf
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,25 +13,15 @@ _ANCHOR_EVERY_S = 5.0
 _NUM_ORIGINS = 10
 
 
-class Clock(Protocol):
+class Clock:
     """Marks times cheaply, and later converts the marks to seconds of this host's clock."""
 
     def mark(self) -> Any:
         """Return a mark for the end of the work issued so far."""
+        return time.monotonic_ns()  # CLOCK_MONOTONIC, which all processes of a kernel share
 
     def seconds(self, marks: Sequence[Any]) -> list[float]:
         """Return the times of the marks; waits for the device if needed."""
-
-
-class HostClock:
-    """The host's monotonic clock, for devices without streams."""
-
-    def mark(self) -> int:
-        """Return nanoseconds of CLOCK_MONOTONIC, which all processes of a kernel share."""
-        return time.monotonic_ns()
-
-    def seconds(self, marks: Sequence[int]) -> list[float]:
-        """Return the times of the marks in seconds."""
         return [mark * 1e-9 for mark in marks]
 
 
@@ -42,7 +32,7 @@ class DeviceMark(NamedTuple):
     anchor: int
 
 
-class DeviceClock:
+class DeviceClock(Clock):
     """Marks times on a device by events in this thread's current stream.
 
     CUDA returns the time between two events as float32 milliseconds, whose resolution is only 0.25
@@ -53,27 +43,20 @@ class DeviceClock:
     def __init__(self, device: Device) -> None:
         self._device = device
         device.synchronize()
-        # The host notices an event with a delay, so use the shortest of several waits.
-        _, self._anchored_s, origin = min(
-            (self._origin() for _ in range(_NUM_ORIGINS)), key=itemgetter(0)
-        )
-        self._anchors: list[Event] = [origin]
+        shortest_s = inf
+        for _ in range(_NUM_ORIGINS):  # the host notices an event with a delay: use the shortest
+            before_s = time.monotonic_ns() * 1e-9
+            event = device.record(timed=True)
+            event.synchronize()
+            after_s = time.monotonic_ns() * 1e-9
+            if after_s - before_s < shortest_s:
+                shortest_s, self._anchored_s = after_s - before_s, after_s
+                self._anchors: list[Event] = [event]
         self._anchor_times = [self._anchored_s]
-
-    def _origin(self) -> tuple[float, float, Event]:
-        """Record an event and wait for it.
-
-        Returns the seconds of the wait, the time after the wait, and the event.
-        """
-        before_s = time.monotonic_ns() * 1e-9
-        event = self._device.current_stream().record(timed=True)
-        event.synchronize()
-        after_s = time.monotonic_ns() * 1e-9
-        return after_s - before_s, after_s, event
 
     def mark(self) -> DeviceMark:
         """Record an event on the current stream, without waiting for the device."""
-        event = self._device.current_stream().record(timed=True)
+        event = self._device.record(timed=True)
         now = time.monotonic_ns() * 1e-9
         if now - self._anchored_s > _ANCHOR_EVERY_S:
             self._anchors.append(event)
@@ -89,13 +72,13 @@ class DeviceClock:
 
     def _after(self, anchor: int, event: Event) -> float:
         event.synchronize()
-        return self._anchor_times[anchor] + event.seconds_after(self._anchors[anchor])
+        return self._anchor_times[anchor] + self._anchors[anchor].elapsed_time(event) * 1e-3
 
 
 def clock_for(device: torch.device) -> Clock:
     """Return the clock for work on this device."""
     found = device_of(device)
-    return DeviceClock(found) if found.is_asynchronous else HostClock()
+    return DeviceClock(found) if found.is_asynchronous else Clock()
 
 
 class TrainingClock:

@@ -18,8 +18,8 @@ def share_cores(device: torch.device) -> None:
 
     Without pinning, a message wakes the receiving rank on the sender's core. There the rank waits
     until the sender's time slice ends. Does nothing for a single rank, or if the device is a GPU.
-    Does not pin if there are more ranks than cores, or if the user has set an affinity. Keeps the
-    number of threads if the user has set OMP_NUM_THREADS. Existing threads are not pinned.
+    Does not pin existing threads, and nothing if there are more ranks than cores, or if the user
+    has set an affinity. Keeps the number of threads if the user has set OMP_NUM_THREADS.
     """
     num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     usable = os.sched_getaffinity(0)

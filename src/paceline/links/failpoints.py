@@ -6,11 +6,10 @@ A test arms failpoints in the environment, which all processes of a run inherit:
 
     PACELINE_FAILPOINTS='[{"at": "step.done", "worker": 1, "step": 12, "do": "SIGKILL"}]'
 
-`at` is the name of the place, and `do` the action. With `visit` N, only the N-th matching visit in
-a process causes the fault; N starts at 1. All other keys must equal the arguments of `reach`.
-Actions are a signal to this process ("SIGKILL", "SIGSTOP") or to its parent ("parent:SIGKILL"),
-an OSError ("raise"), and a pause until the test continues ("pause:FOLDER", see `Pause` in
-tests/faults.py).
+With `visit` N, only the N-th matching visit in a process causes the fault, from 1. All other keys
+must equal the arguments of `reach`. `do` is a signal to this process ("SIGKILL") or to its parent
+("parent:SIGKILL"), an OSError ("raise"), or a pause until the test continues ("pause:FOLDER", see
+`Pause` in tests/faults.py).
 """
 
 import json
@@ -31,14 +30,11 @@ def reach(name: str, **where: Any) -> None:
     if not armed:
         return
     for failpoint in json.loads(armed):
-        conditions = dict(failpoint)
-        action, at, visit = conditions.pop("do"), conditions.pop("at"), conditions.pop("visit", 0)
-        if at != name or any(where.get(key) != value for key, value in conditions.items()):
-            continue
-        key = json.dumps(failpoint)
-        _visits[key] += 1
-        if visit in (0, _visits[key]):
-            _act(action, name)
+        key, action, visit = str(failpoint), failpoint.pop("do"), failpoint.pop("visit", 0)
+        if failpoint.pop("at") == name and failpoint.items() <= where.items():
+            _visits[key] += 1
+            if visit in (0, _visits[key]):
+                _act(action, name)
 
 
 def _act(action: str, name: str) -> None:

@@ -1,8 +1,7 @@
 """Report in one line why the ranks of a run end.
 
 When a rank fails, the other ranks see only a lost connection. So the first failed rank publishes
-its reason in the run's store. Ranks on other machines print that reason. Ranks on the machine of
-the first failed rank print nothing, because that rank prints its error.
+its reason in the run's store, and prints its error. Ranks on other machines print that reason.
 """
 
 import time
@@ -15,37 +14,27 @@ from torch.distributed.distributed_c10d import Store
 from paceline.core.errors import InvalidInput, WorkerLost, WorkersFailed
 from paceline.links.group import Group, is_loss, unknown_peer
 
-_FAILED_KEY, _FAILURE_KEY = "paceline/failed", "paceline/failure"
-_SPEAKER_KEY = "paceline/speaker"  # the rank that prints its own error
-_REPORTED_KEY = "paceline/reported"
-_LEFT_KEY = "paceline/left"  # the first signal that ended a rank
-_SIGNALLED_KEY = "paceline/signalled"  # the signal that the launcher sends to all ranks
-_STOPPED_KEY = "paceline/stopped"  # the line that rank 0 printed when the run stopped
+# Keys of the run's store
+FAILURE = "paceline/failure"  # the first failed rank's reason
+REPORTED = "paceline/reported"  # set once the first failed rank has printed its error
+SIGNALLED = "paceline/signalled"  # the signal that the launcher sends to all ranks
+STOPPED = "paceline/stopped"  # the line that rank 0 printed when the run stopped
+_FAILED = "paceline/failed"  # the number of failed ranks
+_LEFT = "paceline/left"  # the first signal that ended a rank
+_SPEAKER = "paceline/speaker"  # the rank that prints its own error
 _REPORT_S = 3.0  # deadline for the first failed rank's output; less than the launcher's _GRACE_S
 
 
-def failure(store: Store) -> str | None:
-    """Return the first failed rank's reason; None if no rank has failed."""
-    return store.get(_FAILURE_KEY).decode() if store.check([_FAILURE_KEY]) else None
+def published(store: Store, key: str) -> str | None:
+    """Return what a rank or the launcher has published, if anything."""
+    return store.get(key).decode() if store.check([key]) else None
 
 
-def stopped(store: Store) -> str | None:
-    """Return the line that rank 0 printed when the run stopped, or None."""
-    return store.get(_STOPPED_KEY).decode() if store.check([_STOPPED_KEY]) else None
-
-
-def announce_signal(store: Store, number: int) -> None:
-    """Announce to all ranks that the launcher sends them a signal.
-
-    From then on, ranks explain lost connections by this signal.
-    """
-    _publish(store, _SIGNALLED_KEY, str(number))
-
-
-def _publish(store: Store | None, key: str, value: str) -> None:
+def publish(store: Store | None, key: str, value: object = "") -> None:
+    """Publish a value to the launcher and all ranks, if they have a store."""
     if store is not None:
         with suppress(RuntimeError):  # the process that keeps the store may have ended
-            store.set(key, value)
+            store.set(key, str(value))
 
 
 def tell_left(group: Group, number: int) -> bool:
@@ -53,19 +42,9 @@ def tell_left(group: Group, number: int) -> bool:
     if group.store is None:
         return True
     with suppress(RuntimeError):  # the process that keeps the store may have ended
-        group.store.compare_set(_LEFT_KEY, "", str(number))
-        return group.store.add(f"{_LEFT_KEY}/number", 1) == 1
+        group.store.compare_set(_LEFT, "", str(number))
+        return group.store.add(f"{_LEFT}/number", 1) == 1
     return False
-
-
-def tell_stopped(group: Group, line: str) -> None:
-    """Report to the launcher that this rank has printed why all ranks end."""
-    _publish(group.store, _STOPPED_KEY, line)
-
-
-def tell_reported(group: Group) -> None:
-    """Report to the other ranks that the first failed rank has printed its error."""
-    _publish(group.store, _REPORTED_KEY, "")
 
 
 def error_to_raise(
@@ -93,37 +72,34 @@ def error_to_raise(
 def _told_by(
     store: Store, error: Exception | SystemExit, group: Group, lost_in_torch: bool
 ) -> WorkerLost | WorkersFailed | None:
-    if store.check([_LEFT_KEY]):
-        return WorkersFailed(128 + int(store.get(_LEFT_KEY)))
-    reason = f"worker {group.rank} failed: {error}"
-    if lost_in_torch and store.check([_SIGNALLED_KEY]):
-        return WorkersFailed(128 + int(store.get(_SIGNALLED_KEY)))
+    number = published(store, _LEFT) or (published(store, SIGNALLED) if lost_in_torch else None)
+    if number is not None:
+        return WorkersFailed(128 + int(number))
+    is_lost, reason = isinstance(error, WorkerLost), str(error)
     if lost_in_torch:
-        reason = group.died(lambda: failure(store) is not None) or unknown_peer(error)
-    elif isinstance(error, WorkerLost):
-        reason = str(error)
-    is_lost = lost_in_torch or isinstance(error, WorkerLost)
-    is_first = store.add(_FAILED_KEY, 1) == 1
+        is_lost = True
+        reason = group.died(lambda: store.check([FAILURE])) or unknown_peer(error)
+    is_first = store.add(_FAILED, 1) == 1
     if is_first:
         if not is_lost:
-            store.set(_SPEAKER_KEY, str(group.rank))
-        store.set(_FAILURE_KEY, reason)
+            store.set(_SPEAKER, str(group.rank))
+            reason = f"worker {group.rank} failed: {reason}"
+        store.set(FAILURE, reason)
     if is_lost and (is_first or not _is_said_here(group, store)):
         if lost_in_torch and not is_first:  # repeat the first failed rank's reason
-            reason = store.get(_FAILURE_KEY).decode()
+            reason = store.get(FAILURE).decode()
         return WorkerLost(f"worker {group.rank} stops: {reason}")
     if is_first:
         return None
     # torchrun kills all ranks once a rank has ended. So wait until the first failed rank has
     # printed its error. RuntimeError: the deadline has passed, or the store has ended.
     with suppress(RuntimeError):
-        store.wait([_REPORTED_KEY], timedelta(seconds=_REPORT_S))
+        store.wait([REPORTED], timedelta(seconds=_REPORT_S))
     return WorkersFailed(2 if isinstance(error, InvalidInput) else 1)
 
 
 def _is_said_here(group: Group, store: Store) -> bool:
     """Return True if the first failed rank is on this machine and prints its error."""
-    if not store.check([_SPEAKER_KEY]):
-        return False
-    speaker = group.members[int(store.get(_SPEAKER_KEY))]
-    return speaker.boot_id == group.members[group.rank].boot_id
+    speaker = published(store, _SPEAKER)
+    here = group.members[group.rank].boot_id
+    return speaker is not None and group.members[int(speaker)].boot_id == here

@@ -11,15 +11,14 @@ OpenMP requires that the forking thread has not computed in parallel: otherwise 
 forever for OpenMP threads that exist only in its parent. The separate thread lives until the end of
 the `with` block, because the kernel ends the server together with that thread.
 
-Forks have the objects that existed when the `with` block began, in copy-on-write memory. Forks do
-not inherit sockets and pipes. Files open for reading get separate positions in each fork.
+Forks have the objects that existed when the `with` block began, in copy-on-write memory, but no
+sockets and pipes. Files open for reading get separate positions in each fork.
 """
 
 import ctypes
 import fcntl
 import gc
 import importlib
-import io
 import os
 import signal
 import socket
@@ -29,10 +28,10 @@ import threading
 import traceback
 import warnings
 from collections.abc import Collection, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from queue import SimpleQueue
-from typing import NoReturn, TextIO
+from typing import NoReturn
 
 from paceline.core.errors import InvalidInput
 from paceline.links import processes
@@ -47,10 +46,9 @@ _CHECK_S = 60.0  # deadline for `main` in a fork; long, because the driver may b
 
 @contextmanager
 def forked_from_here() -> Iterator[None]:
-    """Inside the block, start processes of `module_command` as forks of this process.
+    """Start processes as forks of this process, until the end of the block, which ends them.
 
-    These processes end with the block. Raises InvalidInput if GPUs would not work in a fork, and
-    OSError if the system cannot start processes.
+    Raises InvalidInput if GPUs would not work in a fork, and OSError if no process can start.
     """
     address, listener = listen()
     with listener:
@@ -66,24 +64,16 @@ def forked_from_here() -> Iterator[None]:
 
 
 class _Server:
-    """The fork server, which is a fork of this process, and the thread that forked it.
-
-    The server and its forks end with the thread.
-    """
+    """The fork server, which is a fork of this process, and ends with the thread that forked it."""
 
     def __init__(self, listener: socket.socket) -> None:
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(Exception):  # the stream may be None or a user's object
-                stream.flush()
+        _flush()
         self._listener, self._of = listener, os.getpid()
-        self._forked = SimpleQueue[int | OSError]()
+        self._forked = Future[int]()
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._fork, name="paceline forks", daemon=True)
         self._thread.start()
-        found = self._forked.get()
-        if isinstance(found, OSError):
-            raise found
-        self._pid = found
+        self._pid = self._forked.result()
 
     def _fork(self) -> None:
         # Block signals until the fork has removed this program's handlers.
@@ -93,11 +83,11 @@ class _Server:
                 warnings.simplefilter("ignore", DeprecationWarning)
                 pid = os.fork()
         except OSError as error:
-            self._forked.put(error)
+            self._forked.set_exception(error)
             return
         if pid == 0:
             _serve(self._listener, self._of, before)
-        self._forked.put(pid)
+        self._forked.set_result(pid)
         self._is_over.wait()
 
     def close(self) -> None:
@@ -126,18 +116,22 @@ def _check() -> None:
 
 
 def main() -> None:
-    """Exit with code 1 unless this fork can compute on all of its devices."""
-    from paceline.links.devices import can_compute_in_fork
+    """Exit with code 1 unless this fork can compute on all of its devices.
 
-    if not can_compute_in_fork():
+    A fork cannot use GPUs if the parent had initialised CUDA. On a machine with GPUs, a fork cannot
+    run backward() if the parent had run backward(), which starts a thread per GPU.
+    """
+    import torch
+
+    from paceline.links.devices import cuda
+
+    if cuda.is_broken_by_fork():
         sys.exit(1)
+    torch.ones(1, requires_grad=True).sum().backward()  # raises RuntimeError if it cannot
 
 
 def _serve(listener: socket.socket, parent: int, mask: Iterable[int]) -> NoReturn:
-    """Fork processes on request; each fork runs its module and ends without exit handlers.
-
-    `mask`: the signals that the user's program has blocked.
-    """
+    """Fork processes on request, which block the signals `mask`, and end without exit handlers."""
     code: object = 1
     try:
         die_with_parent(parent)
@@ -158,30 +152,29 @@ def _serve(listener: socket.socket, parent: int, mask: Iterable[int]) -> NoRetur
     except BaseException:
         traceback.print_exc()
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(Exception):
-                stream.flush()
+        _flush()
         os._exit(code if isinstance(code, int) else 1)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # the stream may be None or a user's object
+            stream.flush()
 
 
 def _run_module(request: ForkRequest) -> None:
     """Turn this fork into the requested process, and run its module."""
     _detach_descriptors(request.received)
     become(request)
-    sys.stdin, sys.stdout, sys.stderr = _stream(0, "r"), _stream(1, "w"), _stream(2, "w")
-    _keep_memory()
+    # The user's program may have replaced these streams.
+    for fd, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        new = open(fd, mode, buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+        setattr(sys, name, new)
+    # malloc reads its environment variables only at a program's start.
+    for variable, number in _MALLOPT.items():
+        ctypes.CDLL(None).mallopt(number, min(int(os.environ[variable]), 2**31 - 1))
     sys.argv = request.command[1 + len(OF_WORKERS) :]
     importlib.import_module(sys.argv[0]).main()
-
-
-def _stream(fd: int, mode: str) -> TextIO:
-    """Open a standard stream with the settings of a new Python program.
-
-    The user's program may have replaced sys.stdin, sys.stdout or sys.stderr.
-    """
-    binary = io.FileIO(fd, mode, closefd=False)
-    buffered = io.BufferedWriter(binary) if mode == "w" else io.BufferedReader(binary)
-    return io.TextIOWrapper(buffered, errors="backslashreplace", line_buffering=True)
 
 
 def _detach_descriptors(kept: Collection[int]) -> None:
@@ -210,10 +203,3 @@ def _reposition(fd: int) -> None:
     os.lseek(own, os.lseek(fd, 0, os.SEEK_CUR), os.SEEK_SET)
     os.dup2(own, fd, inheritable=os.get_inheritable(fd))
     os.close(own)
-
-
-def _keep_memory() -> None:
-    """Apply malloc's environment variables, which are read only at a program's start."""
-    mallopt = ctypes.CDLL(None).mallopt
-    for name, number in _MALLOPT.items():
-        mallopt(number, min(int(os.environ[name]), 2**31 - 1))

@@ -1,8 +1,8 @@
 """Fork processes from a server that has already imported torch, so they start in milliseconds.
 
 `open_server(modules)` starts the server, which imports `modules` while this process continues. From
-then on `paceline.links.processes.start` asks the server to fork Python processes. Child processes
-read the server's address from PACELINE_FORK_SERVER, and ask the same server to fork children.
+then on `paceline.links.processes.start` asks the server to fork processes. Child processes read the
+server's address from PACELINE_FORK_SERVER, and ask the same server.
 
     this process ──connect──► server ──fork──► a process per connection
         │    request: command, environment, folder, cores; descriptors by SCM_RIGHTS
@@ -36,7 +36,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from paceline.links import signals
@@ -55,11 +54,7 @@ _CREDENTIALS = struct.Struct("3i")  # a peer's process number, user id and group
 
 @dataclass
 class ForkRequest:
-    """A request to fork a process.
-
-    `fds`: descriptor numbers in the new process. `received`: in the same order, the numbers that
-    these descriptors have in the server.
-    """
+    """A request to fork a process with descriptors `fds`, whose numbers here are `received`."""
 
     command: list[str]
     environment: dict[str, str]
@@ -105,10 +100,7 @@ def listen() -> tuple[str, socket.socket]:
 
 
 def serve(listener: socket.socket, environment: Mapping[str, str]) -> None:
-    """Fork processes on request; in a forked process, run the requested command and return.
-
-    `environment`: the environment with which the server was started.
-    """
+    """Fork processes on request; `environment` is that with which the server was started."""
     retitle([sys.executable, "-m", "paceline.links.forkserver"])
     request = ForkServer(listener, environment).serve()
     # Imports may set variables that children need, too: sklearn sets KMP_INIT_AT_FORK.
@@ -119,18 +111,18 @@ def serve(listener: socket.socket, environment: Mapping[str, str]) -> None:
     known = environment.get("PYTHONPATH", "").split(os.pathsep)
     added = [entry for entry in sys.path[1:] if entry not in known]
     own = request.environment.get("PYTHONPATH", "")
-    sys.path[1:] = [*filter(None, own.split(os.pathsep)), *added]
+    sys.path[:] = [str(Path.cwd()), *filter(None, own.split(os.pathsep)), *added]
     for stream, is_lines in ((sys.stdout, os.isatty(1)), (sys.stderr, True)):
         stream.reconfigure(line_buffering=is_lines)  # type: ignore[union-attr]
     retitle(request.command)
-    run(request.command)
+    run_module(request.command[1 + len(OF_WORKERS) :])
 
 
 class ForkServer:
-    """Forks a child for each request on a socket; the child finds the request in `forked`.
+    """Forks a child for each request on a socket.
 
-    `environment`: the environment in which this process loaded libraries. A request is refused if
-    the request changes a variable that libraries read while loading. None accepts all requests.
+    `environment`: the environment in which this process loaded libraries. The server refuses
+    requests that change a variable that libraries read while loading; None accepts all requests.
     """
 
     def __init__(
@@ -140,14 +132,14 @@ class ForkServer:
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
         self._pids: dict[socket.socket, int] = {}
-        self.forked: ForkRequest | None = None
+        self._forked: ForkRequest | None = None  # in a child: its request
 
     def serve(self) -> ForkRequest:
         """Fork processes on request; in a forked process, return the request for that process."""
-        while self.forked is None:
+        while self._forked is None:
             for key, _ in self._selector.select():
                 # An earlier event of this loop may have closed the connection of this event.
-                if self.forked is None and self._selector.get_map().get(key.fd) is key:
+                if self._forked is None and self._selector.get_map().get(key.fd) is key:
                     key.data(key.fileobj)
         # The child closes the server's descriptors.
         for key in list(self._selector.get_map().values()):
@@ -156,7 +148,7 @@ class ForkServer:
             else:
                 os.close(key.fd)
         self._selector.close()
-        return self.forked
+        return self._forked
 
     def _accept(self, listener: socket.socket) -> None:
         connection, _ = listener.accept()
@@ -184,9 +176,7 @@ class ForkServer:
         elif pid is not None:
             os.kill(pid, struct.unpack("i", packet)[0])
         else:
-            request = ForkRequest(**json.loads(packet))
-            request.received = fds
-            self._fork(connection, request)
+            self._fork(connection, ForkRequest(**json.loads(packet) | {"received": fds}))
 
     def _fork(self, connection: socket.socket, request: ForkRequest) -> None:
         server, pid, refused = os.getpid(), -1, ""
@@ -204,7 +194,7 @@ class ForkServer:
             return
         if pid == 0:
             die_with_parent(server)
-            self.forked = request
+            self._forked = request
             return
         _close(request.received)
         self._pids[connection] = pid
@@ -268,33 +258,18 @@ def retitle(command: Sequence[str]) -> None:
     ctypes.memmove(begin, text.ljust(end - begin, b"\0"), end - begin)
 
 
-def run(command: Sequence[str]) -> None:
-    """Run a Python command line: `-m MODULE ...`, `-c CODE ...` or a file."""
-    what, *arguments = command[1:]
-    if command[1:3] != OF_WORKERS:
-        signals.handle_as_python()
-    if what == "-m":
-        sys.argv = arguments
-        sys.path[0] = str(Path.cwd())
-        run_module()
-    elif what == "-c":
-        sys.argv = [what, *arguments[1:]]
-        sys.path[0] = ""
-        main_module = sys.modules["__main__"] = ModuleType("__main__")
-        exec(compile(arguments[0], "<string>", "exec"), main_module.__dict__)  # noqa: S102
-    else:
-        sys.argv = [what, *arguments]
+def run_module(arguments: Sequence[str]) -> None:
+    """Run a module or FILE.py like Python; call the `main` of a module that is imported already."""
+    sys.argv = list(arguments)
+    what = sys.argv[0]
+    module = sys.modules.get(what)
+    if what.endswith(".py"):
         sys.path[0] = str(Path(what).resolve().parent)
         runpy.run_path(what, run_name="__main__")
-
-
-def run_module() -> None:
-    """Run the module sys.argv[0] like `python -m`; call its `main` if it is already imported."""
-    module = sys.modules.get(sys.argv[0])
-    if module is not None and hasattr(module, "main"):  # imported already: do not run it twice
+    elif module is not None and hasattr(module, "main"):
         module.main()
     else:
-        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        runpy.run_module(what, run_name="__main__", alter_sys=True)
 
 
 def main() -> None:

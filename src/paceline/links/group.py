@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
-from paceline.core.errors import WorkerLost
+from paceline.core.errors import InvalidInput, WorkerLost
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PID_NAMESPACE = Path("/proc/self/ns/pid")
@@ -43,6 +43,11 @@ class Member(NamedTuple):
     def place(self) -> tuple[str, str]:
         """The machine or container of the rank."""
         return self.boot_id, self.pid_namespace
+
+    @property
+    def title(self) -> str:
+        """The rank's name in errors."""
+        return f"worker {self.rank} (process {self.pid})"
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,12 @@ class Group:
         texts = [bytes(row[: int(size)].tolist()) for row, size in zip(rows, sizes, strict=True)]
         return [json.loads(text) for text in texts]
 
+    def check(self, problem: str | None) -> None:
+        """Raise InvalidInput on all ranks if a rank has a problem."""
+        for found in self.gather(problem):
+            if found is not None:
+                raise InvalidInput.of(found)
+
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
         """Overwrite all ranks' tensors with the values of rank 0's tensors."""
         if self.world_size > 1:
@@ -119,10 +130,9 @@ class Group:
 
     @contextmanager
     def naming_lost_ranks(self) -> Iterator[None]:
-        """Replace PyTorch's error for a lost peer by WorkerLost, which names the lost rank.
+        """Replace PyTorch's error for a lost peer by WorkerLost, in a user's own program.
 
-        This method acts only in a user's own program, where the group has no `store`. Elsewhere
-        `rendezvous.process_group` replaces the error.
+        There the group has no `store`. Elsewhere `rendezvous.process_group` replaces the error.
         """
         try:
             yield
@@ -140,15 +150,12 @@ class Group:
     def died(self, is_said: Callable[[], bool] = lambda: False) -> str | None:
         """Return an error text that names dead ranks on this machine.
 
-        Waits up to a second for a rank to die. Returns None if no rank dies within that second, or
-        as soon as `is_said()` is True.
+        Returns None if no rank dies within a second, or as soon as `is_said()` is True.
         """
         until = time.monotonic() + _SETTLING_S
-        while not is_said():
+        while not is_said() and time.monotonic() < until:
             if gone := self.dead():
                 return f"{gone} died in the middle of the run"
-            if time.monotonic() > until:
-                return None
             time.sleep(0.05)
         return None
 
@@ -174,7 +181,7 @@ def _names_in(group: Group, states: Sequence[str]) -> str:
         except psutil.NoSuchProcess:
             state = psutil.STATUS_DEAD
         if state in states:
-            found.append(f"worker {one.rank} (process {one.pid})")
+            found.append(one.title)
     return ", ".join(found)
 
 

@@ -4,8 +4,7 @@
     rank 1             step 42 ends: reads the store ─► stops after step 52
 
 Ranks are at most one step apart. Each rank polls the store at the end of a step, at most four times
-a second. The signal may reach one rank or all ranks. If only one rank receives the signal, the
-error names that rank.
+a second. The signal may reach all ranks, or one rank, which the error then names.
 """
 
 import math
@@ -31,11 +30,10 @@ _MARGIN_STEPS = 2
 
 
 class Interruption:
-    """A signal handler that notes the first signal.
+    """A signal handler that notes the first signal, `number`.
 
-    `number`: the noted signal. `worker`: the only process that received the signal, if that process
-    is a worker. `before`: by signal number, the previous handlers, which handle later signals; if
-    `before` is None, later signals are ignored.
+    `worker`: the only process that received the signal, if that process is a worker. `before`: by
+    signal number, the previous handlers of later signals; None ignores later signals.
     """
 
     def __init__(self) -> None:
@@ -101,10 +99,7 @@ def interruptible(*, raises_again: bool = False) -> Iterator[Interruption]:
 
 
 def stop_by_worker_signal(number: int, worker: str) -> None:
-    """Stop the run because a worker received a signal.
-
-    Before training has begun, raises an error that ends the command.
-    """
+    """Stop the run because a worker received a signal; before training, end the command."""
     if _interruptible:
         noted = _interruptible[-1]
         if not noted.requested:
@@ -117,18 +112,12 @@ def stop_by_worker_signal(number: int, worker: str) -> None:
 
 
 def is_agreed(store: Store) -> bool:
-    """Return True if the ranks have agreed on a last step.
-
-    They save their state after that step.
-    """
+    """Return True if the ranks have agreed on a last step, after which they save their state."""
     return bool(store.check([_KEY]))
 
 
 class StopAgreement:
-    """Lets all ranks stop after the same step once a rank has received a signal.
-
-    Each rank must call `after` at the end of each step.
-    """
+    """Lets all ranks stop after the same step once a rank has received a signal."""
 
     def __init__(self, group: Group, interruption: Interruption, num_steps: int) -> None:
         self._group, self._interruption = group, interruption
@@ -141,7 +130,7 @@ class StopAgreement:
         self._has_told = False
 
     def after(self, num_steps: int) -> bool:
-        """Return True if all ranks stop after step `num_steps`."""
+        """Return True if all ranks stop after step `num_steps`, which has just ended."""
         now_s = time.monotonic()
         if now_s - self._polled_s >= _POLL_S:
             step_s = (now_s - self._polled_s) / max(1, num_steps - self._polled)
@@ -183,5 +172,4 @@ class StopAgreement:
         with suppress(RuntimeError):  # the store's process may have ended
             asked = [one for one in group.members if store.check([f"{_ASKED_KEY}/{one.rank}"])]
             if len(asked) == 1:
-                (one,) = asked
-                self._interruption.worker = f"worker {one.rank} (process {one.pid})"
+                self._interruption.worker = asked[0].title

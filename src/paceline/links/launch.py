@@ -1,7 +1,4 @@
-"""Start this machine's workers, and ensure that none outlives the run.
-
-Workers read the same environment variables here as under torchrun.
-"""
+"""Start this machine's workers with torchrun's environment; none outlives the run."""
 
 import os
 import socket
@@ -10,31 +7,28 @@ from datetime import timedelta
 from functools import partial
 from signal import SIGTERM
 from types import FrameType
-from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from paceline.core.errors import InvalidInput, PacelineError, WorkerLost, WorkersFailed
 from paceline.links.failpoints import reach
-from paceline.links.failures import announce_signal, failure, stopped
-from paceline.links.interruption import is_agreed
-from paceline.links.processes import TERMINATION_S, Process, end, reason, signals_held, start, wait
-from paceline.links.signals import EXIT_CODES, CommandHandler, handled_by, participle, pass_on
+from paceline.links.failures import FAILURE, SIGNALLED, STOPPED, publish, published
+from paceline.links.interruption import Interruption, is_agreed
+from paceline.links.processes import TERMINATION_S, Process, end, reason, start, wait
+from paceline.links.signals import EXIT_CODES, blocked, handled_by, participle
 
 _LOOPBACK = "127.0.0.1"
 _GRACE_S = 5.0  # time in which the other workers notice a lost worker and report it
 
 
 def launch(command: Sequence[str], num_workers: int, port: int = 0) -> None:
-    """Run `command` as `num_workers` local workers, and wait until all succeed.
+    """Run a `module_command` as `num_workers` local workers, and wait until all succeed.
 
     The workers meet at `port` of the loopback address; 0 chooses a free port. The first SIGINT or
-    SIGTERM is passed on to the workers. All workers have ended when this function returns or
-    raises, and also when this process is killed.
-
-    Raises InvalidInput if the port is in use, WorkerLost if a worker was killed, and WorkersFailed
-    if workers ended with an error or after a signal.
+    SIGTERM is passed on to the workers. All workers end before this function does, even if this
+    process is killed. Raises InvalidInput if the port is in use, WorkerLost if a worker was killed,
+    and WorkersFailed if workers ended with an error or after a signal.
     """
     if not 0 <= port < 2**16:
         raise InvalidInput("port", "must be 0 to 65535", got=port)
@@ -51,7 +45,7 @@ def launch(command: Sequence[str], num_workers: int, port: int = 0) -> None:
         with handled_by(passed) as passed.before:
             # Block signals while workers start: a signal that arrives before a worker is in the
             # list would not be passed on to that worker.
-            with signals_held(command):
+            with blocked():
                 for rank in range(num_workers):
                     environment = _environment(rank, num_workers, port)
                     worker = start(command, environment=environment)
@@ -60,20 +54,17 @@ def launch(command: Sequence[str], num_workers: int, port: int = 0) -> None:
             failed = wait(workers, _GRACE_S, partial(_is_saving, store, workers))
         codes = [process.poll() or 0 for process in failed]
         if failed and (passed.number is not None or set(codes) & set(EXIT_CODES)):
-            raise _stop(workers, failed, passed.number, stopped(store))
+            raise _stop(workers, failed, passed.number, published(store, STOPPED))
         if failed:
-            raise _failure(workers, failed, failure(store))
+            raise _failure(workers, failed, published(store, FAILURE))
     finally:
-        announce_signal(store, SIGTERM)
+        publish(store, SIGNALLED, int(SIGTERM))
         end(workers, termination_s=TERMINATION_S)
         del store
 
 
 def store_on(listener: socket.socket) -> Store:
-    """Return a store that uses this listening socket.
-
-    A store that opens a new socket listens on all addresses.
-    """
+    """Return a store on this socket; a store that opens a new socket listens on all addresses."""
     host, port = listener.getsockname()
     store: Store = dist.TCPStore(  # type: ignore[attr-defined] # exported, but not declared
         host,
@@ -102,35 +93,22 @@ def _environment(rank: int, num_workers: int, port: int) -> dict[str, str]:
     return {name: str(value) for name, value in place.items()}
 
 
-class _PassedOn:
-    """A signal handler that passes the first signal on to the workers.
-
-    The workers then save their state. This is needed because a program or scheduler signals only
-    this process. Previous handlers get the second signal. `number`: the first signal.
-    """
+class _PassedOn(Interruption):
+    """Passes the first signal on to the workers, because a scheduler signals only this process."""
 
     def __init__(self, workers: Sequence[Process], store: Store) -> None:
+        super().__init__()
         self._workers, self._store = workers, store
-        self.number: int | None = None
-        self.before: dict[int, Any] = {}
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if self.number is not None:
-            pass_on(self.before[number], number, frame)
-        self.number = number
-        for one in self.before.values():
-            if isinstance(one, CommandHandler):
-                one.received = number
-        announce_signal(self._store, number)
+        super().__call__(number, frame)
+        publish(self._store, SIGNALLED, number)
         for worker in self._workers:
             worker.send(number)
 
 
 def _is_saving(store: Store, workers: Sequence[Process], code: int) -> bool:
-    """Return True if all workers have agreed to save their state after a common step.
-
-    If not, pass the signal that ended a worker (`code` - 128) on to the workers; return False.
-    """
+    """Return True if all workers have agreed to save their state; else pass the signal on."""
     if is_agreed(store):
         return True
     for worker in workers:
@@ -143,8 +121,7 @@ def _stop(
 ) -> WorkersFailed:
     """Return the error of a run that a signal ended.
 
-    `passed`: the signal that was passed on to all workers; None if only a worker received a signal.
-    `said`: the line that rank 0 has printed, if any.
+    `passed`: the signal passed on to all workers, if any. `said`: rank 0's last line, if any.
     """
     if said is not None:
         return WorkersFailed(128 + passed if passed else failed[0].poll() or 0, said)

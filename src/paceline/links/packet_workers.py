@@ -1,18 +1,14 @@
 """Worker processes of this machine, which exchange packets over sockets and files in memory.
 
-    with PacketWorkers("package.module", deadline_s) as workers:
-        process, wire = workers.launch(settings, fds)         # python -m package.module WIRE
-        workers.add(PacketWorker(0, process, wire))
-        for worker, message, why in workers.poll():           # why: the reason if a worker is lost
-            ...
+    process, wire = workers.launch(settings, fds)         # python -m package.module WIRE
+    workers.add(PacketWorker(0, process, wire))
+    for worker, message, why in workers.poll():           # why: the reason if a worker is lost
+        ...
 
-    settings, wire = Wire.to_starter(sys.argv[1])             # in the worker
-    while (message := wire.receive()) is not None:
-        wire.send(...)
+    settings, wire = Wire.to_starter(sys.argv[1])         # in the worker
 
 A packet takes a tenth of the time of a message over TCP. An empty packet means that the process has
-ended. Messages are pickled, which is safe here: one process has started the other, and both belong
-to one user.
+ended. Messages are pickled: one process has started the other, and both belong to one user.
 """
 
 import os
@@ -65,10 +61,7 @@ class Wire:
 
     @classmethod
     def to_starter(cls, argument: str) -> tuple[Any, Self]:
-        """Return a worker's settings, and its wire to the process that started the worker.
-
-        `argument`: the only command-line argument of the worker.
-        """
+        """Return a worker's settings and wire, from its only command-line argument."""
         report_signals()
         connection, file = map(int, argument.split(","))
         wire = cls(socket.socket(fileno=connection), file)
@@ -93,10 +86,7 @@ class Wire:
         return pickle.loads(packet) if packet else None  # noqa: S301 - see above
 
     def write(self, value: object) -> None:
-        """Write a value, which may contain tensors, to the file.
-
-        Raises InvalidInput if memory does not suffice.
-        """
+        """Write a value with tensors to the file; raise InvalidInput if memory is too small."""
         try:
             with os.fdopen(os.dup(self._file), "wb") as file:
                 file.seek(0)
@@ -119,10 +109,7 @@ class Wire:
 
 @dataclass(eq=False)
 class PacketWorker:
-    """A worker process and its wire.
-
-    `awaited_since_s`: the time since which an answer is awaited, or inf if none is awaited.
-    """
+    """A worker process and its wire; `awaited_since_s`: inf if no answer is awaited."""
 
     number: int
     process: Process
@@ -137,10 +124,7 @@ class PacketWorker:
         return f"worker {self.number} (process {self.process.pid})"
 
     def send(self, message: object) -> None:
-        """Send a message and expect an answer.
-
-        If the process has ended, nothing is sent, and `poll` reports the loss.
-        """
+        """Send a message and expect an answer; `poll` reports a process that has ended."""
         self.awaited_since_s = time.monotonic()
         with suppress(ConnectionError):
             self.wire.send(message)
@@ -150,17 +134,14 @@ W = TypeVar("W", bound=PacketWorker)
 
 
 class PacketWorkers(Generic[W]):
-    """Worker processes that run one module.
-
-    A worker that does not answer a message within `deadline_s` is lost.
-    """
+    """Worker processes of one module; a worker without an answer in `deadline_s` is lost."""
 
     def __init__(self, module: str, deadline_s: float) -> None:
         self._module, self._deadline_s = module, deadline_s
-        self._files = ExitStack()  # descriptors of files in memory, and a pipe
+        self._files = ExitStack()  # descriptors of files in memory, a pipe and the selector
         self._signals = WorkerSignals()
         self._files.callback(self._signals.close)
-        self._selector = selectors.DefaultSelector()
+        self._selector = self._files.enter_context(selectors.DefaultSelector())
         self._checked_s = 0.0
         self.workers: list[W] = []  # in the order of their starts
 
@@ -171,7 +152,6 @@ class PacketWorkers(Generic[W]):
         for worker in self.running:
             self._close(worker)
         self._files.close()
-        self._selector.close()
 
     @property
     def running(self) -> list[W]:
@@ -179,10 +159,7 @@ class PacketWorkers(Generic[W]):
         return [worker for worker in self.workers if not worker.is_ended]
 
     def launch(self, settings: object, fds: Sequence[int]) -> tuple[Process, Wire]:
-        """Start a process that inherits `fds`; return it and the wire to it.
-
-        The process reads `settings` from the wire. Raises OSError if it cannot be started.
-        """
+        """Start a process that inherits `fds` and reads `settings`; return it and its wire."""
         file = os.memfd_create("paceline-worker", os.MFD_CLOEXEC)
         self._files.callback(os.close, file)
         os.fchmod(file, 0o600)
@@ -193,11 +170,10 @@ class PacketWorkers(Generic[W]):
             with other:
                 fds = other.fileno(), file, *fds
                 argument = f"{other.fileno()},{file}"
-                process = self._signals.start(self._module, argument, fds, OMP_NUM_THREADS="1")
+                return self._signals.start(self._module, argument, fds, OMP_NUM_THREADS="1"), wire
         except OSError:
             own.close()
             raise
-        return process, wire
 
     def add(self, worker: W) -> None:
         """Add a launched worker to the workers that `poll` watches."""
@@ -245,10 +221,7 @@ class PacketWorkers(Generic[W]):
         worker.process.close()
 
     def stop(self, message: object) -> list[Any]:
-        """End all running workers by a message; return the final value of each worker.
-
-        The value is None for a worker that did not end with exit code 0.
-        """
+        """End all running workers by a message; return their final values, None after an error."""
         stopped = self.running
         for worker in stopped:  # send to all before waiting, so that they end in parallel
             worker.send(message)

@@ -2,17 +2,13 @@
 
     command = module_command("paceline.runs.launching", settings.model_dump_json())
     process = start(command, environment={"RANK": "0"}, pass_fds=(socket.fileno(),))
-    process.poll()                      # None while the process runs, else its exit code
     selector.register(process, selectors.EVENT_READ)  # readable once the process has ended
-    process.wait(deadline_s)            # True if the process ends within deadline_s
-    reason(process.poll())              # "was ended by SIGKILL", "ended with exit code 3"
     failed = wait([process], grace_s=5) # until all have ended, or 5 s after the first failure
     end([process])                      # SIGTERM, and SIGKILL after 2 s
-    done = output(command, deadline_s)  # a subprocess.CompletedProcess
 
-Standard input is /dev/null. Descriptors in `pass_fds` keep their numbers. The kernel kills a
-process of `module_command` when the process that started it ends, even by SIGKILL. Inside
-`paceline.links.forking.forked_from_here`, processes of `module_command` are forks of this process.
+Standard input is /dev/null. Descriptors in `pass_fds` keep their numbers. The kernel kills the
+process when the process that started it ends, even by SIGKILL. Inside
+`paceline.links.forking.forked_from_here`, processes are forks of this process.
 """
 
 import json
@@ -26,9 +22,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import TextIO
 
 from paceline.links import signals
 from paceline.links.forkserver import ADDRESS, MAX_NBYTES, OF_WORKERS, ForkRequest, run_module
@@ -41,7 +37,6 @@ STANDARD_ERROR = 2
 TERMINATION_S = 2.0  # time for a process to end its own children and write its results
 _ANSWER_S = 120.0  # deadline for an answer of a fork server that still imports modules
 PARENT = "PACELINE_LAUNCHER"
-_RUN = [sys.executable, *OF_WORKERS]
 # For each block of `forked_from_here`: the thread that runs the block, and the server's address.
 servers_from_here: list[tuple[int, str]] = []
 
@@ -103,11 +98,11 @@ class ForkedProcess(Process):
         if self._code is None and self.fileno() >= 0:
             with suppress(BlockingIOError):
                 try:
-                    packet = self._connection.recv(MAX_NBYTES, socket.MSG_DONTWAIT)
+                    packet = _received(self._connection)
                 except ConnectionResetError:
                     # The server sent the exit code and closed the connection without reading our
-                    # last signal. After this error, the next `recv` returns the exit code.
-                    packet = self._connection.recv(MAX_NBYTES, socket.MSG_DONTWAIT)
+                    # last signal. After this error, the next call returns the exit code.
+                    packet = _received(self._connection)
                 # Without an exit code, the server has died and the kernel has killed the process.
                 self._code = json.loads(packet)["code"] if packet else -signal.SIGKILL
         return self._code
@@ -126,6 +121,10 @@ class ForkedProcess(Process):
             self._connection.close()
 
 
+def _received(connection: socket.socket) -> bytes:
+    return connection.recv(MAX_NBYTES, socket.MSG_DONTWAIT)
+
+
 def _await_readable(what: Process | socket.socket, within_s: float) -> None:
     with selectors.DefaultSelector() as selector:
         selector.register(what, selectors.EVENT_READ)
@@ -142,11 +141,8 @@ def reason(code: int | None) -> str:
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    """Return a command that runs a module like `python -m`.
-
-    The kernel kills the module's process when this process ends.
-    """
-    return [*_RUN, module, *arguments]
+    """Return a command for `start`, which runs a module like `python -m`, or a FILE.py."""
+    return [sys.executable, *OF_WORKERS, module, *arguments]
 
 
 def start(
@@ -154,28 +150,24 @@ def start(
     *,
     environment: Mapping[str, str] | None = None,
     pass_fds: Sequence[int] = (),
-    stdout: int | IO[bytes] | None = None,
-    stderr: int | IO[bytes] | None = None,
+    stdout: int | None = None,
+    stderr: int | None = None,
 ) -> Process:
-    """Start a process.
+    """Start a process of `module_command`; raise OSError if it cannot be started.
 
-    `environment` is added to this process's environment. Raises OSError if the process cannot be
-    started.
+    `environment` is added to this process's environment.
     """
     added = {PARENT: str(os.getpid())} | dict(environment or {})
     whole = KEEPING_MEMORY | os.environ | added
-    what = command[1] if len(command) > 1 else "-"
-    is_python = command[0] == sys.executable and (what in ("-m", "-c") or what[0] != "-")
     with Path(os.devnull).open() as nothing:
-        fds = {0: nothing.fileno(), 1: _number(stdout, 1), 2: _number(stderr, 2)}
-        fds |= {fd: fd for fd in pass_fds}
-        if servers_from_here and command[: len(_RUN)] == _RUN:
+        fds = {0: nothing.fileno(), 1: stdout or 1, 2: stderr or 2} | {fd: fd for fd in pass_fds}
+        if servers_from_here:
             own = [one for thread, one in servers_from_here if thread == threading.get_ident()]
             return fork(command, whole, fds, own[-1] if own else servers_from_here[-1][1])
-        if ADDRESS in os.environ and is_python:
+        if ADDRESS in os.environ:
             with suppress(OSError):  # if the server refuses, start a new program below
                 return fork(command, whole, fds, os.environ[ADDRESS])
-    with signals_held(command):
+    with signals.blocked():  # until the new process handles them
         child = subprocess.Popen(  # noqa: S603 - a command of our own
             command,
             env=whole,
@@ -187,27 +179,12 @@ def start(
     return Process(child)
 
 
-def signals_held(command: Sequence[str]) -> AbstractContextManager[None]:
-    """Block signals while a process of `module_command` starts.
-
-    The new process unblocks the signals once it handles them.
-    """
-    return signals.blocked() if command[: len(_RUN)] == _RUN else nullcontext()
-
-
-def _number(file: int | IO[bytes] | None, default: int) -> int:
-    if file is None:
-        return default
-    return file if isinstance(file, int) else file.fileno()
-
-
 def fork(
     command: Sequence[str], environment: Mapping[str, str], fds: Mapping[int, int], address: str
 ) -> ForkedProcess:
-    """Ask the server at `address` to fork a process for a Python command line.
+    """Ask the server at `address` to fork a process; raise OSError if the server refuses.
 
-    `fds` maps the new process's descriptor numbers to those of this process. Raises OSError if the
-    server refuses.
+    `fds` maps the new process's descriptor numbers to those of this process.
     """
     cores = sorted(os.sched_getaffinity(0))
     request = ForkRequest(list(command), dict(environment), str(Path.cwd()), cores, list(fds))
@@ -216,7 +193,7 @@ def fork(
         connection.connect("\0" + address)
         socket.send_fds(connection, [json.dumps(vars(request)).encode()], list(fds.values()))
         _await_readable(connection, _ANSWER_S)
-        answer = json.loads(connection.recv(MAX_NBYTES, socket.MSG_DONTWAIT) or "{}")
+        answer = json.loads(_received(connection) or "{}")
         if "pid" not in answer:
             raise OSError(answer.get("refused", "the fork server has ended"))
     except OSError:
@@ -232,9 +209,9 @@ def wait(
 ) -> list[Process]:
     """Wait until all processes have ended, but at most `grace_s` after the first failure.
 
-    Returns the ended processes with an exit code other than 0, in the order of their ends. An
-    end by SIGINT or SIGTERM does not count as the first failure if `is_saving(code)` is True: then
-    the other processes still save their state.
+    Returns the processes that ended with another code than 0, in the order of their ends. If
+    `is_saving(code)` is True, an end by SIGINT or SIGTERM is not the first failure: then the other
+    processes still save their state.
     """
     failed: list[Process] = []
     deadline: float | None = None
@@ -260,11 +237,7 @@ def wait(
 def end(
     processes: Sequence[Process], *, wait_s: float = 0.0, termination_s: float = TERMINATION_S
 ) -> None:
-    """End processes that still run after `wait_s`.
-
-    The processes get SIGTERM, and SIGKILL `termination_s` later. If `termination_s` is 0, the
-    processes get only SIGKILL.
-    """
+    """End processes that run after `wait_s` by SIGTERM, and by SIGKILL `termination_s` later."""
     deadline = time.monotonic() + wait_s
     for process in processes:
         process.wait(deadline - time.monotonic())
@@ -282,17 +255,10 @@ def end(
 def output(
     command: Sequence[str], deadline_s: float, termination_s: float = 5.0
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end, and return its exit code and output as text.
-
-    Raises TimeoutError if the command runs longer than `deadline_s`; then its process is ended.
-    """
-    with ExitStack() as files:
-        # Use files in memory, because a full pipe would block the process until a reader came.
-        out, err = (
-            files.enter_context(os.fdopen(os.memfd_create("paceline-output"), "w+b"))
-            for _ in range(2)
-        )
-        process = start(command, stdout=out, stderr=err)
+    """Return a command's exit code and output; raise TimeoutError if it exceeds `deadline_s`."""
+    # Use files in memory, because a full pipe would block the process until a reader came.
+    with _memory_file() as out, _memory_file() as err:
+        process = start(command, stdout=out.fileno(), stderr=err.fileno())
         try:
             if not process.wait(deadline_s):
                 raise TimeoutError(f"did not end within {deadline_s:g} s")
@@ -300,16 +266,19 @@ def output(
             end([process], termination_s=termination_s)
         for file in (out, err):
             file.seek(0)
-        texts = (file.read().decode(errors="replace") for file in (out, err))
-        return subprocess.CompletedProcess(command, process.poll() or 0, *texts)
+        return subprocess.CompletedProcess(command, process.poll() or 0, out.read(), err.read())
+
+
+def _memory_file() -> TextIO:
+    fd = os.memfd_create("paceline-output")
+    return os.fdopen(fd, "w+", encoding="utf-8", errors="replace", newline="")
 
 
 def main() -> None:
     """Run the module in the first argument, until the process that started it ends."""
     signals.handle_in_worker()
     die_with_parent(int(os.environ[PARENT]))
-    del sys.argv[0]
-    run_module()
+    run_module(sys.argv[1:])
 
 
 if __name__ == "__main__":

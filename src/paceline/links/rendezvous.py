@@ -1,17 +1,23 @@
-"""Join a run: the ranks exchange their identities and create a process group."""
+"""Join a run: the ranks exchange their identities and create a process group.
+
+    rank 0 ──connection── rank 1          If rank 0 is killed while a fork keeps the connection
+      └ fork ─────┘                       open, rank 1 would wait for rank 0 forever.
+
+So processes that the user's program forks close the connections, which they cannot use anyway.
+"""
 
 import importlib
 import json
 import os
-import sys
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from itertools import count
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import (
@@ -25,10 +31,10 @@ from torch.distributed.rendezvous import rendezvous
 from paceline.core.errors import InvalidInput, WorkerLost
 from paceline.links.devices import Device, device_of, gpus, num_gpus
 from paceline.links.failures import error_to_raise
-from paceline.links.forks_of_ranks import close_connections_in_forks
 from paceline.links.group import Group, Member, myself
 
 _meetings = count()  # number of groups joined by this process; equal on all ranks of a run
+_peers: set[int] = set()  # process numbers of the other ranks on this machine
 
 
 @contextmanager
@@ -37,50 +43,44 @@ def process_group(
 ) -> Iterator[Group]:
     """Join the run described by the environment variables of torchrun or Paceline's launcher.
 
-    `device`: the current device inside the block. The default is this rank's GPU, or the CPU if the
-    machine has no GPU.
-    `deadline_s`: the longest wait of a collective.
-    `exchanges_alone`: create a process group even for a single rank.
+    `deadline_s`: the longest wait of a collective. `device`: the current device inside the block,
+    by default as `device_of_rank`. `exchanges_alone`: create a process group even for a single
+    rank. Without RANK in the environment, this process is a run's only rank.
 
-    Without RANK in the environment, this process is a run's only rank. Raises WorkerLost if a peer
-    is lost or does not join, and InvalidInput if the ranks cannot form a group. If the block raises
-    an error but another rank failed first, WorkersFailed is raised instead of that error.
+    Raises WorkerLost if a peer is lost or does not join, and InvalidInput if the ranks cannot form
+    a group. If another rank failed before an error of the block, WorkersFailed replaces the error.
     """
     own = device_of(device_of_rank() if device is None else device)
     # Without `use`, a model's `.cuda()` would create a CUDA context on the first GPU.
-    with own.use(), _process_group(own, deadline_s, exchanges_alone) as group:
-        yield group
+    with own.use():
+        if os.environ.get("WORLD_SIZE", "1") == "1" and not exchanges_alone:
+            yield Group.alone(own.torch_device, deadline_s)
+            return
+        group, store = _started_group(own, deadline_s)
+        try:
+            yield group
+        except (Exception, SystemExit) as error:
+            instead = error_to_raise(error, group, store)
+            if instead is None:
+                raise
+            raise instead from error
+        # Not after an error: destroying the group would wait for peers that may be gone.
+        dist.destroy_process_group()
 
 
-@contextmanager
-def _process_group(own: Device, deadline_s: float, exchanges_alone: bool) -> Iterator[Group]:
-    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    device, deadline = own.torch_device, timedelta(seconds=deadline_s)
-    is_alone = world_size == 1
-    if is_alone and not exchanges_alone:
-        yield Group.alone(device, deadline_s)
-        return
+def _started_group(own: Device, deadline_s: float) -> tuple[Group, Store]:
     # Import torch._dynamo before process groups exist. PyTorch's import at the first optimizer step
     # would keep references to process groups, whose threads abort the interpreter at its exit.
     importlib.import_module("torch._dynamo")
-    store, members = _meet(myself(rank, device), world_size, deadline)
-    _initialise(own, rank, world_size, store, deadline)
+    deadline, device = timedelta(seconds=deadline_s), own.torch_device
+    store, members = _initialise(own, deadline)
     # Values in host memory need gloo: NCCL would make the host wait for the GPU.
     control = None if own.backend == "gloo" else dist.new_group(backend="gloo", timeout=deadline)
+    rank, world_size, is_alone = dist.get_rank(), len(members), len(members) == 1
     group = Group(
         rank, world_size, device, members, store, control, deadline_s, exchanges_alone=is_alone
     )
-    try:
-        yield group
-    except (Exception, SystemExit) as error:
-        instead = error_to_raise(error, group, store)
-        if instead is None:
-            raise
-        raise instead from error
-    finally:
-        # Not after an error: destroying the group would wait for peers that may be gone.
-        if sys.exc_info()[0] is None:
-            dist.destroy_process_group()
+    return group, store
 
 
 def joined(
@@ -90,43 +90,54 @@ def joined(
 ) -> Group:
     """Return the `Group` of this process in a user's own program.
 
-    Under torchrun, this function initialises torch.distributed (gloo, or NCCL for GPUs) unless the
-    program has done so. Without torch.distributed, this process is the only rank. All ranks of
-    `process_group` must call this function together. `deadline_s` defaults to the process group's
-    timeout. Raises InvalidInput if ranks are on different kinds of devices, and WorkerLost if a
-    rank does not join.
+    Under torchrun, initialises torch.distributed (gloo, or NCCL for GPUs) unless the program has
+    done so. Without torch.distributed, this process is the only rank. All ranks of `process_group`
+    must call this function together. `deadline_s` defaults to the process group's timeout. Raises
+    InvalidInput if ranks are on different kinds of devices, and WorkerLost if a rank does not join.
     """
     own = device_of(device)
     device = own.torch_device
     timeout = None if deadline_s is None else timedelta(seconds=deadline_s)
     if not dist.is_initialized() and "RANK" in os.environ:
-        _make_default_group(own, timeout)
+        with own.use():
+            _initialise(own, timeout)
     if not dist.is_initialized() or dist.get_world_size(process_group) == 1:
-        alone_s = default_pg_timeout.total_seconds() if deadline_s is None else deadline_s
-        return Group.alone(device, alone_s, process_group)
-    if deadline_s is None:
-        timeout = _timeout_of(process_group, device)
-        deadline_s = timeout.total_seconds()
+        return Group.alone(device, (timeout or default_pg_timeout).total_seconds(), process_group)
+    timeout = timeout or _timeout_of(process_group, device)
     rank, world_size = dist.get_rank(process_group), dist.get_world_size(process_group)
     member, control = myself(rank, device), _gloo_group_of(process_group, timeout)
-    unknown = Group(
-        rank, world_size, device, (member,) * world_size, None, control, deadline_s, process_group
-    )
-    members = tuple(Member(*row) for row in unknown.gather(member))
+    known, deadline_s = (member,) * world_size, timeout.total_seconds()
+    group = Group(rank, world_size, device, known, None, control, deadline_s, process_group)
+    members = tuple(Member(*row) for row in group.gather(member))
     _check_kinds(members)
-    here = members[rank]
-    near = [one for one in members if one.place == here.place]
-    close_connections_in_forks(one.pid for one in near)
-    return replace(unknown, members=members)
+    near = {one.pid for one in members if one.place == member.place} - {member.pid}
+    if near and not _peers:
+        os.register_at_fork(after_in_child=_close_connections)
+    _peers.update(near)
+    return replace(group, members=members)
+
+
+def _close_connections() -> None:
+    """Replace this fork's connections to other ranks by /dev/null."""
+    of_peers = {(one.raddr, one.laddr) for pid in _peers for one in _connections(pid)}
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for one in _connections(os.getpid()):
+        if (one.laddr, one.raddr) in of_peers:
+            os.dup2(nothing, one.fd, inheritable=False)
+    os.close(nothing)
+
+
+def _connections(pid: int) -> Iterable[Any]:
+    try:
+        return psutil.Process(pid).net_connections("tcp")
+    except psutil.Error:  # the process has ended, or belongs to another user
+        return ()
 
 
 def _gloo_group_of(
     process_group: dist.ProcessGroup | None, timeout: timedelta | None
 ) -> dist.ProcessGroup | None:
-    """Return a gloo group with the ranks of `process_group`, for values in host memory.
-
-    An NCCL group would make the host wait for the GPU.
-    """
+    """Return a gloo group with the ranks of `process_group`, for values in host memory."""
     if dist.get_backend(process_group) == "gloo":
         return process_group
     made: dist.ProcessGroup | None = dist.new_group(
@@ -139,10 +150,7 @@ def _gloo_group_of(
 
 
 def with_own_connections(group: Group) -> Group:
-    """Return a CPU group of the same ranks with separate gloo connections.
-
-    All ranks must call this function together.
-    """
+    """Return a CPU group with separate gloo connections; all its ranks call this together."""
     if group.world_size == 1:
         return group
     name = group.gather(uuid.uuid4().hex)[0]  # torch's names recur after a group has ended
@@ -154,23 +162,16 @@ def with_own_connections(group: Group) -> Group:
     return made
 
 
-def _make_default_group(own: Device, timeout: timedelta | None) -> None:
-    """Create the default process group from torchrun's environment variables."""
-    rank, world_size = int(os.environ["RANK"]), int(os.environ.get("WORLD_SIZE", "1"))
-    # Meet first: ranks with different backends would wait for each other forever.
-    store, _ = _meet(myself(rank, own.torch_device), world_size, timeout or default_pg_timeout)
-    with own.use():
-        _initialise(own, rank, world_size, store, timeout)
+def _initialise(own: Device, timeout: timedelta | None) -> tuple[Store, tuple[Member, ...]]:
+    """Initialise torch.distributed from torchrun's environment; return the store and the ranks.
 
-
-def _initialise(
-    own: Device, rank: int, world_size: int, store: Store, timeout: timedelta | None
-) -> None:
-    """Initialise torch.distributed, and wait until all ranks have done so.
-
-    Without this wait, a rank could leave while another rank still connects to it. On that other
-    rank gloo would fail with "connectFullMesh failed".
+    Waits until all ranks are initialised: otherwise a rank could leave while another rank still
+    connects to it, and gloo would fail there with "connectFullMesh failed".
     """
+    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    # Meet first: ranks with different backends would wait for each other forever.
+    here = myself(rank, own.torch_device)
+    store, members = _meet(here, world_size, timeout or default_pg_timeout)
     dist.init_process_group(
         own.backend, timeout=timeout, world_size=world_size, rank=rank, store=store
     )
@@ -178,9 +179,9 @@ def _initialise(
     try:
         store.wait([f"paceline/joined/{other}" for other in range(world_size)])
     except RuntimeError as error:
-        raise WorkerLost(
-            f"worker {rank} stops: not all of {world_size} workers joined the process group"
-        ) from error
+        problem = f"not all of {world_size} workers joined the process group"
+        raise WorkerLost(f"worker {rank} stops: {problem}") from error
+    return store, members
 
 
 def _timeout_of(process_group: dist.ProcessGroup | None, device: torch.device) -> timedelta:
@@ -194,23 +195,17 @@ def _timeout_of(process_group: dist.ProcessGroup | None, device: torch.device) -
 
 
 def device_of_rank() -> torch.device:
-    """Return this rank's GPU, or the CPU if the machine has no GPU.
-
-    Raises InvalidInput if the machine has GPUs, but fewer GPUs than ranks.
-    """
+    """Return this rank's GPU, or the CPU if the machine has no GPU; each rank needs a GPU."""
     found = gpus()
     if not found:
         return torch.device("cpu")
-    _check_suffice(len(found), int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    check_gpus(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), len(found))
     return found[int(os.environ.get("LOCAL_RANK", "0"))]
 
 
-def check_gpus(num_workers: int) -> None:
-    """Raise InvalidInput if this machine has GPUs, but fewer GPUs than workers."""
-    _check_suffice(num_gpus(), num_workers)
-
-
-def _check_suffice(num_found: int, num_workers: int) -> None:
+def check_gpus(num_workers: int, known: int | None = None) -> None:
+    """Raise InvalidInput if this machine has GPUs, but fewer (`known`) than workers."""
+    num_found = num_gpus() if known is None else known
     if 0 < num_found < num_workers:
         hint = "each worker needs one; set CUDA_VISIBLE_DEVICES= to train on CPU cores"
         problem = f"must be at most {num_found}, the number of this machine's GPUs"
@@ -219,7 +214,6 @@ def _check_suffice(num_found: int, num_workers: int) -> None:
 
 def _meet(own: Member, world_size: int, deadline: timedelta) -> tuple[Store, tuple[Member, ...]]:
     """Return the run's store, and the identities that the ranks exchange through the store."""
-    where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     try:
         store, _, _ = next(rendezvous("env://", own.rank, world_size, timeout=deadline))
         if (attempt := os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) != "0":
@@ -231,14 +225,13 @@ def _meet(own: Member, world_size: int, deadline: timedelta) -> tuple[Store, tup
         store.set(f"paceline/member/{own.rank}", json.dumps(own))
         rows = [json.loads(store.get(f"paceline/member/{rank}")) for rank in range(world_size)]
     except ValueError as error:
-        raise InvalidInput(
-            "RANK", f"requires the other environment variables of torchrun: {error}"
-        ) from None
+        problem = f"requires the other environment variables of torchrun: {error}"
+        raise InvalidInput("RANK", problem) from None
     except RuntimeError as error:
-        raise WorkerLost(
-            f"worker {own.rank} stops: not all {world_size} workers joined at {where} within "
-            f"{deadline.total_seconds():g} s"
-        ) from error
+        where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        within = f"at {where} within {deadline.total_seconds():g} s"
+        problem = f"not all {world_size} workers joined {within}"
+        raise WorkerLost(f"worker {own.rank} stops: {problem}") from error
     members = tuple(Member(*row) for row in rows)
     _check_kinds(members)
     return store, members

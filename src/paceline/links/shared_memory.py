@@ -24,11 +24,9 @@ ALIGNMENT = 64  # a cache line, so that writers do not slow down neighbouring te
 
 
 class LocalRanks(NamedTuple):
-    """The ranks on this machine.
+    """The ranks on this machine (`members`, ascending), and the first rank of each machine.
 
-    `members`: the ranks on this machine, ascending. `leaders`: the first rank of each machine,
-    ascending. `pids`: the process numbers of the members. `num_cores`: the number of cores that the
-    members together may use.
+    `pids`: the process numbers of the members. `num_cores`: the cores that the members may use.
     """
 
     leaders: tuple[int, ...]
@@ -63,19 +61,15 @@ def find_local_ranks(group: Group) -> LocalRanks:
         os.close(fd)
     members = tuple(r for r, leader in enumerate(leader_of) if leader == leader_of[group.rank])
     cores = {core for member in members for core in rows[member][3]}
-    return LocalRanks(
-        leaders=tuple(sorted(set(leader_of))),
-        members=members,
-        pids=tuple(rows[member][0] for member in members),
-        num_cores=len(cores),
-    )
+    pids = tuple(rows[member][0] for member in members)
+    return LocalRanks(tuple(sorted(set(leader_of))), members, pids, len(cores))
 
 
 def allocate(nbytes: int, what: str = "the gradients") -> int:
     """Return a descriptor of `nbytes` of allocated memory, sealed against shrinking and growing.
 
     Only this user may open the memory, which is freed with its last descriptor and mapping. Raises
-    InvalidInput if memory or a limit does not suffice; the error names the data (`what`).
+    InvalidInput, which names the data (`what`), if memory or a limit does not suffice.
     """
     fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
@@ -97,27 +91,24 @@ def allocate(nbytes: int, what: str = "the gradients") -> int:
 
 
 def share(group: Group, place: LocalRanks, nbytes: int) -> int:
-    """Return a descriptor of new memory that this machine's ranks share.
-
-    Raises InvalidInput on all ranks if a machine cannot allocate the memory.
-    """
+    """Return a descriptor of new memory that this machine's ranks share; all fail together."""
     fd, problem = -1, None
     if group.rank == place.members[0]:
         try:
             fd = allocate(nbytes)
         except InvalidInput as error:
             problem = str(error)
-    rows = group.gather([fd, problem])
-    problems = [row[1] for row in rows if row[1] is not None]
-    if problems:
+    try:
+        group.check(problem)
+    except InvalidInput:
         if fd >= 0:
             os.close(fd)
-        raise InvalidInput.of(problems[0])
+        raise
+    of_leader = group.gather(fd)[place.members[0]]
     if fd >= 0:
         return fd
     # The leader keeps its descriptor open until all ranks have mapped the memory.
-    path = f"/proc/{place.pids[0]}/fd/{rows[place.members[0]][0]}"
-    return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    return os.open(f"/proc/{place.pids[0]}/fd/{of_leader}", os.O_RDWR | os.O_CLOEXEC)
 
 
 def _read_nonce(pid: int, fd: int) -> bytes | None:
@@ -133,11 +124,9 @@ def _read_nonce(pid: int, fd: int) -> bytes | None:
 
 
 def choose_leaders(reached: Sequence[Sequence[int]]) -> list[int]:
-    """Return the leader of each rank.
+    """Return the leader of each rank: the lowest leader whose memory it can read, or itself.
 
-    A rank's leader is the lowest leader whose memory the rank can read. A rank that can read no
-    leader's memory is a leader. `reached[rank]`: the lower ranks whose memory `rank` can read,
-    ascending. All ranks compute the same result.
+    `reached[rank]`: the lower ranks whose memory `rank` can read, ascending.
     """
     leader_of: list[int] = []
     for rank, lower in enumerate(reached):
@@ -164,15 +153,6 @@ class TensorSpec(NamedTuple):
         return self.offset + prod(self.shape) * self.dtype.itemsize
 
 
-def placed(tensors: Mapping[str, Tensor]) -> tuple[list[TensorSpec], int]:
-    """Lay out tensors one after another; return their specs and the total number of bytes."""
-    entries, offset = [], 0
-    for name, tensor in tensors.items():
-        entries.append(TensorSpec(name, tensor.dtype, tuple(tensor.shape), offset))
-        offset += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
-    return entries, offset
-
-
 def tensors_in(memory: Tensor, entries: Sequence[TensorSpec]) -> dict[str, Tensor]:
     """View parts of the byte tensor `memory` as the tensors that `entries` describe."""
     return {
@@ -181,11 +161,10 @@ def tensors_in(memory: Tensor, entries: Sequence[TensorSpec]) -> dict[str, Tenso
 
 
 class SharedTensors:
-    """Named tensors in anonymous shared memory, which is freed when no process uses it.
+    """Named tensors in memory of `allocate`, which other processes map by the descriptor `fd`.
 
-    Only this user may open the memory (mode 0600). Other processes map it by the descriptor `fd`.
-    `memory`: the whole memory as bytes. The object can be pickled: in a process that inherits the
-    descriptor, the unpickled object has the same memory.
+    `memory`: the whole memory as bytes. The object can be pickled for a process that inherits the
+    descriptor.
     """
 
     def __init__(self, fd: int, entries: Sequence[TensorSpec]) -> None:
@@ -198,11 +177,11 @@ class SharedTensors:
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], what: str) -> Self:
-        """Copy tensors to new shared memory.
-
-        Raises InvalidInput if memory does not suffice; `what` describes the tensors in that error.
-        """
-        entries, nbytes = placed(tensors)
+        """Copy tensors to new shared memory; `what` describes them in errors."""
+        entries, nbytes = [], 0
+        for name, tensor in tensors.items():
+            entries.append(TensorSpec(name, tensor.dtype, tuple(tensor.shape), nbytes))
+            nbytes += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
         shared = cls(allocate(max(1, nbytes), what), entries)
         for name, tensor in tensors.items():
             shared.tensors[name].copy_(tensor.detach())

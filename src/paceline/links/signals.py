@@ -6,10 +6,8 @@
     trains (links.interruption)      notes the signal, saves its state after a step, and stops
 
 A process started by a command ends silently, because the command prints the line. A worker of a hub
-instead reports the signal, and the hub stops the run (links.worker_signals). Exit codes are 128
-plus the signal's number, as in shells.
-
-A command calls `handle_in_command` before anything slow, so this module imports nothing large.
+instead reports the signal, and the hub stops the run (links.worker_signals). A command calls
+`handle_in_command` before anything slow, so this module imports nothing large.
 """
 
 import _thread
@@ -24,7 +22,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-EXIT_CODES = tuple(128 + number for number in SIGNALS)
+EXIT_CODES = tuple(128 + number for number in SIGNALS)  # as in shells
 _PARTICIPLES = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 _IMPORTING = "<frozen importlib._bootstrap>"
 _CLOSING_S = 20.0  # time that a command has for closing its resources
@@ -34,10 +32,9 @@ Handler = Callable[[int, FrameType | None], Any]
 
 
 class Stopped(BaseException):
-    """Ends a command after the signal `number`.
+    """Ends a command after the signal `number`; `why` follows it in the command's last line.
 
-    `why`: text that follows the signal in the command's last line. The base class is BaseException,
-    so that `except Exception` does not catch Stopped.
+    The base class is BaseException, so that `except Exception` does not catch Stopped.
     """
 
     def __init__(self, number: int, why: str = "") -> None:
@@ -113,13 +110,6 @@ def handle_in_worker() -> None:
     _handle(lambda number, _: os._exit(128 + number))
 
 
-def handle_as_python() -> None:
-    """Handle signals as a new Python program does."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-
-
 def _handle(handler: Handler) -> None:
     for number in SIGNALS:
         signal.signal(number, handler)
@@ -131,9 +121,9 @@ def _handle(handler: Handler) -> None:
 def blocked() -> Iterator[None]:
     """Block signals inside the block, and handle them in this process after the block.
 
-    A process started inside the block inherits the signal mask, and gets no signal before that
-    process unblocks signals. This process also needs a handler that notes signals: a thread without
-    the mask, such as a store's thread, gets signals, and Python runs handlers in the main thread.
+    A process started inside the block inherits the signal mask until it unblocks signals. This
+    process also needs a handler that notes signals, because Python runs handlers in the main thread
+    for a signal to any thread without the mask, such as a store's thread.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     noted: list[int] = []
@@ -173,8 +163,6 @@ def pass_on(before: Any, number: int, frame: FrameType | None) -> None:
 
 
 def _is_importing(frame: FrameType | None) -> bool:
-    while frame is not None:
-        if frame.f_code.co_filename == _IMPORTING:
-            return True
+    while frame is not None and frame.f_code.co_filename != _IMPORTING:
         frame = frame.f_back
-    return False
+    return frame is not None

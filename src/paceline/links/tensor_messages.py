@@ -13,10 +13,7 @@ Spec = list[tuple[str, str, list[int]]]  # name, dtype, shape
 
 
 def gather_tensors(tensors: Mapping[str, Tensor], group: Group) -> list[Tensors]:
-    """Return every rank's tensors on rank 0, and [] on other ranks.
-
-    The tensors are in rank order and in host memory.
-    """
+    """Return every rank's tensors on rank 0, in host memory; return [] on other ranks."""
     own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     specs: list[Spec] = group.gather(spec_of(own))
     if group.rank != 0:
@@ -35,10 +32,7 @@ def gather_tensors(tensors: Mapping[str, Tensor], group: Group) -> list[Tensors]
 
 
 def broadcast_tensors(tensors: Mapping[str, Tensor], group: Group) -> Tensors:
-    """Return rank 0's tensors on all ranks, in host memory.
-
-    `tensors` is ignored on the other ranks.
-    """
+    """Return rank 0's tensors on all ranks, in host memory; others' `tensors` are ignored."""
     own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     spec: Spec = group.gather(spec_of(own) if group.rank == 0 else [])[0]
     if group.rank != 0:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import torch
 
-from paceline.links.devices.device import Device
+from paceline.links.devices import Device
 
 _POLL_S = 0.5
 
@@ -19,10 +19,7 @@ class Stopped(Exception):
 
 
 class Turns:
-    """Gives lanes turns on a device in a fixed order.
-
-    A lane can leave the order, or stop all lanes.
-    """
+    """Gives lanes turns on a device in a fixed order; a lane can leave, or stop all lanes."""
 
     def __init__(self, lanes: Sequence[int]) -> None:
         self._order = list(lanes)
@@ -77,10 +74,7 @@ class Turns:
             self._condition.notify_all()
 
     def run(self, lanes: Mapping[int, Callable[[], None]], device: Device) -> None:
-        """Run each lane in a thread, and wait until all lanes have ended.
-
-        If a lane fails, all lanes stop, and its error is raised.
-        """
+        """Run each lane in a thread; if a lane fails, stop all lanes and raise its error."""
         failures: list[Exception] = []
         num_threads = torch.get_num_threads()
 

@@ -4,8 +4,8 @@
     worker   report_signals()                  # writes its signals into the pipe
     hub      signals.poll(names)               # stops the run, and names the worker
 
-If a worker ended at a signal, it would count as lost and the other workers would continue. Ctrl-C
-at a terminal signals hub and workers, but the hub still needs the workers to save their state.
+If a worker ended at a signal, it would count as lost and the others would continue. Ctrl-C at a
+terminal signals hub and workers, but the hub still needs the workers to save their state.
 """
 
 import os
@@ -38,10 +38,7 @@ class WorkerSignals:
         )
 
     def poll(self, names: Mapping[int, str]) -> None:
-        """Stop the run if a worker has reported a signal.
-
-        `names`: the workers' names by process number.
-        """
+        """Stop the run if a worker has reported a signal; `names`: by process number."""
         if self._writing < 0:
             return
         try:
@@ -68,8 +65,8 @@ class WorkerSignals:
 def report_signals() -> None:
     """Report the first signal to the hub or coordinator; end this process at the second signal.
 
-    Without a pipe for reports, SIGTERM ends this process. SIGINT is ignored, because Ctrl-C signals
-    the process that started this process, too.
+    Without a pipe for reports, SIGTERM ends this process, and SIGINT is ignored, because Ctrl-C
+    signals the process that started this process, too.
     """
     if _DESCRIPTOR not in os.environ:
         signal.signal(signal.SIGINT, signal.SIG_IGN)

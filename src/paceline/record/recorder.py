@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from paceline.core.cost import compute_lane, exchange_lane
 from paceline.core.plan import Kind, Lane, Resource
 from paceline.core.timeline import Span
-from paceline.links.clock import Clock, HostClock
+from paceline.links.clock import Clock, DeviceClock
 from paceline.training.models.layers import LayerModule, layers_of
 
 Borders = list[tuple[str, Any]]  # a layer's name, and the layer's start or end (mark or seconds)
@@ -346,7 +346,7 @@ class Recorder:
     def _lane(self, kind: Kind) -> Resource:
         # The computing thread of a CPU worker also copies. A GPU copies with copy engines, but adds
         # with kernels.
-        by_itself = isinstance(self._marks.clock, HostClock) or kind is Kind.REDUCE
+        by_itself = not isinstance(self._marks.clock, DeviceClock) or kind is Kind.REDUCE
         return compute_lane(self._device) if by_itself else Resource(self._device, Lane(kind.value))
 
     def _shares(self, phase: Activity, copies: Sequence[Span]) -> Shares:

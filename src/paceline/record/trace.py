@@ -16,9 +16,7 @@ from paceline.core.errors import InvalidInput
 from paceline.core.plan import Kind, Lane, Resource, TaskId
 from paceline.core.reading import read_record
 from paceline.core.timeline import Origin, Span, Timeline
-from paceline.links.files import limits
-from paceline.links.files.reading import read_file
-from paceline.links.files.writing import write_text
+from paceline.links.files import limits, read_file, write_text
 
 _US = 1e6  # Chrome traces count microseconds
 _LONGEST_US = 3.2e15  # a century

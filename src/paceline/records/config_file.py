@@ -18,9 +18,7 @@ from paceline.core.errors import InvalidInput
 from paceline.core.names import did_you_mean
 from paceline.core.reading import first_fault
 from paceline.core.settings import Record, RunSettings
-from paceline.links.files import limits
-from paceline.links.files.reading import read_file, read_toml_file
-from paceline.links.files.writing import write_text
+from paceline.links.files import limits, read_file, read_toml_file, write_text
 from paceline.records.settings import useful_settings
 
 FILE_NAME = "run.toml"

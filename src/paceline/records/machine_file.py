@@ -16,8 +16,7 @@ from paceline.core.facts import Fact
 from paceline.core.machine import Device, Machine, Station, place_of
 from paceline.core.names import did_you_mean, not_known
 from paceline.core.reading import fault_of, first_fault
-from paceline.links.files import limits
-from paceline.links.files.reading import read_toml_file
+from paceline.links.files import limits, read_toml_file
 from paceline.records.catalogue import EqualFile, by_name
 
 _DECIMAL = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0))

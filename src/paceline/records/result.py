@@ -14,8 +14,7 @@ from paceline.core.reading import read_finite_record, read_record
 from paceline.core.settings import Record, RehearseSettings, TrainSettings
 from paceline.core.strategy import StepsToLoss
 from paceline.core.timeline import Origin, quartiles
-from paceline.links.files import limits
-from paceline.links.files.reading import read_file
+from paceline.links.files import limits, read_file
 from paceline.planner import Forecast, Ranking, Refusal
 from paceline.planner.ranking import Advice
 from paceline.planner.second_machine import SecondMachine

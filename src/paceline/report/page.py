@@ -15,7 +15,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 from pydantic import BaseModel
 
-from paceline.links.files.writing import write_text
+from paceline.links.files import write_text
 from paceline.report.format import change_text, counted, duration, nbytes, share
 
 

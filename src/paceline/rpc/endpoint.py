@@ -96,7 +96,7 @@ class Endpoint:
             # A synchronous copy: received memory is not pinned.
             moved = tuple(buffer.to(device.torch_device) for buffer in buffers)
         for buffer in moved:
-            device.current_stream().keep(buffer)  # until this stream has decoded the buffer
+            device.keep(buffer)  # until this stream has decoded the buffer
         return moved
 
     def decode(

@@ -21,7 +21,7 @@ import zmq
 from zmq.utils import z85
 
 from paceline.core.errors import InvalidInput
-from paceline.links.files.reading import read_file
+from paceline.links.files import read_file
 
 _MOST_NBYTES = 64  # of a key file
 _Z85 = re.compile(rb"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")

@@ -16,7 +16,7 @@ from rich.console import Console
 from paceline.core.errors import InvalidInput
 from paceline.core.settings import Record
 from paceline.core.timeline import Timeline
-from paceline.links.files.writing import write_text
+from paceline.links.files import write_text
 from paceline.planner import Ranking
 from paceline.planner.drawing import drawing
 from paceline.record.trace import write_trace

@@ -15,7 +15,7 @@ from paceline.core.error_lines import DEBUG, error_line, exit_code
 from paceline.core.errors import Interrupted, WorkersFailed
 from paceline.links.cores import share_cores
 from paceline.links.failpoints import reach
-from paceline.links.failures import tell_left, tell_reported, tell_stopped
+from paceline.links.failures import REPORTED, STOPPED, publish, tell_left
 from paceline.links.group import Group
 from paceline.links.processes import is_started_by_parent
 from paceline.links.rendezvous import process_group
@@ -52,7 +52,7 @@ def as_rank(
                 carry_out(group)
             except Interrupted as error:  # all ranks leave together if none has failed
                 if group.rank == 0:
-                    tell_stopped(group, str(error))
+                    publish(group.store, STOPPED, error)
                     say(str(error))
                 return error.exit_code
     except WorkersFailed as error:
@@ -70,7 +70,7 @@ def _report(error: Exception | SystemExit, rank: str, group: Group | None) -> in
         traceback.print_exc()
     sys.stderr.write(f"paceline: {error_line(error, rank)}\n")
     if group is not None:
-        tell_reported(group)
+        publish(group.store, REPORTED)
     return exit_code(error)
 
 

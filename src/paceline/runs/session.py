@@ -24,7 +24,7 @@ from paceline.exchange.checkpoints import CHECKPOINTS, State, read_state
 from paceline.exchange.replicas import ReplicaRunner, devices_of
 from paceline.exchange.session import ElasticWorker, Runner, TrainingSession
 from paceline.links.cores import all_cores
-from paceline.links.files.writing import written_whole
+from paceline.links.files import written_whole
 from paceline.links.group import Group
 from paceline.measure.this_machine import facts
 from paceline.planner import Forecast, Ranking

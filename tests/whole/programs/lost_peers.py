@@ -14,6 +14,7 @@ from torch import distributed
 
 from paceline.links.group import Group
 from paceline.links.launch import launch
+from paceline.links.processes import module_command
 from paceline.runs.rank import as_rank, leave
 
 
@@ -32,7 +33,7 @@ def lose(group: Group) -> None:
 
 if len(sys.argv) == 1:
     signal.signal(signal.SIGUSR1, lambda *_: sys.exit(3))
-    launch([sys.executable, __file__, "launched"], 2)
+    launch(module_command(__file__, "launched"), 2)
 else:
     if sys.argv[1] != "launched":
         rank, port = sys.argv[1:]

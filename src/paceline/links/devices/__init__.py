@@ -1,11 +1,9 @@
 """The devices of this process, with one small interface (`Device`) for CPU and GPUs.
 
-    device = device_of(tensor.device)
-    copies = device.new_stream()
-    copies.wait_stream(device.current_stream())
-    with device.use(copies):
+    with (device := device_of(tensor.device)).use(copies):  # a stream
         there.copy_(here, non_blocking=True)
-    device.current_stream().wait(copies.record())
+        copied = device.record()
+    device.current_stream().wait_event(copied)
 
 Supported devices are the CPU and NVIDIA's GPUs; tests add a simulated GPU.
 """
@@ -21,7 +19,6 @@ from paceline.links.devices import cuda
 from paceline.links.devices.device import Device as Device
 from paceline.links.devices.device import Event as Event
 from paceline.links.devices.device import Stream as Stream
-from paceline.links.devices.host import HostDevice
 
 
 def device_of(device: torch.device) -> Device:
@@ -32,7 +29,7 @@ def device_of(device: torch.device) -> Device:
 @cache
 def _device_of(device: torch.device) -> Device:
     if device.type == "cpu":
-        return HostDevice(device)
+        return Device(device)
     if device.type == "cuda":
         return cuda.CudaDevice(device)
     raise InvalidInput("device", "must be 'cpu' or 'cuda'", got=str(device))
@@ -41,25 +38,19 @@ def _device_of(device: torch.device) -> Device:
 def gpus() -> tuple[torch.device, ...]:
     """Return the GPUs that this process sees; initialises CUDA.
 
-    Raises InvalidInput if GPUs exist but are not usable, for example because of an old driver.
-    Without this error, training would silently run on CPU cores.
+    Raises InvalidInput if GPUs exist but are not usable, for example because of an old driver:
+    otherwise, training would silently run on CPU cores.
     """
     return cuda.gpus()
 
 
 def first_device() -> torch.device:
-    """Return this process's first GPU, or the CPU if there is no GPU.
-
-    Raises InvalidInput if GPUs exist but are not usable.
-    """
+    """Return this process's first GPU as `gpus` does, or the CPU if there is no GPU."""
     return next(iter(gpus()), torch.device("cpu"))
 
 
 def device_named(name: str) -> torch.device:
-    """Return the torch device with a name such as cpu or cuda:0.
-
-    Raises InvalidInput if the device is not usable.
-    """
+    """Return the torch device with a name such as cpu or cuda:0, if it is usable."""
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
@@ -76,26 +67,10 @@ def current_gpu() -> torch.device:
 def num_gpus() -> int:
     """Return the number of GPUs that this process's children see.
 
-    Avoids initialising CUDA if the driver can count GPUs without it, because forks of a process
-    that has initialised CUDA cannot use GPUs. Therefore only `gpus` detects an old driver. Raises
-    InvalidInput if GPUs exist but PyTorch finds none.
+    Avoids initialising CUDA, after which forks cannot use GPUs. So only `gpus` detects an old
+    driver. Raises InvalidInput if GPUs exist but PyTorch finds none.
     """
     return cuda.num_gpus()
-
-
-def can_compute_in_fork() -> bool:
-    """Return True if this forked process can compute on all of its devices.
-
-    A fork cannot use GPUs if the parent had initialised CUDA. On a machine with GPUs, a fork cannot
-    run backward() if the parent had run backward(), which starts a thread per GPU.
-    """
-    if cuda.is_broken_by_fork():
-        return False
-    try:
-        torch.ones(1, requires_grad=True).sum().backward()
-    except RuntimeError:
-        return False
-    return True
 
 
 @contextmanager

@@ -5,7 +5,7 @@ import select
 import signal
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity
 
 from paceline.core.errors import InvalidInput, first_line
 from paceline.core.machine import DeviceKind
-from paceline.links.devices.device import Event, Stream
+from paceline.links.devices.device import Device, Stream
 
 _DEVICE_FILES = Path("/dev")
 _FORK_S = 30.0  # deadline for a fork's answer; long, because the machine may be busy
@@ -24,39 +24,38 @@ _HIDDEN = ("", "-1")  # values of CUDA_VISIBLE_DEVICES that hide all GPUs
 
 def gpus() -> tuple[torch.device, ...]:
     """Return the NVIDIA GPUs that this process sees; raise InvalidInput if they are not usable."""
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")  # torch only warns about an old driver
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    num_usable = _checked(count, [str(one.message) for one in found])
-    return tuple(torch.device("cuda", index) for index in range(num_usable))
+    return tuple(torch.device("cuda", index) for index in range(_count(usable=True)))
 
 
 def num_gpus() -> int:
     """Return the number of NVIDIA GPUs according to the driver, without initialising CUDA."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # an old driver is reported by `gpus`
-        count = torch.cuda.device_count()
-    return _checked(count, ())
+    return _count(usable=False)
+
+
+def _count(*, usable: bool) -> int:
+    """Count the GPUs; raise InvalidInput if GPUs exist but PyTorch finds none."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")  # torch only warns about an old driver
+        count = torch.cuda.device_count() if not usable or torch.cuda.is_available() else 0
+    if count == 0 and (why := _why_unusable([str(one.message) for one in found if usable])):
+        hint = "fix that, or set CUDA_VISIBLE_DEVICES= to compute on CPU cores"
+        raise InvalidInput("device", f"cannot use this machine's GPU: {why}", hint=hint)
+    return count
 
 
 def can_fork() -> bool:
-    """Return True if forks of this process can use GPUs.
+    """Return True if forks of this process can use GPUs: it has not initialised CUDA.
 
-    Forks cannot use GPUs once this process has initialised CUDA. PyTorch reports this only in a
-    fork, so this function forks a process. Returns False, too, if that process does not answer in
-    time, for example because a library's fork handler hangs.
+    PyTorch reports this only in a fork, so this function forks a process. Returns False, too, if
+    that process does not end in time, for example because a library's fork handler hangs.
     """
     pid = os.fork()
     if pid == 0:
         os._exit(is_broken_by_fork())
     pidfd = os.pidfd_open(pid)
-    try:
-        ended = select.poll()
-        ended.register(pidfd, select.POLLIN)
-        if not ended.poll(_FORK_S * 1e3):
-            os.kill(pid, signal.SIGKILL)
-    finally:
-        os.close(pidfd)
+    if not select.select([pidfd], [], [], _FORK_S)[0]:
+        os.kill(pid, signal.SIGKILL)
+    os.close(pidfd)
     return os.waitpid(pid, 0)[1] == 0
 
 
@@ -65,19 +64,8 @@ def is_broken_by_fork() -> bool:
     return bool(torch.cuda._is_in_bad_fork())
 
 
-def _checked(count: int, warned: Sequence[str]) -> int:
-    """Return `count`; raise InvalidInput if GPUs exist but PyTorch finds none."""
-    if count == 0 and (why := _why_unusable(warned)):
-        hint = "fix that, or set CUDA_VISIBLE_DEVICES= to compute on CPU cores"
-        raise InvalidInput("device", f"cannot use this machine's GPU: {why}", hint=hint)
-    return count
-
-
 def _why_unusable(warned: Sequence[str]) -> str | None:
-    """Return why PyTorch cannot use this machine's GPU.
-
-    Returns None if the machine has no GPU, or if CUDA_VISIBLE_DEVICES hides all GPUs.
-    """
+    """Return why PyTorch cannot use this machine's GPU; None without a visible GPU."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") in _HIDDEN:
         return None
     if not any(_DEVICE_FILES.glob("nvidia[0-9]*")):
@@ -88,95 +76,47 @@ def _why_unusable(warned: Sequence[str]) -> str | None:
     return next(iter(reasons), "torch finds no CUDA device")
 
 
-class CudaEvent:
-    """A CUDA event that is recorded on a stream at construction."""
-
-    def __init__(self, stream: torch.cuda.Stream, timed: bool) -> None:
-        # blocking: the waiting thread sleeps instead of spinning on a core
-        self.event = torch.cuda.Event(enable_timing=timed, blocking=True)
-        self.event.record(stream)
-
-    @property
-    def is_reached(self) -> bool:
-        """True once all earlier work of the stream is done."""
-        return bool(self.event.query())
-
-    def synchronize(self) -> None:
-        """Wait on the host until the event is reached."""
-        self.event.synchronize()
-
-    def seconds_after(self, earlier: Event) -> float:
-        """Return the seconds between two events, measured as float32 milliseconds."""
-        assert isinstance(earlier, CudaEvent)
-        elapsed_ms: float = earlier.event.elapsed_time(self.event)
-        return elapsed_ms * 1e-3
-
-
-class CudaStream:
-    """A CUDA stream."""
-
-    def __init__(self, stream: torch.cuda.Stream) -> None:
-        self.stream = stream
-
-    def record(self, *, timed: bool = False) -> CudaEvent:
-        """Return an event that is reached after all queued work of this stream."""
-        return CudaEvent(self.stream, timed)
-
-    def wait(self, event: Event) -> None:
-        """Make later work of this stream wait for the event."""
-        assert isinstance(event, CudaEvent)
-        self.stream.wait_event(event.event)
-
-    def wait_stream(self, other: Stream) -> None:
-        """Make later work of this stream wait for all queued work of the other stream."""
-        assert isinstance(other, CudaStream)
-        self.stream.wait_stream(other.stream)
-
-    def synchronize(self) -> None:
-        """Wait on the host until all queued work of this stream is done."""
-        self.stream.synchronize()
-
-    def keep(self, tensor: Tensor) -> None:
-        """Keep the tensor's memory from reuse until this stream has finished its queued work."""
-        tensor.record_stream(self.stream)
-
-
-class CudaDevice:
+class CudaDevice(Device):
     """A GPU of this process. Constructing this object does not initialise CUDA."""
 
     kind = DeviceKind.GPU
     is_asynchronous = True
     backend = "nccl"
     has_triton = True
-    profiled: tuple[ProfilerActivity, ...] = (ProfilerActivity.CUDA,)
-
-    def __init__(self, device: torch.device) -> None:
-        self.torch_device = device
+    profiled = (ProfilerActivity.CUDA,)
 
     @cached_property
     def name(self) -> str:
         """The GPU's product name."""
         return torch.cuda.get_device_name(self.torch_device)
 
-    def new_stream(self) -> CudaStream:
+    def new_stream(self) -> torch.cuda.Stream:
         """Return a new stream."""
-        return CudaStream(torch.cuda.Stream(self.torch_device))
+        return torch.cuda.Stream(self.torch_device)
 
-    def current_stream(self) -> CudaStream:
+    def current_stream(self) -> torch.cuda.Stream:
         """Return this thread's current stream of this GPU."""
-        return CudaStream(torch.cuda.current_stream(self.torch_device))
+        return torch.cuda.current_stream(self.torch_device)
 
-    def use(self, stream: Stream | None = None) -> AbstractContextManager[object]:
-        """Make this GPU, and optionally one of its streams, current within the block."""
-        if stream is None:
-            return torch.cuda.device(self.torch_device)
-        assert isinstance(stream, CudaStream)
-        return self._in(stream)
+    def record(self, *, timed: bool = False) -> torch.cuda.Event:
+        """Record an event in the current stream."""
+        # blocking: the waiting thread sleeps instead of spinning on a core
+        event = torch.cuda.Event(enable_timing=timed, blocking=True)
+        event.record(self.current_stream())
+        return event
+
+    def keep(self, tensor: Tensor) -> None:
+        """Keep a tensor's memory until the current stream has finished its queued work."""
+        tensor.record_stream(self.current_stream())
 
     @contextmanager
-    def _in(self, stream: CudaStream) -> Iterator[None]:
-        # torch.cuda.stream alone would restore only the stream of the previously current device.
-        with torch.cuda.device(self.torch_device), torch.cuda.stream(stream.stream):
+    def use(self, stream: Stream | None = None) -> Iterator[None]:
+        """Make this GPU, and optionally one of its streams, current within the block."""
+        assert stream is None or isinstance(stream, torch.cuda.Stream)
+        own: AbstractContextManager[object]
+        own = nullcontext() if stream is None else torch.cuda.stream(stream)
+        # `own` alone would restore only the stream of the previously current device.
+        with torch.cuda.device(self.torch_device), own:
             yield
 
     def synchronize(self) -> None:
@@ -198,10 +138,7 @@ class CudaDevice:
         return torch.cuda.can_device_access_peer(self.torch_device, other)
 
     def pin(self, memory: Tensor) -> Callable[[], None]:
-        """Pin host memory; return a function that unpins it.
-
-        Raises InvalidInput if CUDA cannot pin the memory.
-        """
+        """Pin host memory; return a function that unpins it. Raises InvalidInput on failure."""
         runtime, check = torch.cuda.cudart(), torch.cuda.check_error
         address, nbytes = memory.data_ptr(), memory.nbytes
         with self._pinning(nbytes):

@@ -5,9 +5,10 @@ thread queues work in its current stream. A stream can wait for an event of anot
 method depends on the thread's current device, because the user may change the current device.
 """
 
+import resource
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Protocol
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -17,90 +18,103 @@ from paceline.core.machine import DeviceKind
 
 
 class Event(Protocol):
-    """A position in a stream, reached when all earlier work of the stream is done."""
+    """A position in a stream, as `torch.cuda.Event`; reached when all earlier work is done."""
 
-    @property
-    def is_reached(self) -> bool:
-        """Whether the event is reached, so that `synchronize` would return immediately."""
+    def query(self) -> bool:
+        """Return True if the event is reached, so that `synchronize` would return immediately."""
 
     def synchronize(self) -> None:
         """Wait on the host, without spinning, until the event is reached."""
 
-    def seconds_after(self, earlier: "Event") -> float:
-        """Return the seconds from `earlier` to this event; both must be timed and reached."""
+    def elapsed_time(self, end_event: Any, /) -> float:
+        """Return the milliseconds to a later event; both must be timed and reached."""
 
 
 class Stream(Protocol):
-    """A queue of work on a device."""
+    """A queue of work on a device, as `torch.cuda.Stream`."""
 
-    def record(self, *, timed: bool = False) -> Event:
-        """Return an event that is reached after all queued work of this stream."""
-
-    def wait(self, event: Event) -> None:
+    def wait_event(self, event: Any, /) -> None:
         """Make later work of this stream wait for the event."""
 
-    def wait_stream(self, other: "Stream") -> None:
+    def wait_stream(self, stream: Any, /) -> None:
         """Make later work of this stream wait for all queued work of the other stream."""
 
     def synchronize(self) -> None:
         """Wait on the host until all queued work of this stream is done."""
 
+
+class Device:
+    """A device of this process: this class is the CPU, and subclasses are GPUs.
+
+    A CPU has no streams, and every call completes its work before the call returns. `backend`: the
+    backend of torch.distributed for this kind of device. `has_triton`: whether Triton kernels run
+    on it. `profiled`: the activities that torch.profiler records in addition to CPU activity.
+    """
+
+    kind = DeviceKind.CPU
+    is_asynchronous = False
+    backend = "gloo"
+    has_triton = False
+    profiled: tuple[ProfilerActivity, ...] = ()
+
+    def __init__(self, device: torch.device) -> None:
+        self.torch_device = device
+
+    @property
+    def name(self) -> str:
+        """The product name of a GPU, or "cpu"."""
+        return "cpu"
+
+    def new_stream(self) -> Stream:
+        """Return a new stream."""
+        raise RuntimeError("a CPU has no streams; check `is_asynchronous` first")
+
+    def current_stream(self) -> Stream:
+        """Return this thread's current stream of this device."""
+        return self.new_stream()
+
+    def record(self, *, timed: bool = False) -> Event:
+        """Return an event that is reached after all queued work of the current stream."""
+        raise RuntimeError("a CPU has no events; check `is_asynchronous` first")
+
     def keep(self, tensor: Tensor) -> None:
-        """Keep the tensor's memory from reuse until this stream has finished its queued work.
+        """Keep a tensor's memory until the current stream has finished its queued work.
 
         Needed if the memory was allocated in another stream, because the allocator tracks only the
         stream in which memory was allocated.
         """
 
-
-class Device(Protocol):
-    """A device of this process.
-
-    `backend`: the backend of torch.distributed for this kind of device. `has_triton`: whether
-    Triton kernels run on it. `profiled`: the activities that torch.profiler records in addition to
-    CPU activity.
-    """
-
-    torch_device: torch.device
-    kind: DeviceKind
-    is_asynchronous: bool
-    backend: str
-    has_triton: bool
-    profiled: tuple[ProfilerActivity, ...]
-
-    @property
-    def name(self) -> str:
-        """The product name of a GPU, or "cpu"."""
-
-    def new_stream(self) -> Stream:
-        """Return a new stream."""
-
-    def current_stream(self) -> Stream:
-        """Return this thread's current stream of this device."""
-
     def use(self, stream: Stream | None = None) -> AbstractContextManager[object]:
         """Make this device, and optionally one of its streams, current within the block."""
+        return nullcontext()
 
     def synchronize(self) -> None:
         """Wait until all queued work of all streams is done."""
 
     def memory_nbytes(self) -> tuple[int, int] | None:
         """Return the free and total bytes of the device's memory; None for host memory."""
+        return None
 
     def limit_memory(self, nbytes: int) -> None:
         """Limit this process to `nbytes` of the memory that contains this device's tensors."""
+        resource.setrlimit(resource.RLIMIT_DATA, (nbytes, nbytes))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
     def reaches(self, other: torch.device) -> bool:
         """Return True if this device can copy directly to and from another device."""
+        return True
 
     def pin(self, memory: Tensor) -> Callable[[], None]:
         """Pin host memory for asynchronous copies; return a function that unpins it."""
+        return lambda: None
 
     def pinned_like(self, tensor: Tensor) -> Tensor:
         """Return a new tensor in pinned host memory, with equal shape, strides and dtype."""
+        return torch.empty_like(tensor, device="cpu")
 
     def random_state(self) -> Tensor | None:
         """Return the state of a GPU's random number generator; None for the CPU."""
+        return None
 
     def set_random_state(self, state: Tensor) -> None:
-        """Set the state of the device's random number generator."""
+        """Set the state of a GPU's random number generator."""

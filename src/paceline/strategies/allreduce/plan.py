@@ -8,6 +8,7 @@ has been reduced. The weight update waits for the last bucket. CPU workers copy 
 buckets during backward. With a codec (`core.collective`) they also copy the decoded gradients.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -42,34 +43,29 @@ _Exchanges = tuple[tuple[Bucket, Collective], ...]
 def buckets(ready: Sequence[Layer], bucket_mb: int | None) -> list[Bucket]:
     """Return the buckets that DistributedDataParallel uses after its first iteration.
 
-    `ready`: layers in backward order. A parameter is added to the open bucket of its element size.
-    A bucket is closed when it reaches its capacity.
+    `ready`: layers in backward order. A parameter is added to the open bucket of its element size,
+    until the bucket reaches its capacity.
     """
     capacities = [_MIB, 25 * _MIB] if bucket_mb is None else [bucket_mb * _MIB]
     closed: list[Bucket] = []
     open_: dict[int, Bucket] = {}
-    num_closed: dict[int, int] = {}
+    num_closed = Counter[int]()
     for layer in ready:
         for parameter in layer.parameters:
             group = parameter.element_size
             before = open_.pop(group, Bucket())
             numel = before.num_values + parameter.numel
             bucket = Bucket(before.nbytes + parameter.nbytes, layer.name, numel)
-            number = num_closed.get(group, 0)
-            if bucket.nbytes >= capacities[min(number, len(capacities) - 1)]:
+            if bucket.nbytes >= capacities[min(num_closed[group], len(capacities) - 1)]:
                 closed.append(bucket)
-                num_closed[group] = number + 1
+                num_closed[group] += 1
             else:
                 open_[group] = bucket
     return closed + list(open_.values())
 
 
 def plan(workload: Workload, machine: Machine, config: AllReduce, window: Window) -> Plan:
-    """Plan a window of steps on the first `config.workers` devices.
-
-    Raises InvalidInput if devices or links are missing, or if the machine does not state a device's
-    speed with the codec.
-    """
+    """Plan a window of steps on the first `config.workers` devices."""
     devices = machine.first_devices(config.workers)
     exchanges: _Exchanges = ()
     if config.workers > 1:
@@ -86,10 +82,7 @@ def plan(workload: Workload, machine: Machine, config: AllReduce, window: Window
 
 
 def _copied(workload: Workload, devices: Sequence[Device], traffic: int) -> Workload:
-    """Add the copies of gradients to each layer's backward, unless all workers are GPUs.
-
-    `traffic`: bytes of memory traffic per byte of gradients.
-    """
+    """Add copies (`traffic` bytes per gradient byte) to backward, unless all workers are GPUs."""
     if all(device.kind == DeviceKind.GPU for device in devices):
         return workload
     layers = tuple(

@@ -14,10 +14,7 @@ from paceline.strategies.allreduce.config import AllReduce
 def method(
     config: AllReduce, compression: Compression | None = None, chunk: Chunking | None = None
 ) -> Method:
-    """Return torch's all-reduce as the method of exchange.
-
-    `compression`: replaces the codec of `config`. `chunk`: ignored.
-    """
+    """Return torch's all-reduce; `compression` replaces the codec of `config`."""
     if compression is None and config.codec is not None:
         compression = Compression(config.codec)
     return Method("allreduce", compression=compression)

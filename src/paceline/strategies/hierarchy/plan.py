@@ -6,16 +6,13 @@
     host exchange                                    [out 0][out 1][in 1][in 0]
     gpu0 h2d                                                                   [h2d 0]
 
-The drawing shows only the first of several chunks. The latency of one ring over all hosts grows
-with the number of hosts. Rings over groups have the latency of their few members on each level.
+The drawing shows only the first of several chunks. One ring over all hosts would have a latency
+that grows with their number; rings over groups have the latency of their few members.
 
 With `between="servers"` (`core.transfer`) the hosts form the tree of parameter servers of Du et al.
 2017, section 3.4, with synchronous updates. Every host serves a share of the parameters, so no host
-is a bottleneck. With fewer servers, each server receives a larger share from the other hosts.
-
-With servers, a worker does not update weights but copies the received parameters into its model.
-The plan prices this copy as a weight update. A single worker could also leave the update to its
-host, so a cheaper copy would not be a gain of many workers.
+is a bottleneck. A worker then copies the received parameters into its model. The plan prices this
+copy as a weight update: a cheaper copy would be possible with a single worker, too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import Machine
 from paceline.core.plan import Plan
-from paceline.core.step import ComputeStep, HostMemory, HostStep
+from paceline.core.step import ChunkExchange, ComputeStep, HostMemory, HostStep
 from paceline.core.strategy import Window
 from paceline.core.transfer import Shares, rings
 from paceline.core.workload import Layer, Workload, replica_nbytes
@@ -33,38 +30,29 @@ _SERVED = 3  # values that a server keeps per parameter: parameter, gradient sum
 
 
 def plan(workload: Workload, machine: Machine, config: Hierarchy, window: Window) -> Plan:
-    """Plan a window of steps on the first `config.workers` devices.
-
-    On a `Symmetric` machine these devices represent the devices of all nodes. Raises InvalidInput
-    if devices or links are missing.
-    """
+    """Plan a window of steps on the first `config.workers` devices, or the nodes they represent."""
     devices = machine.first_devices(config.workers)
-    work = HostStep(ComputeStep(workload, devices), ())
+    exchanges: tuple[ChunkExchange, ...] = ()
     if config.workers > 1:
         memory, has_servers = HostMemory(machine, devices), config.between == "servers"
         num_hosts = machine.peers(memory.hosts).num_ranks
         num_servers = _num_servers(config, num_hosts)
         levels = rings(machine, memory.hosts, devices) if num_hosts > 1 else ()
         if len(levels) > 1 and config.servers is not None:
-            raise InvalidInput(
-                "servers",
-                f"cannot be set on {machine.name}, whose hosts form groups of groups",
-                hint="omit it",
-            )
+            problem = f"cannot be set on {machine.name}, whose hosts form groups of groups"
+            raise InvalidInput("servers", problem, hint="omit it")
 
         def between(chunk: str, layers: Sequence[Layer]) -> Shares:
             nbytes = sum(layer.gradient_nbytes for layer in layers)
             return Shares(chunk, nbytes, levels, memory.hosts, has_servers, num_servers)
 
-        exchanges = memory.exchanges(
-            workload, config.chunk, between if levels or has_servers else None
-        )
-        work = HostStep(work.compute, exchanges)
-    return Plan.of_steps(work.tasks, window.num_steps)
+        used = between if levels or has_servers else None
+        exchanges = memory.exchanges(workload, config.chunk, used)
+    step = HostStep(ComputeStep(workload, devices), exchanges)
+    return Plan.of_steps(step.tasks, window.num_steps)
 
 
 def _num_servers(config: Hierarchy, num_hosts: int) -> int:
-    """Return the number of hosts that are servers."""
     if config.servers is not None and config.servers > num_hosts:
         raise InvalidInput("servers", f"must be at most {num_hosts} hosts", got=config.servers)
     return config.servers or num_hosts
@@ -78,9 +66,8 @@ def variants(workers: int) -> list[Hierarchy]:
 def memory(workload: Workload, machine: Machine, config: Hierarchy) -> Mapping[str, int]:
     """Return the bytes of each worker's replica, and of gradients and weights in host memory.
 
-    A host keeps the gradients of each of its workers, and their sum. With servers, a host that is a
-    server also keeps its share of the parameters, gradient sums and momentum. If one listed host
-    represents many equal hosts, it counts as a server.
+    A host keeps the gradients of each of its workers, and their sum; a server also keeps its share
+    of the parameters, gradient sums and momentum.
     """
     devices = machine.first_devices(config.workers)
     needed = dict.fromkeys((device.name for device in devices), replica_nbytes(workload))

@@ -192,7 +192,7 @@ class GpuReplica:
 
         With `waits`, wait for all batches and yield all results.
         """
-        while self._begun and (waits or self._begun[0].marks["update"].event.is_reached):
+        while self._begun and (waits or self._begun[0].marks["update"].event.query()):
             yield self.finish()
 
     def load(self, rows: Tensor) -> None:
@@ -223,7 +223,7 @@ class GpuReplica:
 
     def _copy_in(self, batch: _Batch) -> None:
         if self.sharing.taken is not None:
-            self.streams.copy_in.wait(self.sharing.taken)
+            self.streams.copy_in.wait_event(self.sharing.taken)
         with self._device.use(self.streams.copy_in):
             batch.marks["copying"] = self._marks.clock.mark()
             for run in self.sharing.runs:
@@ -232,14 +232,14 @@ class GpuReplica:
 
     def _train(self, batch: _Batch, rate: float) -> None:
         mark = self._marks.clock.mark
-        self.streams.compute.wait(batch.marks["model"].event)
+        self.streams.compute.wait_event(batch.marks["model"].event)
         with self._device.use(self.streams.compute):
             batch.marks["begun"] = mark()
             # If the previous batch is not finished, the copied model lacks the batch's update.
             missing = self._begun[-1].place if self._begun else None
             for run in self.sharing.runs:
                 run.take(batch.place, missing)
-            self.sharing.taken = self.streams.compute.record()
+            self.sharing.taken = self._device.record()
             self._marks.watch(batch.step is not None)
             loss = self._learner.loss(batch.samples)
             batch.marks["forward"] = mark()

@@ -18,7 +18,7 @@ from paceline.core.machine import DeviceKind
 from paceline.core.plan import Kind
 from paceline.core.timeline import Span
 from paceline.exchange.step import Learning, Share
-from paceline.links.clock import HostClock
+from paceline.links.clock import Clock
 from paceline.links.devices import Device, device_of, gpus
 from paceline.record.recorder import LayerMarks, Phase, layer_spans
 from paceline.strategies.hogbatch.config import WorkerSpec
@@ -207,7 +207,7 @@ class CpuReplica:
         learners = [Learner(refer(recipe.model(), shared), *own) for _ in range(threads)]
         self._threads = [_Thread(one, recipe.samples, slow) for one in learners]
         self._others = ThreadPoolExecutor(threads - 1) if threads > 1 else None
-        self._marks = LayerMarks(layers_of(self._threads[0].learner.model), HostClock())
+        self._marks = LayerMarks(layers_of(self._threads[0].learner.model), Clock())
         self._worker = worker
         self.spans: list[Span] = []
 

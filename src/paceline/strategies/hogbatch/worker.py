@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from paceline.checkpoints.worker_state import load_state, state_of
+from paceline.checkpoints.state import load_worker_state, worker_state
 from paceline.core.error_lines import exit_code
 from paceline.core.machine import DeviceKind
 from paceline.core.timeline import Span
@@ -119,9 +119,9 @@ class _Executor:
         """Save or load the states of optimizers and random number generators in the wire's file."""
         optimizers = self._replica.optimizers
         if command is Command.SAVE:
-            self._wire.write(state_of(optimizers, self._device))
+            self._wire.write(worker_state(optimizers, self._device))
         else:
-            load_state(optimizers, self._device, *self._wire.read())
+            load_worker_state(optimizers, self._device, *self._wire.read())
 
     def _seed(self) -> None:
         torch.manual_seed(self._settings.training.settings.seed + 1 + self._settings.number)

@@ -1,9 +1,9 @@
 """Sum gradients in host memory during backward (Le et al. 2018, sections 3.1 and 4.1).
 
 Each rank copies a chunk of gradients to shared memory as soon as backward has computed the chunk
-(B-4-2 in the paper's algorithm). When all ranks of a machine have sent a chunk, the machine sums
-the chunk (B-4-3). Every rank receives the sums (B-5-1) and updates its own parameters (P-3). The
-first rank of a machine is the machine's leader. Several leaders all-reduce their machines' sums.
+(B-4-2 in the paper's algorithm), and idle ranks sum it (B-4-3). Every rank receives the sums
+(B-5-1) and updates its own parameters (P-3). The first rank of a machine is the machine's leader.
+Several leaders all-reduce their machines' sums.
 """
 
 import time
@@ -31,7 +31,6 @@ from paceline.links.devices import device_of
 from paceline.links.group import Group
 from paceline.record.recorder import Recorder
 from paceline.strategies.host import transfer
-from paceline.strategies.host.device_transfer import DeviceTransfer
 
 _NO_DISCARD = "a step on several machines cannot be discarded; end the run"
 
@@ -60,10 +59,10 @@ class HostExchange:
         self._pinned: list[Callable[[], None]] = []
 
     def open(self, layout: Layout) -> None:
-        """Create the arena; later layouts of the same gradients reuse the arena.
+        """Create the arena, which later layouts of the same gradients reuse.
 
-        Raises InvalidInput if this rank's parameters are on several devices. If a rank cannot get
-        memory for the arena, raises InvalidInput on all ranks.
+        Raises InvalidInput if this rank's parameters are on several devices, and on all ranks if a
+        rank cannot get memory.
         """
         _check_one_device(layout)
         sizes = layout.nbytes, len(layout.layers), layout.num_flags
@@ -75,32 +74,30 @@ class HostExchange:
                 self._guard.watch(slot.parameter for slot in layout.slots)
         # Use a NumPy view, because setting a single element of a tensor takes microseconds.
         self._flags = self._arena.flags.numpy()
-        self._pin(layout)
+        self._device = device_of(layout.slots[0].parameter.device)
+        self._pin()
         self._set_layout(layout)
 
-    def _pin(self, layout: Layout) -> None:
+    def _pin(self) -> None:
         """Pin the arena for a GPU; raise InvalidInput on all ranks if a rank fails."""
-        device, problem = device_of(layout.slots[0].parameter.device), None
-        memory = self._arena.slot, self._arena.shared_result(0), self._arena.shared_result(1)
+        problem = None
         try:
-            for part in memory if device.is_asynchronous else ():
-                self._pinned.append(device.pin(part))
+            for part in (self._arena.slot, *map(self._arena.shared_result, (0, 1))):
+                self._pinned.append(self._device.pin(part))
         except InvalidInput as error:
             problem = f"worker {self._group.rank}: {error}"
-        problems = [one for one in self._group.gather(problem) if one is not None]
-        if problems:
-            raise InvalidInput.of(problems[0])
+        self._group.check(problem)
 
     def _set_layout(self, layout: Layout) -> None:
         if self._layout is not None:
             self._transfer.close()
         self._layout = layout
-        self._transfer: transfer.CpuTransfer | DeviceTransfer
-        if device_of(layout.slots[0].parameter.device).is_asynchronous:
+        self._transfer: transfer.CpuTransfer | transfer.DeviceTransfer
+        if self._device.is_asynchronous:
             deadline_s = self._group.deadline_s
-            self._transfer = DeviceTransfer(self._arena, layout, self._times, deadline_s)
+            self._transfer = transfer.DeviceTransfer(self._arena, layout, self._times, deadline_s)
         else:
-            self._transfer = transfer.CpuTransfer(self._arena, layout, self._times, self._as_views)
+            self._transfer = transfer.CpuTransfer(self._arena, layout, self._as_views)
 
     def arrange(self, layout: Layout, chunks: Sequence[Chunk]) -> None:
         """Exchange these chunks from the next step on."""
@@ -127,7 +124,13 @@ class HostExchange:
         for slot in chunk.slots:
             self._flags[row, slot.index, parity] = touched[slot.index]
         self._transfer.send(chunk, self.recorder)
-        self._transfer.took(time.monotonic() - started)
+        self._took(exposed_s=time.monotonic() - started)
+
+    def _took(self, exposed_s: float = 0.0, hidden_s: float = 0.0) -> None:
+        """Count the seconds of a CPU's exchange; events measure those of a GPU."""
+        if not self._device.is_asynchronous:
+            self._times.exposed_s += exposed_s
+            self._times.hidden_s += hidden_s
 
     def finish(self, touched: Sequence[bool]) -> Sequence[bool]:
         """Wait for the sums of all chunks, and replace the gradients by their means."""
@@ -144,11 +147,11 @@ class HostExchange:
         if self._guard is not None:
             self._guard.found(self._num_nonfinite())
         ended = time.monotonic()
-        self._transfer.took(ended - started)
+        self._took(exposed_s=ended - started)
         for chunk in self._chunks:
             posted, summed = self._arena.times(chunk.number)
             # The part of a chunk's exchange that came before `finish` overlapped with backward.
-            self._transfer.took(hidden_s=max(0.0, min(summed, started) - posted))
+            self._took(hidden_s=max(0.0, min(summed, started) - posted))
             if self.recorder is not None:
                 self.recorder.add_exchange(Kind.REDUCE, str(chunk.number), posted, summed)
                 if self._between is not None and not self._between.is_leader:
@@ -163,10 +166,7 @@ class HostExchange:
         ]
 
     def discard(self) -> None:
-        """Discard this step on all ranks, and wait for this rank's threads.
-
-        Raises InvalidInput if there are several machines, which cannot discard a step.
-        """
+        """Discard this step on all ranks; raise InvalidInput if there are several machines."""
         self._arena.discard()
         self._transfer.abandon()
         if self._between is not None:
@@ -229,8 +229,8 @@ class HostExchange:
 class LeaderAllReduce:
     """All-reduces sums between machines during backward; each machine's leader runs a thread.
 
-    All ranks must call the constructor together. Chunks are exchanged in the same order on all
-    machines. With a codec, a chunk can be sent while another chunk is decoded.
+    All ranks must call the constructor together. With a codec, a chunk can be sent while another
+    chunk is decoded.
     """
 
     def __init__(self, arena: Arena, group: Group, compression: Compression | None) -> None:
@@ -245,31 +245,25 @@ class LeaderAllReduce:
         )
         self.codec = name_of(compression.codec) if compression else None
         check_same_codec(self.codec, group)
+        self.is_leader = group.rank in arena.leaders
         # Only leaders set the following attributes.
         self._thread: CallThread | None = None
         self._exchanged: Future[None] | None = None  # done when the current step is exchanged
         self.encoded: CodecAllReduce | None = None
-        if group.rank in arena.leaders:
+        if self.is_leader:
             if compression is not None:
                 cpu, deadline_s = torch.device("cpu"), group.deadline_s
                 self.encoded = CodecAllReduce(compression.codec, leaders, cpu, deadline_s)
             self._thread = CallThread("between")
-
-    @property
-    def is_leader(self) -> bool:
-        """Whether this rank exchanges sums on behalf of its machine."""
-        return self._thread is not None
 
     def begin(self, step: int, chunks: tuple[Chunk, ...], recorder: Recorder | None) -> None:
         """Begin a step; each chunk is exchanged as soon as this machine has summed it."""
         if self.codec is not None and chunks is not self._chunks:
             for slot in (slot for chunk in chunks for slot in chunk.slots):
                 if slot.dtype != torch.float32:
-                    raise InvalidInput(
-                        "codec",
-                        f"requires float32 gradients, but {slot.name!r} has {slot.parameter.dtype}",
-                        hint="train in float32, or without a codec",
-                    )
+                    got = f"{slot.name!r} has {slot.parameter.dtype}"
+                    hint = "train in float32, or without a codec"
+                    raise InvalidInput("codec", f"requires float32 gradients, but {got}", hint=hint)
         self._chunks = chunks
         if self._thread is not None:
             self._exchanged = self._thread.submit(partial(self._exchange, step, chunks, recorder))
@@ -335,15 +329,11 @@ class LeaderAllReduce:
 
 
 def _check_one_device(layout: Layout) -> None:
-    first = layout.slots[0]
-    for slot in layout.slots:
-        if slot.parameter.device != first.parameter.device:
-            raise InvalidInput(
-                "model",
-                f"has {slot.name!r} on {slot.parameter.device} and {first.name!r} on "
-                f"{first.parameter.device}, but exchange 'host' supports one device per rank",
-                hint="choose exchange='allreduce'",
-            )
+    names = {slot.parameter.device: slot.name for slot in layout.slots}
+    if len(names) > 1:
+        found = " and ".join(f"{name!r} on {device}" for device, name in names.items())
+        problem = f"has {found}, but exchange 'host' supports one device per rank"
+        raise InvalidInput("model", problem, hint="choose exchange='allreduce'")
 
 
 def _without_gaps(chunk: Chunk, result: Tensor) -> Tensor:
@@ -355,14 +345,10 @@ def _without_gaps(chunk: Chunk, result: Tensor) -> Tensor:
 
 
 def _parts_of(chunk: Chunk, result: Tensor) -> list[Tensor]:
-    """Return the chunk's sums as flat tensors.
-
-    If all sums have the same dtype, this is one tensor; otherwise there is one per slot.
-    """
-    first, last = chunk.slots[0], chunk.slots[-1]
+    """Return the chunk's sums as one flat tensor, or one per slot if their dtypes differ."""
     dtypes = {slot.dtype for slot in chunk.slots}
     if len(dtypes) == 1:
-        return [result[first.offset : last.offset + last.nbytes].view(dtypes.pop())]
+        return [transfer.bytes_of(chunk, result).view(dtypes.pop())]
     return [
         result[slot.offset : slot.offset + slot.nbytes].view(slot.dtype) for slot in chunk.slots
     ]

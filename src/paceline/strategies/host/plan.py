@@ -5,23 +5,22 @@
     host reduce                                     [sum 0][sum 1] [sum 2]
     gpu0 h2d                                               [h2d 0][h2d 1] [h2d 2]
 
-A chunk consists of consecutive layers in backward order. A worker copies a chunk to the host after
-backward of all layers of the chunk. The host sums a chunk when all workers have copied the chunk.
-If there are several hosts, they all-reduce their sums in a ring. With a codec (`core.collective`),
-the first worker of each host encodes these sums. If this worker is a GPU, the host encodes instead.
-A CPU worker copies its gradients itself, and reads the result from shared memory.
+`core.step` describes the drawing. If there are several hosts, they all-reduce their sums in a ring.
+With a codec (`core.collective`), the first worker of each host encodes these sums. If this worker
+is a GPU, the host encodes instead.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from paceline.core import link_fit
 from paceline.core.collective import Coding, Collective, check_encodable
 from paceline.core.cost import core_lanes
 from paceline.core.machine import DeviceKind, Machine, Station
 from paceline.core.plan import Kind, Plan, Task, TaskId
-from paceline.core.step import ComputeStep, HostMemory, HostStep
+from paceline.core.step import ChunkExchange, ComputeStep, HostMemory, HostStep
 from paceline.core.strategy import Window
 from paceline.core.transfer import Ring, waiting
 from paceline.core.workload import Layer, Workload, replica_nbytes
@@ -31,27 +30,23 @@ _ENCODABLE = (4,)  # element size of float32, the only type of sums that can be 
 
 
 def plan(workload: Workload, machine: Machine, config: HostReduce, window: Window) -> Plan:
-    """Plan a window of steps on the first `config.workers` devices.
-
-    Raises InvalidInput if `machine` lacks devices, links or the codec's speed on a host.
-    """
+    """Plan a window of steps on the first `config.workers` devices."""
     devices = machine.first_devices(config.workers)
-    work = HostStep(ComputeStep(workload, devices), ())
+    exchanges: tuple[ChunkExchange, ...] = ()
     if config.workers > 1:
         memory = HostMemory(machine, devices)
-        between = None
-        if machine.peers(memory.hosts).num_ranks > 1:
-            between = _between_hosts(workload, memory, config)
-        work = HostStep(work.compute, memory.exchanges(workload, config.first_chunk, between))
-    return Plan.of_steps(work.tasks, window.num_steps)
+        has_peers = machine.peers(memory.hosts).num_ranks > 1
+        between = _between_hosts(workload, memory, config) if has_peers else None
+        exchanges = memory.exchanges(workload, config.first_chunk, between)
+    step = HostStep(ComputeStep(workload, devices), exchanges)
+    return Plan.of_steps(step.tasks, window.num_steps)
 
 
 def memory(workload: Workload, machine: Machine, config: HostReduce) -> Mapping[str, int]:
     """Return the bytes of each device and host.
 
     A GPU has a replica, and a buffer of all gradients. A host has the gradients of each of its
-    workers, and the sums of two steps, because a fast worker may begin the next step's sum while a
-    slow worker still reads the current sum.
+    workers, and the sums of two steps, since a fast worker may begin the next sum early.
     """
     devices = machine.first_devices(config.workers)
     needed = dict.fromkeys((device.name for device in devices), replica_nbytes(workload))
@@ -64,8 +59,7 @@ def memory(workload: Workload, machine: Machine, config: HostReduce) -> Mapping[
     return needed
 
 
-@dataclass(frozen=True)
-class _BetweenHosts:
+class _BetweenHosts(NamedTuple):
     """The tasks of a chunk's all-reduce between hosts, in a ring."""
 
     ring: Collective
@@ -89,8 +83,7 @@ def _between_hosts(
         # If the host's first worker is a GPU, the host encodes the sums, which are in its memory.
         stations: dict[str, tuple[int, Station]] = {}
         for worker, device in enumerate(memory.devices):
-            on_cores = device.kind == DeviceKind.CPU
-            station = device if on_cores else machine.host_of(device)
+            station = device if device.kind == DeviceKind.CPU else machine.host_of(device)
             stations.setdefault(device.host, (worker, station))
         coding = Coding.by(config.codec, dict(stations.values()))
         check_encodable(workload, _ENCODABLE)
@@ -108,9 +101,9 @@ def calibrate(
 ) -> Machine:
     """Return the machine with host and link speeds that reproduce the measured exchanges.
 
-    An exchange has up to four stages: copies to the host, the sum, messages between hosts, and
-    copies back. A profile cannot distinguish them, so they are assumed to take equally long. For
-    CPU workers, copies and sums count as one stage, because both use the host's memory bandwidth.
+    The stages of an exchange (copies to the host, sum, messages between hosts, copies back) are
+    assumed to take equally long, because a profile cannot distinguish them. A CPU's copies and sums
+    are one stage, because both use the host's memory bandwidth.
     """
     devices, hosts = machine.devices, machine.hosts
     gpus = [device for device in devices if device.kind == DeviceKind.GPU]

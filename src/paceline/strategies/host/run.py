@@ -17,10 +17,7 @@ from paceline.strategies.host.exchange import HostExchange
 def method(
     config: HostReduce, compression: Compression | None = None, chunk: Chunking | None = None
 ) -> Method:
-    """Return the `Method` that exchanges gradients in host memory.
-
-    `compression` and `chunk`: replace the codec and the chunk of `config`.
-    """
+    """Return the `Method` of this exchange; `compression` and `chunk` replace those of `config`."""
     if compression is None and config.codec is not None:
         compression = Compression(config.codec)
     make = partial(HostExchange, compression=compression)
@@ -30,9 +27,6 @@ def method(
 def replica(
     module: nn.Module, config: HostReduce, group: Group, *, tuner: ChunkTuner | None = None
 ) -> ModelReplica:
-    """Wrap the module, so that its gradients are averaged over the group.
-
-    `tuner`: searches the number of layers per chunk during training.
-    """
+    """Wrap the module, so that its gradients are averaged; `tuner` searches the chunk size."""
     found = method(config, chunk=None if tuner is None else lambda num_layers: tuner)
     return Synchronized(module, found, group=group, gradient_as_bucket_view=True)

@@ -1,15 +1,37 @@
-"""Copy gradients between a CPU worker and the shared memory of its machine, the arena."""
+"""Copy gradients between a worker and the arena, the shared memory of its machine's ranks.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+A CPU worker copies its gradients itself. A GPU's copies use three streams (Le et al. 2018, section
+3.1) and a flat buffer on the GPU with the arena's layout, so that one copy moves all gradients of a
+chunk.
+
+    compute     backward, gather 0 .. backward, gather 1 .. end of backward   wait, scatter, step
+    to host               d2h 0 ................. d2h 1
+    host                        post 0, sum 0 ...... post 1, sum 1
+    to device                               h2d 0 .............. h2d 1
+
+In the backward hook of a chunk's last gradient, the compute stream gathers the chunk's gradients
+into the buffer, and after backward it scatters the means. The host does not wait for the GPU during
+backward: a thread posts a chunk after its copy to the arena's pinned memory, and another thread
+starts the copy back after the sum.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from paceline.core.errors import WorkerLost
 from paceline.core.plan import Kind
 from paceline.exchange.layout import Chunk, Layout, Slot
 from paceline.links.arena import Arena
-from paceline.record.recorder import Recorder
+from paceline.links.call_thread import CallThread
+from paceline.links.devices import Event, device_of
+from paceline.record.recorder import Recorder, noted
 
 
 @dataclass
@@ -18,6 +40,12 @@ class ExchangeTimes:
 
     exposed_s: float = 0.0
     hidden_s: float = 0.0
+
+
+def bytes_of(chunk: Chunk, memory: Tensor) -> Tensor:
+    """Return the bytes of a chunk as a part of `memory`, which has the arena's layout."""
+    first, last = chunk.slots[0], chunk.slots[-1]
+    return memory[first.offset : last.offset + last.nbytes]
 
 
 def changed_on_any(arena: Arena, step: int) -> list[int]:
@@ -29,13 +57,13 @@ def changed_on_any(arena: Arena, step: int) -> list[int]:
 class CpuTransfer:
     """Copies a CPU worker's gradients into the arena, and the means back.
 
-    `as_views`: gradients become copy-on-write views of the means, which saves the copy back. If the
-    program modifies gradients in place, for example to clip them, page faults cost more than the
-    copy back. So after the first such change, means are copied.
+    `as_views`: gradients become copy-on-write views of the means, which saves the copy back. Once
+    the program modifies gradients in place, for example to clip them, means are copied instead,
+    because page faults would cost more.
     """
 
-    def __init__(self, arena: Arena, layout: Layout, times: ExchangeTimes, as_views: bool) -> None:
-        self._arena, self._layout, self._times, self._as_views = arena, layout, times, as_views
+    def __init__(self, arena: Arena, layout: Layout, as_views: bool) -> None:
+        self._arena, self._layout, self._as_views = arena, layout, as_views
         self._views: list[dict[int, Tensor]] = [
             {slot.index: slot.of(arena.result(parity)) for slot in layout.slots}
             for parity in (0, 1)
@@ -68,13 +96,8 @@ class CpuTransfer:
     def arrive(self) -> None:
         """Do nothing, because `send` has posted the chunk."""
 
-    def took(self, exposed_s: float = 0.0, hidden_s: float = 0.0) -> None:
-        """Add seconds, measured with the host's clock, to the times of this rank."""
-        self._times.exposed_s += exposed_s
-        self._times.hidden_s += hidden_s
-
     def count_times(self) -> None:
-        """Do nothing, because `took` counts all times."""
+        """Do nothing, because `HostExchange` counts all times."""
 
     @torch.no_grad()
     def receive(self, step: int) -> None:
@@ -117,3 +140,215 @@ class CpuTransfer:
         for slot in self._layout.slots:
             self._clone_if_view(slot)
         self._views, self._own = [], {}
+
+
+@dataclass
+class _StepTimes:
+    """The events of a step on the GPU's streams.
+
+    `gathers`: before and after gathering, by chunk. `copied`: after the copy back, by chunk. `end`:
+    after the scatter of the means.
+    """
+
+    gathers: dict[int, tuple[Event, Event]] = field(default_factory=dict)
+    copied: dict[int, Event] = field(default_factory=dict)
+    backward_end: Event = field(init=False)
+    end: Event = field(init=False)
+
+    def exposed_s(self) -> float:
+        """Return the seconds of gathering, and from the end of backward to `end`."""
+        alone = [*self.gathers.values(), (self.backward_end, self.end)]
+        return sum(begin.elapsed_time(end) for begin, end in alone) * 1e-3
+
+    def hidden_s(self) -> float:
+        """Return the seconds during backward in which a chunk was exchanged.
+
+        A chunk's exchange begins after its gathering, so it includes waits for earlier chunks.
+        """
+        exchanges = [(self.gathers[number][1], end) for number, end in sorted(self.copied.items())]
+        first, _ = exchanges[0]
+        end_ms = first.elapsed_time(self.backward_end)
+        spans = [(first.elapsed_time(a), first.elapsed_time(b)) for a, b in exchanges]
+        return _covered(((begin, min(end, end_ms)) for begin, end in spans)) * 1e-3
+
+
+def _covered(spans: Iterable[tuple[float, float]]) -> float:
+    """Return the length of the union of spans."""
+    total, reached = 0.0, float("-inf")
+    for begin, end in sorted(spans):
+        total += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return total
+
+
+class DeviceTransfer:
+    """Copies a GPU's gradients to pinned memory of the arena, and the means back."""
+
+    def __init__(
+        self, arena: Arena, layout: Layout, times: ExchangeTimes, deadline_s: float
+    ) -> None:
+        self._arena, self._layout, self._times = arena, layout, times
+        self._deadline_s = deadline_s
+        self._device = device_of(layout.slots[0].parameter.device)
+        self._to_host, self._to_device = self._device.new_stream(), self._device.new_stream()
+        self._results = [arena.shared_result(parity) for parity in (0, 1)]
+        self._buffer = torch.empty(
+            layout.nbytes, dtype=torch.uint8, device=self._device.torch_device
+        )
+        self._parts = {slot.index: slot.of(self._buffer) for slot in layout.slots}
+        # The buffer may be overwritten after this event.
+        self._free = self._device.record()
+        # After an error, as in a discarded step, the threads accept further calls.
+        self._poster = CallThread("post", goes_on=True)
+        self._fetcher = CallThread("fetch", goes_on=True)
+        self._posted: list[Future[None]] = []
+        self._fetched: list[Future[None]] = []
+        self._now = _StepTimes()
+        self._latest: _StepTimes | None = None  # of the last step, if not yet counted
+
+    def begin(self, step: int, chunks: Sequence[Chunk], recorder: Recorder | None) -> None:
+        """Begin a step: a thread will copy each chunk back when its sum is ready."""
+        self._now = _StepTimes()
+        fetches = (partial(self._fetch, step, chunk, recorder) for chunk in chunks)
+        self._fetched = [self._fetcher.submit(fetch) for fetch in fetches]
+
+    def send(self, chunk: Chunk, recorder: Recorder | None) -> None:
+        """Queue a chunk's copy to the host after the work of the current stream."""
+        # If another stream scattered the means of the previous step, it may still read the buffer.
+        self._device.current_stream().wait_event(self._free)
+        begin = self._device.record(timed=True)
+        with recorder.pause() if recorder is not None else nullcontext():
+            self._gather(chunk)
+        gathered = self._device.record(timed=True)
+        self._now.gathers[chunk.number] = begin, gathered
+        self._to_host.wait_event(gathered)  # and for no later kernels
+        with self._device.use(self._to_host):
+            with noted(recorder, Kind.D2H, str(chunk.number), alone=True):
+                bytes_of(chunk, self._arena.slot).copy_(
+                    bytes_of(chunk, self._buffer), non_blocking=True
+                )
+            arrived = self._device.record()
+        self._posted.append(self._poster.submit(partial(self._post, chunk, arrived)))
+
+    @torch.no_grad()
+    def _gather(self, chunk: Chunk) -> None:
+        """Copy gradients of any strides into the buffer; a missing gradient counts as zero."""
+        parts, gradients = list[Tensor](), list[Tensor]()
+        for slot in chunk.slots:
+            if slot.parameter.grad is not None:
+                parts.append(self._parts[slot.index])
+                gradients.append(slot.parameter.grad)
+        if len(parts) < len(chunk.slots):
+            bytes_of(chunk, self._buffer).zero_()
+        copy_all(parts, gradients)
+
+    def arrive(self) -> None:
+        """Wait until all chunks have been copied to the host and posted."""
+        self._now.backward_end = self._device.record(timed=True)
+        if error := self._join(self._posted):
+            raise error
+
+    def receive(self, step: int) -> None:
+        """Queue the copies of the means to gradients that changed on any rank.
+
+        The host does not wait for them, so it can queue the optimizer's kernels.
+        """
+        # Wait for the fetching thread first: it must not wait for chunks after the step has ended.
+        if error := self._join(self._fetched):
+            raise error
+        self._arena.wait_step()
+        computing = self._device.current_stream()
+        computing.wait_stream(self._to_device)
+        self._scatter(changed_on_any(self._arena, step))
+        self._count_latest()  # the GPU has reached all events of the previous step
+        self._now.end = self._free = self._device.record(timed=True)
+        self._latest = self._now
+
+    @torch.no_grad()
+    def _scatter(self, changed: Sequence[int]) -> None:
+        gradients = list[Tensor]()
+        slots = [slot for slot in self._layout.slots if changed[slot.index]]
+        for slot in slots:
+            if slot.parameter.grad is None:
+                slot.parameter.grad = torch.empty_like(slot.parameter)
+            gradients.append(slot.parameter.grad)
+        copy_all(gradients, [self._parts[slot.index] for slot in slots])
+
+    def count_times(self) -> None:
+        """Wait until the GPU has completed the latest step, and count the step's times."""
+        if self._latest is not None:
+            self._latest.end.synchronize()
+        self._count_latest()
+
+    def _count_latest(self) -> None:
+        if self._latest is not None:
+            self._times.exposed_s += self._latest.exposed_s()
+            self._times.hidden_s += self._latest.hidden_s()
+        self._latest = None
+
+    def abandon(self) -> None:
+        """Wait until the threads and copies of a discarded step have ended."""
+        self._join(self._posted)
+        self._join(self._fetched)
+        # Copies back must end, because they would overwrite the next step's gradients in the
+        # buffer. Copies to the host have ended, because the posting thread waited for them.
+        self._to_device.synchronize()
+
+    def _join(self, calls: list[Future[None]]) -> BaseException | None:
+        """Wait for calls of a thread, and return their first error."""
+        within_s = 2 * self._deadline_s  # a call itself may wait for one deadline
+        try:
+            errors = [call.exception(within_s) for call in calls]
+        except TimeoutError:
+            raise WorkerLost(f"this rank's GPU did not respond within {within_s:g} s") from None
+        calls.clear()
+        return next((error for error in errors if error is not None), None)
+
+    def close(self) -> None:
+        """End the threads and all copies, and release the arena's memory."""
+        self._poster.close(None)
+        self._fetcher.close(None)
+        self.count_times()
+        self._device.synchronize()
+        self._results = []
+
+    def _post(self, chunk: Chunk, arrived: Event) -> None:
+        with self._device.use():
+            arrived.synchronize()
+        self._arena.post(chunk.number)
+
+    def _fetch(self, step: int, chunk: Chunk, recorder: Recorder | None) -> None:
+        self._arena.wait_chunk(chunk.number)
+        with self._device.use(self._to_device):
+            with noted(recorder, Kind.H2D, str(chunk.number), alone=True):
+                bytes_of(chunk, self._buffer).copy_(
+                    bytes_of(chunk, self._results[step % 2]), non_blocking=True
+                )
+            self._now.copied[chunk.number] = self._device.record(timed=True)
+
+
+def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy tensors with few kernels.
+
+    `_foreach_copy_` uses a kernel per tensor if dtypes or strides in its lists differ. So call it
+    once per pair of dtypes, and copy tensors with different strides separately.
+    """
+    lists = defaultdict[object, tuple[list[Tensor], list[Tensor]]](lambda: ([], []))
+    for target, source in zip(targets, sources, strict=True):
+        if _have_same_strides(target, source):
+            of_type = lists[target.dtype, source.dtype]
+            of_type[0].append(target)
+            of_type[1].append(source)
+        else:
+            target.copy_(source)
+    for of_type in lists.values():
+        torch._foreach_copy_(*of_type)
+
+
+def _have_same_strides(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have equal strides in all dimensions larger than 1."""
+    strides = one.stride(), other.stride()
+    return strides[0] == strides[1] or all(
+        size == 1 or stride == of_other
+        for size, stride, of_other in zip(one.size(), *strides, strict=True)
+    )

@@ -13,7 +13,7 @@ STRATEGY = Strategy(
     config=Local,
     planning=Planning(
         plan=plan.plan,
-        plan_balanced=plan.plan_balanced,
+        plan_balanced=partial(plan.plan, balanced=True),
         memory=plan.memory,
         calibrate=partial(in_ring, at_once=True),
         steps_per_period=lambda config: int(config.sync_every),

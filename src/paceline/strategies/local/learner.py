@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.checkpoints.json_values import dumps, loads
-from paceline.checkpoints.nested import apart, together
+from paceline.checkpoints.json_values import apart, dumps, loads, together
 from paceline.checkpoints.state import load_optimizer_state, optimizer_state
 from paceline.codecs.stand_ins import stand_ins_for
 from paceline.core.errors import InvalidInput
@@ -58,9 +57,8 @@ class LocalReplica(SingleReplica):
 class LocalModel(WholeModel):
     """Takes the inner steps of a rank.
 
-    A checkpoint contains the averaged model, so any number of ranks can resume from it. It also
-    contains each rank's parameters and optimizer state, so the same number of ranks resumes bit for
-    bit. Raises InvalidInput if a round is longer than the run.
+    A checkpoint contains the averaged model, from which any number of ranks can resume, and each
+    rank's parameters and optimizer state, from which the same number of ranks resumes bit for bit.
     """
 
     def __init__(
@@ -75,18 +73,15 @@ class LocalModel(WholeModel):
         super().__init__(session, setup, recorder, replica)
         self._num_steps = num_steps = sum(setup.epoch_steps)
         if config.sync_every > num_steps:
-            raise InvalidInput(
-                "sync_every",
-                f"must be at most the run's {num_steps} steps",
-                got=config.sync_every,
-            )
+            problem = f"must be at most the run's {num_steps} steps"
+            raise InvalidInput("sync_every", problem, got=config.sync_every)
         self._loaded: dict[str, Any] = {}
         self._loaded_optimizer: dict[str, Any] = {}
         self.updates = LocalUpdates(
             setup.model,
             self._optimizer,
             **{one.name: getattr(config, one.name) for one in fields(Rounds)},
-            num_steps=self._num_steps,
+            num_steps=num_steps,
             process_group=session.group.process_group,
             deadline_s=session.group.deadline_s,
             manager=manager,
@@ -97,10 +92,7 @@ class LocalModel(WholeModel):
             self.updates.stand_in_for_gradients(make)
 
     def _step(self, source: Iterator[Share]) -> Tensor:
-        """Take an inner step on this rank's samples; return their weighted mean loss.
-
-        If other workers took this step before this worker joined, skips the step and returns 0.
-        """
+        """Take an inner step; return its weighted mean loss, or 0 if the group is beyond it."""
         share = next(source)
         self._num_taken += 1
         if self._num_taken <= self.updates.num_steps:

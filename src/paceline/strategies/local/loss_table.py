@@ -1,16 +1,6 @@
-"""Estimate the steps that local updates need to reach a loss, from loss_table.toml.
-
-A row applies to a configuration if all of these hold:
-
-- the numbers of parameters differ at most fourfold;
-- the steps per round, and the numbers of workers, differ at most twofold;
-- the outer step is the same;
-- `delay` / `sync_every` of the configuration is at most `delay` / `sync_every` of the row;
-- the configuration has no codec, or a codec that sends all values with at least the row's `bits`.
-"""
+"""Estimate the steps that local updates need to reach a loss, from similar measured runs."""
 
 import tomllib
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from importlib import resources
@@ -27,7 +17,8 @@ from paceline.core.wire_format import wire_format
 from paceline.core.workload import Workload
 from paceline.strategies.local.config import Local
 
-_NEAR_MODEL, _NEAR = 2.0, 1.0  # log2 of the largest ratios: of parameters; of steps and workers
+# log2 of the largest ratios: of parameters; of steps per round, and of workers
+_NEAR_MODEL, _NEAR = 2.0, 1.0
 _Count = Annotated[int, Field(ge=1)]
 _Steps = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -36,9 +27,9 @@ _Steps = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 class Row:
     """A measurement of the steps to a loss (benchmarks/local/steps_to_loss.py).
 
-    `bits`: fewest bits per value of an outer gradient. `num_steps`: steps after which synchronous
-    training reaches the loss. `steps`: steps after which local updates reach the loss, divided by
-    `num_steps`; the median of `seeds` runs. `low`, `high`: the range of these runs.
+    `bits`: fewest bits per value of an outer gradient. `num_steps`: steps of synchronous training
+    to the loss. `steps`: steps of local updates, divided by `num_steps`; the median of `seeds`
+    runs. `low`, `high`: their range.
     """
 
     parameters: _Count
@@ -74,28 +65,21 @@ def variants(workers: int) -> list[Local]:
 
 
 def steps_to_loss(workload: Workload, config: Local) -> StepsToLoss | None:
-    """Return the relative steps to synchronous training's loss; None if no row applies."""
-    return estimate(workload.num_parameters, config, rows())
-
-
-def estimate(num_parameters: int, config: Local, among: Sequence[Row]) -> StepsToLoss | None:
-    """Combine the rows of `among` that apply; return None if there are none."""
-    near = [row for row in among if _is_near(row, num_parameters, config)]
+    """Return the relative steps to synchronous training's loss, by the rows that apply, if any."""
+    near = [row for row in rows() if _is_near(row, workload.num_parameters, config)]
     if config.workers == 1 or not near:
         return None
-    models = dict.fromkeys(
+    models = (
         f"{row.model} ({row.num_steps:,} steps, {row.seeds} seed{'s' * (row.seeds > 1)})"
         for row in near
     )
-    return StepsToLoss(
-        median=median(row.steps for row in near),
-        low=min(row.low for row in near),
-        high=max(row.high for row in near),
-        measured_on=" and ".join(models),
-    )
+    low, high = min(row.low for row in near), max(row.high for row in near)
+    measured_on = " and ".join(dict.fromkeys(models))
+    return StepsToLoss(median(row.steps for row in near), low, high, measured_on)
 
 
 def _is_near(row: Row, num_parameters: int, config: Local) -> bool:
+    """Return True if the row's outer step is the same, and its exchanges are no more precise."""
     outer = config.outer, config.outer_learning_rate, config.outer_momentum, config.mixing
     if outer != (row.outer, None, None, None):
         return False

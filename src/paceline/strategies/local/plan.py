@@ -5,13 +5,12 @@
 
 The drawing has two fragments. A step of the plan is one round: each worker takes `sync_every` inner
 steps, and sends each fragment of the model once. With two fragments, the first is sent after half
-of the inner steps. While a fragment is exchanged, the worker takes `delay` further inner steps; if
-`delay` is 0, it waits. Then it takes the outer step and loads the group's parameters. All tasks of
-a fragment's exchange belong to the round in which the fragment was sent.
+of the inner steps. While a fragment is exchanged, the worker takes `delay` further inner steps or
+waits. Then it takes the outer step and loads the group's parameters. All tasks of a fragment's
+exchange belong to the round in which the fragment was sent.
 """
 
-from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping
 from itertools import pairwise
 from math import fsum
 from typing import NamedTuple
@@ -22,9 +21,9 @@ from paceline.core.collective import Coding, Collective
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import Device, DeviceKind, Machine
 from paceline.core.plan import Cost, Kind, Lane, Plan, Resource, Task, TaskId
-from paceline.core.step import ComputeStep
+from paceline.core.step import ComputeStep, HostMemory
 from paceline.core.strategy import Window
-from paceline.core.transfer import Ring, Transfer, lanes_of
+from paceline.core.transfer import Ring, Transfer
 from paceline.core.workload import Layer, Workload, replica_nbytes
 from paceline.strategies.local.config import Local
 
@@ -35,25 +34,15 @@ _STEP_TRAFFIC = 9
 _OUTER_STATE = 2  # values kept per parameter: outer parameter and momentum
 
 
-def plan(workload: Workload, machine: Machine, config: Local, window: Window) -> Plan:
-    """Plan a window of rounds with equal batches.
-
-    Raises InvalidInput if the model has fewer layers than fragments, or if `machine` lacks devices,
-    links or the codec's speed on a device.
-    """
-    return _Rounds(workload, machine, config, balanced=False).plan(window.num_steps)
-
-
-def plan_balanced(workload: Workload, machine: Machine, config: Local, window: Window) -> Plan:
-    """Plan a window of rounds with batches split by the workers' speeds; raises as `plan` does."""
-    return _Rounds(workload, machine, config, balanced=True).plan(window.num_steps)
+def plan(
+    workload: Workload, machine: Machine, config: Local, window: Window, *, balanced: bool = False
+) -> Plan:
+    """Plan a window of rounds with equal batches, or batches `balanced` by the workers' speeds."""
+    return Plan(_Rounds(workload, machine, config, balanced).tasks(window.num_steps))
 
 
 def memory(workload: Workload, machine: Machine, config: Local) -> Mapping[str, int]:
-    """Return the bytes of each device and host.
-
-    A device has a replica. A host has the outer parameters and momentum of each of its workers.
-    """
+    """Return the bytes of devices (replicas) and hosts (outer parameters and momentum)."""
     devices = machine.first_devices(config.workers)
     needed = dict.fromkeys((device.name for device in devices), replica_nbytes(workload))
     kept = _OUTER_STATE * _FLOAT32_NBYTES * workload.num_parameters
@@ -63,50 +52,19 @@ def memory(workload: Workload, machine: Machine, config: Local) -> Mapping[str, 
 
 
 def fragments_of(workload: Workload, config: Local) -> tuple[tuple[Layer, ...], ...]:
-    """Assign the layers that have parameters to fragments in turn.
-
-    Raises InvalidInput if a fragment would get no layer.
-    """
+    """Assign the layers that have parameters to fragments in turn; each must get a layer."""
     layers = [layer for layer in workload.layers if layer.parameters]
     if len(layers) < config.fragments:
-        raise InvalidInput(
-            "fragments",
-            f"must be at most {len(layers)}, the number of layers with parameters in "
-            f"{workload.name}",
-            got=config.fragments,
-        )
+        problem = f"must be at most {len(layers)}, the layers with parameters of {workload.name}"
+        raise InvalidInput("fragments", problem, got=config.fragments)
     return tuple(tuple(layers[i :: config.fragments]) for i in range(config.fragments))
-
-
-def inner_steps_of(
-    machine: Machine,
-    devices: Sequence[Device],
-    config: Local,
-    workload: Workload,
-    balanced: bool,
-) -> tuple[int, ...]:
-    """Return each worker's work in a round, as a number of equal inner steps.
-
-    The number is `sync_every`. If batches are `balanced`, a worker has larger or smaller batches,
-    so the number is proportional to its device's speed.
-    """
-    if not balanced:
-        return (config.sync_every,) * len(devices)
-    rates = costs.Roofline.of(machine).rates
-    lanes = [costs.compute_lane(device.name) for device in devices]
-    steps = [inner_step(workload, rates[lane]) for lane in lanes]
-    speeds = [
-        1 / (rates[lane].work_s(cost) + rates[lane].latency_s(cost))
-        for cost, lane in zip(steps, lanes, strict=True)
-    ]
-    return tuple(max(1, one) for one in apportion(config.sync_every * len(devices), speeds))
 
 
 def inner_step(workload: Workload, rate: costs.Rate) -> Cost:
     """Return a worker's inner step as a single cost, for a device with the given rate.
 
-    Arithmetic limits some layers, and memory bandwidth limits others. So the returned flops are not
-    the step's flops: they are the seconds of all parts in sequence, times the device's flops/s.
+    The returned flops are the seconds of all parts in sequence, times the device's flops/s, because
+    arithmetic limits some layers, and memory bandwidth limits others.
     """
     step = ComputeStep(workload, ())
     passes = [cost for layer in workload.layers for cost in (layer.forward, layer.backward)]
@@ -140,9 +98,8 @@ def turns(config: Local, num_steps: int) -> tuple[Turn, ...]:
 class _Work(NamedTuple):
     """A worker's costs for a fragment; a cost is None if there is no such work.
 
-    `overlapped`: inner steps during the previous fragment's exchange. `alone`: inner steps after
-    this exchange. `first`: all inner steps before the run's first fragment is sent. `step`: the
-    outer step. `copy`: a copy between a GPU and its host, in one direction.
+    `overlapped`, `alone`: as in `Turn`. `first`: all inner steps before the run's first fragment is
+    sent. `step`: the outer step. `d2h`, `h2d`: copies between a GPU and its host.
     """
 
     on: tuple[Resource, ...]
@@ -150,36 +107,30 @@ class _Work(NamedTuple):
     alone: Cost | None
     first: Cost | None
     step: Transfer
-    copy: Cost | None
+    d2h: Transfer | None
+    h2d: Transfer | None
 
 
 class _Rounds:
-    """Makes the tasks of rounds.
+    """Makes the tasks of rounds, from costs that are made once: a plan compares their identity."""
 
-    The cost objects are created once, because a plan recognises equal costs by object identity.
-    """
-
-    def __init__(
-        self, workload: Workload, machine: Machine, config: Local, *, balanced: bool
-    ) -> None:
+    def __init__(self, workload: Workload, machine: Machine, config: Local, balanced: bool) -> None:
         self.machine, self.devices = machine, machine.first_devices(config.workers)
         fragments = fragments_of(workload, config)
         self.counts = [sum(layer.num_parameters for layer in layers) for layers in fragments]
-        num_workers = Counter(device.host for device in self.devices)
-        self.on_host = [num_workers[device.host] for device in self.devices]
-        steps = inner_steps_of(machine, self.devices, config, workload, balanced)
+        self.memory = HostMemory(machine, self.devices)
         rates = costs.Roofline.of(machine).rates
         own = [rates[costs.compute_lane(device.name)] for device in self.devices]
         inner = {rate: inner_step(workload, rate) for rate in dict.fromkeys(own)}
+        steps = [config.sync_every] * len(own)
+        if balanced:  # a worker's batches, as a number of equal steps, fit its device's speed
+            speeds = [1 / (rate.work_s(inner[rate]) + rate.latency_s(inner[rate])) for rate in own]
+            steps = [max(1, one) for one in apportion(sum(steps), speeds)]
         self.work = [
-            self._work(config, worker, num_steps, inner[own[worker]])
-            for worker, num_steps in enumerate(steps)
+            self._work(config, device, num_steps, inner[rate])
+            for device, num_steps, rate in zip(self.devices, steps, own, strict=True)
         ]
         self.exchanges = self._exchanges(config) if config.workers > 1 else []
-
-    def plan(self, num_rounds: int) -> Plan:
-        """Plan a number of rounds."""
-        return Plan(self._tasks(num_rounds))
 
     def _exchanges(self, config: Local) -> list[Collective]:
         lanes = [costs.compute_lane(device.name) for device in self.devices]
@@ -195,7 +146,8 @@ class _Rounds:
             for i, count in enumerate(self.counts)
         ]
 
-    def _tasks(self, num_rounds: int) -> Iterator[Task]:
+    def tasks(self, num_rounds: int) -> Iterator[Task]:
+        """Yield the tasks of a number of rounds."""
         # For each worker, inner steps during an exchange wait for the tasks in `sent`, and inner
         # steps after an exchange wait for the tasks in `ready`.
         ready: list[tuple[TaskId, ...]] = [()] * len(self.devices)
@@ -228,10 +180,7 @@ class _Rounds:
         ready: tuple[TaskId, ...],
         sent: tuple[TaskId, ...],
     ) -> Generator[Task, None, tuple[TaskId, ...]]:
-        """Yield a worker's inner steps before a fragment is sent, and its copy to the host.
-
-        Returns the tasks after which the fragment can be sent.
-        """
+        """Yield a worker's inner steps, and the copy to the host; return the last tasks."""
         work = self.work[worker][fragment]
         travels = number > 0 or fragment > 0
         alone = work.alone if travels else work.first
@@ -243,9 +192,9 @@ class _Rounds:
             trained = TaskId(number, Kind.TRAIN, str(fragment), worker)
             yield Task(trained, work.on, alone, ready)
             ready = (trained,)
-        if work.copy is not None:
+        if work.d2h is not None:
             copied = TaskId(number, Kind.D2H, str(fragment), worker)
-            yield Task(copied, self._copying(worker, Lane.D2H), work.copy, ready)
+            yield Task(copied, *work.d2h, ready)
             ready = (copied,)
         return ready
 
@@ -256,54 +205,39 @@ class _Rounds:
         work = self.work[worker][fragment]
         stepped = TaskId(number, Kind.STEP, str(fragment), worker)
         yield Task(stepped, *work.step, after)
-        if work.copy is None:
+        if work.h2d is None:
             return (stepped,)
         copied = TaskId(number, Kind.H2D, str(fragment), worker)
-        yield Task(copied, self._copying(worker, Lane.H2D), work.copy, (stepped,))
+        yield Task(copied, *work.h2d, (stepped,))
         return (copied,)
 
-    def _copying(self, worker: int, lane: Lane) -> tuple[Resource, ...]:
-        device = self.devices[worker]
-        ends = device, self.machine.host_of(device)
-        route = self.machine.route(*(ends if lane is Lane.D2H else ends[::-1]))
-        return Resource(device.name, lane), *lanes_of(route)
-
-    def _work(self, config: Local, worker: int, num_steps: int, step: Cost) -> list[_Work]:
+    def _work(self, config: Local, device: Device, num_steps: int, step: Cost) -> list[_Work]:
         """Return a worker's costs for each fragment, in rounds of `num_steps`."""
-        device = self.devices[worker]
-        is_gpu = device.kind is DeviceKind.GPU
-        return [
-            _Work(
-                on=(costs.compute_lane(device.name),),
-                overlapped=_times(step, turn.overlapped),
-                alone=_times(step, turn.alone),
-                first=_times(step, turn.overlapped + turn.alone),
-                step=self._outer_step(worker, count),
-                copy=Cost(nbytes=_FLOAT32_NBYTES * count, num_calls=1) if is_gpu else None,
-            )
-            for count, turn in zip(self.counts, turns(config, num_steps), strict=True)
-        ]
+        work, on = [], (costs.compute_lane(device.name),)
+        for count, (overlapped, alone) in zip(self.counts, turns(config, num_steps), strict=True):
+            first = _times(step, overlapped + alone)
+            trains = _times(step, overlapped), _times(step, alone), first
+            copies: tuple[Transfer | None, Transfer | None] = None, None
+            if device.kind is DeviceKind.GPU:
+                copies = self.memory.copies(device, _FLOAT32_NBYTES * count)
+            work.append(_Work(on, *trains, self._outer_step(device, count), *copies))
+        return work
 
-    def _outer_step(self, worker: int, count: int) -> Transfer:
-        """Return the outer step on `count` values, by a CPU worker or a GPU's host.
-
-        The worker's device does not compute during the outer step.
-        """
-        device = self.devices[worker]
+    def _outer_step(self, device: Device, count: int) -> Transfer:
+        """Return the outer step on `count` values, during which the device does not compute."""
         nbytes = _STEP_TRAFFIC * _FLOAT32_NBYTES * count
         if device.kind is DeviceKind.GPU:
             on = (costs.compute_lane(device.name), Resource(device.host, Lane.REDUCE))
             return Transfer(on, Cost(nbytes=nbytes, num_calls=1))
-        turns_taken = costs.lone_core(self.machine.host_of(device))
         # On a single-core host, workers step one after another. Otherwise they step in parallel and
         # share the host's memory bandwidth.
-        shared = 1 if turns_taken else self.on_host[worker]
-        lanes = (*costs.copy_lanes(device), *turns_taken)
+        lone_core = costs.lone_core(self.machine.host_of(device))
+        shared = 1 if lone_core else self.memory.num_ranks[device.host]
+        lanes = (*costs.copy_lanes(device), *lone_core)
         return Transfer(lanes, Cost(nbytes=shared * nbytes, num_calls=1))
 
 
 def _times(step: Cost, count: int) -> Cost | None:
     """Multiply the cost of a step by a number of steps; None for 0 steps."""
-    if not count:
-        return None
-    return Cost(count * step.flops, count * step.nbytes, count * step.num_calls)
+    scaled = Cost(count * step.flops, count * step.nbytes, count * step.num_calls)
+    return scaled if count else None

@@ -32,11 +32,8 @@ _SHARE = _ADD_TRAFFIC / _MESSAGE_TRAFFIC
 
 
 def parent(rank: int) -> int | None:
-    """Return the rank that receives a rank's gradients; None for rank 0.
-
-    The parent's rank is the child's rank without its lowest set bit.
-    """
-    return rank & (rank - 1) if rank else None
+    """Return the rank that receives a rank's gradients; None for rank 0."""
+    return rank & (rank - 1) if rank else None  # without the lowest set bit
 
 
 def children(rank: int, world_size: int) -> list[int]:
@@ -57,10 +54,7 @@ class _Edge(NamedTuple):
 
 
 def plan(workload: Workload, machine: Machine, config: Tree, window: Window) -> Plan:
-    """Plan a window of steps on the first `config.workers` devices.
-
-    Raises InvalidInput if devices or links are missing.
-    """
+    """Plan a window of steps on the first `config.workers` devices."""
     devices, nbytes = machine.first_devices(config.workers), workload.gradient_nbytes
     edges = []
     for child, above in _upwards(len(devices)):
@@ -73,17 +67,12 @@ def plan(workload: Workload, machine: Machine, config: Tree, window: Window) -> 
 
 
 def memory(workload: Workload, machine: Machine, config: Tree) -> Mapping[str, int]:
-    """Return the bytes of each device.
-
-    A device has a replica and a send buffer; a parent in the tree also has a receive buffer.
-    """
+    """Return the bytes of each device: a replica, a send buffer, and a parent's receive buffer."""
     devices = machine.first_devices(config.workers)
-    replica, num_workers = replica_nbytes(workload), len(devices)
-    buffers = [1 + bool(children(rank, num_workers)) for rank in range(num_workers)]
-    nbytes = workload.gradient_nbytes if num_workers > 1 else 0
+    nbytes = workload.gradient_nbytes if len(devices) > 1 else 0
     return {
-        device.name: replica + number * nbytes
-        for device, number in zip(devices, buffers, strict=True)
+        device.name: replica_nbytes(workload) + nbytes * (1 + bool(children(rank, len(devices))))
+        for rank, device in enumerate(devices)
     }
 
 
@@ -123,8 +112,8 @@ def calibrate(machine: Machine, measured: ExchangeSamples, config: Tree | None =
     """Return the machine with a link per edge of the tree, fitted to measured exchanges.
 
     For CPU workers on one host, the host's memory bandwidth is also fitted, because messages and
-    additions share this bandwidth. For other workers, the time of additions is computed from the
-    memory bandwidth in `machine`, and the links are fitted to the remaining time.
+    additions share it. For other workers, additions take their time by the memory bandwidth in
+    `machine`, and the links are fitted to the remaining time.
     """
     devices = machine.devices
     pairs = [(devices[child], devices[above]) for child, above in _upwards(len(devices))]
@@ -149,10 +138,7 @@ def calibrate(machine: Machine, measured: ExchangeSamples, config: Tree | None =
 
 
 def _in_turn(machine: Machine) -> tuple[float, float]:
-    """Return the numbers of messages and additions on the longest path of an exchange.
-
-    The result holds if an addition takes no longer than a message.
-    """
+    """Return the numbers of messages and additions on the longest path of an exchange."""
     layer = Layer("one", (Parameter("one", (1,)),), 0, Cost(), Cost())
     workload = Workload("one", 1, (layer,), (0,), 0)
     tasks = plan(workload, machine, Tree(workers=len(machine.devices)), Window(1))

@@ -2,7 +2,7 @@
 
 Rank 0 divides the sums by the number of ranks (T-3 in the paper's algorithm) and sends the means
 down the tree. In the paper, rank 0 sends updated parameters instead (T-5). With means, every rank
-can clip and scale gradients before its own update. All messages are point-to-point.
+can clip and scale gradients before its own update.
 """
 
 import itertools
@@ -28,12 +28,10 @@ from paceline.strategies.tree.plan import children, parent
 
 
 class FlatGradients:
-    """A flat buffer of all gradients of one dtype, and a flag for each gradient.
+    """A flat buffer of all gradients of one dtype, and of the number of ranks that changed each.
 
-    A rank sets a flag to 1 if it changed the gradient, so the sum of a flag over ranks counts the
-    ranks that changed it. `as_views`: after the first exchange, gradients are views of the buffer.
-    `receives`: the rank has children in the tree, so it allocates a second buffer for their
-    gradients.
+    `as_views`: after the first exchange, gradients are views of the buffer. `receives`: allocate a
+    second buffer for the gradients of children in the tree.
     """
 
     def __init__(
@@ -65,7 +63,7 @@ class FlatGradients:
             if gradient is None:
                 # Clear the mean of the previous step from the buffer.
                 part.zero_()
-            elif not _is_view(gradient, part):
+            elif gradient is not part:
                 part.copy_(gradient)
         self._flags.copy_(torch.tensor([float(touched[slot.index]) for slot in self._slots]))
 
@@ -76,30 +74,20 @@ class FlatGradients:
             if not count:
                 continue
             indices.append(slot.index)
-            gradient = slot.parameter.grad
-            if gradient is not None and _is_view(gradient, part):
-                continue
             if self._as_views:
                 slot.parameter.grad = part
-            elif gradient is None:
+            elif slot.parameter.grad is None:
                 slot.parameter.grad = torch.empty_like(slot.parameter).copy_(part)
             else:
-                gradient.copy_(part)
+                slot.parameter.grad.copy_(part)
         return indices
-
-
-def _is_view(gradient: Tensor, part: Tensor) -> bool:
-    return gradient.data_ptr() == part.data_ptr() and gradient.numel() > 0
 
 
 _tags = itertools.count()  # each model has its own message tag, so that messages are not mixed up
 
 
 class TreeExchange(Exchange):
-    """One rank's exchange of gradients in the tree.
-
-    `as_views`: after the first exchange, gradients are views of the buffer that is sent.
-    """
+    """One rank's exchange of gradients in the tree."""
 
     name = "tree"
     chunked = False
@@ -116,18 +104,13 @@ class TreeExchange(Exchange):
         self._flats: tuple[FlatGradients, ...] = ()
 
     def open(self, layout: Layout) -> None:
-        """Allocate the buffers for each dtype of gradients.
-
-        Raises InvalidInput for a GPU if the process group uses gloo, which reads host memory only.
-        """
+        """Allocate the buffers; raise InvalidInput for a GPU's gradients in a gloo group."""
         group, needs_nccl = self._group, device_of(self._group.device).backend == "nccl"
         config = dist.get_backend_config(group.process_group) if group.exchanges else "nccl"
         if needs_nccl and "nccl" not in config:
-            raise InvalidInput(
-                "exchange",
-                "is tree, which cannot send a GPU's gradients with gloo",
-                hint="create the process group with NCCL, or choose exchange='host'",
-            )
+            problem = "is tree, which cannot send a GPU's gradients with gloo"
+            hint = "create the process group with NCCL, or choose exchange='host'"
+            raise InvalidInput("exchange", problem, hint=hint)
         self._flats = tuple(
             FlatGradients(layout, dtype, self._group.device, self._as_views, bool(self._children))
             for dtype in dict.fromkeys(slot.dtype for slot in layout.slots)
@@ -175,11 +158,9 @@ class TreeExchange(Exchange):
 
     def discard(self) -> None:
         """Raise InvalidInput, because the other ranks wait for this rank's gradients."""
-        raise InvalidInput(
-            "exchange",
-            "cannot discard a step after a failed backward pass",
-            hint="end the run, or use exchange='host' on one machine",
-        )
+        problem = "cannot discard a step after a failed backward pass"
+        hint = "end the run, or use exchange='host' on one machine"
+        raise InvalidInput("exchange", problem, hint=hint)
 
     def statistics(self) -> Statistics:
         """Return the traffic and time so far; no part of the time overlaps with backward."""

@@ -20,7 +20,7 @@ from pydantic import Field
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import DeviceKind, Machine
 from paceline.core.settings import Record
-from paceline.links.clock import HostClock, clock_for
+from paceline.links.clock import Clock, clock_for
 from paceline.links.devices import device_of, num_gpus
 from paceline.links.group import Group
 from paceline.links.launch import launch
@@ -149,7 +149,7 @@ def measure(settings: ProbeSettings, usable: list[int], group: Group) -> Machine
     place = find_local_ranks(group)
     each = settings.seconds / _NUM_MEASURED
     on_device = Sampler(group, clock_for(group.device), each)
-    on_host = Sampler(group, HostClock(), each)
+    on_host = Sampler(group, Clock(), each)
     device, several = device_of(group.device), group.world_size > 1
     on_gpu = device.kind == DeviceKind.GPU
     own = _figures(place, usable, on_device, on_host, group)

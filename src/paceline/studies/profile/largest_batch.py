@@ -14,7 +14,7 @@ from paceline.core.reading import read_record
 from paceline.core.settings import Record
 from paceline.core.workload import largest_batch
 from paceline.exchange.step import Learning, Share, train_step
-from paceline.links.clock import HostClock
+from paceline.links.clock import Clock
 from paceline.links.devices import device_of
 from paceline.links.processes import module_command, output, reason
 from paceline.links.rendezvous import device_of_rank
@@ -140,7 +140,7 @@ def try_step(attempt: Attempt) -> AttemptRow:
         # Allocate the momentum first, so that the step's peak includes it.
         make_momentum(model, optimizer)
         share = Share(*recipe.first(attempt.batch_size).to(device), 1.0)
-        recorder, learning = Recorder(HostClock(), "", 0), Learning(recipe.loss)
+        recorder, learning = Recorder(Clock(), "", 0), Learning(recipe.loss)
         train_step(model, optimizer, iter((share,)), recorder, learning)
         own.synchronize()  # GPU errors surface only on synchronisation
     except (MemoryError, RuntimeError, InvalidInput) as error:

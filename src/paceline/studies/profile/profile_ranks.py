@@ -22,7 +22,7 @@ from paceline.core.errors import InvalidInput
 from paceline.core.plan import Kind
 from paceline.core.settings import Record
 from paceline.core.timeline import Span, intersection, length, quartiles, union
-from paceline.links.files.writing import write_text
+from paceline.links.files import write_text
 from paceline.links.group import Group
 from paceline.links.launch import launch
 from paceline.links.processes import module_command

@@ -15,9 +15,7 @@ from pydantic import BaseModel, TypeAdapter
 from paceline.core.errors import InvalidInput
 from paceline.core.reading import read_finite_record, read_record
 from paceline.core.settings import Record
-from paceline.links.files import limits
-from paceline.links.files.reading import read_file
-from paceline.links.files.writing import write_text
+from paceline.links.files import limits, read_file, write_text
 from paceline.records.scale import ScaleCell, ScaleSettings
 
 _HEADER, _CELLS = "study.json", "cells.jsonl"

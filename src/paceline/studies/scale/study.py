@@ -21,7 +21,7 @@ from paceline.core.errors import InvalidInput
 from paceline.core.machine import Machine
 from paceline.core.timeline import Origin
 from paceline.core.workload import Workload
-from paceline.links.files.writing import write_text
+from paceline.links.files import write_text
 from paceline.links.rendezvous import check_gpus, device_of_rank
 from paceline.links.signals import Stopped
 from paceline.measure.this_machine import facts, memory_bytes
