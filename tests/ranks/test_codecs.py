@@ -19,9 +19,8 @@ from codec_training import bits, same
 from paceline import ddp_hook
 from paceline.codecs.codec import Cast, Codec, Payload
 from paceline.codecs.names import CODECS, find_codec
-from paceline.exchange import codec_choice, compressed
-from paceline.exchange.codec_choice import AutoCodec
-from paceline.exchange.compressed import CompressedAllReduce, Work
+from paceline.exchange import compressed
+from paceline.exchange.compressed import AutoCodec, CompressedAllReduce, Work
 from pair import Ranks
 
 PIECE, HEADER = 1 << 13, 40
@@ -260,7 +259,7 @@ class Clocked:
 @pytest.fixture
 def clocked(monkeypatch: pytest.MonkeyPatch) -> Clocked:
     one = Clocked()
-    monkeypatch.setattr(codec_choice, "time", one)
+    monkeypatch.setattr(compressed, "time", one)
     return one
 
 

@@ -80,7 +80,7 @@ class Averaging:
     def __init__(self, outer: OuterModel, codec: str | Codec | None) -> None:
         if codec is not None and outer.dtype != torch.float32:
             raise InvalidInput("codec", "requires float32 parameters (some are float64)")
-        self._outer = outer
+        self.outer = outer
         self._make_codec = None if codec is None else factory_of(codec)
         self._codecs = PieceCodecs()  # the keys are fragments
         self.digest = ""  # hash of the outer model, for the next header
@@ -112,7 +112,7 @@ class Averaging:
             if group.rank in repaired:
                 # if the broadcast fails, this unique digest makes the next exchange broadcast again
                 self.digest = uuid.uuid4().hex
-            group.broadcast(self._outer.tensors())
+            group.broadcast(self.outer.tensors())
         group.broadcast(given.buffers)
         total = sum(weights)
         mean = None
@@ -125,12 +125,12 @@ class Averaging:
 
     def step_taken(self, fragment: int) -> None:
         """Hash the outer model after its step, for the next header."""
-        self.digest = self._outer.digest(fragment)
+        self.digest = self.outer.digest(fragment)
 
     def _mean(self, fragment: int, own: Tensor, share: float, group: Group) -> Tensor:
         """Return the weighted mean of the workers' outer gradients."""
         if share:
-            gradient = self._outer.gradient(fragment, own)
+            gradient = self.outer.gradient(fragment, own)
             if self.stand_ins:
                 gradient.copy_(self.stand_ins[fragment])
             if share != 1.0:

@@ -11,19 +11,18 @@ follows the commit.
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from paceline.core.errors import InvalidInput, WorkerLost, first_line
 from paceline.exchange.averaging import Averaged, Averaging, Contribution
-from paceline.exchange.outer import OuterModel
-from paceline.exchange.peer_state import InnerState, PeerTransport, StepLock
+from paceline.exchange.inner_steps import StepLock
+from paceline.exchange.peer_state import InnerState, PeerTransport
 from paceline.exchange.workers import Settings, check_same_settings
 from paceline.links.group import Group, Member, myself
 
@@ -39,27 +38,26 @@ _CPU = torch.device("cpu")
 class ElasticWorkers:
     """The workers of a torchft.Manager's quorum, which may change with each exchange.
 
-    `num_fragments`: number of fragments of a round. `settings`: settings that must be equal on all
-    workers. `inner()` copies this worker's inner state. A failed exchange is repeated for at most
-    `deadline_s`. Raises InvalidInput for an unsuitable manager.
+    `settings`: settings that must be equal on all workers. `inner()` copies this worker's inner
+    state. `lock`: prevents steps while the state is copied. A failed exchange is repeated for at
+    most `deadline_s`. Raises InvalidInput for an unsuitable manager.
     """
 
     def __init__(
         self,
         manager: object,
         averaging: Averaging,
-        outer: OuterModel,
         *,
-        num_fragments: int,
         settings: Settings,
-        optimizers: Sequence[Optimizer],
+        lock: StepLock,
         inner: Callable[[], InnerState],
         deadline_s: float,
     ) -> None:
         self._manager = checked_manager(manager)
-        self._averaging, self._outer = averaging, outer
-        self._num_fragments, self._settings, self._inner = num_fragments, settings, inner
-        self._deadline_s = deadline_s
+        self._averaging, self._outer = averaging, averaging.outer
+        self._num_fragments = num_fragments = len(self._outer.values)
+        self._settings, self._inner, self._deadline_s = settings, inner, deadline_s
+        self.lock = lock
         # one of these exchanges is the farewell, which FixedWorkers does not need
         self.num_final_exchanges = num_fragments
         self._group: Group | None = None
@@ -69,7 +67,6 @@ class ElasticWorkers:
         self._is_open = True
         self._all_closing_since: int | None = None  # first exchange that found all workers closing
         inner()  # raises if an optimizer's state cannot be sent
-        self._steps = StepLock(optimizers, deadline_s)
         _replace_transport(self._manager, PeerTransport(self._backend))
         self._manager.register_state_dict_fn(_KEY, self._load_state, self._state)
 
@@ -106,8 +103,7 @@ class ElasticWorkers:
             control.abort()
 
     def close(self) -> None:
-        """Remove the hooks; the caller shuts down the manager."""
-        self._steps.close()
+        """Do nothing, because the caller shuts down the manager."""
 
     def _repeated(self) -> Averaged:
         until: float | None = None
@@ -126,26 +122,29 @@ class ElasticWorkers:
 
     def _attempt(self) -> Averaged | None:
         """Exchange with a new quorum; return None if the exchange was not committed."""
-        self._meet()
         found = None
         try:
+            self._manager.start_quorum()  # a worker that is behind then loads a peer's state
+        except (RuntimeError, TimeoutError) as error:
+            raise WorkerLost(f"no quorum ({first_line(error)})") from error
+        try:
             if self._manager.errored() is None:  # connections and state transfer succeeded
-                found = self._averaging.run(self._copied(), self._configured())
+                group, given = self._configured(), self._given
+                # copy the contribution, because `Averaging` overwrites it
+                buffers = [one.clone() for one in given.buffers]
+                copied = given._replace(own=given.own.clone(), buffers=buffers)
+                found = self._averaging.run(copied, group)
         except (RuntimeError, OSError, WorkerLost) as error:
             self._failed(error)
         if self._manager.errored() is not None:
             self._disconnect()
         if not self._commits() or found is None:
             return None
-        self._note_closing(found)
+        if not found.all_closing:
+            self._all_closing_since = None
+        elif self._all_closing_since is None:
+            self._all_closing_since = found.given.number
         return replace(found, peer_state=self._peer_state)
-
-    def _meet(self) -> None:
-        """Wait for a quorum; a worker that is behind then loads a peer's state."""
-        try:
-            self._manager.start_quorum()
-        except (RuntimeError, TimeoutError) as error:
-            raise WorkerLost(f"no quorum ({first_line(error)})") from error
 
     def _configured(self) -> Group:
         """Return the quorum's group; reset error feedback if this worker's shard changed."""
@@ -165,12 +164,6 @@ class ElasticWorkers:
             changed = "exchange %d: number of workers changed from %d to %d"
             logger.warning(changed, self._given.number, before.world_size, size)
         return self._group
-
-    def _copied(self) -> Contribution:
-        """Copy the contribution, because `Averaging` overwrites it."""
-        given = self._given
-        assert given is not None
-        return given._replace(own=given.own.clone(), buffers=[one.clone() for one in given.buffers])
 
     def _failed(self, error: Exception) -> None:
         """Report the error, so that this worker and its waiting peers repeat the exchange."""
@@ -200,12 +193,6 @@ class ElasticWorkers:
                 self._manager.report_error(error)
         raise WorkerLost(f"cannot commit an exchange ({first_line(failure)})") from failure
 
-    def _note_closing(self, found: Averaged) -> None:
-        if not found.all_closing:
-            self._all_closing_since = None
-        elif self._all_closing_since is None:
-            self._all_closing_since = found.given.number
-
     @property
     def _farewell_number(self) -> float:
         """Number of the `_farewell` exchange; infinite until all workers are closing."""
@@ -226,7 +213,7 @@ class ElasticWorkers:
 
     def _state(self) -> dict[str, Any]:
         """Return this worker's state for a recovering peer; torchft calls it during a quorum."""
-        with self._steps:
+        with self.lock:
             inner = self._inner()
         return {
             "settings": dict(self._settings),

@@ -28,7 +28,7 @@ from paceline.core.errors import InvalidInput
 from paceline.core.rounds import rounds_of
 from paceline.exchange.averaging import Averaged, Averaging, Contribution
 from paceline.exchange.elastic import ElasticWorkers
-from paceline.exchange.inner_steps import InnerSteps
+from paceline.exchange.inner_steps import InnerSteps, StepLock
 from paceline.exchange.outer import (
     OptimizerFactory,
     OuterModel,
@@ -46,7 +46,8 @@ from paceline.exchange.running_exchange import (
     RoundPlace,
     RunningExchange,
 )
-from paceline.exchange.workers import FixedWorkers, Met, Settings, meet, settings_of
+from paceline.exchange.workers import FixedWorkers, Settings, meet, settings_of
+from paceline.links.group import Group
 
 if TYPE_CHECKING:
     from torchft import Manager
@@ -130,29 +131,32 @@ class LocalUpdates:
         # outer="auto" uses the values of worker 0
         self._chosen_by = sync_every, None if num_steps is None else num_steps / sync_every
         settings = settings_of(self._rounds, codec, outer, self._fragments)
-        met = meet(model, settings, process_group, device_mesh, deadline_s, manager)
+        group, self._suspended = meet(
+            model, settings, process_group, device_mesh, deadline_s, manager
+        )
         self._outer = OuterModel(self._fragments, None if isinstance(outer, str) else outer)
         self._averaging = Averaging(self._outer, codec)
-        self._begin(met, settings, deadline_s, manager)
+        self._begin(group, settings, deadline_s, manager)
 
     def _begin(
-        self, met: Met, settings: Settings, deadline_s: float | None, manager: "Manager | None"
+        self,
+        group: Group | None,
+        settings: Settings,
+        deadline_s: float | None,
+        manager: "Manager | None",
     ) -> None:
         """Connect to the workers and hook the steps; with a manager, load a peer's state."""
-        group, self._suspended = met
-        self._is_open = True
-        # count a step before StepLock's hook unlocks the state, which a peer may then copy
-        self._steps.watch()
         self._workers: FixedWorkers | ElasticWorkers
         if group is None:
             self._workers = self._elastic(manager, settings, deadline_s)
         else:
             self._chosen_by = tuple(group.gather(self._chosen_by)[0])
-            self._workers = FixedWorkers(group, self._averaging, self._rounds.fragments)
+            self._workers = FixedWorkers(group, self._averaging)
         for one in self._suspended:
             # the first forward pass would otherwise wait for all workers, to broadcast buffers
             one.require_backward_grad_sync = one.require_forward_param_sync = False
-        self._steps.call_after(self._after_step)
+        self._is_open = True
+        self._steps.watch(self._after_step, self._workers.lock)
         # at exit, killing a daemon thread that runs torch code would abort the process
         self._at_exit = weakly(self.abort)
         atexit.register(self._at_exit)
@@ -373,21 +377,17 @@ class LocalUpdates:
         self, manager: "Manager | None", settings: Settings, deadline_s: float | None
     ) -> ElasticWorkers:
         """Create the workers of a manager's quorums."""
-        _, num_rounds = self._chosen_by
-        try:
-            return ElasticWorkers(
-                manager,
-                self._averaging,
-                self._outer,
-                num_fragments=self._rounds.fragments,
-                settings={**settings, "outer step": list(self._rounds.outer_step(2, num_rounds))},
-                optimizers=self._steps.optimizers,
-                inner=lambda: InnerState.of(self._model, self._steps.optimizers, self._steps.count),
-                deadline_s=default_pg_timeout.total_seconds() if deadline_s is None else deadline_s,
-            )
-        except BaseException:
-            self._steps.remove()
-            raise
+        if deadline_s is None:
+            deadline_s = default_pg_timeout.total_seconds()
+        optimizers, (_, num_rounds) = self._steps.optimizers, self._chosen_by
+        return ElasticWorkers(
+            manager,
+            self._averaging,
+            settings={**settings, "outer step": list(self._rounds.outer_step(2, num_rounds))},
+            lock=StepLock(optimizers, deadline_s),
+            inner=lambda: InnerState.of(self._model, optimizers, self._steps.count),
+            deadline_s=deadline_s,
+        )
 
     def abort(self) -> None:
         """Remove the hooks and disconnect, without a last exchange."""

@@ -1,8 +1,5 @@
 """Copy a worker's state, and send the copy to a peer that joins.
 
-optimizer.step()   | pre-hook .......... post-hook |
-StepLock           | held by the loop              | free: another thread may copy the state
-
 torchft's transports unpickle data from peers. `PeerTransport` receives only JSON and tensors. The
 messages use the quorum's process group, so no port is opened:
 
@@ -11,7 +8,6 @@ header     JSON                    the plain values; the names, dtypes and shape
 tensors    bytes                   one message for each tensor
 """
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -26,8 +22,7 @@ from paceline.checkpoints.json_values import Json, dumps, loads
 from paceline.checkpoints.nested import apart, together
 from paceline.checkpoints.state import load_optimizer_state, optimizer_state
 from paceline.checkpoints.tensor_file import Tensors, check_can_be_saved
-from paceline.core.errors import InvalidInput, WorkerLost
-from paceline.exchange.inner_steps import StepHooks
+from paceline.core.errors import InvalidInput
 from paceline.links.tensor_messages import bytes_of, empty_of, spec_of
 
 _MAX_HEADER_NBYTES = 1 << 28
@@ -58,48 +53,6 @@ class InnerState:
         """Load the saved states into `optimizers`; InvalidInput for a state that does not fit."""
         for one, state in zip(optimizers, self.optimizers, strict=True):
             load_optimizer_state(one, model.named_parameters(), **state)
-
-
-class StepLock:
-    """Locks the state of optimizers during each step.
-
-    If a step raises, the state may be incomplete, and stays locked until the next step has ended.
-    """
-
-    def __init__(self, optimizers: Sequence[Optimizer], deadline_s: float) -> None:
-        self._deadline_s = deadline_s
-        self._lock = threading.Lock()
-        self._is_in_step = False
-        parameters = (
-            own for one in optimizers for group in one.param_groups for own in group["params"]
-        )
-        self._accelerators = {one.device for one in parameters if one.device.type != "cpu"}
-        self._hooks = StepHooks(optimizers, self._begin, self._end)
-
-    def _begin(self, _: Optimizer) -> None:
-        if not self._is_in_step:
-            self._lock.acquire()  # other threads hold the lock only while copying
-        self._is_in_step = True
-
-    def _end(self, _: Optimizer) -> None:
-        self._is_in_step = False
-        self._lock.release()
-
-    def __enter__(self) -> None:
-        """Lock the state between steps; WorkerLost if a step lasts longer than the deadline."""
-        if not self._lock.acquire(timeout=self._deadline_s):
-            raise WorkerLost(f"an optimizer step took longer than {self._deadline_s:g} s")
-        for device in self._accelerators:  # wait for the step's kernels
-            torch.accelerator.synchronize(device)
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
-
-    def close(self) -> None:
-        """Remove the hooks."""
-        self._hooks.remove()
-        if self._is_in_step:
-            self._lock.release()
 
 
 def _copied(tensor: Tensor) -> Tensor:

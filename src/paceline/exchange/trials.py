@@ -22,44 +22,29 @@ from paceline.links.group import Group
 from paceline.record.recorder import Recorder
 
 
-class Trials:
+class Trials(Choice):
     """Times exchanges in turns during training, and then uses the fastest.
 
     `names`: names of the exchanges, the simplest first. `slow`: names of exchanges known to be
     slower than another one, which are timed only if steps change. The slowest rank determines the
-    time of a step, so all ranks choose the same exchange. `name`: name of the current exchange.
+    time of a step, so all ranks choose the same exchange.
     """
 
     def __init__(self, names: Iterable[str], clock: Clock, slow: Collection[str] = ()) -> None:
-        self._choice, self._clock = Choice(tuple(names), slow=slow), clock
+        super().__init__(tuple(names), slow=slow)
+        self._clock = clock
         self._failed: dict[str, str] = {}
         self._chunks: dict[str, int] = {}  # layers per chunk in the last turn
         self._marks: list[Any] = []
 
     @property
-    def name(self) -> str:
-        """The exchange of the next steps."""
-        return self._choice.name
-
-    @property
-    def settled(self) -> bool:
-        """Whether the fastest exchange is in use."""
-        return self._choice.settled
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        """Median step time of each exchange that was timed so far."""
-        return self._choice.seconds
-
-    @property
     def due(self) -> bool:
         """Whether all ranks must call `finish_measurement`, because enough steps were timed."""
-        num_steps = self._choice.num_steps
-        return num_steps is not None and len(self._marks) > num_steps
+        return self.num_steps is not None and len(self._marks) > self.num_steps
 
     def exchanged(self) -> None:
         """Record the end of an exchange."""
-        if self._choice.num_steps is not None:
+        if self.num_steps is not None:
             self._marks.append(self._clock.mark())
 
     def finish_measurement(
@@ -75,24 +60,23 @@ class Trials:
         self._marks = self._marks[-1:]
         if chunk is not None and not self.settled:
             self._chunks[self.name] = chunk
-        self._choice.add(steps, is_steady=not is_searched)
+        self.add(steps, is_steady=not is_searched)
 
     def fail(self, error: InvalidInput) -> None:
         """Remove the current exchange from the candidates, because of an error."""
         self._failed[self.name] = str(error)
-        self._choice.drop()
-
-    def settle(self) -> None:
-        """Stop timing, and use the fastest exchange so far."""
-        self._choice.stop()
+        self.drop()
 
     def why(self, chunk: int | None = None, is_searched: bool = False) -> str:
         """Describe the exchange in use and the measured step times in one line.
 
-        `chunk`: current number of layers per chunk. `is_searched`: whether a search still changes
-        this number.
+        The arguments are those of `finish_measurement`.
         """
-        figures = [self._figure(name) for name in self.seconds]
+        figures = [
+            f"{name} {duration(seconds)}"
+            + (f" in chunks of {_layers(self._chunks[name])}" if name in self._chunks else "")
+            for name, seconds in self.seconds.items()
+        ]
         problems = [f"{name} cannot be used: {why}" for name, why in self._failed.items()]
         told = "; ".join([*sorted(figures), *problems])
         if not self.settled:
@@ -103,11 +87,6 @@ class Trials:
             return reason
         now = "now trying" if is_searched else "now"
         return f"{reason}; {now} in chunks of {_layers(chunk)}"
-
-    def _figure(self, name: str) -> str:
-        chunk = self._chunks.get(name)
-        chunks = "" if chunk is None else f" in chunks of {_layers(chunk)}"
-        return f"{name} {duration(self.seconds[name])}{chunks}"
 
 
 class Candidate(NamedTuple):
@@ -181,21 +160,21 @@ class Checked:
         """Load the current candidate's exchange state."""
         self._replica.load_exchange_state(state)
 
+    def close(self) -> None:
+        """Free the current candidate's resources."""
+        self._replica.close()
+
     def record(self, recorder: Recorder | None) -> None:
         """Record exchanges of the current and all later candidates; None stops recording."""
         self._recorder = recorder
         self._replica.record(recorder)
-
-    def close(self) -> None:
-        """Free the current candidate's resources."""
-        self._replica.close()
 
     def _begin_step(self) -> None:
         trials, before = self._trials, self._trials.settled
         self._num_steps += 1
         if self._num_steps > self._last_step:
             if not before:
-                trials.settle()
+                trials.stop()
                 self._follow(before)
             return
         trials.exchanged()
@@ -213,7 +192,7 @@ class Checked:
             took = [f"{name} {duration(took_s)}" for name, took_s in trials.seconds.items()]
             self._on_decision(f"auto: {used.name} from now on; measured {', '.join(took)}")
         if used is not self._used:
-            self._replica.close()  # close first: two replicas must not hook the same gradients
+            self.close()  # close first: two replicas must not hook the same gradients
             self._use(used)
 
     def _use(self, candidate: Candidate) -> None:

@@ -28,8 +28,6 @@ logger = logging.getLogger(__name__)
 
 _OF_A_WORKER = ("sync_every", "delay")  # settings that may differ between workers
 Settings = Mapping[str, Any]  # plain values by name, which must be equal on all workers
-# result of `meet`: the group (None with a manager), and DDP modules that span several workers
-Met = tuple[Group | None, list[DistributedDataParallel]]
 
 
 class FixedWorkers:
@@ -38,10 +36,12 @@ class FixedWorkers:
     `num_final_exchanges`: number of exchanges that remain once all workers have called `close`.
     """
 
-    def __init__(self, group: Group, averaging: Averaging, num_fragments: int) -> None:
+    lock = None  # no other worker copies this worker's state
+
+    def __init__(self, group: Group, averaging: Averaging) -> None:
         self._group, self._averaging = group, averaging
         self.rank, self.count = group.rank, group.world_size
-        self.num_final_exchanges = num_fragments - 1
+        self.num_final_exchanges = len(averaging.outer.values) - 1
 
     def exchange(self, given: Contribution) -> Averaged:
         """Average the contributions of all workers."""
@@ -88,11 +88,12 @@ def meet(
     device_mesh: DeviceMesh | None,
     deadline_s: float | None,
     manager: object = None,
-) -> Met:
+) -> tuple[Group | None, list[DistributedDataParallel]]:
     """Connect to the other workers, and copy worker 0's parameters to all.
 
-    With a `manager`, workers do not connect until their exchanges. Raises InvalidInput if settings
-    differ, or if the model is sharded between workers.
+    Returns the group, and the DDP modules that span several workers. With a `manager`, workers
+    connect only in exchanges. Raises InvalidInput if settings differ, or if the model is sharded
+    between workers.
     """
     if manager is not None:
         if process_group is not None or device_mesh is not None:

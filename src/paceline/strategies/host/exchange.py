@@ -20,8 +20,7 @@ from torch import Tensor
 from paceline.core.chunks import ChunkTimes
 from paceline.core.errors import InvalidInput, StepDiscarded
 from paceline.core.plan import Kind
-from paceline.exchange.codec_choice import CodecAllReduce, name_of
-from paceline.exchange.compressed import Compression
+from paceline.exchange.compressed import CodecAllReduce, Compression, name_of
 from paceline.exchange.layout import Chunk, Layout, check_same_codec
 from paceline.exchange.optimizers import NonFiniteGuard
 from paceline.exchange.replica import Statistics

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paceline.codecs.gathering import Pending
 from paceline.core.errors import InvalidInput, NonFinite
-from paceline.exchange.codec_choice import CodecAllReduce
+from paceline.exchange.compressed import CodecAllReduce
 from paceline.exchange.layout import Chunk, Layout
 from paceline.exchange.replica import Exchange, Statistics
 from paceline.links.call_thread import CallThread, finish_stream
