@@ -1,7 +1,7 @@
 """A reducer for DistributedDataParallel that uses an `Exchange` instead of buckets.
 
 DistributedDataParallel's Python code runs the module, sends buffers, moves inputs and handles join;
-`self.reducer` handles gradients. `Reducer` implements the reducer's methods.
+its `reducer` handles gradients.
 """
 
 import itertools
@@ -41,9 +41,7 @@ class Reducer(Listener):
     The gradients of the first backward pass are exchanged after its end. From then on, all ranks
     exchange gradients in the order in which they became ready on rank 0 in that pass. `chunk`:
     number of layers per chunk, or a tuner that chooses it by rank 0's times. `sparse`: indices of
-    parameters with sparse gradients. Without `find_unused_parameters`, a forward pass raises
-    Unfinished if some parameter received no gradient in the last backward pass. `on_exchanged` is
-    called after each exchange.
+    parameters with sparse gradients. `on_exchanged` is called after each exchange.
     """
 
     def __init__(
@@ -80,11 +78,13 @@ class Reducer(Listener):
         self._readiness = Readiness(
             parameters, self, sparse=sparse, undefined_is_zero=not find_unused_parameters
         )
+        self.forwarded = self._readiness.forwarded
+        self._remove_autograd_hooks = self._readiness.close
 
     def open(self) -> None:
-        """Join the other ranks and allocate the exchange; collective.
+        """Join the other ranks and allocate the exchange; at the latest in the first exchange.
 
-        The first backward pass opens an exchange that is not open. Errors are raised on all ranks.
+        Collective; errors are raised on all ranks.
         """
         group = self._group = self._join()
         self._number = group.gather(next(_numbers))[0]
@@ -99,10 +99,6 @@ class Reducer(Listener):
         self._exchange.load_state(self._loaded)
 
     # Methods called by DistributedDataParallel.
-
-    def forwarded(self, outputs: Sequence[Tensor], synchronize: bool) -> None:
-        """Record a differentiable forward pass."""
-        self._readiness.forwarded(outputs, synchronize)
 
     def _do_nothing(self, *_: object) -> None:
         """Ignore calls about buckets and logging."""
@@ -148,9 +144,6 @@ class Reducer(Listener):
 
     def _set_forward_pass_work_handle(self, work: Any, use_static_world_size: bool) -> None:
         self._joined = None if use_static_world_size else work
-
-    def _remove_autograd_hooks(self) -> None:
-        self._readiness.close()
 
     def _install_post_backward_futures(self, futures: Sequence[Any]) -> None:
         self._futures = list(futures)
@@ -304,11 +297,10 @@ class Reducer(Listener):
                 gradient.mul_(scale)
 
     def _agreed_order(self, own: Sequence[int] | None) -> list[int] | None:
-        """Return rank 0's order of readiness; missing gradients come last.
+        """Return rank 0's order of readiness, with missing gradients last; None if a rank failed.
 
-        `own`: this rank's order, or None if its backward pass failed. Returns None if the backward
-        pass of any rank failed. Raises InvalidInput on all ranks if they run backward on different
-        models.
+        `own`: this rank's order, or None if its backward pass failed. Raises InvalidInput on all
+        ranks if they run backward on different models.
         """
         assert self._group is not None
         rows = self._group.gather([self._number, None if own is None else list(own)])
