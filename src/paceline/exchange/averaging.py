@@ -18,7 +18,7 @@ from paceline.codecs.codec import Codec
 from paceline.codecs.names import factory_of
 from paceline.core.errors import InvalidInput
 from paceline.core.wire_format import PIECE
-from paceline.exchange.encoded_pieces import PieceCodecs, encoded_piece
+from paceline.exchange.encoded_pieces import EncodedPiece, PieceCodecs
 from paceline.exchange.outer import OuterModel, is_finite
 from paceline.exchange.peer_state import InnerState
 from paceline.links.failpoints import reach
@@ -82,8 +82,8 @@ class Averaging:
             raise InvalidInput("codec", "requires float32 parameters (some are float64)")
         self.outer = outer
         self._make_codec = None if codec is None else factory_of(codec)
-        self._codecs = PieceCodecs()  # the keys are fragments
-        self.digest = ""  # hash of the outer model, for the next header
+        self.codecs = PieceCodecs()  # the keys are fragments
+        self.digest = ""  # hash of the outer model after its last step, for the next header
         self.stand_ins: list[Tensor] = []  # outer gradients of a rehearsal, by fragment
         self.nbytes_sent = self.nbytes_received = 0
 
@@ -123,10 +123,6 @@ class Averaging:
         left_out = tuple(rank for rank, one in enumerate(fit) if not one)
         return Averaged(given, mean, total, left_out, repaired, all(closing))
 
-    def step_taken(self, fragment: int) -> None:
-        """Hash the outer model after its step, for the next header."""
-        self.digest = self.outer.digest(fragment)
-
     def _mean(self, fragment: int, own: Tensor, share: float, group: Group) -> Tensor:
         """Return the weighted mean of the workers' outer gradients."""
         if share:
@@ -156,22 +152,9 @@ class Averaging:
         assert control is not None
         assert make is not None
         for number, values in enumerate(gradient.split(PIECE)):
-            codecs = self._codecs.of(str(fragment), number, size, make)
-            piece = encoded_piece(values, codecs, group.rank, float(size))
+            codecs = self.codecs.of(str(fragment), number, size, make)
+            piece = EncodedPiece.of(values, codecs, group.rank, float(size))
             nbytes = piece.scatter(control)
             nbytes += piece.gather(control)[0]
             self.nbytes_sent += nbytes
             self.nbytes_received += nbytes
-
-    @property
-    def sent_share(self) -> float | None:
-        """The share of values sent, if the codec omits values."""
-        return self._codecs.sent_share
-
-    def feedback(self) -> dict[str, Tensor]:
-        """Return the error feedback, with the keys FRAGMENT/PIECE/SHARD."""
-        return self._codecs.state_dict()
-
-    def load_feedback(self, state: dict[str, Tensor]) -> None:
-        """Load error feedback, saved by the same worker in a group of the same size."""
-        self._codecs.load_state_dict(state)

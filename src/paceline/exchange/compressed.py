@@ -24,7 +24,7 @@ from paceline.core.errors import InvalidInput
 from paceline.core.link_fit import ExchangeSample, LinearTime, line_through
 from paceline.core.turns import Choice
 from paceline.core.wire_format import AUTO, PIECE, check_codec, wire_format
-from paceline.exchange.encoded_pieces import EncodedPiece, PieceCodecs, encoded_piece
+from paceline.exchange.encoded_pieces import EncodedPiece, PieceCodecs
 from paceline.exchange.optimizers import Policy
 from paceline.links.call_thread import CallThread, finish_stream
 from paceline.links.devices import Event, device_of
@@ -119,11 +119,8 @@ class CompressedAllReduce:
         self._gathering = CallThread("gather", self.device)
 
     def begin_step(self) -> None:
-        """Begin a step: drop error feedback of keys unused in the last step.
-
-        All error feedback is dropped if values were not finite, because that step is skipped.
-        """
-        if self._is_void:
+        """Begin a step: drop error feedback of keys unused in the last step."""
+        if self._is_void:  # the step is skipped
             self._codecs.keep(())
             self._is_void = False
         if self._used:
@@ -188,7 +185,7 @@ class CompressedAllReduce:
         pieces = work.values.split(PIECE)  # to overlap encoding with sending and decoding
         for number, values in enumerate(pieces):
             codecs = self._codecs.of(work.key, number, len(self._ranks), work.codec)
-            piece = encoded_piece(values, codecs, self._rank, work.divisor)
+            piece = EncodedPiece.of(values, codecs, self._rank, work.divisor)
             self._bytes_sent[0] += piece.scatter(self._groups[0])
             finish_stream(self.device)
             gather = partial(self._gather, work, piece, number == len(pieces) - 1)

@@ -89,7 +89,7 @@ class ElasticWorkers:
         try:
             if given.number > self._farewell_number:
                 return self._nothing()
-            self._feedback = self._averaging.feedback()
+            self._feedback = self._averaging.codecs.state_dict()
             return self._farewell() if given.number == self._farewell_number else self._repeated()
         except BaseException:
             self._disconnect()
@@ -117,7 +117,7 @@ class ElasticWorkers:
                 until = time.monotonic() + self._deadline_s
             elif time.monotonic() > until:
                 raise WorkerLost(f"exchanges have failed for {self._deadline_s:g} s")
-            self._averaging.load_feedback(self._feedback)
+            self._averaging.codecs.load_state_dict(self._feedback)
             time.sleep(_PAUSE_S)
 
     def _attempt(self) -> Averaged | None:
@@ -248,7 +248,7 @@ class ElasticWorkers:
 
     def _forget_feedback(self) -> None:
         self._feedback = {}
-        self._averaging.load_feedback({})
+        self._averaging.codecs.load_state_dict({})
 
     def _backend(self) -> Any:
         process_group: Any = self._manager._pg

@@ -206,7 +206,7 @@ class LocalUpdates:
         """Return traffic and time of this worker's exchanges."""
         sent, received = self._averaging.nbytes_sent, self._averaging.nbytes_received
         times = self.log.exposed_s, max(0.0, self.log.took_s - self.log.exposed_s)
-        share = self._averaging.sent_share
+        share = self._averaging.codecs.sent_share
         return Statistics("local", self._steps.count, sent, received, *times, sent_share=share)
 
     def own_parameters(self) -> list[Tensor]:
@@ -251,7 +251,7 @@ class LocalUpdates:
             "own": {
                 "worker": (self._workers.rank, self._workers.count),
                 "weights": list(self._place.weights),
-                "feedback": self._averaging.feedback(),
+                "feedback": self._averaging.codecs.state_dict(),
                 **(NO_EXCHANGE if running is None else running.state()),
             },
         }
@@ -265,13 +265,13 @@ class LocalUpdates:
         self._outer.load_state_dict(state["outer"])
         self._place.load_state_dict(state)
         self._steps.count = state["num_steps"]
-        self._averaging.load_feedback({})
+        self._averaging.codecs.load_state_dict({})
         self._running, own = None, state["own"]
         if own is None:
             return
         # error feedback depends on the number of workers
         if tuple(own["worker"]) == (self._workers.rank, self._workers.count):
-            self._averaging.load_feedback(own["feedback"])
+            self._averaging.codecs.load_state_dict(own["feedback"])
         self._place.weights = list(own["weights"])
         if own["due"] is not None:
             number = self._place.num_exchanges - 1
@@ -316,7 +316,7 @@ class LocalUpdates:
             rounds = replace(self._rounds, sync_every=sync_every, fragments=1, delay=0)
             step = rounds.outer_step(self._workers.count, num_rounds)
             self._outer.step(found.given.fragment, found.mean, step)
-        self._averaging.step_taken(found.given.fragment)
+        self._averaging.digest = self._outer.digest(found.given.fragment)
 
     def _wait(self, exchange: RunningExchange) -> Averaged:
         """Wait for an exchange; abort if it failed."""

@@ -9,7 +9,7 @@ same step. Products are rounded before they are added, because fused operations 
 bits on different processors.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -59,28 +59,25 @@ def flatten(parameters: Iterable[Tensor], dtype: torch.dtype) -> Tensor:
     return torch.cat([local_of(one).reshape(-1).to("cpu", dtype) for one in parameters])
 
 
+def _parts(vector: Tensor, parameters: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield each parameter's local part, and its values in a vector from `flatten`."""
+    owned = [local_of(one) for one in parameters]
+    for own, part in zip(owned, vector.split([one.numel() for one in owned]), strict=True):
+        yield own, part.view(own.shape).to(own.device)
+
+
 @torch.no_grad()
 def load_vector(vector: Tensor, parameters: Iterable[Tensor], mixing: float = 0.0) -> None:
-    """Load a vector from `flatten` into parameters.
-
-    `mixing`: weight of the parameters' previous values.
-    """
-    owned = [local_of(one) for one in parameters]
-    parts = vector.split([one.numel() for one in owned])
-    for own, part in zip(owned, parts, strict=True):
-        given = part.view(own.shape).to(own.device)
-        if mixing:
-            given = (given * (1 - mixing)).add_(own * mixing)
-        own.copy_(given)
+    """Load a vector from `flatten`; `mixing`: weight of the parameters' previous values."""
+    for own, given in _parts(vector, parameters):
+        own.copy_((given * (1 - mixing)).add_(own * mixing) if mixing else given)
 
 
 @torch.no_grad()
 def add_change(before: Tensor, after: Tensor, parameters: Iterable[Tensor]) -> None:
     """Add the difference of two vectors from `flatten` to parameters."""
-    owned = [local_of(one) for one in parameters]
-    changes = (after - before).split([one.numel() for one in owned])
-    for own, change in zip(owned, changes, strict=True):
-        own.copy_(own + change.view(own.shape).to(own.device))
+    for own, change in _parts(after - before, parameters):
+        own.copy_(own + change)
 
 
 def is_finite(vector: Tensor) -> bool:
