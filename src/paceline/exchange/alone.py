@@ -59,10 +59,9 @@ def compare_with_alone(
 ) -> Comparison:
     """Compare steps of `lone_rank` alone with steps of all ranks; collective.
 
-    Takes about twenty steps, and six more for a further exchange. `exchanges`: factories of
-    replicas, the exchange predicted to be fastest first. The others are tried as long as the rank
-    alone is faster, because the prediction may be wrong. `parts`: number of samples of each rank in
-    a step of all ranks.
+    `exchanges`: factories of replicas, the exchange predicted to be fastest first. The others are
+    tried as long as the rank alone is faster, because the prediction may be wrong. `parts`: number
+    of samples of each rank in a step of all ranks.
     """
     first, *others = exchanges
     # a tie goes to all ranks, because a rank that leaves does not return
@@ -117,10 +116,9 @@ def stepping(
     weight: float,
     replicate: Replicate | None,
 ) -> Iterator[Step]:
-    """Yield a function that takes a step of a copy of the model.
+    """Yield a function that takes a step of a copy of the model; `weight`: factor of its mean loss.
 
-    Without `replicate`, a rank with samples trains alone, and other ranks do nothing. `weight`:
-    factor of this rank's mean loss.
+    Without `replicate`, a rank with samples trains alone, and other ranks do nothing.
     """
     if replicate is None and not num_samples:
         yield lambda: None

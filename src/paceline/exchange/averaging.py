@@ -28,11 +28,10 @@ logger = logging.getLogger(__name__)
 
 
 class Contribution(NamedTuple):
-    """A worker's contribution to an exchange: its parameters of one fragment.
+    """A worker's contribution to exchange `number`: its parameters `own` of one fragment.
 
-    `number`: number of the exchange. `weight`: inner steps or samples since the fragment's last
-    exchange. `own`: the worker's parameters. `buffers`: the model's buffers, sent only at the end
-    of a round. `is_closing`: whether the worker has finished training.
+    `weight`: inner steps or samples since the fragment's last exchange. `buffers`: the model's
+    buffers, sent only at the end of a round. `is_closing`: whether the worker has finished training.
     """
 
     number: int
@@ -48,10 +47,9 @@ class Averaged:
     """The result of an exchange.
 
     `given`: this worker's contribution. `mean`: mean outer gradient, None if no worker has trained.
-    `weight`: sum of the workers' weights. `left_out`: workers with NaN or infinite parameters.
-    `repaired`: workers whose outer model differed from worker 0's. `all_closing`: whether all
-    workers have finished training. `peer_state`: a peer's inner state, which a late or new worker
-    loads.
+    `left_out`: workers with NaN or infinite parameters. `repaired`: workers whose outer model
+    differed from worker 0's. `all_closing`: whether all workers have finished training.
+    `peer_state`: a peer's inner state, which a late or new worker loads.
     """
 
     given: Contribution
@@ -88,11 +86,7 @@ class Averaging:
         self.nbytes_sent = self.nbytes_received = 0
 
     def run(self, given: Contribution, group: Group) -> Averaged:
-        """Exchange a fragment with all workers of the group, collectively.
-
-        Raises InvalidInput if the parameters of all workers are NaN or infinite, or if the workers
-        are in exchanges with different numbers.
-        """
+        """Exchange a fragment with all workers of the group, collectively."""
         is_fit = is_finite(given.own)
         weight = given.weight if is_fit else 0.0
         header = given.number, is_fit, weight, self.digest, given.is_closing

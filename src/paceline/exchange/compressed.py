@@ -62,8 +62,7 @@ class Compression:
 class Work:
     """One all-reduce; `future` receives the mean.
 
-    `num_nonfinite`: number of NaN and infinite values, counted over all ranks. If there are any,
-    all values become NaN.
+    If any rank has NaN or infinite values, whose number is `num_nonfinite`, all values become NaN.
     """
 
     key: str
@@ -90,9 +89,9 @@ class Work:
 class CompressedAllReduce:
     """Runs all-reduces in order with a scatter thread and a gather thread.
 
-    Ranks create it collectively and begin all-reduces in the same order. The scatters and the
-    gathers have separate process groups, so that the scatter of one piece overlaps with the gather
-    of another piece. Error feedback is stored by `key`. Collectives time out after `deadline_s`.
+    Ranks create it collectively and begin all-reduces in the same order. The threads have separate
+    process groups, so that the scatter of one piece overlaps with the gather of another piece.
+    Error feedback is stored by `key`. Collectives time out after `deadline_s`.
     """
 
     def __init__(self, ranks: Sequence[int], device: torch.device, deadline_s: float) -> None:
@@ -210,11 +209,9 @@ class CompressedAllReduce:
 class AutoCodec:
     """Encodes a tensor with `dynamic8` if encoding shortens the exchange and the steps.
 
-    First, a small and a large exchange are timed, with and without the codec. A line through the
-    times of these two exchanges predicts the time of an exchange of any size. Because computation
-    may hide exchanges, steps with and without the codec are then timed in turns
-    (`paceline.core.turns`). The turns are repeated when steps become slower or faster. All ranks
-    choose the same codec.
+    A line through the times of a small and a large exchange, with and without the codec, predicts
+    the time of an exchange of any size. Because computation may hide exchanges, steps with and
+    without the codec are then timed in turns (`paceline.core.turns`). All ranks choose the same.
     """
 
     def __init__(self, all_reduce: CompressedAllReduce) -> None:

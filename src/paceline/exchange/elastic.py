@@ -81,10 +81,7 @@ class ElasticWorkers:
         return 1 if self._group is None else self._group.world_size
 
     def exchange(self, given: Contribution) -> Averaged:
-        """Average contributions; repeat the exchange until all remaining workers have committed.
-
-        Raises WorkerLost after the deadline, or if there is no quorum.
-        """
+        """Average contributions; repeat the exchange until all remaining workers have committed."""
         self._given, self._peer_state = given, None
         try:
             if given.number > self._farewell_number:
@@ -174,10 +171,8 @@ class ElasticWorkers:
         self._manager.report_error(WorkerLost(first_line(error)))
 
     def _disconnect(self) -> None:
-        """Close connections, so that peers do not wait for this worker.
-
-        gloo closes connections when the last reference to their group is dropped.
-        """
+        """Close connections, so that peers do not wait for this worker."""
+        # gloo closes connections when the last reference to their group is dropped
         self._group = self._group and replace(self._group, control=None, process_group=None)
         process_group: Any = self._manager._pg
         process_group.abort()
@@ -225,9 +220,9 @@ class ElasticWorkers:
         }
 
     def _load_state(self, state: dict[str, Any]) -> None:
-        """Load a peer's state; this worker's steps since its last exchange are lost.
+        """Load a peer's state, except the inner state, which the loop loads later.
 
-        The loop loads the inner state later. Raises InvalidInput if the peer's settings differ.
+        This worker's steps since its last exchange are lost.
         """
         check_same_settings(self._settings, state["settings"], "this worker", "its peers")
         self._outer.load_state_dict(state["outer"])

@@ -98,10 +98,7 @@ class EncodedPiece:
         raise NotImplementedError
 
     def gather(self, group: dist.ProcessGroup) -> tuple[int, int]:
-        """Replace the values by the sums of all ranks, divided by the divisor.
-
-        Returns the bytes sent, and the number of NaN and infinite values over all ranks.
-        """
+        """Replace the values by the mean; return the bytes sent and the number of non-finite values."""
         raise NotImplementedError
 
     def _rows(self, payloads: Sequence[Payload], count: int, group: dist.ProcessGroup) -> Tensor:

@@ -42,9 +42,8 @@ class Learner:
 
     `traced`: module whose layers are recorded. `step`: takes and records a step; returns this
     rank's weighted loss. `test`: returns the summed loss and score of this rank's share of the
-    samples. `prepare`: runs the pass that `ModelReplica.prepare` requires. `state`: returns the
-    state that all ranks share, collectively; layers that are split between ranks are whole in this
-    state. `load`: loads this state, collectively.
+    samples. `prepare`: runs the pass that `ModelReplica.prepare` requires. `state` and `load`:
+    return and load the state that all ranks share, with whole layers, collectively.
     """
 
     traced: nn.Module
@@ -135,7 +134,7 @@ def evaluate(
 ) -> tuple[float, float]:
     """Return the summed loss and score of this rank's share of the test samples.
 
-    Exactly one rank tests each sample. Raises InvalidInput if the loss or score function fails.
+    Exactly one rank tests each sample.
     """
     model.eval()
     name = recipe.name or NAMELESS
@@ -157,10 +156,7 @@ def evaluate(
 def tested(
     model: nn.Module, group: Group, recipe: Recipe, learning: Learning
 ) -> tuple[float | None, float | None]:
-    """Return the mean loss and score of all test samples, tested by this rank alone.
-
-    Both are None without a test set. The score is also None if the recipe has no score.
-    """
+    """Return the mean loss and score of all test samples, tested by this rank alone, if known."""
     if (samples := recipe.test_samples) is None:
         return None, None
     loss, score = evaluate(model, samples, group, recipe, learning)

@@ -185,15 +185,14 @@ class LocalUpdates:
         return self._place.num_exchanges
 
     def close(self) -> None:
-        """Exchange until all workers have finished, then remove the hooks.
-
-        Raises InvalidInput if parameters changed without steps of the optimizer.
-        """
+        """Exchange until all workers have finished, then remove the hooks."""
         if not self._is_open:
             return
         try:
-            if not self._steps.count:
-                self._check_unchanged()
+            is_unchanged = map(torch.equal, self.own_parameters(), self._outer.values)
+            if not self._steps.count and not all(is_unchanged):
+                hint = "pass the optimizer that changes the parameters"
+                raise InvalidInput("optimizer", "has taken no step", hint=hint)
             self._load()
             while not self._exchange_now().all_closing:
                 pass
@@ -289,12 +288,6 @@ class LocalUpdates:
             self._send(self._steps.count + self._rounds.delay)
             if not self._rounds.delay:
                 self._load()
-
-    def _check_unchanged(self) -> None:
-        """Raise InvalidInput if parameters changed without an optimizer step."""
-        if not all(map(torch.equal, self.own_parameters(), self._outer.values)):
-            hint = "pass the optimizer that changes the parameters"
-            raise InvalidInput("optimizer", "has taken no step", hint=hint)
 
     def _send(self, due: int, *, is_closing: bool = False) -> None:
         """Start the exchange of the next fragment."""

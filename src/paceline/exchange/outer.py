@@ -30,10 +30,7 @@ _BLOCK = 1 << 16  # values per block, so that reads and writes stay in a core's 
 
 
 def fragments_of(model: nn.Module, count: int) -> list[Fragment]:
-    """Divide parameters into fragments: fragment `i` has layers `i`, `i + count`, ...
-
-    Raises InvalidInput for fewer layers than fragments, or integer parameters.
-    """
+    """Divide parameters into fragments: fragment `i` has layers `i`, `i + count`, ..."""
     layers = layers_of(model)
     if count > len(layers):
         problem = f"must be at most {len(layers)}, the number of trained layers"
@@ -116,10 +113,8 @@ class OuterModel:
             values.sub_((momentum * by.momentum).add_(part).mul_(by.learning_rate))
 
     def digest(self, fragment: int) -> str:
-        """Return a hash of a fragment's parameters and momentum, to compare workers.
-
-        A cryptographic hash would take longer than the outer step.
-        """
+        """Return a hash of a fragment's parameters and momentum, to compare workers."""
+        # a cryptographic hash would take longer than the outer step
         found = 0
         for vectors in (self.values, self.momenta):
             for vector in vectors[fragment : fragment + 1]:

@@ -38,10 +38,7 @@ class InnerState:
 
     @classmethod
     def of(cls, model: nn.Module, optimizers: Sequence[Optimizer], num_steps: int) -> Self:
-        """Copy the state of a model's buffers and optimizers.
-
-        Raises InvalidInput for an optimizer state that cannot be sent.
-        """
+        """Copy the state; InvalidInput for an optimizer state that cannot be sent."""
         copies = []
         for one in optimizers:
             tensors, values = optimizer_state(one, model.named_parameters())
