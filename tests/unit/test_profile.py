@@ -263,7 +263,7 @@ def test_a_round_has_as_many_small_chunks_as_a_step(name, options, hosts, num_sm
     own = Prober(EXCHANGES[name], config, lambda sizes: made.append(sizes) or (lambda: None))
     members = [Member(rank, rank, host, "1", "cpu") for rank, host in enumerate(hosts)]
     group = SimpleNamespace(world_size=2, members=members)
-    probes = Probes.of(MODEL, group, {name: own})
+    probes = Probes(MODEL, group, {name: own})
     of_all, small = made
     assert len(of_all) == len(SIZES)
     assert small == [[1024]] * (len(SIZES) if num_small > 1 else 1)
