@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from paceline.exchange.elastic import PeerTransport
 from paceline.exchange.inner_steps import InnerSteps, StepLock
-from paceline.exchange.peer_state import PeerTransport
 from quorums import Working
 
 STATE = {

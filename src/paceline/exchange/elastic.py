@@ -7,24 +7,36 @@ commit      without an error: take the outer step; after an error: repeat the ex
 A failed exchange is repeated among the remaining workers with the same contribution. A failed
 exchange changes no state: error feedback is restored before the repetition, and the outer step
 follows the commit.
+
+A peer's state is sent over the quorum's process group, so no port is opened. It is only JSON and
+tensors, because torchft's transports unpickle data from peers:
+
+length     int64                   length of the header
+header     JSON                    the plain values; the names, dtypes and shapes of the tensors
+tensors    bytes                   one message for each tensor
 """
 
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from paceline.checkpoints.json_values import Json, dumps, loads
+from paceline.checkpoints.nested import apart, together
+from paceline.checkpoints.tensor_file import Tensors, check_can_be_saved
 from paceline.core.errors import InvalidInput, WorkerLost, first_line
-from paceline.exchange.averaging import Averaged, Averaging, Contribution
-from paceline.exchange.inner_steps import StepLock
-from paceline.exchange.peer_state import InnerState, PeerTransport
+from paceline.exchange.inner_steps import InnerState, StepLock
+from paceline.exchange.outer import Averaged, Averaging, Contribution
 from paceline.exchange.workers import Settings, check_same_settings
 from paceline.links.group import Group, Member, myself
+from paceline.links.tensor_messages import bytes_of, empty_of, spec_of
 
 if TYPE_CHECKING:
     from torchft import Manager
@@ -33,6 +45,7 @@ logger = logging.getLogger(__name__)
 _KEY = "paceline"  # key of the state registered with the manager
 _PAUSE_S = 0.1  # pause before an exchange is repeated
 _CPU = torch.device("cpu")
+_MAX_HEADER_NBYTES = 1 << 28
 
 
 class ElasticWorkers:
@@ -204,7 +217,7 @@ class ElasticWorkers:
 
     def _nothing(self) -> Averaged:
         """Return the result of an exchange that only loads a peer's state."""
-        return Averaged(self._given, None, 0.0, (), (), True, self._peer_state)
+        return Averaged(self._given, None, (), (), True, self._peer_state)
 
     def _state(self) -> dict[str, Any]:
         """Return this worker's state for a recovering peer; torchft calls it during a quorum."""
@@ -248,6 +261,77 @@ class ElasticWorkers:
     def _backend(self) -> Any:
         process_group: Any = self._manager._pg
         return process_group.parent._get_backend(_CPU)
+
+
+class PeerTransport:
+    """A torchft CheckpointTransport for states of nested dicts and lists.
+
+    `group()` returns the current quorum's process group, whose timeout applies to each tensor.
+    """
+
+    def __init__(self, group: Callable[[], Any]) -> None:
+        self._group = group
+
+    def metadata(self) -> str:
+        """Return an empty text, because `recv_checkpoint` needs only the sender's rank."""
+        return ""
+
+    def send_checkpoint(
+        self, dst_ranks: list[int], step: int, state_dict: Json, timeout: timedelta
+    ) -> None:
+        """Send a state to each of the ranks, one after another."""
+        del step, timeout
+        values, found = apart(state_dict)
+        tensors = {name: one.detach().to("cpu").contiguous() for name, one in found.items()}
+        for name, one in tensors.items():
+            check_can_be_saved(name, one)
+        text = bytearray(dumps("state", (values, spec_of(tensors))))
+        header = torch.frombuffer(text, dtype=torch.uint8)
+        for rank in dst_ranks:
+            self._send(torch.tensor([len(header)]), rank)
+            self._send(header, rank)
+            for tensor in tensors.values():
+                self._send(bytes_of(tensor), rank)
+
+    def recv_checkpoint(
+        self, src_rank: int, metadata: str, step: int, timeout: timedelta
+    ) -> dict[str, Any]:
+        """Receive a state from a rank; InvalidInput if it is malformed."""
+        del metadata, step, timeout
+        length = int(self._received(torch.empty(1, dtype=torch.int64), src_rank))
+        if not 0 < length <= _MAX_HEADER_NBYTES:
+            problem = f"has a malformed header from worker {src_rank}"
+            raise InvalidInput("state", problem, got=length)
+        header = self._received(torch.empty(length, dtype=torch.uint8), src_rank)
+        tensors: Tensors = {}
+        try:
+            values, rows = loads(header.numpy().tobytes())
+            for name, dtype, shape in rows:
+                tensors[name] = empty_of(dtype, shape)
+                self._received(bytes_of(tensors[name]), src_rank)
+            state: dict[str, Any] = together(values, tensors)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise InvalidInput("state", f"is malformed (from worker {src_rank}): {error}") from None
+        return state
+
+    def disallow_checkpoint(self) -> None:
+        """Do nothing, because a state is copied before it is sent."""
+
+    def shutdown(self, wait: bool = True) -> None:
+        """Do nothing, because the manager owns the process group."""
+
+    def _send(self, tensor: Tensor, rank: int) -> None:
+        if tensor.numel():
+            work = dist.isend(tensor, group=self._group(), group_dst=rank)
+            assert work is not None
+            work.wait()
+
+    def _received(self, tensor: Tensor, rank: int) -> Tensor:
+        if tensor.numel():
+            work = dist.irecv(tensor, group=self._group(), group_src=rank)
+            assert work is not None
+            work.wait()
+        return tensor
 
 
 def checked_manager(manager: object) -> "Manager":

@@ -1,16 +1,19 @@
-"""Hook, count and lock the steps of a user's optimizers."""
+"""Hook, count and lock the steps of a user's optimizers, and copy their state between steps."""
 
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from paceline.checkpoints.json_values import Json
+from paceline.checkpoints.state import load_optimizer_state, optimizer_state
 from paceline.core.errors import InvalidInput, WorkerLost
 
 
@@ -48,6 +51,34 @@ class StepLock:
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
+
+
+@dataclass(frozen=True)
+class InnerState:
+    """A copy of a worker's buffers and optimizer states, in host memory."""
+
+    optimizers: list[dict[str, Json]]
+    buffers: list[Tensor]
+    num_steps: int
+
+    @classmethod
+    def of(cls, model: nn.Module, optimizers: Sequence[Optimizer], num_steps: int) -> Self:
+        """Copy the state; InvalidInput for an optimizer state that cannot be sent."""
+        copies = []
+        for one in optimizers:
+            tensors, values = optimizer_state(one, model.named_parameters())
+            copied = {name: _copied(tensor) for name, tensor in tensors.items()}
+            copies.append({"tensors": copied, "values": values})
+        return cls(copies, [_copied(one) for one in model.buffers()], num_steps)
+
+    def load_into(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+        """Load the saved states into `optimizers`; InvalidInput for a state that does not fit."""
+        for one, state in zip(optimizers, self.optimizers, strict=True):
+            load_optimizer_state(one, model.named_parameters(), **state)
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True)
 
 
 class InnerSteps:

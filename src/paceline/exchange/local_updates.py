@@ -4,8 +4,8 @@ loop      step 1 ... step H           | step H+1 ... step H+delay | ...
           optimizer.step -> hook      send                        load
 thread                                [headers, mean, outer step ]
 
-`running_exchange` decides when to exchange and runs the thread, `averaging` computes the mean,
-`core.rounds` chooses the outer step, and `outer` takes it and loads the result.
+`running_exchange` decides when to exchange and runs the thread, `core.rounds` chooses the outer
+step, and `outer` computes the mean, takes the step and loads the result.
 """
 
 import atexit
@@ -26,10 +26,12 @@ from torch.optim import Optimizer
 from paceline.codecs.codec import Codec
 from paceline.core.errors import InvalidInput
 from paceline.core.rounds import rounds_of
-from paceline.exchange.averaging import Averaged, Averaging, Contribution
 from paceline.exchange.elastic import ElasticWorkers
-from paceline.exchange.inner_steps import InnerSteps, StepLock
+from paceline.exchange.inner_steps import InnerState, InnerSteps, StepLock
 from paceline.exchange.outer import (
+    Averaged,
+    Averaging,
+    Contribution,
     OptimizerFactory,
     OuterModel,
     add_change,
@@ -37,7 +39,6 @@ from paceline.exchange.outer import (
     fragments_of,
     load_vector,
 )
-from paceline.exchange.peer_state import InnerState
 from paceline.exchange.readiness import weakly
 from paceline.exchange.replica import Statistics
 from paceline.exchange.running_exchange import (

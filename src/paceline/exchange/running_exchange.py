@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.rounds import Rounds
-from paceline.exchange.averaging import Averaged, Contribution
+from paceline.exchange.outer import Averaged, Contribution
 
 _KEPT_TIMES = 256  # exchanges kept in the log
 # the saved state if no exchange runs
@@ -126,7 +126,7 @@ class RunningExchange:
         """Restore a finished exchange from its state."""
         given = Contribution(number, fragment, 0.0, torch.empty(0), state["buffers"], False)
         made = cls(given, state["due"], time.monotonic(), state["sent"])
-        made._future.set_result(Averaged(given, None, 0.0, (), (), all_closing=False))
+        made._future.set_result(Averaged(given, None, (), (), all_closing=False))
         return made
 
     def start(

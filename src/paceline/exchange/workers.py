@@ -19,8 +19,14 @@ from torch.nn.parallel import DistributedDataParallel
 from paceline.codecs.codec import Codec
 from paceline.core.errors import InvalidInput
 from paceline.core.rounds import Rounds
-from paceline.exchange.averaging import Averaged, Averaging, Contribution
-from paceline.exchange.outer import Fragment, OptimizerFactory, local_of
+from paceline.exchange.outer import (
+    Averaged,
+    Averaging,
+    Contribution,
+    Fragment,
+    OptimizerFactory,
+    local_of,
+)
 from paceline.links.group import Group
 from paceline.links.rendezvous import joined, with_own_connections
 
