@@ -24,10 +24,7 @@ class BlockCodec(Codec):
     offset: float | None = None
 
     def encode(self, values: Tensor) -> Payload:
-        """Encode float32 values.
-
-        NaN and infinite values become zero; the payload's `num_nonfinite` counts them.
-        """
+        """Encode float32 values; NaN and infinite values become zero, and are counted."""
         values = flat(values)
         fixed, block_size = self._fixed_scales(values), self._block_size(len(values))
         codes, scales, num_lost = kernels.encode(values, fixed, block_size, table(self.type))

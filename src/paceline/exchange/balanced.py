@@ -221,7 +221,8 @@ class _Pass:
     """A forward pass: sums the ranks' numbers of samples, weights gradients, and marks times."""
 
     def __init__(self, num_samples: int, group: Group, meter: SpeedMeter, weighs: bool) -> None:
-        self._num_samples, self._group, self._meter, self._weighs = num_samples, group, meter, weighs
+        self._num_samples, self._group = num_samples, group
+        self._meter, self._weighs = meter, weighs
         self._total = torch.tensor([num_samples])
         self._work: dist.Work | None = None
         self._weight: float | None = None

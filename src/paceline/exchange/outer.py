@@ -175,7 +175,7 @@ class Contribution(NamedTuple):
     """A worker's contribution to exchange `number`: its parameters `own` of one fragment.
 
     `weight`: inner steps or samples since the fragment's last exchange. `buffers`: the model's
-    buffers, sent only at the end of a round. `is_closing`: whether the worker has finished training.
+    buffers, sent only at the end of a round. `is_closing`: whether the worker ends its training.
     """
 
     number: int

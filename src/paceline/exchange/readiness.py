@@ -5,7 +5,7 @@ first backward pass. The hook of a shared parameter or recurrent cell is called 
 parameter in two re-entrant checkpoints, only the second call finds the complete gradient.
 
 A backward pass ends when autograd runs the callbacks of the graph task that reaches the module's
-outputs. The callbacks of a nested task, for example of a re-entrant checkpoint, would run too early.
+outputs. The callbacks of a nested task, as of a re-entrant checkpoint, would run too early.
 """
 
 import weakref
