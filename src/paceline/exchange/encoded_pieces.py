@@ -98,7 +98,7 @@ class EncodedPiece:
         raise NotImplementedError
 
     def gather(self, group: dist.ProcessGroup) -> tuple[int, int]:
-        """Replace the values by the mean; return the bytes sent, and the non-finite values' number."""
+        """Replace the values by the mean; return the bytes sent, and the number of lost values."""
         raise NotImplementedError
 
     def _rows(self, payloads: Sequence[Payload], count: int, group: dist.ProcessGroup) -> Tensor:

@@ -190,8 +190,9 @@ class LocalUpdates:
         if not self._is_open:
             return
         try:
-            is_unchanged = map(torch.equal, self.own_parameters(), self._outer.values)
-            if not self._steps.count and not all(is_unchanged):
+            if not self._steps.count and not all(
+                map(torch.equal, self.own_parameters(), self._outer.values)
+            ):
                 hint = "pass the optimizer that changes the parameters"
                 raise InvalidInput("optimizer", "has taken no step", hint=hint)
             self._load()
@@ -204,10 +205,9 @@ class LocalUpdates:
 
     def statistics(self) -> Statistics:
         """Return traffic and time of this worker's exchanges."""
-        sent, received = self._averaging.nbytes_sent, self._averaging.nbytes_received
+        nbytes, share = self._averaging.nbytes, self._averaging.codecs.sent_share
         times = self.log.exposed_s, max(0.0, self.log.took_s - self.log.exposed_s)
-        share = self._averaging.codecs.sent_share
-        return Statistics("local", self._steps.count, sent, received, *times, sent_share=share)
+        return Statistics("local", self._steps.count, nbytes, nbytes, *times, sent_share=share)
 
     def own_parameters(self) -> list[Tensor]:
         """Copy this worker's own parameters, one vector for each fragment."""

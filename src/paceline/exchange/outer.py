@@ -226,7 +226,7 @@ class Averaging:
         self.codecs = PieceCodecs()  # the keys are fragments
         self.digest = ""  # hash of the outer model after its last step, for the next header
         self.stand_ins: list[Tensor] = []  # outer gradients of a rehearsal, by fragment
-        self.nbytes_sent = self.nbytes_received = 0
+        self.nbytes = 0  # bytes sent, and as many received
 
     def run(self, given: Contribution, group: Group) -> Averaged:
         """Exchange a fragment with all workers of the group, collectively."""
@@ -270,28 +270,17 @@ class Averaging:
                 gradient *= share
         else:  # a product with zero would keep NaN
             gradient = own.zero_()
-        size = group.world_size
-        if size == 1:
+        size, control, make = group.world_size, group.control, self._make_codec
+        if size == 1 or control is None:
             return gradient
         with group.naming_lost_ranks():
-            if self._make_codec is None:
-                dist.all_reduce(gradient, group=group.control)
+            if make is None:
+                dist.all_reduce(gradient, group=control)
                 gradient /= size
-                nbytes = 2 * (size - 1) * gradient.nbytes // size
-                self.nbytes_sent += nbytes
-                self.nbytes_received += nbytes
-            else:
-                self._encoded_mean(fragment, gradient, group)
+                self.nbytes += 2 * (size - 1) * gradient.nbytes // size
+                return gradient
+            for number, values in enumerate(gradient.split(PIECE)):
+                codecs = self.codecs.of(str(fragment), number, size, make)
+                piece = EncodedPiece.of(values, codecs, group.rank, float(size))
+                self.nbytes += piece.scatter(control) + piece.gather(control)[0]
         return gradient
-
-    def _encoded_mean(self, fragment: int, gradient: Tensor, group: Group) -> None:
-        size, control, make = group.world_size, group.control, self._make_codec
-        assert control is not None
-        assert make is not None
-        for number, values in enumerate(gradient.split(PIECE)):
-            codecs = self.codecs.of(str(fragment), number, size, make)
-            piece = EncodedPiece.of(values, codecs, group.rank, float(size))
-            nbytes = piece.scatter(control)
-            nbytes += piece.gather(control)[0]
-            self.nbytes_sent += nbytes
-            self.nbytes_received += nbytes

@@ -322,7 +322,7 @@ class Synchronized(DistributedDataParallel):
         self._ddp_init_helper()
 
     def prepare(self, run: Callable[[], None]) -> None:
-        """Call `run`, a pass with unused gradients, so that torch's reducer rebuilds its buckets."""
+        """Call `run`, a pass with unused gradients, so that torch's reducer rebuilds buckets."""
         if not self._is_alone and self._method.uses_torch_reducer:
             state = self.exchange_state()
             run()
