@@ -204,13 +204,9 @@ class TorchAllReduce(Listener):
             self._hook.load_state_dict(state)
 
     def statistics(self) -> Statistics:
-        """Return traffic and counters of the exchanges; times are unknown.
-
-        Without a codec, the traffic is that of a ring of n ranks: each sends 2 (n - 1) / n times
-        the gradients' bytes.
-        """
+        """Return traffic and counters of the exchanges; times are unknown."""
         hook, steps = self._hook, self._num_steps
-        if hook is None:
+        if hook is None:  # the traffic of a ring
             n = self._join().world_size
             sent = self._nbytes * 2 * (n - 1) // n * steps
             return Statistics(self._name, steps, sent, sent, None, None)

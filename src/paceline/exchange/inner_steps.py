@@ -201,10 +201,7 @@ def _parameters_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
 
 
 def _num_trained(model: nn.Module, optimizers: Sequence[Optimizer]) -> int:
-    """Return the number of the optimizers' parameters.
-
-    Raises InvalidInput if they are not the model's trainable parameters.
-    """
+    """Return the number of parameters; InvalidInput if other ones than the model's are trained."""
     named = {one: name for name, one in model.named_parameters() if one.requires_grad}
     given = _parameters_of(optimizers)
     missing = [name for one, name in named.items() if one not in set(given)]

@@ -20,10 +20,9 @@ NO_EXCHANGE: dict[str, Any] = {"due": None, "sent": [], "buffers": []}
 
 
 class RoundPlace:
-    """Counts a worker's inner steps in a round, and determines the next exchange.
+    """Counts a worker's inner steps in a round, and the exchanges of all fragments so far.
 
-    `num_exchanges`: number of exchanges of all fragments so far. `weights`: for each fragment, the
-    total weight of the inner steps since the fragment's last exchange.
+    `weights`: for each fragment, the total weight of the inner steps since its last exchange.
     """
 
     def __init__(self, rounds: Rounds) -> None:
@@ -84,8 +83,8 @@ class ExchangeTimes:
     """Times of an exchange, in seconds of the host's monotonic clock.
 
     The worker trained from `trained_from_s`, and copied the fragment to host memory from `sent_s`
-    to `copied_s`. The workers averaged from `begun_s` to `averaged_s`. The outer step ended at
-    `stepped_s`. The worker loaded the result, due at `due_s`, from `loading_s` to `loaded_s`.
+    on. The workers averaged from `begun_s` to `averaged_s`, then took the outer step. The worker
+    loaded the result, due at `due_s`, from `loading_s` to `loaded_s`.
     """
 
     number: int
@@ -101,11 +100,10 @@ class ExchangeTimes:
 
 
 class RunningExchange:
-    """An exchange whose result is loaded after inner step `due`.
+    """An exchange of the contribution `given`, whose result is loaded after inner step `due`.
 
-    `given`: the worker's contribution. `sent_s`: time when the copy of the contribution began.
-    `sent`: one vector of the worker's parameters at `sent_s`. `sent` is empty if the worker does
-    not add the changes of later steps to the result.
+    `sent`: one vector of the worker's parameters at `sent_s`, if the worker adds the changes of
+    later steps to the result; otherwise empty.
     """
 
     def __init__(
@@ -165,10 +163,7 @@ class RunningExchange:
 
 
 class ExchangeLog:
-    """Times of recent exchanges, and total times of all exchanges.
-
-    `took_s`: total time of exchanges and outer steps. `exposed_s`: total waiting time of the loop.
-    """
+    """Times of recent exchanges, and the total times of exchanges and of the loop's waits."""
 
     def __init__(self) -> None:
         self.latest: deque[ExchangeTimes] = deque(maxlen=_KEPT_TIMES)

@@ -82,9 +82,8 @@ class Status:
 class TrainingSession:
     """A training or a rehearsal in this process.
 
-    `config`: the strategy's configuration. `group`: the synchronous ranks; a hub, coordinator or
-    `elastic` worker is alone in its group. `device`: emulated device of a rehearsal. `resumed`:
-    state to resume from.
+    `group`: the synchronous ranks; a hub, coordinator or `elastic` worker is alone in its group.
+    `device`: emulated device of a rehearsal. `resumed`: state to resume from.
     """
 
     settings: TrainSettings | RehearseSettings

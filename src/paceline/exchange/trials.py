@@ -1,8 +1,7 @@
 """Find the fastest of several exchanges by timing the steps of a training.
 
-All exchanges compute the same gradients, so trials do not change the trained model. `Trials` times
-the exchanges in turns (`paceline.core.turns`), and uses the fastest exchange. When steps become
-slower or faster, the trials start again. `Checked` is a replica that uses `Trials`.
+All exchanges compute the same gradients, so trials do not change the trained model. Exchanges are
+timed in turns (`paceline.core.turns`). When steps become slower or faster, the trials start again.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -25,9 +24,8 @@ from paceline.record.recorder import Recorder
 class Trials(Choice):
     """Times exchanges in turns during training, and then uses the fastest.
 
-    `names`: names of the exchanges, the simplest first. `slow`: names of exchanges known to be
-    slower than another one, which are timed only if steps change. The slowest rank determines the
-    time of a step, so all ranks choose the same exchange.
+    `names` and `slow`: see `Choice`. The slowest rank determines the time of a step, so all ranks
+    choose the same exchange.
     """
 
     def __init__(self, names: Iterable[str], clock: Clock, slow: Collection[str] = ()) -> None:
@@ -52,8 +50,7 @@ class Trials(Choice):
     ) -> None:
         """End a turn, or compare the last steps with earlier steps; collective.
 
-        `chunk`: current number of layers per chunk. `is_searched`: whether a search still changes
-        this number.
+        `chunk`: layers per chunk now; `is_searched`: whether a search still changes this number.
         """
         own = [end - start for start, end in pairwise(self._clock.seconds(self._marks))]
         steps = [max(of_ranks) for of_ranks in zip(*group.gather(own), strict=True)]

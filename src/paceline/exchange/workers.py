@@ -133,7 +133,7 @@ def _copy_first(tensors: Iterable[Tensor], group: Group) -> None:
 
 
 def _replicas_between(model: nn.Module, workers: Group) -> list[DistributedDataParallel]:
-    """Return the DistributedDataParallel modules that exchange gradients between workers.
+    """Return the DDP modules that exchange gradients between workers.
 
     Raises InvalidInput if the model is sharded between workers.
     """
