@@ -10,14 +10,11 @@ large exchange with which a plan of the layers predicts the measured time.
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
 from typing import Any
-
-import torch
-from torch import nn
 
 from paceline.core.balance import apportion
 from paceline.core.cost import CostModel, ProfiledCost, Roofline
@@ -29,7 +26,8 @@ from paceline.core.simulate import makespan_s
 from paceline.core.strategy import Prober, Strategy, Window, exchange_name
 from paceline.core.timeline import Span
 from paceline.core.workload import Cost, Layer, Parameter, Workload
-from paceline.exchange.step import Learning, Share, train_step
+from paceline.exchange.setup import TrainingSetup
+from paceline.exchange.step import train_step
 from paceline.links.clock import clock_for
 from paceline.links.group import Group
 from paceline.measure import timing
@@ -93,25 +91,17 @@ class Profile:
 
 
 def profile(
-    model: nn.Module,
-    workload: Workload,
-    source: Callable[[], Iterator[Share]],
-    optimizer_of: Callable[[nn.Module], torch.optim.Optimizer],
-    learning: Learning,
-    group: Group,
-    seconds: float,
-    probers: Mapping[str, Prober],
+    setup: TrainingSetup, group: Group, seconds: float, probers: Mapping[str, Prober]
 ) -> Profile:
-    """Profile a copy of `model` for about `seconds`; all ranks must call this together.
+    """Profile a copy of the model for about `seconds`; all ranks must call this together.
 
-    `workload`: one rank's share of a step. `source()` begins an epoch of training data. Steps and
-    exchanges alternate as in training, so that ranks join exchanges at realistic times.
+    Steps and exchanges alternate as in training, so that ranks join exchanges at realistic times.
     """
-    clock, copied = clock_for(group.device), copy.deepcopy(model).train()
+    clock, copied = clock_for(group.device), copy.deepcopy(setup.model).train()
     recorder = Recorder(clock, "", group.rank)
-    optimizer, batches = optimizer_of(copied), timing.endless(source)
-    step = partial(train_step, copied, optimizer, batches, recorder, learning)
-    probes = Probes(workload, group, probers)
+    optimizer, batches = setup.optimizer(copied), timing.endless(lambda: setup.source(0))
+    step = partial(train_step, copied, optimizer, batches, recorder, setup.learning)
+    probes = Probes(setup.workload, group, probers)
     works: list[timing.Work] = [step, *probes.works]
 
     def rounds(number: int) -> Rounds:
@@ -129,7 +119,7 @@ def profile(
     lost_beside = probes.lost_beside()
     probes.close()
     step_s = _straggling(rows) * median(row[0] for row in rows[group.rank])
-    machine, durations = _of_ranks(_parts_of(recorder.spans(), step_s), workload, group)
+    machine, durations = _of_ranks(_parts_of(recorder.spans(), step_s), setup.workload, group)
     exchanges = probes.measured([[row[1:] for row in rank] for rank in rows], machine)
     losses = Losses.none("contained in the profile", unrest_of(rows))
     machine = machine.model_copy(update={"losses": losses})

@@ -83,19 +83,11 @@ class ReplicaRunner:
     def profile(self, beside: Iterable[tuple[Strategy, Any]]) -> Profile:
         """Profile the layers, and the exchange of each configured strategy, in turns."""
         session, setup = self._session, self.setup
-        found = profile(
-            setup.model,
-            setup.workload,
-            lambda: setup.source(0),
-            setup.optimizer,
-            setup.learning,
-            session.group,
-            session.settings.profile_s,
-            {
-                exchange_name(one.name, config): prober(one, config, session.group)
-                for one, config in beside
-            },
-        )
+        probers = {
+            exchange_name(one.name, config): prober(one, config, session.group)
+            for one, config in beside
+        }
+        found = profile(setup, session.group, session.settings.profile_s, probers)
         settings, self.with_equal_shares = session.settings, found
         if isinstance(settings, RehearseSettings) and setup.times is None:
             devices = enumerate(found.machine.devices)
