@@ -128,6 +128,8 @@ class TorchAllReduce(Listener):
     `on_exchanged`, called after each exchange, requires a hook on each parameter.
     """
 
+    chunk, is_searched = None, False  # there are no chunks, as those of a Reducer
+
     def __init__(
         self,
         method: Method,

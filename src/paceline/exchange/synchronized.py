@@ -277,16 +277,14 @@ class Synchronized(DistributedDataParallel):
             self._refuse_hooks("_apply_optimizer_in_backward")
         super()._setup_in_backward_optimizers()
 
-    def _refuse_hooks(self, what: str) -> None:
-        if not self._is_alone and not self._method.uses_torch_reducer:
-            raise InvalidInput(what, f"requires exchange='allreduce', not {self._method.name!r}")
-
     def _update_process_group(self, new_process_group: Any) -> None:
-        if not self._method.uses_torch_reducer:
-            problem = f"requires exchange='allreduce', not {self._method.name!r}"
-            hint = "wrap the module again"
-            raise InvalidInput("_update_process_group", problem, hint=hint)
+        self._refuse_hooks("_update_process_group", hint="or wrap the module again")
         super()._update_process_group(new_process_group)
+
+    def _refuse_hooks(self, what: str, hint: str = "") -> None:
+        if not self._is_alone and not self._method.uses_torch_reducer:
+            problem = f"requires exchange='allreduce', not {self._method.name!r}"
+            raise InvalidInput(what, problem, hint=hint)
 
     def _get_ddp_logging_data(self) -> dict[str, Any]:
         if isinstance(self.logger, DDPLogger):
