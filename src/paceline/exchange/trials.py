@@ -4,10 +4,10 @@ All exchanges compute the same gradients, so trials do not change the trained mo
 timed in turns (`paceline.core.turns`). When steps become slower or faster, the trials start again.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -86,17 +86,10 @@ class Trials(Choice):
         return f"{reason}; {now} in chunks of {_layers(chunk)}"
 
 
-class Candidate(NamedTuple):
-    """A candidate exchange: name, factory of replicas, and whether it is known to be slow."""
-
-    name: str
-    make: Callable[[], ModelReplica]
-    is_slow: bool = False
-
-
 class Checked:
-    """A replica that uses the fastest of several candidates, the simplest first.
+    """A replica that uses the fastest of several candidates.
 
+    `candidates`: factories of replicas by name, the simplest first. `slow`: see `Choice`.
     `on_decision(reason)` is called for each choice. All ranks change to another candidate together.
     After `num_steps` steps, they no longer change. `clock`: the device's clock, which may lag
     behind the host. `accumulates`: whether each step begins with micro-batches within `no_sync`.
@@ -104,26 +97,21 @@ class Checked:
 
     def __init__(
         self,
-        candidates: Sequence[Candidate],
+        candidates: Mapping[str, Callable[[], ModelReplica]],
         group: Group,
         clock: Clock,
         num_steps: int,
         on_decision: Callable[[str], None],
+        *,
+        slow: Collection[str] = (),
         accumulates: bool = False,
     ) -> None:
-        self._candidates = {one.name: one for one in candidates}
-        slow = [one.name for one in candidates if one.is_slow]
-        self._trials = Trials(self._candidates, clock, slow)
+        self._candidates, self._trials = candidates, Trials(candidates, clock, slow)
         self._group, self._last_step, self._on_decision = group, num_steps, on_decision
         self._recorder: Recorder | None = None
-        self._use(self._candidates[self._trials.name])
+        self._use(self._trials.name)
         self._num_steps = self.num_searched = 0
         self._accumulates = accumulates
-
-    @property
-    def name(self) -> str:
-        """The current candidate's name."""
-        return self._used.name
 
     @property
     def settled(self) -> bool:
@@ -181,20 +169,19 @@ class Checked:
 
     def _follow(self, was_settled: bool) -> None:
         """Use the current candidate of the trials, and report if trials ended or restarted."""
-        trials, used = self._trials, self._candidates[self._trials.name]
+        trials, used = self._trials, self._trials.name
         if was_settled and not trials.settled:
             self._on_decision("auto: the time of steps has changed; trying all exchanges again")
         elif trials.settled and not was_settled:
             self.num_searched = self._num_steps - 1
             took = [f"{name} {duration(took_s)}" for name, took_s in trials.seconds.items()]
-            self._on_decision(f"auto: {used.name} from now on; measured {', '.join(took)}")
-        if used is not self._used:
+            self._on_decision(f"auto: {used} from now on; measured {', '.join(took)}")
+        if used != self.name:
             self.close()  # close first: two replicas must not hook the same gradients
             self._use(used)
 
-    def _use(self, candidate: Candidate) -> None:
-        self._used = candidate
-        self._replica = candidate.make()
+    def _use(self, name: str) -> None:
+        self.name, self._replica = name, self._candidates[name]()
         if self._recorder is not None:
             self._replica.record(self._recorder)
 
