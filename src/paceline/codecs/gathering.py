@@ -28,7 +28,7 @@ from paceline.links.all_to_all import AllToAll
 
 @dataclass
 class Sent:
-    """Counts the bytes that this rank has sent and received, with 40 bytes of header a message."""
+    """Counts the bytes sent and received by this rank, with 40 header bytes per message."""
 
     activations_sent: int = 0
     activations_received: int = 0
@@ -323,7 +323,7 @@ def ranks_of(group: dist.ProcessGroup | None) -> list[int]:
 
 
 def codec_for(codec: str | Codec | None, dtype: torch.dtype) -> Codec:
-    """Return the codec for rows of a dtype, an exact `Cast` for None; InvalidInput if unfit."""
+    """Return the codec for rows of a dtype (None: an exact `Cast`); InvalidInput if unfit."""
     if codec is None:
         return Cast(str(dtype).removeprefix("torch."), exact=True)
     if dtype != torch.float32:

@@ -116,9 +116,10 @@ def stepping(
     weight: float,
     replicate: Replicate | None,
 ) -> Iterator[Step]:
-    """Yield a function that takes a step of a copy of the model; `weight`: factor of its mean loss.
+    """Yield a function that takes a step of a copy of the model.
 
-    Without `replicate`, a rank with samples trains alone, and other ranks do nothing.
+    `weight`: factor of this rank's mean loss. Without `replicate`, a rank with samples trains
+    alone, and other ranks do nothing.
     """
     if replicate is None and not num_samples:
         yield lambda: None

@@ -64,7 +64,7 @@ class State(NamedTuple):
 
 
 def read_state(settings: TrainSettings, group: Group) -> State | None:
-    """Read the checkpoint to resume from on rank 0, for all ranks; None for a new run."""
+    """Read the checkpoint to resume from on rank 0; None for a new run."""
     if settings.resume is None:
         return None
     found, error = None, None

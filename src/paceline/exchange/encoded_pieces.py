@@ -98,7 +98,7 @@ class EncodedPiece:
         raise NotImplementedError
 
     def gather(self, group: dist.ProcessGroup) -> tuple[int, int]:
-        """Replace the values by the mean; return the bytes sent, and the number of lost values."""
+        """Replace the values by the mean; return bytes sent and number of non-finite values."""
         raise NotImplementedError
 
     def _rows(self, payloads: Sequence[Payload], count: int, group: dist.ProcessGroup) -> Tensor:

@@ -1,4 +1,4 @@
-"""Hook, count and lock the steps of a user's optimizers, and copy their state between steps."""
+"""Count and lock the steps of a user's optimizers, and copy the state between steps."""
 
 import sys
 import threading

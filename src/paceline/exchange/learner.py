@@ -156,7 +156,7 @@ def evaluate(
 def tested(
     model: nn.Module, group: Group, recipe: Recipe, learning: Learning
 ) -> tuple[float | None, float | None]:
-    """Return the mean loss and score of all test samples, tested by this rank alone, if known."""
+    """Test all test samples on this rank alone; return the mean loss and score, if any."""
     if (samples := recipe.test_samples) is None:
         return None, None
     loss, score = evaluate(model, samples, group, recipe, learning)

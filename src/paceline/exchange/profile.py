@@ -163,7 +163,7 @@ def _of_ranks(
 
 
 class _Probed:
-    """Two exchanges of a strategy: one of all layers, and one of small layers in a few chunks.
+    """Two exchanges of a strategy: of all layers, and of small layers in `num_chunks`.
 
     Within a host, a chunked exchange is timed with the model's number of layers, because the chunks
     of a step wake the threads only once. All other exchanges are timed with one layer in one chunk.
@@ -264,9 +264,9 @@ def exchanging(workload: Workload) -> Workload:
 def single(
     prober: Prober, machine: Machine, layers: Workload, small_s: float, all_s: float
 ) -> ExchangeSamples:
-    """Return times of a small and a large exchange, with which a plan of `layers` takes `all_s`.
+    """Return times of a small and a large exchange that predict the time of all layers.
 
-    The small exchange takes `small_s`, or less if the latencies of all layers exceed `all_s`.
+    Calibrated with these times, a plan of `layers` takes `all_s`. The small exchange takes `small_s`, or less if the latencies of all layers exceed `all_s`.
     """
 
     def pair(small: float, large: float) -> ExchangeSamples:

@@ -20,7 +20,7 @@ NO_EXCHANGE: dict[str, Any] = {"due": None, "sent": [], "buffers": []}
 
 
 class RoundPlace:
-    """Counts a worker's inner steps in a round, and the exchanges of all fragments so far.
+    """Counts a worker's inner steps in a round, and its exchanges of all fragments.
 
     `weights`: for each fragment, the total weight of the inner steps since its last exchange.
     """
