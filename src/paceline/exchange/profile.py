@@ -266,7 +266,8 @@ def single(
 ) -> ExchangeSamples:
     """Return times of a small and a large exchange that predict the time of all layers.
 
-    Calibrated with these times, a plan of `layers` takes `all_s`. The small exchange takes `small_s`, or less if the latencies of all layers exceed `all_s`.
+    Calibrated with these times, a plan of `layers` takes `all_s`. The small exchange takes
+    `small_s`, or less if the latencies of all layers exceed `all_s`.
     """
 
     def pair(small: float, large: float) -> ExchangeSamples:
