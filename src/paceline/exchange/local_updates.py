@@ -48,12 +48,11 @@ from paceline.exchange.running_exchange import (
     RunningExchange,
 )
 from paceline.exchange.workers import FixedWorkers, Settings, meet, settings_of
+from paceline.links.call_thread import CallThread
 from paceline.links.group import Group
 
 if TYPE_CHECKING:
     from torchft import Manager
-
-_GOODBYE_S = 5.0  # longest wait at the end for a thread that waits for lost workers
 
 
 class LocalUpdates:
@@ -156,7 +155,7 @@ class LocalUpdates:
         for one in self._suspended:
             # the first forward pass would otherwise wait for all workers, to broadcast buffers
             one.require_backward_grad_sync = one.require_forward_param_sync = False
-        self._is_open = True
+        self._is_open, self._thread = True, CallThread("paceline-local-updates")
         self._steps.watch(self._after_step, self._workers.lock)
         # at exit, killing a daemon thread that runs torch code would abort the process
         self._at_exit = weakly(self.abort)
@@ -301,7 +300,7 @@ class LocalUpdates:
         sent = [own.clone()] if is_trained_meanwhile else []  # the outer gradient overwrites `own`
         given = Contribution(number, fragment, place.send(), own, copies, is_closing)
         self._running = RunningExchange(given, due, sent_s, sent)
-        self._running.start(self._workers.exchange, self._step)
+        self._running.start(self._thread, self._workers.exchange, self._step)
 
     def _step(self, found: Averaged) -> None:
         """Take the outer step in the exchange's thread."""
@@ -393,6 +392,7 @@ class LocalUpdates:
         for one in self._suspended:
             one.require_backward_grad_sync = True
         running, self._running = self._running, None
-        if running is not None:
-            running.end(self._workers.abort, _GOODBYE_S)
+        if running is not None and not running.is_done:
+            self._workers.abort()
+        self._thread.close()
         self._workers.close()

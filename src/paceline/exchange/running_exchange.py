@@ -1,6 +1,5 @@
-"""Schedule, run and log the exchanges of local updates."""
+"""Schedule, start and log the exchanges of local updates."""
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from paceline.core.rounds import Rounds
 from paceline.exchange.outer import Averaged, Contribution
+from paceline.links.call_thread import CallThread
 
 _KEPT_TIMES = 256  # exchanges kept in the log
 # the saved state if no exchange runs
@@ -111,7 +111,6 @@ class RunningExchange:
     ) -> None:
         self.given, self.due, self.sent = given, due, sent
         self.times = ExchangeTimes(given.number, sent_s, *[time.monotonic()] * 5)
-        self._thread: threading.Thread | None = None
         self._future: Future[Averaged] = Future()
         self.exposed_s = 0.0  # seconds that the loop waited
 
@@ -128,38 +127,35 @@ class RunningExchange:
         return made
 
     def start(
-        self, average: Callable[[Contribution], Averaged], step: Callable[[Averaged], None]
+        self,
+        thread: CallThread,
+        average: Callable[[Contribution], Averaged],
+        step: Callable[[Averaged], None],
     ) -> None:
         """Start the average and outer step in a thread."""
 
-        def run() -> None:
+        def run() -> Averaged:
             self.times.begun_s = time.monotonic()
-            try:
-                found = average(self.given)
-                self.times.averaged_s = time.monotonic()
-                step(found)
-                self.times.stepped_s = time.monotonic()
-                self._future.set_result(found)
-            except BaseException as error:
-                self._future.set_exception(error)
+            found = average(self.given)
+            self.times.averaged_s = time.monotonic()
+            step(found)
+            self.times.stepped_s = time.monotonic()
+            return found
 
-        # a daemon, because a thread that waits for a lost worker would keep the process alive
-        self._thread = threading.Thread(target=run, name="paceline-local-updates", daemon=True)
-        self._thread.start()
+        self._future = thread.submit(run)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the result is known, or the exchange has failed."""
+        return self._future.done()
 
     def wait(self) -> Averaged:
         """Wait for the result; raise the thread's error."""
         due_s = self.times.due_s = time.monotonic()
-        if not self._future.done():
+        if not self.is_done:
             wait([self._future])
             self.exposed_s += time.monotonic() - due_s
         return self._future.result()
-
-    def end(self, abort: Callable[[], None], deadline_s: float) -> None:
-        """Abort the thread if it runs, and wait a few seconds for its end."""
-        if self._thread is not None and self._thread.is_alive():
-            abort()
-            self._thread.join(deadline_s)
 
 
 class ExchangeLog:
