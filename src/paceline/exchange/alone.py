@@ -7,7 +7,6 @@ ranks make the same choice, because the slowest rank's time counts as the time o
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import pairwise
 from typing import NamedTuple
 
 from torch import nn
@@ -19,6 +18,7 @@ from paceline.exchange.step import Share, train_step
 from paceline.links.clock import clock_for
 from paceline.links.cores import all_cores
 from paceline.links.group import Group
+from paceline.measure.timing import timed
 from paceline.record.recorder import Recorder
 from paceline.training.models.paced import Stretched
 
@@ -94,11 +94,7 @@ def _timed(step: Step, num_settling: int, num_timed: int, group: Group) -> list[
     clock, seconds = clock_for(group.device), list[float]()
     num_steps, num_left = 1, num_settling + num_timed
     while num_left:
-        marks = [clock.mark()]
-        for _ in range(num_steps):
-            step()
-            marks.append(clock.mark())
-        own = [end - start for start, end in pairwise(clock.seconds(marks))]
+        [own] = timed([step], clock, num_steps)
         slowest = [max(of_ranks) for of_ranks in zip(*group.gather(own), strict=True)]
         seconds += slowest
         num_left -= num_steps

@@ -242,11 +242,11 @@ class Readiness:
 
 def weakly(method: Any, *first: Any) -> Callable[..., Any]:
     """Wrap a bound method with a weak reference to its object."""
-    alive, function = weakref.ref(method.__self__), method.__func__
+    alive = weakref.WeakMethod(method)
 
     def call(*args: Any) -> Any:
-        owner = alive()
-        return None if owner is None else function(owner, *first, *args)
+        bound = alive()
+        return None if bound is None else bound(*first, *args)
 
     return call
 

@@ -6,7 +6,6 @@ timed in turns (`paceline.core.turns`). When steps become slower or faster, the 
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from paceline.core.turns import Choice
 from paceline.exchange.replica import ModelReplica, Statistics
 from paceline.links.clock import Clock
 from paceline.links.group import Group
+from paceline.measure.timing import seconds_between
 from paceline.record.recorder import Recorder
 
 
@@ -52,7 +52,7 @@ class Trials(Choice):
 
         `chunk`: layers per chunk now; `is_searched`: whether a search still changes this number.
         """
-        own = [end - start for start, end in pairwise(self._clock.seconds(self._marks))]
+        own = seconds_between(self._clock, self._marks)
         steps = [max(of_ranks) for of_ranks in zip(*group.gather(own), strict=True)]
         self._marks = self._marks[-1:]
         if chunk is not None and not self.settled:
