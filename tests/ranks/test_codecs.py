@@ -152,10 +152,10 @@ def chains(name: str) -> list[str]:
 
     with all_reduce() as reduce:
         bits(run(reduce, range(4)))
-        state = reduce.state_dict()
+        state = reduce.codecs.state_dict()
         found = [bits(run(reduce, range(4, 8)))]
         for loaded in (state, {}):
-            reduce.load_state_dict(loaded)
+            reduce.codecs.load_state_dict(loaded)
             found.append(bits(run(reduce, range(4, 8))))
     return found
 
@@ -176,7 +176,7 @@ def remembered() -> list[list[str]]:
             for key in used:
                 values = values_of(dist.get_rank(), 0, 100)
                 reduce.begin(key, values, lambda: made("onebit"), 2.0).future.wait()
-            found.append(sorted({key.partition("/")[0] for key in reduce.state_dict()}))
+            found.append(sorted({key.partition("/")[0] for key in reduce.codecs.state_dict()}))
     return found
 
 

@@ -197,13 +197,13 @@ class TorchAllReduce(Listener):
 
     def state(self) -> dict[str, Tensor]:
         """Return this rank's error feedback."""
-        return {} if self._hook is None else self._hook.state_dict()
+        return {} if self._hook is None else self._hook.codecs.state_dict()
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Load error feedback that the same rank of as many ranks saved, collectively."""
         self.open()
         if self._hook is not None:
-            self._hook.load_state_dict(state)
+            self._hook.codecs.load_state_dict(state)
 
     def statistics(self) -> Statistics:
         """Return traffic and counters of the exchanges; times are unknown."""
@@ -214,7 +214,7 @@ class TorchAllReduce(Listener):
             return Statistics(self._name, steps, sent, sent, None, None)
         sent, found = hook.bytes_sent, (hook.num_nonfinite, hook.num_skipped)
         known = self._name, steps, sent, sent, None, None, None, hook.why, *found
-        return Statistics(*known, sent_share=hook.sent_share)
+        return Statistics(*known, sent_share=hook.codecs.sent_share)
 
     def close(self) -> None:
         """End the codec's threads, and remove the hooks."""

@@ -91,7 +91,7 @@ class CompressedAllReduce:
 
     Ranks create it collectively and begin all-reduces in the same order. The threads have separate
     process groups, so that the scatter of one piece overlaps with the gather of another piece.
-    Error feedback is stored by `key`. Collectives time out after `deadline_s`.
+    `codecs` store error feedback by `key`. Collectives time out after `deadline_s`.
     """
 
     def __init__(self, ranks: Sequence[int], device: torch.device, deadline_s: float) -> None:
@@ -111,7 +111,7 @@ class CompressedAllReduce:
             )
             for _ in range(2)
         ]
-        self._codecs = PieceCodecs()
+        self.codecs = PieceCodecs()
         self._used: set[str] = set()
         self._is_void = False  # whether some values of the step were not finite
         self._scattering = CallThread("scatter", self.device)
@@ -120,21 +120,16 @@ class CompressedAllReduce:
     def begin_step(self) -> None:
         """Begin a step: drop error feedback of keys unused in the last step."""
         if self._is_void:  # the step is skipped
-            self._codecs.keep(())
+            self.codecs.keep(())
             self._is_void = False
         if self._used:
-            self._codecs.keep(self._used)
+            self.codecs.keep(self._used)
         self._used.clear()
 
     @property
     def bytes_sent(self) -> int:
         """Bytes sent by this rank."""
         return sum(self._bytes_sent)
-
-    @property
-    def sent_share(self) -> float | None:
-        """The share of values that this rank sends; None if the codec omits no values."""
-        return self._codecs.sent_share
 
     def begin(
         self, key: str, values: Tensor, codec: Factory, divisor: float = 1.0
@@ -165,14 +160,6 @@ class CompressedAllReduce:
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._groups[0])
         return largest.tolist()
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return this rank's error feedback."""
-        return self._codecs.state_dict()
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Load error feedback that the same rank saved; the number of ranks must be the same."""
-        self._codecs.load_state_dict(state)
-
     def close(self) -> None:
         """End the threads after their work; abandon a thread that waits for a lost rank."""
         self._scattering.close()
@@ -183,7 +170,7 @@ class CompressedAllReduce:
             device_of(self.device).current_stream().wait(work.ready)
         pieces = work.values.split(PIECE)  # to overlap encoding with sending and decoding
         for number, values in enumerate(pieces):
-            codecs = self._codecs.of(work.key, number, len(self._ranks), work.codec)
+            codecs = self.codecs.of(work.key, number, len(self._ranks), work.codec)
             piece = EncodedPiece.of(values, codecs, self._rank, work.divisor)
             self._bytes_sent[0] += piece.scatter(self._groups[0])
             finish_stream(self.device)
