@@ -121,7 +121,7 @@ class Slot:
     @cached_property
     def nbytes(self) -> int:
         """Bytes of the gradient."""
-        return self.parameter.numel() * self.parameter.element_size()
+        return self.parameter.nbytes
 
     @cached_property
     def stride(self) -> tuple[int, ...]:

@@ -63,7 +63,6 @@ class Reducer(Listener):
         self._on_exchanged = on_exchanged
         self._group: Group | None = None
         self._exchange: Exchange | None = None
-        self._loaded: dict[str, Tensor] = {}  # a state to load once the exchange is open
         self._recorder: Recorder | None = None
         self._number = -1
         self._layout: Layout | None = None
@@ -96,7 +95,6 @@ class Reducer(Listener):
         self._layout = Layout.of(self._named, dense[::-1])
         if dense:
             self._exchange.open(self._layout)
-        self._exchange.load_state(self._loaded)
 
     # Methods called by DistributedDataParallel.
 
@@ -166,11 +164,8 @@ class Reducer(Listener):
         return self._exchange.state() if self._exchange else {}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Load the exchange state, once the exchange is open."""
-        if self._exchange is None:
-            self._loaded = state
-        else:
-            self._exchange.load_state(state)
+        """Load the state of an exchange that is open."""
+        self._opened().load_state(state)
 
     @property
     def chunk(self) -> int | None:
