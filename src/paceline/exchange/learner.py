@@ -23,7 +23,7 @@ from paceline.exchange.checkpoints import State
 from paceline.exchange.replica import ModelReplica
 from paceline.exchange.session import TrainingSession
 from paceline.exchange.setup import TrainingSetup
-from paceline.exchange.step import Learning, Share, train_step
+from paceline.exchange.step import OF_CLASSES, Learning, Share, train_step
 from paceline.links.devices import random_numbers_restored
 from paceline.links.group import Group
 from paceline.record.recorder import Recorder
@@ -130,7 +130,7 @@ def evaluate(
     samples: IndexedSamples,
     group: Group,
     recipe: Recipe,
-    learning: Learning | None = None,
+    learning: Learning = OF_CLASSES,
 ) -> tuple[float, float]:
     """Return the summed loss and score of this rank's share of the test samples.
 
@@ -144,7 +144,7 @@ def evaluate(
     for first in range(0, len(own), size):
         rows = own[first : first + size]
         inputs, targets = Batch.of(samples.__getitems__(rows)).to(group.device)
-        with (learning or Learning(recipe.loss)).autocast(group.device):
+        with learning.autocast(group.device):
             outputs: Any = call(model, inputs)
             loss += float(scalar_of(f"loss of {name}", recipe.loss, outputs, targets)) * len(rows)
             if recipe.score is not None:
