@@ -139,11 +139,12 @@ class ElasticWorkers:
             raise WorkerLost(f"no quorum ({first_line(error)})") from error
         try:
             if self._manager.errored() is None:  # connections and state transfer succeeded
-                group, given = self._configured(), self._given
                 # copy the contribution, because `Averaging` overwrites it
-                buffers = [one.clone() for one in given.buffers]
-                copied = given._replace(own=given.own.clone(), buffers=buffers)
-                found = self._averaging.run(copied, group)
+                own = self._given.own.clone()
+                buffers = [one.clone() for one in self._given.buffers]
+                copied = self._given._replace(own=own, buffers=buffers)
+                # a variable for the group would keep its connections alive after an error
+                found = self._averaging.run(copied, self._configured())
         except (RuntimeError, OSError, WorkerLost) as error:
             self._failed(error)
         if self._manager.errored() is not None:
