@@ -131,9 +131,7 @@ class CompressedAllReduce:
         """Bytes sent by this rank."""
         return sum(self._bytes_sent)
 
-    def begin(
-        self, key: str, values: Tensor, codec: Factory, divisor: float = 1.0
-    ) -> Work:
+    def begin(self, key: str, values: Tensor, codec: Factory, divisor: float = 1.0) -> Work:
         """Start to replace contiguous float32 values by (their sum over all ranks) / `divisor`."""
         ready, future, own = None, Future(), device_of(self.device)
         if own.is_asynchronous:

@@ -86,9 +86,7 @@ class EncodedPiece:
         kind = ShardedPiece if codecs[rank].encodes_sums else WholePiece
         return kind(values, codecs, rank, divisor)
 
-    def __init__(
-        self, values: Tensor, codecs: Sequence[Codec], rank: int, divisor: float
-    ) -> None:
+    def __init__(self, values: Tensor, codecs: Sequence[Codec], rank: int, divisor: float) -> None:
         self.values, self._codecs, self._rank, self._divisor = values, codecs, rank, divisor
         self._codec = codecs[rank]
         self._peers = [other for other in range(len(codecs)) if other != rank]
