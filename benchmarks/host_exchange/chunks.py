@@ -122,7 +122,7 @@ def _predicted(workload: Workload, times: LayerTimes, group: Group) -> dict[int,
     speed = Speed(rate.flops_per_s, rate.nbytes_per_s)
     probes = {"host": prober(STRATEGIES["host"], HostReduce(workers=group.world_size), group)}
     bare = this_machine(group, [speed] * group.world_size)
-    exchanges = Probes.of(workload, group, probes)
+    exchanges = Probes(workload, group, probes)
     clock, rows = clock_for(group.device), []
     for _ in range(_NUM_WARM_UP + _NUM_EXCHANGES):
         time.sleep(_PAUSE_S)

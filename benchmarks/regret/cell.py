@@ -141,11 +141,13 @@ def _auto(session: TrainingSession, runner: ReplicaRunner) -> Iterator[tuple[Any
         yield lambda: stepping(setup, group, whole, 1.0, None), chosen
         return
     decisions, model = list[str](), copy.deepcopy(setup.model).train()
-    candidates = candidates_of(model, group, forecasts, found.slow, decisions.append)
+    candidates = candidates_of(model, group, forecasts, decisions.append)
     with ExitStack() as stack:
         if setup.factor is not None:
             stack.callback(Stretched(model, setup.factor).remove)
-        checked = Checked(candidates, group, clock_for(group.device), 10**9, decisions.append)
+        checked = Checked(
+            *(candidates, group, clock_for(group.device), 10**9, decisions.append), slow=found.slow
+        )
         stack.callback(checked.close)
         assert setup.sampler is not None
         replica = Balanced(checked, model, group, setup.sampler, weighs=False)

@@ -30,7 +30,7 @@ from faults import failpoints
 from paceline import DataParallel
 from paceline.codecs.feedback import OneBit
 from paceline.core.errors import NonFinite
-from paceline.exchange import codec_choice
+from paceline.exchange import compressed
 from paceline.exchange.all_reduce import HookState
 from paceline.links.failpoints import reach
 from pair import RankFailed, Ranks
@@ -234,7 +234,7 @@ def buckets_made_anew() -> None:
     place = Place.here()
     hooked = Hooked(place, "onebit")
     loss_of(hooked.parallel, place.rank, 0).backward()
-    assert max(float(error.abs().max()) for error in hooked.state.state_dict().values()) > 0.01
+    assert max(float(error.abs().max()) for error in hooked.state.codecs.state_dict().values()) > 0.01
     hooked.parallel.zero_grad()
     (loss_of(hooked.parallel, place.rank, 0) * 0).backward()
     assert max(float(one.grad.abs().max()) for one in hooked.module.parameters()) == 0
@@ -300,14 +300,14 @@ def test_the_host_of_one_machine_encodes_nothing(pair: Ranks):
 
 def codec_that_pays() -> dict[str, Any]:
     """Train through the trial of both modes, as if the codec paid for every size."""
-    place, pays = Place.here(), codec_choice.AutoCodec._pays
-    codec_choice.AutoCodec._pays = lambda self, count: True  # type: ignore[method-assign]
+    place, pays = Place.here(), compressed.AutoCodec._pays
+    compressed.AutoCodec._pays = lambda self, count: True  # type: ignore[method-assign]
     hooked = Hooked(place, "auto")
     worst, sent = 0.0, [hooked.state.bytes_sent]
     for _ in range(44):
         worst = max(worst, compared(place, hooked.parallel, "dynamic8", steps=1)["worst"])
         sent.append(hooked.state.bytes_sent)
-    codec_choice.AutoCodec._pays = pays  # type: ignore[method-assign]
+    compressed.AutoCodec._pays = pays  # type: ignore[method-assign]
     return {"worst": worst, "sent": sent, "verdict": hooked.state.why.split(",")[0]}
 
 

@@ -19,9 +19,8 @@ from codec_training import bits, same
 from paceline import ddp_hook
 from paceline.codecs.codec import Cast, Codec, Payload
 from paceline.codecs.names import CODECS, find_codec
-from paceline.exchange import codec_choice, compressed
-from paceline.exchange.codec_choice import AutoCodec
-from paceline.exchange.compressed import CompressedAllReduce, Work
+from paceline.exchange import compressed
+from paceline.exchange.compressed import AutoCodec, CompressedAllReduce, Work
 from pair import Ranks
 
 PIECE, HEADER = 1 << 13, 40
@@ -153,10 +152,10 @@ def chains(name: str) -> list[str]:
 
     with all_reduce() as reduce:
         bits(run(reduce, range(4)))
-        state = reduce.state_dict()
+        state = reduce.codecs.state_dict()
         found = [bits(run(reduce, range(4, 8)))]
         for loaded in (state, {}):
-            reduce.load_state_dict(loaded)
+            reduce.codecs.load_state_dict(loaded)
             found.append(bits(run(reduce, range(4, 8))))
     return found
 
@@ -177,7 +176,7 @@ def remembered() -> list[list[str]]:
             for key in used:
                 values = values_of(dist.get_rank(), 0, 100)
                 reduce.begin(key, values, lambda: made("onebit"), 2.0).future.wait()
-            found.append(sorted({key.partition("/")[0] for key in reduce.state_dict()}))
+            found.append(sorted({key.partition("/")[0] for key in reduce.codecs.state_dict()}))
     return found
 
 
@@ -260,7 +259,7 @@ class Clocked:
 @pytest.fixture
 def clocked(monkeypatch: pytest.MonkeyPatch) -> Clocked:
     one = Clocked()
-    monkeypatch.setattr(codec_choice, "time", one)
+    monkeypatch.setattr(compressed, "time", one)
     return one
 
 

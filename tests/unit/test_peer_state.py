@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from paceline.exchange.peer_state import PeerTransport, StepLock
+from paceline.exchange.elastic import PeerTransport
+from paceline.exchange.inner_steps import InnerSteps, StepLock
 from quorums import Working
 
 STATE = {
@@ -82,7 +83,8 @@ class Slow(torch.optim.SGD):
 def test_a_state_is_not_read_in_the_middle_of_a_step() -> None:
     model = nn.Linear(2, 2)
     optimizer = Slow(model.parameters(), 0.1)
-    lock = StepLock([optimizer], 10)
+    steps, lock = InnerSteps(model, optimizer), StepLock([optimizer], 10)
+    steps.watch(lambda: None, lock)
 
     def read() -> None:
         assert optimizer.begun.wait(10)
@@ -93,5 +95,5 @@ def test_a_state_is_not_read_in_the_middle_of_a_step() -> None:
     optimizer.step()
     reading.result()
     assert optimizer.done == ["stepped", "read"]
-    lock.close()
+    steps.remove()
     assert not optimizer._optimizer_step_pre_hooks

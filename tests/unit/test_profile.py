@@ -20,7 +20,8 @@ from paceline.core.strategy import Prober, Window, exchange_name
 from paceline.core.workload import Workload
 from paceline.exchange import profile as module
 from paceline.exchange.profile import Probes, Profile, exchanging, profile, single
-from paceline.exchange.step import OF_CLASSES, SGD, Share
+from paceline.exchange.setup import TrainingSetup
+from paceline.exchange.step import SGD, Share
 from paceline.links.group import Group, Member
 from paceline.measure import cores
 from paceline.measure.cores import CoreTime, lost_beside
@@ -97,6 +98,10 @@ def stepping(clock: Ticking, held_up_s: float) -> Iterator[Share]:
         yield Share(torch.ones(2, 3), torch.tensor([0, 2]), 1.0)
 
 
+def set_up(model, workload, source) -> TrainingSetup:
+    return TrainingSetup(model, workload, source, (), 2.0, SGD().optimizer, None)
+
+
 def profiled(
     clock: Ticking,
     group: Group,
@@ -118,8 +123,8 @@ def profiled(
     config = config or AllReduce()
     name = exchange_name("allreduce", config)
     probers = {name: Prober(find_exchange("allreduce"), config, make)}
-    settings = (SGD().optimizer, OF_CLASSES, group, 2 * rounds_s + 1e-6, probers)
-    return profile(model, workload, lambda: stepping(clock, held_up_s), *settings), workload
+    setup = set_up(model, workload, lambda epoch: stepping(clock, held_up_s))
+    return profile(setup, group, 2 * rounds_s + 1e-6, probers), workload
 
 
 def durations(found: Profile, device: str) -> dict[tuple[Kind, str], float]:
@@ -192,8 +197,8 @@ def test_rounds_are_bounded_and_doubled_by_unrest(clock, rounds, held_up_s, num_
     model, taken = small(clock), count()
     shares = (share for share, _ in zip(stepping(clock, held_up_s), taken, strict=False))
     workload, step_s = describe(model, torch.ones(2, 3)), STEP_S + 2 * MARK_S
-    settings = (SGD().optimizer, OF_CLASSES, ranks(1), 2 * rounds * step_s + 1e-6, {})
-    found = profile(model, workload, lambda: shares, *settings)
+    setup = set_up(model, workload, lambda epoch: shares)
+    found = profile(setup, ranks(1), 2 * rounds * step_s + 1e-6, {})
     assert next(taken) == num_steps
     assert found.machine.usual_losses.unrest == pytest.approx(unrest / step_s)
 
@@ -263,7 +268,7 @@ def test_a_round_has_as_many_small_chunks_as_a_step(name, options, hosts, num_sm
     own = Prober(EXCHANGES[name], config, lambda sizes: made.append(sizes) or (lambda: None))
     members = [Member(rank, rank, host, "1", "cpu") for rank, host in enumerate(hosts)]
     group = SimpleNamespace(world_size=2, members=members)
-    probes = Probes.of(MODEL, group, {name: own})
+    probes = Probes(MODEL, group, {name: own})
     of_all, small = made
     assert len(of_all) == len(SIZES)
     assert small == [[1024]] * (len(SIZES) if num_small > 1 else 1)

@@ -5,7 +5,7 @@ import torch
 
 from paceline.core.errors import InvalidInput
 from paceline.core.turns import Watch
-from paceline.exchange.trials import Candidate, Checked, Trials
+from paceline.exchange.trials import Checked, Trials
 from paceline.links.rendezvous import joined
 from ticking import Ticking
 
@@ -138,7 +138,7 @@ def run(clock, takes, num_calls=100, num_steps=1000, slower=1.0):
         return make
 
     decisions: list[str] = []
-    candidates = [Candidate(name, maker(seconds)) for name, seconds in takes.items()]
+    candidates = {name: maker(seconds) for name, seconds in takes.items()}
     found = Checked(candidates, WithSlower(slower), clock, num_steps, decisions.append)
     seconds = [found() for _ in range(num_calls)]
     assert [one.closed for one in replicas] == [True] * (len(replicas) - 1) + [False]
@@ -184,8 +184,8 @@ def test_a_candidate_known_to_be_slow_is_tried_when_steps_change(clock):
 
         return make
 
-    candidates = [Candidate(name, maker(name), name == "b") for name in takes]
-    found = Checked(candidates, WithSlower(1.0), clock, 1000, lambda _: None)
+    candidates = {name: maker(name) for name in takes}
+    found = Checked(candidates, WithSlower(1.0), clock, 1000, lambda _: None, slow=["b"])
     for _ in range(3 * Watch.num_steps):
         found()
     assert (found.name, set(made)) == ("a", {"a"})

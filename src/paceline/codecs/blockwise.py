@@ -1,6 +1,5 @@
 """Codecs of the 8-bit and 4-bit types, with one scale for each block of values."""
 
-from abc import abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -17,17 +16,15 @@ class BlockCodec(Codec):
     """Base class of codecs that divide each block of values by a scale before rounding.
 
     A block's scale is its largest magnitude. The payload contains a scale of 4 bytes for each block
-    of `block_size` values. A codec with a fixed scale does not send it.
+    of `block_size` values. A fixed scale, `offset`, is not sent.
     """
 
     type: str
     block_size: int
+    offset: float | None = None
 
     def encode(self, values: Tensor) -> Payload:
-        """Encode float32 values.
-
-        NaN and infinite values become zero; the payload's `num_nonfinite` counts them.
-        """
+        """Encode float32 values; NaN and infinite values become zero, and are counted."""
         values = flat(values)
         fixed, block_size = self._fixed_scales(values), self._block_size(len(values))
         codes, scales, num_lost = kernels.encode(values, fixed, block_size, table(self.type))
@@ -51,16 +48,21 @@ class BlockCodec(Codec):
         """Return the payload size in bytes for `count` values."""
         return sum(self._sizes(count))
 
-    @abstractmethod
     def _sizes(self, count: int) -> tuple[int, ...]:
         """Return the size of each buffer in bytes: the scales (if sent), then the codes."""
+        codes = -(-count * table(self.type).num_bits // 8)
+        return (4 * -(-count // self.block_size), codes) if self.offset is None else (codes,)
 
-    @abstractmethod
     def _block_size(self, count: int) -> int:
-        """Return `block_size`, or a smaller size if `count` values do not fill one block."""
+        """Return `block_size`, or the size of whole bytes that `count` values fill, if smaller."""
+        per_byte = 8 // table(self.type).num_bits
+        return min(self.block_size, max(1, -(-count // per_byte)) * per_byte)
 
     def _fixed_scales(self, values: Tensor) -> Tensor | None:
-        return None
+        if self.offset is None:
+            return None
+        num_blocks = -(-len(values) // self.block_size)
+        return torch.full((num_blocks,), self.offset, device=values.device)
 
     def _decode(self, payload: Payload, values: Tensor, adds: bool) -> None:
         scales, block_size = self._fixed_scales(values), self._block_size(len(values))
@@ -95,18 +97,6 @@ class EightBit(BlockCodec):
         scale = f"/{self.block_size}" if self.offset is None else f"*{self.offset:g}"
         return f"{self.type}{scale}"
 
-    def _sizes(self, count: int) -> tuple[int, ...]:
-        return (count,) if self.offset else (4 * -(-count // self.block_size), count)
-
-    def _block_size(self, count: int) -> int:
-        return min(self.block_size, max(1, count))
-
-    def _fixed_scales(self, values: Tensor) -> Tensor | None:
-        if self.offset is None:
-            return None
-        num_blocks = -(-len(values) // self.block_size)
-        return torch.full((num_blocks,), self.offset, device=values.device)
-
 
 @dataclass(frozen=True)
 class FourBit(BlockCodec):
@@ -134,9 +124,3 @@ class FourBit(BlockCodec):
     def encodes_sums(self) -> bool:
         """False, because encoding a sum of decoded values would double the rounding error."""
         return False
-
-    def _sizes(self, count: int) -> tuple[int, ...]:
-        return 4 * -(-count // self.block_size), -(-count // 2)
-
-    def _block_size(self, count: int) -> int:
-        return min(self.block_size, max(2, count + count % 2))

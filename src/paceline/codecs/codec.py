@@ -77,10 +77,7 @@ class Codec(Protocol):
 
     @property
     def encodes_sums(self) -> bool:
-        """Whether an all-reduce may encode sums.
-
-        If False, the all-reduce encodes only each rank's own values.
-        """
+        """Whether an all-reduce may encode sums, and not only each rank's own values."""
         return True
 
     def encode(self, values: Tensor) -> Payload:
@@ -105,10 +102,7 @@ class Codec(Protocol):
 
 
 def flat(values: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return the values as a contiguous 1-d tensor.
-
-    Raises InvalidInput if the values do not have the type `dtype`.
-    """
+    """Return the values as a contiguous 1-d tensor; InvalidInput for another type."""
     if values.dtype != dtype:
         raise InvalidInput("values", f"must be {dtype}", got=values.dtype)
     return values.detach().reshape(-1).contiguous()
@@ -141,10 +135,7 @@ def pack(payloads: Sequence[Payload], nbytes: int, device: torch.device) -> Tens
 
 
 def unpack(rows: Tensor, codec: str, count: int) -> list[Payload]:
-    """Read a payload of `count` values from each row.
-
-    Raises InvalidInput if a header lists a negative size, or buffers that exceed the row.
-    """
+    """Read a payload of `count` values from each row; InvalidInput if buffers exceed the row."""
     headers = rows[:, :_HEADER_NBYTES].contiguous().cpu().view(torch.int64).tolist()
     payloads = []
     for row, (num_nonfinite, num_buffers, *all_sizes) in zip(rows, headers, strict=True):

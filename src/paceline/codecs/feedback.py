@@ -80,10 +80,7 @@ class OneBit(Codec):
         return f"onebit/{self.block_size}"
 
     def encode(self, values: Tensor) -> Payload:
-        """Encode float32 values.
-
-        NaN and infinite values become zero; the payload's `num_nonfinite` counts them.
-        """
+        """Encode float32 values; NaN and infinite values become zero, and are counted."""
         values = flat(values)
         num_lost, values = num_nonfinite(values), finite(values)
         is_negative = values < 0
@@ -168,10 +165,7 @@ class Threshold(Codec):
         return False
 
     def encode(self, values: Tensor) -> Payload:
-        """Encode float32 values.
-
-        NaN and infinite values become zero; the payload's `num_nonfinite` counts them.
-        """
+        """Encode float32 values; NaN and infinite values become zero, and are counted."""
         values = flat(values)
         if len(values) > _SIGN:
             raise InvalidInput("values", f"must have at most {_SIGN:,} elements", got=len(values))

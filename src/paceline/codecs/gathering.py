@@ -28,10 +28,7 @@ from paceline.links.all_to_all import AllToAll
 
 @dataclass
 class Sent:
-    """Counts the bytes that this rank has sent and received.
-
-    Each message includes a header of 40 bytes.
-    """
+    """Counts the bytes sent and received by this rank, with 40 header bytes per message."""
 
     activations_sent: int = 0
     activations_received: int = 0
@@ -122,9 +119,9 @@ def begin_gather(
     traffic: Sent | None = None,
     what: str = "activations",
 ) -> Pending:
-    """Begin an `all_gather` without autograd.
+    """Begin an `all_gather` without autograd; `values` is copied at once.
 
-    With several ranks, `values` is copied at once. A single rank gets a detached view of `values`.
+    A single rank gets a detached view of `values`.
     """
     known = _sizes(values, (codec,), group, sizes, what)
     return RowExchange(codec, group, known, traffic, what).all_gather(values)
@@ -141,8 +138,7 @@ def begin_return(
 ) -> Pending:
     """Begin the backward of `all_gather`: each rank gets the summed gradients of its rows.
 
-    `errors`: the gradients of all ranks' rows. With several ranks, `errors` is copied at once.
-    A single rank gets a detached view of `errors`.
+    `errors`: the gradients of all ranks' rows, otherwise as the values of `begin_gather`.
     """
     exchange = RowExchange(codec, group, tuple(sizes), traffic, what, in_forward=False)
     return exchange.reduce_scatter(errors)
@@ -279,10 +275,7 @@ class RowExchange:
         return Pending(finish)
 
     def _check(self, values: Tensor, all_rows: bool) -> int:
-        """Return this rank's index in the group.
-
-        Raises InvalidInput if `sizes` do not fit the group or the values.
-        """
+        """Return this rank's index in the group; InvalidInput if `sizes` do not fit."""
         ranks = ranks_of(self.group)
         if len(self.sizes) != len(ranks) or min(self.sizes) < 0:
             problem = f"must be the number of rows of each of {len(ranks)} ranks"
@@ -319,11 +312,7 @@ def _row(payload: Payload, form: Codec, values: Tensor) -> Tensor:
 
 
 def ranks_of(group: dist.ProcessGroup | None) -> list[int]:
-    """Return the global ranks of a group, or [0] if torch.distributed is not initialised.
-
-    Raises InvalidInput if the group does not include this rank, or if WORLD_SIZE exceeds 1 and
-    torch.distributed is not initialised.
-    """
+    """Return the global ranks of a group, or [0] without torch.distributed in a single process."""
     if group is not None and dist.get_rank(group) < 0:
         raise InvalidInput("group", f"does not include rank {dist.get_rank()}")
     if dist.is_initialized():
@@ -334,11 +323,7 @@ def ranks_of(group: dist.ProcessGroup | None) -> list[int]:
 
 
 def codec_for(codec: str | Codec | None, dtype: torch.dtype) -> Codec:
-    """Return the codec for rows of a dtype; an exact `Cast` if `codec` is None.
-
-    Raises InvalidInput if the codec uses error feedback, has no fixed size, or does not support the
-    dtype.
-    """
+    """Return the codec for rows of a dtype (None: an exact `Cast`); InvalidInput if unfit."""
     if codec is None:
         return Cast(str(dtype).removeprefix("torch."), exact=True)
     if dtype != torch.float32:

@@ -10,15 +10,10 @@ from paceline.codecs.quantization import FOUR_BIT_TABLES, TABLES
 from paceline.core.errors import InvalidInput
 from paceline.core.wire_format import FEEDBACK, check_codec, threshold_of
 
-
-def _with_feedback(name: str) -> Codec:
-    return ErrorFeedback(FourBit(name))
-
-
 CODECS: dict[str, Callable[[], Codec]] = {
     **{name: partial(EightBit, name) for name in TABLES},
     **{name: partial(FourBit, name) for name in FOUR_BIT_TABLES},
-    **{name + FEEDBACK: partial(_with_feedback, name) for name in FOUR_BIT_TABLES},
+    **{name + FEEDBACK: partial(ErrorFeedback, FourBit(name)) for name in FOUR_BIT_TABLES},
     "half": partial(Cast, "half"),
     "bfloat16": partial(Cast, "bfloat16"),
     "onebit": lambda: ErrorFeedback(OneBit()),

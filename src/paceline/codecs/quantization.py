@@ -89,10 +89,7 @@ class QuantizationTable:
 
 @cache
 def table(name: str) -> QuantizationTable:
-    """Return the table of a type, including zero.
-
-    If the type has too many nonzero magnitudes, the table omits the smallest magnitudes.
-    """
+    """Return the table of a type with zero, which may replace the smallest magnitude."""
     magnitudes, most = (TABLES[name], 128) if name in TABLES else (FOUR_BIT_TABLES[name], 8)
     rounded = np.array(magnitudes, dtype=np.float32)
     nonzero = np.unique(rounded[rounded > 0]).tolist()

@@ -138,7 +138,7 @@ class Running:
     """How a strategy runs: its module and processes."""
 
     module: str
-    """Module with `start(session)` (`paceline.exchange.session.Start`), imported lazily.
+    """Module with `start(session)`, a context of a `paceline.exchange.session.Runner`.
 
     A strategy of replicas uses `start` of `paceline.exchange.replicas`, and defines
     `replica(module, config, group)`.

@@ -13,8 +13,7 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined] # exporte
 
 from paceline.codecs.codec import Codec
 from paceline.core.errors import InvalidInput
-from paceline.exchange.codec_choice import CodecAllReduce
-from paceline.exchange.compressed import Compression, Future
+from paceline.exchange.compressed import CodecAllReduce, Compression, Future
 from paceline.exchange.layout import NamedParameter
 from paceline.exchange.optimizers import NonFiniteGuard, Policy
 from paceline.exchange.readiness import Listener, Readiness
@@ -63,7 +62,9 @@ class HookState(CodecAllReduce):
         if bucket.index() == 0:  # the first bucket of every step
             self.begin_step()
         if self.is_plain and self.device.type == "cpu":
-            return self._all_reduced(bucket)
+            num_ranks = len(self._ranks)
+            self._bytes_sent[0] += gradients.nbytes * 2 * (num_ranks - 1) // num_ranks
+            return _averaged(bucket, num_ranks, self._groups[0], self.recorder, self._count)
         # error feedback belongs to parameters, so a rebuilt bucket needs another key
         numbers = [self._numbers.setdefault(id(one), len(self._numbers)) for one in parameters]
         checksum = zlib.crc32(str(numbers).encode())
@@ -81,25 +82,8 @@ class HookState(CodecAllReduce):
 
         return work.future.then(done)
 
-    def _all_reduced(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        """Average a bucket as DistributedDataParallel does without a hook."""
-        recorder, gradients = self.recorder, bucket.buffer()
-        recorded = recorder.join_exchange(str(bucket.index())) if recorder else None
-        num_ranks = len(self._ranks)
-        self._bytes_sent[0] += gradients.nbytes * 2 * (num_ranks - 1) // num_ranks
-        gradients.div_(num_ranks)
-        work = dist.all_reduce(gradients, group=self._groups[0], async_op=True)
-        assert work is not None
-
-        def done(future: torch.futures.Future[Any]) -> Tensor:
-            if recorder is not None:
-                recorder.leave_exchange(recorded)
-            averaged: Tensor = future.value()[0]
-            self.guard.found(int((~averaged.isfinite()).sum()))
-            return averaged
-
-        found: torch.futures.Future[Tensor] = work.get_future().then(done)
-        return found
+    def _count(self, averaged: Tensor) -> None:
+        self.guard.found(int((~averaged.isfinite()).sum()))
 
     def close(self) -> None:
         """End the threads; the hook is unusable afterwards."""
@@ -141,8 +125,10 @@ def ddp_hook(
 class TorchAllReduce(Listener):
     """Counts, encodes or records the exchanges of DistributedDataParallel's reducer.
 
-    `on_exchanged`: called after each exchange. If it is given, each parameter gets a hook.
+    `on_exchanged`, called after each exchange, requires a hook on each parameter.
     """
+
+    chunk, is_searched = None, False  # there are no chunks, as those of a Reducer
 
     def __init__(
         self,
@@ -177,22 +163,21 @@ class TorchAllReduce(Listener):
     def register(self, reducer: Any, recorder: Recorder | None) -> None:
         """Register a hook on the reducer, if it must encode or record."""
         self._recorder = recorder
-        if self._compression is not None:
-            _register_comm_hook(reducer, self, TorchAllReduce._encoded)
-        elif recorder is not None:
-            _register_comm_hook(reducer, (recorder, self._join()), _recorded)
+        if self._compression is not None or recorder is not None:
+            _register_comm_hook(reducer, self, TorchAllReduce._exchange)
 
-    def _encoded(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    def _exchange(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         self.open()
-        assert self._hook is not None
+        if self._hook is None:
+            group = self._join()
+            return _averaged(bucket, group.world_size, group.process_group, self._recorder)
         self._hook.recorder = self._recorder
         return self._hook.exchange(bucket)
 
     def open(self) -> None:
-        """Create the state of the encoding hook; collective.
+        """Create the state of the encoding hook, collectively; by default, the first bucket does.
 
-        If this is not called, the first bucket creates the state. Raises InvalidInput if ranks have
-        different codecs.
+        Raises InvalidInput if ranks have different codecs.
         """
         if self._compression is not None and self._hook is None:
             group = self._join()
@@ -210,45 +195,37 @@ class TorchAllReduce(Listener):
         if self._readiness is not None:
             self._readiness.forwarded(outputs, synchronize)
 
-    def unwatch(self) -> None:
-        """Remove `on_exchanged` and its hooks."""
-        if self._readiness is not None:
-            self._readiness.close()
-            self._readiness = None
-
     def state(self) -> dict[str, Tensor]:
         """Return this rank's error feedback."""
-        return {} if self._hook is None else self._hook.state_dict()
+        return {} if self._hook is None else self._hook.codecs.state_dict()
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Load error feedback that the same rank saved; collective.
-
-        The number of ranks must not have changed since the save.
-        """
+        """Load error feedback that the same rank of as many ranks saved, collectively."""
         self.open()
         if self._hook is not None:
-            self._hook.load_state_dict(state)
+            self._hook.codecs.load_state_dict(state)
 
     def statistics(self) -> Statistics:
-        """Return traffic and counters of the exchanges; times are unknown.
-
-        Without a codec, the traffic is that of a ring of n ranks: each sends 2 (n - 1) / n times
-        the gradients' bytes.
-        """
+        """Return traffic and counters of the exchanges; times are unknown."""
         hook, steps = self._hook, self._num_steps
-        if hook is None:
+        if hook is None:  # the traffic of a ring
             n = self._join().world_size
             sent = self._nbytes * 2 * (n - 1) // n * steps
             return Statistics(self._name, steps, sent, sent, None, None)
         sent, found = hook.bytes_sent, (hook.num_nonfinite, hook.num_skipped)
         known = self._name, steps, sent, sent, None, None, None, hook.why, *found
-        return Statistics(*known, sent_share=hook.sent_share)
+        return Statistics(*known, sent_share=hook.codecs.sent_share)
 
     def close(self) -> None:
         """End the codec's threads, and remove the hooks."""
-        self.unwatch()
+        self._unwatch()
         if self._hook is not None:
             self._hook.close()
+
+    def _unwatch(self) -> None:
+        if self._readiness is not None:
+            self._readiness.close()
+            self._readiness = None
 
     def ended(self, missing: Sequence[int]) -> None:
         """Call the functions that wait for the end of an exchange."""
@@ -260,22 +237,29 @@ class TorchAllReduce(Listener):
         if self._on_exchanged is not None:
             self._on_exchanged()
         elif settle is not None:
-            self.unwatch()
+            self._unwatch()
 
 
-def _recorded(recorded: tuple[Recorder, Group], bucket: GradBucket) -> torch.futures.Future[Tensor]:
+def _averaged(
+    bucket: GradBucket,
+    num_ranks: int,
+    group: dist.ProcessGroup | None,
+    recorder: Recorder | None,
+    on_averaged: Callable[[Tensor], None] = lambda averaged: None,
+) -> torch.futures.Future[Tensor]:
     """Record and average a bucket, bit-identical to DistributedDataParallel without a hook."""
-    recorder, group = recorded
-    exchange = recorder.join_exchange(str(bucket.index()))
+    exchange = recorder.join_exchange(str(bucket.index())) if recorder else None
 
-    def done(future: Future) -> Tensor:
-        recorder.leave_exchange(exchange)
+    def done(future: torch.futures.Future[Any]) -> Tensor:
+        if recorder is not None:
+            recorder.leave_exchange(exchange)
         averaged: Tensor = future.value()[0]
+        on_averaged(averaged)
         return averaged
 
     # torch's allreduce_hook divides, which rounds differently from DistributedDataParallel
-    values = bucket.buffer().mul_(1.0 / group.world_size)
-    work = dist.all_reduce(values, group=group.process_group, async_op=True)
+    values = bucket.buffer().mul_(1.0 / num_ranks)
+    work = dist.all_reduce(values, group=group, async_op=True)
     assert work is not None
     future: torch.futures.Future[Tensor] = work.get_future().then(done)
     return future

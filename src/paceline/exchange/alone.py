@@ -7,7 +7,6 @@ ranks make the same choice, because the slowest rank's time counts as the time o
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import pairwise
 from typing import NamedTuple
 
 from torch import nn
@@ -19,6 +18,7 @@ from paceline.exchange.step import Share, train_step
 from paceline.links.clock import clock_for
 from paceline.links.cores import all_cores
 from paceline.links.group import Group
+from paceline.measure.timing import timed
 from paceline.record.recorder import Recorder
 from paceline.training.models.paced import Stretched
 
@@ -59,10 +59,9 @@ def compare_with_alone(
 ) -> Comparison:
     """Compare steps of `lone_rank` alone with steps of all ranks; collective.
 
-    Takes about twenty steps, and six more for a further exchange. `exchanges`: factories of
-    replicas, the exchange predicted to be fastest first. The others are tried as long as the rank
-    alone is faster, because the prediction may be wrong. `parts`: number of samples of each rank in
-    a step of all ranks.
+    `exchanges`: factories of replicas, the exchange predicted to be fastest first. The others are
+    tried as long as the rank alone is faster, because the prediction may be wrong. `parts`: number
+    of samples of each rank in a step of all ranks.
     """
     first, *others = exchanges
     # a tie goes to all ranks, because a rank that leaves does not return
@@ -95,11 +94,7 @@ def _timed(step: Step, num_settling: int, num_timed: int, group: Group) -> list[
     clock, seconds = clock_for(group.device), list[float]()
     num_steps, num_left = 1, num_settling + num_timed
     while num_left:
-        marks = [clock.mark()]
-        for _ in range(num_steps):
-            step()
-            marks.append(clock.mark())
-        own = [end - start for start, end in pairwise(clock.seconds(marks))]
+        [own] = timed([step], clock, num_steps)
         slowest = [max(of_ranks) for of_ranks in zip(*group.gather(own), strict=True)]
         seconds += slowest
         num_left -= num_steps
@@ -119,8 +114,8 @@ def stepping(
 ) -> Iterator[Step]:
     """Yield a function that takes a step of a copy of the model.
 
-    Without `replicate`, a rank with samples trains alone, and other ranks do nothing. `weight`:
-    factor of this rank's mean loss.
+    `weight`: factor of this rank's mean loss. Without `replicate`, a rank with samples trains
+    alone, and other ranks do nothing.
     """
     if replicate is None and not num_samples:
         yield lambda: None

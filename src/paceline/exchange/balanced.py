@@ -2,16 +2,15 @@
 
 Each rank's loss is the mean over its n samples, and the exchange averages the gradients of W ranks.
 This average is the mean over all N samples if each rank's gradient is scaled by n W / N. `Balanced`
-scales the gradients of the module's outputs, before they reach the parameters. This scaling takes
-almost no time, and affects each parameter's gradient once. Loss terms that depend only on
-parameters, such as weight decay, are not scaled.
+scales the gradients of the module's outputs, before they reach the parameters. Loss terms that
+depend only on parameters, such as weight decay, are not scaled.
 """
 
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import timedelta
 from statistics import median
 from typing import Any
@@ -34,36 +33,6 @@ from paceline.training.data.sampler import BalancedSampler
 _MOST_PASSES = 256
 _NUM_WARM_UP = 2
 logger = logging.getLogger(__name__)
-
-
-class SampleCount:
-    """Sums the ranks' numbers of samples while the forward pass runs."""
-
-    def __init__(self, own: int, group: Group) -> None:
-        self._own, self._group = own, group
-        self._total = torch.tensor([own])
-        self._work: dist.Work | None = None
-        self._weight: float | None = None
-
-    def begin(self) -> None:
-        """Start the all-reduce of the counts, collectively."""
-        if self._work is None and self._group.world_size > 1:
-            with self._group.naming_lost_ranks():
-                self._work = dist.all_reduce(self._total, group=self._group.control, async_op=True)
-
-    def scaled(self, gradient: Tensor) -> Tensor | None:
-        """Return an output's weighted gradient, after waiting for the counts of all ranks."""
-        if self._weight is None:
-            self.begin()
-            if self._work is not None:
-                with self._group.naming_lost_ranks():
-                    self._work.wait(timedelta(seconds=self._group.deadline_s))
-            total = int(self._total)
-            self._weight = self._own * self._group.world_size / total if total else 0.0
-        if self._weight == 1:
-            return None
-        # without samples, the mean loss may be NaN, and NaN times zero would be NaN
-        return gradient * self._weight if self._weight else torch.zeros_like(gradient)
 
 
 def _num_samples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
@@ -111,10 +80,7 @@ class Balanced:
             self.follow(sampler)
 
     def follow(self, sampler: BalancedSampler) -> None:
-        """Adapt a sampler's shares from now on, collectively.
-
-        Raises InvalidInput if `sampler` is for another rank, or if settings differ between ranks.
-        """
+        """Adapt a sampler's shares from now on, collectively; InvalidInput if it does not fit."""
         self._shares = BalancedShares(sampler, self._group, self._meter, self._admit)
 
     def samples(self, number: int) -> None:
@@ -130,10 +96,7 @@ class Balanced:
     def run(
         self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Call `forward`, and weight the gradients of its outputs by the number of samples.
-
-        Raises InvalidInput if the samples cannot be counted.
-        """
+        """Call `forward`, and weight the gradients of its outputs by the number of samples."""
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         if in_backward():
@@ -143,10 +106,10 @@ class Balanced:
             self._shares.step()
         own = _num_samples(args, kwargs) if self._num_samples is None else self._num_samples
         self._num_samples = None
-        one = _Pass(SampleCount(own, self._group), own, self._meter, weighs=self._weighs)
+        one = _Pass(own, self._group, self._meter, self._weighs)
         # without a backward pass, as in evaluation, nothing would wait for the sum
         if self._weighs and self._module.training:
-            one.count.begin()
+            one.begin()
         # Hooks of the module mark the times, because the replica may wait for other ranks before
         # the module's forward pass. Prepended hooks mark the end of backward before the replica's
         # callback at the end of backward waits for the exchange.
@@ -254,19 +217,26 @@ class SpeedMeter:
         return max(median(seconds), 1e-12) if seconds else None
 
 
-@dataclass(frozen=True)
 class _Pass:
-    """Marks of one forward pass, and hooks that weight its gradients."""
+    """A forward pass: sums the ranks' numbers of samples, weights gradients, and marks times."""
 
-    count: SampleCount
-    num_samples: int
-    meter: SpeedMeter
-    weighs: bool
-    marks: list[Any] = field(default_factory=list)
+    def __init__(self, num_samples: int, group: Group, meter: SpeedMeter, weighs: bool) -> None:
+        self._num_samples, self._group = num_samples, group
+        self._meter, self._weighs = meter, weighs
+        self._total = torch.tensor([num_samples])
+        self._work: dist.Work | None = None
+        self._weight: float | None = None
+        self._marks: list[Any] = []
+
+    def begin(self) -> None:
+        """Start the all-reduce of the numbers of samples, collectively."""
+        if self._work is None and self._group.world_size > 1:
+            with self._group.naming_lost_ranks():
+                self._work = dist.all_reduce(self._total, group=self._group.control, async_op=True)
 
     def mark(self, *_: object) -> None:
         """Mark the entry or exit of the module."""
-        self.marks.append(self.meter.clock.mark())
+        self._marks.append(self._meter.clock.mark())
 
     def left(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
         """Register hooks on the outputs, to weight gradients and measure backward."""
@@ -276,9 +246,23 @@ class _Pass:
             problem = "requires outputs with gradients: tensors, or tuples, lists or dicts of them"
             raise InvalidInput("balance", problem)
         # scaling waits for other ranks, so it must precede backward's first mark
-        for leaf in leaves if self.weighs else ():
-            leaf.register_hook(self.count.scaled)
-        self.meter.watch(leaves, self.num_samples, self.marks)
+        for leaf in leaves if self._weighs else ():
+            leaf.register_hook(self._scaled)
+        self._meter.watch(leaves, self._num_samples, self._marks)
+
+    def _scaled(self, gradient: Tensor) -> Tensor | None:
+        """Return an output's weighted gradient, after waiting for the counts of all ranks."""
+        if self._weight is None:
+            self.begin()
+            if self._work is not None:
+                with self._group.naming_lost_ranks():
+                    self._work.wait(timedelta(seconds=self._group.deadline_s))
+            total = int(self._total)
+            self._weight = self._num_samples * self._group.world_size / total if total else 0.0
+        if self._weight == 1:
+            return None
+        # without samples, the mean loss may be NaN, and NaN times zero would be NaN
+        return gradient * self._weight if self._weight else torch.zeros_like(gradient)
 
 
 @contextmanager

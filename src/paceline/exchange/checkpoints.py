@@ -64,10 +64,7 @@ class State(NamedTuple):
 
 
 def read_state(settings: TrainSettings, group: Group) -> State | None:
-    """Read the checkpoint to resume from; None for a new run.
-
-    Rank 0 reads it for all ranks. Raises InvalidInput on all ranks if there is no valid checkpoint.
-    """
+    """Read the checkpoint to resume from on rank 0; None for a new run."""
     if settings.resume is None:
         return None
     found, error = None, None
@@ -113,7 +110,7 @@ def interrupted(interruption: Interruption, num_steps: int, folder: Path | None)
 class Saver:
     """Writes checkpoints after steps that all ranks agree on, and before stopping.
 
-    `folder`: the run's folder, only on rank 0.
+    Only rank 0 has the run's `folder`.
     """
 
     def __init__(
@@ -139,8 +136,8 @@ class Saver:
     def after(self, num_steps: int, gather: Callable[[int], State]) -> None:
         """Save the state if due after this step; raise Interrupted if the run must stop.
 
-        Ranks call this method after each step; a single process may omit calls. `gather(num_steps)`
-        returns the state of all ranks on rank 0.
+        `gather(num_steps)` returns the state of all ranks on rank 0. Only a single process may omit
+        calls of this method.
         """
         reach("step.done", worker=self._group.rank, step=num_steps)
         if self._stop.after(num_steps):

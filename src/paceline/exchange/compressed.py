@@ -1,29 +1,44 @@
-"""An encoded all-reduce that runs in the background.
+"""Encoded all-reduces that run in the background, with a requested codec or the fastest one.
 
 Values are divided into pieces, which `encoded_pieces` exchanges.
 """
 
 import threading
+import time
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future as Call
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.codecs.codec import Codec
+from paceline.codecs.codec import Cast, Codec
+from paceline.codecs.names import factory_of, find_codec
+from paceline.core.durations import duration
 from paceline.core.errors import InvalidInput
-from paceline.core.wire_format import PIECE, check_codec
-from paceline.exchange.encoded_pieces import EncodedPiece, PieceCodecs, encoded_piece
+from paceline.core.link_fit import ExchangeSample, LinearTime, line_through
+from paceline.core.turns import Choice
+from paceline.core.wire_format import AUTO, PIECE, check_codec, wire_format
+from paceline.exchange.encoded_pieces import EncodedPiece, PieceCodecs
 from paceline.exchange.optimizers import Policy
 from paceline.links.call_thread import CallThread, finish_stream
 from paceline.links.devices import Event, device_of
 
 Future = torch.futures.Future[Tensor]
+Factory = Callable[[], Codec]
+_CODEC = wire_format(AUTO).name  # plans use this codec for "auto", too
+_FACTORIES: dict[str, Factory] = {
+    "plain": partial(Cast, "float32"),
+    "encoded": partial(find_codec, _CODEC),
+}
+_SIZES = (1 << 10, 1 << 21)  # number of values of a small and a large exchange
+_NUM_MEASURED = 3
+_WORTH = 0.98  # encode if (time with codec) / (time without codec) is below this value
 
 
 @dataclass(frozen=True)
@@ -47,13 +62,12 @@ class Compression:
 class Work:
     """One all-reduce; `future` receives the mean.
 
-    `num_nonfinite`: number of NaN and infinite values, counted over all ranks. If there are any,
-    all values become NaN.
+    If any rank has NaN or infinite values, whose number is `num_nonfinite`, all values become NaN.
     """
 
     key: str
     values: Tensor
-    codec: Callable[[], Codec]
+    codec: Factory
     divisor: float
     future: Future
     ready: Event | None
@@ -75,9 +89,9 @@ class Work:
 class CompressedAllReduce:
     """Runs all-reduces in order with a scatter thread and a gather thread.
 
-    Ranks create it collectively and begin all-reduces in the same order. The scatters and the
-    gathers have separate process groups, so that the scatter of one piece overlaps with the gather
-    of another piece. Error feedback is stored by `key`. Collectives time out after `deadline_s`.
+    Ranks create it collectively and begin all-reduces in the same order. The threads have separate
+    process groups, so that the scatter of one piece overlaps with the gather of another piece.
+    `codecs` store error feedback by `key`. Collectives time out after `deadline_s`.
     """
 
     def __init__(self, ranks: Sequence[int], device: torch.device, deadline_s: float) -> None:
@@ -97,22 +111,19 @@ class CompressedAllReduce:
             )
             for _ in range(2)
         ]
-        self._codecs = PieceCodecs()
+        self.codecs = PieceCodecs()
         self._used: set[str] = set()
         self._is_void = False  # whether some values of the step were not finite
         self._scattering = CallThread("scatter", self.device)
         self._gathering = CallThread("gather", self.device)
 
     def begin_step(self) -> None:
-        """Begin a step: drop error feedback of keys unused in the last step.
-
-        All error feedback is dropped if values were not finite, because that step is skipped.
-        """
-        if self._is_void:
-            self._codecs.keep(())
+        """Begin a step: drop error feedback of keys unused in the last step."""
+        if self._is_void:  # the step is skipped
+            self.codecs.keep(())
             self._is_void = False
         if self._used:
-            self._codecs.keep(self._used)
+            self.codecs.keep(self._used)
         self._used.clear()
 
     @property
@@ -120,9 +131,7 @@ class CompressedAllReduce:
         """Bytes sent by this rank."""
         return sum(self._bytes_sent)
 
-    def begin(
-        self, key: str, values: Tensor, codec: Callable[[], Codec], divisor: float = 1.0
-    ) -> Work:
+    def begin(self, key: str, values: Tensor, codec: Factory, divisor: float = 1.0) -> Work:
         """Start to replace contiguous float32 values by (their sum over all ranks) / `divisor`."""
         ready, future, own = None, Future(), device_of(self.device)
         if own.is_asynchronous:
@@ -149,14 +158,6 @@ class CompressedAllReduce:
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._groups[0])
         return largest.tolist()
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return this rank's error feedback."""
-        return self._codecs.state_dict()
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Load error feedback that the same rank saved; the number of ranks must be the same."""
-        self._codecs.load_state_dict(state)
-
     def close(self) -> None:
         """End the threads after their work; abandon a thread that waits for a lost rank."""
         self._scattering.close()
@@ -167,8 +168,8 @@ class CompressedAllReduce:
             device_of(self.device).current_stream().wait_event(work.ready)
         pieces = work.values.split(PIECE)  # to overlap encoding with sending and decoding
         for number, values in enumerate(pieces):
-            codecs = self._codecs.of(work.key, number, len(self._ranks), work.codec)
-            piece = encoded_piece(values, codecs, self._rank, work.divisor)
+            codecs = self.codecs.of(work.key, number, len(self._ranks), work.codec)
+            piece = EncodedPiece.of(values, codecs, self._rank, work.divisor)
             self._bytes_sent[0] += piece.scatter(self._groups[0])
             finish_stream(self.device)
             gather = partial(self._gather, work, piece, number == len(pieces) - 1)
@@ -188,3 +189,124 @@ class CompressedAllReduce:
             work.values.fill_(torch.nan)  # so that a GradScaler or NonFiniteGuard detects it
             finish_stream(self.device)
         work.future.set_result(work.values)
+
+
+class AutoCodec:
+    """Encodes a tensor with `dynamic8` if encoding shortens the exchange and the steps.
+
+    A line through the times of a small and a large exchange, with and without the codec, predicts
+    the time of an exchange of any size. Because computation may hide exchanges, steps with and
+    without the codec are then timed in turns (`paceline.core.turns`). All ranks choose the same.
+    """
+
+    def __init__(self, all_reduce: CompressedAllReduce) -> None:
+        self._all_reduce = all_reduce
+        self._lines = {name: self._line(name, factory) for name, factory in _FACTORIES.items()}
+        self._turns = Choice(("plain", "encoded"))
+        self._marks: list[float] = []
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing is encoded in this step."""
+        return self._turns.name == "plain"
+
+    def begin_step(self) -> None:
+        """Record the start of a step; after `num_steps` steps, update the choice collectively."""
+        num_steps = self._turns.num_steps
+        self._marks.append(time.monotonic())
+        if num_steps is not None and len(self._marks) > num_steps:
+            own = [end - start for start, end in pairwise(self._marks)]
+            self._marks = self._marks[-1:]
+            self._turns.add(self._all_reduce.agree(own))  # the slowest rank's time of each step
+
+    def codec_of(self, count: int) -> tuple[str, Factory]:
+        """Return name and factory of the codec for `count` values."""
+        if not self.is_plain and self._pays(count):
+            return _CODEC, _FACTORIES["encoded"]
+        return "float32", _FACTORIES["plain"]
+
+    @property
+    def why(self) -> str:
+        """The choice and its measurements."""
+        used, took_s = "none" if self.is_plain else _CODEC, self._turns.seconds
+        verdict = f"{used} now; steps are measured with and without a codec"
+        if self._turns.settled:
+            encoded_s, plain_s = duration(took_s["encoded"]), duration(took_s["plain"])
+            verdict = f"{used}, because steps took {encoded_s} with {_CODEC} and {plain_s} without"
+        with_s, without_s = (self._seconds_of(name, 1_000_000) for name in ("encoded", "plain"))
+        few_with_s, few_without_s = (self._lines[name].latency_s for name in ("encoded", "plain"))
+        return (
+            f"{verdict}; a million values take {with_s * 1e3:.3g} ms with dynamic8 and "
+            f"{without_s * 1e3:.3g} ms without, one value {few_with_s * 1e3:.2g} and "
+            f"{few_without_s * 1e3:.2g} ms"
+        )
+
+    def _pays(self, count: int) -> bool:
+        return self._seconds_of("encoded", count) < _WORTH * self._seconds_of("plain", count)
+
+    def _seconds_of(self, name: str, count: int) -> float:
+        return self._lines[name].latency_s + self._lines[name].seconds_per_byte * count
+
+    def _line(self, name: str, factory: Factory) -> LinearTime:
+        """Return the line through the slowest rank's times of a small and a large exchange."""
+        fastest = []
+        for size in _SIZES:
+            values = torch.ones(size, device=self._all_reduce.device)
+            times = []
+            for _ in range(_NUM_MEASURED):
+                started = time.monotonic()
+                self._all_reduce.begin(f"{name}{size}", values, factory, 1.0).future.wait()
+                times.append(time.monotonic() - started)
+            fastest.append(min(times))
+        small, large = self._all_reduce.agree(fastest)
+        return line_through((ExchangeSample(_SIZES[0], small), ExchangeSample(_SIZES[1], large)))
+
+
+class CodecAllReduce(CompressedAllReduce):
+    """An all-reduce with a codec; "auto" encodes only tensors whose exchange becomes faster.
+
+    Created collectively. Raises InvalidInput if the ranks' codecs differ.
+    """
+
+    def __init__(
+        self, codec: str | Codec, ranks: Sequence[int], device: torch.device, deadline_s: float
+    ) -> None:
+        super().__init__(ranks, device, deadline_s)
+        self._name = name_of(codec)
+        try:
+            self.check_same(self._name)
+        except InvalidInput:
+            self.close()
+            raise
+        self._auto = AutoCodec(self) if codec == AUTO else None
+        self._make = None if codec == AUTO else factory_of(codec)
+        self._bytes_sent = [0, 0]  # do not count the measurements
+
+    @property
+    def why(self) -> str:
+        """The codec in use, with the measurements."""
+        return f"{self._name}: requested" if self._auto is None else self._auto.why
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing is encoded until the next `begin_step`."""
+        return self._auto is not None and self._auto.is_plain
+
+    def begin_step(self) -> None:
+        """Begin a step: drop unused error feedback, and update the choice."""
+        super().begin_step()
+        if self._auto is not None:
+            self._auto.begin_step()
+
+    def reduce(self, key: str, values: Tensor, divisor: float = 1.0) -> Work:
+        """Start an all-reduce, with the codec chosen for this number of values."""
+        name, make = self._name, self._make
+        if self._auto is not None:
+            name, make = self._auto.codec_of(len(values))
+        assert make is not None
+        return self.begin(f"{key}/{name}", values, make, divisor)
+
+
+def name_of(codec: str | Codec) -> str:
+    """Return the codec's name, which must be equal on all ranks."""
+    return AUTO if codec == AUTO else factory_of(codec)().name

@@ -7,25 +7,35 @@ commit      without an error: take the outer step; after an error: repeat the ex
 A failed exchange is repeated among the remaining workers with the same contribution. A failed
 exchange changes no state: error feedback is restored before the repetition, and the outer step
 follows the commit.
+
+A peer's state is sent over the quorum's process group, so no port is opened. It is only JSON and
+tensors, because torchft's transports unpickle data from peers:
+
+length     int64                   length of the header
+header     JSON                    the plain values; the names, dtypes and shapes of the tensors
+tensors    bytes                   one message for each tensor
 """
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
-from torch.optim import Optimizer
 
+from paceline.checkpoints.json_values import Json, apart, dumps, loads, together
+from paceline.checkpoints.tensor_file import Tensors, check_can_be_saved
 from paceline.core.errors import InvalidInput, WorkerLost, first_line
-from paceline.exchange.averaging import Averaged, Averaging, Contribution
-from paceline.exchange.outer import OuterModel
-from paceline.exchange.peer_state import InnerState, PeerTransport, StepLock
+from paceline.exchange.inner_steps import InnerState, StepLock
+from paceline.exchange.outer import Averaged, Averaging, Contribution
 from paceline.exchange.workers import Settings, check_same_settings
 from paceline.links.group import Group, Member, myself
+from paceline.links.tensor_messages import bytes_of, empty_of, spec_of
 
 if TYPE_CHECKING:
     from torchft import Manager
@@ -34,32 +44,32 @@ logger = logging.getLogger(__name__)
 _KEY = "paceline"  # key of the state registered with the manager
 _PAUSE_S = 0.1  # pause before an exchange is repeated
 _CPU = torch.device("cpu")
+_MAX_HEADER_NBYTES = 1 << 28
 
 
 class ElasticWorkers:
     """The workers of a torchft.Manager's quorum, which may change with each exchange.
 
-    `num_fragments`: number of fragments of a round. `settings`: settings that must be equal on all
-    workers. `inner()` copies this worker's inner state. A failed exchange is repeated for at most
-    `deadline_s`. Raises InvalidInput for an unsuitable manager.
+    `settings`: settings that must be equal on all workers. `inner()` copies this worker's inner
+    state. `lock`: prevents steps while the state is copied. A failed exchange is repeated for at
+    most `deadline_s`. Raises InvalidInput for an unsuitable manager.
     """
 
     def __init__(
         self,
         manager: object,
         averaging: Averaging,
-        outer: OuterModel,
         *,
-        num_fragments: int,
         settings: Settings,
-        optimizers: Sequence[Optimizer],
+        lock: StepLock,
         inner: Callable[[], InnerState],
         deadline_s: float,
     ) -> None:
         self._manager = checked_manager(manager)
-        self._averaging, self._outer = averaging, outer
-        self._num_fragments, self._settings, self._inner = num_fragments, settings, inner
-        self._deadline_s = deadline_s
+        self._averaging, self._outer = averaging, averaging.outer
+        self._num_fragments = num_fragments = len(self._outer.values)
+        self._settings, self._inner, self._deadline_s = settings, inner, deadline_s
+        self.lock = lock
         # one of these exchanges is the farewell, which FixedWorkers does not need
         self.num_final_exchanges = num_fragments
         self._group: Group | None = None
@@ -69,7 +79,6 @@ class ElasticWorkers:
         self._is_open = True
         self._all_closing_since: int | None = None  # first exchange that found all workers closing
         inner()  # raises if an optimizer's state cannot be sent
-        self._steps = StepLock(optimizers, deadline_s)
         _replace_transport(self._manager, PeerTransport(self._backend))
         self._manager.register_state_dict_fn(_KEY, self._load_state, self._state)
 
@@ -84,15 +93,12 @@ class ElasticWorkers:
         return 1 if self._group is None else self._group.world_size
 
     def exchange(self, given: Contribution) -> Averaged:
-        """Average contributions; repeat the exchange until all remaining workers have committed.
-
-        Raises WorkerLost after the deadline, or if there is no quorum.
-        """
+        """Average contributions; repeat the exchange until all remaining workers have committed."""
         self._given, self._peer_state = given, None
         try:
             if given.number > self._farewell_number:
                 return self._nothing()
-            self._feedback = self._averaging.feedback()
+            self._feedback = self._averaging.codecs.state_dict()
             return self._farewell() if given.number == self._farewell_number else self._repeated()
         except BaseException:
             self._disconnect()
@@ -106,8 +112,7 @@ class ElasticWorkers:
             control.abort()
 
     def close(self) -> None:
-        """Remove the hooks; the caller shuts down the manager."""
-        self._steps.close()
+        """Do nothing, because the caller shuts down the manager."""
 
     def _repeated(self) -> Averaged:
         until: float | None = None
@@ -121,31 +126,35 @@ class ElasticWorkers:
                 until = time.monotonic() + self._deadline_s
             elif time.monotonic() > until:
                 raise WorkerLost(f"exchanges have failed for {self._deadline_s:g} s")
-            self._averaging.load_feedback(self._feedback)
+            self._averaging.codecs.load_state_dict(self._feedback)
             time.sleep(_PAUSE_S)
 
     def _attempt(self) -> Averaged | None:
         """Exchange with a new quorum; return None if the exchange was not committed."""
-        self._meet()
         found = None
         try:
+            self._manager.start_quorum()  # a worker that is behind then loads a peer's state
+        except (RuntimeError, TimeoutError) as error:
+            raise WorkerLost(f"no quorum ({first_line(error)})") from error
+        try:
             if self._manager.errored() is None:  # connections and state transfer succeeded
-                found = self._averaging.run(self._copied(), self._configured())
+                # copy the contribution, because `Averaging` overwrites it
+                own = self._given.own.clone()
+                buffers = [one.clone() for one in self._given.buffers]
+                copied = self._given._replace(own=own, buffers=buffers)
+                # a variable for the group would keep its connections alive after an error
+                found = self._averaging.run(copied, self._configured())
         except (RuntimeError, OSError, WorkerLost) as error:
             self._failed(error)
         if self._manager.errored() is not None:
             self._disconnect()
         if not self._commits() or found is None:
             return None
-        self._note_closing(found)
+        if not found.all_closing:
+            self._all_closing_since = None
+        elif self._all_closing_since is None:
+            self._all_closing_since = found.given.number
         return replace(found, peer_state=self._peer_state)
-
-    def _meet(self) -> None:
-        """Wait for a quorum; a worker that is behind then loads a peer's state."""
-        try:
-            self._manager.start_quorum()
-        except (RuntimeError, TimeoutError) as error:
-            raise WorkerLost(f"no quorum ({first_line(error)})") from error
 
     def _configured(self) -> Group:
         """Return the quorum's group; reset error feedback if this worker's shard changed."""
@@ -166,12 +175,6 @@ class ElasticWorkers:
             logger.warning(changed, self._given.number, before.world_size, size)
         return self._group
 
-    def _copied(self) -> Contribution:
-        """Copy the contribution, because `Averaging` overwrites it."""
-        given = self._given
-        assert given is not None
-        return given._replace(own=given.own.clone(), buffers=[one.clone() for one in given.buffers])
-
     def _failed(self, error: Exception) -> None:
         """Report the error, so that this worker and its waiting peers repeat the exchange."""
         if not self._is_open:
@@ -181,10 +184,8 @@ class ElasticWorkers:
         self._manager.report_error(WorkerLost(first_line(error)))
 
     def _disconnect(self) -> None:
-        """Close connections, so that peers do not wait for this worker.
-
-        gloo closes connections when the last reference to their group is dropped.
-        """
+        """Close connections, so that peers do not wait for this worker."""
+        # gloo closes connections when the last reference to their group is dropped
         self._group = self._group and replace(self._group, control=None, process_group=None)
         process_group: Any = self._manager._pg
         process_group.abort()
@@ -199,12 +200,6 @@ class ElasticWorkers:
                 failure = error
                 self._manager.report_error(error)
         raise WorkerLost(f"cannot commit an exchange ({first_line(failure)})") from failure
-
-    def _note_closing(self, found: Averaged) -> None:
-        if not found.all_closing:
-            self._all_closing_since = None
-        elif self._all_closing_since is None:
-            self._all_closing_since = found.given.number
 
     @property
     def _farewell_number(self) -> float:
@@ -222,11 +217,11 @@ class ElasticWorkers:
 
     def _nothing(self) -> Averaged:
         """Return the result of an exchange that only loads a peer's state."""
-        return Averaged(self._given, None, 0.0, (), (), True, self._peer_state)
+        return Averaged(self._given, None, (), (), True, self._peer_state)
 
     def _state(self) -> dict[str, Any]:
         """Return this worker's state for a recovering peer; torchft calls it during a quorum."""
-        with self._steps:
+        with self.lock:
             inner = self._inner()
         return {
             "settings": dict(self._settings),
@@ -238,9 +233,9 @@ class ElasticWorkers:
         }
 
     def _load_state(self, state: dict[str, Any]) -> None:
-        """Load a peer's state; this worker's steps since its last exchange are lost.
+        """Load a peer's state, except the inner state, which the loop loads later.
 
-        The loop loads the inner state later. Raises InvalidInput if the peer's settings differ.
+        This worker's steps since its last exchange are lost.
         """
         check_same_settings(self._settings, state["settings"], "this worker", "its peers")
         self._outer.load_state_dict(state["outer"])
@@ -261,11 +256,82 @@ class ElasticWorkers:
 
     def _forget_feedback(self) -> None:
         self._feedback = {}
-        self._averaging.load_feedback({})
+        self._averaging.codecs.load_state_dict({})
 
     def _backend(self) -> Any:
         process_group: Any = self._manager._pg
         return process_group.parent._get_backend(_CPU)
+
+
+class PeerTransport:
+    """A torchft CheckpointTransport for states of nested dicts and lists.
+
+    `group()` returns the current quorum's process group, whose timeout applies to each tensor.
+    """
+
+    def __init__(self, group: Callable[[], Any]) -> None:
+        self._group = group
+
+    def metadata(self) -> str:
+        """Return an empty text, because `recv_checkpoint` needs only the sender's rank."""
+        return ""
+
+    def send_checkpoint(
+        self, dst_ranks: list[int], step: int, state_dict: Json, timeout: timedelta
+    ) -> None:
+        """Send a state to each of the ranks, one after another."""
+        del step, timeout
+        values, found = apart(state_dict)
+        tensors = {name: one.detach().to("cpu").contiguous() for name, one in found.items()}
+        for name, one in tensors.items():
+            check_can_be_saved(name, one)
+        text = bytearray(dumps("state", (values, spec_of(tensors))))
+        header = torch.frombuffer(text, dtype=torch.uint8)
+        for rank in dst_ranks:
+            self._send(torch.tensor([len(header)]), rank)
+            self._send(header, rank)
+            for tensor in tensors.values():
+                self._send(bytes_of(tensor), rank)
+
+    def recv_checkpoint(
+        self, src_rank: int, metadata: str, step: int, timeout: timedelta
+    ) -> dict[str, Any]:
+        """Receive a state from a rank; InvalidInput if it is malformed."""
+        del metadata, step, timeout
+        length = int(self._received(torch.empty(1, dtype=torch.int64), src_rank))
+        if not 0 < length <= _MAX_HEADER_NBYTES:
+            problem = f"has a malformed header from worker {src_rank}"
+            raise InvalidInput("state", problem, got=length)
+        header = self._received(torch.empty(length, dtype=torch.uint8), src_rank)
+        tensors: Tensors = {}
+        try:
+            values, rows = loads(header.numpy().tobytes())
+            for name, dtype, shape in rows:
+                tensors[name] = empty_of(dtype, shape)
+                self._received(bytes_of(tensors[name]), src_rank)
+            state: dict[str, Any] = together(values, tensors)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise InvalidInput("state", f"is malformed (from worker {src_rank}): {error}") from None
+        return state
+
+    def disallow_checkpoint(self) -> None:
+        """Do nothing, because a state is copied before it is sent."""
+
+    def shutdown(self, wait: bool = True) -> None:
+        """Do nothing, because the manager owns the process group."""
+
+    def _send(self, tensor: Tensor, rank: int) -> None:
+        if tensor.numel():
+            work = dist.isend(tensor, group=self._group(), group_dst=rank)
+            assert work is not None
+            work.wait()
+
+    def _received(self, tensor: Tensor, rank: int) -> Tensor:
+        if tensor.numel():
+            work = dist.irecv(tensor, group=self._group(), group_src=rank)
+            assert work is not None
+            work.wait()
+        return tensor
 
 
 def checked_manager(manager: object) -> "Manager":

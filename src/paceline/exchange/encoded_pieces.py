@@ -15,11 +15,9 @@ Other codecs use `WholePiece`; each rank sums everything:
 A message is a row of bytes: a header and the payload's buffers.
 
 With n ranks and b bytes per encoded value, a rank sends 2 (n - 1) / n * b bytes per value of a
-sharded piece, and (n - 1) * b bytes per value of a whole piece. If n = 2, a rank sends b bytes per
-value of either piece, but a whole piece rounds each value only once. Codecs of four bits (b = 0.5)
-use whole pieces, because a sharded piece would also round the sums to four bits. If sums had eight
-bits, sharded pieces would send more than whole pieces for n = 2 (0.75 bytes per value, not 0.5),
-the same for n = 3 (1.0), and less for n > 3. With float32 sums, n = 2 would send 2.25.
+sharded piece, and (n - 1) * b bytes per value of a whole piece. Codecs of four bits (b = 0.5) use
+whole pieces, because a sharded piece would also round the sums to four bits. If sums had eight
+bits, sharded pieces would send less than whole pieces only for n > 3.
 """
 
 from collections.abc import Callable, Container, Sequence
@@ -43,15 +41,14 @@ class PieceCodecs:
 
     def of(self, key: str, piece: int, num_shards: int, make: Callable[[], Codec]) -> list[Codec]:
         """Return the codecs of a piece's shards, created by `make`."""
-        return [self._codec((key, piece, shard), make) for shard in range(num_shards)]
-
-    def _codec(self, place: tuple[str, int, int], make: Callable[[], Codec]) -> Codec:
-        if place not in self._codecs:
-            codec = self._codecs[place] = make()
-            error = self._loaded.pop("/".join(map(str, place)), None)
-            if error is not None and isinstance(codec, ErrorFeedback):
-                codec.load_state_dict({"error": error})
-        return self._codecs[place]
+        places = [(key, piece, shard) for shard in range(num_shards)]
+        for place in places:
+            if place not in self._codecs:
+                codec = self._codecs[place] = make()
+                error = self._loaded.pop("/".join(map(str, place)), None)
+                if error is not None and isinstance(codec, ErrorFeedback):
+                    codec.load_state_dict({"error": error})
+        return [self._codecs[place] for place in places]
 
     def keep(self, keys: Container[str]) -> None:
         """Drop the codecs of all keys that are not in `keys`."""
@@ -76,14 +73,6 @@ class PieceCodecs:
         self._codecs, self._loaded = {}, dict(state)
 
 
-def encoded_piece(
-    values: Tensor, codecs: Sequence[Codec], rank: int, divisor: float = 1.0
-) -> "EncodedPiece":
-    """Create the kind of piece that the codecs require; `codecs`: one for each rank."""
-    kind = ShardedPiece if codecs[rank].encodes_sums else WholePiece
-    return kind(values, codecs, rank, divisor)
-
-
 class EncodedPiece:
     """Contiguous float32 values, to be replaced by (their sum over all ranks) / `divisor`.
 
@@ -91,9 +80,13 @@ class EncodedPiece:
     encodes this rank's sum with this rank's codec.
     """
 
-    def __init__(
-        self, values: Tensor, codecs: Sequence[Codec], rank: int, divisor: float = 1.0
-    ) -> None:
+    @staticmethod
+    def of(values: Tensor, codecs: Sequence[Codec], rank: int, divisor: float) -> "EncodedPiece":
+        """Create the kind of piece that the codecs require."""
+        kind = ShardedPiece if codecs[rank].encodes_sums else WholePiece
+        return kind(values, codecs, rank, divisor)
+
+    def __init__(self, values: Tensor, codecs: Sequence[Codec], rank: int, divisor: float) -> None:
         self.values, self._codecs, self._rank, self._divisor = values, codecs, rank, divisor
         self._codec = codecs[rank]
         self._peers = [other for other in range(len(codecs)) if other != rank]
@@ -103,10 +96,7 @@ class EncodedPiece:
         raise NotImplementedError
 
     def gather(self, group: dist.ProcessGroup) -> tuple[int, int]:
-        """Replace the values by the sums of all ranks, divided by the divisor.
-
-        Returns the bytes sent, and the number of NaN and infinite values over all ranks.
-        """
+        """Replace the values by the mean; return bytes sent and number of non-finite values."""
         raise NotImplementedError
 
     def _rows(self, payloads: Sequence[Payload], count: int, group: dist.ProcessGroup) -> Tensor:
@@ -137,17 +127,15 @@ class EncodedPiece:
 class ShardedPiece(EncodedPiece):
     """A piece of which each rank sums one shard."""
 
-    def __init__(
-        self, values: Tensor, codecs: Sequence[Codec], rank: int, divisor: float = 1.0
-    ) -> None:
-        super().__init__(values, codecs, rank, divisor)
-        # all ranks compute the same sizes, so sizes need not be sent
-        size = -(-len(values) // len(codecs))
-        self._shards = [values[size * i : size * (i + 1)] for i in range(len(codecs))]
-        self._received = torch.empty(0, dtype=torch.uint8)
+    _shards: Sequence[Tensor] = ()
+    _received: Tensor
 
     def scatter(self, group: dist.ProcessGroup) -> int:
         """Send each shard to the rank that sums it; return the bytes sent."""
+        # all ranks compute the same sizes, so sizes need not be sent
+        num_shards = len(self._codecs)
+        size = -(-len(self.values) // num_shards)
+        self._shards = [self.values[size * i : size * (i + 1)] for i in range(num_shards)]
         payloads = [self._codecs[peer].encode(self._shards[peer]) for peer in self._peers]
         rows = self._rows(payloads, len(self._shards[0]), group)
         self._received = self._exchange(rows, group)

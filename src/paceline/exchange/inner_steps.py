@@ -1,66 +1,93 @@
-"""Hook and count the steps of a user's optimizers."""
+"""Count and lock the steps of a user's optimizers, and copy the state between steps."""
 
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from paceline.core.errors import InvalidInput
+from paceline.checkpoints.json_values import Json
+from paceline.checkpoints.state import load_optimizer_state, optimizer_state
+from paceline.core.errors import InvalidInput, WorkerLost
 
 
-class StepHooks:
-    """Calls `before(optimizer)` and `after(optimizer)` around each optimizer step.
+class StepLock:
+    """Locks the state of optimizers during each step.
 
-    Torch also calls the hooks in a nested step, such as a call of the base class's `step`; nested
-    steps are ignored. A step that raises does not affect the next step.
+    If a step raises, the state may be incomplete, and stays locked until the next step has ended.
     """
 
-    def __init__(
-        self,
-        optimizers: Iterable[Optimizer],
-        before: Callable[[Optimizer], None],
-        after: Callable[[Optimizer], None],
-    ) -> None:
-        self._before, self._after = before, after
-        self._depth = 0
-        self._caller: FrameType | None = None  # frame of torch's wrapper of the outermost step
-        self._handles: list[Any] = []
+    def __init__(self, optimizers: Iterable[Optimizer], deadline_s: float) -> None:
+        self._deadline_s = deadline_s
+        self._lock = threading.Lock()
+        self._is_in_step = False
+        devices = {one.device for one in _parameters_of(optimizers)}
+        self._accelerators = [one for one in devices if one.type != "cpu"]
+
+    def begin_step(self) -> None:
+        """Lock the state; other threads hold the lock only while copying."""
+        if not self._is_in_step:
+            self._lock.acquire()
+        self._is_in_step = True
+
+    def end_step(self) -> None:
+        """Unlock the state, if a step has begun."""
+        if self._is_in_step:
+            self._is_in_step = False
+            self._lock.release()
+
+    def __enter__(self) -> None:
+        """Lock the state between steps; WorkerLost if a step lasts longer than the deadline."""
+        if not self._lock.acquire(timeout=self._deadline_s):
+            raise WorkerLost(f"an optimizer step took longer than {self._deadline_s:g} s")
+        for device in self._accelerators:  # wait for the step's kernels
+            torch.accelerator.synchronize(device)
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+@dataclass(frozen=True)
+class InnerState:
+    """A copy of a worker's buffers and optimizer states, in host memory."""
+
+    optimizers: list[dict[str, Json]]
+    buffers: list[Tensor]
+    num_steps: int
+
+    @classmethod
+    def of(cls, model: nn.Module, optimizers: Sequence[Optimizer], num_steps: int) -> Self:
+        """Copy the state; InvalidInput for an optimizer state that cannot be sent."""
+        copies = []
         for one in optimizers:
-            self._handles.append(one.register_step_pre_hook(self._begin))
-            self._handles.append(one.register_step_post_hook(self._end))
+            tensors, values = optimizer_state(one, model.named_parameters())
+            copied = {name: _copied(tensor) for name, tensor in tensors.items()}
+            copies.append({"tensors": copied, "values": values})
+        return cls(copies, [_copied(one) for one in model.buffers()], num_steps)
 
-    def _begin(self, optimizer: Optimizer, *_: object) -> None:
-        if not torch.compiler.is_compiling():  # a compiled step has no frame of torch's wrapper
-            caller = sys._getframe(1)
-            if self._caller is None or self._caller not in _callers_of(caller):
-                self._depth, self._caller = 0, caller
-        self._depth += 1
-        if self._depth == 1:
-            self._before(optimizer)
+    def load_into(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+        """Load the saved states into `optimizers`; InvalidInput for a state that does not fit."""
+        for one, state in zip(optimizers, self.optimizers, strict=True):
+            load_optimizer_state(one, model.named_parameters(), **state)
 
-    def _end(self, optimizer: Optimizer, *_: object) -> None:
-        self._depth -= 1
-        if not self._depth:
-            self._caller = None
-            self._after(optimizer)
 
-    def remove(self) -> None:
-        """Remove the hooks."""
-        for handle in self._handles:
-            handle.remove()
+def _copied(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True)
 
 
 class InnerSteps:
-    """Counts the inner steps of one or several optimizers.
+    """Counts the inner steps of one or several optimizers by hooks.
 
     Several optimizers that step in turn make one inner step. If an optimizer steps twice before
     another has stepped, for example because a GradScaler skipped the other's step, the next inner
-    step begins.
+    step begins. Torch also calls the hooks in a nested step, such as a call of the base class's
+    `step`; nested steps are ignored. A step that raises does not affect the next step.
 
     Raises InvalidInput unless the optimizers train all trainable parameters of the model, and no
     others. A second step on the same gradients, or a step after parameters were added, raises
@@ -74,34 +101,56 @@ class InnerSteps:
         self._stepped: set[Optimizer] = set()
         # gradients of each optimizer's last step, with tensor versions
         self._gradients: dict[Optimizer, list[tuple[weakref.ref[Tensor], int]]] = {}
-        self._is_complete = False  # whether an inner step has ended, and `on_step` must be called
-        self._hooks: list[StepHooks] = []
+        self._depth = 0  # number of nested steps
+        self._caller: FrameType | None = None  # frame of torch's wrapper of the outermost step
+        self._lock: StepLock | None = None
+        self._handles: list[Any] = []
 
-    def watch(self) -> None:
-        """Count steps from now on; the optimizers keep this object alive."""
-        self._hooks.append(StepHooks(self.optimizers, _do_nothing, self._after))
-
-    def call_after(self, on_step: Callable[[], None]) -> None:
-        """Call `on_step` after each inner step, after hooks that were registered earlier."""
-
-        def call(_: Optimizer) -> None:
-            if self._is_complete:
-                self._is_complete = False
-                on_step()
-
-        self._hooks.append(StepHooks(self.optimizers, _do_nothing, call))
+    def watch(self, on_step: Callable[[], None], lock: StepLock | None = None) -> None:
+        """Count steps from now on, and call `on_step` after each; hold the lock during steps."""
+        self._on_step, self._lock = on_step, lock
+        for one in self.optimizers:
+            self._handles.append(one.register_step_pre_hook(self._begin))
+            self._handles.append(one.register_step_post_hook(self._end))
 
     def remove(self) -> None:
         """Remove the hooks."""
-        for one in self._hooks:
-            one.remove()
+        for handle in self._handles:
+            handle.remove()
+        if self._lock is not None:
+            self._lock.end_step()
 
-    def _after(self, optimizer: Optimizer) -> None:
+    def _begin(self, _: Optimizer, *__: object) -> None:
+        if not torch.compiler.is_compiling():  # a compiled step has no frame of torch's wrapper
+            caller = sys._getframe(1)
+            if self._caller is None or self._caller not in _callers_of(caller):
+                self._depth, self._caller = 0, caller
+        self._depth += 1
+        if self._depth == 1 and self._lock is not None:
+            self._lock.begin_step()
+
+    def _end(self, optimizer: Optimizer, *_: object) -> None:
+        self._depth -= 1
+        if self._depth:
+            return
+        self._caller = None
+        before = self.count
+        self._add(optimizer)
+        # unlock only now, because a peer that copies the state also copies the count
+        if self._lock is not None:
+            self._lock.end_step()
+        if self.count > before:
+            self._on_step()
+
+    def _add(self, optimizer: Optimizer) -> None:
         # a GradScaler lets a fused optimizer run its step, which then changes nothing
         skipped = getattr(optimizer, "found_inf", None)
         if skipped is not None and skipped.item():
             return
-        self._check(optimizer)
+        if len(_parameters_of(self.optimizers)) != self._num_trained:
+            hint = "create LocalUpdates after adding all parameter groups"
+            raise InvalidInput("optimizer", "has parameters added after LocalUpdates", hint=hint)
+        self._check_gradients(optimizer)
         if optimizer in self._stepped:
             self._complete()
         self._stepped.add(optimizer)
@@ -111,13 +160,6 @@ class InnerSteps:
     def _complete(self) -> None:
         self._stepped.clear()
         self.count += 1
-        self._is_complete = True
-
-    def _check(self, optimizer: Optimizer) -> None:
-        if len(_parameters_of(self.optimizers)) != self._num_trained:
-            hint = "create LocalUpdates after adding all parameter groups"
-            raise InvalidInput("optimizer", "has parameters added after LocalUpdates", hint=hint)
-        self._check_gradients(optimizer)
 
     def _check_gradients(self, optimizer: Optimizer) -> None:
         """Raise InvalidInput if no gradient changed since this optimizer's last step."""
@@ -140,10 +182,6 @@ def _callers_of(frame: FrameType) -> Iterator[FrameType]:
         caller = caller.f_back
 
 
-def _do_nothing(_: Optimizer) -> None:
-    """Do nothing before a step."""
-
-
 def _optimizers_of(given: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
     """Return the optimizers to hook, without Accelerate's wrappers."""
     found = []
@@ -163,10 +201,7 @@ def _parameters_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
 
 
 def _num_trained(model: nn.Module, optimizers: Sequence[Optimizer]) -> int:
-    """Return the number of the optimizers' parameters.
-
-    Raises InvalidInput if they are not the model's trainable parameters.
-    """
+    """Return the number of parameters; InvalidInput if other ones than the model's are trained."""
     named = {one: name for name, one in model.named_parameters() if one.requires_grad}
     given = _parameters_of(optimizers)
     missing = [name for one, name in named.items() if one not in set(given)]

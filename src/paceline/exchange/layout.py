@@ -60,11 +60,9 @@ class ModelsDiffer(InvalidInput, RuntimeError):
 def check_same(
     module: nn.Module, group: Group, ignored: Container[str] = (), with_buffers: bool = True
 ) -> None:
-    """Raise ModelsDiffer on all ranks if their models differ.
+    """Raise ModelsDiffer on all ranks if the kinds or order of their models' tensors differ.
 
-    Compares names, order, shapes, types and strides: first of trainable parameters, then of frozen
-    parameters, then of buffers. Buffers are compared only if `with_buffers` is true. Tensors whose
-    names are in `ignored` may differ.
+    Buffers are compared only if `with_buffers`. Tensors whose names are in `ignored` may differ.
     """
     named = [(name, p) for name, p in module.named_parameters() if name not in ignored]
     rows = [_described("trainable parameter", name, p) for name, p in named if p.requires_grad]
@@ -123,7 +121,7 @@ class Slot:
     @cached_property
     def nbytes(self) -> int:
         """Bytes of the gradient."""
-        return self.parameter.numel() * self.parameter.element_size()
+        return self.parameter.nbytes
 
     @cached_property
     def stride(self) -> tuple[int, ...]:
@@ -159,10 +157,9 @@ class Layout:
 
     @classmethod
     def of(cls, parameters: Sequence[NamedParameter], order: Sequence[int]) -> "Layout":
-        """Lay out parameters in the given order.
+        """Lay out parameters in an order of readiness.
 
-        A layer's gradients are adjacent. Layers are in the order in which the last gradient of each
-        layer becomes ready.
+        A layer's gradients are adjacent, and layers are in the order of their last gradients.
         """
         last = {parameters[index].layer: place for place, index in enumerate(order)}
         slots, offset = [], 0
@@ -195,11 +192,7 @@ class Layout:
 def exchange_sparse(
     parameters: Sequence[nn.Parameter], touched: Sequence[bool], group: Group
 ) -> None:
-    """Average sparse gradients over all ranks with torch's all-reduce, collectively.
-
-    `touched`: whether each gradient changed on this rank. A gradient that changed on no rank is not
-    modified.
-    """
+    """Average sparse gradients that changed on any rank (`touched`), collectively."""
     # agree on the gradients first, because collectives must match
     flags = torch.tensor(touched, dtype=torch.int64)
     dist.all_reduce(flags, dist.ReduceOp.MAX, group=group.control)

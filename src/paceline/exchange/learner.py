@@ -23,7 +23,7 @@ from paceline.exchange.checkpoints import State
 from paceline.exchange.replica import ModelReplica
 from paceline.exchange.session import TrainingSession
 from paceline.exchange.setup import TrainingSetup
-from paceline.exchange.step import Learning, Share, train_step
+from paceline.exchange.step import OF_CLASSES, Learning, Share, train_step
 from paceline.links.devices import random_numbers_restored
 from paceline.links.group import Group
 from paceline.record.recorder import Recorder
@@ -42,9 +42,8 @@ class Learner:
 
     `traced`: module whose layers are recorded. `step`: takes and records a step; returns this
     rank's weighted loss. `test`: returns the summed loss and score of this rank's share of the
-    samples. `prepare`: runs the pass that `ModelReplica.prepare` requires. `state`: returns the
-    state that all ranks share, collectively; layers that are split between ranks are whole in this
-    state. `load`: loads this state, collectively.
+    samples. `prepare`: runs the pass that `ModelReplica.prepare` requires. `state` and `load`:
+    return and load the state that all ranks share, with whole layers, collectively.
     """
 
     traced: nn.Module
@@ -131,11 +130,11 @@ def evaluate(
     samples: IndexedSamples,
     group: Group,
     recipe: Recipe,
-    learning: Learning | None = None,
+    learning: Learning = OF_CLASSES,
 ) -> tuple[float, float]:
     """Return the summed loss and score of this rank's share of the test samples.
 
-    Exactly one rank tests each sample. Raises InvalidInput if the loss or score function fails.
+    Exactly one rank tests each sample.
     """
     model.eval()
     name = recipe.name or NAMELESS
@@ -145,7 +144,7 @@ def evaluate(
     for first in range(0, len(own), size):
         rows = own[first : first + size]
         inputs, targets = Batch.of(samples.__getitems__(rows)).to(group.device)
-        with (learning or Learning(recipe.loss)).autocast(group.device):
+        with learning.autocast(group.device):
             outputs: Any = call(model, inputs)
             loss += float(scalar_of(f"loss of {name}", recipe.loss, outputs, targets)) * len(rows)
             if recipe.score is not None:
@@ -157,10 +156,7 @@ def evaluate(
 def tested(
     model: nn.Module, group: Group, recipe: Recipe, learning: Learning
 ) -> tuple[float | None, float | None]:
-    """Return the mean loss and score of all test samples, tested by this rank alone.
-
-    Both are None without a test set. The score is also None if the recipe has no score.
-    """
+    """Test all test samples on this rank alone; return the mean loss and score, if any."""
     if (samples := recipe.test_samples) is None:
         return None, None
     loss, score = evaluate(model, samples, group, recipe, learning)

@@ -4,8 +4,8 @@ loop      step 1 ... step H           | step H+1 ... step H+delay | ...
           optimizer.step -> hook      send                        load
 thread                                [headers, mean, outer step ]
 
-`running_exchange` decides when to exchange and runs the thread, `averaging` computes the mean,
-`core.rounds` chooses the outer step, and `outer` takes it and loads the result.
+`running_exchange` decides when to exchange and runs the thread, `core.rounds` chooses the outer
+step, and `outer` computes the mean, takes the step and loads the result.
 """
 
 import atexit
@@ -26,10 +26,12 @@ from torch.optim import Optimizer
 from paceline.codecs.codec import Codec
 from paceline.core.errors import InvalidInput
 from paceline.core.rounds import rounds_of
-from paceline.exchange.averaging import Averaged, Averaging, Contribution
 from paceline.exchange.elastic import ElasticWorkers
-from paceline.exchange.inner_steps import InnerSteps
+from paceline.exchange.inner_steps import InnerState, InnerSteps, StepLock
 from paceline.exchange.outer import (
+    Averaged,
+    Averaging,
+    Contribution,
     OptimizerFactory,
     OuterModel,
     add_change,
@@ -37,7 +39,6 @@ from paceline.exchange.outer import (
     fragments_of,
     load_vector,
 )
-from paceline.exchange.peer_state import InnerState
 from paceline.exchange.readiness import weakly
 from paceline.exchange.replica import Statistics
 from paceline.exchange.running_exchange import (
@@ -46,12 +47,12 @@ from paceline.exchange.running_exchange import (
     RoundPlace,
     RunningExchange,
 )
-from paceline.exchange.workers import FixedWorkers, Met, Settings, meet, settings_of
+from paceline.exchange.workers import FixedWorkers, Settings, meet, settings_of
+from paceline.links.call_thread import CallThread
+from paceline.links.group import Group
 
 if TYPE_CHECKING:
     from torchft import Manager
-
-_GOODBYE_S = 5.0  # longest wait at the end for a thread that waits for lost workers
 
 
 class LocalUpdates:
@@ -130,29 +131,32 @@ class LocalUpdates:
         # outer="auto" uses the values of worker 0
         self._chosen_by = sync_every, None if num_steps is None else num_steps / sync_every
         settings = settings_of(self._rounds, codec, outer, self._fragments)
-        met = meet(model, settings, process_group, device_mesh, deadline_s, manager)
+        group, self._suspended = meet(
+            model, settings, process_group, device_mesh, deadline_s, manager
+        )
         self._outer = OuterModel(self._fragments, None if isinstance(outer, str) else outer)
         self._averaging = Averaging(self._outer, codec)
-        self._begin(met, settings, deadline_s, manager)
+        self._begin(group, settings, deadline_s, manager)
 
     def _begin(
-        self, met: Met, settings: Settings, deadline_s: float | None, manager: "Manager | None"
+        self,
+        group: Group | None,
+        settings: Settings,
+        deadline_s: float | None,
+        manager: "Manager | None",
     ) -> None:
         """Connect to the workers and hook the steps; with a manager, load a peer's state."""
-        group, self._suspended = met
-        self._is_open = True
-        # count a step before StepLock's hook unlocks the state, which a peer may then copy
-        self._steps.watch()
         self._workers: FixedWorkers | ElasticWorkers
         if group is None:
             self._workers = self._elastic(manager, settings, deadline_s)
         else:
             self._chosen_by = tuple(group.gather(self._chosen_by)[0])
-            self._workers = FixedWorkers(group, self._averaging, self._rounds.fragments)
+            self._workers = FixedWorkers(group, self._averaging)
         for one in self._suspended:
             # the first forward pass would otherwise wait for all workers, to broadcast buffers
             one.require_backward_grad_sync = one.require_forward_param_sync = False
-        self._steps.call_after(self._after_step)
+        self._is_open, self._thread = True, CallThread("paceline-local-updates")
+        self._steps.watch(self._after_step, self._workers.lock)
         # at exit, killing a daemon thread that runs torch code would abort the process
         self._at_exit = weakly(self.abort)
         atexit.register(self._at_exit)
@@ -181,15 +185,15 @@ class LocalUpdates:
         return self._place.num_exchanges
 
     def close(self) -> None:
-        """Exchange until all workers have finished, then remove the hooks.
-
-        Raises InvalidInput if parameters changed without steps of the optimizer.
-        """
+        """Exchange until all workers have finished, then remove the hooks."""
         if not self._is_open:
             return
         try:
-            if not self._steps.count:
-                self._check_unchanged()
+            if not self._steps.count and not all(
+                map(torch.equal, self.own_parameters(), self._outer.values)
+            ):
+                hint = "pass the optimizer that changes the parameters"
+                raise InvalidInput("optimizer", "has taken no step", hint=hint)
             self._load()
             while not self._exchange_now().all_closing:
                 pass
@@ -200,10 +204,9 @@ class LocalUpdates:
 
     def statistics(self) -> Statistics:
         """Return traffic and time of this worker's exchanges."""
-        sent, received = self._averaging.nbytes_sent, self._averaging.nbytes_received
+        nbytes, share = self._averaging.nbytes, self._averaging.codecs.sent_share
         times = self.log.exposed_s, max(0.0, self.log.took_s - self.log.exposed_s)
-        share = self._averaging.sent_share
-        return Statistics("local", self._steps.count, sent, received, *times, sent_share=share)
+        return Statistics("local", self._steps.count, nbytes, nbytes, *times, sent_share=share)
 
     def own_parameters(self) -> list[Tensor]:
         """Copy this worker's own parameters, one vector for each fragment."""
@@ -247,7 +250,7 @@ class LocalUpdates:
             "own": {
                 "worker": (self._workers.rank, self._workers.count),
                 "weights": list(self._place.weights),
-                "feedback": self._averaging.feedback(),
+                "feedback": self._averaging.codecs.state_dict(),
                 **(NO_EXCHANGE if running is None else running.state()),
             },
         }
@@ -261,13 +264,13 @@ class LocalUpdates:
         self._outer.load_state_dict(state["outer"])
         self._place.load_state_dict(state)
         self._steps.count = state["num_steps"]
-        self._averaging.load_feedback({})
+        self._averaging.codecs.load_state_dict({})
         self._running, own = None, state["own"]
         if own is None:
             return
         # error feedback depends on the number of workers
         if tuple(own["worker"]) == (self._workers.rank, self._workers.count):
-            self._averaging.load_feedback(own["feedback"])
+            self._averaging.codecs.load_state_dict(own["feedback"])
         self._place.weights = list(own["weights"])
         if own["due"] is not None:
             number = self._place.num_exchanges - 1
@@ -286,12 +289,6 @@ class LocalUpdates:
             if not self._rounds.delay:
                 self._load()
 
-    def _check_unchanged(self) -> None:
-        """Raise InvalidInput if parameters changed without an optimizer step."""
-        if not all(map(torch.equal, self.own_parameters(), self._outer.values)):
-            hint = "pass the optimizer that changes the parameters"
-            raise InvalidInput("optimizer", "has taken no step", hint=hint)
-
     def _send(self, due: int, *, is_closing: bool = False) -> None:
         """Start the exchange of the next fragment."""
         place, sent_s = self._place, time.monotonic()
@@ -303,7 +300,7 @@ class LocalUpdates:
         sent = [own.clone()] if is_trained_meanwhile else []  # the outer gradient overwrites `own`
         given = Contribution(number, fragment, place.send(), own, copies, is_closing)
         self._running = RunningExchange(given, due, sent_s, sent)
-        self._running.start(self._workers.exchange, self._step)
+        self._running.start(self._thread, self._workers.exchange, self._step)
 
     def _step(self, found: Averaged) -> None:
         """Take the outer step in the exchange's thread."""
@@ -312,7 +309,7 @@ class LocalUpdates:
             rounds = replace(self._rounds, sync_every=sync_every, fragments=1, delay=0)
             step = rounds.outer_step(self._workers.count, num_rounds)
             self._outer.step(found.given.fragment, found.mean, step)
-        self._averaging.step_taken(found.given.fragment)
+        self._averaging.digest = self._outer.digest(found.given.fragment)
 
     def _wait(self, exchange: RunningExchange) -> Averaged:
         """Wait for an exchange; abort if it failed."""
@@ -373,21 +370,17 @@ class LocalUpdates:
         self, manager: "Manager | None", settings: Settings, deadline_s: float | None
     ) -> ElasticWorkers:
         """Create the workers of a manager's quorums."""
-        _, num_rounds = self._chosen_by
-        try:
-            return ElasticWorkers(
-                manager,
-                self._averaging,
-                self._outer,
-                num_fragments=self._rounds.fragments,
-                settings={**settings, "outer step": list(self._rounds.outer_step(2, num_rounds))},
-                optimizers=self._steps.optimizers,
-                inner=lambda: InnerState.of(self._model, self._steps.optimizers, self._steps.count),
-                deadline_s=default_pg_timeout.total_seconds() if deadline_s is None else deadline_s,
-            )
-        except BaseException:
-            self._steps.remove()
-            raise
+        if deadline_s is None:
+            deadline_s = default_pg_timeout.total_seconds()
+        optimizers, (_, num_rounds) = self._steps.optimizers, self._chosen_by
+        return ElasticWorkers(
+            manager,
+            self._averaging,
+            settings={**settings, "outer step": list(self._rounds.outer_step(2, num_rounds))},
+            lock=StepLock(optimizers, deadline_s),
+            inner=lambda: InnerState.of(self._model, optimizers, self._steps.count),
+            deadline_s=deadline_s,
+        )
 
     def abort(self) -> None:
         """Remove the hooks and disconnect, without a last exchange."""
@@ -399,6 +392,7 @@ class LocalUpdates:
         for one in self._suspended:
             one.require_backward_grad_sync = True
         running, self._running = self._running, None
-        if running is not None:
-            running.end(self._workers.abort, _GOODBYE_S)
+        if running is not None and not running.is_done:
+            self._workers.abort()
+        self._thread.close()
         self._workers.close()

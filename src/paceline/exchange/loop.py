@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from paceline.checkpoints.tensor_file import within
 from paceline.core.errors import InvalidInput
 from paceline.core.outcome import Epoch, Evaluation
 from paceline.core.settings import TrainSettings
@@ -56,10 +57,9 @@ class Learned:
 
 @dataclass(frozen=True)
 class Trained:
-    """The result of a training on this rank: epochs, traced spans and step durations.
+    """The result of a training on this rank; `offset`: its clock offset during the trace.
 
-    `offset`: this rank's clock offset during the trace. `sent_share`: share of values that this
-    rank sent; None if the codec omits no values.
+    `sent_share`: share of values that this rank sent; None if the codec omits no values.
     """
 
     epochs: tuple[Epoch, ...]
@@ -80,9 +80,8 @@ def train(
     """Train a model whose gradients `replica` exchanges, and close the replica.
 
     `learner`: takes the steps. Default: the learner of a WholeModel. The last steps of the epoch
-    from `traced_steps` are traced, and exchanges are recorded only in this epoch. The result's
-    `step_seconds` are the durations of steps in all other epochs, except the first steps of each
-    epoch. If there is only one epoch, `step_seconds` are the durations of its untraced steps.
+    from `traced_steps` are traced. The result's `step_seconds` are the durations of steps in all
+    other epochs, except the first steps of each epoch; in a single epoch, of its untraced steps.
     Raises InvalidInput for the learning rate if a loss is NaN or infinite. After SIGINT, saves the
     state and raises Interrupted.
     """
@@ -208,7 +207,7 @@ class _Loop:
     def _test(self) -> float:
         """Test the model within an epoch, and return the duration."""
         started = time.monotonic()
-        found = self._tested([0.0])[1]
+        _, found = self._tested()
         self._learned.evaluations.append(found)
         self._session.progress.evaluation(found, score_of(self._setup.recipe))
         self._setup.model.train()
@@ -218,21 +217,20 @@ class _Loop:
         """Test the model after an epoch, and report the epoch."""
         setup, learned, group = self._setup, self._learned, self._session.group
         number, num_steps = learned.place
-        loss = learned.loss / (num_steps * group.world_size)
-        train_loss, found = self._tested([loss])
+        train_loss, found = self._tested(learned.loss / (num_steps * group.world_size))
         epoch = epoch_of(number, train_loss, found, took_s, setup.learning_rate)
         learned.epochs.append(epoch)
         if setup.evaluate_every is not None:
             learned.evaluations.append(found)
         self._session.progress.epoch(epoch, score_of(setup.recipe))
 
-    def _tested(self, sums: list[float]) -> tuple[float, Evaluation]:
-        """Sum `sums` over all ranks, and test the current model, collectively."""
+    def _tested(self, own: float = 0.0) -> tuple[float, Evaluation]:
+        """Sum `own` over all ranks, and test the current model, collectively."""
         recipe, group = self._setup.recipe, self._session.group
         assert recipe is not None
         samples = recipe.test_samples
         tested = (0.0, 0.0) if samples is None else self._learner.test(samples)
-        rows = group.gather([*sums, *tested])
+        rows = group.gather([own, *tested])
         value, loss, score = (sum(column) for column in zip(*rows, strict=True))
         if samples is None:
             return value, Evaluation(self._num_steps, None, None)
@@ -279,9 +277,7 @@ class _Loop:
         if own is not None:
             tensors, values = own
             loss = values["loss"]
-            prefix = "exchange/"
-            remembered = {k.removeprefix(prefix): v for k, v in tensors.items() if prefix in k}
-            self._replica.load_exchange_state(remembered)
+            self._replica.load_exchange_state(within(tensors, "exchange/"))
             if setup.sampler is not None and saved["shares"] is not None:
                 setup.sampler.update(saved["shares"])
         place = Place(*saved["place"])
@@ -312,9 +308,8 @@ def run_of(session: TrainingSession, setup: TrainingSetup) -> dict[str, Any]:
 def traced_steps(epoch_steps: Sequence[int], first: Place | None = None) -> Place:
     """Return the epoch whose last steps are traced, and the first traced step.
 
-    `first`: place at which this training begins. The training's second epoch is traced if it is
-    long enough, otherwise the first epoch. If the first epoch is also the last epoch, about half of
-    its steps remain untraced, for measurements.
+    The second epoch from `first` is traced if it is long enough, otherwise the first one. Of a
+    single epoch, about half of the steps remain untraced, for measurements.
     """
     begin = first or Place()
     second = begin.epoch + 1
@@ -334,10 +329,7 @@ def num_untraced(num_steps: int, *, is_only: bool) -> int:
 def epoch_of(
     number: int, train_loss: float, found: Evaluation, seconds: float, rate: float | None = None
 ) -> Epoch:
-    """Create the record of a tested epoch.
-
-    Raises InvalidInput for the learning rate if a loss is NaN or infinite.
-    """
+    """Create the record of a tested epoch; InvalidInput if a loss is NaN or infinite."""
     test_loss = train_loss if found.test_loss is None else found.test_loss
     if not (isfinite(train_loss) and isfinite(test_loss)):
         problem = f"training loss {train_loss}, test loss {test_loss} after epoch {number + 1}"

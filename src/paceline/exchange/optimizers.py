@@ -76,8 +76,8 @@ class NonFiniteGuard:
     """Prevents optimizer steps with non-finite gradients, which codecs cannot represent.
 
     All gradients that are exchanged together with a NaN or infinite value become NaN on all ranks.
-    A GradScaler detects NaN, skips the step and lowers its scale. Without a GradScaler, the
-    optimizer raises NonFinite or, with policy "skip", no optimizer of the model takes this step.
+    A GradScaler then skips the step. Without a GradScaler, the optimizer raises NonFinite or, with
+    policy "skip", no optimizer of the model takes this step.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -151,9 +151,6 @@ def check_policy(policy: str) -> None:
 
 
 def _any_nan(parameters: Iterable[Tensor]) -> bool:
-    """Return whether any gradient is NaN.
-
-    Checks one value of each gradient, because the exchange makes all values of a gradient NaN.
-    """
+    """Return whether any gradient is NaN, by one value: an exchange makes all values NaN."""
     gradients = [parameter.grad for parameter in parameters]
     return any(one is not None and bool(one.flatten()[:1].isnan().any()) for one in gradients)

@@ -1,4 +1,4 @@
-"""The outer model: the group's parameters in host memory, and the outer step.
+"""The outer model: the group's parameters in host memory, averaged outer gradients, outer steps.
 
     outer gradient of a worker  =  outer parameters - the worker's parameters
     buffer      =  momentum * buffer + mean outer gradient
@@ -6,22 +6,39 @@
 
 The outer step is SGD with Nesterov momentum; `buffer` is its momentum buffer. Each worker takes the
 same step. Products are rounded before they are added, because fused operations would give different
-bits on different processors.
+bits on different processors. An exchange has three parts:
+
+headers    all-gather     steps since the last exchange, finite or not, hash of the outer model
+repair     broadcast      the first worker's outer model, if hashes differ
+mean       all-reduce     float32 values, or pieces encoded by a codec (`encoded_pieces`)
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import logging
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from paceline.checkpoints.state import kind_of
+from paceline.codecs.codec import Codec
+from paceline.codecs.names import factory_of
 from paceline.core.errors import InvalidInput
 from paceline.core.rounds import OuterStep
+from paceline.core.wire_format import PIECE
+from paceline.exchange.encoded_pieces import EncodedPiece, PieceCodecs
+from paceline.exchange.inner_steps import InnerState
+from paceline.links.failpoints import reach
+from paceline.links.group import Group
 from paceline.training.models.layers import layers_of
+
+logger = logging.getLogger(__name__)
 
 Fragment = tuple[nn.Parameter, ...]
 OptimizerFactory = Callable[[list[Tensor]], Optimizer]
@@ -30,10 +47,7 @@ _BLOCK = 1 << 16  # values per block, so that reads and writes stay in a core's 
 
 
 def fragments_of(model: nn.Module, count: int) -> list[Fragment]:
-    """Divide parameters into fragments: fragment `i` has layers `i`, `i + count`, ...
-
-    Raises InvalidInput for fewer layers than fragments, or integer parameters.
-    """
+    """Divide parameters into fragments: fragment `i` has layers `i`, `i + count`, ..."""
     layers = layers_of(model)
     if count > len(layers):
         problem = f"must be at most {len(layers)}, the number of trained layers"
@@ -59,28 +73,25 @@ def flatten(parameters: Iterable[Tensor], dtype: torch.dtype) -> Tensor:
     return torch.cat([local_of(one).reshape(-1).to("cpu", dtype) for one in parameters])
 
 
+def _parts(vector: Tensor, parameters: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield each parameter's local part, and its values in a vector from `flatten`."""
+    owned = [local_of(one) for one in parameters]
+    for own, part in zip(owned, vector.split([one.numel() for one in owned]), strict=True):
+        yield own, part.view(own.shape).to(own.device)
+
+
 @torch.no_grad()
 def load_vector(vector: Tensor, parameters: Iterable[Tensor], mixing: float = 0.0) -> None:
-    """Load a vector from `flatten` into parameters.
-
-    `mixing`: weight of the parameters' previous values.
-    """
-    owned = [local_of(one) for one in parameters]
-    parts = vector.split([one.numel() for one in owned])
-    for own, part in zip(owned, parts, strict=True):
-        given = part.view(own.shape).to(own.device)
-        if mixing:
-            given = (given * (1 - mixing)).add_(own * mixing)
-        own.copy_(given)
+    """Load a vector from `flatten`; `mixing`: weight of the parameters' previous values."""
+    for own, given in _parts(vector, parameters):
+        own.copy_((given * (1 - mixing)).add_(own * mixing) if mixing else given)
 
 
 @torch.no_grad()
 def add_change(before: Tensor, after: Tensor, parameters: Iterable[Tensor]) -> None:
     """Add the difference of two vectors from `flatten` to parameters."""
-    owned = [local_of(one) for one in parameters]
-    changes = (after - before).split([one.numel() for one in owned])
-    for own, change in zip(owned, changes, strict=True):
-        own.copy_(own + change.view(own.shape).to(own.device))
+    for own, change in _parts(after - before, parameters):
+        own.copy_(own + change)
 
 
 def is_finite(vector: Tensor) -> bool:
@@ -119,10 +130,8 @@ class OuterModel:
             values.sub_((momentum * by.momentum).add_(part).mul_(by.learning_rate))
 
     def digest(self, fragment: int) -> str:
-        """Return a hash of a fragment's parameters and momentum, to compare workers.
-
-        A cryptographic hash would take longer than the outer step.
-        """
+        """Return a hash of a fragment's parameters and momentum, to compare workers."""
+        # a cryptographic hash would take longer than the outer step
         found = 0
         for vectors in (self.values, self.momenta):
             for vector in vectors[fragment : fragment + 1]:
@@ -160,3 +169,118 @@ class OuterModel:
                 vector.copy_(saved)
         for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
+
+
+class Contribution(NamedTuple):
+    """A worker's contribution to exchange `number`: its parameters `own` of one fragment.
+
+    `weight`: inner steps or samples since the fragment's last exchange. `buffers`: the model's
+    buffers, sent only at the end of a round. `is_closing`: whether the worker ends its training.
+    """
+
+    number: int
+    fragment: int
+    weight: float
+    own: Tensor
+    buffers: list[Tensor]
+    is_closing: bool
+
+
+@dataclass(frozen=True)
+class Averaged:
+    """The result of an exchange.
+
+    `given`: this worker's contribution. `mean`: mean outer gradient, None if no worker has trained.
+    `left_out`: workers with NaN or infinite parameters. `repaired`: workers whose outer model
+    differed from worker 0's. `all_closing`: whether all workers have finished training.
+    `peer_state`: a peer's inner state, which a late or new worker loads.
+    """
+
+    given: Contribution
+    mean: Tensor | None
+    left_out: tuple[int, ...]
+    repaired: tuple[int, ...]
+    all_closing: bool
+    peer_state: InnerState | None = None
+
+    def warn(self, number: int) -> None:
+        """Log the workers that were left out or repaired."""
+        nonfinite = "exchange %d: worker %d has NaN or infinite parameters, and loads the group's"
+        for worker in self.left_out:
+            logger.warning(nonfinite, number, worker)
+        for worker in self.repaired:
+            logger.warning("exchange %d: worker %d loads worker 0's outer model", number, worker)
+
+
+class Averaging:
+    """Averages the outer gradients of a group's workers, encoded by `codec`.
+
+    Raises InvalidInput for a codec with a float64 model.
+    """
+
+    def __init__(self, outer: OuterModel, codec: str | Codec | None) -> None:
+        if codec is not None and outer.dtype != torch.float32:
+            raise InvalidInput("codec", "requires float32 parameters (some are float64)")
+        self.outer = outer
+        self._make_codec = None if codec is None else factory_of(codec)
+        self.codecs = PieceCodecs()  # the keys are fragments
+        self.digest = ""  # hash of the outer model after its last step, for the next header
+        self.stand_ins: list[Tensor] = []  # outer gradients of a rehearsal, by fragment
+        self.nbytes = 0  # bytes sent, and as many received
+
+    def run(self, given: Contribution, group: Group) -> Averaged:
+        """Exchange a fragment with all workers of the group, collectively."""
+        is_fit = is_finite(given.own)
+        weight = given.weight if is_fit else 0.0
+        header = given.number, is_fit, weight, self.digest, given.is_closing
+        reach("local.exchange", worker=group.rank, number=given.number, after="start")
+        numbers, fit, weights, digests, closing = zip(*group.gather(header), strict=True)
+        reach("local.exchange", worker=group.rank, number=given.number, after="headers")
+        if len(set(numbers)) > 1:
+            hint = "load the same checkpoint on all workers"
+            raise InvalidInput(
+                "num_exchanges", "must be equal on all workers", got=numbers, hint=hint
+            )
+        if not any(fit):
+            problem = "all workers' parameters are NaN or infinite"
+            raise InvalidInput("learning_rate", problem, hint="use a smaller one")
+        repaired = tuple(rank for rank, one in enumerate(digests) if one != digests[0])
+        if repaired:
+            if group.rank in repaired:
+                # if the broadcast fails, this unique digest makes the next exchange broadcast again
+                self.digest = uuid.uuid4().hex
+            group.broadcast(self.outer.tensors())
+        group.broadcast(given.buffers)
+        total = sum(weights)
+        mean = None
+        if total:
+            share = weight / total * group.world_size
+            mean = self._mean(given.fragment, given.own, share, group)
+        reach("local.exchange", worker=group.rank, number=given.number, after="mean")
+        left_out = tuple(rank for rank, one in enumerate(fit) if not one)
+        return Averaged(given, mean, left_out, repaired, all(closing))
+
+    def _mean(self, fragment: int, own: Tensor, share: float, group: Group) -> Tensor:
+        """Return the weighted mean of the workers' outer gradients."""
+        if share:
+            gradient = self.outer.gradient(fragment, own)
+            if self.stand_ins:
+                gradient.copy_(self.stand_ins[fragment])
+            if share != 1.0:
+                gradient *= share
+        else:  # a product with zero would keep NaN
+            gradient = own.zero_()
+        size, control, make = group.world_size, group.control, self._make_codec
+        if size == 1 or control is None:
+            return gradient
+        with group.naming_lost_ranks():
+            if make is None:
+                dist.all_reduce(gradient, group=control)
+                gradient /= size
+                self.nbytes += 2 * (size - 1) * gradient.nbytes // size
+                return gradient
+            for number, values in enumerate(gradient.split(PIECE)):
+                codecs = self.codecs.of(str(fragment), number, size, make)
+                piece = EncodedPiece.of(values, codecs, group.rank, float(size))
+                self.nbytes += piece.scatter(control) + piece.gather(control)[0]
+        return gradient

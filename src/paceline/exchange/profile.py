@@ -10,14 +10,11 @@ large exchange with which a plan of the layers predicts the measured time.
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
 from typing import Any
-
-import torch
-from torch import nn
 
 from paceline.core.balance import apportion
 from paceline.core.cost import CostModel, ProfiledCost, Roofline
@@ -29,8 +26,8 @@ from paceline.core.simulate import makespan_s
 from paceline.core.strategy import Prober, Strategy, Window, exchange_name
 from paceline.core.timeline import Span
 from paceline.core.workload import Cost, Layer, Parameter, Workload
-from paceline.exchange.replica import Probe
-from paceline.exchange.step import Learning, Share, train_step
+from paceline.exchange.setup import TrainingSetup
+from paceline.exchange.step import train_step
 from paceline.links.clock import clock_for
 from paceline.links.group import Group
 from paceline.measure import timing
@@ -94,26 +91,17 @@ class Profile:
 
 
 def profile(
-    model: nn.Module,
-    workload: Workload,
-    source: Callable[[], Iterator[Share]],
-    optimizer_of: Callable[[nn.Module], torch.optim.Optimizer],
-    learning: Learning,
-    group: Group,
-    seconds: float,
-    probers: Mapping[str, Prober],
+    setup: TrainingSetup, group: Group, seconds: float, probers: Mapping[str, Prober]
 ) -> Profile:
-    """Profile a copy of `model` for about `seconds`; all ranks must call this together.
+    """Profile a copy of the model for about `seconds`; all ranks must call this together.
 
-    `workload`: one rank's share of a step. `source()` begins an epoch of training data. `probers`:
-    for each strategy, a factory of exchanges. Steps and exchanges alternate as in training, so that
-    ranks join an exchange at realistic times, and use caches and cores realistically.
+    Steps and exchanges alternate as in training, so that ranks join exchanges at realistic times.
     """
-    clock, copied = clock_for(group.device), copy.deepcopy(model).train()
+    clock, copied = clock_for(group.device), copy.deepcopy(setup.model).train()
     recorder = Recorder(clock, "", group.rank)
-    optimizer, batches = optimizer_of(copied), timing.endless(source)
-    step = partial(train_step, copied, optimizer, batches, recorder, learning)
-    probes = Probes.of(workload, group, probers)
+    optimizer, batches = setup.optimizer(copied), timing.endless(lambda: setup.source(0))
+    step = partial(train_step, copied, optimizer, batches, recorder, setup.learning)
+    probes = Probes(setup.workload, group, probers)
     works: list[timing.Work] = [step, *probes.works]
 
     def rounds(number: int) -> Rounds:
@@ -128,10 +116,10 @@ def profile(
     recorder.start_trace(copied)
     rounds(min(number, _MOST_TRACED))
     recorder.stop_trace()
-    lost_beside = probes.lost_beside(group)
+    lost_beside = probes.lost_beside()
     probes.close()
     step_s = _straggling(rows) * median(row[0] for row in rows[group.rank])
-    machine, durations = _of_ranks(_parts_of(recorder.spans(), step_s), workload, group)
+    machine, durations = _of_ranks(_parts_of(recorder.spans(), step_s), setup.workload, group)
     exchanges = probes.measured([[row[1:] for row in rank] for rank in rows], machine)
     losses = Losses.none("contained in the profile", unrest_of(rows))
     machine = machine.model_copy(update={"losses": losses})
@@ -149,8 +137,7 @@ def _straggling(rows: Sequence[Sequence[Sequence[float]]]) -> float:
     """Return the factor by which delays of single ranks lengthen the slowest rank's median step.
 
     A delay of one rank delays all ranks, in the step or in the following exchange. Delays are rare
-    and long, so the median of step plus exchange exceeds the sum of the two medians. The profile
-    adds this excess to computation.
+    and long, so the median of step plus exchange exceeds the sum of the two medians.
     """
     typical = max(median(row[0] for row in rank) for rank in rows)
     rounds = list(zip(*rows, strict=True))
@@ -175,52 +162,54 @@ def _of_ranks(
     return machine, durations
 
 
-@dataclass(frozen=True)
-class Probes:
-    """Times two exchanges of each strategy: one of all layers, and one of small layers.
+class _Probed:
+    """Two exchanges of a strategy: of all layers, and of small layers in `num_chunks`.
 
-    `num_small`: for each strategy, the number of chunks in which the small layers are exchanged.
+    Within a host, a chunked exchange is timed with the model's number of layers, because the chunks
+    of a step wake the threads only once. All other exchanges are timed with one layer in one chunk.
     """
 
-    workload: Workload
-    probers: Mapping[str, Prober]
-    probes: Mapping[str, tuple[Probe, Probe]]
-    timed: Mapping[str, tuple[CoreTime, CoreTime]]
-    num_small: Mapping[str, int]
-
-    @classmethod
-    def of(cls, workload: Workload, group: Group, probers: Mapping[str, Prober]) -> "Probes":
-        """Create the exchanges of the model's layers; none for a single rank."""
-        layers = exchanging(workload)
+    def __init__(self, prober: Prober, layers: Workload, group: Group) -> None:
+        num_layers = self.num_chunks = 1
+        chunk: int | None = getattr(prober.config, "first_chunk", None)
+        if chunk is not None and len({one.place for one in group.members}) == 1:
+            num_layers = len(layers.layers)
+            self.num_chunks = -(-num_layers // chunk)
         sizes = [[one.nbytes for one in layer.parameters] for layer in layers.in_backward_order]
-        num_small = {name: _num_small(one, layers, group) for name, one in probers.items()}
-        probes = {
-            name: (prober.make(sizes), prober.make([[_SMALL_NBYTES]] * num_small[name][0]))
+        self.prober = prober
+        self.probes = prober.make(sizes), prober.make([[_SMALL_NBYTES]] * num_layers)
+        self.of_all, self.of_small = map(CoreTime, self.probes)
+
+
+class Probes:
+    """Times two exchanges of each strategy on all ranks; none for a single rank."""
+
+    def __init__(self, workload: Workload, group: Group, probers: Mapping[str, Prober]) -> None:
+        self._layers, self._group = exchanging(workload), group
+        self._probed = {
+            name: _Probed(prober, self._layers, group)
             for name, prober in probers.items()
             if group.world_size > 1
         }
-        timed = {name: (CoreTime(one), CoreTime(other)) for name, (one, other) in probes.items()}
-        chunks = {name: count for name, (_, count) in num_small.items()}
-        return cls(layers, probers, probes, timed, chunks)
 
     @property
     def works(self) -> list[CoreTime]:
         """All exchanges to time; each strategy's small exchange follows its full exchange."""
-        return [work for pair in self.timed.values() for work in pair]
+        return [work for one in self._probed.values() for work in (one.of_all, one.of_small)]
 
-    def lost_beside(self, group: Group) -> dict[str, float]:
+    def lost_beside(self) -> dict[str, float]:
         """Return the share of computation that a worker loses during each strategy's exchange.
 
         Uses the largest share of all ranks, because a rank that waits keeps fewer cores busy. GPUs
         lose nothing. If all ranks are on one host, the plan itself reserves cores for exchanges.
         """
+        group = self._group
         places = [member.place for member in group.members]
         if group.device.type != "cpu" or len(set(places)) == 1:
             return {}
         num_workers = places.count(places[group.rank])
         own = {
-            name: lost_here(of_all.num_cores, num_workers)
-            for name, (of_all, _) in self.timed.items()
+            name: lost_here(one.of_all.num_cores, num_workers) for name, one in self._probed.items()
         }
         rows = group.gather(own)
         return {name: max(row[name] for row in rows) for name in own}
@@ -237,36 +226,22 @@ class Probes:
         shortest = [map(min, zip(*of_ranks, strict=True)) for of_ranks in rounds]
         medians = [median(column) for column in zip(*shortest, strict=True)]
         pairs = zip(medians[::2], medians[1::2], strict=True)
-        found = {}
-        for name, (all_s, small_s) in zip(self.probes, pairs, strict=True):
-            each_s = small_s / self.num_small[name]
-            found[name] = single(self.probers[name], machine, self.workload, each_s, all_s)
-        return found
+        return {
+            name: single(one.prober, machine, self._layers, small_s / one.num_chunks, all_s)
+            for (name, one), (all_s, small_s) in zip(self._probed.items(), pairs, strict=True)
+        }
 
     def close(self) -> None:
         """Release the buffers and threads of all exchanges."""
-        for pair in self.probes.values():
-            for probe in pair:
+        for one in self._probed.values():
+            for probe in one.probes:
                 probe.close()
-
-
-def _num_small(prober: Prober, layers: Workload, group: Group) -> tuple[int, int]:
-    """Return the number of small layers to exchange, and the number of their chunks.
-
-    Within a host, a chunked exchange is timed with the model's number of layers, because the chunks
-    of a step wake the threads only once. All other exchanges are timed with one layer in one chunk.
-    """
-    chunk: int | None = getattr(prober.config, "first_chunk", None)
-    if chunk is None or len({one.place for one in group.members}) > 1:
-        return 1, 1
-    return len(layers.layers), -(-len(layers.layers) // chunk)
 
 
 def exchanging(workload: Workload) -> Workload:
     """Return a workload that only exchanges the gradients of `workload`, and computes nothing.
 
-    If the gradients are too large, all sizes are scaled down equally. If a model has almost no
-    gradients, the workload has a single layer, twice as large as the small exchange.
+    Very large gradients are scaled down; almost none become one layer of two small exchanges.
     """
     nbytes = workload.gradient_nbytes
     if nbytes < 2 * _SMALL_NBYTES:
@@ -289,10 +264,10 @@ def exchanging(workload: Workload) -> Workload:
 def single(
     prober: Prober, machine: Machine, layers: Workload, small_s: float, all_s: float
 ) -> ExchangeSamples:
-    """Return times of a small and a large exchange that predict the measured time of all layers.
+    """Return times of a small and a large exchange that predict the time of all layers.
 
     Calibrated with these times, a plan of `layers` takes `all_s`. The small exchange takes
-    `small_s`, or less if the latencies of all layers would otherwise exceed `all_s`.
+    `small_s`, or less if the latencies of all layers exceed `all_s`.
     """
 
     def pair(small: float, large: float) -> ExchangeSamples:

@@ -4,9 +4,8 @@ Autograd calls a hook after each accumulation of a gradient, and `Readiness` cou
 first backward pass. The hook of a shared parameter or recurrent cell is called once. For a
 parameter in two re-entrant checkpoints, only the second call finds the complete gradient.
 
-A backward pass ends when autograd runs the callbacks of its outermost graph task, which is the task
-that reaches the module's outputs. The first gradient may become ready in a nested task, for example
-of a re-entrant checkpoint. The callbacks of a nested task would run too early.
+A backward pass ends when autograd runs the callbacks of the graph task that reaches the module's
+outputs. The callbacks of a nested task, as of a re-entrant checkpoint, would run too early.
 """
 
 import weakref
@@ -84,10 +83,7 @@ class Readiness:
         ]
 
     def check_attached(self) -> None:
-        """Raise InvalidInput if a parameter lost its hook, because its C++ tensor was replaced.
-
-        In this case, DistributedDataParallel fails, too.
-        """
+        """Raise InvalidInput if a parameter lost its hook, because its C++ tensor was replaced."""
         for one, tensor in zip(self._named, self._tensors, strict=True):
             if one.parameter._cdata != tensor:
                 raise InvalidInput(
@@ -246,11 +242,11 @@ class Readiness:
 
 def weakly(method: Any, *first: Any) -> Callable[..., Any]:
     """Wrap a bound method with a weak reference to its object."""
-    alive, function = weakref.ref(method.__self__), method.__func__
+    alive = weakref.WeakMethod(method)
 
     def call(*args: Any) -> Any:
-        owner = alive()
-        return None if owner is None else function(owner, *first, *args)
+        bound = alive()
+        return None if bound is None else bound(*first, *args)
 
     return call
 

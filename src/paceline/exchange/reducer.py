@@ -1,7 +1,7 @@
 """A reducer for DistributedDataParallel that uses an `Exchange` instead of buckets.
 
 DistributedDataParallel's Python code runs the module, sends buffers, moves inputs and handles join;
-`self.reducer` handles gradients. `Reducer` implements the reducer's methods.
+its `reducer` handles gradients.
 """
 
 import itertools
@@ -41,9 +41,7 @@ class Reducer(Listener):
     The gradients of the first backward pass are exchanged after its end. From then on, all ranks
     exchange gradients in the order in which they became ready on rank 0 in that pass. `chunk`:
     number of layers per chunk, or a tuner that chooses it by rank 0's times. `sparse`: indices of
-    parameters with sparse gradients. Without `find_unused_parameters`, a forward pass raises
-    Unfinished if some parameter received no gradient in the last backward pass. `on_exchanged` is
-    called after each exchange.
+    parameters with sparse gradients. `on_exchanged` is called after each exchange.
     """
 
     def __init__(
@@ -65,7 +63,6 @@ class Reducer(Listener):
         self._on_exchanged = on_exchanged
         self._group: Group | None = None
         self._exchange: Exchange | None = None
-        self._loaded: dict[str, Tensor] = {}  # a state to load once the exchange is open
         self._recorder: Recorder | None = None
         self._number = -1
         self._layout: Layout | None = None
@@ -80,11 +77,13 @@ class Reducer(Listener):
         self._readiness = Readiness(
             parameters, self, sparse=sparse, undefined_is_zero=not find_unused_parameters
         )
+        self.forwarded = self._readiness.forwarded
+        self._remove_autograd_hooks = self._readiness.close
 
     def open(self) -> None:
-        """Join the other ranks and allocate the exchange; collective.
+        """Join the other ranks and allocate the exchange; at the latest in the first exchange.
 
-        The first backward pass opens an exchange that is not open. Errors are raised on all ranks.
+        Collective; errors are raised on all ranks.
         """
         group = self._group = self._join()
         self._number = group.gather(next(_numbers))[0]
@@ -96,13 +95,8 @@ class Reducer(Listener):
         self._layout = Layout.of(self._named, dense[::-1])
         if dense:
             self._exchange.open(self._layout)
-        self._exchange.load_state(self._loaded)
 
     # Methods called by DistributedDataParallel.
-
-    def forwarded(self, outputs: Sequence[Tensor], synchronize: bool) -> None:
-        """Record a differentiable forward pass."""
-        self._readiness.forwarded(outputs, synchronize)
 
     def _do_nothing(self, *_: object) -> None:
         """Ignore calls about buckets and logging."""
@@ -149,9 +143,6 @@ class Reducer(Listener):
     def _set_forward_pass_work_handle(self, work: Any, use_static_world_size: bool) -> None:
         self._joined = None if use_static_world_size else work
 
-    def _remove_autograd_hooks(self) -> None:
-        self._readiness.close()
-
     def _install_post_backward_futures(self, futures: Sequence[Any]) -> None:
         self._futures = list(futures)
 
@@ -173,11 +164,8 @@ class Reducer(Listener):
         return self._exchange.state() if self._exchange else {}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Load the exchange state, once the exchange is open."""
-        if self._exchange is None:
-            self._loaded = state
-        else:
-            self._exchange.load_state(state)
+        """Load the state of an exchange that is open."""
+        self._opened().load_state(state)
 
     @property
     def chunk(self) -> int | None:
@@ -304,11 +292,10 @@ class Reducer(Listener):
                 gradient.mul_(scale)
 
     def _agreed_order(self, own: Sequence[int] | None) -> list[int] | None:
-        """Return rank 0's order of readiness; missing gradients come last.
+        """Return rank 0's order of readiness, with missing gradients last; None if a rank failed.
 
-        `own`: this rank's order, or None if its backward pass failed. Returns None if the backward
-        pass of any rank failed. Raises InvalidInput on all ranks if they run backward on different
-        models.
+        `own`: this rank's order, or None if its backward pass failed. Raises InvalidInput on all
+        ranks if they run backward on different models.
         """
         assert self._group is not None
         rows = self._group.gather([self._number, None if own is None else list(own)])

@@ -51,10 +51,7 @@ NONE = Statistics("none", 0, 0, 0, 0.0, 0.0)  # statistics of a single rank
 
 
 class ModelReplica(Protocol):
-    """A module whose gradients are means over all ranks.
-
-    By default it has no exchange state and records nothing.
-    """
+    """A module whose gradients are means over all ranks; by default without state or records."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's forward pass."""
@@ -64,10 +61,7 @@ class ModelReplica(Protocol):
         return nullcontext()
 
     def prepare(self, run: Callable[[], None]) -> None:
-        """Call `run`, a pass with unused gradients, if the exchange needs such a pass.
-
-        After the first pass, torch's reducer rebuilds buckets, which changes the order of sums.
-        """
+        """Call `run`, a pass with unused gradients, if sums change their order after the first."""
         return
 
     def exchange_state(self) -> dict[str, Tensor]:
@@ -103,11 +97,10 @@ class SingleReplica(ModelReplica):
 
 
 class Exchange(Protocol):
-    """Replaces gradients by their means; all methods except `ready` are collective.
+    """Replaces gradients that changed on any rank by their means.
 
-    A `chunked` exchange reads gradients when they become ready; other exchanges read them after
-    backward. `touched`: whether each parameter's gradient changed on this rank. A gradient that
-    changed on no rank is not modified.
+    All methods except `ready` are collective. A `chunked` exchange reads gradients when they become
+    ready, others after backward. `touched`: whether each gradient changed on this rank.
     """
 
     name: str
@@ -162,9 +155,9 @@ Chunking = int | Callable[[int], ChunkTuner]
 class Method:
     """A strategy's method to exchange gradients.
 
-    `make(group, as_views)` creates the exchange. `as_views`: whether gradients may be views of the
-    exchange's memory. Without `make`, torch's reducer exchanges gradients, with an optional
-    `compression`. If the exchange `is_chunked`, `chunk` is layers per chunk or a factory of tuners.
+    `make(group, as_views)` creates the exchange, whose memory gradients may be views of. Without
+    `make`, torch's reducer exchanges gradients, with an optional `compression`. If the exchange
+    `is_chunked`, `chunk` is layers per chunk or a factory of tuners.
     """
 
     name: str
@@ -217,11 +210,11 @@ class _ProbeLayer(nn.Module):
 
 
 class Probe:
-    """Exchanges float32 gradients of some layers on each call, so that callers can time exchanges.
+    """Exchanges float32 gradients of some layers on each call, collectively, to be timed.
 
     `sizes`: for each layer, the bytes of its parameters; layers are in the order of readiness. If
     `codec` declares a share of sent values, the gradients are such that this share is sent.
-    If given, `barrier()` is called after each exchange. Creation, calls and close are collective.
+    If given, `barrier()` is called after each exchange.
     """
 
     def __init__(

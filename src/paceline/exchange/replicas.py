@@ -50,10 +50,7 @@ Replicate = Callable[..., ModelReplica]  # (module, config, group, *, tuner=...)
 
 @contextmanager
 def start(session: TrainingSession) -> Iterator["ReplicaRunner"]:
-    """Yield the runner of a strategy whose ranks train replicas.
-
-    The strategy's module imports this function, and defines `replica`, a `Replicate`.
-    """
+    """Yield the runner of a strategy whose module imports this function and defines `replica`."""
     yield ReplicaRunner(session, session.strategy.runner().replica)
 
 
@@ -84,24 +81,13 @@ class ReplicaRunner:
         self.with_equal_shares: Profile | None = None  # like `profiled`, but never balanced
 
     def profile(self, beside: Iterable[tuple[Strategy, Any]]) -> Profile:
-        """Profile the layers, and the exchange of each configured strategy.
-
-        Steps and exchanges alternate, so that other programs affect all strategies equally.
-        """
+        """Profile the layers, and the exchange of each configured strategy, in turns."""
         session, setup = self._session, self.setup
-        found = profile(
-            setup.model,
-            setup.workload,
-            lambda: setup.source(0),
-            setup.optimizer,
-            setup.learning,
-            session.group,
-            session.settings.profile_s,
-            {
-                exchange_name(one.name, config): prober(one, config, session.group)
-                for one, config in beside
-            },
-        )
+        probers = {
+            exchange_name(one.name, config): prober(one, config, session.group)
+            for one, config in beside
+        }
+        found = profile(setup, session.group, session.settings.profile_s, probers)
         settings, self.with_equal_shares = session.settings, found
         if isinstance(settings, RehearseSettings) and setup.times is None:
             devices = enumerate(found.machine.devices)
@@ -144,10 +130,7 @@ class ReplicaRunner:
         used: Callable[[], tuple[Strategy, Any]],
         tuner: ChunkTuner | None = None,
     ) -> Outcome:
-        """Train with the replica made by `replicate`.
-
-        `used()`: strategy and configuration of the last steps.
-        """
+        """Train with a replica; `used()`: strategy and configuration of the last steps."""
         session, setup, group = self._session, self.setup, self._session.group
         assert self.profiled is not None
         device = self.profiled.machine.devices[group.rank].name
@@ -264,7 +247,12 @@ def outcome_of(
     codec = gradient_codec(known.get("config"))
     faults: tuple[str, ...] = ()
     if num_traced:
-        faults = tuple(conform(plan(Window(num_traced)), _planned(timeline, group), slack_s))
+        # a plan of a single worker has no communication
+        kept = timeline.spans
+        if group.exchanges_alone:
+            kept = tuple(span for span in kept if span.kind not in COMMUNICATION)
+        shown = Timeline(kept, timeline.origin)
+        faults = tuple(conform(plan(Window(num_traced)), shown, slack_s))
     return Outcome(
         timeline=timeline,
         step_seconds=trained.step_seconds,
@@ -278,14 +266,6 @@ def outcome_of(
         sent_share=SentShare.of(codec, fmean(shares)) if shares else None,
         **known,
     )
-
-
-def _planned(timeline: Timeline, group: Group) -> Timeline:
-    """Return the spans to compare with a plan; for a single worker, without communication."""
-    if not group.exchanges_alone:
-        return timeline
-    kept = (span for span in timeline.spans if span.kind not in COMMUNICATION)
-    return Timeline(kept, timeline.origin)
 
 
 def about(session: TrainingSession, workload: Workload) -> str:

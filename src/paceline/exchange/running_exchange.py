@@ -1,6 +1,5 @@
-"""Schedule, run and log the exchanges of local updates."""
+"""Schedule, start and log the exchanges of local updates."""
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +11,8 @@ import torch
 from torch import Tensor
 
 from paceline.core.rounds import Rounds
-from paceline.exchange.averaging import Averaged, Contribution
+from paceline.exchange.outer import Averaged, Contribution
+from paceline.links.call_thread import CallThread
 
 _KEPT_TIMES = 256  # exchanges kept in the log
 # the saved state if no exchange runs
@@ -20,10 +20,9 @@ NO_EXCHANGE: dict[str, Any] = {"due": None, "sent": [], "buffers": []}
 
 
 class RoundPlace:
-    """Counts a worker's inner steps in a round, and determines the next exchange.
+    """Counts a worker's inner steps in a round, and its exchanges of all fragments.
 
-    `num_exchanges`: number of exchanges of all fragments so far. `weights`: for each fragment, the
-    total weight of the inner steps since the fragment's last exchange.
+    `weights`: for each fragment, the total weight of the inner steps since its last exchange.
     """
 
     def __init__(self, rounds: Rounds) -> None:
@@ -84,8 +83,8 @@ class ExchangeTimes:
     """Times of an exchange, in seconds of the host's monotonic clock.
 
     The worker trained from `trained_from_s`, and copied the fragment to host memory from `sent_s`
-    to `copied_s`. The workers averaged from `begun_s` to `averaged_s`. The outer step ended at
-    `stepped_s`. The worker loaded the result, due at `due_s`, from `loading_s` to `loaded_s`.
+    on. The workers averaged from `begun_s` to `averaged_s`, then took the outer step. The worker
+    loaded the result, due at `due_s`, from `loading_s` to `loaded_s`.
     """
 
     number: int
@@ -101,11 +100,10 @@ class ExchangeTimes:
 
 
 class RunningExchange:
-    """An exchange whose result is loaded after inner step `due`.
+    """An exchange of the contribution `given`, whose result is loaded after inner step `due`.
 
-    `given`: the worker's contribution. `sent_s`: time when the copy of the contribution began.
-    `sent`: one vector of the worker's parameters at `sent_s`. `sent` is empty if the worker does
-    not add the changes of later steps to the result.
+    `sent`: one vector of the worker's parameters at `sent_s`, if the worker adds the changes of
+    later steps to the result; otherwise empty.
     """
 
     def __init__(
@@ -113,7 +111,6 @@ class RunningExchange:
     ) -> None:
         self.given, self.due, self.sent = given, due, sent
         self.times = ExchangeTimes(given.number, sent_s, *[time.monotonic()] * 5)
-        self._thread: threading.Thread | None = None
         self._future: Future[Averaged] = Future()
         self.exposed_s = 0.0  # seconds that the loop waited
 
@@ -126,49 +123,43 @@ class RunningExchange:
         """Restore a finished exchange from its state."""
         given = Contribution(number, fragment, 0.0, torch.empty(0), state["buffers"], False)
         made = cls(given, state["due"], time.monotonic(), state["sent"])
-        made._future.set_result(Averaged(given, None, 0.0, (), (), all_closing=False))
+        made._future.set_result(Averaged(given, None, (), (), all_closing=False))
         return made
 
     def start(
-        self, average: Callable[[Contribution], Averaged], step: Callable[[Averaged], None]
+        self,
+        thread: CallThread,
+        average: Callable[[Contribution], Averaged],
+        step: Callable[[Averaged], None],
     ) -> None:
         """Start the average and outer step in a thread."""
 
-        def run() -> None:
+        def run() -> Averaged:
             self.times.begun_s = time.monotonic()
-            try:
-                found = average(self.given)
-                self.times.averaged_s = time.monotonic()
-                step(found)
-                self.times.stepped_s = time.monotonic()
-                self._future.set_result(found)
-            except BaseException as error:
-                self._future.set_exception(error)
+            found = average(self.given)
+            self.times.averaged_s = time.monotonic()
+            step(found)
+            self.times.stepped_s = time.monotonic()
+            return found
 
-        # a daemon, because a thread that waits for a lost worker would keep the process alive
-        self._thread = threading.Thread(target=run, name="paceline-local-updates", daemon=True)
-        self._thread.start()
+        self._future = thread.submit(run)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the result is known, or the exchange has failed."""
+        return self._future.done()
 
     def wait(self) -> Averaged:
         """Wait for the result; raise the thread's error."""
         due_s = self.times.due_s = time.monotonic()
-        if not self._future.done():
+        if not self.is_done:
             wait([self._future])
             self.exposed_s += time.monotonic() - due_s
         return self._future.result()
 
-    def end(self, abort: Callable[[], None], deadline_s: float) -> None:
-        """Abort the thread if it runs, and wait a few seconds for its end."""
-        if self._thread is not None and self._thread.is_alive():
-            abort()
-            self._thread.join(deadline_s)
-
 
 class ExchangeLog:
-    """Times of recent exchanges, and total times of all exchanges.
-
-    `took_s`: total time of exchanges and outer steps. `exposed_s`: total waiting time of the loop.
-    """
+    """Times of recent exchanges, and the total times of exchanges and of the loop's waits."""
 
     def __init__(self) -> None:
         self.latest: deque[ExchangeTimes] = deque(maxlen=_KEPT_TIMES)

@@ -9,8 +9,6 @@ In a rehearsal, paced layers of `session.device` replace the model's layers.
 """
 
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, SupportsFloat
@@ -82,9 +80,8 @@ class Status:
 class TrainingSession:
     """A training or a rehearsal in this process.
 
-    `config`: the strategy's configuration. `group`: the synchronous ranks; a hub, coordinator or
-    `elastic` worker is alone in its group. `device`: emulated device of a rehearsal. `resumed`:
-    state to resume from.
+    `group`: the synchronous ranks; a hub, coordinator or `elastic` worker is alone in its group.
+    `device`: emulated device of a rehearsal. `resumed`: state to resume from.
     """
 
     settings: TrainSettings | RehearseSettings
@@ -142,5 +139,3 @@ class Runner(Protocol):
     def save(self, path: Path) -> None:
         """Write the trained model as safetensors, on the process that writes files."""
 
-
-Start = Callable[[TrainingSession], AbstractContextManager[Runner]]

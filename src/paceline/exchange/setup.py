@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.codecs.stand_ins import stand_ins_for
-from paceline.core.cost import LayerTimes, PacedDevice
+from paceline.core.cost import LayerTimes
 from paceline.core.errors import InvalidInput
 from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.core.strategy import gradient_codec
@@ -66,22 +66,11 @@ class TrainingSetup:
 
 
 def setup_of(session: TrainingSession) -> TrainingSetup:
-    """Set up this rank of a session; InvalidInput if model, data or workers do not fit."""
-    codec = gradient_codec(session.config)
-    return setup_for(session.settings, session.group, session.device, codec)
+    """Set up this rank of a session; InvalidInput if model, data or workers do not fit.
 
-
-def setup_for(
-    settings: TrainSettings | RehearseSettings,
-    group: Group,
-    device: PacedDevice | None,
-    codec: str | None = None,
-) -> TrainingSetup:
-    """Set up a rank of a group for training, or for rehearsing a device.
-
-    On an emulated device, `codec` sends its declared share of the gradient values.
-    Raises InvalidInput if the model, data or workers do not fit.
+    On an emulated device, the codec sends its declared share of the gradient values.
     """
+    settings, group, device = session.settings, session.group, session.device
     check_world_size(settings.workers, group)
     if isinstance(settings, TrainSettings):
         return _real(settings, group)
@@ -89,11 +78,11 @@ def setup_for(
     workload = workload_of(settings.model, size, settings.input_shape)
     if device is None:
         return _stretched(settings, group, workload)
-    times = device.times(workload)
+    times, like = device.times(workload), stand_ins_for(gradient_codec(session.config))
     # paced layers ignore the sample, and the loss of a single class takes no time
     share = Share(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64), 1.0)
     return TrainingSetup(
-        model=PacedModel(workload, *times, gradient_like=stand_ins_for(codec)),
+        model=PacedModel(workload, *times, gradient_like=like),
         workload=workload,
         source=lambda epoch, first_step=0: repeat(share),
         epoch_steps=rehearsed_steps(settings),
@@ -114,9 +103,8 @@ def _real(settings: TrainSettings, group: Group) -> TrainingSetup:
     recipe = recipe_of(settings.model, settings.data, settings.seed)
     model = built(recipe, settings.seed)
     balanced = settings.balance is not None
-    batches = share_batches(
-        len(recipe.samples), settings.batch_size, settings.seed, group, balanced
-    )
+    sizes = len(recipe.samples), settings.batch_size
+    batches = share_batches(*sizes, settings.seed, group, balanced)
     size = -(-settings.batch_size // (group.world_size * settings.accumulate))
     workload = describe(model, recipe.example(size), settings.model)
     workload = replace(workload, num_accumulated=settings.accumulate - 1)
@@ -152,10 +140,7 @@ def trained_setup(
 
 
 def optimizer_by(recipe: Recipe, settings: TrainSettings) -> OptimizerFactory:
-    """Return the optimizer factory of the settings or the recipe.
-
-    Raises InvalidInput for a learning rate or momentum without effect.
-    """
+    """Return the optimizer factory; InvalidInput for a learning rate or momentum without effect."""
     if settings.optimizer is not None or recipe.optimizer is None:
         return optimizer_for(settings)
     for name in ("learning_rate", "momentum"):

@@ -61,9 +61,8 @@ class Share(NamedTuple):
         if count == 1:
             return [self]
         parts = Batch(self.inputs, self.targets).split(count, num_samples)
-        sizes = [len(tree_leaves(part.targets)[0]) for part in parts]
-        weights = [self.weight * size / num_samples for size in sizes]
-        return [Share(*part, weight) for part, weight in zip(parts, weights, strict=True)]
+        made = [Share(*part, self.weight) for part in parts]
+        return [one._replace(weight=self.weight * one.num_samples / num_samples) for one in made]
 
 
 def shares(
@@ -97,10 +96,7 @@ class Learning:
         return torch.autocast(device.type, torch.bfloat16) if self.bfloat16 else nullcontext()
 
     def forward(self, model: Callable[..., Any], share: Share) -> Tensor:
-        """Return a share's weighted loss; a share without samples has zero loss and gradients.
-
-        Raises InvalidInput if the loss fails, or is not a scalar that depends on the model.
-        """
+        """Return a share's weighted loss; a share without samples has zero loss and gradients."""
         with self.autocast(tree_leaves(share.inputs)[0].device):
             outputs = call(model, share.inputs)
             if not share.num_samples:  # the mean loss is undefined without samples

@@ -41,13 +41,12 @@ OF_TORCH_ALONE = {
 
 
 class Synchronized(DistributedDataParallel):
-    """Runs `module`, and averages its gradients over all ranks by `method`.
+    """Runs `module`, and averages its gradients over all ranks by `method`; created collectively.
 
     `arguments`: arguments of DistributedDataParallel. `group`: the ranks of a Paceline run; None:
     the process group of `arguments`. `deadline_s`: longest wait for another rank; None: the process
-    group's timeout. Creation is collective. A copy made by deepcopy or pickle joins the copies of
-    other ranks in the first exchange. A single process only calls the module. Raises InvalidInput
-    if the method does not support an argument.
+    group's timeout. A copy made by deepcopy or pickle joins the copies of other ranks in the first
+    exchange. A single process only calls the module.
     """
 
     reducer: Any  # torch's reducer, or Paceline's Reducer
@@ -196,9 +195,7 @@ class Synchronized(DistributedDataParallel):
     def _before_forward(self) -> None:
         """Replace a reducer that does not fit the trainable parameters any more.
 
-        Any reducer is replaced if a frozen parameter becomes trainable. Torch's reducer is also
-        replaced if some, but not all parameters become frozen. Paceline's reducer is also replaced
-        if a type changes. While all parameters are frozen, nothing is exchanged.
+        Torch's reducer fits if all or none of its parameters are trainable.
         """
         has_changed = any(parameter.requires_grad for parameter in self._frozen)
         if isinstance(self._gradients, TorchAllReduce):
@@ -219,8 +216,7 @@ class Synchronized(DistributedDataParallel):
     def _replace_reducer(self, prepared: Reducer | TorchAllReduce | None = None) -> None:
         """Replace the reducer for the currently trainable parameters.
 
-        `prepared`: a reducer that is already open. Without it, the new reducer opens in its first
-        exchange, where ranks are synchronised.
+        Without a `prepared` reducer, which is open, the new one opens in its first exchange.
         """
         if self._gradients is not None:
             self._gradients.close()
@@ -244,9 +240,8 @@ class Synchronized(DistributedDataParallel):
     def _rebuild_buckets(self) -> None:
         """Let a new torch reducer rebuild its buckets while ranks are synchronised.
 
-        Otherwise the reducer would rebuild the buckets in the next forward pass. The rebuild is
-        collective, but the next forward pass may be an evaluation on a single rank. Within join(),
-        a rank without samples expects the rebuild in the next forward pass, so nothing is done.
+        The rebuild is collective, but the next forward pass may be an evaluation on a single rank.
+        Within join(), a rank without samples expects the rebuild in the next forward pass.
         """
         if self.reducer is not None and not self._join_config.enable:
             self.reducer._rebuild_buckets()
@@ -282,16 +277,14 @@ class Synchronized(DistributedDataParallel):
             self._refuse_hooks("_apply_optimizer_in_backward")
         super()._setup_in_backward_optimizers()
 
-    def _refuse_hooks(self, what: str) -> None:
-        if not self._is_alone and not self._method.uses_torch_reducer:
-            raise InvalidInput(what, f"requires exchange='allreduce', not {self._method.name!r}")
-
     def _update_process_group(self, new_process_group: Any) -> None:
-        if not self._method.uses_torch_reducer:
-            problem = f"requires exchange='allreduce', not {self._method.name!r}"
-            hint = "wrap the module again"
-            raise InvalidInput("_update_process_group", problem, hint=hint)
+        self._refuse_hooks("_update_process_group", hint="or wrap the module again")
         super()._update_process_group(new_process_group)
+
+    def _refuse_hooks(self, what: str, hint: str = "") -> None:
+        if not self._is_alone and not self._method.uses_torch_reducer:
+            problem = f"requires exchange='allreduce', not {self._method.name!r}"
+            raise InvalidInput(what, problem, hint=hint)
 
     def _get_ddp_logging_data(self) -> dict[str, Any]:
         if isinstance(self.logger, DDPLogger):
@@ -327,10 +320,7 @@ class Synchronized(DistributedDataParallel):
         self._ddp_init_helper()
 
     def prepare(self, run: Callable[[], None]) -> None:
-        """Call `run`, a pass with unused gradients, if the method uses torch's reducer.
-
-        After the pass, torch's reducer rebuilds buckets; from then on, the order of sums is fixed.
-        """
+        """Call `run`, a pass with unused gradients, so that torch's reducer rebuilds buckets."""
         if not self._is_alone and self._method.uses_torch_reducer:
             state = self.exchange_state()
             run()
@@ -348,8 +338,7 @@ class Synchronized(DistributedDataParallel):
     def record(self, recorder: Recorder | None) -> None:
         """Record all exchanges from now on; None stops recording.
 
-        Only while recording, torch's reducer has a hook, because the hook costs an additional pass
-        over the gradients. Starting or stopping a recording rebuilds torch's reducer.
+        Rebuilds torch's reducer, whose recording hook costs an additional pass over the gradients.
         """
         before, self._reducer_recorder = self._reducer_recorder, recorder
         if isinstance(self._gradients, Reducer):

@@ -1,14 +1,12 @@
 """Find the fastest of several exchanges by timing the steps of a training.
 
-All exchanges compute the same gradients, so trials do not change the trained model. `Trials` times
-the exchanges in turns (`paceline.core.turns`), and uses the fastest exchange. When steps become
-slower or faster, the trials start again. `Checked` is a replica that uses `Trials`.
+All exchanges compute the same gradients, so trials do not change the trained model. Exchanges are
+timed in turns (`paceline.core.turns`). When steps become slower or faster, the trials start again.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
-from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,47 +17,32 @@ from paceline.core.turns import Choice
 from paceline.exchange.replica import ModelReplica, Statistics
 from paceline.links.clock import Clock
 from paceline.links.group import Group
+from paceline.measure.timing import seconds_between
 from paceline.record.recorder import Recorder
 
 
-class Trials:
+class Trials(Choice):
     """Times exchanges in turns during training, and then uses the fastest.
 
-    `names`: names of the exchanges, the simplest first. `slow`: names of exchanges known to be
-    slower than another one, which are timed only if steps change. The slowest rank determines the
-    time of a step, so all ranks choose the same exchange. `name`: name of the current exchange.
+    `names` and `slow`: see `Choice`. The slowest rank determines the time of a step, so all ranks
+    choose the same exchange.
     """
 
     def __init__(self, names: Iterable[str], clock: Clock, slow: Collection[str] = ()) -> None:
-        self._choice, self._clock = Choice(tuple(names), slow=slow), clock
+        super().__init__(tuple(names), slow=slow)
+        self._clock = clock
         self._failed: dict[str, str] = {}
         self._chunks: dict[str, int] = {}  # layers per chunk in the last turn
         self._marks: list[Any] = []
 
     @property
-    def name(self) -> str:
-        """The exchange of the next steps."""
-        return self._choice.name
-
-    @property
-    def settled(self) -> bool:
-        """Whether the fastest exchange is in use."""
-        return self._choice.settled
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        """Median step time of each exchange that was timed so far."""
-        return self._choice.seconds
-
-    @property
     def due(self) -> bool:
         """Whether all ranks must call `finish_measurement`, because enough steps were timed."""
-        num_steps = self._choice.num_steps
-        return num_steps is not None and len(self._marks) > num_steps
+        return self.num_steps is not None and len(self._marks) > self.num_steps
 
     def exchanged(self) -> None:
         """Record the end of an exchange."""
-        if self._choice.num_steps is not None:
+        if self.num_steps is not None:
             self._marks.append(self._clock.mark())
 
     def finish_measurement(
@@ -67,32 +50,30 @@ class Trials:
     ) -> None:
         """End a turn, or compare the last steps with earlier steps; collective.
 
-        `chunk`: current number of layers per chunk. `is_searched`: whether a search still changes
-        this number.
+        `chunk`: layers per chunk now; `is_searched`: whether a search still changes this number.
         """
-        own = [end - start for start, end in pairwise(self._clock.seconds(self._marks))]
+        own = seconds_between(self._clock, self._marks)
         steps = [max(of_ranks) for of_ranks in zip(*group.gather(own), strict=True)]
         self._marks = self._marks[-1:]
         if chunk is not None and not self.settled:
             self._chunks[self.name] = chunk
-        self._choice.add(steps, is_steady=not is_searched)
+        self.add(steps, is_steady=not is_searched)
 
     def fail(self, error: InvalidInput) -> None:
         """Remove the current exchange from the candidates, because of an error."""
         self._failed[self.name] = str(error)
-        self._choice.drop()
-
-    def settle(self) -> None:
-        """Stop timing, and use the fastest exchange so far."""
-        self._choice.stop()
+        self.drop()
 
     def why(self, chunk: int | None = None, is_searched: bool = False) -> str:
         """Describe the exchange in use and the measured step times in one line.
 
-        `chunk`: current number of layers per chunk. `is_searched`: whether a search still changes
-        this number.
+        The arguments are those of `finish_measurement`.
         """
-        figures = [self._figure(name) for name in self.seconds]
+        figures = [
+            f"{name} {duration(seconds)}"
+            + (f" in chunks of {_layers(self._chunks[name])}" if name in self._chunks else "")
+            for name, seconds in self.seconds.items()
+        ]
         problems = [f"{name} cannot be used: {why}" for name, why in self._failed.items()]
         told = "; ".join([*sorted(figures), *problems])
         if not self.settled:
@@ -104,23 +85,11 @@ class Trials:
         now = "now trying" if is_searched else "now"
         return f"{reason}; {now} in chunks of {_layers(chunk)}"
 
-    def _figure(self, name: str) -> str:
-        chunk = self._chunks.get(name)
-        chunks = "" if chunk is None else f" in chunks of {_layers(chunk)}"
-        return f"{name} {duration(self.seconds[name])}{chunks}"
-
-
-class Candidate(NamedTuple):
-    """A candidate exchange: name, factory of replicas, and whether it is known to be slow."""
-
-    name: str
-    make: Callable[[], ModelReplica]
-    is_slow: bool = False
-
 
 class Checked:
-    """A replica that uses the fastest of several candidates, the simplest first.
+    """A replica that uses the fastest of several candidates.
 
+    `candidates`: factories of replicas by name, the simplest first. `slow`: see `Choice`.
     `on_decision(reason)` is called for each choice. All ranks change to another candidate together.
     After `num_steps` steps, they no longer change. `clock`: the device's clock, which may lag
     behind the host. `accumulates`: whether each step begins with micro-batches within `no_sync`.
@@ -128,26 +97,21 @@ class Checked:
 
     def __init__(
         self,
-        candidates: Sequence[Candidate],
+        candidates: Mapping[str, Callable[[], ModelReplica]],
         group: Group,
         clock: Clock,
         num_steps: int,
         on_decision: Callable[[str], None],
+        *,
+        slow: Collection[str] = (),
         accumulates: bool = False,
     ) -> None:
-        self._candidates = {one.name: one for one in candidates}
-        slow = [one.name for one in candidates if one.is_slow]
-        self._trials = Trials(self._candidates, clock, slow)
+        self._candidates, self._trials = candidates, Trials(candidates, clock, slow)
         self._group, self._last_step, self._on_decision = group, num_steps, on_decision
         self._recorder: Recorder | None = None
-        self._use(self._candidates[self._trials.name])
+        self._use(self._trials.name)
         self._num_steps = self.num_searched = 0
         self._accumulates = accumulates
-
-    @property
-    def name(self) -> str:
-        """The current candidate's name."""
-        return self._used.name
 
     @property
     def settled(self) -> bool:
@@ -181,21 +145,21 @@ class Checked:
         """Load the current candidate's exchange state."""
         self._replica.load_exchange_state(state)
 
+    def close(self) -> None:
+        """Free the current candidate's resources."""
+        self._replica.close()
+
     def record(self, recorder: Recorder | None) -> None:
         """Record exchanges of the current and all later candidates; None stops recording."""
         self._recorder = recorder
         self._replica.record(recorder)
-
-    def close(self) -> None:
-        """Free the current candidate's resources."""
-        self._replica.close()
 
     def _begin_step(self) -> None:
         trials, before = self._trials, self._trials.settled
         self._num_steps += 1
         if self._num_steps > self._last_step:
             if not before:
-                trials.settle()
+                trials.stop()
                 self._follow(before)
             return
         trials.exchanged()
@@ -205,20 +169,19 @@ class Checked:
 
     def _follow(self, was_settled: bool) -> None:
         """Use the current candidate of the trials, and report if trials ended or restarted."""
-        trials, used = self._trials, self._candidates[self._trials.name]
+        trials, used = self._trials, self._trials.name
         if was_settled and not trials.settled:
             self._on_decision("auto: the time of steps has changed; trying all exchanges again")
         elif trials.settled and not was_settled:
             self.num_searched = self._num_steps - 1
             took = [f"{name} {duration(took_s)}" for name, took_s in trials.seconds.items()]
-            self._on_decision(f"auto: {used.name} from now on; measured {', '.join(took)}")
-        if used is not self._used:
-            self._replica.close()  # close first: two replicas must not hook the same gradients
+            self._on_decision(f"auto: {used} from now on; measured {', '.join(took)}")
+        if used != self.name:
+            self.close()  # close first: two replicas must not hook the same gradients
             self._use(used)
 
-    def _use(self, candidate: Candidate) -> None:
-        self._used = candidate
-        self._replica = candidate.make()
+    def _use(self, name: str) -> None:
+        self.name, self._replica = name, self._candidates[name]()
         if self._recorder is not None:
             self._replica.record(self._recorder)
 

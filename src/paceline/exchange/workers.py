@@ -19,8 +19,14 @@ from torch.nn.parallel import DistributedDataParallel
 from paceline.codecs.codec import Codec
 from paceline.core.errors import InvalidInput
 from paceline.core.rounds import Rounds
-from paceline.exchange.averaging import Averaged, Averaging, Contribution
-from paceline.exchange.outer import Fragment, OptimizerFactory, local_of
+from paceline.exchange.outer import (
+    Averaged,
+    Averaging,
+    Contribution,
+    Fragment,
+    OptimizerFactory,
+    local_of,
+)
 from paceline.links.group import Group
 from paceline.links.rendezvous import joined, with_own_connections
 
@@ -28,8 +34,6 @@ logger = logging.getLogger(__name__)
 
 _OF_A_WORKER = ("sync_every", "delay")  # settings that may differ between workers
 Settings = Mapping[str, Any]  # plain values by name, which must be equal on all workers
-# result of `meet`: the group (None with a manager), and DDP modules that span several workers
-Met = tuple[Group | None, list[DistributedDataParallel]]
 
 
 class FixedWorkers:
@@ -38,10 +42,12 @@ class FixedWorkers:
     `num_final_exchanges`: number of exchanges that remain once all workers have called `close`.
     """
 
-    def __init__(self, group: Group, averaging: Averaging, num_fragments: int) -> None:
+    lock = None  # no other worker copies this worker's state
+
+    def __init__(self, group: Group, averaging: Averaging) -> None:
         self._group, self._averaging = group, averaging
         self.rank, self.count = group.rank, group.world_size
-        self.num_final_exchanges = num_fragments - 1
+        self.num_final_exchanges = len(averaging.outer.values) - 1
 
     def exchange(self, given: Contribution) -> Averaged:
         """Average the contributions of all workers."""
@@ -88,11 +94,12 @@ def meet(
     device_mesh: DeviceMesh | None,
     deadline_s: float | None,
     manager: object = None,
-) -> Met:
+) -> tuple[Group | None, list[DistributedDataParallel]]:
     """Connect to the other workers, and copy worker 0's parameters to all.
 
-    With a `manager`, workers do not connect until their exchanges. Raises InvalidInput if settings
-    differ, or if the model is sharded between workers.
+    Returns the group, and the DDP modules that span several workers. With a `manager`, workers
+    connect only in exchanges. Raises InvalidInput if settings differ, or if the model is sharded
+    between workers.
     """
     if manager is not None:
         if process_group is not None or device_mesh is not None:
@@ -126,7 +133,7 @@ def _copy_first(tensors: Iterable[Tensor], group: Group) -> None:
 
 
 def _replicas_between(model: nn.Module, workers: Group) -> list[DistributedDataParallel]:
-    """Return the DistributedDataParallel modules that exchange gradients between workers.
+    """Return the DDP modules that exchange gradients between workers.
 
     Raises InvalidInput if the model is sharded between workers.
     """

@@ -183,8 +183,8 @@ class DataParallel(Synchronized):
         if not trials.due:
             return
         used = self._gradients
-        chunks = (used.chunk, used.is_searched) if isinstance(used, Reducer) else ()
-        trials.finish_measurement(self._join(), *chunks)
+        assert used is not None  # it called this method
+        trials.finish_measurement(self._join(), used.chunk, used.is_searched)
         # Create the next method's reducer, unless trials ended with the method in use.
         while self._next is None and not (trials.settled and self._method.name == trials.name):
             try:
@@ -232,9 +232,8 @@ class DataParallel(Synchronized):
             return self._why
         if self._join_config.enable:
             return f"{self._method.name}: no other is tried within join()"
-        if not isinstance(self._gradients, Reducer):
-            return self._trials.why()
-        return self._trials.why(self._gradients.chunk, self._gradients.is_searched)
+        used = self._gradients
+        return self._trials.why(used.chunk, used.is_searched) if used else self._trials.why()
 
     @property
     def trials(self) -> tuple[Trial, ...]:

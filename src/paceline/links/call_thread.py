@@ -55,6 +55,7 @@ class CallThread:
                 except Exception as error:
                     failure = None if self._goes_on else error
                     future.set_exception(error)
+                del future, call  # free their tensors before waiting for the next call
 
 
 def finish_stream(device: torch.device) -> None:

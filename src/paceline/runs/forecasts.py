@@ -22,7 +22,7 @@ from paceline.exchange.loop import traced_steps
 from paceline.exchange.replica import ModelReplica
 from paceline.exchange.replicas import ReplicaRunner
 from paceline.exchange.session import Runner, TrainingSession
-from paceline.exchange.trials import Candidate, Checked
+from paceline.exchange.trials import Checked
 from paceline.links.clock import clock_for
 from paceline.links.cores import all_cores
 from paceline.links.group import Group
@@ -151,13 +151,11 @@ def candidates_of(
     model: nn.Module,
     group: Group,
     forecasts: Sequence[Forecast],
-    slow: Collection[str],
     decide: Callable[[str], None],
-) -> list[Candidate]:
-    """Return the exchanges that may be the fastest, the simplest first.
+) -> dict[str, Callable[[], ModelReplica]]:
+    """Return factories of the exchanges that may be the fastest, the simplest first.
 
-    `slow`: exchanges measured to be slow. Calls `decide` with a text that names the exchanges and
-    their predicted step times.
+    Calls `decide` with a text that names the exchanges and their predicted step times.
     """
     # Profiles differ between ranks, so rank 0 decides for all.
     predicted = group.gather({one.exchange: one.step_s for one in worth_trying(forecasts)})[0]
@@ -172,12 +170,11 @@ def candidates_of(
     else:
         shown = [f"{name} {duration(step_s)}" for name, step_s in predicted.items()]
         decide(f"auto: trying {', '.join(names)}; predicted {', '.join(shown)} a step")
-    candidates = []
+    candidates = {}
     for name in names:
         found = by_name[name]
         make = find_strategy(found.strategy).runner().replica
-        replicate = partial(make, model, found.config, group)
-        candidates.append(Candidate(name, replicate, name in slow))
+        candidates[name] = partial(make, model, found.config, group)
     return candidates
 
 
@@ -216,7 +213,7 @@ def train_best(
         logger.info("%s", why)
 
     by_name = {one.exchange: one for one in forecasts}
-    candidates = candidates_of(runner.setup.model, group, forecasts, slow, decide)
+    candidates = candidates_of(runner.setup.model, group, forecasts, decide)
     steps = runner.setup.epoch_steps
     traced = traced_steps(steps)
     last_step = sum(steps[: traced.epoch]) + traced.step
@@ -224,7 +221,8 @@ def train_best(
     checked, clock = list[Checked](), clock_for(group.device)
 
     def replicate(module: nn.Module) -> ModelReplica:
-        checked.append(Checked(candidates, group, clock, last_step, decide, accumulates))
+        options: dict[str, Any] = {"slow": slow, "accumulates": accumulates}
+        checked.append(Checked(candidates, group, clock, last_step, decide, **options))
         return checked[0]
 
     def used() -> tuple[Strategy, Any]:

@@ -20,8 +20,7 @@ from torch import Tensor
 from paceline.core.chunks import ChunkTimes
 from paceline.core.errors import InvalidInput, StepDiscarded
 from paceline.core.plan import Kind
-from paceline.exchange.codec_choice import CodecAllReduce, name_of
-from paceline.exchange.compressed import Compression
+from paceline.exchange.compressed import CodecAllReduce, Compression, name_of
 from paceline.exchange.layout import Chunk, Layout, check_same_codec
 from paceline.exchange.optimizers import NonFiniteGuard
 from paceline.exchange.replica import Statistics
@@ -174,12 +173,12 @@ class HostExchange:
 
     def state(self) -> dict[str, Tensor]:
         """Return the error feedback of a leader's codec; {} on other ranks or without codec."""
-        return self._encoded.state_dict() if self._encoded else {}
+        return self._encoded.codecs.state_dict() if self._encoded else {}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Load the error feedback that the same rank saved."""
         if self._encoded is not None:
-            self._encoded.load_state_dict(state)
+            self._encoded.codecs.load_state_dict(state)
 
     def statistics(self) -> Statistics:
         """Return the traffic and time so far, including a GPU's running exchange."""
@@ -194,7 +193,8 @@ class HostExchange:
         encoded, found = self._encoded, (self._guard.num_nonfinite, self._guard.num_skipped)
         # Only leaders know which measurements led to the choice of the codec.
         why = encoded.why if encoded else f"{self._between.codec}: requested"
-        return Statistics(*known, why, *found, sent_share=encoded.sent_share if encoded else None)
+        share = encoded.codecs.sent_share if encoded else None
+        return Statistics(*known, why, *found, sent_share=share)
 
     @property
     def _encoded(self) -> CodecAllReduce | None:

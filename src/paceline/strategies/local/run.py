@@ -27,7 +27,7 @@ from paceline.exchange.replica import Method, ModelReplica
 from paceline.exchange.replicas import ReplicaRunner, outcome_of
 from paceline.exchange.running_exchange import ExchangeTimes
 from paceline.exchange.session import TrainingSession
-from paceline.exchange.setup import setup_for
+from paceline.exchange.setup import setup_of
 from paceline.exchange.synchronized import Synchronized
 from paceline.links.clock import clock_for
 from paceline.links.devices import device_of
@@ -102,7 +102,7 @@ class ElasticRunner:
         number, num_workers, _ = session.elastic
         # The worker's number selects its share of each batch. Workers communicate through torchft.
         as_rank = replace(session.group, rank=number, world_size=num_workers)
-        self.setup = setup_for(session.settings, as_rank, session.device)
+        self.setup = setup_of(replace(session, group=as_rank))
         self.workload = self.setup.workload
         self.samples_per_step = self.setup.samples_per_step
         size = f"{self.workload.num_parameters:,} parameters in {len(self.workload.layers)} layers"

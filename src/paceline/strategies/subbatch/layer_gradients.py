@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paceline.codecs.gathering import Pending
 from paceline.core.errors import InvalidInput, NonFinite
-from paceline.exchange.codec_choice import CodecAllReduce
+from paceline.exchange.compressed import CodecAllReduce
 from paceline.exchange.layout import Chunk, Layout
 from paceline.exchange.replica import Exchange, Statistics
 from paceline.links.call_thread import CallThread, finish_stream
@@ -225,17 +225,17 @@ class LayerGradients(Exchange):
     def statistics(self) -> Statistics:
         """Return the number of steps and the traffic so far."""
         sent = self.bytes_sent
-        share = self._encoded.sent_share if self._encoded else None
+        share = self._encoded.codecs.sent_share if self._encoded else None
         return Statistics(self.name, self._num_steps, sent, sent, None, None, sent_share=share)
 
     def state(self) -> dict[str, Tensor]:
         """Return this rank's error feedback."""
-        return self._encoded.state_dict() if self._encoded else {}
+        return self._encoded.codecs.state_dict() if self._encoded else {}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Load the error feedback that this rank saved; the number of ranks must be the same."""
         if self._encoded is not None:
-            self._encoded.load_state_dict(state)
+            self._encoded.codecs.load_state_dict(state)
 
     def close(self) -> None:
         """Close the compressed all-reduce."""
