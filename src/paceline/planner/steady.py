@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from paceline.core.after_backward import AfterBackward, BackwardPhase
+from paceline.core.after_backward import AfterBackward, after_backward
 from paceline.core.compare import Breakdown, breakdown
 from paceline.core.cost import CostModel, Slowed, compute_lane
 from paceline.core.machine import Device, DeviceKind, Machine
@@ -101,7 +101,7 @@ def _after_backward(windows: Windows, cost: CostModel) -> AfterBackward | None:
     """Return the communication left after backward, if the strategy reports it."""
     if not windows.strategy.planning.reports_after_backward or windows.config.workers == 1:
         return None
-    return BackwardPhase(windows.step, cost, simulate(windows.step, cost)).times()
+    return after_backward(windows.step, cost, simulate(windows.step, cost))
 
 
 def _wire_s(outline: Timeline) -> float:
