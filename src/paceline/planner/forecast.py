@@ -90,11 +90,6 @@ class Forecast(Steady):
         """Range of seconds that should contain the median measured step in nine of ten cases."""
         return (1 - self.range_share) * self.step_s, (1 + self.range_share) * self.step_s
 
-    def surely_faster_than(self, other: "Forecast") -> bool:
-        """Whether this forecast is faster than `other` even at the worst ends of both ranges."""
-        slowest, fastest = 1 + self.range_share, 1 - other.range_share
-        return self.samples_per_s / slowest > other.samples_per_s / fastest
-
     @property
     def shown_s(self) -> float:
         """Seconds between two weight updates in the timeline."""

@@ -1,4 +1,4 @@
-"""Rank forecasts, and compare numbers of workers and codecs."""
+"""Rank forecasts, and compare numbers of workers."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,6 @@ from functools import cached_property
 from typing import overload
 
 from paceline.planner.forecast import Forecast
-from paceline.strategies import EXCHANGES
 
 _GAIN = 1.02  # minimum speed-up that justifies further workers
 _NUM_DIGITS = 12  # compared digits of throughputs; rounding errors change further digits
@@ -25,23 +24,6 @@ def rank(forecasts: Iterable[Forecast]) -> list[Forecast]:
         return not one.is_same_training, -learnt, -trained
 
     return sorted(forecasts, key=place)
-
-
-@dataclass(frozen=True)
-class Advice:
-    """The best forecast without a codec (`plain`), and the best one with a codec (`encoded`).
-
-    `same_workers`: the best forecast without a codec on as many workers as `encoded`.
-    """
-
-    plain: Forecast
-    encoded: Forecast
-    same_workers: Forecast
-
-    @property
-    def pays(self) -> bool:
-        """Whether `encoded` is faster than `plain` even at the worst ends of both ranges."""
-        return self.encoded.surely_faster_than(self.plain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,20 +57,6 @@ class Ranking(Sequence[Forecast]):
     def __getitem__(self, index: slice) -> Sequence[Forecast]: ...
     def __getitem__(self, index: int | slice) -> Forecast | Sequence[Forecast]:
         return self.forecasts[index]
-
-    @cached_property
-    def advice(self) -> Advice | None:
-        """The best forecasts with and without a codec; None if no forecast has a codec.
-
-        Only strategies that exchange all gradients are compared.
-        """
-        replicas = [one for one in self.forecasts if one.strategy in EXCHANGES]
-        plain = [one for one in replicas if one.codec is None]
-        encoded = next((one for one in replicas if one.codec is not None), None)
-        if encoded is None:
-            return None
-        alike = next(one for one in plain if one.workers == encoded.workers)
-        return Advice(plain[0], encoded, alike)
 
     @cached_property
     def best_of(self) -> dict[int, Forecast]:
