@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import Machine
 from paceline.core.workload import Workload
-from paceline.planner.forecast import forecast
-from paceline.strategies import STRATEGIES
+from paceline.planner.forecast import forecast_alone
 
 _RATE = re.compile(r"(?P<rate>[0-9.]+(?:[eE][+-]?[0-9]+)?)\s*/\s*s(?:@(?P<batch>[0-9]+))?")
-_ALONE = "allreduce"  # for forecasts of one worker, which exchanges nothing with any strategy
 
 
 @dataclass(frozen=True)
@@ -55,11 +53,8 @@ def calibrated(
     batch requires, because the measured device has trained it.
     """
     batch_size = rate.batch_size or usual_batch
-    strategy = STRATEGIES[_ALONE]
-    config = strategy.config(workers=1)
     # Ignore how fast hosts load samples, because the rate is that of the device.
-    computing = machine.with_each("hosts", samples_per_s=None)
-    found = forecast(workload_of(batch_size), computing, strategy, config, batch_size)
+    found = forecast_alone(workload_of(batch_size), machine.with_each("hosts", samples_per_s=None))
     slower = found.samples_per_s / rate.samples_per_s
     (needed,) = found.memory_nbytes.values()
     source = f"measured: {rate.samples_per_s:g} samples/s in batches of {batch_size}"

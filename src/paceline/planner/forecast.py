@@ -14,6 +14,7 @@ from paceline.core.workload import Workload, replica_nbytes
 from paceline.planner import explanations
 from paceline.planner.grouping import Windows
 from paceline.planner.steady import Steady, devices_of, steady
+from paceline.strategies import STRATEGIES
 
 ERROR_BAR = 0.06  # mean error of a predicted step (benchmarks/planner)
 
@@ -125,6 +126,12 @@ def forecast(
     """
     windows = Windows(strategy, workload, machine.reached, config, cost, balanced=balanced)
     return forecast_of(windows, samples_per_step)
+
+
+def forecast_alone(workload: Workload, machine: Machine) -> Forecast:
+    """Predict the step of the machine's first device, which trains alone."""
+    one = STRATEGIES["allreduce"]  # a single worker exchanges nothing with any strategy
+    return forecast(workload, machine, one, one.config(workers=1), workload.batch_size)
 
 
 def forecast_of(windows: Windows, samples_per_step: float) -> Forecast:

@@ -12,14 +12,12 @@ from paceline.core.plan import without_collection
 from paceline.core.strategy import Strategy
 from paceline.core.workload import Workload
 from paceline.planner.alternatives import Alternatives, rates
-from paceline.planner.forecast import Forecast, forecast
+from paceline.planner.forecast import Forecast, forecast, forecast_alone
 from paceline.planner.ranking import Ranking, Refusal, rank
-from paceline.strategies import find_exchange
 
 _FEW_DEVICES = 8
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 _LISTED = "as listed"
-_ALONE = "allreduce"  # for forecasts of one worker, which exchanges nothing with any strategy
 # Limits for strategies that plan the tasks of every worker. `_MOST_LAYERS`: layers times workers; a
 # plan then takes about 5 s. `_MOST_UNASKED`: workers, if the user sets no number of workers.
 _MOST_LAYERS, _MOST_UNASKED = 2**15, 128
@@ -182,9 +180,8 @@ class _Search:
         """Return the throughput of a device that trains alone."""
         alike = (workload.batch_size, *rates(device))
         if alike not in self._speeds:
-            own, alone = _with_first(machine, {device.name}), find_exchange(_ALONE)
-            found = forecast(workload, own, alone, alone.config(workers=1), workload.batch_size)
-            self._speeds[alike] = found.samples_per_s
+            own = _with_first(machine, {device.name})
+            self._speeds[alike] = forecast_alone(workload, own).samples_per_s
         return self._speeds[alike]
 
 

@@ -23,7 +23,7 @@ from paceline.core.strategy import Strategy
 from paceline.core.workload import Workload
 from paceline.planner.alternatives import rates, shortage
 from paceline.planner.best_chunk import with_best_chunk
-from paceline.planner.forecast import Forecast, forecast, memory
+from paceline.planner.forecast import Forecast, forecast, forecast_alone, memory
 from paceline.planner.sweep import with_links
 from paceline.strategies import STRATEGIES
 
@@ -36,7 +36,6 @@ _TRIED: dict[Exchange, tuple[tuple[str, str | None], ...]] = {
     "codec": (("allreduce", "dynamic8"), ("host", "dynamic8")),
     "local": (("local", "dynamic4"), ("local", None)),
 }
-_ALONE = "allreduce"  # for forecasts of one worker, which exchanges nothing with any strategy
 _LEAST_S = 1e-12  # least seconds per sample, if the step time hardly depends on the samples
 _MOST_DEVICES = 16  # maximum number of devices, so that the search takes only seconds
 _Choice = tuple[Strategy, Any]  # a strategy and its configuration
@@ -197,15 +196,12 @@ class _Question:
         Uses two forecasts: one for an equal share of the batch, and one for the batch of `whole`.
         """
         known: dict[tuple[float, ...], _Seconds] = {}
-        strategy, samples = STRATEGIES[_ALONE], self.workload.batch_size
-        config = strategy.config(workers=1)
+        samples = self.workload.batch_size
         for device in self.machine.devices:
             if rates(device) not in known:
                 own = self.machine.model_copy(update={"devices": (device,)})
-                part_s, whole_s = (
-                    forecast(one, own, strategy, config, one.batch_size).step_s
-                    for one in (self.workload, whole)
-                )
+                part_s = forecast_alone(self.workload, own).step_s
+                whole_s = forecast_alone(whole, own).step_s
                 per_sample = (whole_s - part_s) / (whole.batch_size - samples)
                 fixed = max(0.0, part_s - samples * per_sample)
                 known[rates(device)] = _Seconds(fixed, max(per_sample, _LEAST_S))
