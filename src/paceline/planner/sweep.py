@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 from paceline.core.cluster import Cluster
 from paceline.core.errors import InvalidInput
+from paceline.core.facts import rounded
 from paceline.core.machine import Machine
 from paceline.core.strategy import Strategy
 from paceline.core.workload import Workload
@@ -154,9 +155,7 @@ def _label(forecast: Forecast) -> str:
 
 def shown(over: Range, value: float) -> str:
     """Format a value of the range with its unit."""
-    if over.quantity == "bandwidth":
-        return f"{value / 1e9:.3g} Gbit/s" if value >= 1e9 else f"{value / 1e6:.3g} Mbit/s"
-    return f"{value * 1e3:.3g} ms" if value >= 1e-3 else f"{value * 1e6:.3g} us"
+    return rounded(value, "bit/s" if over.quantity == "bandwidth" else "s")
 
 
 _ROWS = 16
