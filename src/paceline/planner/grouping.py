@@ -110,7 +110,7 @@ def _groups_of(step: Plan, workload: Workload) -> list[list[int]]:
     after: dict[tuple[Kind, str], set[str]] = defaultdict(set)
     for task, children in zip(step.tasks, step.children, strict=True):
         # Skip passes over other batch sizes, because a layer's cost is for the workload's batch.
-        if task.kind in PASSES and task.sub_batch is None and not task.num_samples:
+        if task.kind in PASSES and task.id.sub_batch is None and not task.num_samples:
             after[task.kind, task.part].add(_follower(step, task, children))
     ready = workload.in_backward_order
     groups = [[0]]
@@ -133,7 +133,7 @@ def _follower(step: Plan, task: Task, children: Sequence[int]) -> str:
     if len(children) != 1 or step.num_parents[children[0]] != 1:
         return ""
     child = step.tasks[children[0]]
-    is_next = (child.kind, child.on, child.sub_batch) == (task.kind, task.on, None)
+    is_next = (child.kind, child.on, child.id.sub_batch) == (task.kind, task.on, None)
     return child.part if is_next else ""
 
 
