@@ -11,7 +11,7 @@ the tasks of one node. The price of an exchange depends on the number of ranks i
 on the routes between a few nodes, which include every kind of route in the cluster.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from math import prod
 from typing import Annotated, Any, Self
@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 
 from paceline.core.errors import InvalidInput
 from paceline.core.facts import BytesPerSecond, Fact, Name, Seconds, Source
-from paceline.core.machine import Device, Flow, Host, Machine, RingPeers, Station, Switch
+from paceline.core.machine import Device, Host, Machine, RingPeers, Station, Switch
 from paceline.core.network import Hop, Link
 
 # Maximum number of workers planned one by one, which takes about 5 s. The second limit applies to
@@ -100,8 +100,8 @@ class Symmetric(Machine):
         alike = self.hosts if isinstance(stations[0], Host) else self.devices
         return RingPeers(tuple(alike), self.num_nodes * len(stations))
 
-    def flow(self, level: int) -> Flow:
-        """Return the first host's route to the next host in the ring of `level`, as a `Flow`.
+    def flow(self, level: int) -> tuple[tuple[Hop, ...], Mapping[Hop, int]]:
+        """Return the first host's route in the ring of `level`, and the messages on each hop.
 
         The route goes up through switches, and down again. Each link carries the messages of all
         nodes below this link.
@@ -109,8 +109,7 @@ class Symmetric(Machine):
         apart = prod(min(size, _KINDS) for size in self.groups[:level])
         route = self.route(self.hosts[0], self.hosts[apart])
         shares = [prod(self.groups[:below]) for below in range(level + 1)]
-        load: dict[Hop, int] = dict(zip(route, [*shares, *reversed(shares)], strict=True))
-        return Flow(route, load)
+        return route, dict(zip(route, [*shares, *reversed(shares)], strict=True))
 
 
 class Cluster(Machine):

@@ -158,13 +158,6 @@ class RingPeers(NamedTuple):
     num_ranks: int
 
 
-class Flow(NamedTuple):
-    """A route, and the number of concurrent messages on each of its hops."""
-
-    route: tuple[Hop, ...]
-    load: Mapping[Hop, int]
-
-
 class Machine(Fact):
     """The hosts, devices and links of a plan; devices are in rank order.
 
@@ -267,8 +260,8 @@ class Machine(Fact):
         """Return a ring of `stations`, in which each station is one rank."""
         return RingPeers(tuple(stations), len(stations))
 
-    def flow(self, level: int) -> Flow:
-        """Return the first host's route to the next host in the ring of `level`, as a `Flow`.
+    def flow(self, level: int) -> tuple[tuple[Hop, ...], Mapping[Hop, int]]:
+        """Return the first host's route in the ring of `level`, and the messages on each hop.
 
         `self.groups[level]` groups of hosts form a ring, in which each host sends to the matching
         host of the next group. All hosts send concurrently. InvalidInput if hosts are not linked.
@@ -278,7 +271,7 @@ class Machine(Fact):
         for i, host in enumerate(hosts):
             is_last = i // apart % size == size - 1
             load.update(self.route(host, hosts[i - (size - 1) * apart if is_last else i + apart]))
-        return Flow(self.route(hosts[0], hosts[apart]), load)
+        return self.route(hosts[0], hosts[apart]), load
 
     def host_of(self, device: Device) -> Host:
         """Return the host that the device belongs to."""

@@ -90,8 +90,9 @@ class Ring:
         cls, machine: Machine, stations: Sequence[Station], cores: Sequence[Resource]
     ) -> "Ring":
         """Build the ring over two or more stations; InvalidInput if they are not linked."""
-        routes = [machine.route(*pair) for pair in neighbours(machine.peers(stations).stations)]
-        return cls._along(machine, stations, routes, _times(routes), cores)
+        peers = machine.peers(stations)
+        routes = tuple(machine.route(*pair) for pair in neighbours(peers.stations))
+        return cls(peers.num_ranks, routes, _times(routes), _held(stations), tuple(cores))
 
     @classmethod
     def at_once(
@@ -107,24 +108,12 @@ class Ring:
         # If `stations` represent more stations, the rings would miss the routes to the others.
         orders = rings_at_once(machine, stations) if peers.num_ranks == len(stations) else []
         if orders:
-            routes = [machine.route(*pair) for order in orders for pair in neighbours(order)]
+            routes = tuple(machine.route(*pair) for order in orders for pair in neighbours(order))
             load = {hop: times / len(orders) for hop, times in _times(routes).items()}
         else:
-            routes = [_of_gpus(machine, *pair) for pair in neighbours(peers.stations)]
+            routes = tuple(_of_gpus(machine, *pair) for pair in neighbours(peers.stations))
             load = {hop: times / hop.link.rails for hop, times in _times(routes).items()}
-        return cls._along(machine, stations, routes, load, cores)
-
-    @classmethod
-    def _along(
-        cls,
-        machine: Machine,
-        stations: Sequence[Station],
-        routes: Sequence[tuple[Hop, ...]],
-        load: Mapping[Hop, float],
-        cores: Sequence[Resource],
-    ) -> "Ring":
-        held = tuple(exchange_lane(station.name) for station in stations)
-        return cls(machine.peers(stations).num_ranks, tuple(routes), load, held, tuple(cores))
+        return cls(peers.num_ranks, routes, load, _held(stations), tuple(cores))
 
     def reduction(self, nbytes: float) -> Transfer:
         """Return an all-reduce of `nbytes`, priced on the slowest route."""
@@ -175,14 +164,16 @@ def _times(routes: Iterable[tuple[Hop, ...]]) -> Counter[Hop]:
     return Counter(hop for route in routes for hop in route)
 
 
+def _held(stations: Sequence[Station]) -> tuple[Resource, ...]:
+    return tuple(exchange_lane(station.name) for station in stations)
+
+
 def _of_gpus(machine: Machine, one: Station, other: Station) -> tuple[Hop, ...]:
     """Return the route between two GPUs, without their host links if RDMA bypasses them.
 
-    An RDMA adapter is attached to the GPU's PCI Express switch, so messages do not use the GPU's
-    link to the host. One InfiniBand EDR adapter reaches 12 GB/s in a machine where two GPUs
-    exchange 8 GB/s (nccl issue 307). One HDR adapter reaches 24 GB/s in a machine where two GPUs
-    exchange 16 GB/s (nccl issue 412). With several rails each GPU's link carries a part of the
-    bytes.
+    An RDMA adapter is attached to the GPU's PCI Express switch: one reaches 12 GB/s in a machine
+    where two GPUs exchange 8 GB/s (nccl issue 307), or 24 GB/s instead of 16 (nccl issue 412). With
+    several rails each GPU's link carries a part of the bytes.
     """
     route = machine.route(one, other)
     if not any(hop.link.rdma or hop.link.rails > 1 for hop in route):
@@ -205,13 +196,11 @@ def rings(machine: Machine, hosts: Sequence[Host], devices: Sequence[Device]) ->
     Hosts without equal groups form one ring. `devices` wait for their hosts' exchange. InvalidInput
     if hosts are not linked.
     """
-    on_cores = tuple(core_lanes(devices))
-    held = tuple(exchange_lane(host.name) for host in hosts)
-    held += waiting(devices)
+    on_cores, held = tuple(core_lanes(devices)), _held(hosts) + waiting(devices)
     if machine.peers(hosts).num_ranks != prod(machine.groups):
         return (replace(Ring.over(machine, hosts, on_cores), held=held),)
-    flows = [(size, machine.flow(i)) for i, size in enumerate(machine.groups) if size > 1]
-    return tuple(Ring(size, (flow.route,), flow.load, held, on_cores) for size, flow in flows)
+    flows = ((size, *machine.flow(i)) for i, size in enumerate(machine.groups) if size > 1)
+    return tuple(Ring(size, (route,), load, held, on_cores) for size, route, load in flows)
 
 
 def waiting(devices: Sequence[Device]) -> tuple[Resource, ...]:
