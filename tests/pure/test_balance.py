@@ -3,6 +3,7 @@
 import random
 from itertools import product
 from statistics import median
+from unittest.mock import patch
 
 import pytest
 from hypothesis import example, given
@@ -64,9 +65,7 @@ def test_known_splits(num_samples, own, most, expected) -> None:
     assert apportion(num_samples, own, most) == expected
 
 
-@pytest.mark.parametrize(
-    ("own", "most"), [([], None), ([0, 0], None), ([1, 1], [4, 5])]
-)
+@pytest.mark.parametrize(("own", "most"), [([], None), ([0, 0], None), ([1, 1], [4, 5])])
 def test_impossible_bounds_and_speeds_are_refused(own, most) -> None:
     with pytest.raises(ValueError, match=r"^most\b"):
         apportion(10, own, most)
@@ -90,10 +89,11 @@ def test_with_fixed_costs_shares_converge_until_both_ranks_finish_together(ratio
     def longest(*shares: int) -> float:
         return max(one * (fixed + share) for share, one in zip(shares, each, strict=True) if share)
 
-    each, balance = [1.0, ratio], Balance(256, 2, tolerance=0.0)
+    each, balance = [1.0, ratio], Balance(256, 2)
     equal_s = longest(*balance.shares)
-    # A rank that is too slow to help is tried again now and then, for one round.
-    last = rounds(balance, [fixed, fixed * ratio], each, 60)[-5:]
+    with patch("paceline.core.balance._TOLERANCE", 0.0):
+        # A rank that is too slow to help is tried again now and then, for one round.
+        last = rounds(balance, [fixed, fixed * ratio], each, 60)[-5:]
     last_s = median(longest(*split) for split in last)
     best_s = min(longest(256 - slow, slow) for slow in range(129))
     # Shares are whole samples: at most two samples of the slow rank from the best split.

@@ -30,12 +30,7 @@ class Turns:
     """
 
     def __init__(
-        self,
-        names: Sequence[str],
-        *,
-        num_rounds: int = 3,
-        num_settling: int = 3,
-        num_timed: int = 6,
+        self, names: Sequence[str], num_rounds: int = 2, num_settling: int = 3, num_timed: int = 6
     ) -> None:
         self._num_settling, self.num_timed = num_settling, num_timed
         self._steps: dict[str, list[float]] = {name: [] for name in names}
@@ -147,7 +142,7 @@ class Choice(Turns):
         self._watch = Watch()
 
     def _restart(self, names: Sequence[str]) -> None:
-        super().__init__(names, num_rounds=2)
+        super().__init__(names)
         self._watch = Watch()
 
 
