@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.defaults import completed
-from paceline.core.interval import Interval
-from paceline.core.settings import TrainSettings
+from paceline.core.settings import Interval, TrainSettings
 from paceline.core.strategy import Options
 from paceline.records.config_file import (
     FILE_NAME,

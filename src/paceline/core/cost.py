@@ -1,7 +1,7 @@
 """Cost models: seconds of tasks, and of layers on a device."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from math import fsum, inf
 from typing import NamedTuple, Protocol
@@ -205,7 +205,7 @@ class ProfiledCost:
     """
 
     durations: Mapping[PriceKey, float]
-    otherwise: CostModel = field(default_factory=lambda: Roofline({}))
+    otherwise: CostModel
 
     def seconds(self, task: Task) -> float:
         """Return the task's measured seconds; `otherwise` prices an unmeasured task."""

@@ -3,15 +3,20 @@
 Field descriptions are the help texts of the command line's options.
 """
 
+import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from paceline.core.errors import shown
-from paceline.core.interval import LONGEST_S, Interval
 
+LONGEST_S = 1e9  # larger values overflow clocks and timeouts
 LARGEST_FLOAT32 = 3.4e38
+_SECONDS_OF = {"s": 1.0, "min": 60.0, "h": 3600.0}
+_STEPS = re.compile("[0-9]{1,18}")
+_TIME = re.compile(rf"([0-9]{{1,18}}(?:\.[0-9]{{1,18}})?) ?({'|'.join(_SECONDS_OF)})")
 _MOST_WORKERS, _LONGEST_LIST = 10**6, 100_000  # largest number; longest list in characters
 Seconds = Annotated[float, Field(gt=0, le=LONGEST_S)]
 Milliseconds = Annotated[float, Field(gt=0, le=1e3 * LONGEST_S)]
@@ -35,6 +40,30 @@ def read_shape(shape: Any) -> Any:
 def read_list(values: Any) -> Any:
     """Parse a comma-separated list."""
     return tuple(part.strip() for part in values.split(",")) if isinstance(values, str) else values
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An interval of `steps` or of `seconds`; exactly one is set, and above 0."""
+
+    steps: int | None = None
+    seconds: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        """Parse an interval: 500 (steps), 60s, 5min or 1h; None for never.
+
+        Raises ValueError for any other text, for a length of 0, and for over 1e9 s.
+        """
+        if text == "never":
+            return None
+        if _STEPS.fullmatch(text) and (steps := int(text)) > 0:
+            return cls(steps=steps)
+        if match := _TIME.fullmatch(text):
+            seconds = float(match[1]) * _SECONDS_OF[match[2]]
+            if 0 < seconds <= LONGEST_S:
+                return cls(seconds=seconds)
+        raise ValueError(f"must be steps (500), a time (60s, 5min, 1h) or never (got {text!r})")
 
 
 def _read_interval(every: Any) -> Any:
@@ -72,10 +101,7 @@ class RunSettings(Record):
 
     model: Model
     strategy: str = Field(
-        "allreduce",
-        description=(
-            "Strategy of parallel training; auto selects the one predicted to be fastest."
-        ),
+        "allreduce", description="Strategy; auto selects the one predicted to be fastest."
     )
     options: dict[str, Any] = Field(
         {}, description="Setting of the strategy, such as chunk=4MiB; can be repeated."
@@ -86,16 +112,13 @@ class RunSettings(Record):
     batch_size: int = Field(64, ge=1, description="Samples in a step, over all workers.")
     codec: str | None = Field(
         None,
-        description=(
-            "Codec of gradients, such as dynamic8; for wheel: gradients=half,activations=dynamic8."
-        ),
+        description="Codec of gradients, such as dynamic8 or, for wheel, activations=dynamic8.",
     )
     balance: Literal["auto"] | None = Field(
         None, description="Give each worker a share of the batch in proportion to its speed."
     )
     exchange_alone: bool = Field(
-        False,
-        description="Let a single worker run the exchange, to measure its overhead.",
+        False, description="Let a single worker run the exchange, to measure its overhead."
     )
     profile_s: float = Field(
         4.0, ge=0, le=LONGEST_S, description="Duration of the profile before planning."
@@ -146,10 +169,7 @@ class TrainSettings(RunSettings):
     )
     optimizer: str | None = Field(
         None,
-        description=(
-            "Optimizer of torch.optim or package.module:factory; by default adamw for "
-            "gpt and vit, sgd otherwise."
-        ),
+        description="Optimizer of torch.optim or package.module:factory; by default sgd, or adamw.",
     )
     optimizer_options: dict[str, Any] = Field(
         {}, description="Argument of the optimizer, such as weight_decay=0.1."
@@ -168,10 +188,7 @@ class TrainSettings(RunSettings):
         description="Learning rate schedule: constant, cosine, linear or package.module:factory.",
     )
     warmup_steps: int = Field(
-        0,
-        ge=0,
-        lt=2**63,
-        description="Steps in which the learning rate rises linearly to its full value.",
+        0, ge=0, lt=2**63, description="Steps in which the learning rate rises to its full value."
     )
     precision: Literal["float32", "bfloat16"] = Field(
         "float32", description="Precision of forward and backward; bfloat16 uses torch.autocast."
@@ -186,10 +203,7 @@ class TrainSettings(RunSettings):
         None, ge=1, description="Number of steps between evaluations. Each epoch ends with one."
     )
     seed: int = Field(
-        0,
-        ge=0,
-        lt=2**63,
-        description="Seed of the weights, of the split and of the order of samples.",
+        0, ge=0, lt=2**63, description="Seed of the weights, of the split and of the samples."
     )
     keep_all: bool = Field(False, description="Keep all workers, even if fewer would train faster.")
     checkpoint_every: Annotated[str, BeforeValidator(_read_interval)] = Field(
@@ -197,8 +211,7 @@ class TrainSettings(RunSettings):
     )
     keep_checkpoints: int = Field(2, ge=1, description="Number of checkpoints to keep.")
     resume: Path | None = Field(
-        None,
-        description="Folder of a run to continue, with its settings unless overridden.",
+        None, description="Folder of a run to continue, with its settings unless overridden."
     )
     max_restarts: int = Field(
         0, ge=0, description="Maximum number of restarts after workers are lost."
@@ -207,8 +220,7 @@ class TrainSettings(RunSettings):
         False, description="Let workers leave and join during training; only for strategy local."
     )
     lighthouse: str | None = Field(
-        None,
-        description="URL of torchft's lighthouse for elastic workers on several machines.",
+        None, description="URL of torchft's lighthouse for elastic workers on several machines."
     )
     worker_ids: Annotated[
         tuple[Annotated[int, Field(ge=0)], ...] | None, BeforeValidator(_each)
@@ -239,14 +251,12 @@ class RehearseSettings(RunSettings):
 
     kind: Literal["rehearse"] = "rehearse"
     device: str | None = Field(
-        None,
-        description="Device to emulate: a name from machines/, or FILE.toml:NAME.",
+        None, description="Device to emulate: a name from machines/, or FILE.toml:NAME."
     )
     slowdown: Annotated[
         tuple[Annotated[float, Field(ge=1, le=LONGEST_S)], ...] | None, BeforeValidator(_each)
     ] = Field(
-        None,
-        description="Slow all layers by a factor (4), or by one factor per worker (1,4).",
+        None, description="Slow all layers by a factor (4), or by one factor per worker (1,4)."
     )
     forward_ms: Milliseconds | None = Field(None, description="Total forward time of all layers.")
     backward_ms: Milliseconds | None = Field(None, description="Total backward time of all layers.")
@@ -254,10 +264,7 @@ class RehearseSettings(RunSettings):
     input_shape: InputShape = None
     steps: int = Field(20, ge=3, description="Number of steps to time.")
     profile_s: float = Field(
-        2.0,
-        ge=0,
-        le=LONGEST_S,
-        description="Duration of the profile before the rehearsal.",
+        2.0, ge=0, le=LONGEST_S, description="Duration of the profile before the rehearsal."
     )
 
     @model_validator(mode="after")

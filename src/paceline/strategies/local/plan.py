@@ -95,10 +95,7 @@ def inner_steps_of(
     rates = costs.Roofline.of(machine).rates
     lanes = [costs.compute_lane(device.name) for device in devices]
     steps = [inner_step(workload, rates[lane]) for lane in lanes]
-    speeds = [
-        1 / (rates[lane].work_s(cost) + rates[lane].latency_s(cost))
-        for cost, lane in zip(steps, lanes, strict=True)
-    ]
+    speeds = [1 / rates[lane].seconds(cost) for cost, lane in zip(steps, lanes, strict=True)]
     return tuple(max(1, one) for one in apportion(config.sync_every * len(devices), speeds))
 
 
