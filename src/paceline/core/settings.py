@@ -169,7 +169,7 @@ class TrainSettings(RunSettings):
     )
     optimizer: str | None = Field(
         None,
-        description="Optimizer of torch.optim or package.module:factory; by default sgd, or adamw.",
+        description="torch.optim class or package.module:factory; default: adamw (gpt, vit), sgd.",
     )
     optimizer_options: dict[str, Any] = Field(
         {}, description="Argument of the optimizer, such as weight_decay=0.1."

@@ -59,20 +59,16 @@ def message_tasks(
     return tuple(Task(own, on, cost, after) for own, (on, cost) in zip(ids, ways, strict=True))
 
 
-class _Route(NamedTuple):
-    hops: tuple[Hop, ...]
-    latency_s: float
-    seconds_per_byte: float  # of the slowest hop, with `Ring.load` included
+_Pace = tuple[float, float]  # a route's latency, and its slowest hop's seconds per byte
 
 
 @dataclass(frozen=True)
 class Ring:
     """Ring all-reduce: each of n ranks sends 2 (n - 1) / n of the bytes to the next rank.
 
-    Routes over the same hop share its bandwidth. All ranks wait for the slowest route between
-    neighbours. The most loaded link of this route limits a large bucket, and the latencies of the
-    route limit a small bucket. If direct links between GPUs (`core.ring_search`) or rails between
-    hosts allow several rings, each ring carries a share of the bytes.
+    Routes over the same hop share its bandwidth, and all ranks wait for the slowest route between
+    neighbours. If direct links between GPUs (`core.ring_search`) or rails between hosts allow
+    several rings, each ring carries a share of the bytes.
 
     `load`: bytes on each hop, divided by the bytes that one rank sends; below 1 if only some rings
     use the hop. `held`: exchange lanes of the stations in the plan, which can be fewer than
@@ -118,7 +114,7 @@ class Ring:
     def reduction(self, nbytes: float) -> Transfer:
         """Return an all-reduce of `nbytes`, priced on the slowest route."""
         n = self.num_ranks
-        hops = max(self._route_kinds, key=lambda kind: self._seconds_on(kind, nbytes)).hops
+        hops = self._routes[max(self._routes, key=lambda pace: self._seconds_at(pace, nbytes))]
         slowest = max(hops, key=self._seconds_per_byte)
         on = lanes_of(hops) + self.held + (self.cores if slowest.link.uses_cores else ())
         # Cost models ignore that routes share hops. `alone` is the number of bytes with the same
@@ -139,24 +135,23 @@ class Ring:
 
     def seconds(self, nbytes: float) -> float:
         """Return the seconds of an all-reduce of `nbytes`."""
-        return max(self._seconds_on(kind, nbytes) for kind in self._route_kinds)
+        return max(self._seconds_at(pace, nbytes) for pace in self._routes)
 
     @cached_property
-    def _route_kinds(self) -> tuple[_Route, ...]:
-        """One route of each kind: large rings have few kinds, and are priced often."""
-        kinds: dict[tuple[float, float], _Route] = {}
+    def _routes(self) -> dict[_Pace, tuple[Hop, ...]]:
+        """One route of each pace: large rings have few of them, and are priced often."""
+        found: dict[_Pace, tuple[Hop, ...]] = {}
         for hops in self.routes:
             latency_s = sum(hop.link.latency_s for hop in hops)
-            pace = max(map(self._seconds_per_byte, hops))
-            kinds.setdefault((latency_s, pace), _Route(hops, latency_s, pace))
-        return tuple(kinds.values())
+            found.setdefault((latency_s, max(map(self._seconds_per_byte, hops))), hops)
+        return found
 
     def _seconds_per_byte(self, hop: Hop) -> float:
         return self.load[hop] / hop.link.bandwidth_bytes_per_s
 
-    def _seconds_on(self, route: _Route, nbytes: float) -> float:
-        n = self.num_ranks
-        return 2 * (n - 1) * (route.latency_s + nbytes / n * route.seconds_per_byte)
+    def _seconds_at(self, pace: _Pace, nbytes: float) -> float:
+        latency_s, seconds_per_byte = pace
+        return 2 * (self.num_ranks - 1) * (latency_s + nbytes / self.num_ranks * seconds_per_byte)
 
 
 def _times(routes: Iterable[tuple[Hop, ...]]) -> Counter[Hop]:
@@ -212,19 +207,18 @@ def waiting(devices: Sequence[Device]) -> tuple[Resource, ...]:
 class Shares:
     """Exchange of a chunk of `nbytes` between hosts, by rings on each level of the network.
 
-    Hosts below one switch exchange first, then larger groups exchange. After the first exchange
-    each of the n hosts in a group has an nth part of the chunk, summed over the group. The host
-    then exchanges this part with the hosts that have the same part in other groups. On the way back
-    each host distributes its part within its group.
+    Hosts below one switch sum first, so that each of n hosts has an nth part of the chunk. It then
+    exchanges this part with the hosts that have the same part in other groups. On the way back each
+    host distributes its part within its group.
 
         host, groups of n, then m     out 0       out 1              in 1               in 0
         bytes that a host sends       (n-1)/n     (m-1)/m of 1/n     (m-1)/m of 1/n     (n-1)/n
 
-    With `servers` each host is a parameter server for its share on every level. Hosts send shares
-    to the servers by direct, concurrent messages, and the servers add the shares. The servers of
-    the highest level also update their share of the parameters, so the way back carries parameters
-    instead of gradients. For a single host `levels` is empty, and only the update is planned. With
-    `num_servers` servers for n hosts, a server has n / `num_servers` times the bytes (incast).
+    With `servers` each host is a parameter server for its share on every level: hosts send shares
+    to the servers by direct, concurrent messages. The servers of the highest level update their
+    share of the parameters, so the way back carries parameters instead of gradients. For a single
+    host `levels` is empty, and only the update is planned. With `num_servers` servers for n hosts,
+    a server has n / `num_servers` times the bytes (incast).
     """
 
     chunk: str
