@@ -114,7 +114,7 @@ class Ring:
     def reduction(self, nbytes: float) -> Transfer:
         """Return an all-reduce of `nbytes`, priced on the slowest route."""
         n = self.num_ranks
-        hops = self._routes[max(self._routes, key=lambda pace: self._seconds_at(pace, nbytes))]
+        hops = self._by_pace[max(self._by_pace, key=lambda pace: self._seconds_at(pace, nbytes))]
         slowest = max(hops, key=self._seconds_per_byte)
         on = lanes_of(hops) + self.held + (self.cores if slowest.link.uses_cores else ())
         # Cost models ignore that routes share hops. `alone` is the number of bytes with the same
@@ -135,10 +135,10 @@ class Ring:
 
     def seconds(self, nbytes: float) -> float:
         """Return the seconds of an all-reduce of `nbytes`."""
-        return max(self._seconds_at(pace, nbytes) for pace in self._routes)
+        return max(self._seconds_at(pace, nbytes) for pace in self._by_pace)
 
     @cached_property
-    def _routes(self) -> dict[_Pace, tuple[Hop, ...]]:
+    def _by_pace(self) -> dict[_Pace, tuple[Hop, ...]]:
         """One route of each pace: large rings have few of them, and are priced often."""
         found: dict[_Pace, tuple[Hop, ...]] = {}
         for hops in self.routes:
