@@ -146,11 +146,12 @@ class _Search:
         workload = self.workload_of(-(-self.batch_size // count))
         for strategy in self.strategies if count > 1 else self.strategies[:1]:
             try:
-                places = self._places(strategy, workload, count)
+                part = _part(self.machine, strategy, workload, count, self.asked)
             except InvalidInput as error:
                 refused.append(Refusal(strategy.name, count, _LISTED, str(error)))
                 continue
-            for name, place in places.items():
+            whole = part is self.machine
+            for name, place in (placements(part, count) if whole else {_LISTED: part}).items():
                 alone = self.alone(workload, place, count)
                 ways = Alternatives(workload, place, strategy, self.batch_size)
                 found, why = ways.forecasts(count, options)
@@ -160,10 +161,6 @@ class _Search:
                 if why is not None:
                     refused.append(Refusal(strategy.name, count, name, why))
         return forecasts, refused
-
-    def _places(self, strategy: Strategy, workload: Workload, count: int) -> dict[str, Machine]:
-        part = _part(self.machine, strategy, workload, count, self.asked)
-        return placements(part, count) if part is self.machine else {_LISTED: part}
 
     def alone(self, workload: Workload, place: Machine, count: int) -> float:
         """Return the total throughput of the workers' devices if each of them trains alone."""

@@ -45,12 +45,11 @@ _Choice = tuple[Strategy, Any]  # a strategy and its configuration
 class Requirement:
     """The slowest second machine, and the slowest links, with which an exchange pays.
 
-    `exchange`: "plain" for gradients without a codec, "codec" for gradients with a codec, "local"
-    for strategy local. `speed`: least speed of the second machine with the machine file's links,
-    relative to the speed in that file; None if no searched speed pays. `bits_per_s`: least
-    bandwidth of the links between hosts, for each of `SecondMachine.speeds`; None where no searched
-    bandwidth pays. `is_learning_known`: if False, strategy local is compared by samples per second,
-    because the strategy's time to a loss is unknown.
+    `exchange`: "plain" or "codec" for gradients without or with a codec, "local" for strategy
+    local. `speed`: least speed of the second machine with the machine file's links, relative to the
+    speed in that file; None if no searched speed pays. `bits_per_s`: least bandwidth of the links
+    between hosts, for each of `SecondMachine.speeds`; None where no searched bandwidth pays.
+    `is_learning_known`: if False, strategy local is compared by samples per second.
     """
 
     exchange: Exchange
@@ -80,9 +79,8 @@ def second_machine(
 ) -> SecondMachine | None:
     """Search fixed grids for the least speeds and bandwidths with which a second machine pays.
 
-    `workload_of`, `batch_size`: as for `search`. Returns None for a single host, for a cluster of
-    equal nodes, and for more than 16 devices. Also returns None if the batch has fewer samples than
-    the machine has devices, if the first host lacks memory, or if no exchange can be planned.
+    `workload_of`, `batch_size`: as for `search`. Returns None for a single host or a cluster, for
+    more than 16 devices or more devices than samples, and if nothing can be planned.
     """
     num_hosts = len({device.host for device in machine.devices})
     if num_hosts == 1 or machine.num_devices > min(batch_size, _MOST_DEVICES):
@@ -109,7 +107,7 @@ class _Question:
     """The machine of a search, and the exchanges that can be planned on the machine.
 
     The machine lists the first host's devices first. `alone`: throughput of the first host, or 0 if
-    the first host lacks memory.
+    it lacks memory. If `is_learning_known`, strategy local is compared by its time to a loss.
     """
 
     def __init__(
@@ -133,19 +131,15 @@ class _Question:
 
     def requirement(self, exchange: Exchange) -> Requirement:
         """Search the least speed and the least bandwidths with which an exchange pays."""
-        speed = _least(_PERCENTS, lambda percent: self.pays(exchange, percent / 100, None))
+        percent = _least(_PERCENTS, lambda percent: self.pays(exchange, percent / 100, None))
         is_known = exchange != "local" or self.is_learning_known
-        bandwidths = tuple(self._bandwidths(exchange))
-        return Requirement(exchange, speed and speed / 100, bandwidths, is_known)
-
-    def _bandwidths(self, exchange: Exchange) -> Iterator[float | None]:
-        """Yield the least bandwidth that pays, for each of `SPEEDS`, which are descending."""
         # A slower machine never needs less bandwidth, so drop the bandwidths that did not pay.
-        tried = BANDWIDTHS
+        tried, bandwidths = BANDWIDTHS, list[float | None]()
         for speed in SPEEDS:
             found = _least(tried, partial(self.pays, exchange, speed))
             tried = tried[tried.index(found) :] if found else ()
-            yield found
+            bandwidths.append(found)
+        return Requirement(exchange, percent and percent / 100, tuple(bandwidths), is_known)
 
     def pays(self, exchange: Exchange, speed: float, bits_per_s: float | None) -> bool:
         """Whether all devices together train faster than the first host alone.
@@ -154,23 +148,22 @@ class _Question:
         of the links between hosts; None means as in the machine file.
         """
         speeds = [1.0 if one.host == self.first else speed for one in self.machine.devices]
-        factors: Sequence[float] | None = speeds
-        if exchange != "local":  # strategy local needs no factors: its plan has balanced batches
-            factors = self._evened(speeds)
+        # strategy local needs no factors: its plan has balanced batches
+        factors = speeds if exchange == "local" else self._evened(speeds)
         if factors is None:
             return False
-        machine = _scaled(self.machine, factors, speeds)
+        each = zip(self.machine.devices, factors, speeds, strict=True)
+        devices = tuple(_faster(*one) for one in each)
+        machine = self.machine.model_copy(update={"devices": devices})
         if bits_per_s is not None:
             machine = with_links(machine, "bandwidth", bits_per_s)
-        return any(
-            self._learnt(forecast(self.workload, machine, *choice, self.batch_size, balanced=True))
-            > self.alone
+        found = (
+            forecast(self.workload, machine, *choice, self.batch_size, balanced=True)
             for choice in self.choices[exchange]
         )
-
-    def _learnt(self, found: Forecast) -> float:
-        """Return the throughput, divided by the relative steps to a loss if these are known."""
-        return found.learnt_samples_per_s if self.is_learning_known else found.samples_per_s
+        if self.is_learning_known:
+            return any(one.learnt_samples_per_s > self.alone for one in found)
+        return any(one.samples_per_s > self.alone for one in found)
 
     def _evened(self, speeds: Sequence[float]) -> list[float] | None:
         """Return a factor for each device's speed in a plan with equal batches.
@@ -243,13 +236,8 @@ def _least(values: Sequence[float], pays: Callable[[float], bool]) -> float | No
     return values[number] if number < len(values) else None
 
 
-def _scaled(machine: Machine, factors: Sequence[float], of_codecs: Sequence[float]) -> Machine:
-    """Multiply the speeds of the devices by `factors`, and of their codecs by `of_codecs`."""
-    each = zip(machine.devices, factors, of_codecs, strict=True)
-    return machine.model_copy(update={"devices": tuple(_faster(*one) for one in each)})
-
-
 def _faster(device: Device, factor: float, of_codecs: float) -> Device:
+    """Multiply the speed of a device by `factor`, and of its codecs by `of_codecs`."""
     codecs = {
         kernel: one.model_copy(
             update={

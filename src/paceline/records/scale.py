@@ -128,9 +128,9 @@ class ScaleSettings(Record):
     @field_validator("workers", "batch_size", "strategy", "scaling", "kinds")
     @classmethod
     def _each_once(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        twice = [value for value in values if values.count(value) > 1]
-        if twice:
-            raise ValueError(f"has {twice[0]!r} twice")
+        for value in values:
+            if values.count(value) > 1:
+                raise ValueError(f"has {value!r} twice")
         return values
 
     @model_validator(mode="after")
