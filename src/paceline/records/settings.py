@@ -25,7 +25,7 @@ from paceline.core.settings import (
     read_list,
 )
 from paceline.core.strategy import Strategy, codec_fields, number_of
-from paceline.planner.precision import Precision
+from paceline.planner.device_speed import Precision
 from paceline.strategies import EXCHANGES, STRATEGIES, find_runnable
 
 AUTO = "auto"  # selects the strategy predicted to be fastest
