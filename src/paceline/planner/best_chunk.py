@@ -11,7 +11,7 @@ from paceline.core.plan import COMPUTE, Cost, Kind, Task, TaskId
 from paceline.core.simulate import makespan_s
 from paceline.core.strategy import Strategy, Window
 from paceline.core.workload import Workload
-from paceline.planner.grouping import LayerCost, grouped
+from paceline.planner.grouping import Prices, grouped
 
 
 def with_best_chunk(
@@ -28,7 +28,7 @@ def with_best_chunk(
     planned.
     """
     model, shortest_s, found = cost or Roofline.of(machine), inf, dict[int, float]()
-    devices, layers = machine.first_devices(config.workers), LayerCost(model)
+    devices, known = machine.first_devices(config.workers), Prices()
     # CPU workers copy between the layers of a chunk, so a chunk cannot be planned as one layer.
     is_layered = any(device.kind == DeviceKind.CPU for device in devices)
     lane = compute_lane(devices[0].name)
@@ -43,7 +43,7 @@ def with_best_chunk(
             continue
         whole, prices, own = workload, model, replace(config, chunk=size)
         if not is_layered:
-            whole, prices = grouped(workload, ranges, layers)
+            whole, prices = grouped(workload, ranges, model, known)
             own = replace(config, chunk=1)
         plan = strategy.planning.plan(whole, machine, own, Window(1))
         if not computing_s:

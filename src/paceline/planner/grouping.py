@@ -27,48 +27,44 @@ from paceline.core.workload import Layer, Workload
 PASSES = (Kind.FORWARD, Kind.BACKWARD)
 
 
-class LayerCost:
-    """Prices the forward and backward of layers with `model`, and caches the prices."""
-
-    def __init__(self, model: CostModel) -> None:
-        self.model = model
-        self._known: dict[tuple[tuple[Resource, ...], Kind, str], float] = {}
-
-    def seconds(self, on: tuple[Resource, ...], kind: Kind, layer: Layer) -> float:
-        """Return the seconds of a layer's forward or backward (`kind`) on resources `on`."""
-        key = on, kind, layer.name
-        found = self._known.get(key)
-        if found is None:
-            cost = layer.forward if kind is Kind.FORWARD else layer.backward
-            task = Task(TaskId(0, kind, layer.name), on, cost)
-            found = self._known[key] = self.model.seconds(task)
-        return found
+Prices = dict[tuple[tuple[Resource, ...], Kind, str], float]  # seconds by resources, pass and layer
 
 
 @dataclass(frozen=True)
 class GroupCost:
     """Prices a group's forward or backward as the sum over the group's layers.
 
-    `members`: layers of each group of at least two layers, by the group's name.
+    `members`: layers of each group of at least two layers, by the group's name. `model` prices
+    layers and all other tasks. `known`: layers priced before, which several groupings share.
     """
 
     members: dict[str, tuple[Layer, ...]]
-    layers: LayerCost
+    model: CostModel
+    known: Prices
 
     def seconds(self, task: Task) -> float:
-        """Return the seconds of a task; the model prices all tasks but passes of groups."""
+        """Return the seconds of a task."""
         members = self.members.get(task.part, ()) if task.kind in PASSES else ()
         if not members:
-            return self.layers.model.seconds(task)
-        seconds = sum(self.layers.seconds(task.on, task.kind, layer) for layer in members)
+            return self.model.seconds(task)
+        seconds = sum(self._pass_s(task, layer) for layer in members)
         if task.cost.num_syncs:
             alone = task._replace(cost=Cost(num_syncs=task.cost.num_syncs))
-            seconds += self.layers.model.seconds(alone)
+            seconds += self.model.seconds(alone)
         return seconds
+
+    def _pass_s(self, task: Task, layer: Layer) -> float:
+        key = task.on, task.kind, layer.name
+        found = self.known.get(key)
+        if found is None:
+            cost = layer.forward if task.kind is Kind.FORWARD else layer.backward
+            alone = Task(TaskId(0, task.kind, layer.name), task.on, cost)
+            found = self.known[key] = self.model.seconds(alone)
+        return found
 
 
 def grouped(
-    workload: Workload, groups: Sequence[Sequence[int]], layers: LayerCost
+    workload: Workload, groups: Sequence[Sequence[int]], model: CostModel, known: Prices
 ) -> tuple[Workload, GroupCost]:
     """Join groups of layers (indices in backward order); return the workload and its cost model."""
     ready, order = workload.in_backward_order, workload.backward_order
@@ -82,7 +78,7 @@ def grouped(
         workload, layers=tuple(made[i] for i in forward), backward_order=tuple(backward)
     )
     several = {one.name: own for one, own in zip(made, members, strict=True) if len(own) > 1}
-    return joined, GroupCost(several, layers)
+    return joined, GroupCost(several, model, known)
 
 
 def _joined(layers: Sequence[Layer]) -> Layer:
@@ -167,7 +163,7 @@ class Windows:
 
     def _group(self, groups: Sequence[Sequence[int]]) -> None:
         """Plan these groups from now on, unless they change the time of a step."""
-        joined, cost = grouped(self.workload, groups, LayerCost(self.model))
+        joined, cost = grouped(self.workload, groups, self.model, {})
         several = {layer.name for members in cost.members.values() for layer in members}
         # Asynchronous steps overlap, so another step's exchange may run between two layers of a
         # group. A comparison of single steps would not show such an exchange.
