@@ -39,6 +39,7 @@ _PROBLEMS = {
     **dict.fromkeys(("float_parsing", "float_type"), "must be a number"),
 }
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+_ITEM = re.compile(r"(?<=\w)\.\d+(?=: )")  # list index after a field in an error
 
 # tomllib needs quadratic time for dotted keys
 _PART = r"""(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')"""
@@ -82,6 +83,18 @@ def read_finite_record(kind: TypeAdapter[_T], data: Text, what: str) -> _T:
     """Parse and validate a JSON record whose numbers must all be finite and not huge."""
     read_json(data, what)
     return read_record(kind, data, what)
+
+
+def validated(kind: type[_T], values: Any, prefix: str = "") -> _T:
+    """Create a validated instance; InvalidInput names the first wrong field.
+
+    `prefix` precedes the field in the error.
+    """
+    try:
+        return TypeAdapter(kind).validate_python(values)
+    except ValidationError as error:
+        fault = _ITEM.sub("", first_fault(error))
+        raise InvalidInput.of(f"{prefix}{fault}") from None
 
 
 def fault_of(error: ValidationError) -> ErrorDetails:
