@@ -38,8 +38,10 @@ def read_shape(shape: Any) -> Any:
 
 
 def read_list(values: Any) -> Any:
-    """Parse a comma-separated list."""
-    return tuple(part.strip() for part in values.split(",")) if isinstance(values, str) else values
+    """Parse a comma-separated list, such as 1,4; a number is a list, too."""
+    if isinstance(values, str):
+        return tuple(part.strip() for part in values.split(","))
+    return (values,) if isinstance(values, int | float) else values
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +75,6 @@ def _read_interval(every: Any) -> Any:
     if isinstance(every, str):
         Interval.parse(every)
     return every
-
-
-def _each(values: Any) -> Any:
-    """Parse factors: a number (4), or a list by worker (1,4)."""
-    if isinstance(values, str):
-        return tuple(values.split(","))
-    return (values,) if isinstance(values, int | float) else values
 
 
 Model = Annotated[
@@ -223,7 +218,7 @@ class TrainSettings(RunSettings):
         None, description="URL of torchft's lighthouse for elastic workers on several machines."
     )
     worker_ids: Annotated[
-        tuple[Annotated[int, Field(ge=0)], ...] | None, BeforeValidator(_each)
+        tuple[Annotated[int, Field(ge=0)], ...] | None, BeforeValidator(read_list)
     ] = Field(None, description="Numbers of the elastic workers on this machine, such as 2,3.")
     tensorboard: Path | None = Field(None, description="Folder for TensorBoard's event files.")
 
@@ -254,7 +249,7 @@ class RehearseSettings(RunSettings):
         None, description="Device to emulate: a name from machines/, or FILE.toml:NAME."
     )
     slowdown: Annotated[
-        tuple[Annotated[float, Field(ge=1, le=LONGEST_S)], ...] | None, BeforeValidator(_each)
+        tuple[Annotated[float, Field(ge=1, le=LONGEST_S)], ...] | None, BeforeValidator(read_list)
     ] = Field(
         None, description="Slow all layers by a factor (4), or by one factor per worker (1,4)."
     )

@@ -44,18 +44,8 @@ class Point(NamedTuple):
         return -(-total // self.batch_size)
 
 
-def _read_counts(values: Any) -> Any:
-    """Parse a list of numbers such as 1,2,4."""
-    if not isinstance(values, str):
-        return values
-    try:
-        return tuple(int(part) for part in values.split(","))
-    except ValueError:
-        raise ValueError(f"{values!r} is not a list of numbers such as 1,2,4") from None
-
-
 _Counts = Annotated[
-    tuple[_Count, ...], Field(min_length=1, max_length=_MOST), BeforeValidator(_read_counts)
+    tuple[_Count, ...], Field(min_length=1, max_length=_MOST), BeforeValidator(read_list)
 ]
 _Scalings = Annotated[tuple[Scaling, ...], Field(min_length=1), BeforeValidator(read_list)]
 _Names = Annotated[
