@@ -185,13 +185,9 @@ class Cluster(Machine):
         self, num_nodes: int, sizes: Sequence[int], groups: tuple[int, ...]
     ) -> dict[str, Any]:
         """Return the fields of a machine; a switch on level i has up to `sizes[i]` members."""
-        (host,) = self.hosts
-        names = [f"{host.name}{i}" for i in range(num_nodes)]
-        nodes = [self._node(host, name) for name in names]
-        parts = {
-            field: [part for node in nodes for part in getattr(node, field)]
-            for field in ("hosts", "devices", "links", "switches")
-        }
+        names = [f"{self.hosts[0].name}{i}" for i in range(num_nodes)]
+        nodes = [self._node(name) for name in names]
+        parts = {field: [part for node in nodes for part in node[field]] for field in nodes[0]}
         for level, size in zip(self.levels, sizes, strict=False):
             if len(names) > 1:
                 above = [f"{level.name}{i}" for i in range(-(-len(names) // size))]
@@ -202,26 +198,21 @@ class Cluster(Machine):
         fields = {field: tuple(found) for field, found in parts.items()}
         return fields | {"name": self.name, "groups": groups, "losses": self.losses}
 
-    def _node(self, host: Host, name: str) -> Machine:
-        """Rename the node to `name`, and prefix the names of its parts with `name`."""
+    def _node(self, name: str) -> dict[str, list[Any]]:
+        """Return the parts of a node called `name`, which also precedes their names."""
 
         def renamed(own: str) -> str:
-            return name if own == host.name else f"{name}.{own}"
+            return name if own == self.hosts[0].name else f"{name}.{own}"
 
-        def parts(known: Sequence[Any], **facts: object) -> tuple[Any, ...]:
-            return tuple(
-                one.model_copy(update={"name": renamed(one.name)} | facts) for one in known
-            )
+        def parts(known: Sequence[Any], **facts: object) -> list[Any]:
+            return [one.model_copy(update={"name": renamed(one.name)} | facts) for one in known]
 
-        links = tuple(
-            link.model_copy(update={"between": tuple(map(renamed, link.between))})
-            for link in self.links
-        )
-        return self.model_copy(
-            update={
-                "hosts": parts(self.hosts),
-                "devices": parts(self.devices, host=name),
-                "switches": parts(self.switches),
-                "links": links,
-            }
-        )
+        return {
+            "hosts": parts(self.hosts),
+            "devices": parts(self.devices, host=name),
+            "switches": parts(self.switches),
+            "links": [
+                link.model_copy(update={"between": tuple(map(renamed, link.between))})
+                for link in self.links
+            ],
+        }
