@@ -93,21 +93,16 @@ class Symmetric(Machine):
         return self._representatives
 
     def peers(self, stations: Sequence[Station]) -> RingPeers:
-        """Return a ring in which this machine's hosts or devices represent all full nodes.
-
-        `stations`: the first host for a ring of hosts, or its devices for a ring of devices.
-        """
+        """Return a ring of hosts, or of devices like `stations`, that represents all full nodes."""
         alike = self.hosts if isinstance(stations[0], Host) else self.devices
         return RingPeers(tuple(alike), self.num_nodes * len(stations))
 
     def flow(self, level: int) -> tuple[tuple[Hop, ...], Mapping[Hop, int]]:
-        """Return the first host's route in the ring of `level`, and the messages on each hop.
-
-        The route goes up through switches, and down again. Each link carries the messages of all
-        nodes below this link.
-        """
+        """Return the first host's route in the ring of `level`, and the messages on each hop."""
         apart = prod(min(size, _KINDS) for size in self.groups[:level])
         route = self.route(self.hosts[0], self.hosts[apart])
+        # The route goes up through switches and down again; links carry all messages of the nodes
+        # below them.
         shares = [prod(self.groups[:below]) for below in range(level + 1)]
         return route, dict(zip(route, [*shares, *reversed(shares)], strict=True))
 

@@ -49,11 +49,8 @@ def encoded_s(
 
 
 def num_decoded(count: int, world_size: int, wire_format: WireFormat) -> float:
-    """Return the number of values that a rank decodes.
-
-    If the codec encodes sums, a rank decodes its shard from all other ranks, and all sums.
-    Otherwise it decodes all values of all ranks.
-    """
+    """Return the number of values that a rank decodes."""
+    # its shard from all other ranks, and all sums; or all values of all ranks
     return (2 - 1 / world_size if wire_format.encodes_sums else world_size) * count
 
 

@@ -75,10 +75,7 @@ def copy_lanes(device: Device) -> tuple[Resource, ...]:
 
 
 def lone_core(host: Host) -> tuple[Resource, ...]:
-    """Return the core of a single-core host, which all its processes share.
-
-    Empty for a host with several cores.
-    """
+    """Return the core that all processes of a host share, if it has only one."""
     return (_core(host, 0),) if host.cores == 1 else ()
 
 
@@ -200,15 +197,14 @@ class Roofline:
 class ProfiledCost:
     """Prices tasks by the durations that a profile measured.
 
-    `otherwise` prices tasks that were not measured, and the synchronisations that a plan adds to
-    measured tasks.
+    `otherwise` prices other tasks, and the synchronisations that a plan adds to measured tasks.
     """
 
     durations: Mapping[PriceKey, float]
     otherwise: CostModel
 
     def seconds(self, task: Task) -> float:
-        """Return the task's measured seconds; `otherwise` prices an unmeasured task."""
+        """Return the task's seconds, measured if possible."""
         measured = self.durations.get(task.price_key)
         if measured is None:
             return self.otherwise.seconds(task)

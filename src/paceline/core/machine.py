@@ -112,10 +112,7 @@ Station = Device | Host  # a sender or receiver of messages
 
 
 def place_of(station: Station) -> str:
-    """Return the name by which links refer to a station.
-
-    It is the station's own name; for a CPU device, the name of its host.
-    """
+    """Return the name by which links refer to a station: for a CPU device, that of its host."""
     if isinstance(station, Device) and station.kind == DeviceKind.CPU:
         return station.host
     return station.name
@@ -149,10 +146,7 @@ _MOST_LISTED = 12  # maximum number of names in a message
 
 
 class RingPeers(NamedTuple):
-    """The stations of a ring in order, and the ring's number of ranks.
-
-    A `Symmetric` machine gives fewer stations than ranks: a few stations represent all ranks.
-    """
+    """The stations of a ring in order, and the number of ranks that they are or represent."""
 
     stations: tuple[Station, ...]
     num_ranks: int
@@ -242,11 +236,7 @@ class Machine(Fact):
         return len(self.devices)
 
     def for_workers(self, workers: int, symmetric: bool = False) -> "Machine":
-        """Return the machine on which `workers` workers are planned: here this machine itself.
-
-        A cluster returns the nodes that the workers fill or, for a `symmetric` strategy, a few
-        nodes that represent all of them.
-        """
+        """Return the machine on which `workers` workers are planned; a cluster returns a part."""
         return self
 
     def first_devices(self, workers: int) -> tuple[Device, ...]:

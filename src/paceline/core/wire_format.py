@@ -62,9 +62,9 @@ class WireFormat:
         return self.header_nbytes + math.ceil(sent * self.value_bits / 8) + blocks_nbytes
 
     def sent_share(self, count: int, nbytes: int, times: int = 1) -> float | None:
-        """Return the share of values sent in `times` messages of `count` values and `nbytes` in all.
+        """Return the share of values sent in `times` messages of `count` values each.
 
-        None for a format that sends all values, and without values.
+        `nbytes`: bytes of all messages. None without values, or if the format sends all of them.
         """
         if self.share is None or not count * times:
             return None

@@ -173,14 +173,17 @@ class EqualDevices(Fact):
     def _joined(self, link: str, bus: str) -> dict[str, Any]:
         """Return the links, and a switch if devices have a faster link than the host's bus."""
         known = known_link(link)
-        own = [f"gpu{number}" for number in range(self.devices)]
-        links = [Link(between=(device, "host"), **known_link(bus).half) for device in own]
+        gpus = [f"gpu{number}" for number in range(self.devices)]
+        links = [Link(between=(gpu, "host"), **known_link(bus).half) for gpu in gpus]
         if link == bus:
             return {"links": tuple(links)}
-        links += [Link(between=(device, _LINKS), **known.half) for device in own]
+        links += [Link(between=(gpu, _LINKS), **known.half) for gpu in gpus]
         if (together := known.together_bytes_per_s) is not None:
-            shared = known.half | {"bandwidth_bytes_per_s": together, "share": 1.0, "latency_s": 0.0}
-            links.append(Link(between=(_LINKS, _LINKS), **shared))
+            both, source = (_LINKS, _LINKS), known.source
+            bus_of_all = Link(
+                between=both, bandwidth_bytes_per_s=together, latency_s=0.0, source=source
+            )
+            links.append(bus_of_all)
         return {"links": tuple(links), "switches": (Switch(name=_LINKS, source=known.source),)}
 
 

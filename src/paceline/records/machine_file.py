@@ -85,7 +85,8 @@ def _check_connected(machine: Machine, path: Path) -> None:
     CPU devices of one host communicate through its memory, and need no link. A host without devices
     may be a server.
     """
-    first, host, route = place_of(machine.devices[0]), machine.devices[0].host, machine.network.route
+    first, host = place_of(machine.devices[0]), machine.devices[0].host
+    route = machine.network.route
     occupied = {device.host for device in machine.devices}
     free = [host.name for host in machine.hosts if host.name not in occupied]
     for place in (*map(place_of, machine.devices), *free):
