@@ -178,12 +178,9 @@ class EqualDevices(Fact):
         if link == bus:
             return {"links": tuple(links)}
         links += [Link(between=(gpu, _LINKS), **known.half) for gpu in gpus]
-        if (together := known.together_bytes_per_s) is not None:
-            both, source = (_LINKS, _LINKS), known.source
-            bus_of_all = Link(
-                between=both, bandwidth_bytes_per_s=together, latency_s=0.0, source=source
-            )
-            links.append(bus_of_all)
+        if known.together_bytes_per_s is not None:
+            shared = {"bandwidth_bytes_per_s": known.together_bytes_per_s, "latency_s": 0.0}
+            links.append(Link(between=(_LINKS, _LINKS), source=known.source, **shared))
         return {"links": tuple(links), "switches": (Switch(name=_LINKS, source=known.source),)}
 
 
