@@ -42,8 +42,8 @@ class Alternatives:
         found, problem, planning = list[Forecast](), None, self.strategy.planning
         variants = None if options else planning.variants
         try:
-            one = self.strategy.config
-            for config in variants(workers) if variants else [one(workers=workers, **options)]:
+            make = self.strategy.config
+            for config in variants(workers) if variants else [make(workers=workers, **options)]:
                 # Check memory first, because planning takes longer.
                 lacking = self.shortage(config)
                 if lacking and next(self._sizes(config), None) is None:

@@ -18,7 +18,7 @@ MOST_SAMPLES = 2**20  # largest batch size at which the linear functions of size
 SIZES = ("activation_nbytes", "kept_nbytes", "working_nbytes")
 
 Growing = int | list[list[int]]  # a constant, or linear functions [a, c]
-# A layer's costs. Each key in `_SIZES` has one `Growing`. The keys "forward" and "backward" have a
+# A layer's costs. Each key in `SIZES` has one `Growing`. The keys "forward" and "backward" have a
 # list of `Growing`, in the order of the fields of `Cost`.
 Numbers = dict[str, Any]
 

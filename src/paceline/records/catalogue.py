@@ -179,7 +179,8 @@ class EqualDevices(Fact):
             return {"links": tuple(links)}
         links += [Link(between=(gpu, _LINKS), **known.half) for gpu in gpus]
         if known.together_bytes_per_s is not None:
-            shared = {"bandwidth_bytes_per_s": known.together_bytes_per_s, "latency_s": 0.0}
+            rate = known.together_bytes_per_s
+            shared: dict[str, Any] = {"bandwidth_bytes_per_s": rate, "latency_s": 0.0}
             links.append(Link(between=(_LINKS, _LINKS), source=known.source, **shared))
         return {"links": tuple(links), "switches": (Switch(name=_LINKS, source=known.source),)}
 
