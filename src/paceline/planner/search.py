@@ -1,10 +1,11 @@
-"""Search over strategies, codecs, chunks, numbers of workers and placements."""
+"""Search over strategies, codecs, chunks, numbers of workers and placements; rank the forecasts."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, overload
 
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import Device, Machine
@@ -13,14 +14,86 @@ from paceline.core.strategy import Strategy
 from paceline.core.workload import Workload
 from paceline.planner.alternatives import Alternatives, rates
 from paceline.planner.forecast import Forecast, forecast, forecast_alone
-from paceline.planner.ranking import Ranking, Refusal, rank
 
+_GAIN = 1.02  # minimum speed-up that justifies further workers
+_NUM_DIGITS = 12  # compared digits of throughputs; rounding errors change further digits
 _FEW_DEVICES = 8
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 _LISTED = "as listed"
 # Limits for strategies that plan the tasks of every worker. `_MOST_LAYERS`: layers times workers; a
 # plan then takes about 5 s. `_MOST_UNASKED`: workers, if the user sets no number of workers.
 _MOST_LAYERS, _MOST_UNASKED = 2**15, 128
+
+
+def rank(forecasts: Iterable[Forecast]) -> list[Forecast]:
+    """Sort forecasts, best first; forecasts that change training come last.
+
+    Forecasts of the same training are sorted by throughput. Forecasts that change training are
+    sorted by the time to a given loss, or by throughput if this time is unknown.
+    """
+
+    def place(one: Forecast) -> tuple[bool, float, float]:
+        rates = one.learnt_samples_per_s, one.samples_per_s
+        learnt, trained = (float(f"{rate:.{_NUM_DIGITS}g}") for rate in rates)
+        return not one.is_same_training, -learnt, -trained
+
+    return sorted(forecasts, key=place)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A strategy that cannot be used on a number of workers, and the reason."""
+
+    strategy: str
+    workers: int
+    placement: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Ranking(Sequence[Forecast]):
+    """Forecasts, best first, and the refused strategies.
+
+    `alone`: the best forecast of one worker, if the user asked only for another number of workers.
+    """
+
+    forecasts: tuple[Forecast, ...]
+    refused: tuple[Refusal, ...]
+    batch_size: int
+    alone: Forecast | None = None
+
+    def __len__(self) -> int:
+        return len(self.forecasts)
+
+    @overload
+    def __getitem__(self, index: int) -> Forecast: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Forecast]: ...
+    def __getitem__(self, index: int | slice) -> Forecast | Sequence[Forecast]:
+        return self.forecasts[index]
+
+    @cached_property
+    def best_of(self) -> dict[int, Forecast]:
+        """The best forecast for each number of workers."""
+        best: dict[int, Forecast] = {}
+        for forecast in self.forecasts:
+            best.setdefault(forecast.workers, forecast)
+        return dict(sorted(best.items()))
+
+    @property
+    def worth(self) -> int | None:
+        """The smallest number of workers with a throughput within 2 % of the best.
+
+        None if only one number of workers was planned, unless this number is 1.
+        """
+        if len(self.best_of) < 2 and set(self.best_of) != {1}:
+            return None
+        most = self.forecasts[0].samples_per_s
+        return next(
+            workers
+            for workers, forecast in self.best_of.items()
+            if forecast.samples_per_s * _GAIN >= most
+        )
 
 
 def placements(machine: Machine, workers: int) -> dict[str, Machine]:

@@ -14,8 +14,7 @@ from paceline.core.machine import Machine
 from paceline.core.strategy import Strategy
 from paceline.core.workload import Workload
 from paceline.planner.forecast import Forecast
-from paceline.planner.ranking import Ranking
-from paceline.planner.search import NO_OPTIONS, search
+from paceline.planner.search import NO_OPTIONS, Ranking, search
 
 Quantity = Literal["bandwidth", "latency"]
 _NUM_POINTS = 7
