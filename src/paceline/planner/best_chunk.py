@@ -21,17 +21,15 @@ def with_best_chunk(
     config: Any,
     cost: CostModel | None = None,
 ) -> Any:
-    """Return the configuration with the chunk that gives the shortest step.
+    """Return the configuration with the chunk that gives the shortest step, or the smallest such.
 
-    If several chunks are equally fast, the smallest is chosen. Tries the sizes of `core.chunks`. A
-    GPU synchronises with its host once per chunk. Raises InvalidInput if the strategy cannot be
-    planned.
+    Raises InvalidInput if the strategy cannot be planned.
     """
     model, shortest_s, found = cost or Roofline.of(machine), inf, dict[int, float]()
     devices, known = machine.first_devices(config.workers), Prices()
     # CPU workers copy between the layers of a chunk, so a chunk cannot be planned as one layer.
     is_layered = any(device.kind == DeviceKind.CPU for device in devices)
-    lane = compute_lane(devices[0].name)
+    lane = compute_lane(devices[0].name)  # a GPU synchronises with its host once per chunk
     sync = Task(TaskId(0, Kind.BACKWARD), (lane,), Cost(num_syncs=1))
     sync_s = model.seconds(sync) if devices[0].kind == DeviceKind.GPU else 0.0
     computing_s = 0.0  # the first device's computation per step, without synchronisation

@@ -10,7 +10,7 @@ In mixed precision, as with torch.autocast:
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import Machine
@@ -18,7 +18,6 @@ from paceline.core.workload import Cost, Layer, Workload
 from paceline.planner.forecast import forecast_alone
 
 Precision = Literal["float32", "bfloat16", "float16"]
-PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16", "float16")
 _RATE = re.compile(r"(?P<rate>[0-9.]+(?:[eE][+-]?[0-9]+)?)\s*/\s*s(?:@(?P<batch>[0-9]+))?")
 
 
@@ -32,12 +31,11 @@ def in_precision(
     """Return the machine and the workloads as they are in a precision.
 
     `is_measured`: the machine will be calibrated with a rate measured in this precision. Raises
-    InvalidInput for an unknown precision. Without a measured rate, raises InvalidInput if a device
-    has no `half_flops_per_s`.
+    InvalidInput for an unknown precision, and for a device whose speed in it is unknown.
     """
-    if precision not in PRECISIONS:
-        raise InvalidInput("precision", f"must be one of {', '.join(PRECISIONS)}", got=precision)
-    if precision == PRECISIONS[0]:
+    if precision not in (known := get_args(Precision)):
+        raise InvalidInput("precision", f"must be one of {', '.join(known)}", got=precision)
+    if precision == "float32":
         return machine, workload_of
     slow = next((one.name for one in machine.devices if one.half_flops_per_s is None), None)
     if slow is not None and not is_measured:

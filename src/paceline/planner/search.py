@@ -26,10 +26,9 @@ _MOST_LAYERS, _MOST_UNASKED = 2**15, 128
 
 
 def rank(forecasts: Iterable[Forecast]) -> list[Forecast]:
-    """Sort forecasts, best first; forecasts that change training come last.
+    """Sort forecasts by throughput, best first.
 
-    Forecasts of the same training are sorted by throughput. Forecasts that change training are
-    sorted by the time to a given loss, or by throughput if this time is unknown.
+    Forecasts that change training come last, sorted by the time to a given loss, if it is known.
     """
 
     def place(one: Forecast) -> tuple[bool, float, float]:

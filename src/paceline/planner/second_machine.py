@@ -3,10 +3,8 @@
 The second machine consists of all devices that are not on the first device's host. It pays if all
 devices together train more samples per second than the devices of the first host alone.
 
-A device takes fixed + per_sample * samples seconds per step. Each batch is split so that all
-devices take equally long for their shares. However, plans of gradient exchanges have equal batches.
-So each device's speed is scaled in the plan: the device then takes as long for an equal batch as
-the real device for its share.
+Batches are split so that all devices take equally long. But plans of gradient exchanges have equal
+batches, so they scale each device's speed: it takes as long for an equal batch as for its share.
 """
 
 from bisect import bisect_left
@@ -93,7 +91,7 @@ def second_machine(
 
 
 class _Seconds(NamedTuple):
-    """The seconds of a device's step: a fixed part, and seconds per sample."""
+    """The seconds of a device's step: fixed + per_sample * samples."""
 
     fixed: float
     per_sample: float
@@ -184,10 +182,7 @@ class _Question:
         ]
 
     def _seconds(self, whole: Workload) -> list[_Seconds]:
-        """Return the step times of each device alone.
-
-        Uses two forecasts: one for an equal share of the batch, and one for the batch of `whole`.
-        """
+        """Forecast the step times of each device alone, with its share and with the whole batch."""
         known: dict[tuple[float, ...], _Seconds] = {}
         samples = self.workload.batch_size
         for device in self.machine.devices:
@@ -211,10 +206,7 @@ class _Question:
         return max((one.samples_per_s for one in found), default=0.0)
 
     def _forecasts(self, workload: Workload, count: int, exchange: Exchange) -> Iterator[Forecast]:
-        """Yield forecasts of an exchange on the first `count` devices.
-
-        Configurations that cannot be planned or do not fit into memory are left out.
-        """
+        """Yield forecasts of an exchange on the first `count` devices, as far as they are possible."""
         machine = self.machine
         for name, codec in _TRIED[exchange]:
             strategy = STRATEGIES[name]

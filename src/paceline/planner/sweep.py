@@ -120,10 +120,7 @@ def sweep(
 
 
 def with_links(machine: Machine, quantity: Quantity, value: float) -> Machine:
-    """Set the bandwidth (bit/s) or latency (s) of links between hosts.
-
-    On a machine with one host, sets it for all links.
-    """
+    """Set the bandwidth (bit/s) or latency (s) of links between hosts, or of all if none is."""
     facts = {"latency_s": value}
     if quantity == "bandwidth":
         facts = {"bandwidth_bytes_per_s": value / 8}
