@@ -147,14 +147,18 @@ def plan_until(work: Workload, machine: Machine, config: Hogbatch, horizon_s: fl
     return Plan(EventLoop(PricedWorkers(work, machine, config)).tasks(horizon_s=horizon_s))
 
 
+def simulate_until(tasks: Plan, machine: Machine, horizon_s: float) -> Timeline:
+    """Return the timeline of the tasks that end by the horizon."""
+    spans = simulate(tasks, Roofline.of(machine)).spans
+    return Timeline((span for span in spans if span.end_s <= horizon_s), Origin.PREDICTED)
+
+
 @cache
 def run(data: DataSet, policy: PolicyName) -> tuple[Plan, Timeline]:
     """Return the plan and the timeline of CPU and GPU within the horizon."""
     machine, work = devices("cpu0", "gpu0"), workload(data, data.gpu_batch[1])
     tasks = plan_until(work, machine, configuration(data, policy), HORIZON_S)
-    spans = simulate(tasks, Roofline.of(machine)).spans
-    within = (span for span in spans if span.end_s <= HORIZON_S)
-    return tasks, Timeline(within, Origin.PREDICTED)
+    return tasks, simulate_until(tasks, machine, HORIZON_S)
 
 
 def run_alone(data: DataSet, size: int) -> tuple[Plan, Timeline]:

@@ -52,8 +52,5 @@ def num_samples(timeline: Timeline) -> dict[str, int]:
 
 def utilisation(timeline: Timeline) -> dict[str, float]:
     """Return the share of the makespan in which each device computes (figure 7)."""
-    return {
-        device: sum(span.duration_s for span in timeline.tracks.get(compute_lane(device), ()))
-        / timeline.makespan_s
-        for device in updates(timeline)
-    }
+    held = timeline.utilisation
+    return {device: held.get(compute_lane(device), 0.0) for device in updates(timeline)}

@@ -166,6 +166,7 @@ def test_breakdown_tells_hidden_from_exposed_communication_and_idle_time():
     assert (parts.hidden_s, parts.exposed_s, parts.idle_s) == (2, 1, 1)
     assert parts.compute_s + parts.exposed_s + parts.idle_s == TWO_STEPS.typical_step_s() == 9
     assert (TWO_STEPS.makespan_s, TWO_STEPS.num_steps()) == (17, 2)
+    assert TWO_STEPS.utilisation == {COMPUTE: 14 / 17, EXCHANGE: 6 / 17}
     with pytest.raises(ValueError, match="computation"):
         breakdown(Timeline([], "measured"))
     with pytest.raises(ValueError, match="two"):

@@ -93,6 +93,14 @@ class Timeline:
                 tracks[resource].append(span)
         return {resource: tuple(sorted(tracks[resource], key=_by_time)) for resource in tracks}
 
+    @property
+    def utilisation(self) -> dict[Resource, float]:
+        """The share of the makespan in which each resource is held."""
+        return {
+            resource: sum(span.duration_s for span in track) / (self.makespan_s or 1.0)
+            for resource, track in self.tracks.items()
+        }
+
     def typical_step_s(self) -> float:
         """Return the mean duration of typical steps; ValueError if no device updates twice."""
         if not self.typical_steps:

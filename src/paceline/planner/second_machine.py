@@ -206,7 +206,7 @@ class _Question:
         return max((one.samples_per_s for one in found), default=0.0)
 
     def _forecasts(self, workload: Workload, count: int, exchange: Exchange) -> Iterator[Forecast]:
-        """Yield forecasts of an exchange on the first `count` devices, as far as they are possible."""
+        """Yield the possible forecasts of an exchange on the first `count` devices."""
         machine = self.machine
         for name, codec in _TRIED[exchange]:
             strategy = STRATEGIES[name]
