@@ -247,14 +247,9 @@ def most_real(cells: Sequence[TimedCell]) -> list[TimedCell]:
 
 def unrest_of(cells: Iterable[ScaleCell]) -> float:
     """Return the largest relative spread of measured or rehearsed repetitions."""
-    return max(
-        (
-            unrest_between(cell.spread[0], cell.epoch_s, cell.spread[1])
-            for cell in timed(cells)
-            if cell.spread is not None and cell.kind is not Origin.PREDICTED
-        ),
-        default=0.0,
-    )
+    run = ((cell, cell.spread) for cell in timed(cells) if cell.kind is not Origin.PREDICTED)
+    found = (unrest_between(spread[0], cell.epoch_s, spread[1]) for cell, spread in run if spread)
+    return max(found, default=0.0)
 
 
 class ScaleResult(Record):
