@@ -7,7 +7,7 @@ from math import fsum, inf
 from typing import NamedTuple, Protocol
 
 from paceline.core.machine import Device, DeviceKind, Host, Machine, Station
-from paceline.core.plan import COMPUTE, Cost, Kind, Lane, PriceKey, Resource, Task, TaskId
+from paceline.core.plan import COMPUTE, Cost, Kind, Lane, PriceKey, Resource, Task
 from paceline.core.wire_format import Kernel
 from paceline.core.workload import Workload
 

@@ -75,8 +75,8 @@ class Ranking(Sequence[Forecast]):
     def best_of(self) -> dict[int, Forecast]:
         """The best forecast for each number of workers."""
         best: dict[int, Forecast] = {}
-        for forecast in self.forecasts:
-            best.setdefault(forecast.workers, forecast)
+        for one in self.ones:
+            best.setdefault(one.workers, one)
         return dict(sorted(best.items()))
 
     @property
