@@ -1,6 +1,6 @@
 """Make the record of built-in models (paceline/records/built_in.json) with torch.
 
-    python tests/recorded_models.py      # takes half a minute
+It takes half a minute: python tests/recorded_models.py
 """
 
 import json

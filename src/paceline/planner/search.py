@@ -75,7 +75,7 @@ class Ranking(Sequence[Forecast]):
     def best_of(self) -> dict[int, Forecast]:
         """The best forecast for each number of workers."""
         best: dict[int, Forecast] = {}
-        for one in self.ones:
+        for one in self.forecasts:
             best.setdefault(one.workers, one)
         return dict(sorted(best.items()))
 
