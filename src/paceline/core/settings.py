@@ -96,7 +96,10 @@ class RunSettings(Record):
 
     model: Model
     strategy: str = Field(
-        "allreduce", description="Strategy; auto selects the one predicted to be fastest."
+        "allreduce",
+        description=(
+            "Strategy of parallel training; auto selects the one predicted to be fastest."
+        ),
     )
     options: dict[str, Any] = Field(
         {}, description="Setting of the strategy, such as chunk=4MiB; can be repeated."
@@ -107,7 +110,9 @@ class RunSettings(Record):
     batch_size: int = Field(64, ge=1, description="Samples in a step, over all workers.")
     codec: str | None = Field(
         None,
-        description="Codec of gradients, such as dynamic8 or, for wheel, activations=dynamic8.",
+        description=(
+            "Codec of gradients, such as dynamic8; for wheel: gradients=half,activations=dynamic8."
+        ),
     )
     balance: Literal["auto"] | None = Field(
         None, description="Give each worker a share of the batch in proportion to its speed."
@@ -164,7 +169,10 @@ class TrainSettings(RunSettings):
     )
     optimizer: str | None = Field(
         None,
-        description="torch.optim class or package.module:factory; default: adamw (gpt, vit), sgd.",
+        description=(
+            "Optimizer of torch.optim or package.module:factory; by default adamw for "
+            "gpt and vit, sgd otherwise."
+        ),
     )
     optimizer_options: dict[str, Any] = Field(
         {}, description="Argument of the optimizer, such as weight_decay=0.1."
@@ -183,7 +191,10 @@ class TrainSettings(RunSettings):
         description="Learning rate schedule: constant, cosine, linear or package.module:factory.",
     )
     warmup_steps: int = Field(
-        0, ge=0, lt=2**63, description="Steps in which the learning rate rises to its full value."
+        0,
+        ge=0,
+        lt=2**63,
+        description="Steps in which the learning rate rises linearly to its full value.",
     )
     precision: Literal["float32", "bfloat16"] = Field(
         "float32", description="Precision of forward and backward; bfloat16 uses torch.autocast."
@@ -198,7 +209,10 @@ class TrainSettings(RunSettings):
         None, ge=1, description="Number of steps between evaluations. Each epoch ends with one."
     )
     seed: int = Field(
-        0, ge=0, lt=2**63, description="Seed of the weights, of the split and of the samples."
+        0,
+        ge=0,
+        lt=2**63,
+        description="Seed of the weights, of the split and of the order of samples.",
     )
     keep_all: bool = Field(False, description="Keep all workers, even if fewer would train faster.")
     checkpoint_every: Annotated[str, BeforeValidator(_read_interval)] = Field(
