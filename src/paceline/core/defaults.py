@@ -26,8 +26,10 @@ _BY_PREFIX = {
 
 def usual_for(model: str) -> Usual:
     """Return the defaults of a model; a user's model gets those of an image classifier."""
-    known = {} if ":" in model else _BY_PREFIX
-    return next((usual for name, usual in known.items() if model.startswith(name)), Usual())
+    for name, usual in _BY_PREFIX.items():
+        if model.startswith(name) and ":" not in model:
+            return usual
+    return Usual()
 
 
 def completed(settings: TrainSettings) -> TrainSettings:
