@@ -4,11 +4,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from boxes import FLOPS_PER_S, link
-from paceline.core.cost import Roofline
 from paceline.core.plan import Cost
-from paceline.core.simulate import simulate
 from paceline.core.workload import Layer, Parameter, Workload
-from papers.hogbatch import plan_until
+from papers.hogbatch import plan_until, simulate_until
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -31,8 +29,7 @@ def per_sample(batch_size: int, numel: int = 1, seconds: float = 1.0) -> Workloa
 
 
 def run(work, machine, config, horizon_s):
-    tasks = plan_until(work, machine, config, horizon_s)
-    return simulate(tasks, Roofline.of(machine), until=horizon_s)
+    return simulate_until(plan_until(work, machine, config, horizon_s), machine, horizon_s)
 
 
 def classifying(build: "Callable[[], nn.Module]", data: "tuple[Tensor, Tensor]") -> "Recipe":

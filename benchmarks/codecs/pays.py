@@ -10,7 +10,7 @@ import svg
 from paceline.core.machine import Machine
 from paceline.core.workload import Workload
 from paceline.planner import forecast
-from paceline.planner.device_rate import DeviceRate, calibrated
+from paceline.planner.device_speed import DeviceRate, calibrated
 from paceline.records.machine_file import read_machine
 from paceline.strategies import find_exchange
 from paceline.strategies.allreduce.config import AllReduce

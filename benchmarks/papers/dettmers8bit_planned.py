@@ -47,7 +47,7 @@ def planned(sub_batch: int, bits: int) -> Planned:
     prices = _prices(steps[2], machine)
     step_ms = 1e3 * period(steps.__getitem__, prices, 2)
     first = alexnet().layers[len(table_4.CONVOLUTIONS)].name
-    sends = [task for task in steps[2].tasks if task.kind is Kind.SEND and task.step == 0]
+    sends = [task for task in steps[2].tasks if task.kind is Kind.SEND and task.id.step == 0]
     sent = [task for task in sends if task.part == first]
     single_ms = 1e3 * sum(map(prices.seconds, sent)) / len(sent)
     return Planned(

@@ -17,7 +17,7 @@ from paceline.core.machine import DeviceKind, Machine
 from paceline.core.plan import Plan
 from paceline.core.simulate import period, simulate
 from paceline.core.strategy import Window
-from paceline.core.timeline import Timeline
+from paceline.core.timeline import Origin, Timeline
 from paceline.core.workload import Cost, Layer, Parameter, Workload
 from paceline.records.machine_file import find_machine
 from paceline.strategies.hogbatch.config import Hogbatch, PolicyName, WorkerSpec
@@ -143,11 +143,14 @@ def epoch_s(data: DataSet, device: str) -> float:
 
 
 def plan_until(work: Workload, machine: Machine, config: Hogbatch, horizon_s: float) -> Plan:
-    """Return the tasks of all batches that are assigned before the horizon.
-
-    `simulate(plan, cost, until=horizon_s)` then omits tasks that end after the horizon.
-    """
+    """Return the tasks of all batches that are assigned before the horizon."""
     return Plan(EventLoop(PricedWorkers(work, machine, config)).tasks(horizon_s=horizon_s))
+
+
+def simulate_until(tasks: Plan, machine: Machine, horizon_s: float) -> Timeline:
+    """Return the timeline of the tasks that end by the horizon."""
+    spans = simulate(tasks, Roofline.of(machine)).spans
+    return Timeline((span for span in spans if span.end_s <= horizon_s), Origin.PREDICTED)
 
 
 @cache
@@ -155,7 +158,7 @@ def run(data: DataSet, policy: PolicyName) -> tuple[Plan, Timeline]:
     """Return the plan and the timeline of CPU and GPU within the horizon."""
     machine, work = devices("cpu0", "gpu0"), workload(data, data.gpu_batch[1])
     tasks = plan_until(work, machine, configuration(data, policy), HORIZON_S)
-    return tasks, simulate(tasks, Roofline.of(machine), until=HORIZON_S)
+    return tasks, simulate_until(tasks, machine, HORIZON_S)
 
 
 def run_alone(data: DataSet, size: int) -> tuple[Plan, Timeline]:

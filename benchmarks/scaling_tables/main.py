@@ -19,7 +19,7 @@ from figures import Part, table
 from paceline.core.errors import InvalidInput
 from paceline.core.losses import Losses
 from paceline.planner import Forecast, forecast
-from paceline.planner.device_rate import DeviceRate, calibrated
+from paceline.planner.device_speed import DeviceRate, calibrated
 from paceline.records.catalogue import EqualDevices
 from paceline.strategies import STRATEGIES
 from papers.networks import step_of

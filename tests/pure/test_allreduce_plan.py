@@ -258,5 +258,6 @@ def test_gpus_without_a_ring_of_direct_links_and_cpu_workers_form_one_ring_as_li
     assert rings_at_once(machine, machine.devices) == []
     ring = Ring.at_once(machine, machine.devices, ())
     assert len(ring.routes) == 3
-    cores = box("cpu", "cpu", "cpu", hosts="abc", links=[])
-    assert rings_at_once(cores, cores.devices) == []
+    wires = [link(*ends, 1e9) for ends in ("ab", "bc", "ca")]
+    cores = box("cpu", "cpu", "cpu", hosts="abc", links=wires)
+    assert len(Ring.at_once(cores, cores.devices, ()).routes) == 3

@@ -9,7 +9,7 @@ import pytest
 from paceline.core.cost import Totals
 from paceline.core.error_lines import blamed, error_line, place_of
 from paceline.core.errors import InvalidInput, WorkerLost
-from paceline.core.interval import Interval
+from paceline.core.settings import Interval
 
 
 class OutOfMemoryError(RuntimeError):  # named like torch's class

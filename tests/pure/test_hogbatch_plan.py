@@ -144,14 +144,14 @@ def test_a_gpu_copies_the_model_in_and_its_gradient_out():
     machine = box("cpu", "gpu", links=[link("gpu1", "h", 1000.0, 0.25)])
     tasks = plan(per_sample(2, numel=500), machine, EQUAL, Window(10))  # 4000 bytes
     spans = {span.name: span.duration_s for span in simulate(tasks, Roofline.of(machine)).spans}
-    own = [task.name for task in tasks.tasks if task.step == 0 and task.worker == 1]
+    own = [task.name for task in tasks.tasks if task.id.step == 0 and task.id.worker == 1]
     seconds = {name[3:].removesuffix("@worker1"): spans[name] for name in own}
     layers = ["forward[a]", "forward[b]", "backward[b]", "backward[a]", "step"]
     assert [*seconds] == ["h2d[batch]", "h2d[model]", *layers, "d2h[update]", "reduce[update]"]
     assert seconds["h2d[batch]"] == pytest.approx(0.25 + 0.08)
     assert seconds["h2d[model]"] == seconds["d2h[update]"] == pytest.approx(4.25)
     # CPU workers use the shared model without a copy.
-    kinds = {task.kind for task in tasks.tasks if task.worker == 0}
+    kinds = {task.kind for task in tasks.tasks if task.id.worker == 0}
     assert kinds == {Kind.FORWARD, Kind.BACKWARD, Kind.STEP}
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from boxes import WithoutUpdate, after, box, chain, exchange_s, link
 from closed_forms import LayerPhases, backpropagation_s, host_s, typical_s
 from findings import numbers
-from paceline.core.after_backward import AfterBackward, BackwardPhase
+from paceline.core.after_backward import AfterBackward, after_backward
 from paceline.core.compare import breakdown_by_device
 from paceline.core.cost import ProfiledCost, Roofline, Slowed
 from paceline.core.plan import Kind, PriceKey
@@ -164,7 +164,7 @@ def left(strategy: Strategy, workload, machine, workers: int, num_steps: int = 2
     """Return the times of a strategy's first step after backward."""
     config, cost = strategy.config(workers=workers), Slowed(WithoutUpdate(machine), 1.0)
     plan = strategy.planning.plan(workload, machine, config, Window(num_steps))
-    return BackwardPhase(plan, cost, simulate(plan, cost)).times()
+    return after_backward(plan, cost, simulate(plan, cost))
 
 
 def in_turn(sizes):

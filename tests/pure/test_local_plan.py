@@ -17,7 +17,7 @@ from paceline.core.strategy import StepsToLoss, Window
 from paceline.core.workload import Cost, Layer, Parameter, Workload
 from paceline.planner import Forecast, forecast, search
 from paceline.planner.explanations import of_learning
-from paceline.planner.ranking import rank
+from paceline.planner.search import rank
 from paceline.records.result import PlanRow
 from paceline.strategies import find_strategy
 from paceline.strategies.local import STRATEGY, loss_table
@@ -71,7 +71,7 @@ def test_a_round_has_exactly_these_tasks():
     expected |= {"reduce[0.0]", "reduce[1.0]"}
     # In the first round no exchange overlaps the steps before the first fragment.
     assert named(tasks) == expected
-    later = {task.name.removeprefix("s1/") for task in tasks.tasks if task.step == 1}
+    later = {task.name.removeprefix("s1/") for task in tasks.tasks if task.id.step == 1}
     assert later == expected | {f"train[0.overlapped]@worker{w}" for w in range(2)}
     without = named(plan(two_layers(), hosts(), Local(sync_every=10), Window(1)))
     assert not any("encode" in name or "overlapped" in name for name in without)

@@ -10,10 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from paceline.core.facts import Bytes, BytesPerSecond, FlopsPerSecond, Seconds, ValuesPerSecond
+from paceline.core.facts import (
+    Bytes,
+    BytesPerSecond,
+    FlopsPerSecond,
+    Seconds,
+    ValuesPerSecond,
+    as_rounded,
+    quantity,
+    rounded,
+)
 from paceline.core.machine import CodecSpeed, Device, Host, Machine, Switch
 from paceline.core.network import Link
-from paceline.records.machine_file import as_rounded, machine_text, quantity, read_machine, rounded
+from paceline.records.machine_file import machine_text, read_machine
 from refusals import refused
 
 GOOD = dedent(

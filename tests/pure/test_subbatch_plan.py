@@ -142,7 +142,7 @@ def test_a_step_of_two_workers_has_exactly_these_tasks():
 def test_splitting_the_head_does_not_change_the_number_of_operations(workers, updates):
     # If K does not divide the number of outputs, the largest part determines the cost.
     tasks = made(workers=workers, updates=updates).tasks
-    own = [task for task in tasks if task.worker == 0]
+    own = [task for task in tasks if task.id.worker == 0]
     assert (sent(tasks) == 0) is (workers == 1)
     extra = {one: -(-one // workers) * workers / one for one in (WIDTH, CLASSES)}
     repeats = 1 if updates == "step" else min(workers, BATCH)
@@ -199,7 +199,7 @@ def test_the_size_of_sub_batches_determines_their_number(workers, batch_size, su
     whole = made(replace(NET, batch_size=batch_size), workers).tasks
     passes = [t for t in tasks if t.part == "fc1" and t.kind is Kind.SEND]
     nbytes = (workers - 1) * FEATURES * 4 * BATCH / batch_size
-    found = {t.sub_batch: t.cost.nbytes for t in passes}
+    found = {t.id.sub_batch: t.cost.nbytes for t in passes}
     assert found == {i: pytest.approx(nbytes * n) for i, n in enumerate(own)}
     # The size changes neither arithmetic nor bytes.
     assert (computed(tasks), sent(tasks)) == pytest.approx((computed(whole), sent(whole)))
@@ -218,7 +218,7 @@ def test_each_sub_batch_reads_the_weights_again(num_passes: int):
     weights, rest = FC1.gradient_nbytes, 1000.0
     costs = {"forward": Cost(0, weights + rest), "backward": Cost(0, 2 * weights + rest)}
     tasks = made(model(CONV, replace(FC1, **costs)), sub_batch=24 // num_passes).tasks
-    own = [t for t in tasks if t.part.startswith("fc1") and t.worker == 0 and t.kind in COMPUTE]
+    own = [t for t in tasks if t.part.startswith("fc1") and t.id.worker == 0 and t.kind in COMPUTE]
     expected = num_passes * 3 * weights / 2 + (num_passes - 1) * 2 * weights / 2
     assert sum(task.cost.nbytes for task in own) == pytest.approx(expected + 2 * rest)
 

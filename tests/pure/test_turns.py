@@ -29,7 +29,7 @@ def chosen(turns: Turns, takes: Callable[[str, int], float]) -> list[str]:
     ],
 )
 def test_the_fastest_alternative_is_chosen(fastest, seconds, expected):
-    turns = Turns(["plain", "host", "tree"])
+    turns = Turns(["plain", "host", "tree"], num_rounds=3)
     chosen(turns, lambda name, _: seconds if name == fastest else 1.0)
     assert turns.name == expected
     assert turns.seconds[fastest] == seconds
@@ -42,7 +42,7 @@ def test_noise_selects_the_simpler_and_a_real_difference_the_faster_alternative(
     def choices(ratio: float) -> list[str]:
         found = []
         for _ in range(200):
-            turns = Turns(["plain", "host"])
+            turns = Turns(["plain", "host"], num_rounds=3)
             chosen(turns, lambda name, _: (ratio if name == "host" else 1) * noise.gauss(1, 0.1))
             found.append(turns.name)
         return found
@@ -59,7 +59,7 @@ def test_a_machine_that_becomes_slower_or_faster_favours_no_alternative(first_s,
 
 
 def test_a_hopeless_alternative_has_one_turn():
-    turns = Turns(["plain", "tree", "host"])
+    turns = Turns(["plain", "tree", "host"], num_rounds=3)
     used = chosen(turns, lambda name, _: {"plain": 1.0, "tree": 2.0, "host": 0.9}[name])
     assert used.count("tree") == 9
     assert used.count("plain") > 18
@@ -67,24 +67,24 @@ def test_a_hopeless_alternative_has_one_turn():
 
 
 def test_the_timing_ends_when_only_one_alternative_is_left():
-    turns = Turns(["together", "alone"])
+    turns = Turns(["together", "alone"], num_rounds=3)
     used = chosen(turns, lambda name, _: 1.5 if name == "alone" else 1.0)
     assert (len(used), turns.name) == (18, "together")
 
 
 def test_the_simplest_alternative_has_a_second_turn_after_a_slow_first_one():
     """Steps of the first turn may be slow, because the machine warms up."""
-    turns = Turns(["together", "alone"], num_rounds=2)
+    turns = Turns(["together", "alone"])
     chosen(turns, lambda name, step: 1.4 if name == "alone" else 3.0 if step < 9 else 1.0)
     assert turns.name == "together"
-    turns = Turns(["together", "alone"], num_rounds=2)
+    turns = Turns(["together", "alone"])
     chosen(turns, lambda name, step: 1.0 if name == "alone" else 1.4)
     assert turns.name == "alone"
 
 
 def test_an_alternative_with_two_turns_in_a_row_settles_once():
     """The last alternative of a round begins the next round, without untimed steps."""
-    turns = Turns(["plain", "host"], num_rounds=2)
+    turns = Turns(["plain", "host"])
     used = chosen(turns, lambda name, _: 1.0)
     assert "".join(name[0] for name in used) == "p" * 9 + "h" * 15 + "p" * 9
 
@@ -95,7 +95,7 @@ def test_a_single_alternative_is_chosen_without_a_turn():
 
 @pytest.mark.parametrize(("seconds", "expected"), [(0.8, "tree"), (0.89, "host"), (2.0, "host")])
 def test_an_added_alternative_has_one_turn_and_must_be_faster(seconds, expected):
-    turns = Turns(["plain", "host"])
+    turns = Turns(["plain", "host"], num_rounds=3)
     takes = {"plain": 1.0, "host": 0.9, "tree": seconds}
     chosen(turns, lambda name, _: takes[name])
     turns.also("tree")
@@ -104,7 +104,7 @@ def test_an_added_alternative_has_one_turn_and_must_be_faster(seconds, expected)
 
 
 def test_a_dropped_alternative_is_not_chosen():
-    turns = Turns(["plain", "host", "tree"])
+    turns = Turns(["plain", "host", "tree"], num_rounds=3)
     turns.add([1.0] * 6)
     assert turns.name == "host"
     turns.drop()
@@ -115,10 +115,10 @@ def test_a_dropped_alternative_is_not_chosen():
 
 
 def test_stopping_chooses_among_the_timed_alternatives():
-    turns = Turns(["plain", "host", "tree"])
+    turns = Turns(["plain", "host", "tree"], num_rounds=3)
     turns.stop()
     assert turns.name == "plain"
-    turns = Turns(["plain", "host", "tree"])
+    turns = Turns(["plain", "host", "tree"], num_rounds=3)
     turns.add([1.0] * 6)
     turns.add([0.9] * 6)
     turns.stop()

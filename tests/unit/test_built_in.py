@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from paceline.core.workload import Cost, Layer, Parameter, Workload
-from paceline.records.built_in import RECORDED, _record, record_of, recorded, step_of
+from paceline.records.built_in import _record, recorded, step_of
 from paceline.training.recipes.named import workload_of
+from recorded_models import RECORDED, record_of
 
 SIZES = (1, 3, 160)  # one sample has other gradient sums, large batches other operations
 QUICK = ("lenet5", "alexnet")  # models that `describe` processes quickly
@@ -22,7 +23,7 @@ RECORDED_WITH = _record()["torch"].partition("+")[0]
     [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in RECORDED],
 )
 def test_the_record_is_what_describe_finds(name: str):
-    """If this fails, update the record: python -m paceline.records.built_in."""
+    """If this fails, update the record: python tests/recorded_models.py."""
     for size in SIZES:
         described, found = workload_of(name, size), recorded(name, size)
         assert found == described

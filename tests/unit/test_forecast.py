@@ -11,7 +11,7 @@ from command_line import MACHINE as EPYC
 from paceline import forecast
 from paceline.core.losses import Losses
 from paceline.core.workload import kept_nbytes
-from paceline.planner.precision import in_half
+from paceline.planner.device_speed import in_half
 from paceline.records.catalogue import EqualDevices, by_name, known_link
 from paceline.records.machine_file import find_machine, read_machine
 from paceline.records.profile import ProfileSettings

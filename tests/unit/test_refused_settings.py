@@ -7,15 +7,11 @@ from pathlib import Path
 import pytest
 
 from command_line import MACHINE, steps, write_run
+from paceline.core.reading import validated
 from paceline.record.trace import write_trace
 from paceline.records.profile import validated_profile
 from paceline.records.scale import ScaleSettings
-from paceline.records.settings import (
-    PlanSettings,
-    validated,
-    validated_rehearsal,
-    validated_settings,
-)
+from paceline.records.settings import PlanSettings, validated_rehearsal, validated_settings
 from paceline.rpc.connecting import WorkerProcessSettings
 from paceline.strategies.wheel.remote import ChildSettings
 from paceline.studies.probe.probe_ranks import ProbeSettings

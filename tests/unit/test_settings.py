@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.defaults import completed
-from paceline.core.interval import Interval
-from paceline.core.settings import TrainSettings
+from paceline.core.reading import validated
+from paceline.core.settings import Interval, TrainSettings
 from paceline.core.strategy import Options
 from paceline.records.config_file import (
     FILE_NAME,
@@ -23,12 +23,7 @@ from paceline.records.config_file import (
 )
 from paceline.records.profile import validated_profile
 from paceline.records.scale import ScaleSettings
-from paceline.records.settings import (
-    configuration,
-    validated,
-    validated_rehearsal,
-    validated_settings,
-)
+from paceline.records.settings import configuration, validated_rehearsal, validated_settings
 from paceline.strategies import EXCHANGES, STRATEGIES, allreduce, find_exchange
 from paceline.strategies.allreduce.config import AllReduce
 from paceline.training.data.spec import FORMS

@@ -85,7 +85,8 @@ def _parent(url: str) -> dict[str, Any]:
 
 
 def _serve_parent(values: dict[str, Any], as_json: bool) -> None:
-    from paceline.records.settings import validated, without_shorthands
+    from paceline.core.reading import validated
+    from paceline.records.settings import without_shorthands
     from paceline.report.format import nbytes
     from paceline.report.terminal import console, log_to_stderr, traffic_table
     from paceline.runs.progress import TerminalProgress
@@ -121,7 +122,7 @@ def worker(
     ] = None,
 ) -> None:
     """Run workers for a hub on one device. The hub sends the model, data and strategy."""
-    from paceline.records.settings import validated
+    from paceline.core.reading import validated
     from paceline.report.terminal import log_to_stderr
     from paceline.runs.working import work
 

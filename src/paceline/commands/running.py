@@ -9,11 +9,12 @@ import typer
 
 from paceline.commands.options import Json, print_json, with_options
 from paceline.core.errors import InvalidInput
+from paceline.core.reading import validated
 from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.core.timeline import Origin
 from paceline.links.forkserver import open_server
 from paceline.links.processes import KEEPING_MEMORY
-from paceline.records.settings import PlanSettings, validated
+from paceline.records.settings import PlanSettings
 
 if TYPE_CHECKING:
     from paceline.report.plans import Form

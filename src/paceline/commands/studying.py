@@ -9,10 +9,10 @@ import typer
 
 from paceline.commands.options import Json, print_json, with_options
 from paceline.core.errors import InvalidInput
+from paceline.core.reading import validated
 from paceline.core.timeline import Origin, Timeline
 from paceline.records.profile import ProfileSettings, validated_profile
 from paceline.records.scale import ScaleSettings
-from paceline.records.settings import validated
 
 _STEP_BY_STEP = 2  # maximum number of runs whose steps are compared
 

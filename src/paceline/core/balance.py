@@ -11,15 +11,14 @@ def apportion(
     """Divide samples among workers so that the slowest worker finishes as early as possible.
 
     `speeds`: proportional to samples per second. `most`: maximum part of each worker (None: no
-    limit). The parts sum to `num_samples`. The method of D'Hondt rounds the proportional parts.
-    (The method of the largest remainder could give 1 of 100 samples to a worker so slow that the
-    other workers finish the other 99 samples earlier.) With equal limits a faster worker never gets
-    fewer samples than a slower worker. Raises ValueError for too small limits.
+    limit); ValueError if they are too small. The parts sum to `num_samples`. The method of D'Hondt
+    rounds the proportional parts: that of the largest remainder could give a sample to a worker so
+    slow that the others finish all samples earlier.
     """
     exact = [Fraction(speed) for speed in speeds]
-    room = [num_samples if bound is None else bound for bound in most or [None] * len(exact)]
     able = [
-        min(bound, num_samples) if speed else 0 for speed, bound in zip(exact, room, strict=True)
+        min(num_samples if bound is None else bound, num_samples) if speed else 0
+        for speed, bound in zip(exact, most or [None] * len(exact), strict=True)
     ]
     if sum(able) < num_samples:
         raise ValueError(f"most: must allow {num_samples} samples in all (got {able})")
@@ -45,7 +44,8 @@ def apportion(
 
 _FIRST_INTERVAL = 4
 _LONGEST_INTERVAL = 64
-_LEAST_TOLERANCE = 0.4  # smallest factor of the tolerance, for long intervals
+_TOLERANCE = 0.05  # least gain for which shares change after the first interval
+_LEAST_PART = 0.4  # smallest factor of the tolerance, for long intervals
 _REGAINED = 0.99  # each round, an idle rank's assumed seconds per sample are multiplied by this
 
 
@@ -54,24 +54,18 @@ class Balance:
 
     Shares are equal at first; `most` limits each rank's share by its memory. Every `interval` steps
     `record` receives each rank's seconds per sample, and changes the shares only if the slowest
-    rank would finish earlier by more than `tolerance`, so that noise does not change batches. The
+    rank would finish earlier by more than a tolerance, so that noise does not change batches. The
     tolerance shrinks as `interval` grows, because longer measurements have less noise. The shares
     need a few rounds to converge, because fixed costs make seconds per sample depend on the share.
-    A rank without samples is assumed to become faster each round, so that the rank is tried again.
     """
 
     def __init__(
-        self,
-        batch_size: int,
-        num_ranks: int,
-        most: Sequence[int | None] | None = None,
-        tolerance: float = 0.05,
+        self, batch_size: int, num_ranks: int, most: Sequence[int | None] | None = None
     ) -> None:
-        self._batch_size, self._tolerance = batch_size, tolerance
-        self._most = [None] * num_ranks if most is None else list(most)
+        self._batch_size, self._most = batch_size, most
         self._seconds: list[float | None] = [None] * num_ranks
         self._excluded: set[int] = set()
-        self.shares = apportion(batch_size, [1.0] * num_ranks, self._most)
+        self.shares = apportion(batch_size, [1.0] * num_ranks, most)
         self.interval = _FIRST_INTERVAL
 
     @property
@@ -110,8 +104,8 @@ class Balance:
             return max(share * one for share, one in zip(split, believed, strict=True))
 
         must_go = any(self.shares[rank] for rank in self._excluded)
-        part = max(_LEAST_TOLERANCE, sqrt(_FIRST_INTERVAL / self.interval))
-        if must_go or slowest_s(shares) < (1 - part * self._tolerance) * slowest_s(self.shares):
+        tolerance = _TOLERANCE * max(_LEAST_PART, sqrt(_FIRST_INTERVAL / self.interval))
+        if must_go or slowest_s(shares) < (1 - tolerance) * slowest_s(self.shares):
             self.shares, self.interval = shares, _FIRST_INTERVAL
         else:
             self.interval = min(2 * self.interval, _LONGEST_INTERVAL)

@@ -27,10 +27,7 @@ _STRIDE = 3  # a search first measures every third candidate
 
 
 class Trial(NamedTuple):
-    """A chunk size tried for an interval: predicted and measured seconds per step.
-
-    `predicted_s` is None without a prediction.
-    """
+    """A chunk size tried for an interval: predicted (if at all) and measured seconds per step."""
 
     chunk: int
     predicted_s: float | None
@@ -76,9 +73,8 @@ class ChunkTuner(ABC):
 class RuntimeSearch(ChunkTuner):
     """Algorithm 1 of Le et al. 2018 (section 4.2), with the paper's names and line numbers.
 
-    The search tries sizes 1, 2, ... `step`, then multiples of `step`. The search ends at size
-    `num_layers`, or earlier at the best size + `step` * `range`. The paper's `step` is an increment
-    of the size, not a training step. Trials record mean seconds.
+    The search tries sizes 1, 2, ... `step`, then multiples of `step`, up to size `num_layers`, or
+    at most the best size + `step` * `range`. Trials record mean seconds.
     """
 
     def __init__(
@@ -93,10 +89,7 @@ class RuntimeSearch(ChunkTuner):
         self._best_chunk, self._lapse_min = 1, inf
 
     def _judge(self, seconds: Sequence[float]) -> None:
-        """Carry out lines 8 to 24 of the algorithm.
-
-        If line 8 ends the search, the last interval is not evaluated (line 13).
-        """
+        """Carry out lines 8 to 24; if line 8 ends the search, the interval is not evaluated."""
         if self.chunk < self._best_chunk + self._step * self._range:
             lapse = fsum(seconds)
             self.trials += (Trial(self.chunk, None, lapse / self.interval),)
@@ -116,41 +109,36 @@ class PredictedSearch(ChunkTuner):
     `predicted`: seconds per step of each candidate size. The search first measures the candidate
     with the best prediction, and every third candidate above and below that candidate, so that a
     wrong prediction does not hide a fast size. Then the search measures the next smaller and the
-    next larger neighbour of the fastest candidate, until no neighbour is faster. The medians of the
-    intervals decide which candidate is fastest.
+    next larger neighbour of the fastest candidate, until no neighbour is faster.
     """
 
     def __init__(self, predicted: Mapping[int, float], interval: int = 10) -> None:
-        self._predicted = dict(sorted(predicted.items()))
-        self._sizes = list(self._predicted)
-        self._best = min(self._sizes, key=self._predicted.__getitem__)
-        self._far = self._sizes[self._sizes.index(self._best) % _STRIDE :: _STRIDE]
+        self._predicted, self._sizes = predicted, sorted(predicted)
+        best = min(self._sizes, key=predicted.__getitem__)
+        self._far = self._sizes[self._sizes.index(best) % _STRIDE :: _STRIDE]
         self._measured: dict[int, float] = {}
-        super().__init__(interval, self._best)
+        super().__init__(interval, best)
 
     def _judge(self, seconds: Sequence[float]) -> None:
         # The median ignores steps delayed by other programs.
         measured_s = self._measured[self.chunk] = median(seconds)
         self.trials += (Trial(self.chunk, self._predicted[self.chunk], measured_s),)
-        if measured_s < self._measured[self._best]:
-            self._best = self.chunk
-        place = self._sizes.index(self._best)
-        neighbours = self._sizes[max(0, place - 1) : place] + self._sizes[place + 1 : place + 2]
+        best = min(self._measured, key=self._measured.__getitem__)
+        place = self._sizes.index(best)
+        neighbours = self._sizes[max(0, place - 1) : place + 2]
         for sizes in (self._far, neighbours):
             untried = [size for size in sizes if size not in self._measured]
             if untried:
                 self.chunk = min(untried, key=self._predicted.__getitem__)
                 return
-        self.chunk, self.done = self._best, True
+        self.chunk, self.done = best, True
 
 
 class LearnedSearch(PredictedSearch):
     """Predicts step times of all sizes from real steps, then searches like `PredictedSearch`.
 
-    In the first `learning` steps every layer is a chunk. These steps show when each layer is ready,
-    and how exchange time depends on bytes. From both, `predict` computes the step time of every
-    size: chunks are exchanged one after another, and a delay of the last sum makes the step longer
-    by the same time. `trials` is empty until these predictions exist.
+    In the first `learning` steps every layer is a chunk. `trials` is empty until these steps have
+    shown when each layer is ready, and how exchange time depends on bytes (`predict`).
     """
 
     def __init__(self, num_layers: int, interval: int = 10, learning: int = 3) -> None:
@@ -182,7 +170,8 @@ def predict(
     """Predict the seconds of a step for each chunk size.
 
     `steps` are the chunk times of steps in which every layer was a chunk, and `step_s` is the
-    duration of such a step. Without steps, `step_s` is predicted for all sizes.
+    duration of such a step; without steps, it is predicted for all sizes. Chunks are exchanged one
+    after another, and a delay of the last sum makes the step longer by the same time.
     """
     if not steps:
         return dict.fromkeys(sizes, step_s)

@@ -11,7 +11,7 @@ the tasks of one node. The price of an exchange depends on the number of ranks i
 on the routes between a few nodes, which include every kind of route in the cluster.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from math import prod
 from typing import Annotated, Any, Self
@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 
 from paceline.core.errors import InvalidInput
 from paceline.core.facts import BytesPerSecond, Fact, Name, Seconds, Source
-from paceline.core.machine import Device, Flow, Host, Machine, RingPeers, Station, Switch
+from paceline.core.machine import Device, Host, Machine, RingPeers, Station, Switch
 from paceline.core.network import Hop, Link
 
 # Maximum number of workers planned one by one, which takes about 5 s. The second limit applies to
@@ -93,24 +93,18 @@ class Symmetric(Machine):
         return self._representatives
 
     def peers(self, stations: Sequence[Station]) -> RingPeers:
-        """Return a ring in which this machine's hosts or devices represent all full nodes.
-
-        `stations`: the first host for a ring of hosts, or its devices for a ring of devices.
-        """
+        """Return a ring of hosts, or of devices like `stations`, that represents all full nodes."""
         alike = self.hosts if isinstance(stations[0], Host) else self.devices
         return RingPeers(tuple(alike), self.num_nodes * len(stations))
 
-    def flow(self, level: int) -> Flow:
-        """Return the first host's route to the next host in the ring of `level`, as a `Flow`.
-
-        The route goes up through switches, and down again. Each link carries the messages of all
-        nodes below this link.
-        """
+    def flow(self, level: int) -> tuple[tuple[Hop, ...], Mapping[Hop, int]]:
+        """Return the first host's route in the ring of `level`, and the messages on each hop."""
         apart = prod(min(size, _KINDS) for size in self.groups[:level])
         route = self.route(self.hosts[0], self.hosts[apart])
+        # The route goes up through switches and down again; links carry all messages of the nodes
+        # below them.
         shares = [prod(self.groups[:below]) for below in range(level + 1)]
-        load: dict[Hop, int] = dict(zip(route, [*shares, *reversed(shares)], strict=True))
-        return Flow(route, load)
+        return route, dict(zip(route, [*shares, *reversed(shares)], strict=True))
 
 
 class Cluster(Machine):
@@ -186,13 +180,9 @@ class Cluster(Machine):
         self, num_nodes: int, sizes: Sequence[int], groups: tuple[int, ...]
     ) -> dict[str, Any]:
         """Return the fields of a machine; a switch on level i has up to `sizes[i]` members."""
-        (host,) = self.hosts
-        names = [f"{host.name}{i}" for i in range(num_nodes)]
-        nodes = [self._node(host, name) for name in names]
-        parts = {
-            field: [part for node in nodes for part in getattr(node, field)]
-            for field in ("hosts", "devices", "links", "switches")
-        }
+        names = [f"{self.hosts[0].name}{i}" for i in range(num_nodes)]
+        nodes = [self._node(name) for name in names]
+        parts = {field: [part for node in nodes for part in node[field]] for field in nodes[0]}
         for level, size in zip(self.levels, sizes, strict=False):
             if len(names) > 1:
                 above = [f"{level.name}{i}" for i in range(-(-len(names) // size))]
@@ -203,26 +193,21 @@ class Cluster(Machine):
         fields = {field: tuple(found) for field, found in parts.items()}
         return fields | {"name": self.name, "groups": groups, "losses": self.losses}
 
-    def _node(self, host: Host, name: str) -> Machine:
-        """Rename the node to `name`, and prefix the names of its parts with `name`."""
+    def _node(self, name: str) -> dict[str, list[Any]]:
+        """Return the parts of a node called `name`, which also precedes their names."""
 
         def renamed(own: str) -> str:
-            return name if own == host.name else f"{name}.{own}"
+            return name if own == self.hosts[0].name else f"{name}.{own}"
 
-        def parts(known: Sequence[Any], **facts: object) -> tuple[Any, ...]:
-            return tuple(
-                one.model_copy(update={"name": renamed(one.name)} | facts) for one in known
-            )
+        def parts(known: Sequence[Any], **facts: object) -> list[Any]:
+            return [one.model_copy(update={"name": renamed(one.name)} | facts) for one in known]
 
-        links = tuple(
-            link.model_copy(update={"between": tuple(map(renamed, link.between))})
-            for link in self.links
-        )
-        return self.model_copy(
-            update={
-                "hosts": parts(self.hosts),
-                "devices": parts(self.devices, host=name),
-                "switches": parts(self.switches),
-                "links": links,
-            }
-        )
+        return {
+            "hosts": parts(self.hosts),
+            "devices": parts(self.devices, host=name),
+            "switches": parts(self.switches),
+            "links": [
+                link.model_copy(update={"between": tuple(map(renamed, link.between))})
+                for link in self.links
+            ],
+        }

@@ -24,31 +24,17 @@ from paceline.core.wire_format import AUTO, WireFormat, pieces, wire_format
 from paceline.core.workload import Workload
 
 
-class CodecTimes(NamedTuple):
-    """Seconds of an exchange without and with a codec."""
+def encoded_s(
+    count: int, world_size: int, exchange: LinearTime, speed: CodecSpeed, wire_format: WireFormat
+) -> float:
+    """Return the seconds of an encoded all-reduce of `count` values.
 
-    plain_s: float
-    encoded_s: float
-
-
-def codec_times(
-    nbytes: int,
-    world_size: int,
-    exchange: LinearTime,
-    speed: CodecSpeed,
-    wire_format: WireFormat,
-    element_size: int = 4,
-) -> CodecTimes:
-    """Return the seconds of an all-reduce of `nbytes` of gradients, plain and encoded.
-
-    `exchange`: time of a plain all-reduce of any size. In an encoded all-reduce each piece pays the
-    latencies of `exchange` and of the codec, and each rank encodes all values, and decodes
-    `num_decoded` values. If the codec does not encode sums, pieces are gathered, which costs half
-    of an all-reduce of `world_size` encoded pieces. The encoded time assumes no overlap of encoding
-    with messages, because encoding uses the cores on which backward runs.
+    `exchange`: time of a plain all-reduce of any size. Each piece pays the latencies of `exchange`
+    and of the codec. If the codec does not encode sums, pieces are gathered, which costs half of an
+    all-reduce of `world_size` encoded pieces. Encoding does not overlap with messages, because it
+    uses the cores on which backward runs.
     """
-    sizes = pieces(nbytes // element_size)
-    count = sum(sizes)
+    sizes = pieces(count)
     if wire_format.encodes_sums:
         sent = sum(wire_format.sharded_nbytes(size, world_size) for size in sizes)
         wire_s = len(sizes) * exchange.latency_s + sent * exchange.seconds_per_byte
@@ -59,16 +45,12 @@ def codec_times(
     encode_s = latencies_s + count / speed.encode_values_per_s
     num_values = num_decoded(count, world_size, wire_format)
     decode_s = latencies_s + num_values / speed.decode_values_per_s
-    plain_s = exchange.latency_s + nbytes * exchange.seconds_per_byte
-    return CodecTimes(plain_s, encode_s + wire_s + decode_s)
+    return encode_s + wire_s + decode_s
 
 
 def num_decoded(count: int, world_size: int, wire_format: WireFormat) -> float:
-    """Return the number of values that a rank decodes.
-
-    If the codec encodes sums, a rank decodes its shard from all other ranks, and all sums.
-    Otherwise it decodes all values of all ranks.
-    """
+    """Return the number of values that a rank decodes."""
+    # its shard from all other ranks, and all sums; or all values of all ranks
     return (2 - 1 / world_size if wire_format.encodes_sums else world_size) * count
 
 
@@ -121,9 +103,9 @@ class Coding:
             return True
         latency_s = ring.seconds(0)
         line = LinearTime(latency_s, (ring.seconds(nbytes) - latency_s) / nbytes)
-        size = nbytes // count
-        times = codec_times(nbytes, ring.num_ranks, line, self.speed, self.wire_format, size)
-        return times.encoded_s < times.plain_s
+        plain_s = line.latency_s + nbytes * line.seconds_per_byte
+        count = nbytes // (nbytes // count)  # the same, unless element sizes differ
+        return encoded_s(count, ring.num_ranks, line, self.speed, self.wire_format) < plain_s
 
 
 class CollectivePiece(NamedTuple):

@@ -70,11 +70,10 @@ def breakdown_by_device(timeline: Timeline) -> dict[str, Breakdown]:
         for resource, track in timeline.tracks.items()
         if resource.lane not in _OF_HOSTS and any(span.kind in COMPUTE for span in track)
     )
-    # A span that holds several lanes of the same owner counts once.
-    spans: dict[str, dict[int, Span]] = defaultdict(dict)
+    spans: dict[str, list[Span]] = defaultdict(list)
     for resource, track in timeline.tracks.items():
-        spans[resource.owner].update((id(span), span) for span in track)
-    return {device: _of_device(timeline, device, spans[device].values()) for device in devices}
+        spans[resource.owner] += track
+    return {device: _of_device(timeline, device, spans[device]) for device in devices}
 
 
 def breakdown(timeline: Timeline) -> Breakdown:
@@ -99,16 +98,9 @@ def _of_device(timeline: Timeline, device: str, spans: Iterable[Span]) -> Breakd
     compute, exchange = during(*COMPUTE), during(*COMMUNICATION)
     hidden = length(intersection(compute, exchange))
     exposed = length(exchange) - hidden
-    seconds = (
-        length(during(Kind.LOAD)),
-        length(during(Kind.FORWARD)),
-        length(during(Kind.BACKWARD)),
-        length(during(Kind.TRAIN)),
-        length(during(Kind.STEP)),
-        hidden,
-        exposed,
-        max(0.0, length(steps) - length(compute) - exposed),
-    )
+    parts = (Kind.LOAD, Kind.FORWARD, Kind.BACKWARD, Kind.TRAIN, Kind.STEP)
+    idle = max(0.0, length(steps) - length(compute) - exposed)
+    seconds = [*(length(during(kind)) for kind in parts), hidden, exposed, idle]
     return Breakdown(*(total / len(steps) for total in seconds))
 
 

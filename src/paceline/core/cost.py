@@ -1,13 +1,13 @@
 """Cost models: seconds of tasks, and of layers on a device."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from math import fsum, inf
 from typing import NamedTuple, Protocol
 
 from paceline.core.machine import Device, DeviceKind, Host, Machine, Station
-from paceline.core.plan import COMPUTE, Cost, Kind, Lane, PriceKey, Resource, Task, TaskId
+from paceline.core.plan import COMPUTE, Cost, Kind, Lane, PriceKey, Resource, Task
 from paceline.core.wire_format import Kernel
 from paceline.core.workload import Workload
 
@@ -40,6 +40,10 @@ class Rate:
         """Return the seconds of calls and synchronisations."""
         return cost.num_calls * self.call_latency_s + cost.num_syncs * self.sync_latency_s
 
+    def seconds(self, cost: Cost) -> float:
+        """Return the seconds of work and latencies."""
+        return self.work_s(cost) + self.latency_s(cost)
+
 
 def compute_lane(device: str) -> Resource:
     """Return the lane on which a device computes."""
@@ -71,10 +75,7 @@ def copy_lanes(device: Device) -> tuple[Resource, ...]:
 
 
 def lone_core(host: Host) -> tuple[Resource, ...]:
-    """Return the core of a single-core host, which all its processes share.
-
-    Empty for a host with several cores.
-    """
+    """Return the core that all processes of a host share, if it has only one."""
     return (_core(host, 0),) if host.cores == 1 else ()
 
 
@@ -168,15 +169,15 @@ class Roofline:
         if found is None:
             found = self._paces[on] = self._pace(on)
         rates, is_on_wire = found
+        if len(rates) == 1:  # fast path for most tasks
+            return rates[0].seconds(cost)
         if not rates:
             raise ValueError(f"{task.name}: none of {[str(r) for r in on]} has a rate")
-        if len(rates) == 1:  # fast path for most tasks
-            return rates[0].work_s(cost) + rates[0].latency_s(cost)
         if is_on_wire:
             # The slowest hop determines the time of the bytes; the latencies of all hops add up.
             work_s = max(rate.work_s(cost) for rate in rates)
             return work_s + sum(rate.latency_s(cost) for rate in rates)
-        return max(rate.work_s(cost) + rate.latency_s(cost) for rate in rates)
+        return max(rate.seconds(cost) for rate in rates)
 
     @cached_property
     def _paces(self) -> dict[tuple[Resource, ...], tuple[tuple[Rate, ...], bool]]:
@@ -196,15 +197,14 @@ class Roofline:
 class ProfiledCost:
     """Prices tasks by the durations that a profile measured.
 
-    `otherwise` prices tasks that were not measured, and the synchronisations that a plan adds to
-    measured tasks.
+    `otherwise` prices other tasks, and the synchronisations that a plan adds to measured tasks.
     """
 
     durations: Mapping[PriceKey, float]
-    otherwise: CostModel = field(default_factory=lambda: Roofline({}))
+    otherwise: CostModel
 
     def seconds(self, task: Task) -> float:
-        """Return the task's measured seconds; `otherwise` prices an unmeasured task."""
+        """Return the task's seconds, measured if possible."""
         measured = self.durations.get(task.price_key)
         if measured is None:
             return self.otherwise.seconds(task)
@@ -228,7 +228,7 @@ class Slowed:
 
 
 class Totals(NamedTuple):
-    """Seconds of a step's phases; None if unknown."""
+    """Seconds of a step's phases, if known."""
 
     forward_s: float | None = None
     backward_s: float | None = None
@@ -253,23 +253,21 @@ def layer_times(workload: Workload, rate: Rate, totals: Totals = UNSCALED) -> La
     device's rate is `Roofline.of(machine).rates[compute_lane(device.name)]`. Raises ValueError if a
     phase has a positive total, but the layers cost nothing.
     """
-    lane = compute_lane(workload.name)
-    roofline = Roofline({lane: rate})
 
-    def seconds(kind: Kind, costs: Iterable[Cost], total_s: float | None) -> tuple[float, ...]:
-        times = [roofline.seconds(Task(TaskId(0, kind), (lane,), cost)) for cost in costs]
+    def seconds(phase: str, costs: Iterable[Cost], total_s: float | None) -> tuple[float, ...]:
+        times = tuple(map(rate.seconds, costs))
         if total_s is None:
-            return tuple(times)
-        phase, now_s = "update" if kind is Kind.STEP else kind, fsum(times)
+            return times
+        now_s = fsum(times)
         if not now_s and total_s:
             raise ValueError(f"{phase}: must be 0 s for layers without cost (got {total_s})")
         return tuple(time * total_s / now_s if now_s else 0.0 for time in times)
 
     layers = workload.layers
     return LayerTimes(
-        seconds(Kind.FORWARD, (layer.forward for layer in layers), totals.forward_s),
-        seconds(Kind.BACKWARD, (layer.backward for layer in layers), totals.backward_s),
-        *seconds(Kind.STEP, [update_cost(workload)], totals.update_s),
+        seconds("forward", (layer.forward for layer in layers), totals.forward_s),
+        seconds("backward", (layer.backward for layer in layers), totals.backward_s),
+        *seconds("update", [update_cost(workload)], totals.update_s),
     )
 
 

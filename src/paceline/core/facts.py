@@ -3,7 +3,8 @@
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from math import isfinite
+from itertools import islice
+from math import inf, isfinite
 from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, Field
@@ -29,15 +30,18 @@ class Fact(BaseModel, frozen=True, extra="forbid"):
 
 
 _QUANTITY = re.compile(r"([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]*)")
-_DECIMAL = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
-_BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
+_DECIMAL = {"P": 1e15, "T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3, "": 1.0}
+_BINARY = {"Ti": 2.0**40, "Gi": 2.0**30, "Mi": 2.0**20, "Ki": 2.0**10}
+_SECONDS = {"": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+_MOST_DIGITS = 17  # digits that identify a float64
 
-_BYTES = {f"{prefix}B": factor for prefix, factor in (_DECIMAL | _BINARY).items()}
-_BITS = {f"{prefix}bit": factor / 8 for prefix, factor in _DECIMAL.items()}
-_BYTES_PER_S = {f"{unit}/s": factor for unit, factor in (_BYTES | _BITS).items()}
-_FLOPS_PER_S = {f"{prefix}flop/s": factor for prefix, factor in _DECIMAL.items()}
-_VALUES_PER_S = {f"{prefix}value/s": factor for prefix, factor in _DECIMAL.items()}
-_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+
+def _units(unit: str, prefixes: dict[str, float], factor: float = 1.0) -> dict[str, float]:
+    return {f"{prefix}{unit}": times * factor for prefix, times in prefixes.items()}
+
+
+_BYTES = _units("B", _DECIMAL | _BINARY)
+_BYTES_PER_S = _units("B/s", _DECIMAL | _BINARY) | _units("bit/s", _DECIMAL, 1 / 8)
 
 
 def _parser(units: dict[str, float], example: str) -> Callable[[object], float]:
@@ -67,12 +71,52 @@ BytesPerSecond = Annotated[
 ]
 FlopsPerSecond = Annotated[
     float,
-    BeforeValidator(_parser(_FLOPS_PER_S, "9.3 Tflop/s")),
+    BeforeValidator(_parser(_units("flop/s", _DECIMAL), "9.3 Tflop/s")),
     Field(le=_MOST, examples=["9.3 Tflop/s"]),
 ]
 ValuesPerSecond = Annotated[
-    float, BeforeValidator(_parser(_VALUES_PER_S, "1.6 Gvalue/s")), Field(examples=["1.6 Gvalue/s"])
+    float,
+    BeforeValidator(_parser(_units("value/s", _DECIMAL), "1.6 Gvalue/s")),
+    Field(examples=["1.6 Gvalue/s"]),
 ]
 Seconds = Annotated[
-    float, BeforeValidator(_parser(_SECONDS, "50 us")), Field(le=_MOST, examples=["50 us"])
+    float,
+    BeforeValidator(_parser(_units("s", _SECONDS), "50 us")),
+    Field(le=_MOST, examples=["50 us"]),
 ]
+
+
+def quantity(value: float, unit: str) -> str | None:
+    """Format a value exactly with its unit and the fewest digits, such as "1.6 GB/s".
+
+    None if no text is exact, or if the value is zero, infinite or too small.
+    """
+    prefixes = [_prefix(value, unit)]
+    if unit == "B":  # memory sizes may be multiples of powers of two
+        prefixes += [one for one in _BINARY.items() if one[1] <= value][:1]
+    texts = []
+    for prefix, factor in prefixes:
+        if factor <= value < inf:
+            numbers = (f"{value / factor:.{digits}g}" for digits in range(1, _MOST_DIGITS + 1))
+            # avoid exponents
+            exact = (n for n in numbers if "e" not in n and float(n) * factor == value)
+            texts += [f"{number} {prefix}{unit}" for number in islice(exact, 1)]
+    return min(texts, key=len, default=None)
+
+
+def rounded(value: float, unit: str) -> str:
+    """Format a value with its unit, rounded to three digits."""
+    prefix, factor = _prefix(value, unit)
+    return f"{float(f'{value / factor:.3g}'):g} {prefix}{unit}"
+
+
+def as_rounded(value: float, unit: str) -> float:
+    """Return the value that `rounded` shows."""
+    factor = _prefix(value, unit)[1]
+    return float(f"{value / factor:.3g}") * factor
+
+
+def _prefix(value: float, unit: str) -> tuple[str, float]:
+    """Return a prefix and its factor: the largest up to the value, or the smallest."""
+    *known, smallest = (_SECONDS if unit == "s" else _DECIMAL).items()
+    return next((one for one in known if one[1] <= value), smallest)

@@ -112,10 +112,7 @@ Station = Device | Host  # a sender or receiver of messages
 
 
 def place_of(station: Station) -> str:
-    """Return the name by which links refer to a station.
-
-    It is the station's own name; for a CPU device, the name of its host.
-    """
+    """Return the name by which links refer to a station: for a CPU device, that of its host."""
     if isinstance(station, Device) and station.kind == DeviceKind.CPU:
         return station.host
     return station.name
@@ -149,20 +146,10 @@ _MOST_LISTED = 12  # maximum number of names in a message
 
 
 class RingPeers(NamedTuple):
-    """The stations of a ring in order, and the ring's number of ranks.
-
-    A `Symmetric` machine gives fewer stations than ranks: a few stations represent all ranks.
-    """
+    """The stations of a ring in order, and the number of ranks that they are or represent."""
 
     stations: tuple[Station, ...]
     num_ranks: int
-
-
-class Flow(NamedTuple):
-    """A route, and the number of concurrent messages on each of its hops."""
-
-    route: tuple[Hop, ...]
-    load: Mapping[Hop, int]
 
 
 class Machine(Fact):
@@ -249,11 +236,7 @@ class Machine(Fact):
         return len(self.devices)
 
     def for_workers(self, workers: int, symmetric: bool = False) -> "Machine":
-        """Return the machine on which `workers` workers are planned: here this machine itself.
-
-        A cluster returns the nodes that the workers fill or, for a `symmetric` strategy, a few
-        nodes that represent all of them.
-        """
+        """Return the machine on which `workers` workers are planned; a cluster returns a part."""
         return self
 
     def first_devices(self, workers: int) -> tuple[Device, ...]:
@@ -267,8 +250,8 @@ class Machine(Fact):
         """Return a ring of `stations`, in which each station is one rank."""
         return RingPeers(tuple(stations), len(stations))
 
-    def flow(self, level: int) -> Flow:
-        """Return the first host's route to the next host in the ring of `level`, as a `Flow`.
+    def flow(self, level: int) -> tuple[tuple[Hop, ...], Mapping[Hop, int]]:
+        """Return the first host's route in the ring of `level`, and the messages on each hop.
 
         `self.groups[level]` groups of hosts form a ring, in which each host sends to the matching
         host of the next group. All hosts send concurrently. InvalidInput if hosts are not linked.
@@ -278,7 +261,7 @@ class Machine(Fact):
         for i, host in enumerate(hosts):
             is_last = i // apart % size == size - 1
             load.update(self.route(host, hosts[i - (size - 1) * apart if is_last else i + apart]))
-        return Flow(self.route(hosts[0], hosts[apart]), load)
+        return self.route(hosts[0], hosts[apart]), load
 
     def host_of(self, device: Device) -> Host:
         """Return the host that the device belongs to."""

@@ -71,11 +71,6 @@ class Network:
                 self._hops.setdefault(one, []).append(Hop(one, other, link))
                 self._hops.setdefault(other, []).append(Hop(other, one, link))
 
-    @property
-    def linked(self) -> Collection[str]:
-        """All places that a link connects to another place."""
-        return self._hops.keys()
-
     def route(self, start: str, goal: str) -> tuple[Hop, ...] | None:
         """Return the route with the fewest hops between two places; None without a route.
 
@@ -111,13 +106,3 @@ class Network:
         """Return the hop that all messages through a switch share, if there is one."""
         link = self.within.get(place) if place in self._switches else None
         return () if link is None else (Hop(place, place, link),)
-
-    def reached_from(self, start: str) -> set[str]:
-        """Return all reachable places, including the start."""
-        reached, waiting = {start}, [start]
-        while waiting:
-            for hop in self._hops.get(waiting.pop(), ()):
-                if hop.target not in reached:
-                    reached.add(hop.target)
-                    waiting.append(hop.target)
-        return reached

@@ -114,9 +114,8 @@ class PriceKey(NamedTuple):
 class Task(NamedTuple):
     """Work that holds the resources `on`, and starts when the tasks `after` have ended.
 
-    `id` contains kind, step, part, worker and sub-batch. Tasks that wait for this task refer to the
-    same `id` object, which saves memory. `num_samples`: number of samples in a `hogbatch` batch; 0
-    for other strategies.
+    Tasks that wait for this task refer to the same `id` object, which saves memory. `num_samples`:
+    number of samples in a `hogbatch` batch; 0 for other strategies.
     """
 
     id: TaskId
@@ -131,24 +130,9 @@ class Task(NamedTuple):
         return self.id.kind
 
     @property
-    def step(self) -> int:
-        """The step of the task."""
-        return self.id.step
-
-    @property
     def part(self) -> str:
         """The layer, bucket, chunk or message."""
         return self.id.part
-
-    @property
-    def worker(self) -> int | None:
-        """The worker, or None for a collective."""
-        return self.id.worker
-
-    @property
-    def sub_batch(self) -> int | None:
-        """The number of the sub-batch, if any."""
-        return self.id.sub_batch
 
     @property
     def name(self) -> str:
@@ -158,7 +142,7 @@ class Task(NamedTuple):
     @property
     def price_key(self) -> PriceKey:
         """The key of the task's measured duration."""
-        return PriceKey(self.on[0].owner, self.id.kind, self.id.part, self.id.sub_batch)
+        return PriceKey(self.on[0].owner, self.kind, self.part, self.id.sub_batch)
 
 
 class Plan:

@@ -39,6 +39,7 @@ _PROBLEMS = {
     **dict.fromkeys(("float_parsing", "float_type"), "must be a number"),
 }
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+_ITEM = re.compile(r"(?<=\w)\.\d+(?=: )")  # list index after a field in an error
 
 # tomllib needs quadratic time for dotted keys
 _PART = r"""(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')"""
@@ -84,6 +85,18 @@ def read_finite_record(kind: TypeAdapter[_T], data: Text, what: str) -> _T:
     return read_record(kind, data, what)
 
 
+def validated(kind: type[_T], values: Any, prefix: str = "") -> _T:
+    """Create a validated instance; InvalidInput names the first wrong field.
+
+    `prefix` precedes the field in the error.
+    """
+    try:
+        return TypeAdapter(kind).validate_python(values)
+    except ValidationError as error:
+        fault = _ITEM.sub("", first_fault(error))
+        raise InvalidInput.of(f"{prefix}{fault}") from None
+
+
 def fault_of(error: ValidationError) -> ErrorDetails:
     """Return the first error, or an unknown field that may be the misspelt missing field."""
     first, *others = error.errors(include_url=False)
@@ -126,38 +139,25 @@ def _as_typed(value: object) -> str:
 
 
 def check_numbers(
-    value: Any, what: str, *, largest: float = LARGEST_NUMBER, most_depth: int = MOST_DEPTH
+    value: Any,
+    what: str,
+    *,
+    largest: float = LARGEST_NUMBER,
+    most_depth: int = MOST_DEPTH,
+    path: tuple[str, ...] = (),
 ) -> None:
     """Raise InvalidInput for a number that is not finite or is huge, and for deep nesting."""
-    level, depth = [value], 0
-    while level:
-        for one in level:
-            if isinstance(one, float):
-                if not abs(one) <= largest:
-                    limit = f"at most {largest:g}" if isfinite(one) else "finite"
-                    raise InvalidInput(what, f"{_place(value, one)}must be {limit} (got {one})")
-            elif isinstance(one, int) and abs(one) > LARGEST_INTEGER:
-                problem = f"{_place(value, one)}must fit into 64 bits (got {shown(one)})"
-                raise InvalidInput(what, problem)
-        level = [
-            inner
-            for one in level
-            if isinstance(one, dict | list)
-            for inner in (one.values() if isinstance(one, dict) else one)
-        ]
-        depth += 1
-        if depth > most_depth:
+    problem = ""
+    if isinstance(value, dict | list):
+        if len(path) == most_depth:
             raise InvalidInput(what, f"is nested deeper than {most_depth} levels")
-
-
-def _place(whole: Any, wanted: object) -> str:
-    """Return the path of a number in a value, such as "links.0.latency_s "."""
-    waiting: list[tuple[tuple[str, ...], Any]] = [((), whole)]
-    while waiting:
-        path, one = waiting.pop()
-        if one is wanted:
-            return f"{'.'.join(path)} " if path else ""
-        inside = dict(enumerate(one)) if isinstance(one, list) else one
-        if isinstance(inside, dict):
-            waiting += [((*path, str(key)), inner) for key, inner in inside.items()]
-    return ""
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            inside = (*path, str(key))
+            check_numbers(inner, what, largest=largest, most_depth=most_depth, path=inside)
+    elif isinstance(value, float) and not abs(value) <= largest:
+        limit = f"at most {largest:g}" if isfinite(value) else "finite"
+        problem = f"must be {limit} (got {value})"
+    elif isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+        problem = f"must fit into 64 bits (got {shown(value)})"
+    if problem:
+        raise InvalidInput(what, f"{'.'.join(path)} {problem}".strip())

@@ -16,7 +16,7 @@ from functools import lru_cache
 from itertools import islice, pairwise
 from math import floor
 
-from paceline.core.machine import Device, DeviceKind, Machine, Station
+from paceline.core.machine import Machine, Station
 
 _MOST_RANKS = 8  # hosts without switches have at most 8 GPUs
 _FEWEST_RANKS = 3  # two GPUs form no ring
@@ -27,13 +27,12 @@ _Order = tuple[int, ...]
 
 
 def rings_at_once(machine: Machine, stations: Sequence[Station]) -> list[tuple[Station, ...]]:
-    """Return one order of the stations for each concurrent ring over direct links.
+    """Return one order of the GPUs for each concurrent ring over direct links, if any.
 
-    The list is empty if a station is not a GPU, or if the links form no ring. A link twice as wide
-    as the narrowest link can serve two rings. Both directions of a ring are included.
+    A link twice as wide as the narrowest link can serve two rings. Both directions of a ring are
+    included.
     """
-    on_gpus = all(isinstance(one, Device) and one.kind == DeviceKind.GPU for one in stations)
-    if not on_gpus or not _FEWEST_RANKS <= len(stations) <= _MOST_RANKS:
+    if not _FEWEST_RANKS <= len(stations) <= _MOST_RANKS:
         return []
     number = {station.name: i for i, station in enumerate(stations)}
     widths: dict[_Pair, float] = defaultdict(float)

@@ -9,13 +9,11 @@ Rounds follow DiLoCo (arXiv 2311.08105); fragments follow Streaming DiLoCo (arXi
 """
 
 from math import log2
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
-from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from paceline.core.errors import InvalidInput
-from paceline.core.reading import first_fault
 from paceline.core.wire_format import AUTO, check_codec
 
 _Codec = Annotated[str, AfterValidator(check_codec)]
@@ -90,15 +88,6 @@ class Rounds:
             chosen.learning_rate if rate is None else rate,
             chosen.momentum if momentum is None else momentum,
         )
-
-
-def rounds_of(**settings: Any) -> Rounds:
-    """Build rounds from settings; InvalidInput names the first invalid setting."""
-    try:
-        return Rounds(**settings)
-    except ValidationError as error:
-        field, _, problem = first_fault(error).partition(": ")
-        raise InvalidInput(field, problem) from None
 
 
 def _nesterov(workers: int, num_rounds: float | None) -> OuterStep:

@@ -3,15 +3,20 @@
 Field descriptions are the help texts of the command line's options.
 """
 
+import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from paceline.core.errors import shown
-from paceline.core.interval import LONGEST_S, Interval
 
+LONGEST_S = 1e9  # larger values overflow clocks and timeouts
 LARGEST_FLOAT32 = 3.4e38
+_SECONDS_OF = {"s": 1.0, "min": 60.0, "h": 3600.0}
+_STEPS = re.compile("[0-9]{1,18}")
+_TIME = re.compile(rf"([0-9]{{1,18}}(?:\.[0-9]{{1,18}})?) ?({'|'.join(_SECONDS_OF)})")
 _MOST_WORKERS, _LONGEST_LIST = 10**6, 100_000  # largest number; longest list in characters
 Seconds = Annotated[float, Field(gt=0, le=LONGEST_S)]
 Milliseconds = Annotated[float, Field(gt=0, le=1e3 * LONGEST_S)]
@@ -33,8 +38,34 @@ def read_shape(shape: Any) -> Any:
 
 
 def read_list(values: Any) -> Any:
-    """Parse a comma-separated list."""
-    return tuple(part.strip() for part in values.split(",")) if isinstance(values, str) else values
+    """Parse a comma-separated list, such as 1,4; a number is a list, too."""
+    if isinstance(values, str):
+        return tuple(part.strip() for part in values.split(","))
+    return (values,) if isinstance(values, int | float) else values
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An interval of `steps` or of `seconds`; exactly one is set, and above 0."""
+
+    steps: int | None = None
+    seconds: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        """Parse an interval: 500 (steps), 60s, 5min or 1h; None for never.
+
+        Raises ValueError for any other text, for a length of 0, and for over 1e9 s.
+        """
+        if text == "never":
+            return None
+        if _STEPS.fullmatch(text) and (steps := int(text)) > 0:
+            return cls(steps=steps)
+        if match := _TIME.fullmatch(text):
+            seconds = float(match[1]) * _SECONDS_OF[match[2]]
+            if 0 < seconds <= LONGEST_S:
+                return cls(seconds=seconds)
+        raise ValueError(f"must be steps (500), a time (60s, 5min, 1h) or never (got {text!r})")
 
 
 def _read_interval(every: Any) -> Any:
@@ -44,13 +75,6 @@ def _read_interval(every: Any) -> Any:
     if isinstance(every, str):
         Interval.parse(every)
     return every
-
-
-def _each(values: Any) -> Any:
-    """Parse factors: a number (4), or a list by worker (1,4)."""
-    if isinstance(values, str):
-        return tuple(values.split(","))
-    return (values,) if isinstance(values, int | float) else values
 
 
 Model = Annotated[
@@ -94,8 +118,7 @@ class RunSettings(Record):
         None, description="Give each worker a share of the batch in proportion to its speed."
     )
     exchange_alone: bool = Field(
-        False,
-        description="Let a single worker run the exchange, to measure its overhead.",
+        False, description="Let a single worker run the exchange, to measure its overhead."
     )
     profile_s: float = Field(
         4.0, ge=0, le=LONGEST_S, description="Duration of the profile before planning."
@@ -197,8 +220,7 @@ class TrainSettings(RunSettings):
     )
     keep_checkpoints: int = Field(2, ge=1, description="Number of checkpoints to keep.")
     resume: Path | None = Field(
-        None,
-        description="Folder of a run to continue, with its settings unless overridden.",
+        None, description="Folder of a run to continue, with its settings unless overridden."
     )
     max_restarts: int = Field(
         0, ge=0, description="Maximum number of restarts after workers are lost."
@@ -207,11 +229,10 @@ class TrainSettings(RunSettings):
         False, description="Let workers leave and join during training; only for strategy local."
     )
     lighthouse: str | None = Field(
-        None,
-        description="URL of torchft's lighthouse for elastic workers on several machines.",
+        None, description="URL of torchft's lighthouse for elastic workers on several machines."
     )
     worker_ids: Annotated[
-        tuple[Annotated[int, Field(ge=0)], ...] | None, BeforeValidator(_each)
+        tuple[Annotated[int, Field(ge=0)], ...] | None, BeforeValidator(read_list)
     ] = Field(None, description="Numbers of the elastic workers on this machine, such as 2,3.")
     tensorboard: Path | None = Field(None, description="Folder for TensorBoard's event files.")
 
@@ -239,14 +260,12 @@ class RehearseSettings(RunSettings):
 
     kind: Literal["rehearse"] = "rehearse"
     device: str | None = Field(
-        None,
-        description="Device to emulate: a name from machines/, or FILE.toml:NAME.",
+        None, description="Device to emulate: a name from machines/, or FILE.toml:NAME."
     )
     slowdown: Annotated[
-        tuple[Annotated[float, Field(ge=1, le=LONGEST_S)], ...] | None, BeforeValidator(_each)
+        tuple[Annotated[float, Field(ge=1, le=LONGEST_S)], ...] | None, BeforeValidator(read_list)
     ] = Field(
-        None,
-        description="Slow all layers by a factor (4), or by one factor per worker (1,4).",
+        None, description="Slow all layers by a factor (4), or by one factor per worker (1,4)."
     )
     forward_ms: Milliseconds | None = Field(None, description="Total forward time of all layers.")
     backward_ms: Milliseconds | None = Field(None, description="Total backward time of all layers.")
@@ -254,10 +273,7 @@ class RehearseSettings(RunSettings):
     input_shape: InputShape = None
     steps: int = Field(20, ge=3, description="Number of steps to time.")
     profile_s: float = Field(
-        2.0,
-        ge=0,
-        le=LONGEST_S,
-        description="Duration of the profile before the rehearsal.",
+        2.0, ge=0, le=LONGEST_S, description="Duration of the profile before the rehearsal."
     )
 
     @model_validator(mode="after")

@@ -8,8 +8,6 @@ several resources waits for all of them and keeps its place in every queue.
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush, heappushpop
-from itertools import compress
-from math import inf
 
 from paceline.core.cost import CostModel
 from paceline.core.plan import Plan, without_collection
@@ -17,24 +15,19 @@ from paceline.core.timeline import Origin, Span, Timeline
 
 LOOKED_AT = 4  # compared periods: more than the three that concurrent work can span
 _ROUNDING = 1e-12  # tolerance for equal periods, relative to the window
-
-
 Times = tuple[list[float], list[float]]  # when each task starts, and when it ends
 
 
 # The inner loop: a function call per task would halve its speed.
 @without_collection()
-def schedule(plan: Plan, cost: CostModel, until: float = inf) -> Times:  # noqa: C901
-    """Compute each task's start and end in seconds.
-
-    A task that would start at or after `until`, or waits for such a task, ends at `inf`.
-    """
+def schedule(plan: Plan, cost: CostModel) -> Times:  # noqa: C901
+    """Compute each task's start and end in seconds."""
     held, children = plan.held, plan.children
     sorts, sort_of = plan.priced_alike
     seconds = [cost.seconds(task) for task in sorts]
     waiting = plan.num_parents.copy()
     # Until a task runs, `start` is the latest end of its parents so far.
-    start, end = [0.0] * len(waiting), [inf] * len(waiting)
+    start, end = [0.0] * len(waiting), [0.0] * len(waiting)
     free = [0.0] * len(plan.resources)
     heap = [(0.0, i) for i, parents in enumerate(waiting) if not parents]
     if not heap:
@@ -44,20 +37,19 @@ def schedule(plan: Plan, cost: CostModel, until: float = inf) -> Times:  # noqa:
         for resource in held[i]:
             if free[resource] > time:
                 time = free[resource]
+        start[i] = time
+        end[i] = time = time + seconds[sort_of[i]]
+        for resource in held[i]:
+            free[resource] = time
         released = None
-        if time < until:
-            start[i] = time
-            end[i] = time = time + seconds[sort_of[i]]
-            for resource in held[i]:
-                free[resource] = time
-            for child in children[i]:
-                if start[child] < time:
-                    start[child] = time
-                if waiting[child] == 1:
-                    if released is not None:
-                        heappush(heap, released)
-                    released = (start[child], child)
-                waiting[child] -= 1
+        for child in children[i]:
+            if start[child] < time:
+                start[child] = time
+            if waiting[child] == 1:
+                if released is not None:
+                    heappush(heap, released)
+                released = (start[child], child)
+            waiting[child] -= 1
         if released is not None:  # the usual case; heappushpop is cheaper than a push and a pop
             time, i = heappushpop(heap, released)
         elif heap:
@@ -66,27 +58,12 @@ def schedule(plan: Plan, cost: CostModel, until: float = inf) -> Times:  # noqa:
             return start, end
 
 
-def simulate(plan: Plan, cost: CostModel, until: float | None = None) -> Timeline:
-    """Price and schedule a plan, and return the predicted timeline.
-
-    `until`: time in seconds; the timeline then contains only tasks that end by this time.
-    Asynchronous strategies, which have no last round, need this limit. Raises ValueError if the
-    plan ends before `until`, because the timeline would then contain too few tasks.
-    """
-    start, end = schedule(plan, cost, inf if until is None else until)
-    last_s = max(end, default=0.0)
+def simulate(plan: Plan, cost: CostModel) -> Timeline:
+    """Price and schedule a plan, and return the predicted timeline."""
+    start, end = schedule(plan, cost)
     # arrays use less memory than lists of floats
-    times = array("d", start), array("d", end)
-    spans = _spans(plan, *times)
-    if until is None:
-        return Timeline(spans, Origin.PREDICTED, (0.0, last_s))  # the first task starts at 0
-    if last_s < until:
-        raise ValueError(
-            f"the plan ends after {last_s:.6g} s, before the horizon of {until:.6g} s: "
-            "plan a longer window"
-        )
-    done = compress(spans, [time <= until for time in end])
-    return Timeline(done, Origin.PREDICTED)
+    spans = _spans(plan, array("d", start), array("d", end))
+    return Timeline(spans, Origin.PREDICTED, (0.0, max(end, default=0.0)))
 
 
 def _spans(plan: Plan, start: Sequence[float], end: Sequence[float]) -> Iterator[Span]:

@@ -192,14 +192,16 @@ class HostMemory:
         not linked to its host.
         """
         place = {host.name: i for i, host in enumerate(self.hosts)}
+        places = tuple(place[device.host] for device in self.devices)
         ready, sum_on, made = workload.in_backward_order, self._held_by_sums(), []
         # Hosts sum concurrently, and a host of n ranks reads n gradients and writes one: so the
         # host with the most ranks determines the time.
         most = max(self.num_ranks.values())
+        copies_of = [self.copies(device) for device in self.devices]
         for i, numbers in enumerate(chunks(len(ready), size)):
             layers = [ready[number] for number in numbers]
             nbytes = sum(layer.gradient_nbytes for layer in layers)
-            d2h, h2d = zip(*(self.copies(device, nbytes) for device in self.devices), strict=True)
+            d2h, h2d = zip(*(copies(nbytes) for copies in copies_of), strict=True)
             made.append(
                 ChunkExchange(
                     chunk=str(i),
@@ -208,35 +210,27 @@ class HostMemory:
                     d2h=d2h,
                     reduce=Transfer(sum_on, Cost(nbytes=(most + 1) * nbytes, num_calls=1)),
                     between=between(str(i), layers) if between else None,
-                    places=tuple(place[device.host] for device in self.devices),
+                    places=places,
                     h2d=h2d,
                 )
             )
         return tuple(made)
 
-    def copies(self, device: Device, nbytes: int) -> tuple[Transfer, Transfer | None]:
-        """Return a device's copies to its host and back; a CPU device has no copy back."""
+    def copies(self, device: Device) -> Callable[[int], tuple[Transfer, Transfer | None]]:
+        """Return a function of bytes: a device's copies to its host and, for a GPU, back."""
+        host = self.machine.host_of(device)
         if device.kind == DeviceKind.CPU:
             # Copies read and write each byte; a host's ranks share its memory bandwidth.
-            traffic = 2 * nbytes * self.num_ranks[device.host]
-            return Transfer(copy_lanes(device), Cost(nbytes=traffic)), None
-        cost = Cost(nbytes=nbytes, num_calls=1)
-        there, back = self._ways[device.name]
-        return Transfer(there, cost), Transfer(back, cost)
+            lanes, times = copy_lanes(device), 2 * self.num_ranks[host.name]
+            return lambda nbytes: (Transfer(lanes, Cost(nbytes=times * nbytes)), None)
+        there = Resource(device.name, Lane.D2H), *lanes_of(self.machine.route(device, host))
+        back = Resource(device.name, Lane.H2D), *lanes_of(self.machine.route(host, device))
 
-    @cached_property
-    def _ways(self) -> dict[str, tuple[tuple[Resource, ...], tuple[Resource, ...]]]:
-        """Resources of copies from each GPU to its host and back, by GPU."""
-        machine, found = self.machine, {}
-        for device in self.devices:
-            if device.kind == DeviceKind.GPU:
-                host = machine.host_of(device)
-                there, back = machine.route(device, host), machine.route(host, device)
-                found[device.name] = (
-                    (Resource(device.name, Lane.D2H), *lanes_of(there)),
-                    (Resource(device.name, Lane.H2D), *lanes_of(back)),
-                )
-        return found
+        def copies(nbytes: int) -> tuple[Transfer, Transfer]:
+            cost = Cost(nbytes=nbytes, num_calls=1)
+            return Transfer(there, cost), Transfer(back, cost)
+
+        return copies
 
     def _held_by_sums(self) -> tuple[Resource, ...]:
         on: list[Resource] = [Resource(host.name, Lane.REDUCE) for host in self.hosts]

@@ -1,7 +1,7 @@
 """Spans and timelines: when each task ran or would run, and on which resources."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from functools import cached_property
 from itertools import pairwise
@@ -65,10 +65,7 @@ class Timeline:
     """
 
     def __init__(
-        self,
-        spans: Iterable[Span],
-        origin: Origin,
-        interval: Interval | None = None,
+        self, spans: Iterable[Span], origin: Origin, interval: Interval | None = None
     ) -> None:
         self.origin = Origin(origin)
         self._source = tuple(spans) if interval is None else spans
@@ -99,28 +96,17 @@ class Timeline:
     @property
     def utilisation(self) -> dict[Resource, float]:
         """The share of the makespan in which each resource is held."""
-        if not self.makespan_s:
-            return dict.fromkeys(self.tracks, 0.0)
         return {
-            resource: sum(span.duration_s for span in track) / self.makespan_s
+            resource: sum(span.duration_s for span in track) / (self.makespan_s or 1.0)
             for resource, track in self.tracks.items()
         }
 
-    def period_s(self) -> float:
-        """Return the mean time between a device's weight updates.
-
-        ValueError if no device updates twice.
-        """
-        return self._mean_step_s(self.steps())
-
     def typical_step_s(self) -> float:
         """Return the mean duration of typical steps; ValueError if no device updates twice."""
-        return self._mean_step_s(self.typical_steps)
-
-    def _mean_step_s(self, steps_of: Mapping[str, list[Interval]]) -> float:
-        if not steps_of:
+        if not self.typical_steps:
             raise ValueError("a period needs two weight updates on one device")
-        return sum(length(steps) / len(steps) for steps in steps_of.values()) / len(steps_of)
+        means = [length(steps) / len(steps) for steps in self.typical_steps.values()]
+        return sum(means) / len(means)
 
     @cached_property
     def typical_steps(self) -> dict[str, list[Interval]]:
@@ -139,10 +125,9 @@ class Timeline:
         return middle
 
     def steps_of(self, device: str) -> list[Interval]:
-        """Return a device's typical steps.
+        """Return a device's typical steps; without two updates, the whole timeline.
 
-        A device without updates, because a server updates the weights, has the steps of the device
-        that updates most often. Without two updates the whole timeline is one step.
+        A device whose weights a server updates has the steps of the device that updates most often.
         """
         steps = self.typical_steps.get(device)
         if steps is None and device not in self._update_ends:

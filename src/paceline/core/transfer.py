@@ -59,20 +59,16 @@ def message_tasks(
     return tuple(Task(own, on, cost, after) for own, (on, cost) in zip(ids, ways, strict=True))
 
 
-class _Route(NamedTuple):
-    hops: tuple[Hop, ...]
-    latency_s: float
-    seconds_per_byte: float  # of the slowest hop, with `Ring.load` included
+_Pace = tuple[float, float]  # a route's latency, and its slowest hop's seconds per byte
 
 
 @dataclass(frozen=True)
 class Ring:
     """Ring all-reduce: each of n ranks sends 2 (n - 1) / n of the bytes to the next rank.
 
-    Routes over the same hop share its bandwidth. All ranks wait for the slowest route between
-    neighbours. The most loaded link of this route limits a large bucket, and the latencies of the
-    route limit a small bucket. If direct links between GPUs (`core.ring_search`) or rails between
-    hosts allow several rings, each ring carries a share of the bytes.
+    Routes over the same hop share its bandwidth, and all ranks wait for the slowest route between
+    neighbours. If direct links between GPUs (`core.ring_search`) or rails between hosts allow
+    several rings, each ring carries a share of the bytes.
 
     `load`: bytes on each hop, divided by the bytes that one rank sends; below 1 if only some rings
     use the hop. `held`: exchange lanes of the stations in the plan, which can be fewer than
@@ -90,8 +86,9 @@ class Ring:
         cls, machine: Machine, stations: Sequence[Station], cores: Sequence[Resource]
     ) -> "Ring":
         """Build the ring over two or more stations; InvalidInput if they are not linked."""
-        routes = [machine.route(*pair) for pair in neighbours(machine.peers(stations).stations)]
-        return cls._along(machine, stations, routes, _times(routes), cores)
+        peers = machine.peers(stations)
+        routes = tuple(machine.route(*pair) for pair in neighbours(peers.stations))
+        return cls(peers.num_ranks, routes, _times(routes), _held(stations), tuple(cores))
 
     @classmethod
     def at_once(
@@ -107,29 +104,17 @@ class Ring:
         # If `stations` represent more stations, the rings would miss the routes to the others.
         orders = rings_at_once(machine, stations) if peers.num_ranks == len(stations) else []
         if orders:
-            routes = [machine.route(*pair) for order in orders for pair in neighbours(order)]
+            routes = tuple(machine.route(*pair) for order in orders for pair in neighbours(order))
             load = {hop: times / len(orders) for hop, times in _times(routes).items()}
         else:
-            routes = [_of_gpus(machine, *pair) for pair in neighbours(peers.stations)]
+            routes = tuple(_of_gpus(machine, *pair) for pair in neighbours(peers.stations))
             load = {hop: times / hop.link.rails for hop, times in _times(routes).items()}
-        return cls._along(machine, stations, routes, load, cores)
-
-    @classmethod
-    def _along(
-        cls,
-        machine: Machine,
-        stations: Sequence[Station],
-        routes: Sequence[tuple[Hop, ...]],
-        load: Mapping[Hop, float],
-        cores: Sequence[Resource],
-    ) -> "Ring":
-        held = tuple(exchange_lane(station.name) for station in stations)
-        return cls(machine.peers(stations).num_ranks, tuple(routes), load, held, tuple(cores))
+        return cls(peers.num_ranks, routes, load, _held(stations), tuple(cores))
 
     def reduction(self, nbytes: float) -> Transfer:
         """Return an all-reduce of `nbytes`, priced on the slowest route."""
         n = self.num_ranks
-        hops = max(self._route_kinds, key=lambda kind: self._seconds_on(kind, nbytes)).hops
+        hops = self._by_pace[max(self._by_pace, key=lambda pace: self._seconds_at(pace, nbytes))]
         slowest = max(hops, key=self._seconds_per_byte)
         on = lanes_of(hops) + self.held + (self.cores if slowest.link.uses_cores else ())
         # Cost models ignore that routes share hops. `alone` is the number of bytes with the same
@@ -150,24 +135,23 @@ class Ring:
 
     def seconds(self, nbytes: float) -> float:
         """Return the seconds of an all-reduce of `nbytes`."""
-        return max(self._seconds_on(kind, nbytes) for kind in self._route_kinds)
+        return max(self._seconds_at(pace, nbytes) for pace in self._by_pace)
 
     @cached_property
-    def _route_kinds(self) -> tuple[_Route, ...]:
-        """One route of each kind: large rings have few kinds, and are priced often."""
-        kinds: dict[tuple[float, float], _Route] = {}
+    def _by_pace(self) -> dict[_Pace, tuple[Hop, ...]]:
+        """One route of each pace: large rings have few of them, and are priced often."""
+        found: dict[_Pace, tuple[Hop, ...]] = {}
         for hops in self.routes:
             latency_s = sum(hop.link.latency_s for hop in hops)
-            pace = max(map(self._seconds_per_byte, hops))
-            kinds.setdefault((latency_s, pace), _Route(hops, latency_s, pace))
-        return tuple(kinds.values())
+            found.setdefault((latency_s, max(map(self._seconds_per_byte, hops))), hops)
+        return found
 
     def _seconds_per_byte(self, hop: Hop) -> float:
         return self.load[hop] / hop.link.bandwidth_bytes_per_s
 
-    def _seconds_on(self, route: _Route, nbytes: float) -> float:
-        n = self.num_ranks
-        return 2 * (n - 1) * (route.latency_s + nbytes / n * route.seconds_per_byte)
+    def _seconds_at(self, pace: _Pace, nbytes: float) -> float:
+        latency_s, seconds_per_byte = pace
+        return 2 * (self.num_ranks - 1) * (latency_s + nbytes / self.num_ranks * seconds_per_byte)
 
 
 def _times(routes: Iterable[tuple[Hop, ...]]) -> Counter[Hop]:
@@ -175,14 +159,16 @@ def _times(routes: Iterable[tuple[Hop, ...]]) -> Counter[Hop]:
     return Counter(hop for route in routes for hop in route)
 
 
+def _held(stations: Sequence[Station]) -> tuple[Resource, ...]:
+    return tuple(exchange_lane(station.name) for station in stations)
+
+
 def _of_gpus(machine: Machine, one: Station, other: Station) -> tuple[Hop, ...]:
     """Return the route between two GPUs, without their host links if RDMA bypasses them.
 
-    An RDMA adapter is attached to the GPU's PCI Express switch, so messages do not use the GPU's
-    link to the host. One InfiniBand EDR adapter reaches 12 GB/s in a machine where two GPUs
-    exchange 8 GB/s (nccl issue 307). One HDR adapter reaches 24 GB/s in a machine where two GPUs
-    exchange 16 GB/s (nccl issue 412). With several rails each GPU's link carries a part of the
-    bytes.
+    An RDMA adapter is attached to the GPU's PCI Express switch: one reaches 12 GB/s in a machine
+    where two GPUs exchange 8 GB/s (nccl issue 307), or 24 GB/s instead of 16 (nccl issue 412). With
+    several rails each GPU's link carries a part of the bytes.
     """
     route = machine.route(one, other)
     if not any(hop.link.rdma or hop.link.rails > 1 for hop in route):
@@ -205,13 +191,11 @@ def rings(machine: Machine, hosts: Sequence[Host], devices: Sequence[Device]) ->
     Hosts without equal groups form one ring. `devices` wait for their hosts' exchange. InvalidInput
     if hosts are not linked.
     """
-    on_cores = tuple(core_lanes(devices))
-    held = tuple(exchange_lane(host.name) for host in hosts)
-    held += waiting(devices)
+    on_cores, held = tuple(core_lanes(devices)), _held(hosts) + waiting(devices)
     if machine.peers(hosts).num_ranks != prod(machine.groups):
         return (replace(Ring.over(machine, hosts, on_cores), held=held),)
-    flows = [(size, machine.flow(i)) for i, size in enumerate(machine.groups) if size > 1]
-    return tuple(Ring(size, (flow.route,), flow.load, held, on_cores) for size, flow in flows)
+    flows = ((size, *machine.flow(i)) for i, size in enumerate(machine.groups) if size > 1)
+    return tuple(Ring(size, (route,), load, held, on_cores) for size, route, load in flows)
 
 
 def waiting(devices: Sequence[Device]) -> tuple[Resource, ...]:
@@ -223,19 +207,18 @@ def waiting(devices: Sequence[Device]) -> tuple[Resource, ...]:
 class Shares:
     """Exchange of a chunk of `nbytes` between hosts, by rings on each level of the network.
 
-    Hosts below one switch exchange first, then larger groups exchange. After the first exchange
-    each of the n hosts in a group has an nth part of the chunk, summed over the group. The host
-    then exchanges this part with the hosts that have the same part in other groups. On the way back
-    each host distributes its part within its group.
+    Hosts below one switch sum first, so that each of n hosts has an nth part of the chunk. It then
+    exchanges this part with the hosts that have the same part in other groups. On the way back each
+    host distributes its part within its group.
 
         host, groups of n, then m     out 0       out 1              in 1               in 0
         bytes that a host sends       (n-1)/n     (m-1)/m of 1/n     (m-1)/m of 1/n     (n-1)/n
 
-    With `servers` each host is a parameter server for its share on every level. Hosts send shares
-    to the servers by direct, concurrent messages, and the servers add the shares. The servers of
-    the highest level also update their share of the parameters, so the way back carries parameters
-    instead of gradients. For a single host `levels` is empty, and only the update is planned. With
-    `num_servers` servers for n hosts, a server has n / `num_servers` times the bytes (incast).
+    With `servers` each host is a parameter server for its share on every level: hosts send shares
+    to the servers by direct, concurrent messages. The servers of the highest level update their
+    share of the parameters, so the way back carries parameters instead of gradients. For a single
+    host `levels` is empty, and only the update is planned. With `num_servers` servers for n hosts,
+    a server has n / `num_servers` times the bytes (incast).
     """
 
     chunk: str

@@ -9,6 +9,7 @@ simpler alternative. `Watch` detects when to choose again.
 """
 
 from collections.abc import Collection, Sequence
+from itertools import chain
 from math import sqrt
 from statistics import median
 
@@ -29,19 +30,12 @@ class Turns:
     """
 
     def __init__(
-        self,
-        names: Sequence[str],
-        *,
-        num_rounds: int = 3,
-        num_settling: int = 3,
-        num_timed: int = 6,
+        self, names: Sequence[str], num_rounds: int = 2, num_settling: int = 3, num_timed: int = 6
     ) -> None:
         self._num_settling, self.num_timed = num_settling, num_timed
         self._steps: dict[str, list[float]] = {name: [] for name in names}
-        directions = (1, -1)
-        self._left = [
-            name for number in range(num_rounds) for name in names[:: directions[number % 2]]
-        ]
+        rounds = (names if number % 2 == 0 else names[::-1] for number in range(num_rounds))
+        self._left = [*chain.from_iterable(rounds)]
         self._slow = set[str]()  # alternatives without further turns
         self.name, self._first, self._last = names[0], names[0], ""
         self._choose()
@@ -106,42 +100,22 @@ class Turns:
         return best
 
 
-class Choice:
+class Choice(Turns):
     """Uses the fastest of several alternatives, and chooses again when steps change.
 
-    `names`: the alternatives, the simplest first. `name`: the alternative of the next steps.
     `slow`: alternatives known to be slower than another one; they are timed only if steps change.
     """
 
-    def __init__(
-        self, names: Sequence[str], num_rounds: int = 2, slow: Collection[str] = ()
-    ) -> None:
-        self._names, self._num_rounds = list(names), num_rounds
-        self._start([name for name in names if name not in slow])
-
-    @property
-    def name(self) -> str:
-        """The alternative of the next steps."""
-        return self._turns.name
-
-    @property
-    def settled(self) -> bool:
-        """Whether the fastest alternative is in use."""
-        return self._turns.settled
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        """Median step time of each alternative timed so far."""
-        return self._turns.seconds
+    def __init__(self, names: Sequence[str], slow: Collection[str] = ()) -> None:
+        self._names = list(names)
+        self._restart([name for name in names if name not in slow])
 
     @property
     def num_steps(self) -> int | None:
         """Number of steps until the next `add`; None if only one alternative is left."""
         if len(self._names) == 1:
             return None
-        if self.settled:
-            return Watch.num_steps
-        return self._turns.num_settling + self._turns.num_timed
+        return Watch.num_steps if self.settled else self.num_settling + self.num_timed
 
     def add(self, seconds: Sequence[float], *, is_steady: bool = True) -> None:
         """Add the seconds of the last `num_steps` steps.
@@ -149,26 +123,27 @@ class Choice:
         `is_steady`: False if a search changes settings of these steps; such steps are not compared.
         """
         if not self.settled:
-            self._turns.add(seconds[-self._turns.num_timed :])
-            self._watch = Watch(self._turns.steps)
+            super().add(seconds[-self.num_timed :])
+            self._watch = Watch(self.steps)
         elif not is_steady:
             self._watch = Watch()
         elif self._watch.has_changed(seconds):
-            self._start(self._names)
+            self._restart(self._names)
 
     def drop(self) -> None:
         """Remove the current alternative, which cannot be used here."""
         self._names.remove(self.name)
-        self._turns.drop()
+        super().drop()
         self._watch = Watch()
 
     def stop(self) -> None:
         """End the timing, and use the fastest alternative timed so far."""
-        self._turns.stop()
+        super().stop()
         self._watch = Watch()
 
-    def _start(self, names: Sequence[str]) -> None:
-        self._turns, self._watch = Turns(names, num_rounds=self._num_rounds), Watch()
+    def _restart(self, names: Sequence[str]) -> None:
+        super().__init__(names)
+        self._watch = Watch()
 
 
 class Watch:

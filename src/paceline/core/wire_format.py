@@ -62,10 +62,9 @@ class WireFormat:
         return self.header_nbytes + math.ceil(sent * self.value_bits / 8) + blocks_nbytes
 
     def sent_share(self, count: int, nbytes: int, times: int = 1) -> float | None:
-        """Return the share of values that was sent in `times` messages of `count` values each.
+        """Return the share of values sent in `times` messages of `count` values each.
 
-        `nbytes`: bytes of all these messages. None for a format that sends all values, and if there
-        are no values.
+        `nbytes`: bytes of all messages. None without values, or if the format sends all of them.
         """
         if self.share is None or not count * times:
             return None
@@ -147,20 +146,15 @@ def wire_format(name: str) -> WireFormat:
 
     InvalidInput if the size depends on the values and no share is declared.
     """
-    known = _AUTO_FORMAT if check_codec(name) == AUTO else name
-    threshold = threshold_of(known)
+    threshold = threshold_of(check_codec(name))
     if threshold is None:
-        return WIRE_FORMATS[known]
+        return WIRE_FORMATS[_AUTO_FORMAT if name == AUTO else name]
     if threshold.share is None:
         problem = "must declare the share of values that it sends"
         raise InvalidInput("codec", problem, got=name, hint=f"write for example {name}@0.01")
-    word_nbytes = 4  # a value is sent as its index and sign; the header is tau
-    return WireFormat(
-        *(name, "threshold", 8 * word_nbytes),
-        remembers=True,
-        share=threshold.share,
-        header_nbytes=word_nbytes,
-    )
+    # a value is sent as its index and sign in 32 bits; the header is tau
+    share = threshold.share
+    return WireFormat(name, "threshold", 32, remembers=True, share=share, header_nbytes=4)
 
 
 def pieces(count: int) -> list[int]:

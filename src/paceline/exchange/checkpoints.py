@@ -27,8 +27,7 @@ from paceline.checkpoints.state import random_state, restore_random_state
 from paceline.checkpoints.tensor_file import Tensors, within
 from paceline.checkpoints.writer import BackgroundWriter
 from paceline.core.errors import Interrupted, InvalidInput
-from paceline.core.interval import Interval
-from paceline.core.settings import TrainSettings
+from paceline.core.settings import Interval, TrainSettings
 from paceline.links.failpoints import reach
 from paceline.links.group import Group
 from paceline.links.interruption import Interruption, StopAgreement

@@ -25,7 +25,8 @@ from torch.optim import Optimizer
 
 from paceline.codecs.codec import Codec
 from paceline.core.errors import InvalidInput
-from paceline.core.rounds import rounds_of
+from paceline.core.reading import validated
+from paceline.core.rounds import Rounds
 from paceline.exchange.elastic import ElasticWorkers
 from paceline.exchange.inner_steps import InnerState, InnerSteps, StepLock
 from paceline.exchange.outer import (
@@ -115,16 +116,17 @@ class LocalUpdates:
         deadline_s: float | None = None,
         manager: "Manager | None" = None,
     ) -> None:
-        self._rounds = rounds_of(
-            sync_every=sync_every,
-            fragments=fragments,
-            delay=delay,
-            mixing=mixing,
-            codec=codec if isinstance(codec, str) else None,
-            outer=outer if isinstance(outer, str) else "nesterov",
-            outer_learning_rate=outer_learning_rate,
-            outer_momentum=outer_momentum,
-        )
+        settings = {
+            "sync_every": sync_every,
+            "fragments": fragments,
+            "delay": delay,
+            "mixing": mixing,
+            "codec": codec if isinstance(codec, str) else None,
+            "outer": outer if isinstance(outer, str) else "nesterov",
+            "outer_learning_rate": outer_learning_rate,
+            "outer_momentum": outer_momentum,
+        }
+        self._rounds = validated(Rounds, settings)
         self._model, self.weight, self._steps = model, weight, InnerSteps(model, optimizer)
         self._fragments = fragments_of(model, fragments)
         self._place, self.log = RoundPlace(self._rounds), ExchangeLog()

@@ -26,7 +26,7 @@ from paceline.exchange.synchronized import OF_TORCH_ALONE, Synchronized
 from paceline.exchange.trials import Trials
 from paceline.links.clock import clock_for
 from paceline.links.devices import device_of
-from paceline.planner.admission import admit
+from paceline.planner.admission import refused_workers
 from paceline.record.recorder import Recorder
 from paceline.strategies import EXCHANGES
 from paceline.training.data.sampler import BalancedSampler
@@ -265,13 +265,12 @@ class DataParallel(Synchronized):
 
     def _refused(self, speeds: Sequence[float], sampler: BalancedSampler) -> list[int]:
         """Return the ranks that get no samples (none with `keep_all`); rank 0 logs the reasons."""
-        judged = admit(speeds, sampler.batch_size, most=sampler.most)
-        verdicts = [verdict for verdict in judged if not verdict.helps]
-        refused = "gets no samples (override with keep_all)"
-        end = "is kept because of keep_all" if self._keep_all else refused
-        for verdict in verdicts if self._join().rank == 0 else ():
-            logger.warning("paceline: %s; it %s", verdict.why, end)
-        return [] if self._keep_all else [verdict.worker for verdict in verdicts]
+        refused = refused_workers(speeds, sampler.batch_size, sampler.most)
+        no_samples = "gets no samples (override with keep_all)"
+        end = "is kept because of keep_all" if self._keep_all else no_samples
+        for why in refused.values() if self._join().rank == 0 else ():
+            logger.warning("paceline: %s; it %s", why, end)
+        return [] if self._keep_all else list(refused)
 
     # Measurements.
 

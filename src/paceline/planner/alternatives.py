@@ -1,6 +1,6 @@
 """Forecast a strategy's configurations: chunks, exchange sizes, codecs and balanced batches."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from math import inf
 from typing import Any
@@ -39,18 +39,20 @@ class Alternatives:
 
         `options`: fields of the strategy's configuration; if empty, all variants are forecast.
         """
-        found: list[Forecast] = []
-        problem = None
+        found, problem, planning = list[Forecast](), None, self.strategy.planning
+        variants = None if options else planning.variants
         try:
-            for config in self._configurations(workers, options):
+            make = self.strategy.config
+            for config in variants(workers) if variants else [make(workers=workers, **options)]:
                 # Check memory first, because planning takes longer.
-                problem = self._shortage_with_any_size(config)
-                if problem:
-                    return found, problem
+                lacking = self.shortage(config)
+                if lacking and next(self._sizes(config), None) is None:
+                    return found, lacking
                 chosen = config if workers == 1 else self.with_chunk(config, options)
                 equal = list(self._with_codecs(chosen))
                 found += equal
-                if self.strategy.planning.plan_balanced and self._is_uneven(workers):
+                are_uneven = len(set(map(rates, self.machine.devices[:workers]))) > 1
+                if planning.plan_balanced and are_uneven:
                     found += map(self._balanced, equal)
         except InvalidInput as error:
             problem = str(error)
@@ -67,14 +69,6 @@ class Alternatives:
         """Return a sentence if a device or host has too little memory for a configuration."""
         return shortage(self.machine, memory(self.workload, self.machine, self.strategy, config))
 
-    def _is_uneven(self, workers: int) -> bool:
-        return len(set(map(rates, self.machine.first_devices(workers)))) > 1
-
-    def _configurations(self, workers: int, options: Mapping[str, Any]) -> Iterable[Any]:
-        if options or self.strategy.planning.variants is None:
-            return [self.strategy.config(workers=workers, **options)]
-        return self.strategy.planning.variants(workers)
-
     def _sizes(self, config: Any) -> Iterator[Any]:
         """Yield configurations with other exchange sizes that fit into memory."""
         sizes = self.strategy.planning.sizes
@@ -84,11 +78,6 @@ class Alternatives:
                     yield other
             except InvalidInput:
                 continue  # for example, the machine has too few devices
-
-    def _shortage_with_any_size(self, config: Any) -> str | None:
-        """Return a sentence about the memory shortage if no exchange size fits, otherwise None."""
-        problem = self.shortage(config)
-        return None if problem and next(self._sizes(config), None) else problem
 
     def _with_codecs(self, asked: Any) -> Iterator[Forecast]:
         """Yield a forecast without codecs, then forecasts with codecs.
@@ -127,11 +116,10 @@ class Alternatives:
         return any(task.kind is Kind.ENCODE for task in plan.tasks)
 
     def _with_best_size(self, config: Any) -> Forecast:
-        """Forecast the exchange size with the shortest step.
+        """Forecast the exchange size with the shortest step; note a size unlike that in `config`.
 
-        A note in the forecast names a size that differs from the size in `config`. With
-        smaller sizes the step time falls at first, then rises again. So the search ends after two
-        sizes in a row with longer steps.
+        With smaller sizes the step time falls at first, then rises again. So the search ends after
+        two sizes in a row with longer steps.
         """
         if self.strategy.planning.sizes is None or config.workers == 1:
             return self._forecast(config)
@@ -170,8 +158,7 @@ class Alternatives:
 def _soonest(found: list[Forecast], strategy: Strategy) -> list[Forecast]:
     """Return, for each codec and batch split, the variant predicted to reach a loss first.
 
-    If the numbers of steps to the loss are unknown, the first variant is returned. If all variants
-    of the strategy need equally many steps to a loss, all forecasts are returned.
+    Returns all forecasts if all variants of the strategy need equally many steps to a loss.
     """
     if strategy.planning.steps_to_loss is None or not found:
         return found

@@ -11,7 +11,7 @@ from paceline.core.plan import COMPUTE, Cost, Kind, Task, TaskId
 from paceline.core.simulate import makespan_s
 from paceline.core.strategy import Strategy, Window
 from paceline.core.workload import Workload
-from paceline.planner.grouping import LayerCost, grouped
+from paceline.planner.grouping import Prices, grouped
 
 
 def with_best_chunk(
@@ -21,17 +21,15 @@ def with_best_chunk(
     config: Any,
     cost: CostModel | None = None,
 ) -> Any:
-    """Return the configuration with the chunk that gives the shortest step.
+    """Return the configuration with the chunk that gives the shortest step, or the smallest such.
 
-    If several chunks are equally fast, the smallest is chosen. Tries the sizes of `core.chunks`. A
-    GPU synchronises with its host once per chunk. Raises InvalidInput if the strategy cannot be
-    planned.
+    Raises InvalidInput if the strategy cannot be planned.
     """
     model, shortest_s, found = cost or Roofline.of(machine), inf, dict[int, float]()
-    devices, layers = machine.first_devices(config.workers), LayerCost(model)
+    devices, known = machine.first_devices(config.workers), Prices()
     # CPU workers copy between the layers of a chunk, so a chunk cannot be planned as one layer.
     is_layered = any(device.kind == DeviceKind.CPU for device in devices)
-    lane = compute_lane(devices[0].name)
+    lane = compute_lane(devices[0].name)  # a GPU synchronises with its host once per chunk
     sync = Task(TaskId(0, Kind.BACKWARD), (lane,), Cost(num_syncs=1))
     sync_s = model.seconds(sync) if devices[0].kind == DeviceKind.GPU else 0.0
     computing_s = 0.0  # the first device's computation per step, without synchronisation
@@ -43,7 +41,7 @@ def with_best_chunk(
             continue
         whole, prices, own = workload, model, replace(config, chunk=size)
         if not is_layered:
-            whole, prices = grouped(workload, ranges, layers)
+            whole, prices = grouped(workload, ranges, model, known)
             own = replace(config, chunk=1)
         plan = strategy.planning.plan(whole, machine, own, Window(1))
         if not computing_s:

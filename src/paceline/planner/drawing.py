@@ -24,9 +24,7 @@ _LEGEND = {  # the mark in the drawing and its meaning, by kind of task
 def drawing(timeline: Timeline, step_s: float, most_lanes: int = 24) -> str:
     """Draw the last but one step on at most `most_lanes` lines, one per lane.
 
-    A line has 72 characters, each for an equal part of the step. A character shows the kind of task
-    that takes the largest share of this part. The drawing is one step long and ends with a weight
-    update, even if workers update at different times.
+    A line has 72 characters, each for an equal part of the step, which ends with a weight update.
     """
     start, end = some_step(timeline, step_s)
     rows: dict[Resource, list[Span]] = {}
@@ -54,10 +52,7 @@ def some_step(timeline: Timeline, step_s: float) -> tuple[float, float]:
 
 
 def _row(spans: Iterable[Span], start: float, end: float) -> str:
-    """Return a character for each part of the step.
-
-    The character marks the kind of task that takes longest; a dot means almost no task.
-    """
+    """Return a mark for each part of the step: the kind of task that takes longest, or a dot."""
     size = (end - start) / _WIDTH
     taken: list[dict[str, float]] = [{} for _ in range(_WIDTH)]
     for span in spans:

@@ -14,6 +14,7 @@ from paceline.core.workload import Workload, replica_nbytes
 from paceline.planner import explanations
 from paceline.planner.grouping import Windows
 from paceline.planner.steady import Steady, devices_of, steady
+from paceline.strategies import STRATEGIES
 
 ERROR_BAR = 0.06  # mean error of a predicted step (benchmarks/planner)
 
@@ -90,11 +91,6 @@ class Forecast(Steady):
         """Range of seconds that should contain the median measured step in nine of ten cases."""
         return (1 - self.range_share) * self.step_s, (1 + self.range_share) * self.step_s
 
-    def surely_faster_than(self, other: "Forecast") -> bool:
-        """Whether this forecast is faster than `other` even at the worst ends of both ranges."""
-        slowest, fastest = 1 + self.range_share, 1 - other.range_share
-        return self.samples_per_s / slowest > other.samples_per_s / fastest
-
     @property
     def shown_s(self) -> float:
         """Seconds between two weight updates in the timeline."""
@@ -124,12 +120,18 @@ def forecast(
     """Predict a strategy's step on a machine.
 
     `workload`: step of the worker with the most samples. `samples_per_step`: number of samples over
-    all workers. `cost`: prices the tasks; the default computes prices from the machine's rates.
-    `balanced`: split batches by the devices' speeds, if the strategy can plan such batches. Raises
-    InvalidInput if the strategy cannot be planned on this machine.
+    all workers. `cost`: prices the tasks, by default by the machine's rates. `balanced`: split
+    batches by the devices' speeds, if the strategy can plan such batches. Raises InvalidInput if
+    the strategy cannot be planned on this machine.
     """
     windows = Windows(strategy, workload, machine.reached, config, cost, balanced=balanced)
     return forecast_of(windows, samples_per_step)
+
+
+def forecast_alone(workload: Workload, machine: Machine) -> Forecast:
+    """Predict the step of the machine's first device, which trains alone."""
+    one = STRATEGIES["allreduce"]  # a single worker exchanges nothing with any strategy
+    return forecast(workload, machine, one, one.config(workers=1), workload.batch_size)
 
 
 def forecast_of(windows: Windows, samples_per_step: float) -> Forecast:
@@ -169,19 +171,13 @@ def _learning(windows: Windows) -> tuple[StepsToLoss | None, tuple[str, ...]]:
 def _fed(
     machine: Machine, workers: int, samples_per_step: float, step_s: float
 ) -> tuple[float, tuple[str, ...]]:
-    """Lengthen the step if a host reads samples too slowly; return step time and notes.
-
-    The notes name this host; the notes are empty if reading does not limit the step.
-    """
-    devices = devices_of(machine, workers)
-    on_host = Counter(device.host for device in devices)
+    """Lengthen the step if a host reads samples too slowly; return step time and notes."""
+    on_host = Counter(device.host for device in devices_of(machine, workers))
     for host in machine.hosts:
-        if host.samples_per_s is not None and on_host[host.name]:
-            share = on_host[host.name] / min(workers, machine.num_devices)
-            wanted = share * samples_per_step
-            if wanted > step_s * host.samples_per_s:
-                note = f"limited by {host.name}, which reads {host.samples_per_s:g} samples/s"
-                return wanted / host.samples_per_s, (note,)
+        wanted = on_host[host.name] / min(workers, machine.num_devices) * samples_per_step
+        if host.samples_per_s is not None and wanted > step_s * host.samples_per_s:
+            note = f"limited by {host.name}, which reads {host.samples_per_s:g} samples/s"
+            return wanted / host.samples_per_s, (note,)
     return step_s, ()
 
 

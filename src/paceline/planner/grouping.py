@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
+from itertools import pairwise
 from math import isclose
 from operator import add
 from typing import Any
@@ -26,54 +27,46 @@ from paceline.core.workload import Layer, Workload
 PASSES = (Kind.FORWARD, Kind.BACKWARD)
 
 
-class LayerCost:
-    """Prices the forward and backward of layers with `model`, and caches the prices."""
-
-    def __init__(self, model: CostModel) -> None:
-        self.model = model
-        self._known: dict[tuple[tuple[Resource, ...], Kind, str], float] = {}
-
-    def seconds(self, on: tuple[Resource, ...], kind: Kind, layer: Layer) -> float:
-        """Return the seconds of a layer's forward or backward (`kind`) on resources `on`."""
-        key = on, kind, layer.name
-        found = self._known.get(key)
-        if found is None:
-            cost = layer.forward if kind is Kind.FORWARD else layer.backward
-            task = Task(TaskId(0, kind, layer.name), on, cost)
-            found = self._known[key] = self.model.seconds(task)
-        return found
+Prices = dict[tuple[tuple[Resource, ...], Kind, str], float]  # seconds by resources, pass and layer
 
 
 @dataclass(frozen=True)
 class GroupCost:
     """Prices a group's forward or backward as the sum over the group's layers.
 
-    The model prices all other tasks. `members`: layers of each group, by the group's name; only
-    groups of at least two layers.
+    `members`: layers of each group of at least two layers, by the group's name. `model` prices
+    layers and all other tasks. `known`: layers priced before, which several groupings share.
     """
 
     members: dict[str, tuple[Layer, ...]]
-    layers: LayerCost
+    model: CostModel
+    known: Prices
 
     def seconds(self, task: Task) -> float:
-        """Return the seconds of a task; the task may be a group's forward or backward."""
+        """Return the seconds of a task."""
         members = self.members.get(task.part, ()) if task.kind in PASSES else ()
         if not members:
-            return self.layers.model.seconds(task)
-        seconds = sum(self.layers.seconds(task.on, task.kind, layer) for layer in members)
+            return self.model.seconds(task)
+        seconds = sum(self._pass_s(task, layer) for layer in members)
         if task.cost.num_syncs:
             alone = task._replace(cost=Cost(num_syncs=task.cost.num_syncs))
-            seconds += self.layers.model.seconds(alone)
+            seconds += self.model.seconds(alone)
         return seconds
+
+    def _pass_s(self, task: Task, layer: Layer) -> float:
+        key = task.on, task.kind, layer.name
+        found = self.known.get(key)
+        if found is None:
+            cost = layer.forward if task.kind is Kind.FORWARD else layer.backward
+            alone = Task(TaskId(0, task.kind, layer.name), task.on, cost)
+            found = self.known[key] = self.model.seconds(alone)
+        return found
 
 
 def grouped(
-    workload: Workload, groups: Sequence[Sequence[int]], layers: LayerCost
+    workload: Workload, groups: Sequence[Sequence[int]], model: CostModel, known: Prices
 ) -> tuple[Workload, GroupCost]:
-    """Join the layers of each group; return the new workload and its cost model.
-
-    `groups`: indices of layers in backward order.
-    """
+    """Join groups of layers (indices in backward order); return the workload and its cost model."""
     ready, order = workload.in_backward_order, workload.backward_order
     members = [tuple(ready[i] for i in group) for group in groups]
     made = list(map(_joined, members))
@@ -85,7 +78,7 @@ def grouped(
         workload, layers=tuple(made[i] for i in forward), backward_order=tuple(backward)
     )
     several = {one.name: own for one, own in zip(made, members, strict=True) if len(own) > 1}
-    return joined, GroupCost(several, layers)
+    return joined, GroupCost(several, model, known)
 
 
 def _joined(layers: Sequence[Layer]) -> Layer:
@@ -110,14 +103,12 @@ def _groups_of(step: Plan, workload: Workload) -> list[list[int]]:
     after: dict[tuple[Kind, str], set[str]] = defaultdict(set)
     for task, children in zip(step.tasks, step.children, strict=True):
         # Skip passes over other batch sizes, because a layer's cost is for the workload's batch.
-        if task.kind in PASSES and task.sub_batch is None and not task.num_samples:
+        if task.kind in PASSES and task.id.sub_batch is None and not task.num_samples:
             after[task.kind, task.part].add(_follower(step, task, children))
-    ready = workload.in_backward_order
     groups = [[0]]
-    for i in range(1, len(ready)):
-        before, own = ready[i - 1].name, ready[i].name
-        follows = after[Kind.BACKWARD, before] == {own}, after[Kind.FORWARD, own] == {before}
-        if all(follows):
+    for i, (one, other) in enumerate(pairwise(workload.in_backward_order), start=1):
+        before, own = one.name, other.name
+        if after[Kind.BACKWARD, before] == {own} and after[Kind.FORWARD, own] == {before}:
             groups[-1].append(i)
         else:
             groups.append([i])
@@ -125,15 +116,11 @@ def _groups_of(step: Plan, workload: Workload) -> list[list[int]]:
 
 
 def _follower(step: Plan, task: Task, children: Sequence[int]) -> str:
-    """Return the name of the layer whose pass directly follows a task.
-
-    The pass must be the only one that waits for the task, and must wait for no other task. Returns
-    "" if there is no such layer.
-    """
+    """Return the layer whose pass alone waits for a task, and for no other task; "" if none."""
     if len(children) != 1 or step.num_parents[children[0]] != 1:
         return ""
     child = step.tasks[children[0]]
-    is_next = (child.kind, child.on, child.sub_batch) == (task.kind, task.on, None)
+    is_next = (child.kind, child.on, child.id.sub_batch) == (task.kind, task.on, None)
     return child.part if is_next else ""
 
 
@@ -146,13 +133,11 @@ def _shares_lanes(step: Plan, layers: Collection[str]) -> bool:
 
 
 class Windows:
-    """Plans windows of consecutive steps of a strategy.
+    """Plans windows of consecutive steps of a strategy; InvalidInput if that is impossible.
 
     Layers are grouped if a step with groups takes as long as a step without groups. `step`: the
     plan of one step without groups. `cost`: prices the plans from `of`. `model`: prices plans
     without groups. `is_balanced`: batches are split by the devices' speeds.
-
-    Raises InvalidInput if the strategy cannot be planned on this machine.
     """
 
     def __init__(
@@ -178,13 +163,12 @@ class Windows:
 
     def _group(self, groups: Sequence[Sequence[int]]) -> None:
         """Plan these groups from now on, unless they change the time of a step."""
-        ready = self.workload.in_backward_order
-        several = {ready[i].name for group in groups if len(group) > 1 for i in group}
+        joined, cost = grouped(self.workload, groups, self.model, {})
+        several = {layer.name for members in cost.members.values() for layer in members}
         # Asynchronous steps overlap, so another step's exchange may run between two layers of a
         # group. A comparison of single steps would not show such an exchange.
         if self.strategy.planning.is_asynchronous and _shares_lanes(self.step, several):
             return
-        joined, cost = grouped(self.workload, groups, LayerCost(self.model))
         try:
             step = self._plan_of(joined, self.machine, _in_ones(self.config), Window(1))
         except InvalidInput:  # for example, `head` names a layer inside a group

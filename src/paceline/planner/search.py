@@ -1,10 +1,11 @@
-"""Search over strategies, codecs, chunks, numbers of workers and placements."""
+"""Search over strategies, codecs, chunks, numbers of workers and placements; rank the forecasts."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, overload
 
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import Device, Machine
@@ -12,17 +13,86 @@ from paceline.core.plan import without_collection
 from paceline.core.strategy import Strategy
 from paceline.core.workload import Workload
 from paceline.planner.alternatives import Alternatives, rates
-from paceline.planner.forecast import Forecast, forecast
-from paceline.planner.ranking import Ranking, Refusal, rank
-from paceline.strategies import find_exchange
+from paceline.planner.forecast import Forecast, forecast, forecast_alone
 
+_GAIN = 1.02  # minimum speed-up that justifies further workers
+_NUM_DIGITS = 12  # compared digits of throughputs; rounding errors change further digits
 _FEW_DEVICES = 8
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 _LISTED = "as listed"
-_ALONE = "allreduce"  # for forecasts of one worker, which exchanges nothing with any strategy
 # Limits for strategies that plan the tasks of every worker. `_MOST_LAYERS`: layers times workers; a
 # plan then takes about 5 s. `_MOST_UNASKED`: workers, if the user sets no number of workers.
 _MOST_LAYERS, _MOST_UNASKED = 2**15, 128
+
+
+def rank(forecasts: Iterable[Forecast]) -> list[Forecast]:
+    """Sort forecasts by throughput, best first.
+
+    Forecasts that change training come last, sorted by the time to a given loss, if it is known.
+    """
+
+    def place(one: Forecast) -> tuple[bool, float, float]:
+        rates = one.learnt_samples_per_s, one.samples_per_s
+        learnt, trained = (float(f"{rate:.{_NUM_DIGITS}g}") for rate in rates)
+        return not one.is_same_training, -learnt, -trained
+
+    return sorted(forecasts, key=place)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A strategy that cannot be used on a number of workers, and the reason."""
+
+    strategy: str
+    workers: int
+    placement: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Ranking(Sequence[Forecast]):
+    """Forecasts, best first, and the refused strategies.
+
+    `alone`: the best forecast of one worker, if the user asked only for another number of workers.
+    """
+
+    forecasts: tuple[Forecast, ...]
+    refused: tuple[Refusal, ...]
+    batch_size: int
+    alone: Forecast | None = None
+
+    def __len__(self) -> int:
+        return len(self.forecasts)
+
+    @overload
+    def __getitem__(self, index: int) -> Forecast: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Forecast]: ...
+    def __getitem__(self, index: int | slice) -> Forecast | Sequence[Forecast]:
+        return self.forecasts[index]
+
+    @cached_property
+    def best_of(self) -> dict[int, Forecast]:
+        """The best forecast for each number of workers."""
+        best: dict[int, Forecast] = {}
+        for one in self.forecasts:
+            best.setdefault(one.workers, one)
+        return dict(sorted(best.items()))
+
+    @property
+    def worth(self) -> int | None:
+        """The smallest number of workers with a throughput within 2 % of the best.
+
+        None if only one number of workers was planned, unless this number is 1.
+        """
+        if len(self.best_of) < 2 and set(self.best_of) != {1}:
+            return None
+        most = self.forecasts[0].samples_per_s
+        return next(
+            workers
+            for workers, forecast in self.best_of.items()
+            if forecast.samples_per_s * _GAIN >= most
+        )
 
 
 def placements(machine: Machine, workers: int) -> dict[str, Machine]:
@@ -148,11 +218,12 @@ class _Search:
         workload = self.workload_of(-(-self.batch_size // count))
         for strategy in self.strategies if count > 1 else self.strategies[:1]:
             try:
-                places = self._places(strategy, workload, count)
+                part = _part(self.machine, strategy, workload, count, self.asked)
             except InvalidInput as error:
                 refused.append(Refusal(strategy.name, count, _LISTED, str(error)))
                 continue
-            for name, place in places.items():
+            whole = part is self.machine
+            for name, place in (placements(part, count) if whole else {_LISTED: part}).items():
                 alone = self.alone(workload, place, count)
                 ways = Alternatives(workload, place, strategy, self.batch_size)
                 found, why = ways.forecasts(count, options)
@@ -162,10 +233,6 @@ class _Search:
                 if why is not None:
                     refused.append(Refusal(strategy.name, count, name, why))
         return forecasts, refused
-
-    def _places(self, strategy: Strategy, workload: Workload, count: int) -> dict[str, Machine]:
-        part = _part(self.machine, strategy, workload, count, self.asked)
-        return placements(part, count) if part is self.machine else {_LISTED: part}
 
     def alone(self, workload: Workload, place: Machine, count: int) -> float:
         """Return the total throughput of the workers' devices if each of them trains alone."""
@@ -182,9 +249,8 @@ class _Search:
         """Return the throughput of a device that trains alone."""
         alike = (workload.batch_size, *rates(device))
         if alike not in self._speeds:
-            own, alone = _with_first(machine, {device.name}), find_exchange(_ALONE)
-            found = forecast(workload, own, alone, alone.config(workers=1), workload.batch_size)
-            self._speeds[alike] = found.samples_per_s
+            own = _with_first(machine, {device.name})
+            self._speeds[alike] = forecast_alone(workload, own).samples_per_s
         return self._speeds[alike]
 
 

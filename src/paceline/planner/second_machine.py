@@ -3,10 +3,8 @@
 The second machine consists of all devices that are not on the first device's host. It pays if all
 devices together train more samples per second than the devices of the first host alone.
 
-A device takes fixed + per_sample * samples seconds per step. Each batch is split so that all
-devices take equally long for their shares. However, plans of gradient exchanges have equal batches.
-So each device's speed is scaled in the plan: the device then takes as long for an equal batch as
-the real device for its share.
+Batches are split so that all devices take equally long. But plans of gradient exchanges have equal
+batches, so they scale each device's speed: it takes as long for an equal batch as for its share.
 """
 
 from bisect import bisect_left
@@ -23,7 +21,7 @@ from paceline.core.strategy import Strategy
 from paceline.core.workload import Workload
 from paceline.planner.alternatives import rates, shortage
 from paceline.planner.best_chunk import with_best_chunk
-from paceline.planner.forecast import Forecast, forecast, memory
+from paceline.planner.forecast import Forecast, forecast, forecast_alone, memory
 from paceline.planner.sweep import with_links
 from paceline.strategies import STRATEGIES
 
@@ -36,7 +34,6 @@ _TRIED: dict[Exchange, tuple[tuple[str, str | None], ...]] = {
     "codec": (("allreduce", "dynamic8"), ("host", "dynamic8")),
     "local": (("local", "dynamic4"), ("local", None)),
 }
-_ALONE = "allreduce"  # for forecasts of one worker, which exchanges nothing with any strategy
 _LEAST_S = 1e-12  # least seconds per sample, if the step time hardly depends on the samples
 _MOST_DEVICES = 16  # maximum number of devices, so that the search takes only seconds
 _Choice = tuple[Strategy, Any]  # a strategy and its configuration
@@ -46,12 +43,11 @@ _Choice = tuple[Strategy, Any]  # a strategy and its configuration
 class Requirement:
     """The slowest second machine, and the slowest links, with which an exchange pays.
 
-    `exchange`: "plain" for gradients without a codec, "codec" for gradients with a codec, "local"
-    for strategy local. `speed`: least speed of the second machine with the machine file's links,
-    relative to the speed in that file; None if no searched speed pays. `bits_per_s`: least
-    bandwidth of the links between hosts, for each of `SecondMachine.speeds`; None where no searched
-    bandwidth pays. `is_learning_known`: if False, strategy local is compared by samples per second,
-    because the strategy's time to a loss is unknown.
+    `exchange`: "plain" or "codec" for gradients without or with a codec, "local" for strategy
+    local. `speed`: least speed of the second machine with the machine file's links, relative to the
+    speed in that file; None if no searched speed pays. `bits_per_s`: least bandwidth of the links
+    between hosts, for each of `SecondMachine.speeds`; None where no searched bandwidth pays.
+    `is_learning_known`: if False, strategy local is compared by samples per second.
     """
 
     exchange: Exchange
@@ -81,9 +77,8 @@ def second_machine(
 ) -> SecondMachine | None:
     """Search fixed grids for the least speeds and bandwidths with which a second machine pays.
 
-    `workload_of`, `batch_size`: as for `search`. Returns None for a single host, for a cluster of
-    equal nodes, and for more than 16 devices. Also returns None if the batch has fewer samples than
-    the machine has devices, if the first host lacks memory, or if no exchange can be planned.
+    `workload_of`, `batch_size`: as for `search`. Returns None for a single host or a cluster, for
+    more than 16 devices or more devices than samples, and if nothing can be planned.
     """
     num_hosts = len({device.host for device in machine.devices})
     if num_hosts == 1 or machine.num_devices > min(batch_size, _MOST_DEVICES):
@@ -96,7 +91,7 @@ def second_machine(
 
 
 class _Seconds(NamedTuple):
-    """The seconds of a device's step: a fixed part, and seconds per sample."""
+    """The seconds of a device's step: fixed + per_sample * samples."""
 
     fixed: float
     per_sample: float
@@ -110,7 +105,7 @@ class _Question:
     """The machine of a search, and the exchanges that can be planned on the machine.
 
     The machine lists the first host's devices first. `alone`: throughput of the first host, or 0 if
-    the first host lacks memory.
+    it lacks memory. If `is_learning_known`, strategy local is compared by its time to a loss.
     """
 
     def __init__(
@@ -134,19 +129,15 @@ class _Question:
 
     def requirement(self, exchange: Exchange) -> Requirement:
         """Search the least speed and the least bandwidths with which an exchange pays."""
-        speed = _least(_PERCENTS, lambda percent: self.pays(exchange, percent / 100, None))
+        percent = _least(_PERCENTS, lambda percent: self.pays(exchange, percent / 100, None))
         is_known = exchange != "local" or self.is_learning_known
-        bandwidths = tuple(self._bandwidths(exchange))
-        return Requirement(exchange, speed and speed / 100, bandwidths, is_known)
-
-    def _bandwidths(self, exchange: Exchange) -> Iterator[float | None]:
-        """Yield the least bandwidth that pays, for each of `SPEEDS`, which are descending."""
         # A slower machine never needs less bandwidth, so drop the bandwidths that did not pay.
-        tried = BANDWIDTHS
+        tried, bandwidths = BANDWIDTHS, list[float | None]()
         for speed in SPEEDS:
             found = _least(tried, partial(self.pays, exchange, speed))
             tried = tried[tried.index(found) :] if found else ()
-            yield found
+            bandwidths.append(found)
+        return Requirement(exchange, percent and percent / 100, tuple(bandwidths), is_known)
 
     def pays(self, exchange: Exchange, speed: float, bits_per_s: float | None) -> bool:
         """Whether all devices together train faster than the first host alone.
@@ -155,23 +146,22 @@ class _Question:
         of the links between hosts; None means as in the machine file.
         """
         speeds = [1.0 if one.host == self.first else speed for one in self.machine.devices]
-        factors: Sequence[float] | None = speeds
-        if exchange != "local":  # strategy local needs no factors: its plan has balanced batches
-            factors = self._evened(speeds)
+        # strategy local needs no factors: its plan has balanced batches
+        factors = speeds if exchange == "local" else self._evened(speeds)
         if factors is None:
             return False
-        machine = _scaled(self.machine, factors, speeds)
+        each = zip(self.machine.devices, factors, speeds, strict=True)
+        devices = tuple(_faster(*one) for one in each)
+        machine = self.machine.model_copy(update={"devices": devices})
         if bits_per_s is not None:
             machine = with_links(machine, "bandwidth", bits_per_s)
-        return any(
-            self._learnt(forecast(self.workload, machine, *choice, self.batch_size, balanced=True))
-            > self.alone
+        found = (
+            forecast(self.workload, machine, *choice, self.batch_size, balanced=True)
             for choice in self.choices[exchange]
         )
-
-    def _learnt(self, found: Forecast) -> float:
-        """Return the throughput, divided by the relative steps to a loss if these are known."""
-        return found.learnt_samples_per_s if self.is_learning_known else found.samples_per_s
+        if self.is_learning_known:
+            return any(one.learnt_samples_per_s > self.alone for one in found)
+        return any(one.samples_per_s > self.alone for one in found)
 
     def _evened(self, speeds: Sequence[float]) -> list[float] | None:
         """Return a factor for each device's speed in a plan with equal batches.
@@ -192,20 +182,14 @@ class _Question:
         ]
 
     def _seconds(self, whole: Workload) -> list[_Seconds]:
-        """Return the step times of each device alone.
-
-        Uses two forecasts: one for an equal share of the batch, and one for the batch of `whole`.
-        """
+        """Forecast the step times of each device alone, with its share and with the whole batch."""
         known: dict[tuple[float, ...], _Seconds] = {}
-        strategy, samples = STRATEGIES[_ALONE], self.workload.batch_size
-        config = strategy.config(workers=1)
+        samples = self.workload.batch_size
         for device in self.machine.devices:
             if rates(device) not in known:
                 own = self.machine.model_copy(update={"devices": (device,)})
-                part_s, whole_s = (
-                    forecast(one, own, strategy, config, one.batch_size).step_s
-                    for one in (self.workload, whole)
-                )
+                part_s = forecast_alone(self.workload, own).step_s
+                whole_s = forecast_alone(whole, own).step_s
                 per_sample = (whole_s - part_s) / (whole.batch_size - samples)
                 fixed = max(0.0, part_s - samples * per_sample)
                 known[rates(device)] = _Seconds(fixed, max(per_sample, _LEAST_S))
@@ -222,10 +206,7 @@ class _Question:
         return max((one.samples_per_s for one in found), default=0.0)
 
     def _forecasts(self, workload: Workload, count: int, exchange: Exchange) -> Iterator[Forecast]:
-        """Yield forecasts of an exchange on the first `count` devices.
-
-        Configurations that cannot be planned or do not fit into memory are left out.
-        """
+        """Yield the possible forecasts of an exchange on the first `count` devices."""
         machine = self.machine
         for name, codec in _TRIED[exchange]:
             strategy = STRATEGIES[name]
@@ -247,13 +228,8 @@ def _least(values: Sequence[float], pays: Callable[[float], bool]) -> float | No
     return values[number] if number < len(values) else None
 
 
-def _scaled(machine: Machine, factors: Sequence[float], of_codecs: Sequence[float]) -> Machine:
-    """Multiply the speeds of the devices by `factors`, and of their codecs by `of_codecs`."""
-    each = zip(machine.devices, factors, of_codecs, strict=True)
-    return machine.model_copy(update={"devices": tuple(_faster(*one) for one in each)})
-
-
 def _faster(device: Device, factor: float, of_codecs: float) -> Device:
+    """Multiply the speed of a device by `factor`, and of its codecs by `of_codecs`."""
     codecs = {
         kernel: one.model_copy(
             update={

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from paceline.core.after_backward import AfterBackward, BackwardPhase
+from paceline.core.after_backward import AfterBackward, after_backward
 from paceline.core.compare import Breakdown, breakdown
 from paceline.core.cost import CostModel, Slowed, compute_lane
 from paceline.core.machine import Device, DeviceKind, Machine
@@ -67,8 +67,7 @@ def steady(windows: Windows) -> Steady:
         # last step cancel.
         longer_s = makespan_s(windows.of(2 * num_steps), cost)
         period_s = (longer_s - outline.makespan_s) / num_steps
-    num_taken, per_update = num_steps * per_period, 1.0
-    inner = outline
+    num_taken, per_update, inner = num_steps * per_period, 1.0, outline
     if per_period > 1:
         per_update = num_taken / outline.num_steps()
         inner = _inner_periods(outline, num_steps)
@@ -101,7 +100,7 @@ def _after_backward(windows: Windows, cost: CostModel) -> AfterBackward | None:
     """Return the communication left after backward, if the strategy reports it."""
     if not windows.strategy.planning.reports_after_backward or windows.config.workers == 1:
         return None
-    return BackwardPhase(windows.step, cost, simulate(windows.step, cost)).times()
+    return after_backward(windows.step, cost, simulate(windows.step, cost))
 
 
 def _wire_s(outline: Timeline) -> float:
@@ -160,8 +159,8 @@ def _slowdown(outline: Timeline, windows: Windows) -> tuple[float, tuple[str, ..
 def _concurrent(timeline: Timeline, device: Device, shared: Sequence[Span]) -> tuple[float, float]:
     """Return the shares of computing time that overlap with exchanges, and with copies only.
 
-    `shared`: exchanges that belong to no single worker; they also count, because they use the same
-    cores, memory and bus. For a GPU, sums in the host's memory are not exchanges.
+    `shared`: exchanges that belong to no single worker, but use the same cores, memory and bus. For
+    a GPU, sums in the host's memory are not exchanges.
     """
     lane = compute_lane(device.name)
     computing = union(one for one in timeline.tracks.get(lane, ()) if one.kind in COMPUTE)
@@ -193,11 +192,7 @@ def _kind_of(span: Span, device: Device) -> str:
 
 
 def _inner_periods(timeline: Timeline, num_periods: int) -> Timeline:
-    """Return the timeline without its first and last period.
-
-    These are left out because nothing overlaps the start of the first and the end of the last
-    period.
-    """
+    """Return the timeline without its first and last period, which others overlap less."""
     updates = [span for span in timeline.spans if span.kind is Kind.STEP]
     last_of_first = {span.worker: span.start_s for span in updates if span.step == 0}
     start_s = min(last_of_first.values())

@@ -9,12 +9,12 @@ from typing import Any, Literal, get_args
 
 from paceline.core.cluster import Cluster
 from paceline.core.errors import InvalidInput
+from paceline.core.facts import rounded
 from paceline.core.machine import Machine
 from paceline.core.strategy import Strategy
 from paceline.core.workload import Workload
 from paceline.planner.forecast import Forecast
-from paceline.planner.ranking import Ranking
-from paceline.planner.search import NO_OPTIONS, search
+from paceline.planner.search import NO_OPTIONS, Ranking, search
 
 Quantity = Literal["bandwidth", "latency"]
 _NUM_POINTS = 7
@@ -120,10 +120,7 @@ def sweep(
 
 
 def with_links(machine: Machine, quantity: Quantity, value: float) -> Machine:
-    """Set the bandwidth (bit/s) or latency (s) of links between hosts.
-
-    On a machine with one host, sets it for all links.
-    """
+    """Set the bandwidth (bit/s) or latency (s) of links between hosts, or of all if none is."""
     facts = {"latency_s": value}
     if quantity == "bandwidth":
         facts = {"bandwidth_bytes_per_s": value / 8}
@@ -154,9 +151,7 @@ def _label(forecast: Forecast) -> str:
 
 def shown(over: Range, value: float) -> str:
     """Format a value of the range with its unit."""
-    if over.quantity == "bandwidth":
-        return f"{value / 1e9:.3g} Gbit/s" if value >= 1e9 else f"{value / 1e6:.3g} Mbit/s"
-    return f"{value * 1e3:.3g} ms" if value >= 1e-3 else f"{value * 1e6:.3g} us"
+    return rounded(value, "bit/s" if over.quantity == "bandwidth" else "s")
 
 
 _ROWS = 16

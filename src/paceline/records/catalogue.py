@@ -15,10 +15,9 @@ devices share a bus. Devices reach the host's memory and the network over PCI Ex
 
 import re
 import tomllib
-from collections.abc import Mapping
 from functools import cache
 from importlib import resources
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Self
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -40,7 +39,6 @@ _HOST_CORES, _HOST_NBYTES, _HOST_BYTES_PER_S = 6, 64e9, 16e9
 _BY_NAME = re.compile(
     r"(?:(?P<hosts>\d+)x)?(?P<devices>\d+)x(?P<device>[a-z][a-z0-9-]*)(?:\+(?:(?P<rails>\d+)x)?(?P<network>[a-z0-9-]+))?"
 )
-_Entry = TypeVar("_Entry")
 _SWITCH, _LINKS = "switch", "links"  # switches between hosts, and between devices of a host
 
 
@@ -97,18 +95,10 @@ def _catalogue() -> _Catalogue:
 
 def known_link(name: str) -> KnownLink:
     """Look up a link; InvalidInput lists the known names."""
-    return _known(_catalogue().links, "link", name)
-
-
-def known_model(name: str) -> KnownModel:
-    """Look up a GPU model; InvalidInput lists the known names."""
-    return _known(_catalogue().devices, "device", name)
-
-
-def _known(entries: Mapping[str, _Entry], field: str, name: str) -> _Entry:
-    if name not in entries:
-        raise not_known(field, name, sorted(entries))
-    return entries[name]
+    links = _catalogue().links
+    if name not in links:
+        raise not_known("link", name, sorted(links))
+    return links[name]
 
 
 class EqualDevices(Fact):
@@ -139,19 +129,19 @@ class EqualDevices(Fact):
 
         Raises InvalidInput for unknown names.
         """
-        model = known_model(self.device)
-        link = self.link or model.link
-        stated = {} if losses is None else {"losses": losses}
+        models = _catalogue().devices
+        if self.device not in models:
+            raise not_known("device", self.device, sorted(models))
+        model = models[self.device]
         fields: dict[str, Any] = {
             "name": name,
             "hosts": (self._host(),),
             "devices": tuple(self._device(number, model) for number in range(self.devices)),
-            **self._joined(link, model.bus),
-            **stated,
+            "losses": losses,
+            **self._joined(self.link or model.link, model.bus),
         }
-        if self.hosts == 1:
+        if self.hosts == 1 or self.network is None:
             return Machine(**fields)
-        assert self.network is not None
         net = known_link(self.network)
         own = {"name": _SWITCH, "count": self.hosts, "rails": self.rails, "rdma": net.rdma}
         return Cluster(**fields, levels=(Level(**own, **net.half),))
@@ -183,20 +173,15 @@ class EqualDevices(Fact):
     def _joined(self, link: str, bus: str) -> dict[str, Any]:
         """Return the links, and a switch if devices have a faster link than the host's bus."""
         known = known_link(link)
-        own = [f"gpu{number}" for number in range(self.devices)]
-        links = [Link(between=(device, "host"), **known_link(bus).half) for device in own]
+        gpus = [f"gpu{number}" for number in range(self.devices)]
+        links = [Link(between=(gpu, "host"), **known_link(bus).half) for gpu in gpus]
         if link == bus:
             return {"links": tuple(links)}
-        links += [Link(between=(device, _LINKS), **known.half) for device in own]
+        links += [Link(between=(gpu, _LINKS), **known.half) for gpu in gpus]
         if known.together_bytes_per_s is not None:
-            links.append(
-                Link(
-                    between=(_LINKS, _LINKS),
-                    bandwidth_bytes_per_s=known.together_bytes_per_s,
-                    latency_s=0.0,
-                    source=known.source,
-                )
-            )
+            rate = known.together_bytes_per_s
+            shared: dict[str, Any] = {"bandwidth_bytes_per_s": rate, "latency_s": 0.0}
+            links.append(Link(between=(_LINKS, _LINKS), source=known.source, **shared))
         return {"links": tuple(links), "switches": (Switch(name=_LINKS, source=known.source),)}
 
 

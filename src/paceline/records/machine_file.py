@@ -2,7 +2,7 @@
 
 import json
 import re
-from itertools import compress, islice
+from itertools import compress
 from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -12,17 +12,13 @@ from pydantic import BaseModel, ValidationError
 
 from paceline.core.cluster import Cluster
 from paceline.core.errors import InvalidInput
-from paceline.core.facts import Fact
-from paceline.core.machine import Device, Machine, Station, place_of
+from paceline.core.facts import Fact, quantity
+from paceline.core.machine import Device, Machine, place_of
 from paceline.core.names import did_you_mean, not_known
 from paceline.core.reading import fault_of, first_fault
 from paceline.links.files import limits, read_toml_file
 from paceline.records.catalogue import EqualFile, by_name
 
-_DECIMAL = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0))
-_BINARY = (("Ti", 2.0**40), ("Gi", 2.0**30), ("Mi", 2.0**20), ("Ki", 2.0**10))
-_SECONDS = (("", 1.0), ("m", 1e-3), ("u", 1e-6), ("n", 1e-9))
-_MOST_DIGITS = 17  # digits that identify a float64
 # Units by the ending of a field's name, longer endings first.
 _UNITS = {
     "values_per_s": "value/s",
@@ -88,18 +84,16 @@ def _check_connected(machine: Machine, path: Path) -> None:
     CPU devices of one host communicate through its memory, and need no link. A host without devices
     may be a server.
     """
-    first = machine.devices[0]
-    reached = machine.network.reached_from(place_of(first))
+    first, host = place_of(machine.devices[0]), machine.devices[0].host
+    route = machine.network.route
     occupied = {device.host for device in machine.devices}
-    free = [host for host in machine.hosts if host.name not in occupied]
-    stations: list[Station] = [*machine.devices, *free]
-    apart = next((place for place in map(place_of, stations) if place not in reached), None)
-    if apart is not None:
-        raise InvalidInput(
-            str(path),
-            f"links: no route from {place_of(first)!r} to {apart!r}",
-            hint=f'add a [[links]] table with between = ["{min(reached)}", "{apart}"]',
-        )
+    free = [host.name for host in machine.hosts if host.name not in occupied]
+    for place in (*map(place_of, machine.devices), *free):
+        if route(first, place) is None:
+            near = host if route(first, host) else first
+            hint = f'add a [[links]] table with between = ["{near}", "{place}"]'
+            problem = f"links: no route from {first!r} to {place!r}"
+            raise InvalidInput(str(path), problem, hint=hint)
 
 
 def find_machine(name: str) -> Machine:
@@ -180,42 +174,6 @@ def machine_text(machine: Machine, comment: str = "") -> str:
     lines = [f"# {line}".rstrip() for line in comment.splitlines()]
     text = "\n".join([*lines, tomli_w.dumps(_plain("", machine))])
     return re.sub(r"[^\n -~]", lambda match: f"\\U{ord(match[0]):08x}", text)
-
-
-def quantity(value: float, unit: str) -> str | None:
-    """Format a value exactly with its unit and the fewest digits, such as "1.6 GB/s".
-
-    None if no text is exact, or if the value is zero, infinite or too small.
-    """
-    prefixes = [_prefix(value, unit)]
-    if unit == "B":  # memory sizes may be multiples of powers of two
-        prefixes += [one for one in _BINARY if one[1] <= value][:1]
-    texts = []
-    for prefix, factor in prefixes:
-        if factor <= value < inf:
-            numbers = (f"{value / factor:.{digits}g}" for digits in range(1, _MOST_DIGITS + 1))
-            # avoid exponents
-            exact = (n for n in numbers if "e" not in n and float(n) * factor == value)
-            texts += [f"{number} {prefix}{unit}" for number in islice(exact, 1)]
-    return min(texts, key=len, default=None)
-
-
-def rounded(value: float, unit: str) -> str:
-    """Format a value with its unit, rounded to three digits."""
-    prefix, factor = _prefix(value, unit)
-    return f"{float(f'{value / factor:.3g}'):g} {prefix}{unit}"
-
-
-def as_rounded(value: float, unit: str) -> float:
-    """Return the value that `rounded` shows."""
-    factor = _prefix(value, unit)[1]
-    return float(f"{value / factor:.3g}") * factor
-
-
-def _prefix(value: float, unit: str) -> tuple[str, float]:
-    """Return a prefix and its factor: the largest up to the value, or the smallest."""
-    known = _SECONDS if unit == "s" else _DECIMAL
-    return next((one for one in known if one[1] <= value), known[-1])
 
 
 def _plain(key: str, value: Any) -> Any:

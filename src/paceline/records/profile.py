@@ -7,8 +7,9 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from paceline.core.facts import parse_bytes
 from paceline.core.outcome import Finding
+from paceline.core.reading import validated
 from paceline.core.settings import Model, Record, Seconds
-from paceline.records.settings import strategy_config, validated
+from paceline.records.settings import strategy_config
 from paceline.strategies import find_exchange
 
 SYNTHETIC = "synthetic"  # synthetic samples of the model's input shape

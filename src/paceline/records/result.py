@@ -16,10 +16,10 @@ from paceline.core.strategy import StepsToLoss
 from paceline.core.timeline import Origin, quartiles
 from paceline.links.files import limits, read_file
 from paceline.planner import Forecast, Ranking, Refusal
-from paceline.planner.ranking import Advice
 from paceline.planner.second_machine import SecondMachine
 from paceline.records.profile import ProfileResult
 from paceline.records.scale import ScaleResult
+from paceline.strategies import EXCHANGES
 
 
 class PlanRow(Record):
@@ -91,7 +91,8 @@ class PlanRow(Record):
 class AdviceRow(Record):
     """Compares the best plan with a codec and the best plan without a codec.
 
-    `link_busy`: share of the step in which the busiest link is used by `workers` without a codec.
+    `pays`: whether the former is faster even at the worst ends of both ranges. `link_busy`: share
+    of the step in which the busiest link is used by `workers` without a codec.
     """
 
     pays: bool
@@ -105,13 +106,20 @@ class AdviceRow(Record):
     link_busy: float
 
     @classmethod
-    def of(cls, advice: Advice) -> Self:
-        """Build the row of a ranking's advice."""
-        plain, encoded, names = advice.plain, advice.encoded, ("strategy", "workers", "step_s")
+    def of(cls, ranking: Ranking) -> Self | None:
+        """Build the comparison of a ranking's exchanges; None if none of them has a codec."""
+        exchanges = [one for one in ranking if one.strategy in EXCHANGES]
+        encoded = next((one for one in exchanges if one.codec is not None), None)
+        if encoded is None:
+            return None
+        unencoded = [one for one in exchanges if one.codec is None]
+        plain, names = unencoded[0], ("strategy", "workers", "step_s")
+        alike = next(one for one in unencoded if one.workers == encoded.workers)
+        slowest, fastest = 1 + encoded.range_share, 1 - plain.range_share
         return cls(
-            pays=advice.pays,
+            pays=encoded.samples_per_s / slowest > plain.samples_per_s / fastest,
             codec=str(encoded.codec),
-            link_busy=advice.same_workers.link_busy,
+            link_busy=alike.link_busy,
             **{name: getattr(encoded, name) for name in names},
             **{f"plain_{name}": getattr(plain, name) for name in names},
         )
@@ -140,7 +148,7 @@ class RankingRows(Record):
             refused=ranking.refused,
             workers_worth=ranking.worth,
             alone_samples_per_s=alone.samples_per_s if alone else None,
-            advice=AdviceRow.of(ranking.advice) if ranking.advice else None,
+            advice=AdviceRow.of(ranking),
         )
 
     @property

@@ -44,18 +44,8 @@ class Point(NamedTuple):
         return -(-total // self.batch_size)
 
 
-def _read_counts(values: Any) -> Any:
-    """Parse a list of numbers such as 1,2,4."""
-    if not isinstance(values, str):
-        return values
-    try:
-        return tuple(int(part) for part in values.split(","))
-    except ValueError:
-        raise ValueError(f"{values!r} is not a list of numbers such as 1,2,4") from None
-
-
 _Counts = Annotated[
-    tuple[_Count, ...], Field(min_length=1, max_length=_MOST), BeforeValidator(_read_counts)
+    tuple[_Count, ...], Field(min_length=1, max_length=_MOST), BeforeValidator(read_list)
 ]
 _Scalings = Annotated[tuple[Scaling, ...], Field(min_length=1), BeforeValidator(read_list)]
 _Names = Annotated[
@@ -128,9 +118,9 @@ class ScaleSettings(Record):
     @field_validator("workers", "batch_size", "strategy", "scaling", "kinds")
     @classmethod
     def _each_once(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        twice = [value for value in values if values.count(value) > 1]
-        if twice:
-            raise ValueError(f"has {twice[0]!r} twice")
+        for value in values:
+            if values.count(value) > 1:
+                raise ValueError(f"has {value!r} twice")
         return values
 
     @model_validator(mode="after")
@@ -257,14 +247,9 @@ def most_real(cells: Sequence[TimedCell]) -> list[TimedCell]:
 
 def unrest_of(cells: Iterable[ScaleCell]) -> float:
     """Return the largest relative spread of measured or rehearsed repetitions."""
-    return max(
-        (
-            unrest_between(cell.spread[0], cell.epoch_s, cell.spread[1])
-            for cell in timed(cells)
-            if cell.spread is not None and cell.kind is not Origin.PREDICTED
-        ),
-        default=0.0,
-    )
+    run = ((cell, cell.spread) for cell in timed(cells) if cell.kind is not Origin.PREDICTED)
+    found = (unrest_between(spread[0], cell.epoch_s, spread[1]) for cell, spread in run if spread)
+    return max(found, default=0.0)
 
 
 class ScaleResult(Record):

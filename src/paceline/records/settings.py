@@ -1,18 +1,17 @@
 """Validate the settings of a run against its strategy; errors name the field."""
 
-import re
 import sys
 from collections.abc import Mapping
 from inspect import signature
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, Field
 
 from paceline.core.defaults import completed
 from paceline.core.errors import InvalidInput, shown
 from paceline.core.names import not_known
-from paceline.core.reading import check_numbers, first_fault
+from paceline.core.reading import check_numbers, validated
 from paceline.core.settings import (
     DATA,
     InputShape,
@@ -25,13 +24,11 @@ from paceline.core.settings import (
     read_list,
 )
 from paceline.core.strategy import Strategy, codec_fields, number_of
-from paceline.planner.precision import Precision
+from paceline.planner.device_speed import Precision
 from paceline.strategies import EXCHANGES, STRATEGIES, find_runnable
 
 AUTO = "auto"  # selects the strategy predicted to be fastest
 _MOST_DIGITS = 9  # maximum digits of a number of workers
-_ITEM = re.compile(r"(?<=\w)\.\d+(?=: )")  # list index after a field in an error
-_Validated = TypeVar("_Validated")
 
 
 class PlanSettings(Record):
@@ -258,15 +255,3 @@ def _codecs(text: str, strategy: Strategy) -> dict[str, Any]:
             raise InvalidInput("codec", f"has two values for {purpose}", got=text)
         options[purpose] = None if codec == "none" else codec
     return options
-
-
-def validated(kind: type[_Validated], values: Any, prefix: str = "") -> _Validated:
-    """Create a validated instance; InvalidInput names the first wrong field.
-
-    `prefix` precedes the field in the error.
-    """
-    try:
-        return TypeAdapter(kind).validate_python(values)
-    except ValidationError as error:
-        fault = _ITEM.sub("", first_fault(error))
-        raise InvalidInput.of(f"{prefix}{fault}") from None

@@ -14,8 +14,7 @@ from paceline.core.plan import Plan
 from paceline.core.strategy import Strategy, Window
 from paceline.core.workload import Workload
 from paceline.planner import Forecast, Ranking, forecast_one, search
-from paceline.planner.device_rate import DeviceRate, calibrated
-from paceline.planner.precision import Precision, in_precision
+from paceline.planner.device_speed import DeviceRate, Precision, calibrated, in_precision
 from paceline.planner.second_machine import SecondMachine
 from paceline.planner.second_machine import second_machine as search_second_machine
 from paceline.planner.sweep import Sweep, parse_range

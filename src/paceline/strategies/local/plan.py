@@ -219,7 +219,7 @@ class _Rounds:
             trains = _times(step, overlapped), _times(step, alone), first
             copies: tuple[Transfer | None, Transfer | None] = None, None
             if device.kind is DeviceKind.GPU:
-                copies = self.memory.copies(device, _FLOAT32_NBYTES * count)
+                copies = self.memory.copies(device)(_FLOAT32_NBYTES * count)
             work.append(_Work(on, *trains, self._outer_step(device, count), *copies))
         return work
 

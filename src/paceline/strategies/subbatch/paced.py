@@ -135,7 +135,5 @@ def _seconds(
     `count`: rows of the worker's whole batch. `num_rows`: rows of the sub-batch.
     """
     work = layer_work(layer, share, num_rows / count, accumulates=number > 0)
-    forward_s, input_s, weight_s = (
-        0.0 if cost is None else rate.work_s(cost) + rate.latency_s(cost) for cost in work
-    )
+    forward_s, input_s, weight_s = (0.0 if cost is None else rate.seconds(cost) for cost in work)
     return scales[0] * forward_s, scales[1] * input_s, scales[1] * weight_s

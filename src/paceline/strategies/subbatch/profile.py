@@ -129,6 +129,6 @@ def planned_nbytes(workload: Workload, machine: Machine, config: SubBatch) -> di
             purpose = "loss" if task.part in (LABELS, LOSS) else "activations"
             nbytes[purpose] += task.cost.nbytes
         elif task.kind is Kind.REDUCE:
-            is_body = task.sub_batch is None
+            is_body = task.id.sub_batch is None
             nbytes["gradients" if is_body else "activation_gradients"] += task.cost.nbytes
     return nbytes

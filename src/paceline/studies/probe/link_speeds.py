@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.codecs.names import find_codec
+from paceline.core.facts import as_rounded
 from paceline.core.link_fit import ExchangeSample, line_through, linked_in_ring
 from paceline.core.machine import DeviceKind, Machine, Station
 from paceline.core.network import Link
@@ -21,7 +22,6 @@ from paceline.links.devices import Device, device_of
 from paceline.links.group import Group
 from paceline.measure.devices import CODECS
 from paceline.measure.timing import Sampler, Spread, Work, idle
-from paceline.records.machine_file import as_rounded
 from paceline.studies.probe.machine_description import spread_text
 
 _SMALL_NBYTES, _LARGE_NBYTES = 1 << 10, 1 << 23

@@ -6,12 +6,12 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from paceline.core.facts import as_rounded, rounded
 from paceline.core.losses import Losses, unrest_between
 from paceline.core.machine import CodecSpeed, Device, DeviceKind, Host, Machine
 from paceline.core.wire_format import Kernel
 from paceline.measure.devices import CONVOLUTION, LINEAR, CodecFigures, DeviceFigures
 from paceline.measure.timing import Spread
-from paceline.records.machine_file import as_rounded, rounded
 from paceline.report.format import counted
 
 

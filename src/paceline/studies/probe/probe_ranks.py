@@ -19,6 +19,7 @@ from pydantic import Field
 
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import DeviceKind, Machine
+from paceline.core.reading import validated
 from paceline.core.settings import Record
 from paceline.links.clock import Clock, clock_for
 from paceline.links.devices import device_of, num_gpus
@@ -31,7 +32,6 @@ from paceline.measure import devices
 from paceline.measure.this_machine import facts
 from paceline.measure.timing import Sampler
 from paceline.records.machine_file import machine_text
-from paceline.records.settings import validated
 from paceline.report import advice
 from paceline.report.terminal import console
 from paceline.runs.launching import under_torchrun

@@ -19,6 +19,7 @@ from rich.console import Console
 from paceline.core.cost import Roofline, compute_lane, layer_times
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import Machine
+from paceline.core.reading import validated
 from paceline.core.timeline import Origin
 from paceline.core.workload import Workload
 from paceline.links.files import write_text
@@ -32,7 +33,6 @@ from paceline.records.config_file import write_config
 from paceline.records.machine_file import KnownDevice, find_device, find_machine
 from paceline.records.result import RunResult
 from paceline.records.scale import ScaleCell, ScaleResult, ScaleSettings
-from paceline.records.settings import validated
 from paceline.report import advice, write_report
 from paceline.report.format import counted
 from paceline.report.scale_metrics import of_study
