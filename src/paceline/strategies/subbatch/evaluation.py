@@ -13,7 +13,6 @@ from paceline.strategies.subbatch.loss import CrossEntropy, loss_terms
 from paceline.strategies.subbatch.trainer import SplitTrainer
 from paceline.training.data.batch import Batch
 from paceline.training.data.dataset import IndexedSamples
-from paceline.training.recipes.classification import accuracy
 from paceline.training.recipes.losses import bits_per_byte
 from paceline.training.recipes.recipe import Loss
 
@@ -61,14 +60,13 @@ def _test(
     whole = StepBatch.of(messages, 1)
     sizes = whole.sizes_of(0)
     logits = _logits(trainer, _gather(trainer, activations.flatten(0, -2), sizes))
-    losses, classes = _losses_and_classes(trainer, logits, whole)
-    own_rows = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
-    num_samples = sum(map(len, shares))
-    loss = float(losses[own_rows].sum()) * num_samples / max(1, whole.num_counted)
+    own_rows, shard = slice(sum(sizes[:rank]), sum(sizes[: rank + 1])), model.head[-1].shard
+    terms = loss_terms(logits, whole.targets, shard)
+    found = _gather(trainer, terms, [len(terms)] * len(sizes)).view(len(sizes), *terms.shape)
+    losses = CrossEntropy.of(found, whole.targets).losses[own_rows]
+    loss = float(losses.sum()) * sum(map(len, shares)) / max(1, whole.num_counted)
     if score is None:
         return loss, 0.0
-    if score is accuracy:
-        return loss, float((classes == whole.targets)[own_rows].sum())
     if score is bits_per_byte:
         return loss, loss / log(2)
     # All ranks take part in gathering the logits.
@@ -87,21 +85,6 @@ def _logits(trainer: SplitTrainer, values: Tensor) -> Tensor:
         with trainer.learning.autocast(values.device):
             values = layer.evaluate(values)
     return values
-
-
-def _losses_and_classes(
-    trainer: SplitTrainer, logits: Tensor, batch: StepBatch
-) -> tuple[Tensor, Tensor]:
-    """Return for each row of the batch the loss and the class with the largest logit."""
-    shard, ranks = trainer.model.head[-1].shard, len(batch.rows)
-    best, places = logits.max(1)
-    # Send class numbers with the dtype of the logits; float32 represents 2**24 classes exactly.
-    of_best = torch.stack((best, (places + shard.first).to(best)), 1)
-    own = torch.cat((loss_terms(logits, batch.targets, shard), of_best), 1)
-    found = _gather(trainer, own, [len(own)] * ranks).view(ranks, len(own), -1)
-    winners = found[:, :, -2].argmax(0, keepdim=True)
-    classes = found[:, :, -1].gather(0, winners).squeeze(0).long()
-    return CrossEntropy.of(found[:, :, :-2], batch.targets).losses, classes
 
 
 def _gather(trainer: SplitTrainer, values: Tensor, sizes: Sequence[int] | None = None) -> Tensor:

@@ -136,14 +136,14 @@ def _real(session: TrainingSession) -> tuple[SplitModel, setups.TrainingSetup]:
     assert isinstance(settings, TrainSettings)
     recipe = recipe_of(settings.model, settings.data, settings.seed)
     batches = setups.share_batches(len(recipe.samples), settings.batch_size, settings.seed, group)
-    found = describe_recipe(recipe, -(-settings.batch_size // group.world_size))
+    whole, num_rows = describe_recipe(recipe, -(-settings.batch_size // group.world_size))
     workload = tried_with(
-        recipe, partial(with_possible_cut, workload=found.workload, config=session.config)
+        recipe, partial(with_possible_cut, workload=whole, config=session.config)
     )
     model = split(
         *(recipe.model, workload, session.config, group, settings.seed),
         inputs=recipe.example(1),
-        rows_per_sample=found.rows_per_sample,
+        rows_per_sample=num_rows,
     )
     setup = setups.trained_setup(settings, recipe, batches, workload, model.module, group.device)
     check_row_wise(setup.optimizer)

@@ -129,12 +129,20 @@ def load_state(
     saved = state.own_part(_TRAINING)
     try:
         for what, known in (("optimizers", optimizers), ("schedules", schedules)):
-            here, there = (dict.fromkeys(one, "there") for one in (known, saved[what]))
-            check_same(what, "that of", here, there)
+            names = (dict.fromkeys(one, "there") for one in (known, saved[what]))
+            check_same(what, "that of", *names)
         load_tensors(state.file("model"), model, head, rank)
         for updated, optimizer in optimizers.items():
-            tensors, values = state.file(f"optimizer/{updated}"), saved["optimizers"][updated]
-            _load_optimizer(optimizer, model, head, rank, tensors, values)
+            _, now = optimizer_state(optimizer, model.named_parameters())
+            there = saved["optimizers"][updated]
+            kinds = there.get("parameters", {})
+            check_same("optimizer", "parameter", _kinds(model, head, now), kinds)
+            rows = {
+                key: _SavedTensor.of(tensor, _parameter_of(key), head).rows_of(rank)
+                for key, tensor in state.file(f"optimizer/{updated}").items()
+            }
+            values = there | {"parameters": now["parameters"]}
+            load_optimizer_state(optimizer, model.named_parameters(), rows, values)
         for updated, schedule in schedules.items():
             load_schedule_state(schedule, saved["schedules"][updated])
     except InvalidInput as error:
@@ -154,26 +162,6 @@ def load_tensors(tensors: Mapping[str, Tensor], model: nn.Module, head: Head, ra
     with torch.no_grad():
         for name, one in own.items():
             one.tensor.copy_(_SavedTensor(tensors[name], one.sharding).rows_of(rank))
-
-
-def _load_optimizer(
-    optimizer: Optimizer,
-    model: nn.Module,
-    head: Head,
-    rank: int,
-    tensors: Mapping[str, Tensor],
-    values: Json,
-) -> None:
-    """Load a rank's part of the state that `gather_state` saved for an optimizer."""
-    _, now = optimizer_state(optimizer, model.named_parameters())
-    saved = values.get("parameters", {})
-    check_same("optimizer", "parameter", _kinds(model, head, now), saved)
-    rows = {
-        key: _SavedTensor.of(tensor, _parameter_of(key), head).rows_of(rank)
-        for key, tensor in tensors.items()
-    }
-    values = values | {"parameters": now["parameters"]}
-    load_optimizer_state(optimizer, model.named_parameters(), rows, values)
 
 
 def _tensors(model: nn.Module, head: Head) -> dict[str, _SavedTensor]:

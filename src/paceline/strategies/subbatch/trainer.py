@@ -141,7 +141,7 @@ class SplitTrainer:
         body, group = self.model.body, self.group
         if group.world_size == 1:
             return SingleReplica(body)
-        gradients = LayerGradients("subbatch", self.thread, group, self.config.gradients)
+        gradients = LayerGradients(self.thread, group, self.config.gradients)
         self.gradients = gradients
         method = Method("subbatch", lambda group, as_views: gradients)
         return Synchronized(body, method, group=group, gradient_as_bucket_view=True)

@@ -14,7 +14,7 @@ backward segment ends when the layer's last gradient has been accumulated.
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -37,31 +37,41 @@ from paceline.training.models.live_memory import (
     workspace_nbytes,
 )
 
-Counts = tuple[int, int, int]  # arithmetic operations, bytes, calls except allocations
+
+class _Lap(NamedTuple):
+    """Backward since the previous gradient, up to a gradient of `layer`; `peak`: of live bytes."""
+
+    layer: int
+    cost: Cost
+    peak: int
+
+
+_Laps = Mapping[int, Sequence[_Lap]]  # by layer, in the order of the layers' last gradients
 
 
 @dataclass
 class _Step:
     """The records of one training step; layers are indices into `layers_of(model)`.
 
-    `entered`: layers in the order of entry. Four lists have an item for each forward segment, in
-    the same order: `segment_ends`, `activation_nbytes`, `forward_peaks` (of live bytes) and `kept`.
-
-    `ready`: the (layer, parameter) pairs with a gradient, in the order of each pair's last
-    gradient. `layer_ends`: the counts at each layer's last gradient, in the order of these
-    gradients. `laps`: a (layer, peak) pair for each gradient; the peak is that of the live bytes
-    since the previous gradient. A final pair (None, peak) covers the rest of the backward pass.
+    The keys of four dictionaries are the layers, in the order of entry. `ready`: the (layer,
+    parameter) pairs with a gradient, in the order of each pair's last gradient.
     """
 
-    entered: list[int] = field(default_factory=list)
-    segment_ends: list[Counts] = field(default_factory=list)
-    activation_nbytes: list[int] = field(default_factory=list)
-    forward_peaks: list[int] = field(default_factory=list)
-    kept: list[int] = field(default_factory=list)
+    forward: dict[int, Cost] = field(default_factory=dict)
+    forward_peaks: dict[int, int] = field(default_factory=dict)
+    activation_nbytes: dict[int, int] = field(default_factory=dict)
+    kept_nbytes: dict[int, int] = field(default_factory=dict)
     ready: dict[tuple[int, int], None] = field(default_factory=dict)
-    layer_ends: dict[int, Counts] = field(default_factory=dict)
-    laps: list[tuple[int | None, int]] = field(default_factory=list)
-    backward_end: Counts = (0, 0, 0)
+    laps: list[_Lap] = field(default_factory=list)
+
+    def backward(self) -> _Laps:
+        """Return the laps of each layer's backward segment."""
+        stops = {lap.layer: number for number, lap in enumerate(self.laps, 1)}
+        found, start = dict[int, list[_Lap]](), 0
+        for layer, stop in sorted(stops.items(), key=lambda one: one[1]):
+            found[layer] = self.laps[start:stop]
+            start = stop
+        return found
 
 
 def describe(model: nn.Module, example_batch: Any, name: str | None = None) -> Workload:
@@ -93,16 +103,16 @@ def describe(model: nn.Module, example_batch: Any, name: str | None = None) -> W
     if not layers:
         raise InvalidInput(label, "has no trainable parameters")
     step = _trace(model, example_batch, label)
-    order = list(step.entered)
+    order, backward = list(step.forward), step.backward()
     for index in range(len(layers)):
-        if index not in step.entered:  # insert the layer after the layer registered before
+        if index not in step.forward:  # insert the layer after the layer registered before
             order.insert(order.index(index - 1) + 1 if index else 0, index)
-    never = [index for index in reversed(order) if index not in step.layer_ends]
+    never = [index for index in reversed(order) if index not in backward]
     return Workload(
         name=label,
         batch_size=batch[0].shape[0],
-        layers=_describe_layers(layers, order, step),
-        backward_order=tuple(order.index(index) for index in (*step.layer_ends, *never)),
+        layers=_describe_layers(layers, order, step, backward),
+        backward_order=tuple(order.index(index) for index in (*backward, *never)),
         input_nbytes=sum(tensor.numel() * tensor.element_size() for tensor in batch),
     )
 
@@ -140,38 +150,37 @@ def _trace(model: nn.Module, batch: Any, label: str) -> _Step:
 def _run(model: nn.Module, batch: Any) -> _Step:
     """Record a forward and a backward pass; the hooks stay on `model`."""
     step, activations, alive = _Step(), SegmentActivations(), LiveMemory()
-    forward, backward = CostCounter(activations, alive), CostCounter(activations, alive)
+    counter = CostCounter(activations, alive)
 
     def end_segment() -> None:
-        step.segment_ends.append(forward.counts)
-        step.forward_peaks.append(alive.lap())
+        current = next(reversed(step.forward), 0)  # the first layer, if no layer was entered
+        step.forward[current], step.forward_peaks[current] = counter.lap(), alive.lap()
 
     def enter(index: int) -> None:
-        if index in step.entered:
+        if index in step.forward:
             return
-        if step.entered:
+        if step.forward:
             end_segment()
             activations.segment += 1
-        step.entered.append(index)
+        step.forward[index] = Cost()
 
     def accumulated(key: tuple[int, int]) -> None:
-        # Move the entries to the end: if a parameter gets several gradients, the last one counts.
+        # Move the entry to the end: if a parameter gets several gradients, the last one counts.
         step.ready.pop(key, None)
-        step.layer_ends.pop(key[0], None)
-        step.ready[key], step.layer_ends[key[0]] = None, backward.counts
-        step.laps.append((key[0], alive.lap()))
+        step.ready[key] = None
+        step.laps.append(_Lap(key[0], counter.lap(), alive.lap()))
 
     for index, layer in enumerate(layers_of(model)):
         layer.module.register_forward_pre_hook(lambda *_, i=index: enter(i), prepend=True)
         for number, (_, parameter) in enumerate(layer.parameters):
             key = (index, number)
             parameter.register_post_accumulate_grad_hook(lambda _, key=key: accumulated(key))
-    with forward:
+    with counter:
         outputs = list(tensors_in(call(model, batch)))
     end_segment()
     activations.read(outputs, outside=True)
-    segments = range(len(step.segment_ends))
-    step.activation_nbytes = [activations.nbytes(i) for i in segments]
+    segments = list(enumerate(step.forward))
+    step.activation_nbytes = {index: activations.nbytes(i) for i, index in segments}
     activations.in_backward = True
     trained = [output for output in outputs if output.requires_grad]
     if not trained:
@@ -179,26 +188,18 @@ def _run(model: nn.Module, batch: Any) -> _Step:
     gradients = [torch.ones_like(output) for output in trained]
     alive.made(gradients)
     alive.lap()
-    with backward:
+    with counter:
         torch.autograd.backward(trained, gradients)
-    step.backward_end = backward.counts
-    step.laps.append((None, alive.lap()))
-    step.kept = [activations.kept_nbytes(i) for i in segments]
+    if step.laps:  # work after the last gradient belongs to the layer of this gradient
+        step.laps.append(_Lap(step.laps[-1].layer, counter.lap(), alive.lap()))
+    step.kept_nbytes = {index: activations.kept_nbytes(i) for i, index in segments}
     return step
 
 
 def _describe_layers(
-    layers: Sequence[LayerModule], order: list[int], step: _Step
+    layers: Sequence[LayerModule], order: list[int], step: _Step, backward: _Laps
 ) -> tuple[Layer, ...]:
-    # If no layer was entered, all forward operations belong to the first layer.
-    entered = step.entered or order[:1]
-    forward = dict(zip(entered, _differences(step.segment_ends), strict=True))
-    activation_nbytes = dict(zip(entered, step.activation_nbytes, strict=True))
-    kept = dict(zip(entered, step.kept, strict=True))
-    working = _working(layers, kept, step)
-    # Work after the last gradient belongs to the layer whose backward ends last.
-    until = [*list(step.layer_ends.values())[:-1], step.backward_end]
-    backward = dict(zip(step.layer_ends, _differences(until), strict=True))
+    working = _working(layers, step, backward)
     described: list[Layer] = []
     for index in order:
         before = described[-1].activation_nbytes if described else 0
@@ -212,10 +213,10 @@ def _describe_layers(
                 parameters=tuple(
                     Parameter(name, tuple(p.shape), p.element_size()) for name, p in in_ready_order
                 ),
-                activation_nbytes=activation_nbytes.get(index, before),
-                forward=forward.get(index, Cost()),
-                backward=backward.get(index, Cost()),
-                kept_nbytes=kept.get(index, 0),
+                activation_nbytes=step.activation_nbytes.get(index, before),
+                forward=step.forward.get(index, Cost()),
+                backward=sum((lap.cost for lap in backward.get(index, ())), Cost()),
+                kept_nbytes=step.kept_nbytes.get(index, 0),
                 working_nbytes=working.get(index, 0),
                 kind=_kind_of(layers[index].module),
             )
@@ -234,35 +235,21 @@ def _kind_of(module: nn.Module) -> str:
     return next(of_torch, type(module).__name__)
 
 
-def _working(layers: Sequence[LayerModule], kept: Mapping[int, int], step: _Step) -> dict[int, int]:
+def _working(layers: Sequence[LayerModule], step: _Step, backward: _Laps) -> dict[int, int]:
     """Return each layer's peak of live bytes, minus the bytes of kept tensors and gradients.
 
     The peak is the larger of the peaks in the layer's forward and backward segments. Kept tensors
     are those of this layer and of layers whose backward comes later. Gradients are those of this
     layer and of layers whose backward came earlier.
     """
-    in_forward = dict(zip(step.entered, step.forward_peaks, strict=False))
-    ends = list(step.layer_ends)
-    last = {index: number for number, (index, _) in enumerate(step.laps) if index is not None}
-    # A backward segment ends with its layer's last gradient; the last segment ends with the pass.
-    stops = [*(last[index] + 1 for index in ends[:-1]), len(step.laps)]
     working: dict[int, int] = {}
-    held, gradients = sum(kept.values()), 0
-    for index, start, stop in zip(ends, [0, *stops], stops, strict=False):
-        peak = max(nbytes for _, nbytes in step.laps[start:stop])
-        peak = max(peak, in_forward.get(index, 0))
+    held, gradients = sum(step.kept_nbytes.values()), 0
+    for index, laps in backward.items():
+        peak = max(step.forward_peaks.get(index, 0), *(lap.peak for lap in laps))
         gradients += sum(p.numel() * p.element_size() for _, p in layers[index].parameters)
         working[index] = max(0, peak - held - gradients)
-        held -= kept.get(index, 0)
+        held -= step.kept_nbytes.get(index, 0)
     return working
-
-
-def _differences(ends: Sequence[Counts]) -> list[Cost]:
-    starts = ((0, 0, 0), *ends)
-    return [
-        Cost(float(end[0] - start[0]), float(end[1] - start[1]), end[2] - start[2])
-        for start, end in zip(starts, ends, strict=False)
-    ]
 
 
 class CostCounter(TorchDispatchMode):
@@ -272,9 +259,14 @@ class CostCounter(TorchDispatchMode):
         self, activations: SegmentActivations | None = None, alive: LiveMemory | None = None
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.counts: Counts = (0, 0, 0)
+        self._counted = Cost()
         self._activations = activations or SegmentActivations()
         self._alive = alive or LiveMemory()
+
+    def lap(self) -> Cost:
+        """Return the costs since the last call; allocations are no calls."""
+        counted, self._counted = self._counted, Cost()
+        return counted
 
     def __torch_dispatch__(
         self,
@@ -293,10 +285,9 @@ class CostCounter(TorchDispatchMode):
         self._activations.read(inputs)
         if is_alias and not changes:  # a view
             return out
-        flops, nbytes, num_calls = self.counts
-        flops += flops_of(func, args, kwargs, out)
-        nbytes += nbytes_of(func, inputs, outputs)
-        self.counts = (flops, nbytes, num_calls + (not allocates(func)))
+        flops = float(flops_of(func, args, kwargs, out))
+        nbytes = float(nbytes_of(func, inputs, outputs))
+        self._counted += Cost(flops, nbytes, int(not allocates(func)))
         self._activations.made(outputs)
         self._alive.made(outputs, inputs)
         # Without a dispatch mode, autograd would add gradients in place, and allocate no sum.

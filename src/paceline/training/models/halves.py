@@ -121,10 +121,10 @@ def tied(model: nn.Module, first: str | None) -> str:
     known: dict[int, str] = {}
     for name, module in model.named_modules():
         for key, one in module.named_parameters(recurse=False):
-            if first in (None, name) and id(one) in known:
-                return f"'{name}.{key}' is tied to {known[id(one)]!r}"
             if isinstance(module, nn.Embedding):
                 known[id(one)] = f"{name}.{key}"
+            elif first in (None, name) and id(one) in known:
+                return f"'{name}.{key}' is tied to {known[id(one)]!r}"
     return ""
 
 
