@@ -16,8 +16,13 @@ from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.loss import check_objective
 from paceline.training.data.dataset import TensorSamples
 from paceline.training.models.chained_head import bypassed, partition
-from paceline.training.recipes.classification import accuracy, class_loss, label_loss
-from paceline.training.recipes.losses import bits_per_byte, next_token_loss
+from paceline.training.recipes.losses import (
+    accuracy,
+    bits_per_byte,
+    class_loss,
+    label_loss,
+    next_token_loss,
+)
 from paceline.training.recipes.recipe import Recipe
 from refusals import refused
 

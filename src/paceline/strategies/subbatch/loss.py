@@ -14,8 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from paceline.core.errors import InvalidInput
 from paceline.training.models.sharded import Shard
-from paceline.training.recipes.classification import check_classes, class_loss
-from paceline.training.recipes.losses import next_token_loss
+from paceline.training.recipes.losses import check_classes, class_loss, next_token_loss
 from paceline.training.recipes.recipe import Recipe, described, scalar_of
 
 IGNORED = -100  # the `ignore_index` of torch's cross entropy

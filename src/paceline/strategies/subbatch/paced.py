@@ -78,7 +78,7 @@ class _PacedBody(PacedModel):
         self._shape.append(matrix.shape[1])
         own_times = times.forward_s[:start], times.backward_s[:start]
         gradient_like = stand_ins_for(codec)
-        super().__init__(parts.body, *own_times, 0.0, prod(self._shape), gradient_like)
+        super().__init__(parts.body, *own_times, prod(self._shape), gradient_like)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Sleep for the time of forward, and return zeros; backward also sleeps."""

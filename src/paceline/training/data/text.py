@@ -41,7 +41,6 @@ _LENGTH = 256
 _BYTES = 256  # number of different bytes
 _TEST_SHARE = 20  # one in twenty files is for testing
 _MOST_TESTED = 128 * 1024
-_BLOCK = 1 << 24  # tokens
 # Exclude installed packages. Also exclude tests, because some Python distributions omit tests.
 _NOT_LIBRARY = frozenset(
     ("site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test")
@@ -263,10 +262,8 @@ def _mapped(path: str) -> Tokens:
 
 def _vocabulary_of(tokens: Tokens, path: str) -> int:
     """Return the largest token id plus one; InvalidInput for a negative id."""
-    highest = -1
-    for start in range(0, len(tokens), _BLOCK):
-        block = tokens[start : start + _BLOCK]
-        if block.min() < 0:
-            raise InvalidInput(path, "must have tokens of at least 0", got=int(block.min()))
-        highest = max(highest, int(block.max()))
-    return highest + 1
+    if not len(tokens):
+        return 0
+    if tokens.min() < 0:
+        raise InvalidInput(path, "must have tokens of at least 0", got=int(tokens.min()))
+    return int(tokens.max()) + 1

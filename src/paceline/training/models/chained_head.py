@@ -30,32 +30,19 @@ _FUNCTIONS = (
     *(torch.relu, torch.tanh, torch.sigmoid),
 )
 _METHODS = ("relu", "tanh", "sigmoid")
+Operation = Callable[[Tensor], Tensor]  # a dropout module, or an elementwise operation
 _Refusal = Callable[..., InvalidInput]
 _LAYERS = (nn.Linear, nn.BatchNorm1d)
 _FORWARDS = (nn.Linear.forward, nn.BatchNorm1d.forward)  # any other forward is refused
 
 
-class Elementwise(nn.Module):
-    """Applies an elementwise function to a tensor; all other arguments are fixed."""
-
-    def __init__(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        super().__init__()
-        self._function, self._args = function, args
-        self._kwargs = {key: value for key, value in kwargs.items() if key != "inplace"}
-
-    def forward(self, values: Tensor) -> Tensor:
-        """Apply the function."""
-        result: Tensor = self._function(values, *self._args, **self._kwargs)
-        return result
-
-
 @dataclass(frozen=True)
 class TracedLayer:
-    """A layer of the head, and the named modules between this layer and the next layer."""
+    """A layer of the head, and the named operations between this layer and the next layer."""
 
     name: str
     module: nn.Linear | nn.BatchNorm1d
-    following: tuple[tuple[str, nn.Module], ...] = ()
+    following: tuple[tuple[str, Operation], ...] = ()
 
 
 def partition(
@@ -135,7 +122,7 @@ def _head(
     model: nn.Module, nodes: Sequence[fx.Node], names: Sequence[str], refusal: _Refusal
 ) -> tuple[TracedLayer, ...]:
     """Return the head's layers; the nodes must form a chain up to the model's output."""
-    chain: list[tuple[str, nn.Linear | nn.BatchNorm1d, list[tuple[str, nn.Module]]]] = []
+    chain: list[tuple[str, nn.Linear | nn.BatchNorm1d, list[tuple[str, Operation]]]] = []
     value, left = nodes[0].all_input_nodes[0], list(names)
     for node in nodes:
         if node.all_input_nodes != [value]:
@@ -166,8 +153,8 @@ def _layer(module: nn.Module, name: str, refusal: _Refusal) -> nn.Linear | nn.Ba
     return module
 
 
-def _between(model: nn.Module, node: fx.Node, refusal: _Refusal) -> nn.Module:
-    """Return a module that applies the operation of `node` to some of the columns."""
+def _between(model: nn.Module, node: fx.Node, refusal: _Refusal) -> Operation:
+    """Return the operation of `node`, which must be applicable to some of the columns alone."""
     if node.op == "call_module":
         module = model.get_submodule(str(node.target))
         kind = type(module)
@@ -183,9 +170,12 @@ def _between(model: nn.Module, node: fx.Node, refusal: _Refusal) -> nn.Module:
             return nn.Identity()
         what = f"{node.target!r} is {kind.__name__}"
     elif node.op == "call_function" and node.target in _FUNCTIONS:
-        return Elementwise(node.target, node.args[1:], dict(node.kwargs))
+        function: Any = node.target
+        options = {key: value for key, value in node.kwargs.items() if key != "inplace"}
+        return lambda values: function(values, *node.args[1:], **options)
     elif node.op == "call_method" and node.target in _METHODS:
-        return Elementwise(getattr(torch, str(node.target)), (), {})
+        method: Operation = getattr(torch, str(node.target))
+        return method
     else:
         what = f"{_name(node)} is called"
     raise refusal(f"{what} in the head; only elementwise functions and nn.Dropout are supported")

@@ -16,7 +16,7 @@ comes before the border, so that a gradient is ready as late as on the slower de
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -77,49 +77,38 @@ class _PacedModule(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class _PacedLayer:
-    """A layer's module, times, parameters and gradients.
-
-    `hand_out(gradient)` returns the tensor to give to autograd: a copy or an alias.
-    """
+    """A layer's module, times, parameters and gradients."""
 
     module: nn.Module
-    clock: _PhaseClock
     forward_s: float
     backward_s: float
     parameters: tuple[nn.Parameter, ...]
     gradients: tuple[Tensor, ...]
-    hand_out: Callable[[Tensor], Tensor]
 
 
 class _Backward(torch.autograd.Function):
     """Implements a layer's backward, which sleeps and then returns the gradients."""
 
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, layer: _PacedLayer, begins: bool, *_: Tensor) -> Tensor:
-        ctx.layer, ctx.begins_phase = layer, begins
+    def forward(ctx: Any, scores: Tensor, model: "PacedModel", number: int, *_: Tensor) -> Tensor:
+        ctx.model, ctx.number = model, number
         return scores.detach()
 
     @staticmethod
     def backward(ctx: Any, *of_scores: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.begins_phase:
-            ctx.layer.clock.begin()
-        ctx.layer.clock.spend(ctx.layer.backward_s)
-        return of_scores[0], None, None, *map(ctx.layer.hand_out, ctx.layer.gradients)
+        return of_scores[0], None, None, *ctx.model.gradients_of(ctx.number)
 
 
 class PacedModel(nn.Module):
     """A model whose layers sleep for given times instead of computing.
 
     `forward_s`, `backward_s`: seconds of each layer of `workload.layers` (`core.cost.LayerTimes`).
-    `update_s`: seconds of a weight update, for `PacedSGD`. For this model, `layers_of` returns
-    layers and parameters with the real model's names and shapes, in forward order. Gradients become
-    ready in the workload's backward order; the gradients of one layer become ready together.
-    `gradient_like(p)` returns the gradient of a parameter; each backward pass copies this gradient.
-    Without `gradient_like`, gradients are zero. Parameters and gradients are float32, and use the
-    CPU's memory.
+    For this model, `layers_of` returns layers and parameters with the real model's names and
+    shapes, in forward order. Gradients become ready in the workload's backward order; the gradients
+    of one layer become ready together. `gradient_like(p)` returns the gradient of a parameter; each
+    backward pass copies this gradient. Without `gradient_like`, gradients are zero.
 
-    Raises ValueError if a time is missing, negative or not finite. Raises InvalidInput for
-    parameters other than float32.
+    Raises InvalidInput for parameters other than float32.
     """
 
     def __init__(
@@ -127,17 +116,10 @@ class PacedModel(nn.Module):
         workload: Workload,
         forward_s: Sequence[float],
         backward_s: Sequence[float],
-        update_s: float,
         num_classes: int = 1,
         gradient_like: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        for name, times in (("forward_s", forward_s), ("backward_s", backward_s)):
-            if len(times) != len(workload.layers):
-                raise ValueError(f"{name}: {len(times)} times for {len(workload.layers)} layers")
-        for seconds in (*forward_s, *backward_s, update_s):
-            _check_time(seconds)
         super().__init__()
-        self.update_s = update_s
         self._name, self._num_classes = workload.name, num_classes
         self._clock = _PhaseClock()
         self._backward_order, self._gradient_like = workload.backward_order, gradient_like
@@ -152,9 +134,8 @@ class PacedModel(nn.Module):
         scores = torch.zeros(inputs.shape[0], self._num_classes)
         # The backward nodes of the scores sleep, and return the gradients of the parameters.
         for number in reversed(self._backward_order):
-            layer, begins = self._paced[number], number == self._backward_order[0]
             scores = _Backward.apply(  # type: ignore[no-untyped-call]
-                scores, layer, begins, *layer.parameters
+                scores, self, number, *self._paced[number].parameters
             )
         self._clock.resume()
         for layer in self._paced:
@@ -164,62 +145,52 @@ class PacedModel(nn.Module):
                 layer.module(self._clock, layer.forward_s)
         return scores
 
+    def gradients_of(self, number: int) -> Iterator[Tensor]:
+        """Sleep for the time of a layer's backward, and return the layer's gradients."""
+        if number == self._backward_order[0]:
+            self._clock.begin()
+        self._clock.spend(self._paced[number].backward_s)
+        # Return a new alias each time, because autograd copies a tensor that is still referenced.
+        # An exchange may overwrite gradients, so return a copy if their values matter.
+        hand_out = torch.clone if self._gradient_like else Tensor.detach
+        return map(hand_out, self._paced[number].gradients)
+
     def _layer(self, layer: Layer, forward_s: float, backward_s: float) -> _PacedLayer:
         """Create a layer, with its module and missing parent modules."""
         path = [] if layer.name == ROOT else layer.name.split(".")
         module = _submodule(self, path, _PacedModule)
-        prefix = "" if layer.name == ROOT else f"{layer.name}."
         parameters = []
         for parameter in layer.parameters:
             if parameter.element_size != torch.float32.itemsize:
                 problem = f"must have float32 parameters to be rehearsed ({parameter.name!r})"
                 raise InvalidInput(self._name, problem)
-            short_name = parameter.name.removeprefix(prefix)
-            if not parameter.name.startswith(prefix) or not short_name or "." in short_name:
-                raise ValueError(f"{parameter.name!r} is not a parameter of layer {layer.name!r}")
             parameters.append(nn.Parameter(torch.zeros(parameter.shape)))
-            module.register_parameter(short_name, parameters[-1])
+            module.register_parameter(parameter.name.rpartition(".")[2], parameters[-1])
         # Do not register these as buffers, because DistributedDataParallel broadcasts buffers.
         like = self._gradient_like or torch.zeros_like
-        gradients = tuple(like(p.detach()) for p in parameters)
-        # Return a new alias each time, because autograd copies a tensor that is still referenced.
-        # An exchange may overwrite gradients, so return a copy if their values matter.
-        hand_out = torch.clone if self._gradient_like else Tensor.detach
-        times = (self._clock, forward_s, backward_s)
-        return _PacedLayer(module, *times, tuple(parameters), gradients, hand_out)
+        gradients = tuple(like(one.detach()) for one in parameters)
+        return _PacedLayer(module, forward_s, backward_s, tuple(parameters), gradients)
 
 
 class PacedSGD(torch.optim.Optimizer):
     """An optimizer whose step sleeps for `update_s` seconds."""
 
     def __init__(self, params: ParamsT, update_s: float) -> None:
-        _check_time(update_s)
         super().__init__(params, {})
         self._update_s = update_s
         self._clock = _PhaseClock()
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Sleep for the time of a weight update; return the loss of `closure`, if given."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        """Sleep for the time of a weight update; training passes no `closure`."""
         self._clock.begin()
         self._clock.spend(self._update_s)
-        return loss
-
-
-def _check_time(seconds: float) -> None:
-    if not (isfinite(seconds) and seconds >= 0):
-        raise ValueError(f"times must be finite and at least 0 s (got {seconds})")
 
 
 class PacedWhole(nn.Module):
-    """Holds both halves' parameters under the whole model's names; `update_s` is for `PacedSGD`."""
+    """Holds both halves' parameters under the whole model's names."""
 
     def __init__(self, body: PacedModel, head: PacedModel) -> None:
         super().__init__()
-        self.update_s = head.update_s
         # List the halves' layers, because training calls their modules, not those of this model.
         self.layers: tuple[LayerModule, ...] = (*layers_of(body), *layers_of(head))
         for name, parameter in chain(body.named_parameters(), head.named_parameters()):
@@ -258,7 +229,6 @@ def paced_halves(
     head_workload: Workload,
     forward_s: Sequence[float],
     backward_s: Sequence[float],
-    update_s: float,
     num_classes: int = 1,
     gradient_like: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[PacedWhole, Halves]:
@@ -271,9 +241,8 @@ def paced_halves(
     """
     count = len(body_workload.layers)
     values = head_workload.input_nbytes // (torch.float32.itemsize * body_workload.batch_size)
-    times = forward_s[:count], backward_s[:count], 0.0
-    body = PacedModel(body_workload, *times, values, gradient_like)
-    head = PacedModel(head_workload, forward_s[count:], backward_s[count:], update_s, num_classes)
+    body = PacedModel(body_workload, forward_s[:count], backward_s[:count], values, gradient_like)
+    head = PacedModel(head_workload, forward_s[count:], backward_s[count:], num_classes)
     # Connect the head's backward with the activations.
     head.register_forward_hook(lambda _, inputs, scores: _ZeroGradients.apply(scores, inputs[0]))  # type: ignore[no-untyped-call]
     in_body, in_head = (tuple(name for name, _ in half.named_parameters()) for half in (body, head))

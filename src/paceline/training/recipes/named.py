@@ -23,13 +23,14 @@ from paceline.training.data.spec import load
 from paceline.training.models.describe import describe
 from paceline.training.models.factory import ANY_WIDTH, MLP_WIDTHS, find
 from paceline.training.models.layers import copied, duplicate
-from paceline.training.recipes.classification import (
+from paceline.training.recipes.losses import (
     accuracy,
+    bits_per_byte,
     class_loss,
     label_loss,
+    next_token_loss,
     precision_at_1,
 )
-from paceline.training.recipes.losses import bits_per_byte, next_token_loss
 from paceline.training.recipes.recipe import NAMELESS, Loss, Recipe, new_model
 
 _Found = TypeVar("_Found")

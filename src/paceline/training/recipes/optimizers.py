@@ -1,20 +1,22 @@
-"""Create optimizers by name, checked before training starts."""
+"""Create optimizers and learning-rate schedules by name, checked before training starts."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from math import cos, pi
 from typing import Any
 
 import torch
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from paceline.core.defaults import completed
 from paceline.core.errors import InvalidInput, first_line
 from paceline.core.importing import FORM, factory_of
 from paceline.core.names import did_you_mean, not_known
 from paceline.core.settings import TrainSettings
-from paceline.training.recipes.recipe import OptimizerFactory
+from paceline.training.recipes.recipe import OptimizerFactory, ScheduleFactory
 
 _SETTING_OF = {"lr": "learning_rate", "momentum": "momentum"}  # optimizer fields and their settings
 _CLOSURE = "requires a closure, which computes the loss several times in a step"
@@ -24,6 +26,12 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, _ANYTHING)
 _POSITIONS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY)
 _PARTS = ("param_groups", "step", "zero_grad")  # attributes that training uses
 _STRICT = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)
+# Factors of the learning rate, by the completed share of the steps after warm-up.
+_SHARES: dict[str, Callable[[float], float]] = {
+    "constant": lambda done: 1.0,
+    "cosine": lambda done: (1 + cos(pi * done)) / 2,
+    "linear": lambda done: 1 - done,
+}
 
 
 def optimizer_for(settings: TrainSettings) -> OptimizerFactory:
@@ -102,17 +110,14 @@ def _of_torch(name: str) -> type[Optimizer]:
         for key, value in vars(torch.optim).items()
         if inspect.isclass(value) and issubclass(value, Optimizer) and value is not Optimizer
     }
-    refused = {key: _CLOSURE for key, value in every.items() if _needs_closure(value)}
-    refused |= {"sparseadam": _SPARSE}
-    if name.lower() in refused:
-        raise InvalidInput(
-            "optimizer", f"{name} {refused[name.lower()]}", hint="use another optimizer"
-        )
-    if name.lower() not in every:
-        nearest = did_you_mean(name, every.keys() - refused).strip("; .")
-        hint = f"{nearest} Use a class of torch.optim, or {FORM}".strip()
-        raise InvalidInput("optimizer", "is not known", got=name, hint=hint)
-    return every[name.lower()]
+    kind = every.get(name.lower())
+    if kind is None:
+        hint = f"{did_you_mean(name, every).strip('; .')} Use a class of torch.optim, or {FORM}"
+        raise InvalidInput("optimizer", "is not known", got=name, hint=hint.strip())
+    if _needs_closure(kind) or kind is torch.optim.SparseAdam:
+        problem = _CLOSURE if _needs_closure(kind) else _SPARSE
+        raise InvalidInput("optimizer", f"{name} {problem}", hint="use another optimizer")
+    return kind
 
 
 def _needs_closure(kind: type[Optimizer]) -> bool:
@@ -127,7 +132,7 @@ def _fields_of(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     except (NameError, TypeError):  # annotations that cannot be evaluated here
         signature = inspect.signature(factory)
     except ValueError:  # C functions may have no signature
-        return {"": inspect.Parameter("fields", _ANYTHING)}
+        return {}
     return dict(list(signature.parameters.items())[1:])
 
 
@@ -215,3 +220,65 @@ def _try_out(
         if alone := refusal({field: value}):
             raise InvalidInput(f"optimizer_options.{field}", alone, got=value)
     raise InvalidInput("optimizer_options", together, got=dict(options))
+
+
+def schedule_of(name: str, warmup_steps: int) -> ScheduleFactory:
+    """Return a factory for the named schedule.
+
+    `name`: constant, cosine or linear, or a user's "package.module:factory". The user's factory is
+    called with the optimizer and the number of steps.
+
+    In step t = 0, 1, ... of N steps, constant, cosine and linear multiply the optimizer's rate by
+    (t + 1) / W for t < W = `warmup_steps`, and then by 1, (1 + cos(pi * p)) / 2 or 1 - p, where
+    p = (t - W) / (N - W).
+
+    Raises InvalidInput for an unknown name. The factory raises InvalidInput if the warm-up is not
+    shorter than the run, or if creating the schedule fails.
+    """
+    if ":" in name:
+        if warmup_steps:
+            raise InvalidInput("warmup_steps", f"is not supported by {name}", hint="use 0")
+        return checked_schedule(name, factory_of("schedule", name))
+    if name not in _SHARES:
+        raise not_known("schedule", name, _SHARES, f", or {FORM}")
+    share = _SHARES[name]
+
+    def make(optimizer: Optimizer, num_steps: int) -> LRScheduler:
+        if warmup_steps >= num_steps:
+            problem = f"must be less than the {num_steps} steps of the run"
+            raise InvalidInput("warmup_steps", problem, got=warmup_steps)
+
+        # torch omits a plain function from the schedule's state, so this state fits into JSON.
+        def factor(step: int) -> float:
+            if step < warmup_steps:
+                return (step + 1) / warmup_steps
+            return share(min(1.0, (step - warmup_steps) / (num_steps - warmup_steps)))
+
+        try:
+            return LambdaLR(optimizer, factor)
+        except TypeError as error:  # an optimizer that only resembles torch's
+            raise InvalidInput("schedule", first_line(error)) from error
+
+    return make
+
+
+def checked_schedule(name: str, factory: Callable[..., Any]) -> ScheduleFactory:
+    """Wrap a scheduler factory with validation; `name` is used in errors.
+
+    The result raises InvalidInput if the factory fails, or does not return a scheduler of
+    torch that depends on the step alone.
+    """
+
+    def make(optimizer: Optimizer, num_steps: int) -> LRScheduler:
+        try:
+            made = factory(optimizer, num_steps)
+        except Exception as error:
+            raise InvalidInput("schedule", f"{name}: {first_line(error)}") from error
+        if isinstance(made, ReduceLROnPlateau):
+            raise InvalidInput("schedule", f"{name} returned ReduceLROnPlateau, which needs a loss")
+        if not isinstance(made, LRScheduler):
+            kind = type(made).__name__
+            raise InvalidInput("schedule", f"{name} returned {kind}, not torch's LRScheduler")
+        return made
+
+    return make

@@ -17,7 +17,7 @@ from paceline.core.errors import InvalidInput
 from paceline.training.data.batch import Batch, MapDataset, batches_of, call
 from paceline.training.data.dataset import IndexedSamples
 from paceline.training.models.layers import require_trainable
-from paceline.training.recipes.classification import check_classes
+from paceline.training.recipes.losses import check_classes
 
 Loss = Callable[[Any, Any], Tensor]
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
