@@ -29,8 +29,7 @@ from paceline.strategies.wheel import trial as of_wheel
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.split import split
 from paceline.training.models.factory import names
-from paceline.training.models.graph import traced
-from paceline.training.models.halves import cut
+from paceline.training.models.halves import cut, traced
 from paceline.training.recipes.named import tried_with, workload_of
 from refusals import refused
 

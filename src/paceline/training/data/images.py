@@ -84,8 +84,7 @@ def _opened(path: Path) -> Iterator[Image.Image]:
 def load_images(folder: str, sample_shape: Shape | None, seed: int) -> Dataset:
     """Load FOLDER/train/CLASS and FOLDER/test/CLASS, or split FOLDER/CLASS.
 
-    Classes are numbered in the order of their folder names. The headers of all images are read now,
-    to find broken files before training. Pixels are read batch by batch.
+    The headers of all images are read now, to find broken files before training.
     """
     shape = sample_shape or _DEFAULT_SHAPE
     if len(shape) != 3 or shape[0] not in (1, 3):

@@ -94,9 +94,9 @@ class MaskedTokens(TokenWindows):
     """Windows of `length` tokens, some masked; targets are the original tokens.
 
     In each window, 15 % of the positions are masked, but at least one. Eight in ten masked
-    positions get the mask token, whose number is `vocabulary`. One in ten gets a random token, and
-    one in ten keeps its token (Devlin et al. 2018, section 3.1). Targets of positions that are not
-    masked are -100. `seed` and the sample's index determine the masked positions.
+    positions get the mask token `vocabulary`, one in ten gets a random token, and one in ten keeps
+    its token (Devlin et al. 2018, section 3.1). Other targets are -100. `seed` and the sample's
+    index determine the masked positions.
     """
 
     seed: int
@@ -130,9 +130,8 @@ class MaskedTokens(TokenWindows):
 def load_text(path: str, sample_shape: Shape | None, seed: int) -> Dataset:
     """Load byte windows of a file, of a folder, or of Python's standard library.
 
-    An empty `path` selects the source text of the running interpreter's standard library.
-    `sample_shape` (T,): tokens per window, 256 by default. The split does not depend on the seed.
-    Raises InvalidInput for an unreadable path or too little text.
+    An empty `path` selects the running interpreter's standard library. `sample_shape` (T,): tokens
+    per window, 256 by default. Raises InvalidInput for an unreadable path or too little text.
     """
     length = _length(sample_shape, "text")
     parts, source = _bytes_of(path)
@@ -141,10 +140,7 @@ def load_text(path: str, sample_shape: Shape | None, seed: int) -> Dataset:
 
 
 def load_masked_text(path: str, sample_shape: Shape | None, seed: int) -> Dataset:
-    """Load the windows of `load_text` with some bytes masked, as for BERT.
-
-    The additional token 256 is the mask.
-    """
+    """Load the windows of `load_text` with some bytes masked, as for BERT; token 256 is the mask."""
     length = _length(sample_shape, "masked-text")
     parts, source = _bytes_of(path)
     train, test = (MaskedTokens(part, length, _BYTES, source, seed) for part in parts)
@@ -152,11 +148,10 @@ def load_masked_text(path: str, sample_shape: Shape | None, seed: int) -> Datase
 
 
 def load_tokens(argument: str, sample_shape: Shape | None, seed: int) -> Dataset:
-    """Load windows of token ids from the file PATH.
+    """Load windows of token ids from the file PATH, a one-dimensional .npy array of integers.
 
-    `argument`: PATH, or "PATH,vocabulary=50257". The file is a one-dimensional .npy array of
-    integers, which is memory-mapped. Without a vocabulary, the whole file is read once to find its
-    largest id. Raises InvalidInput for another file type, a negative id, or too few tokens.
+    `argument`: PATH, or "PATH,vocabulary=50257". The file is memory-mapped; without a vocabulary,
+    it is read once to find its largest id. Raises InvalidInput for an unusable file.
     """
     length = _length(sample_shape, "tokens")
     match = _TOKENS.fullmatch(argument)

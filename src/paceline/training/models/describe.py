@@ -28,7 +28,7 @@ from paceline.core.workload import Cost, Layer, Parameter, Workload
 from paceline.links.devices import random_numbers_restored
 from paceline.training.data.batch import call
 from paceline.training.models.flops import allocates, flops_of, nbytes_of, tensors_in
-from paceline.training.models.fused_attention import attention_as_on_cpu
+from paceline.training.models.fused_attention import AttentionAsOnCpu
 from paceline.training.models.layers import LayerModule, copied, duplicate, layers_of
 from paceline.training.models.live_memory import (
     LiveMemory,
@@ -123,7 +123,7 @@ def _trace(model: nn.Module, batch: Any, label: str) -> _Step:
     state = random.getstate()
     try:
         with random_numbers_restored(devices), torch.inference_mode(False), torch.enable_grad():
-            with attention_as_on_cpu():
+            with AttentionAsOnCpu():
                 is_recurrent = any(isinstance(one, nn.RNNBase) for one in model.modules())
                 device = torch.device("cpu" if is_recurrent else "meta")
                 try:

@@ -5,30 +5,28 @@ keeps all T x T scores for backward. For CPU tensors, PyTorch runs a fused kerne
 keeps only the result and one number per row of scores, and recomputes the scores in backward.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from math import inf
-from threading import RLock
 from typing import Any
 
 import torch
-from torch import Tensor, library
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-_aten = torch.ops.aten
 _FLASH = 1  # the fused kernel's number in torch._fused_sdp_choice
-_registration = RLock()  # PyTorch allows one kernel per device and operation
 
 
-@contextmanager
-def attention_as_on_cpu() -> Iterator[None]:
-    """Within the context, trace attention on meta tensors as on the CPU, in all threads.
+class AttentionAsOnCpu(TorchFunctionMode):
+    """Within the context, traces attention on meta tensors as on the CPU."""
 
-    A thread that enters the context waits until no other thread is in the context.
-    """
-    with _registration, library._scoped_library("aten", "IMPL") as aten:
-        aten.impl("scaled_dot_product_attention", _attention, "AutogradMeta")
-        yield
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Call the function; replace attention on meta tensors."""
+        if func is F.scaled_dot_product_attention:
+            return _attention(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
 
 
 def _attention(
@@ -38,26 +36,19 @@ def _attention(
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
+    **options: Any,
 ) -> Any:
-    """Replace `scaled_dot_product_attention`."""
     with _disable_current_modes():
-        q, k, v = _on_cpu(query), _on_cpu(key), _on_cpu(value)
-        mask = None if attn_mask is None else _on_cpu(attn_mask)
-        choice = torch._fused_sdp_choice(
-            q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
-    if choice != _FLASH:
-        composed = _aten.scaled_dot_product_attention.default.decompose
-        more = {"scale": scale, "enable_gqa": enable_gqa}
-        return composed(query, key, value, attn_mask, dropout_p, is_causal, **more)
+        tensors = (one if one is None else _on_cpu(one) for one in (query, key, value, attn_mask))
+        choice = torch._fused_sdp_choice(*tensors, dropout_p, is_causal, **options)
+    if choice != _FLASH or not query.is_meta:
+        own = query, key, value, attn_mask, dropout_p, is_causal
+        return F.scaled_dot_product_attention(*own, **options)
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         shown = torch.scalar_tensor(0.0, dtype=query.dtype, device=query.device)
         hidden = torch.scalar_tensor(-inf, dtype=query.dtype, device=query.device)
         attn_mask = torch.where(attn_mask, shown, hidden)
-    kernel = _aten._scaled_dot_product_flash_attention_for_cpu
+    kernel, scale = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu, options.get("scale")
     return kernel(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
 
 
