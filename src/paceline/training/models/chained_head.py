@@ -2,9 +2,8 @@
 
 If the head is a single layer whose output the model returns, the body is the model with an identity
 module in place of this layer. The forward pass is not traced, and may contain assertions and loops.
-For other heads, the modules that contain the head's layers are traced (`torch.fx`), and all other
-modules are called unchanged. Modules between the head's layers must be elementwise or dropout,
-because a rank applies these modules to only some of the columns.
+For other heads, the modules that contain the head's layers are traced (`torch.fx`). Operations
+between the head's layers must be elementwise or dropout, because a rank has only some columns.
 """
 
 import copy
@@ -50,9 +49,9 @@ def partition(
 ) -> tuple[nn.Module, tuple[TracedLayer, ...]]:
     """Split a model into a body and a head; the head consists of the layers `names`.
 
-    The head's layers are in forward order. The body shares the model's modules, under the same
-    names. `label`: name of the model in errors. `inputs`: a few samples, to try a head of one layer
-    without tracing (`bypassed`). Raises InvalidInput if a layer or connection prevents the split.
+    The body shares the model's modules, under the same names. `label`: name of the model in errors.
+    `inputs`: a few samples, to try a head of one layer without tracing (`bypassed`). Raises
+    InvalidInput if a layer or connection prevents the split.
     """
 
     def refusal(problem: str, hint: str = "") -> InvalidInput:
@@ -99,10 +98,7 @@ def _traced(
 
 
 class _HeadTracer(fx.Tracer):
-    """Traces the inside of modules that contain layers of the head.
-
-    Also traces the inside of an `nn.Sequential` without parameters. Any other call is one node.
-    """
+    """Traces the inside of modules with layers of the head, and of containers of activations."""
 
     def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
         super().__init__()
@@ -206,9 +202,9 @@ class _KeepInput(nn.Module):
 def bypassed(model: nn.Module, name: str, inputs: Any) -> nn.Module | None:
     """Return the model without its final layer `name`; None if the layer is not final.
 
-    The new model (the body) returns the layer's input. The body shares all other modules with
-    `model`, under the same names. The layer is not final if a trial of the body with `inputs`, in
-    evaluation mode, fails. Later calls raise InvalidInput if the body returns anything else.
+    The new model (the body) returns the layer's input. The layer is not final if a trial of the
+    body with `inputs`, in evaluation mode, fails. Later calls raise InvalidInput if the body returns
+    anything else.
     """
     instead = _KeepInput()
     body = _without(model, name, instead)

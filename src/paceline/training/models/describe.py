@@ -3,11 +3,10 @@
 The step runs on a copy of the model on PyTorch's meta device, where tensors have shapes but no
 values, so nothing large is allocated or computed. If this step fails, as for a forward pass that
 depends on values (`if x.sum() > 0`), the step runs on a copy on the model's own device. A model
-with recurrent layers runs on the CPU, because PyTorch's meta device decomposes recurrent layers
-into time steps, and keeps other tensors for backward than the CPU's kernel keeps.
+with recurrent layers runs on the CPU, because the meta device decomposes them into time steps.
 
 The passes are divided into segments, one for each layer. A forward segment begins when the layer's
-module is entered for the first time. Operations before the first layer belong to the first layer. A
+module is entered for the first time; operations before the first layer belong to the first layer. A
 backward segment ends when the layer's last gradient has been accumulated.
 """
 
@@ -79,15 +78,13 @@ def describe(model: nn.Module, example_batch: Any, name: str | None = None) -> W
 
     `example_batch`: a tensor, a sequence of positional arguments, or a mapping of keyword
     arguments. The first dimension of the first tensor is the batch size. The model keeps its mode
-    (training or evaluation). The backward pass starts from all outputs that require a gradient,
-    each with a gradient of ones.
+    (training or evaluation). The backward pass starts from all outputs that require a gradient.
 
     Costs are those of the whole batch. `activation_nbytes`: bytes of tensors that the layer's
     forward segment makes, and that later segments or the caller read. `kept_nbytes`: bytes of
     tensors that the forward segment makes, and that backward reads. `working_nbytes`: the layer's
     peak of live bytes, without kept tensors and without gradients of parameters. Layers without
-    gradients are last in `backward_order`. A layer has no forward cost if no module calls the
-    layer, for example because the parent module uses the layer's parameters directly.
+    gradients are last in `backward_order`. A layer that no module calls has no forward cost.
 
     The model and the random states of PyTorch and Python do not change. The model's forward hooks
     run. Raises InvalidInput if nothing is trainable or the step fails.
@@ -225,10 +222,7 @@ def _describe_layers(
 
 
 def _kind_of(module: nn.Module) -> str:
-    """Return the name of the torch.nn class whose forward the module uses.
-
-    If the module defines its own forward, return the name of its own class.
-    """
+    """Return the name of the torch.nn class, or else of the own class, whose forward is used."""
     forward = type(module).forward
     alike = (one for one in type(module).__mro__ if getattr(one, "forward", None) is forward)
     of_torch = (one.__name__ for one in alike if one.__module__.startswith("torch.nn."))

@@ -4,10 +4,8 @@
 
 The forward pass is traced as a graph (`torch.fx`), and the graph is cut (section 3.1 of the paper).
 Only the modules that contain the layer at the cut are traced. All other modules are called
-unchanged, and keep their hooks, modes and random numbers. `torch.distributed.pipelining`, in
-contrast, exports the whole model into operations. The exported model has no hooks, and fails for a
-smaller last batch of an epoch, because every `view` contains the example's batch size.
-A process that trains one half also holds the other half.
+unchanged, and keep their hooks, modes and random numbers. An export of the whole model, as by
+`torch.distributed.pipelining`, has no hooks, and fails for a smaller last batch of an epoch.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -68,14 +66,13 @@ def trainable(module: nn.Module) -> list[nn.Parameter]:
 def cut(model: nn.Module, inputs: Any, first: str) -> Halves:
     """Cut `model` into body and head before the layer `first`.
 
-    `first`: the name of a layer in `layers_of(model)`. Modules without parameters before this layer
-    belong to the body. If `first` is "loss", the body is the whole model. The halves share the
-    model's modules. The modules that contain the layer are traced in training mode.
+    `first`: the name of a layer in `layers_of(model)`. If `first` is "loss", the body is the whole
+    model. The halves share the model's modules. The modules that contain the layer are traced in
+    training mode.
 
-    `inputs`: two or more samples on the model's device. As a check, the body is called with
-    `inputs`, and the head with the body's output. The head's output, a tensor or pytree of tensors,
-    must equal the model's output. Parameters, buffers, modes and random state do not change. No
-    other thread may use a model meanwhile, because the check sets torch's global seed.
+    `inputs`: two or more samples on the model's device, with which the halves must return the
+    model's output, a tensor or pytree of tensors. Parameters, buffers, modes and random state do
+    not change. No other thread may use a model meanwhile, because torch's global seed is set.
 
     Raises InvalidInput, which names the layer or connection that prevents the cut.
     """
@@ -116,10 +113,7 @@ def _refused(of: str, why: str, *, hint: str = "") -> InvalidInput:
 
 
 def tied(model: nn.Module, first: str | None) -> str:
-    """Return a text that names a weight shared with an embedding; "" if there is none.
-
-    Only the layer `first` is checked; if `first` is None, all layers are checked.
-    """
+    """Return a text that names a weight of layer `first`, or any, tied to an embedding, or ""."""
     known: dict[int, str] = {}
     for name, module in model.named_modules():
         for key, one in module.named_parameters(recurse=False):
@@ -163,10 +157,7 @@ def _state_restored(model: nn.Module) -> Iterator[None]:
 def _compared(
     model: nn.Module, body: nn.Module, head: nn.Module, inputs: Any, of: str
 ) -> tuple[int, ...]:
-    """Check that the halves return the model's output.
-
-    Return the shape of the body's output for one sample.
-    """
+    """Check that the halves return the model's output; return the crossing shape of a sample."""
     num_samples = len(tree_leaves(inputs)[0])
     try:
         torch.manual_seed(0)
@@ -254,10 +245,7 @@ def _described(node: fx.Node) -> str:
 def _copy(
     nodes: Iterable[fx.Node], graph: fx.Graph, known: dict[fx.Node, fx.Node]
 ) -> dict[fx.Node, fx.Node]:
-    """Copy nodes, and the parameters that these nodes read, into a graph.
-
-    Return `known`, which maps each original node to its copy.
-    """
+    """Copy nodes, and the parameters that they read, into a graph; return all copies (`known`)."""
 
     def value(node: fx.Node) -> fx.Node:
         if node.op == "get_attr" and node not in known:

@@ -1,18 +1,15 @@
 """Emulate another device: paced models sleep, stretched models compute and then sleep.
 
-A paced model has the layers and parameters of a real model. It produces gradients of the same sizes
-in the same order. Gradient hooks, copies and the exchange are the code of real training. All values
-are zero, unless the payload size of the codec depends on the values.
+A paced model has the layers and parameters of a real model, and produces gradients of the same
+sizes in the same order. Gradient hooks, copies and the exchange are the code of real training.
 
-**Time.** Layers sleep, so that the CPU is free for the exchange. Within a phase (forward, backward,
-update), each layer sleeps until a deadline: the previous layer's deadline plus the layer's time.
-Late wake-ups therefore do not accumulate. CPU work in a gradient's hook overlaps with the next
-layers, as if these layers were queued on a GPU. If the CPU work takes longer than the next layer,
-and longer than `QUEUED_S`, the next layer's time counts from the end of the CPU work.
+Within a phase (forward, backward, update), each paced layer sleeps until a deadline: the previous
+layer's deadline plus the layer's time. Late wake-ups therefore do not accumulate. CPU work in a
+gradient's hook overlaps with the next layers, as if these layers were queued on a GPU.
 
-**Stretched models** compute a layer, and then wait. As in `describe` and the recorder, the border
-of a layer is the entry into its module in forward, and its ready gradient in backward. The wait
-comes before the border, so that a gradient is ready as late as on the slower device.
+A stretched model computes a layer, and then waits. As in `describe` and the recorder, the border of
+a layer is the entry into its module in forward, and its ready gradient in backward. The wait comes
+before the border, so that a gradient is ready as late as on the slower device.
 """
 
 import time
@@ -55,8 +52,7 @@ class _PhaseClock:
         """Sleep until the last deadline plus `seconds`; if the CPU is late, sleep for `seconds`.
 
         The CPU is late if the work since the last wake-up took longer than `seconds`, and longer
-        than `QUEUED_S`. Oversleeping does not make the CPU late, because short layers could never
-        make up for the lost time.
+        than `QUEUED_S`. Oversleeping does not make the CPU late.
         """
         now = time.monotonic()
         late = now - self._woke > max(seconds, QUEUED_S)
@@ -232,12 +228,11 @@ def paced_halves(
     num_classes: int = 1,
     gradient_like: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[PacedWhole, Halves]:
-    """Return a paced model and its halves.
+    """Return a paced model and its halves; errors are those of `PacedModel`.
 
     `forward_s`, `backward_s`: seconds of the body's layers, then of the head's layers, in forward
-    order. The body returns zeros of the same size as the real body's output. The head's backward
-    returns zero gradients of this size. `gradient_like` supplies the body's gradients; the head's
-    gradients are zero. Errors are those of `PacedModel`.
+    order. Activations and their gradients are zeros of the real size. `gradient_like` supplies the
+    body's gradients; the head's gradients are zero.
     """
     count = len(body_workload.layers)
     values = head_workload.input_nbytes // (torch.float32.itemsize * body_workload.batch_size)
@@ -252,12 +247,10 @@ def paced_halves(
 class Stretched:
     """Hooks that slow down each layer of `model` by `factor`, forward and backward.
 
-    Each layer computes, and then sleeps; the results are bit-identical to unstretched results. An
-    operation without parameters counts as part of the previous layer. The loss, the weight update
-    and gradient hooks are not slowed down. The model is not freed before `remove` is called.
-
-    Raises InvalidInput for a factor below 1, and for a model on a GPU: a GPU queues work, so that
-    the time of a layer is unknown.
+    Results are bit-identical. An operation without parameters counts as part of the previous layer.
+    The loss, the weight update and gradient hooks are not slowed down. The model is not freed before
+    `remove` is called. Raises InvalidInput for a factor below 1, and for a model on a GPU, which
+    queues work, so that the time of a layer is unknown.
     """
 
     def __init__(self, model: nn.Module, factor: float) -> None:

@@ -64,9 +64,9 @@ def is_given(name: str) -> bool:
 def recipe_of(model: str, data: str | None, seed: int, loaded: Dataset | None = None) -> Recipe:
     """Look up a recipe by model name; `data` overrides the model's usual data set.
 
-    `model`: a built-in name, or a user's "package.module:name" of a recipe or factory. The factory
-    returns a recipe or model. `seed` determines the data's split. `loaded`: the data set, if it is
-    already loaded. Raises InvalidInput for an unknown name, or if the model does not fit the data.
+    `model`: a built-in name, or a user's "package.module:name" of a recipe, or of a factory of a
+    recipe or model. `seed` determines the data's split. `loaded`: the data set, if already loaded.
+    Raises InvalidInput for an unknown name, or if the model does not fit the data.
     """
     found = own_recipe(model)
     if found is not None:
