@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from paceline.training.models import describe
-from paceline.training.models.fused_attention import AttentionAsOnCpu
+from paceline.training.models.describe import AttentionAsOnCpu
 from paceline.training.models.transformers import GPT
 
 B, T, C, H, V = 3, 10, 12, 2, 17

@@ -49,10 +49,6 @@ class TensorSamples(IndexedSamples):
     inputs: Tensor
     targets: Tensor
 
-    def __post_init__(self) -> None:
-        if len(self.inputs) != len(self.targets):
-            raise ValueError(f"got {len(self.inputs)} inputs, but {len(self.targets)} targets")
-
     def __len__(self) -> int:
         return len(self.targets)
 

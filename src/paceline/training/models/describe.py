@@ -13,12 +13,15 @@ backward segment ends when the layer's last gradient has been accumulated.
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 from paceline.core.error_lines import blamed
@@ -27,7 +30,6 @@ from paceline.core.workload import Cost, Layer, Parameter, Workload
 from paceline.links.devices import random_numbers_restored
 from paceline.training.data.batch import call
 from paceline.training.models.flops import allocates, flops_of, nbytes_of, tensors_in
-from paceline.training.models.fused_attention import AttentionAsOnCpu
 from paceline.training.models.layers import LayerModule, copied, duplicate, layers_of
 from paceline.training.models.live_memory import (
     LiveMemory,
@@ -36,39 +38,41 @@ from paceline.training.models.live_memory import (
     workspace_nbytes,
 )
 
+_FLASH = 1  # number of the fused attention kernel in torch._fused_sdp_choice
 
-class _Lap(NamedTuple):
-    """Backward since the previous gradient, up to a gradient of `layer`; `peak`: of live bytes."""
 
-    layer: int
+class Lap(NamedTuple):
+    """The cost of a part of a step, and its peak of live bytes."""
+
     cost: Cost
     peak: int
 
 
-_Laps = Mapping[int, Sequence[_Lap]]  # by layer, in the order of the layers' last gradients
+_NOTHING = Lap(Cost(), 0)
+_Laps = Mapping[int, Sequence[Lap]]  # by layer, in the order of the layers' last gradients
 
 
 @dataclass
 class _Step:
     """The records of one training step; layers are indices into `layers_of(model)`.
 
-    The keys of four dictionaries are the layers, in the order of entry. `ready`: the (layer,
-    parameter) pairs with a gradient, in the order of each pair's last gradient.
+    The keys of three dictionaries are the layers, in the order of entry. `ready`: the (layer,
+    parameter) pairs with a gradient, in the order of each pair's last gradient. `laps`: for each
+    gradient its layer, and backward since the previous gradient.
     """
 
-    forward: dict[int, Cost] = field(default_factory=dict)
-    forward_peaks: dict[int, int] = field(default_factory=dict)
+    forward: dict[int, Lap] = field(default_factory=dict)
     activation_nbytes: dict[int, int] = field(default_factory=dict)
     kept_nbytes: dict[int, int] = field(default_factory=dict)
     ready: dict[tuple[int, int], None] = field(default_factory=dict)
-    laps: list[_Lap] = field(default_factory=list)
+    laps: list[tuple[int, Lap]] = field(default_factory=list)
 
     def backward(self) -> _Laps:
         """Return the laps of each layer's backward segment."""
-        stops = {lap.layer: number for number, lap in enumerate(self.laps, 1)}
-        found, start = dict[int, list[_Lap]](), 0
+        stops = {layer: number for number, (layer, _) in enumerate(self.laps, 1)}
+        found, start = dict[int, list[Lap]](), 0
         for layer, stop in sorted(stops.items(), key=lambda one: one[1]):
-            found[layer] = self.laps[start:stop]
+            found[layer] = [lap for _, lap in self.laps[start:stop]]
             start = stop
         return found
 
@@ -146,12 +150,12 @@ def _trace(model: nn.Module, batch: Any, label: str) -> _Step:
 
 def _run(model: nn.Module, batch: Any) -> _Step:
     """Record a forward and a backward pass; the hooks stay on `model`."""
-    step, activations, alive = _Step(), SegmentActivations(), LiveMemory()
-    counter = CostCounter(activations, alive)
+    step, counter = _Step(), CostCounter()
+    activations = counter.activations
 
     def end_segment() -> None:
         current = next(reversed(step.forward), 0)  # the first layer, if no layer was entered
-        step.forward[current], step.forward_peaks[current] = counter.lap(), alive.lap()
+        step.forward[current] = counter.lap()
 
     def enter(index: int) -> None:
         if index in step.forward:
@@ -159,13 +163,13 @@ def _run(model: nn.Module, batch: Any) -> _Step:
         if step.forward:
             end_segment()
             activations.segment += 1
-        step.forward[index] = Cost()
+        step.forward[index] = _NOTHING
 
     def accumulated(key: tuple[int, int]) -> None:
         # Move the entry to the end: if a parameter gets several gradients, the last one counts.
         step.ready.pop(key, None)
         step.ready[key] = None
-        step.laps.append(_Lap(key[0], counter.lap(), alive.lap()))
+        step.laps.append((key[0], counter.lap()))
 
     for index, layer in enumerate(layers_of(model)):
         layer.module.register_forward_pre_hook(lambda *_, i=index: enter(i), prepend=True)
@@ -183,12 +187,12 @@ def _run(model: nn.Module, batch: Any) -> _Step:
     if not trained:
         raise InvalidInput("model", "has no output that depends on a trainable parameter")
     gradients = [torch.ones_like(output) for output in trained]
-    alive.made(gradients)
-    alive.lap()
+    counter.alive.made(gradients)
+    counter.lap()
     with counter:
         torch.autograd.backward(trained, gradients)
     if step.laps:  # work after the last gradient belongs to the layer of this gradient
-        step.laps.append(_Lap(step.laps[-1].layer, counter.lap(), alive.lap()))
+        step.laps.append((step.laps[-1][0], counter.lap()))
     step.kept_nbytes = {index: activations.kept_nbytes(i) for i, index in segments}
     return step
 
@@ -211,7 +215,7 @@ def _describe_layers(
                     Parameter(name, tuple(p.shape), p.element_size()) for name, p in in_ready_order
                 ),
                 activation_nbytes=step.activation_nbytes.get(index, before),
-                forward=step.forward.get(index, Cost()),
+                forward=step.forward.get(index, _NOTHING).cost,
                 backward=sum((lap.cost for lap in backward.get(index, ())), Cost()),
                 kept_nbytes=step.kept_nbytes.get(index, 0),
                 working_nbytes=working.get(index, 0),
@@ -239,7 +243,7 @@ def _working(layers: Sequence[LayerModule], step: _Step, backward: _Laps) -> dic
     working: dict[int, int] = {}
     held, gradients = sum(step.kept_nbytes.values()), 0
     for index, laps in backward.items():
-        peak = max(step.forward_peaks.get(index, 0), *(lap.peak for lap in laps))
+        peak = max(lap.peak for lap in (step.forward.get(index, _NOTHING), *laps))
         gradients += sum(p.numel() * p.element_size() for _, p in layers[index].parameters)
         working[index] = max(0, peak - held - gradients)
         held -= step.kept_nbytes.get(index, 0)
@@ -249,18 +253,15 @@ def _working(layers: Sequence[LayerModule], step: _Step, backward: _Laps) -> dic
 class CostCounter(TorchDispatchMode):
     """Within the context, counts the FLOPs, bytes and calls of all operations except views."""
 
-    def __init__(
-        self, activations: SegmentActivations | None = None, alive: LiveMemory | None = None
-    ) -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.activations, self.alive = SegmentActivations(), LiveMemory()
         self._counted = Cost()
-        self._activations = activations or SegmentActivations()
-        self._alive = alive or LiveMemory()
 
-    def lap(self) -> Cost:
-        """Return the costs since the last call; allocations are no calls."""
+    def lap(self) -> Lap:
+        """Return the costs and the peak since the last call."""
         counted, self._counted = self._counted, Cost()
-        return counted
+        return Lap(counted, self.alive.lap())
 
     def __torch_dispatch__(
         self,
@@ -276,16 +277,63 @@ class CostCounter(TorchDispatchMode):
         changes = func._schema.is_mutable and torch.Tag.inplace_view not in func.tags
         storages = {storage_of(tensor) for tensor in inputs} - {None}
         is_alias = bool(outputs) and all(storage_of(tensor) in storages for tensor in outputs)
-        self._activations.read(inputs)
+        self.activations.read(inputs)
         if is_alias and not changes:  # a view
             return out
         flops = float(flops_of(func, args, kwargs, out))
         nbytes = float(nbytes_of(func, inputs, outputs))
         self._counted += Cost(flops, nbytes, int(not allocates(func)))
-        self._activations.made(outputs)
-        self._alive.made(outputs, inputs)
+        self.activations.made(outputs)
+        self.alive.made(outputs, inputs)
         # Without a dispatch mode, autograd would add gradients in place, and allocate no sum.
         in_place = func is torch.ops.aten.add.Tensor and torch._C._current_graph_task_id() >= 0
         if not in_place:
-            self._alive.update_peak(workspace_nbytes(func, args))
+            self.alive.update_peak(workspace_nbytes(func, args))
         return out
+
+
+class AttentionAsOnCpu(TorchFunctionMode):
+    """Within the context, traces attention on meta tensors as one operation, as on the CPU.
+
+    For meta tensors, PyTorch's `scaled_dot_product_attention` runs two products and a softmax, and
+    keeps all T x T scores for backward. The CPU's fused kernel keeps only the result and one number
+    per row of scores, and recomputes the scores in backward.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Call the function; replace attention on meta tensors."""
+        if func is F.scaled_dot_product_attention:
+            return _attention(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **options: Any,
+) -> Any:
+    with _disable_current_modes():
+        tensors = (one if one is None else _on_cpu(one) for one in (query, key, value, attn_mask))
+        choice = torch._fused_sdp_choice(*tensors, dropout_p, is_causal, **options)
+    if choice != _FLASH or not query.is_meta:
+        own = query, key, value, attn_mask, dropout_p, is_causal
+        return F.scaled_dot_product_attention(*own, **options)
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        shown = torch.scalar_tensor(0.0, dtype=query.dtype, device=query.device)
+        hidden = torch.scalar_tensor(-inf, dtype=query.dtype, device=query.device)
+        attn_mask = torch.where(attn_mask, shown, hidden)
+    kernel, scale = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu, options.get("scale")
+    return kernel(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
+
+
+def _on_cpu(tensor: Tensor) -> Tensor:
+    """Return a CPU tensor of the same shape in a few bytes, by expanding one value."""
+    is_dense = tensor.dim() > 0 and tensor.stride(-1) == 1
+    values = torch.empty(tensor.shape[-1:] if is_dense else 1, dtype=tensor.dtype, device="cpu")
+    return values.expand(tensor.shape).requires_grad_(tensor.requires_grad)

@@ -225,7 +225,6 @@ def paced_halves(
     head_workload: Workload,
     forward_s: Sequence[float],
     backward_s: Sequence[float],
-    num_classes: int = 1,
     gradient_like: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[PacedWhole, Halves]:
     """Return a paced model and its halves; errors are those of `PacedModel`.
@@ -237,7 +236,7 @@ def paced_halves(
     count = len(body_workload.layers)
     values = head_workload.input_nbytes // (torch.float32.itemsize * body_workload.batch_size)
     body = PacedModel(body_workload, forward_s[:count], backward_s[:count], values, gradient_like)
-    head = PacedModel(head_workload, forward_s[count:], backward_s[count:], num_classes)
+    head = PacedModel(head_workload, forward_s[count:], backward_s[count:])
     # Connect the head's backward with the activations.
     head.register_forward_hook(lambda _, inputs, scores: _ZeroGradients.apply(scores, inputs[0]))  # type: ignore[no-untyped-call]
     in_body, in_head = (tuple(name for name, _ in half.named_parameters()) for half in (body, head))

@@ -38,20 +38,12 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, T, C) to (B, T, C)."""
-        q, k, v = self.qkv(x).chunk(3, dim=-1)  # each (B, T, C)
-        x = F.scaled_dot_product_attention(
-            self._heads(q),  # q, k and v are each (B, H, T, D)
-            self._heads(k),
-            self._heads(v),
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=self.causal,
-        )
+        parts = self.qkv(x).chunk(3, dim=-1)  # queries, keys and values, each (B, T, C)
+        heads = (one.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for one in parts)
+        dropout = self.dropout if self.training else 0.0
+        x = F.scaled_dot_product_attention(*heads, dropout_p=dropout, is_causal=self.causal)
         result: Tensor = self.output(x.transpose(1, 2).flatten(2))  # (B, T, H, D), then (B, T, C)
         return result
-
-    def _heads(self, x: Tensor) -> Tensor:
-        split = x.view(*x.shape[:2], self.num_heads, x.shape[2] // self.num_heads)  # (B, T, H, D)
-        return split.transpose(1, 2)
 
 
 class FeedForward(nn.Sequential):
