@@ -93,7 +93,7 @@ def paced_body() -> nn.Module:
         _body(),
         [scale * forward for forward, *_ in times],
         [scale * sum(backward) for _, *backward in times],
-        _FEATURES,
+        (_FEATURES,),
     )
 
 

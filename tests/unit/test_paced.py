@@ -51,9 +51,9 @@ def workload_of(name: str) -> Workload:
     return describe(build(), torch.zeros(shape), name)
 
 
-def instant(workload: Workload, num_classes: int = 1) -> PacedModel:
+def instant(workload: Workload, *output_shape: int) -> PacedModel:
     times = [0.0] * len(workload.layers)
-    return PacedModel(workload, times, times, num_classes)
+    return PacedModel(workload, times, times, output_shape or (1,))
 
 
 def chain(num_layers: int) -> Workload:
@@ -120,7 +120,7 @@ def test_values_that_an_exchange_writes_into_gradients_change_no_parameter():
 
 
 def test_scores_fit_the_usual_loss():
-    model = instant(chain(2), num_classes=5)
+    model = instant(chain(2), 5)
     scores = model(torch.zeros(3, 1, 8, 8))
     assert scores.shape == (3, 5)
     loss = cross_entropy(scores, torch.tensor([0, 4, 2])) * 0.5

@@ -10,10 +10,9 @@ from torch.nn.functional import cross_entropy
 
 from language_nets import TOKENS, VOCABULARY, Language
 from paceline.links.rendezvous import process_group
-from paceline.strategies.subbatch.batch import label_message
 from paceline.strategies.subbatch.build import check_row_wise, describe_recipe, split
 from paceline.strategies.subbatch.config import SubBatch
-from paceline.strategies.subbatch.loss import check_objective
+from paceline.strategies.subbatch.loss import check_objective, label_message
 from paceline.training.data.dataset import TensorSamples
 from paceline.training.models.chained_head import bypassed, partition
 from paceline.training.recipes.losses import (

@@ -60,13 +60,6 @@ def split(
         if why := _tie(build):
             raise InvalidInput("head", f"cannot be split: {why}", hint=UNTIE) from None
         raise
-    norms = (layer.name for layer in traced if isinstance(layer.module, nn.BatchNorm1d))
-    if num_rows > 1 and (name := next(norms, None)) is not None:
-        raise InvalidInput(
-            "head",
-            f"cannot split BatchNorm1d {name!r} of {workload.name} by tokens",
-            hint="choose a head that begins after it",
-        )
     own_head = (HeadLayer(*one, group.rank) for one in zip(traced, shardings, strict=True))
     return SplitModel(module, body, tuple(own_head), workload.batch_size, num_rows)
 

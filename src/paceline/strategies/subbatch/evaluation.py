@@ -8,8 +8,7 @@ from torch import Tensor
 
 from paceline.codecs.gathering import begin_gather
 from paceline.exchange.step import Share
-from paceline.strategies.subbatch.batch import StepBatch, label_message
-from paceline.strategies.subbatch.loss import CrossEntropy, loss_terms
+from paceline.strategies.subbatch.loss import CrossEntropy, StepBatch, label_message, loss_terms
 from paceline.strategies.subbatch.trainer import SplitTrainer
 from paceline.training.data.batch import Batch
 from paceline.training.data.dataset import IndexedSamples
@@ -24,10 +23,7 @@ _TEST_ROWS = 16384
 def evaluate(
     trainer: SplitTrainer, samples: IndexedSamples, score: Loss | None
 ) -> tuple[float, float]:
-    """Return the loss and the score, summed over this rank's share of the samples.
-
-    All ranks call it together. All rows of a test batch have equal weights, except ignored rows.
-    """
+    """Return the loss and the score, summed over this rank's share of the samples; collective."""
     model, group = trainer.model, trainer.group
     # Running statistics differ between ranks, so all ranks use the buffers of rank 0's body.
     group.broadcast(model.body.buffers())

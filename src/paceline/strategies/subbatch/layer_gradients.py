@@ -28,9 +28,8 @@ class CommunicationThread:
     """Completes exchanges in order, in parallel with computation.
 
     All ranks create it together, and begin their exchanges in the same order. The group's deadline
-    limits each wait. If an exchange fails, all later exchanges fail, because they would no longer
-    match the other ranks' exchanges. `is_synchronous`: `begin` waits for the end of its exchange,
-    so that a profile can measure exchanges and computation separately.
+    limits each wait. If an exchange fails, all later exchanges fail. `is_synchronous`: `begin`
+    waits for the end of its exchange, so that a profile can measure exchanges separately.
     """
 
     def __init__(self, group: Group) -> None:
@@ -54,8 +53,7 @@ class CommunicationThread:
     ) -> Future[Tensor]:
         """Start an exchange by calling `post`, and return a future of the exchanged values.
 
-        Before the future is set, the thread calls `on_done(begin_s, end_s)` with the times of the
-        exchange on this host's clock.
+        Before the future is set, the thread calls `on_done(begin_s, end_s)`.
         """
         started = time.monotonic()
         begun = post()
@@ -208,10 +206,7 @@ class LayerGradients(Exchange):
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes that this rank has sent so far.
-
-        In a ring of n ranks without a codec, a step sends 2 (n - 1) / n times a rank's gradients.
-        """
+        """Bytes that this rank has sent so far: without a codec, as in a ring."""
         encoded = self._encoded.bytes_sent if self._encoded else 0
         return encoded + self._nbytes // self._group.world_size
 

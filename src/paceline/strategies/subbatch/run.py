@@ -84,7 +84,7 @@ class SplitRunner:
         # masks on each rank.
         torch.manual_seed(seed + group.rank)
         trainer = SplitTrainer(
-            *(self._model, config, group, recorder, trainee.optimizer, trainee.learning_rate, seed),
+            *(self._model, config, group, recorder, trainee.optimizer, seed),
             learning=trainee.learning,
             schedule=trainee.schedule,
         )

@@ -67,8 +67,7 @@ class _SavedTensor:
 def save(path: Path, model: nn.Module, head: Head, group: Group) -> None:
     """Write the whole model to rank 0's `path`; all ranks call it together.
 
-    A shared tensor is written under its first name. Rank 0 gathers one tensor at a time, so its
-    memory need not hold the whole model.
+    Rank 0 gathers one tensor at a time, so its memory need not hold the whole model.
     """
     tensors = _tensors(model, head)
     if group.rank != 0:
@@ -92,10 +91,7 @@ def gather_state(
     num_steps: int,
     group: Group,
 ) -> State:
-    """Return copies of the whole state on rank 0, and an empty state on others.
-
-    All ranks call it together. The keys of `optimizers` and `schedules` are names of optimizers.
-    """
+    """Return copies of the whole state on rank 0, and an empty state on others; collective."""
     saved = {f"model/{name}": one for name, one in _tensors(model, head).items()}
     values: dict[str, Json] = {}
     for updated, optimizer in optimizers.items():
@@ -152,10 +148,7 @@ def load_state(
 
 
 def load_tensors(tensors: Mapping[str, Tensor], model: nn.Module, head: Head, rank: int) -> None:
-    """Load a rank's part of the whole model's tensors, given by name.
-
-    Raises InvalidInput if a name, shape or dtype differs.
-    """
+    """Load a rank's part of the whole model's tensors; InvalidInput if one does not fit."""
     own = _tensors(model, head)
     wanted = {name: kind_of(one.whole) for name, one in own.items()}
     check_same("model", "tensor", wanted, {name: kind_of(one) for name, one in tensors.items()})

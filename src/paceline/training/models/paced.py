@@ -112,11 +112,11 @@ class PacedModel(nn.Module):
         workload: Workload,
         forward_s: Sequence[float],
         backward_s: Sequence[float],
-        num_classes: int = 1,
+        output_shape: Sequence[int] = (1,),
         gradient_like: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         super().__init__()
-        self._name, self._num_classes = workload.name, num_classes
+        self._name, self._output_shape = workload.name, output_shape
         self._clock = _PhaseClock()
         self._backward_order, self._gradient_like = workload.backward_order, gradient_like
         self._paced = [
@@ -125,9 +125,9 @@ class PacedModel(nn.Module):
         ]
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return zeros (N, num_classes) for `inputs` (N, ...); backward makes all gradients."""
+        """Return zeros (N, *output_shape) for inputs (N, ...); backward makes all gradients."""
         self._clock.begin()
-        scores = torch.zeros(inputs.shape[0], self._num_classes)
+        scores = torch.zeros(len(inputs), *self._output_shape)
         # The backward nodes of the scores sleep, and return the gradients of the parameters.
         for number in reversed(self._backward_order):
             scores = _Backward.apply(  # type: ignore[no-untyped-call]
@@ -235,7 +235,8 @@ def paced_halves(
     """
     count = len(body_workload.layers)
     values = head_workload.input_nbytes // (torch.float32.itemsize * body_workload.batch_size)
-    body = PacedModel(body_workload, forward_s[:count], backward_s[:count], values, gradient_like)
+    times = forward_s[:count], backward_s[:count]
+    body = PacedModel(body_workload, *times, (values,), gradient_like)
     head = PacedModel(head_workload, forward_s[count:], backward_s[count:])
     # Connect the head's backward with the activations.
     head.register_forward_hook(lambda _, inputs, scores: _ZeroGradients.apply(scores, inputs[0]))  # type: ignore[no-untyped-call]
