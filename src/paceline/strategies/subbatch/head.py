@@ -1,7 +1,4 @@
-"""Cut a model into a replicated body and a split head, and price the head's layers.
-
-The head consists of the model's last layers; a worker has some outputs of every layer in the head.
-"""
+"""Cut a model into a replicated body and a split head, and price the head's layers."""
 
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from paceline.core.errors import InvalidInput
+from paceline.training.data.text import IGNORED
 from paceline.training.models.sharded import Shard
 from paceline.training.recipes.losses import check_classes, class_loss, next_token_loss
 from paceline.training.recipes.recipe import Recipe, described, scalar_of
 
-IGNORED = -100  # the `ignore_index` of torch's cross entropy
 _INSTEAD = "use strategy allreduce, host or tree"
 
 

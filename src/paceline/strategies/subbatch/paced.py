@@ -1,8 +1,4 @@
-"""Split models whose layers sleep for given times instead of computing, for rehearsals.
-
-Steps, exchanges and the loss are real. Activations and gradients are zeros. If a codec sends only a
-share of the body's gradients, some of these gradients are large enough to be sent.
-"""
+"""Split models whose layers sleep instead of computing; steps, exchanges and loss are real."""
 
 import time
 from collections.abc import Callable, Sequence

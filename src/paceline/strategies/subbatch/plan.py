@@ -155,10 +155,7 @@ class _LayerPass:
 
 @dataclass(frozen=True)
 class _SubBatchPlan:
-    """A sub-batch in all layers of the head.
-
-    `waits`: a layer waits until the previous sub-batch has updated the layer's parameters.
-    """
+    """A sub-batch in the head; `waits`: a layer waits until the previous one has updated it."""
 
     number: int
     devices: tuple[Device, ...]

@@ -1,9 +1,4 @@
-"""Run strategy subbatch: each rank has the body, and some outputs of the head's layers.
-
-The body's gradients are averaged layer by layer. Each part of the head, with its gradients and
-optimizer state, exists on one rank only. In a rehearsal, the layers sleep instead of computing;
-steps, exchanges and measurements are real.
-"""
+"""Run strategy subbatch: train or rehearse the body and a rank's outputs of the head's layers."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,10 +42,7 @@ _PACED_COPIES = 3  # planned tensors per parameter: parameter, gradient, momentu
 
 @contextmanager
 def start(session: TrainingSession) -> Iterator["SplitRunner"]:
-    """Yield this rank's runner.
-
-    Raises InvalidInput if the model, the data and the number of workers do not fit together.
-    """
+    """Yield this rank's runner; InvalidInput if model, data and workers do not fit together."""
     setups.check_world_size(session.settings.workers, session.group)
     yield SplitRunner(session, *(_paced(session) if session.is_rehearsal else _real(session)))
 

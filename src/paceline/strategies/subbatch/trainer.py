@@ -58,8 +58,7 @@ WHOLE, BODY = "model", "body"
 class SplitModel:
     """A model on one rank: the body, and the rank's outputs of the head's layers.
 
-    `module`: contains body and head. `batch_size`: samples per step of the rank with the
-    most samples. `rows_per_sample`: 1, or the number of tokens of a sample.
+    `module`: contains both. `batch_size`: samples per step of the rank with the most samples.
     """
 
     module: nn.Module
@@ -79,10 +78,7 @@ class SplitModel:
         return {layer.name: layer.sharding for layer in self.head}
 
     def activations(self, body: Callable[..., Tensor], share: Share, learning: Learning) -> Tensor:
-        """Return the body's outputs (samples, ..., features) with the dtype of the head.
-
-        Raises InvalidInput unless there is a target for each row.
-        """
+        """Return the body's outputs in the head's dtype; InvalidInput unless each has a target."""
         with learning.autocast(share.targets.device):
             found = call(body, share.inputs)
         if not isinstance(found, Tensor) or found.shape[:-1] != share.targets.shape:
