@@ -185,19 +185,6 @@ def _name(node: fx.Node) -> str:
     return f"{getattr(node.target, '__name__', node.target)}()"
 
 
-class _KeepInput(nn.Module):
-    """Replaces a layer: returns the layer's input, and keeps it in `taken`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.taken: list[Tensor] = []
-
-    def forward(self, values: Tensor) -> Tensor:
-        """Return the values unchanged."""
-        self.taken.append(values)
-        return values
-
-
 @torch.no_grad()
 def bypassed(model: nn.Module, name: str, inputs: Any) -> nn.Module | None:
     """Return the model without its final layer `name`; None if the layer is not final.
@@ -206,15 +193,17 @@ def bypassed(model: nn.Module, name: str, inputs: Any) -> nn.Module | None:
     body with `inputs`, in evaluation mode, fails. Later calls raise InvalidInput if the body returns
     anything else.
     """
-    instead = _KeepInput()
+    instead, taken = nn.Identity(), list[Any]()
+    instead.register_forward_hook(lambda module, arguments, values: taken.append(values))
     body = _without(model, name, instead)
     body._forward_hooks = type(model._forward_hooks)(model._forward_hooks)  # `model` gets no hook
 
     def check(module: nn.Module, arguments: Any, found: Any) -> None:
-        taken, instead.taken = instead.taken, []
-        if len(taken) != 1 or found is not taken[0]:
+        calls = taken.copy()
+        taken.clear()
+        if len(calls) != 1 or found is not calls[0]:
             problem = f"layer {name!r} must be called once, and the model must return its output"
-            raise InvalidInput("head", problem, got=f"{len(taken)} calls")
+            raise InvalidInput("head", problem, got=f"{len(calls)} calls")
 
     body.register_forward_hook(check)
     was_training = model.training

@@ -192,36 +192,28 @@ def tried_with(
     `num_samples` is 2 by default, because batch norm needs two samples. Other arguments are those
     of `workload_of`.
     """
-    instance = partial(_instance, model, input_shape, num_samples)
+    recipe = own_recipe(model) if isinstance(model, str) else model
+
+    def run(device: str) -> _Found:
+        with torch.device(device):
+            if isinstance(recipe, nn.Module):
+                own = duplicate(recipe, partial(copied, device=torch.device(device)))
+                example: Any = _example(num_samples, input_shape)
+            elif recipe is not None:
+                own, example = new_model(recipe), recipe.example(num_samples)
+            else:
+                architecture = find(str(model))
+                own, shape = architecture.build(), input_shape or architecture.input_shape
+                example = _example(num_samples, shape, architecture.input_dtype)
+            return attempt(own.train(), tree_map(lambda leaf: leaf.to(device), example))
+
     with torch.random.fork_rng(devices=[]):  # do not advance the program's random numbers
         try:
-            with torch.device("meta"):
-                return attempt(*instance(torch.device("meta")))
+            return run("meta")
         except Exception:  # a user's model may need tensor values
             if isinstance(model, str) and ":" not in model:
                 raise
-            return attempt(*instance(torch.device("cpu")))
-
-
-def _instance(
-    model: str | nn.Module | Recipe,
-    input_shape: tuple[int, ...] | None,
-    num_samples: int,
-    device: torch.device,
-) -> tuple[nn.Module, Any]:
-    """Return a fresh model on the device, and its inputs."""
-    recipe = own_recipe(model) if isinstance(model, str) else model
-    if isinstance(recipe, nn.Module):
-        example = _example(num_samples, input_shape)
-        own = duplicate(recipe, partial(copied, device=device))
-    elif recipe is not None:
-        own, example = new_model(recipe), recipe.example(num_samples)
-    else:
-        assert isinstance(model, str)
-        architecture = find(model)
-        shape = input_shape or architecture.input_shape
-        own, example = architecture.build(), _example(num_samples, shape, architecture.input_dtype)
-    return own.train(), tree_map(lambda leaf: leaf.to(device), example)
+            return run("cpu")
 
 
 def _example(
