@@ -190,4 +190,6 @@ def _is_plain(loss: Any) -> bool:
     """Return whether a loss is `nn.CrossEntropyLoss` without options."""
     plain = nn.CrossEntropyLoss()
     is_usual = type(loss) is nn.CrossEntropyLoss and loss.weight is None
-    return is_usual and all(getattr(loss, key) == getattr(plain, key) for key in plain.__constants__)
+    return is_usual and all(
+        getattr(loss, key) == getattr(plain, key) for key in plain.__constants__
+    )

@@ -129,9 +129,7 @@ def _real(session: TrainingSession) -> tuple[SplitModel, setups.TrainingSetup]:
     recipe = recipe_of(settings.model, settings.data, settings.seed)
     batches = setups.share_batches(len(recipe.samples), settings.batch_size, settings.seed, group)
     whole, num_rows = describe_recipe(recipe, -(-settings.batch_size // group.world_size))
-    workload = tried_with(
-        recipe, partial(with_possible_cut, workload=whole, config=session.config)
-    )
+    workload = tried_with(recipe, partial(with_possible_cut, workload=whole, config=session.config))
     model = split(
         *(recipe.model, workload, session.config, group, settings.seed),
         inputs=recipe.example(1),

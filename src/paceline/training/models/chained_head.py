@@ -190,8 +190,8 @@ def bypassed(model: nn.Module, name: str, inputs: Any) -> nn.Module | None:
     """Return the model without its final layer `name`; None if the layer is not final.
 
     The new model (the body) returns the layer's input. The layer is not final if a trial of the
-    body with `inputs`, in evaluation mode, fails. Later calls raise InvalidInput if the body returns
-    anything else.
+    body with `inputs`, in evaluation mode, fails. If the body returns anything else later, its call
+    raises InvalidInput.
     """
     instead, taken = nn.Identity(), list[Any]()
     instead.register_forward_hook(lambda module, arguments, values: taken.append(values))

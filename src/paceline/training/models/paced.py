@@ -248,9 +248,9 @@ class Stretched:
     """Hooks that slow down each layer of `model` by `factor`, forward and backward.
 
     Results are bit-identical. An operation without parameters counts as part of the previous layer.
-    The loss, the weight update and gradient hooks are not slowed down. The model is not freed before
-    `remove` is called. Raises InvalidInput for a factor below 1, and for a model on a GPU, which
-    queues work, so that the time of a layer is unknown.
+    The loss, the weight update and gradient hooks are not slowed down. `remove` frees the model.
+    Raises InvalidInput for a factor below 1, and for a model on a GPU, which queues work, so that
+    the time of a layer is unknown.
     """
 
     def __init__(self, model: nn.Module, factor: float) -> None:

@@ -157,7 +157,9 @@ def _checked(field: str, value: Any, fields: _Fields) -> Any:
     if field not in known:
         if _takes_any(fields):
             return value
-        raise not_known("optimizer_options", field, [key for key in known if key not in _SETTING_OF])
+        raise not_known(
+            "optimizer_options", field, [key for key in known if key not in _SETTING_OF]
+        )
     kind, default = known[field].annotation, known[field].default
     if isinstance(value, list) and isinstance(default, tuple):
         value = tuple(value)

@@ -135,7 +135,7 @@ def check_fit(recipe: Recipe, model: nn.Module, samples: IndexedSamples, part: s
 
 
 def scalar_of(what: str, function: Loss, outputs: Any, targets: Any) -> Tensor:
-    """Compute a loss or score, called `what` in errors; InvalidInput unless it is a float scalar."""
+    """Compute a loss or score, called `what` in errors; InvalidInput unless it is a scalar."""
     try:
         value = function(outputs, targets)
     except torch.OutOfMemoryError:  # out of memory is not the function's fault
