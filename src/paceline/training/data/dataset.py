@@ -17,7 +17,7 @@ from paceline.core.errors import InvalidInput
 from paceline.links.shared_memory import available_nbytes
 from paceline.training.data.sampler import BalancedSampler, ShardedBatches
 
-Batch = tuple[Tensor, Tensor]
+Pair = tuple[Tensor, Tensor]  # inputs and targets
 Shape = tuple[int, ...]  # shape of one sample
 
 
@@ -52,10 +52,10 @@ class TensorSamples(IndexedSamples):
     def __len__(self) -> int:
         return len(self.targets)
 
-    def __getitem__(self, index: int) -> Batch:
+    def __getitem__(self, index: int) -> Pair:
         return self.inputs[index], self.targets[index]
 
-    def __getitems__(self, indices: Sequence[int]) -> Batch:
+    def __getitems__(self, indices: Sequence[int]) -> Pair:
         rows = torch.as_tensor(indices, dtype=torch.int64)
         # index_select is faster, except on expanded tensors, which it copies element by element.
         is_plain = self.inputs.is_contiguous()

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from paceline.core.errors import InvalidInput
 from paceline.links.files import limits
-from paceline.training.data.dataset import Batch, Dataset, IndexedSamples, Shape, shape_text
+from paceline.training.data.dataset import Dataset, IndexedSamples, Pair, Shape, shape_text
 from paceline.training.data.sampler import stratified_split
 
 # Allow only these formats: a renamed file could otherwise select one of Pillow's rarer decoders,
@@ -41,7 +41,7 @@ class ImageSamples(IndexedSamples):
     def __len__(self) -> int:
         return len(self.paths)
 
-    def __getitems__(self, indices: Sequence[int]) -> Batch:
+    def __getitems__(self, indices: Sequence[int]) -> Pair:
         channels, height, width = self.shape
         pixels = np.empty((len(indices), height, width, channels), dtype=np.uint8)
         for row, index in enumerate(indices):

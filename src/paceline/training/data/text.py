@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 
 from paceline.core.errors import InvalidInput, first_line
 from paceline.training.data.dataset import (
-    Batch,
     Dataset,
     IndexedSamples,
+    Pair,
     Shape,
     require_nbytes,
     shape_text,
@@ -70,7 +70,7 @@ class TokenWindows(IndexedSamples):
     def __len__(self) -> int:
         return max(0, len(self.tokens) - 1) // self.length
 
-    def __getitems__(self, indices: Sequence[int]) -> Batch:
+    def __getitems__(self, indices: Sequence[int]) -> Pair:
         found = self._gather(indices, self.length + 1)  # (len(indices), length + 1)
         inputs, targets = (np.ascontiguousarray(part) for part in (found[:, :-1], found[:, 1:]))
         return torch.from_numpy(inputs), torch.from_numpy(targets)
@@ -104,7 +104,7 @@ class MaskedTokens(TokenWindows):
     def __len__(self) -> int:
         return len(self.tokens) // self.length
 
-    def __getitems__(self, indices: Sequence[int]) -> Batch:
+    def __getitems__(self, indices: Sequence[int]) -> Pair:
         inputs = self._gather(indices, self.length)  # (len(indices), length)
         targets = np.full_like(inputs, IGNORED)
         for row, index in enumerate(np.asarray(indices, dtype=np.int64) % max(1, len(self))):

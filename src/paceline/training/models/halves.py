@@ -283,6 +283,8 @@ def traced(model: nn.Module, inputs: Any, first: nn.Module) -> list[fx.Node]:
     """
     with _tracing:
         nodes = list(_Around(inputs, model, first).trace(model).nodes)
+    for node in nodes:
+        node.meta.pop("is_wrapped", None)  # torch.fx would wrap torch's functions again, by name
     # Leave out unused queries of the number of samples.
     return [one for one in nodes if (one.op, one.target) != ("call_method", "size") or one.users]
 
