@@ -304,9 +304,9 @@ class AttentionAsOnCpu(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Call the function; replace attention on meta tensors."""
-        if func is F.scaled_dot_product_attention:
-            return _attention(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+        is_meta = bool(args) and isinstance(args[0], Tensor) and args[0].is_meta
+        own = _attention if is_meta and func is F.scaled_dot_product_attention else func
+        return own(*args, **(kwargs or {}))
 
 
 def _attention(
@@ -319,11 +319,12 @@ def _attention(
     **options: Any,
 ) -> Any:
     with _disable_current_modes():
-        tensors = (one if one is None else _on_cpu(one) for one in (query, key, value, attn_mask))
-        choice = torch._fused_sdp_choice(*tensors, dropout_p, is_causal, **options)
-    if choice != _FLASH or not query.is_meta:
-        own = query, key, value, attn_mask, dropout_p, is_causal
-        return F.scaled_dot_product_attention(*own, **options)
+        mask = None if attn_mask is None else _on_cpu(attn_mask)
+        own = _on_cpu(query), _on_cpu(key), _on_cpu(value), mask, dropout_p, is_causal
+        choice = torch._fused_sdp_choice(*own, **options)
+    if choice != _FLASH:
+        given = query, key, value, attn_mask, dropout_p, is_causal
+        return F.scaled_dot_product_attention(*given, **options)
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         shown = torch.scalar_tensor(0.0, dtype=query.dtype, device=query.device)
         hidden = torch.scalar_tensor(-inf, dtype=query.dtype, device=query.device)
