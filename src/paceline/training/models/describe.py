@@ -304,9 +304,10 @@ class AttentionAsOnCpu(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Call the function; replace attention on meta tensors."""
-        is_meta = bool(args) and isinstance(args[0], Tensor) and args[0].is_meta
-        own = _attention if is_meta and func is F.scaled_dot_product_attention else func
-        return own(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention and (args or [kwargs["query"]])[0].is_meta:
+            return _attention(*args, **kwargs)
+        return func(*args, **kwargs)
 
 
 def _attention(
