@@ -54,7 +54,7 @@ class Task:
     def paced(cls, workload: Workload, times: LayerTimes) -> "Task":
         """Build a model whose layers sleep for these times instead of computing."""
         return cls(
-            build=lambda: PacedModel(workload, *times),
+            build=lambda: PacedModel(workload, times.forward_s, times.backward_s),
             optimizer=lambda model: PacedSGD(model.parameters(), times.update_s),
             inputs=torch.zeros(1, 1),
             targets=torch.zeros(1, dtype=torch.int64),

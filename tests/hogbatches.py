@@ -35,7 +35,7 @@ def run(work, machine, config, horizon_s):
 def classifying(build: "Callable[[], nn.Module]", data: "tuple[Tensor, Tensor]") -> "Recipe":
     """Return a classification recipe with samples in memory."""
     from paceline.training.data.dataset import TensorSamples
-    from paceline.training.recipes.classification import class_loss
+    from paceline.training.recipes.losses import class_loss
     from paceline.training.recipes.recipe import Recipe
 
     return Recipe(model=build, train=TensorSamples(*data), loss=class_loss, name="classifier")

@@ -60,7 +60,7 @@ class Split:
         self.trainer = SplitTrainer(
             *(self.model, self.config, self.group, recorder),
             lambda module: make(module.parameters()),
-            *(0.1, SEED),
+            SEED,
             learning=learning,
             schedule=schedule,
         )

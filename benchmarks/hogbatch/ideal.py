@@ -23,7 +23,7 @@ from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
 from paceline.strategies.hogbatch.policy import Policy, policy_of
 from paceline.training.data.sampler import shuffled
 from paceline.training.models import find
-from paceline.training.recipes.classification import class_loss
+from paceline.training.recipes.losses import class_loss
 
 _SPREAD = 4
 _TUNED = 100

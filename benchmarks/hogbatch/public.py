@@ -20,7 +20,7 @@ from torch import nn
 from paceline.links.cores import physical_cores
 from paceline.training.data.sampler import shuffled
 from paceline.training.models import find
-from paceline.training.recipes.classification import class_loss
+from paceline.training.recipes.losses import class_loss
 
 _BATCH, _RATE = 64, 0.5
 _WAITING_S = 300.0

@@ -19,7 +19,7 @@ from paceline.exchange.setup import optimizer_by
 from paceline.exchange.step import Learning
 from paceline.strategies.hogbatch import dense_thread as dense
 from paceline.strategies.hogbatch.replica import CpuReplica, tensors_of
-from paceline.training.recipes.classification import class_loss
+from paceline.training.recipes.losses import class_loss
 from paceline.training.recipes.named import recipe_of
 
 SIZES, THREADS = (1, 4, 16, 64), (1, 2)

@@ -30,7 +30,7 @@ from torchft.local_sgd import DiLoCo
 
 import paceline
 from paceline.links.failpoints import ARMED
-from paceline.training.recipes.schedules import schedule_of
+from paceline.training.recipes.optimizers import schedule_of
 
 LOOPBACK, DEADLINE_S, QUORUM_S = "127.0.0.1", 5, 300
 BATCH_SIZE, TOKENS_BATCH_SIZE = 48, 16

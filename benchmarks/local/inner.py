@@ -18,7 +18,7 @@ from paceline.exchange.learner import evaluate
 from paceline.links.group import Group
 from paceline.training.data import ShardedBatches
 from paceline.training.data.batch import Batch
-from paceline.training.recipes.schedules import schedule_of
+from paceline.training.recipes.optimizers import schedule_of
 from ranks import on_ranks
 
 _KINDS, _PERIODS = ("adamw", "muon"), ("-", "10", "30", "100")

@@ -25,8 +25,8 @@ from figures import table
 from paceline import LocalUpdates
 from paceline.exchange.learner import evaluate
 from paceline.links.group import Group
+from paceline.training.recipes.optimizers import schedule_of
 from paceline.training.recipes.recipe import Recipe
-from paceline.training.recipes.schedules import schedule_of
 
 _LENGTHS = {ALONE: 1.0, "both, as long": 1.0, "both, shorter": 0.85}  # times the lone host's steps
 _BATCH_SIZE, _LEARNING_RATE = 16, 0.002

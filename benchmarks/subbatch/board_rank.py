@@ -93,8 +93,7 @@ def paced_body() -> nn.Module:
         _body(),
         [scale * forward for forward, *_ in times],
         [scale * sum(backward) for _, *backward in times],
-        0.0,
-        _FEATURES,
+        (_FEATURES,),
     )
 
 

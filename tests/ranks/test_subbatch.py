@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from paceline.strategies.subbatch.state import load_tensors
 from paceline.training.data.dataset import TensorSamples
-from paceline.training.recipes.classification import accuracy
+from paceline.training.recipes.losses import accuracy
 from pair import Ranks
 from split_heads import Batch, Split, compare_by_passes, trained_together
 

@@ -29,8 +29,7 @@ from paceline.strategies.wheel import trial as of_wheel
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.split import split
 from paceline.training.models.factory import names
-from paceline.training.models.graph import traced
-from paceline.training.models.halves import cut
+from paceline.training.models.halves import cut, traced
 from paceline.training.recipes.named import tried_with, workload_of
 from refusals import refused
 
@@ -85,7 +84,7 @@ def test_wheel_does_not_cut_a_transformer_before_its_embedding() -> None:
 
 
 def test_subbatch_splits_only_the_layers_after_an_unsplittable_one() -> None:
-    found = describe_recipe(NORMALISED, 8).workload
+    found, _ = describe_recipe(NORMALISED, 8)
     assert [one.name for one in head.cut(found, None, 2).head] == ["2", "5"]
     config = SubBatch(workers=2)
     found = tried_with(NORMALISED, lambda m, x: of_subbatch.with_possible_cut(m, x, found, config))

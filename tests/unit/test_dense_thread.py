@@ -17,7 +17,7 @@ from paceline.strategies.hogbatch.dense_thread import MOST_SAMPLES, DenseThread
 from paceline.strategies.hogbatch.replica import tensors_of
 from paceline.training.data.dataset import TensorSamples
 from paceline.training.models.networks import MLP, SigmoidMLP
-from paceline.training.recipes.classification import class_loss
+from paceline.training.recipes.losses import class_loss
 from paceline.training.recipes.optimizers import optimizer_of
 from refusals import refused
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.core.workload import Layer
+from paceline.core.workload import Cost, Layer
 from paceline.training.models import describe, find
 from paceline.training.models.describe import CostCounter
 from paceline.training.models.transformers import GPT, ViT
@@ -72,10 +72,11 @@ def test_an_lstm_is_counted_by_hand() -> None:
     assert steps * of_states < layer.forward.nbytes < steps * of_states + 2e6
 
 
-def count(operation: Callable[..., Any], *arguments: Any) -> tuple[int, int, int]:
+def count(operation: Callable[..., Any], *arguments: Any) -> tuple[float, float, int]:
     with CostCounter() as counter:
         operation(*arguments)
-    return counter.counts
+    cost = counter.lap().cost
+    return cost.flops, cost.nbytes, cost.num_calls
 
 
 ATEN = torch.ops.aten
@@ -194,6 +195,4 @@ def test_layers_add_up_to_the_whole_real_step(model: nn.Module, batch: Tensor) -
     with CostCounter() as backward:
         scores.backward(gradient)
     for phase, counter in (("forward", forward), ("backward", backward)):
-        costs = [getattr(layer, phase) for layer in layers]
-        names = "flops", "nbytes", "num_calls"
-        assert counter.counts == tuple(sum(getattr(one, name) for one in costs) for name in names)
+        assert counter.lap().cost == sum((getattr(layer, phase) for layer in layers), Cost())

@@ -235,7 +235,7 @@ def test_paced_halves_have_names_sizes_and_residuals_of_the_real_ones(paced_lene
     _, case, parts = paced_lenet
     model = case.model(torch.float32)
     real = cut(model, case.inputs(dtype=torch.float32), "fc3")
-    whole, halves = paced_halves(*parts, [0.0] * 5, [0.0] * 5, 0.0, 10)
+    whole, halves = paced_halves(*parts, [0.0] * 5, [0.0] * 5)
     assert halves.crossing == real.crossing
     assert set(halves.body_names) == set(real.body_names)
     assert set(halves.head_names) == set(real.head_names)
@@ -250,13 +250,13 @@ def test_paced_halves_have_names_sizes_and_residuals_of_the_real_ones(paced_lene
     scores = halves.head(taken_in)
     scores.sum().backward()
     torch.autograd.backward(activations, taken_in.grad)
-    assert (scores.shape, taken_in.grad.shape) == ((3, 10), (3, 400))
+    assert (scores.shape, taken_in.grad.shape) == ((3, 1), (3, 400))
     assert [p.grad.shape for p in whole.parameters()] == [p.shape for p in whole.parameters()]
 
 
 def test_paced_halves_sleep_for_the_times_of_their_layers(paced_lenet):
     clock, _, parts = paced_lenet
-    _, halves = paced_halves(*parts, [1, 2, 4, 8, 16], [32, 64, 128, 256, 512], 0.0, 10)
+    _, halves = paced_halves(*parts, [1, 2, 4, 8, 16], [32, 64, 128, 256, 512])
     ends = [0.0]
     activations = halves.body(torch.zeros(3, 1, 32, 32))
     ends.append(clock.now)

@@ -28,8 +28,12 @@ from paceline.strategies.host.config import HostReduce
 from paceline.training.data.dataset import Dataset, TensorSamples, loader
 from paceline.training.data.sampler import ShardedBatches
 from paceline.training.models import describe
-from paceline.training.recipes.classification import label_loss, precision_at_1
-from paceline.training.recipes.losses import bits_per_byte, next_token_loss
+from paceline.training.recipes.losses import (
+    bits_per_byte,
+    label_loss,
+    next_token_loss,
+    precision_at_1,
+)
 from paceline.training.recipes.named import recipe_of_data
 from paceline.training.recipes.recipe import Recipe, built
 from refusals import refused

@@ -202,7 +202,7 @@ def test_unknown_names(name: str, nearest: str) -> None:
 )
 def test_a_users_factory_in_the_current_directory(folder, name: str) -> None:
     own = find(name)
-    assert (own.name, own.input_shape, own.num_classes) == (name, None, None)
+    assert (own.input_shape, own.num_classes) == (None, None)
     for num_classes in (None, 10):  # the factory decides
         assert own.build(num_classes)(torch.zeros(2, 4)).shape == (2, 3)
 

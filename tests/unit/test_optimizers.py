@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from paceline.training.recipes.optimizers import optimizer_of
-from paceline.training.recipes.schedules import schedule_of
+from paceline.training.recipes.optimizers import optimizer_of, schedule_of
 from refusals import refused
 
 USABLE = {

@@ -10,14 +10,18 @@ from torch.nn.functional import cross_entropy
 
 from language_nets import TOKENS, VOCABULARY, Language
 from paceline.links.rendezvous import process_group
-from paceline.strategies.subbatch.batch import label_message
 from paceline.strategies.subbatch.build import check_row_wise, describe_recipe, split
 from paceline.strategies.subbatch.config import SubBatch
-from paceline.strategies.subbatch.loss import check_objective
+from paceline.strategies.subbatch.loss import check_objective, label_message
 from paceline.training.data.dataset import TensorSamples
 from paceline.training.models.chained_head import bypassed, partition
-from paceline.training.recipes.classification import accuracy, class_loss, label_loss
-from paceline.training.recipes.losses import bits_per_byte, next_token_loss
+from paceline.training.recipes.losses import (
+    accuracy,
+    bits_per_byte,
+    class_loss,
+    label_loss,
+    next_token_loss,
+)
 from paceline.training.recipes.recipe import Recipe
 from refusals import refused
 
@@ -140,10 +144,10 @@ def tokens_recipe(**changes: Any) -> Recipe:
 
 
 def parted(recipe: Recipe, **more: Any) -> Any:
-    found = describe_recipe(recipe, 3)
+    workload, _ = describe_recipe(recipe, 3)
     with process_group(20.0) as group:
         config = SubBatch(workers=1, **more)
-        return split(recipe.model, found.workload, config, group, 0, recipe.example(1))
+        return split(recipe.model, workload, config, group, 0, recipe.example(1))
 
 
 def test_a_norm_of_tokens_stays_in_the_body():
@@ -204,7 +208,6 @@ def test_a_recipe_is_described_on_the_meta_device():
             super().__init__()
             made.append(self.head.weight.device.type)
 
-    described = describe_recipe(tokens_recipe(model=Watched), 3)
+    workload, rows_per_sample = describe_recipe(tokens_recipe(model=Watched), 3)
     assert made == ["meta"]
-    assert described.rows_per_sample == TOKENS
-    assert described.outputs.shape == (3, TOKENS, VOCABULARY)
+    assert (workload.batch_size, rows_per_sample) == (3, TOKENS)

@@ -16,7 +16,7 @@ from paceline.exchange.step import Learning
 from paceline.rpc.value_checks import all_finite
 from paceline.strategies.wheel.protocol import take_gradients
 from paceline.strategies.wheel.server import ParameterServer
-from paceline.training.recipes.classification import class_loss
+from paceline.training.recipes.losses import class_loss
 from refusals import refused
 
 OPTIMIZERS: dict[str, Make] = {

@@ -25,9 +25,13 @@ from paceline.training.data.dataset import IndexedSamples
 from paceline.training.models import describe, find
 from paceline.training.models.paced import PacedModel, PacedSGD
 from paceline.training.recipes.named import own_recipe, recipe_of, workload_of
-from paceline.training.recipes.optimizers import checked_optimizer, optimizer_for
+from paceline.training.recipes.optimizers import (
+    checked_optimizer,
+    checked_schedule,
+    optimizer_for,
+    schedule_of,
+)
 from paceline.training.recipes.recipe import NAMELESS, OptimizerFactory, Recipe, built
-from paceline.training.recipes.schedules import checked_schedule, schedule_of
 
 NUM_TRACED = 20
 NUM_WARM_UP = 2
@@ -82,7 +86,9 @@ def setup_of(session: TrainingSession) -> TrainingSetup:
     # paced layers ignore the sample, and the loss of a single class takes no time
     share = Share(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64), 1.0)
     return TrainingSetup(
-        model=PacedModel(workload, *times, gradient_like=like),
+        model=PacedModel(
+            workload, times.forward_s, times.backward_s, gradient_like=like
+        ),
         workload=workload,
         source=lambda epoch, first_step=0: repeat(share),
         epoch_steps=rehearsed_steps(settings),

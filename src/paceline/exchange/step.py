@@ -20,7 +20,7 @@ from paceline.core.plan import ACCUMULATED, Kind
 from paceline.record.recorder import Recorder
 from paceline.training.data import BalancedSampler, ShardedBatches
 from paceline.training.data.batch import Batch, call
-from paceline.training.recipes.classification import class_loss
+from paceline.training.recipes.losses import class_loss
 from paceline.training.recipes.recipe import NAMELESS, Loss, learnable_loss
 
 Optimize = Callable[[nn.Module], Optimizer]

@@ -39,8 +39,7 @@ from paceline.runs.progress import require_tensorboard
 from paceline.runs.rank import as_rank, leave
 from paceline.runs.restarts import RunRequest, Verb, resuming, with_restarts
 from paceline.runs.session import go_through
-from paceline.training.recipes.optimizers import optimizer_for
-from paceline.training.recipes.schedules import schedule_of
+from paceline.training.recipes.optimizers import optimizer_for, schedule_of
 
 _MOST_PER_CORE = 4
 logger = logging.getLogger(__name__)

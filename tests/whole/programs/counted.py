@@ -55,7 +55,7 @@ def count(parameters: list[nn.Parameter]) -> None:
 
 def recipe() -> Any:
     from paceline.training.data.dataset import TensorSamples
-    from paceline.training.recipes.classification import class_loss
+    from paceline.training.recipes.losses import class_loss
     from paceline.training.recipes.recipe import Recipe
 
     numbers = torch.arange(float(NUM_SAMPLES))[:, None]

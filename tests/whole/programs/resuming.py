@@ -91,7 +91,7 @@ def own_data() -> Any:
 def of_shared_data(model: Any, **more: Any) -> Any:
     """Return a recipe with samples in shared memory."""
     from paceline.training.data.dataset import TensorSamples
-    from paceline.training.recipes.classification import class_loss
+    from paceline.training.recipes.losses import class_loss
     from paceline.training.recipes.recipe import Recipe
 
     rows = [Rows(0, NUM_SAMPLES)[index] for index in range(NUM_SAMPLES)]
@@ -100,7 +100,7 @@ def of_shared_data(model: Any, **more: Any) -> Any:
 
 
 def shared_data() -> Any:
-    from paceline.training.recipes.classification import accuracy
+    from paceline.training.recipes.losses import accuracy
 
     return of_shared_data(lambda: Net().layers, score=accuracy, num_classes=2)
 

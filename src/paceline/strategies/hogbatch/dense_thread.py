@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from paceline.exchange.step import Learning
 from paceline.native import Activation, DenseChain
 from paceline.training.data.dataset import IndexedSamples, TensorSamples
-from paceline.training.recipes.classification import class_loss
+from paceline.training.recipes.losses import class_loss
 
 MOST_SAMPLES = 256
 # With more samples or multiplications than this, PyTorch is faster: its matrix products save more

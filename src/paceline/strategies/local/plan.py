@@ -124,7 +124,7 @@ class _Rounds:
         inner = {rate: inner_step(workload, rate) for rate in dict.fromkeys(own)}
         steps = [config.sync_every] * len(own)
         if balanced:  # a worker's batches, as a number of equal steps, fit its device's speed
-            speeds = [1 / (rate.work_s(inner[rate]) + rate.latency_s(inner[rate])) for rate in own]
+            speeds = [1 / rate.seconds(inner[rate]) for rate in own]
             steps = [max(1, one) for one in apportion(sum(steps), speeds)]
         self.work = [
             self._work(config, device, num_steps, inner[rate])

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -23,11 +22,13 @@ from paceline.strategies.subbatch.trainer import SplitModel
 from paceline.training.data.batch import Batch, call
 from paceline.training.models import describe
 from paceline.training.models.chained_head import partition
+from paceline.training.models.halves import UNTIE, tied
 from paceline.training.models.sharded import Sharding, build_sharded
+from paceline.training.recipes.named import tried_with
 from paceline.training.recipes.recipe import Recipe
 
 _NUM_STEPS = 3
-_ALL, _HALVES = slice(0, 4), (slice(0, 2), slice(2, 4))  # rows of a weight with four rows
+_PARTS = (slice(0, 4), slice(0, 2), slice(2, 4))  # all rows of a weight, and its two halves
 
 
 def split(
@@ -55,82 +56,37 @@ def split(
         if inputs is not None:
             inputs = tree_map(lambda leaf: leaf.to(group.device), inputs)
         body, traced = partition(module, names, workload.name, inputs)
-    except InvalidInput as error:
-        raise _of_tied(build, workload.name) or error from None
-    norms = (layer.name for layer in traced if isinstance(layer.module, nn.BatchNorm1d))
-    if num_rows > 1 and (name := next(norms, None)) is not None:
-        raise InvalidInput(
-            "head",
-            f"cannot split BatchNorm1d {name!r} of {workload.name} by tokens",
-            hint="choose a head that begins after it",
-        )
+    except InvalidInput:
+        if why := _tie(build):
+            raise InvalidInput("head", f"cannot be split: {why}", hint=UNTIE) from None
+        raise
     own_head = (HeadLayer(*one, group.rank) for one in zip(traced, shardings, strict=True))
     return SplitModel(module, body, tuple(own_head), workload.batch_size, num_rows)
 
 
-def _of_tied(build: Callable[[], nn.Module], name: str) -> InvalidInput | None:
-    """Return an error if the model's output layer shares its weight with an embedding."""
-    owners: dict[int, dict[type, str]] = {}
+def _tie(build: Callable[[], nn.Module]) -> str:
+    """Return a text that names a layer's weight shared with an embedding; "" if none is found."""
     with suppress(Exception), torch.random.fork_rng(devices=[]), torch.device("meta"):
-        model = build()
-        for key, parameter in model.named_parameters(remove_duplicate=False):
-            layer = model.get_submodule(key.rpartition(".")[0])
-            owners.setdefault(id(parameter), {})[type(layer)] = key
-        for own in owners.values():
-            if nn.Linear in own and nn.Embedding in own:
-                return InvalidInput(
-                    "head",
-                    f"cannot split {own[nn.Linear]} of {name}, which is tied to "
-                    f"{own[nn.Embedding]} in the body",
-                    hint="untie it, as in gpt-untied, or use strategy allreduce or host",
-                )
-    return None
+        return tied(build(), None)
+    return ""
 
 
-@dataclass(frozen=True)
-class Described:
-    """A model's workload for a number of samples, and the model's outputs for these samples.
-
-    If the model can run on the meta device, the outputs are meta tensors, which have no values.
-    """
-
-    workload: Workload
-    outputs: Any
-
-    @property
-    def rows_per_sample(self) -> int:
-        """Number of rows per sample: 1, or the number of the sample's tokens."""
-        return prod(self.outputs.shape[1:-1])
-
-
-def describe_recipe(recipe: Recipe, num_samples: int) -> Described:
-    """Describe a step with `num_samples` samples.
+def describe_recipe(recipe: Recipe, num_samples: int) -> tuple[Workload, int]:
+    """Describe a step with `num_samples` samples; return it and the number of rows per sample.
 
     The model is built on the meta device if it can run there, so that no rank allocates the whole
     head. Raises InvalidInput if the model cannot run, or if its loss is not cross entropy.
     """
-    with torch.random.fork_rng(devices=[]):
-        try:
-            found = _described(recipe, num_samples, "meta")
-        except Exception:  # the model reads values of tensors, which meta tensors do not have
-            found = _described(recipe, num_samples, "cpu")
+
+    def attempt(model: nn.Module, inputs: Any) -> tuple[Workload, Any]:
+        workload = describe(model, inputs, recipe.name)
+        with torch.no_grad():
+            return workload, call(model.eval(), inputs)
+
+    workload, outputs = tried_with(recipe, attempt, num_samples=num_samples)
     targets = Batch.of(recipe.samples.__getitems__([0])).targets
-    outputs = found.outputs
     check_objective(recipe, outputs[:1] if isinstance(outputs, Tensor) else outputs, targets)
-    return found
-
-
-def _described(recipe: Recipe, num_samples: int, device: str) -> Described:
-    inputs = recipe.example(num_samples)
-    with torch.device(device):
-        model = recipe.model()
-    if not isinstance(model, nn.Module):
-        raise InvalidInput("model", f"is a {type(model).__name__}, not a Module", got=recipe.name)
-    model.train()
-    workload = describe(model, inputs, recipe.name)
-    inputs = tree_map(lambda leaf: leaf.to(device), inputs)
-    with torch.no_grad(), torch.device(device):
-        return Described(workload, call(model.eval(), inputs))
+    return workload, prod(outputs.shape[1:-1])
 
 
 def with_possible_cut(
@@ -142,14 +98,15 @@ def with_possible_cut(
     model cannot be split at any cut.
     """
 
-    def names_from(first: str) -> list[str]:
-        return [layer.name for layer in head.cut(workload, first, config.workers).head]
+    def attempt(first: str) -> object:
+        layers = head.cut(workload, first, config.workers).head
+        return partition(model, [layer.name for layer in layers], workload.name, inputs)
 
     return with_refused_cuts(
         workload,
         config,
         lambda described, one: head.cut(described, one.head, one.workers).head[0].name,
-        lambda first: partition(model, names_from(first), workload.name, inputs),
+        attempt,
     )
 
 
@@ -158,56 +115,27 @@ def check_row_wise(optimizer: Optimize) -> None:
 
     Compares the update of a small layer with separate updates of the layer's two halves.
     """
+    source = torch.Generator().manual_seed(0)
+    before, *gradients = torch.randn(1 + _NUM_STEPS, 4, 3, generator=source, dtype=torch.float64)
+    layers = [nn.Linear(3, len(before[rows]), bias=False) for rows in _PARTS]
+    for layer, rows in zip(layers, _PARTS, strict=True):
+        layer.weight = nn.Parameter(before[rows].clone())
     try:
-        made, apart = _moves(optimizer, has_bias=True)
-    except Exception:  # some optimizers accept only matrices, so try without the bias
-        try:
-            made, apart = _moves(optimizer, has_bias=False)
-        except Exception as error:
-            raise InvalidInput(
-                "optimizer", f"cannot update a linear layer: {first_line(error)}"
-            ) from error
-    if apart:
+        optimizers = [optimizer(layer) for layer in layers]
+        for gradient in gradients:
+            for one, layer, rows in zip(optimizers, layers, _PARTS, strict=True):
+                layer.weight.grad = gradient[rows].clone()
+                one.step()
+    except Exception as error:
+        raise InvalidInput(
+            "optimizer", f"cannot update a linear layer: {first_line(error)}"
+        ) from error
+    whole, *halves = (layer.weight.detach() for layer in layers)
+    moved, apart = whole - before, torch.cat(halves) - before
+    if not torch.allclose(moved, apart, rtol=1e-6, atol=1e-14):
         raise InvalidInput(
             "optimizer",
             "must update each row of a weight independently, because subbatch splits the head",
-            got=made,
+            got=type(optimizers[0]).__name__,
             hint="use adamw or sgd, or strategy allreduce or host",
         )
-
-
-def _moves(optimizer: Optimize, has_bias: bool) -> tuple[str, bool]:
-    """Return the optimizer's name, and whether splitting a layer changes the layer's updates."""
-    source = torch.Generator().manual_seed(0)
-
-    def drawn() -> list[Tensor]:
-        shapes = [(4, 3), (4,)] if has_bias else [(4, 3)]
-        return [torch.randn(one, generator=source, dtype=torch.float64) for one in shapes]
-
-    before, parts = drawn(), (_ALL, *_HALVES)
-    layers = [_layer([value[part] for value in before]) for part in parts]
-    optimizers = [optimizer(layer) for layer in layers]
-    for _ in range(_NUM_STEPS):
-        gradients = drawn()
-        for layer, part in zip(layers, parts, strict=True):
-            for parameter, gradient in zip(layer.parameters(), gradients, strict=True):
-                parameter.grad = gradient[part].clone()
-        for one in optimizers:
-            one.step()
-    whole, *halves = ([one.detach() for one in layer.parameters()] for layer in layers)
-    moved = [
-        (value - start, torch.cat(rows) - start)
-        for start, value, *rows in zip(before, whole, *halves, strict=True)
-    ]
-    apart = any(not torch.allclose(*pair, rtol=1e-6, atol=1e-14) for pair in moved)
-    return type(optimizers[0]).__name__, apart
-
-
-def _layer(values: list[Tensor]) -> nn.Linear:
-    """Return a linear layer with the given values: its weight and, if present, its bias."""
-    num_outputs, num_inputs = values[0].shape
-    layer = nn.Linear(num_inputs, num_outputs, bias=len(values) > 1, dtype=torch.float64)
-    with torch.no_grad():
-        for parameter, value in zip(layer.parameters(), values, strict=True):
-            parameter.copy_(value)
-    return layer

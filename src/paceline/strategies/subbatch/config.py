@@ -43,10 +43,7 @@ class SubBatch:
     sub_batch: Annotated[int, Field(ge=1)] | None = None
 
     def num_sub_batches(self, batch_size: int) -> int:
-        """Return the number of sub-batches in a step.
-
-        `batch_size`: samples per step of the worker with the most samples.
-        """
+        """Return the number of sub-batches; `batch_size`: the most samples of a worker."""
         if self.sub_batch is None:
             return min(batch_size, self.workers)
         most = batch_size * self.workers

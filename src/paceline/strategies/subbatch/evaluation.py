@@ -8,12 +8,10 @@ from torch import Tensor
 
 from paceline.codecs.gathering import begin_gather
 from paceline.exchange.step import Share
-from paceline.strategies.subbatch.batch import StepBatch, label_message
-from paceline.strategies.subbatch.loss import CrossEntropy, loss_terms
+from paceline.strategies.subbatch.loss import CrossEntropy, StepBatch, label_message, loss_terms
 from paceline.strategies.subbatch.trainer import SplitTrainer
 from paceline.training.data.batch import Batch
 from paceline.training.data.dataset import IndexedSamples
-from paceline.training.recipes.classification import accuracy
 from paceline.training.recipes.losses import bits_per_byte
 from paceline.training.recipes.recipe import Loss
 
@@ -25,10 +23,7 @@ _TEST_ROWS = 16384
 def evaluate(
     trainer: SplitTrainer, samples: IndexedSamples, score: Loss | None
 ) -> tuple[float, float]:
-    """Return the loss and the score, summed over this rank's share of the samples.
-
-    All ranks call it together. All rows of a test batch have equal weights, except ignored rows.
-    """
+    """Return the loss and the score, summed over this rank's share of the samples; collective."""
     model, group = trainer.model, trainer.group
     # Running statistics differ between ranks, so all ranks use the buffers of rank 0's body.
     group.broadcast(model.body.buffers())
@@ -61,14 +56,13 @@ def _test(
     whole = StepBatch.of(messages, 1)
     sizes = whole.sizes_of(0)
     logits = _logits(trainer, _gather(trainer, activations.flatten(0, -2), sizes))
-    losses, classes = _losses_and_classes(trainer, logits, whole)
-    own_rows = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
-    num_samples = sum(map(len, shares))
-    loss = float(losses[own_rows].sum()) * num_samples / max(1, whole.num_counted)
+    own_rows, shard = slice(sum(sizes[:rank]), sum(sizes[: rank + 1])), model.head[-1].shard
+    terms = loss_terms(logits, whole.targets, shard)
+    found = _gather(trainer, terms, [len(terms)] * len(sizes)).view(len(sizes), *terms.shape)
+    losses = CrossEntropy.of(found, whole.targets).losses[own_rows]
+    loss = float(losses.sum()) * sum(map(len, shares)) / max(1, whole.num_counted)
     if score is None:
         return loss, 0.0
-    if score is accuracy:
-        return loss, float((classes == whole.targets)[own_rows].sum())
     if score is bits_per_byte:
         return loss, loss / log(2)
     # All ranks take part in gathering the logits.
@@ -87,21 +81,6 @@ def _logits(trainer: SplitTrainer, values: Tensor) -> Tensor:
         with trainer.learning.autocast(values.device):
             values = layer.evaluate(values)
     return values
-
-
-def _losses_and_classes(
-    trainer: SplitTrainer, logits: Tensor, batch: StepBatch
-) -> tuple[Tensor, Tensor]:
-    """Return for each row of the batch the loss and the class with the largest logit."""
-    shard, ranks = trainer.model.head[-1].shard, len(batch.rows)
-    best, places = logits.max(1)
-    # Send class numbers with the dtype of the logits; float32 represents 2**24 classes exactly.
-    of_best = torch.stack((best, (places + shard.first).to(best)), 1)
-    own = torch.cat((loss_terms(logits, batch.targets, shard), of_best), 1)
-    found = _gather(trainer, own, [len(own)] * ranks).view(ranks, len(own), -1)
-    winners = found[:, :, -2].argmax(0, keepdim=True)
-    classes = found[:, :, -1].gather(0, winners).squeeze(0).long()
-    return CrossEntropy.of(found[:, :, :-2], batch.targets).losses, classes
 
 
 def _gather(trainer: SplitTrainer, values: Tensor, sizes: Sequence[int] | None = None) -> Tensor:

@@ -1,7 +1,4 @@
-"""Cut a model into a replicated body and a split head, and price the head's layers.
-
-The head consists of the model's last layers; a worker has some outputs of every layer in the head.
-"""
+"""Cut a model into a replicated body and a split head, and price the head's layers."""
 
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
@@ -94,10 +91,8 @@ def _found(workload: Workload) -> int:
     for start in range(len(layers) - 1, 0, -1):
         if _problem(workload, start) is not None or not _comes_first(workload, start):
             break
-        if (
-            matrix_of(layers[start]) is not None
-            and refusal_of(workload, layers[start].name) is None
-        ):
+        is_linear = matrix_of(layers[start]) is not None
+        if is_linear and refusal_of(workload, layers[start].name) is None:
             found = start
     if found is None and workload.refused_cuts:
         raise InvalidInput.of(workload.refused_cuts[0][1])
@@ -171,11 +166,10 @@ class LayerWork(NamedTuple):
 
 
 def layer_work(layer: Layer, share: float, part: float, accumulates: bool) -> LayerWork:
-    """Return the costs of a fraction `share` of a layer's outputs.
+    """Return the costs of a fraction `share` of a layer's outputs, and `part` of its samples.
 
-    `part`: number of samples, divided by the number of samples in the layer's own costs. The memory
-    traffic of weights and weight gradients is equal for every `part`. `accumulates`: backward adds
-    the weight gradients to existing gradients, which cost memory traffic, too.
+    The memory traffic of weights and weight gradients is equal for every `part`. `accumulates`:
+    backward adds the weight gradients to existing gradients, which cost memory traffic, too.
     """
     weights = layer.gradient_nbytes * share
     forward = _of(layer.forward, share, part, weights)
@@ -199,10 +193,7 @@ def update_work(layer: Layer, share: float) -> Cost:
 
 
 def _of(cost: Cost, share: float, part: float, weights: float) -> Cost:
-    """Return the cost of fractions of a layer's outputs (`share`) and samples (`part`).
-
-    `weights`: bytes of memory traffic that do not depend on the number of samples.
-    """
+    """Return the cost of `share` and `part`; bytes of `weights` do not depend on `part`."""
     fixed = min(weights, cost.nbytes * share)
     nbytes = fixed + (cost.nbytes * share - fixed) * part
     return Cost(cost.flops * share * part, nbytes, cost.num_calls)

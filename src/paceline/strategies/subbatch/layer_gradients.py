@@ -28,9 +28,8 @@ class CommunicationThread:
     """Completes exchanges in order, in parallel with computation.
 
     All ranks create it together, and begin their exchanges in the same order. The group's deadline
-    limits each wait. If an exchange fails, all later exchanges fail, because they would no longer
-    match the other ranks' exchanges. `is_synchronous`: `begin` waits for the end of its exchange,
-    so that a profile can measure exchanges and computation separately.
+    limits each wait. If an exchange fails, all later exchanges fail. `is_synchronous`: `begin`
+    waits for the end of its exchange, so that a profile can measure exchanges separately.
     """
 
     def __init__(self, group: Group) -> None:
@@ -54,8 +53,7 @@ class CommunicationThread:
     ) -> Future[Tensor]:
         """Start an exchange by calling `post`, and return a future of the exchanged values.
 
-        Before the future is set, the thread calls `on_done(begin_s, end_s)` with the times of the
-        exchange on this host's clock.
+        Before the future is set, the thread calls `on_done(begin_s, end_s)`.
         """
         started = time.monotonic()
         begun = post()
@@ -98,17 +96,15 @@ def begin_sum(values: Tensor, group: dist.ProcessGroup | None) -> Pending:
 class LayerGradients(Exchange):
     """Averages gradients layer by layer during backward.
 
-    `name`: name of the strategy. `thread`: also used by the strategy's other exchanges. Without a
-    codec, a layer's message also has one flag per gradient: 1 if this rank changed the gradient. A
-    gradient that no rank changed is not modified. With a codec, all gradients are averaged.
+    `thread`: also used by the strategy's other exchanges. Without a codec, a layer's message also
+    has one flag per gradient: 1 if this rank changed the gradient. A gradient that no rank changed
+    is not modified. With a codec, all gradients are averaged.
     """
 
+    name = "subbatch"
     chunked = True
 
-    def __init__(
-        self, name: str, thread: CommunicationThread, group: Group, codec: str | None
-    ) -> None:
-        self.name = name
+    def __init__(self, thread: CommunicationThread, group: Group, codec: str | None) -> None:
         self.recorder: Recorder | None = None
         self._thread, self._group = thread, group
         self._running: list[tuple[Chunk, Future[Tensor]]] = []
@@ -148,29 +144,24 @@ class LayerGradients(Exchange):
             else parameter.grad.detach().reshape(-1)
             for parameter in (slot.parameter for slot in chunk.slots)
         ]
+        if self._encoded is None:
+            changed = [float(touched[slot.index]) for slot in chunk.slots]
+            values = torch.cat([*gradients, gradients[0].new_tensor(changed)])
+            self._nbytes += 2 * (self._group.world_size - 1) * values.nbytes
+            post = partial(begin_sum, values, self._thread.process_group)
+        else:
+            post = partial(self._begin_encoded, self._encoded, layer, torch.cat(gradients))
         joined = recorder.join_exchange(layer) if recorder else None
 
         def on_done(*_: float) -> None:
             if recorder is not None:
                 recorder.leave_exchange(joined)
 
-        if self._encoded is None:
-            changed = [float(touched[slot.index]) for slot in chunk.slots]
-            values = torch.cat([*gradients, gradients[0].new_tensor(changed)])
-            self._nbytes += 2 * (self._group.world_size - 1) * values.nbytes
-        else:
-            values = torch.cat(gradients)
-        future = self._thread.begin(lambda: self._post(layer, values), on_done)
-        self._running.append((chunk, future))
+        self._running.append((chunk, self._thread.begin(post, on_done)))
 
-    def _post(self, layer: str, values: Tensor) -> Pending:
-        """Start to sum the values or, with a codec, to average them.
-
-        With a codec, all ranks raise NonFinite if a value of any rank is not finite.
-        """
-        if self._encoded is None:
-            return begin_sum(values, self._thread.process_group)
-        work = self._encoded.reduce(layer, values, self._group.world_size)
+    def _begin_encoded(self, encoded: CodecAllReduce, layer: str, values: Tensor) -> Pending:
+        """Start to average values; all ranks raise NonFinite if a rank has a non-finite value."""
+        work = encoded.reduce(layer, values, self._group.world_size)
 
         def finish() -> Tensor:
             means = work.future.wait()
@@ -210,15 +201,12 @@ class LayerGradients(Exchange):
 
     def discard(self) -> None:
         """Raise InvalidInput, because the other ranks wait for missing gradients."""
-        problem = f"{self.name} cannot discard a step, but backward failed on this rank"
+        problem = "subbatch cannot discard a step, but backward failed on this rank"
         raise InvalidInput("strategy", problem)
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes that this rank has sent so far.
-
-        In a ring of n ranks without a codec, a step sends 2 (n - 1) / n times a rank's gradients.
-        """
+        """Bytes that this rank has sent so far: without a codec, as in a ring."""
         encoded = self._encoded.bytes_sent if self._encoded else 0
         return encoded + self._nbytes // self._group.world_size
 

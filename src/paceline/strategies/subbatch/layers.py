@@ -28,10 +28,8 @@ def dropout_seed(seed: int, step: int, name: str) -> int:
 class DropoutMasks:
     """The dropout masks of a step with `num_rows` rows over all ranks.
 
-    A mask does not depend on the numbers of workers and sub-batches: `nn.Dropout` draws the same
-    mask on a CPU, for the whole batch in rank order, after
-    `torch.manual_seed(dropout_seed(seed, step, name))`. Every rank draws the whole mask; a linear
-    layer costs much more.
+    Every rank draws the whole mask, as `nn.Dropout` does on a CPU for the whole batch in rank order
+    after `torch.manual_seed(dropout_seed(seed, step, name))`. A linear layer costs much more.
     """
 
     def __init__(self, seed: int, step: int, num_rows: int) -> None:
@@ -41,10 +39,7 @@ class DropoutMasks:
     def noise(
         self, name: str, p: float, num_outputs: int, rows: Tensor, shard: Shard, like: Tensor
     ) -> Tensor:
-        """Return the mask of `rows` and of the outputs in `shard`: values 0 and 1 / (1 - p).
-
-        The result has the dtype and device of `like`.
-        """
+        """Return the mask of `rows` and `shard`, 0 or 1 / (1 - p), with the dtype of `like`."""
         if name not in self._drawn:
             source = torch.Generator().manual_seed(dropout_seed(self._seed, self._step, name))
             kept = torch.empty(self._num_rows, num_outputs).bernoulli_(1 - p, generator=source)
@@ -64,10 +59,7 @@ class _Saved:
 
 
 class HeadLayer:
-    """Computes this rank's outputs of a layer of the head.
-
-    In its methods, `number` is the number of a sub-batch.
-    """
+    """Computes this rank's outputs of a layer of the head; `number`: number of a sub-batch."""
 
     def __init__(self, traced: TracedLayer, sharding: Sharding, rank: int) -> None:
         self.name, self.module, self.sharding = traced.name, traced.module, sharding
@@ -140,10 +132,7 @@ class HeadLayer:
 
     @torch.no_grad()
     def backward_weight(self, number: int, scale: float) -> None:
-        """Accumulate the gradients of a linear layer's parameters, times `scale`.
-
-        Call it after `backward_input`; it frees the tensors of the sub-batch.
-        """
+        """Accumulate a linear layer's gradients, times `scale`, after `backward_input`."""
         saved = self._saved.pop(number)
         assert saved.leaf_gradients is not None
         by_leaf = saved.leaf_gradients

@@ -1,8 +1,12 @@
-"""Compute cross entropy if the columns of the logits are split among ranks.
+"""Cut the batch of a step into sub-batches, and compute its cross entropy over ranks.
 
-Logits have shape (rows, classes), targets have shape (rows,). A row is a sample of a classifier, or
-a token of a language model. Rows with target -100 are ignored, as in
-`torch.nn.functional.cross_entropy`. The loss is the mean over all other rows of the batch.
+A row is a sample of a classifier, or a token of a language model, whose samples have T rows.
+
+    rank 0   [sample 0: T rows][sample 1: T rows] | [sample 2: T rows]      sub-batch 0 | 1
+    rank 1   [sample 3: T rows]                   | [sample 4: T rows]
+
+Logits have shape (rows, classes), and their columns are split among ranks. Targets have shape
+(rows,). Rows with target -100 are ignored. The loss is the mean over all other rows of the batch.
 """
 
 from dataclasses import dataclass
@@ -13,20 +17,88 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from paceline.core.errors import InvalidInput
+from paceline.training.data.text import IGNORED
 from paceline.training.models.sharded import Shard
-from paceline.training.recipes.classification import check_classes, class_loss
-from paceline.training.recipes.losses import next_token_loss
+from paceline.training.recipes.losses import check_classes, class_loss, next_token_loss
 from paceline.training.recipes.recipe import Recipe, described, scalar_of
 
-IGNORED = -100  # the `ignore_index` of torch's cross entropy
 _INSTEAD = "use strategy allreduce, host or tree"
 
 
-def loss_terms(logits: Tensor, targets: Tensor, shard: Shard) -> Tensor:
-    """Return three terms per row of a rank's logits for `CrossEntropy`: shape (N, 3).
+def label_message(targets: Tensor, most: int, num_classes: int) -> Tensor:
+    """Return a rank's targets as a message: int64 of shape (1, 2 + most).
 
-    `logits`: (N, size). The terms are the largest logit m, the sum s of exp(logit - m), and the
-    target's logit t, which is 0 if another rank has that logit.
+    `targets`: class numbers of shape (samples,) or (samples, tokens). `most`: maximum number of
+    rows per rank. The message consists of the numbers of samples and rows, the targets, and zeros.
+    """
+    rows = targets.flatten()
+    if rows.dtype != torch.int64:
+        raise InvalidInput("data", "must have int64 class numbers as targets", got=rows.dtype)
+    if len(rows) > most:
+        raise InvalidInput(
+            "data",
+            f"has {len(rows)} targets in {len(targets)} samples; the length of the first sample "
+            f"allows at most {most}",
+            hint="pad all samples to one length",
+        )
+    known = rows[rows != IGNORED]
+    if len(known) and not 0 <= int(known.min()) <= int(known.max()) < num_classes:
+        raise InvalidInput(
+            "data",
+            f"has classes {int(known.min())} to {int(known.max())}, but the model has "
+            f"{num_classes} outputs",
+        )
+    message = rows.new_zeros(1, 2 + most)
+    message[0, 0], message[0, 1] = len(targets), len(rows)
+    message[0, 2 : 2 + len(rows)] = rows
+    return message
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """The batch of a step over all ranks, cut into sub-batches.
+
+    `targets`: the targets of all rows, in rank order. `rows[rank][number]`: the rows of a rank in
+    sub-batch `number`, as indices in the batch. `num_counted`: number of rows that are not ignored.
+    """
+
+    targets: Tensor
+    rows: tuple[tuple[Tensor, ...], ...]
+    num_counted: int
+
+    @classmethod
+    def of(cls, messages: Tensor, num_sub_batches: int) -> Self:
+        """Build the batch from all ranks' label messages, of shape (ranks, 2 + most)."""
+        counts: list[list[int]] = messages[:, :2].tolist()
+        targets = torch.cat(
+            [row[2 : 2 + own] for row, (_, own) in zip(messages, counts, strict=True)]
+        )
+        parts = torch.arange(len(targets)).split([own for _, own in counts])
+        rows = []
+        for places, (num_samples, own) in zip(parts, counts, strict=True):
+            samples = places.view(num_samples, own // max(1, num_samples))
+            rows.append(tuple(one.flatten() for one in samples.tensor_split(num_sub_batches)))
+        return cls(targets, tuple(rows), num_counted(targets))
+
+    def sizes_of(self, number: int) -> tuple[int, ...]:
+        """Return for each rank its number of rows in a sub-batch."""
+        return tuple(len(parts[number]) for parts in self.rows)
+
+    def rows_of(self, number: int) -> Tensor:
+        """Return the rows of a sub-batch as indices in the batch, in rank order."""
+        return torch.cat([parts[number] for parts in self.rows])
+
+
+def num_counted(targets: Tensor) -> int:
+    """Return the number of rows that are not ignored."""
+    return int((targets != IGNORED).sum())
+
+
+def loss_terms(logits: Tensor, targets: Tensor, shard: Shard) -> Tensor:
+    """Return three terms per row of a rank's logits (N, size) for `CrossEntropy`: shape (N, 3).
+
+    The terms are the largest logit m, the sum s of exp(logit - m), and the target's logit t, which
+    is 0 if another rank has that logit.
     """
     largest = logits.amax(1)
     sums = (logits - largest.unsqueeze(1)).exp_().sum(1)
@@ -82,10 +154,9 @@ def _own_targets(targets: Tensor, shard: Shard) -> tuple[Tensor, Tensor]:
 def check_objective(recipe: Recipe, outputs: Any, targets: Any) -> None:
     """Raise InvalidInput unless a recipe's loss is cross entropy with one target per row.
 
-    `outputs`: the model's outputs, of which only the shape is used. `targets`: the targets of the
-    same samples. If the recipe has a score, the score is called once with outputs of zeros.
+    Only the shape of `outputs` is used. A score is called once with outputs of zeros.
     """
-    loss, name = recipe.loss, recipe.name
+    loss = recipe.loss
     if isinstance(targets, Tensor) and targets.dtype == torch.bool:
         raise InvalidInput(
             "data", "has several labels per sample, and subbatch needs one", hint=_INSTEAD
@@ -96,7 +167,7 @@ def check_objective(recipe: Recipe, outputs: Any, targets: Any) -> None:
             "loss",
             "must be cross_entropy without options, class_loss or next_token_loss, because each "
             "worker has only a part of the logits",
-            got=_named(loss),
+            got=getattr(loss, "__name__", type(loss).__name__),
             hint=_INSTEAD,
         )
     fits = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
@@ -109,19 +180,16 @@ def check_objective(recipe: Recipe, outputs: Any, targets: Any) -> None:
             f"{described(outputs)} and targets {described(targets)}",
         )
     if recipe.num_classes is not None:
-        check_classes(name, outputs, targets, recipe.num_classes)
+        check_classes(recipe.name, outputs, targets, recipe.num_classes)
     if recipe.score is not None:
         zeros = torch.zeros(()).expand(outputs.shape)
         scalar_of(f"score of {recipe.name}", recipe.score, zeros, targets)
 
 
 def _is_plain(loss: Any) -> bool:
+    """Return whether a loss is `nn.CrossEntropyLoss` without options."""
     plain = nn.CrossEntropyLoss()
-    options = ("ignore_index", "label_smoothing", "reduction", "weight")
-    if type(loss) is not nn.CrossEntropyLoss or loss.weight is not None:
-        return False
-    return all(getattr(loss, option) == getattr(plain, option) for option in options)
-
-
-def _named(loss: Any) -> str:
-    return getattr(loss, "__name__", type(loss).__name__)
+    is_usual = type(loss) is nn.CrossEntropyLoss and loss.weight is None
+    return is_usual and all(
+        getattr(loss, key) == getattr(plain, key) for key in plain.__constants__
+    )

@@ -1,22 +1,17 @@
-"""Split models whose layers sleep for given times instead of computing, for rehearsals.
-
-Steps, exchanges and the loss are real. Activations and gradients are zeros. If a codec sends only a
-share of the body's gradients, some of these gradients are large enough to be sent.
-"""
+"""Split models whose layers sleep instead of computing; steps, exchanges and loss are real."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from math import prod
 
 import torch
 from torch import Tensor, nn
 
 from paceline.codecs.stand_ins import stand_ins_for
-from paceline.core.cost import LayerTimes, PacedDevice, Rate, layer_times
+from paceline.core.cost import PacedDevice, Rate, layer_times
 from paceline.core.workload import Layer, Workload
 from paceline.strategies.subbatch.config import SubBatch
-from paceline.strategies.subbatch.head import Cut, cut, layer_work, matrix_of, num_outputs
+from paceline.strategies.subbatch.head import cut, layer_work, matrix_of, num_outputs
 from paceline.strategies.subbatch.layers import DropoutMasks, HeadLayer
 from paceline.strategies.subbatch.trainer import SplitModel
 from paceline.training.models.chained_head import TracedLayer
@@ -30,7 +25,7 @@ class PacedHeadLayer(HeadLayer):
     """A layer that sleeps in each sub-batch instead of computing.
 
     `num_inputs`: None for a BatchNorm1d. `times(number, num_rows)`: returns the seconds of forward,
-    of input gradients and of weight gradients in sub-batch `number`, which has `num_rows` rows.
+    input gradients and weight gradients in sub-batch `number`.
     """
 
     def __init__(
@@ -65,26 +60,6 @@ class PacedHeadLayer(HeadLayer):
         time.sleep(self._times(number, self._num_rows.pop(number))[2])
 
 
-class _PacedBody(PacedModel):
-    """A body whose layers sleep; its outputs have the shape that the head reads.
-
-    The shape is (samples, rows, features), or (samples, features) if a sample has one row.
-    """
-
-    def __init__(self, parts: Cut, times: LayerTimes, codec: str | None) -> None:
-        start, matrix = len(parts.body.layers), matrix_of(parts.head[0])
-        assert matrix is not None  # a head begins with a linear layer
-        self._shape = [parts.rows_per_sample] if parts.rows_per_sample > 1 else []
-        self._shape.append(matrix.shape[1])
-        own_times = times.forward_s[:start], times.backward_s[:start]
-        gradient_like = stand_ins_for(codec)
-        super().__init__(parts.body, *own_times, 0.0, prod(self._shape), gradient_like)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Sleep for the time of forward, and return zeros; backward also sleeps."""
-        return super().forward(inputs).view(len(inputs), *self._shape)
-
-
 def paced_optimizer(each_s: float) -> Callable[[nn.Module], torch.optim.Optimizer]:
     """Return a factory of optimizers that only sleep: `each_s` seconds per parameter value."""
     return lambda module: PacedSGD(
@@ -95,21 +70,26 @@ def paced_optimizer(each_s: float) -> Callable[[nn.Module], torch.optim.Optimize
 def paced_model(workload: Workload, config: SubBatch, rank: int, device: PacedDevice) -> SplitModel:
     """Return a rank's part of a model whose layers sleep as long as `device` would compute.
 
-    `workload`: the workload of the rank with the most samples. Raises InvalidInput if the model
-    cannot be split.
+    `workload`: that of the rank with the most samples. InvalidInput if the model cannot be split.
     """
     parts = cut(workload, config.head, config.workers)
     start, count = len(parts.body.layers), workload.batch_size * parts.rows_per_sample
-    times, unscaled = device.times(workload), layer_times(workload, device.rate)
-    body = _PacedBody(parts, times, config.gradients)
+    times, usual = device.times(workload), layer_times(workload, device.rate)
+    scales = _ratio(times.forward_s, usual.forward_s), _ratio(times.backward_s, usual.backward_s)
+    matrix = matrix_of(parts.head[0])
+    assert matrix is not None  # a head begins with a linear layer
+    rows = () if parts.rows_per_sample == 1 else (parts.rows_per_sample,)
+    body = PacedModel(
+        parts.body,
+        times.forward_s[:start],
+        times.backward_s[:start],
+        (*rows, matrix.shape[1]),
+        stand_ins_for(config.gradients),
+    )
     head = []
-    for place, layer in enumerate(parts.head, start):
+    for layer in parts.head:
         sharding, matrix = Sharding.even(num_outputs(layer), config.workers), matrix_of(layer)
         share = sharding.sizes[rank] / sharding.num_outputs
-        scales = (
-            _ratio(times.forward_s[place], unscaled.forward_s[place]),
-            _ratio(times.backward_s[place], unscaled.backward_s[place]),
-        )
         own_times = partial(_seconds, device.rate, layer, share, count, scales)
         num_inputs = None if matrix is None else matrix.shape[1]
         head.append(PacedHeadLayer(layer.name, num_inputs, sharding, rank, own_times))
@@ -117,8 +97,8 @@ def paced_model(workload: Workload, config: SubBatch, rank: int, device: PacedDe
     return SplitModel(module, body, tuple(head), workload.batch_size, parts.rows_per_sample)
 
 
-def _ratio(one: float, other: float) -> float:
-    return one / other if other else 1.0
+def _ratio(one: Sequence[float], other: Sequence[float]) -> float:
+    return sum(one) / sum(other) if any(other) else 1.0
 
 
 def _seconds(
@@ -130,10 +110,7 @@ def _seconds(
     number: int,
     num_rows: int,
 ) -> tuple[float, float, float]:
-    """Return a layer's seconds for a sub-batch: forward, input gradients and weight gradients.
-
-    `count`: rows of the worker's whole batch. `num_rows`: rows of the sub-batch.
-    """
+    """Return a layer's seconds for `num_rows` of the `count` rows of a worker's batch."""
     work = layer_work(layer, share, num_rows / count, accumulates=number > 0)
     forward_s, input_s, weight_s = (0.0 if cost is None else rate.seconds(cost) for cost in work)
     return scales[0] * forward_s, scales[1] * input_s, scales[1] * weight_s

@@ -3,12 +3,12 @@
     worker0 compute   load body's forward | head 0 | head 1 | ... | body's backward       |  step
     exchange                      [gather 0][gather 1] [return 0] [return P-1] [layer 2][layer 1]
 
-Each of K workers trains the body on a separate batch. A step has P sub-batches; P is K unless
-`sub_batch` is set. For each sub-batch, all workers gather 1/P of the activations of all bodies, run
-the head together, and return the activation gradients. During these computations, workers send the
-next sub-batch. After the last sub-batch, workers run the body's backward, and average the gradients
-of the body layer by layer at the same time. Workers never send the head's parameter gradients. With
-`updates="sub-batch"`, a layer of the head is updated before its forward of the next sub-batch.
+Each of K workers trains the body on a separate batch. For each of P sub-batches, all workers gather
+1/P of the activations of all bodies, run the head together, and return the activation gradients;
+meanwhile, workers send the next sub-batch. After the last sub-batch, workers run the body's
+backward, and average its gradients layer by layer. Workers never send the head's parameter
+gradients. With `updates="sub-batch"`, a layer of the head is updated before its forward of the next
+sub-batch.
 
 A sub-batch in a head of two layers:
 
@@ -70,8 +70,7 @@ def returned_of(layer: str) -> str:
 def plan(workload: Workload, machine: Machine, config: SubBatch, window: Window) -> Plan:
     """Plan a window of steps on the first `config.workers` devices.
 
-    Raises InvalidInput if the model cannot be split, if devices or links are missing, or if the
-    speed of a codec on a device is unknown.
+    Raises InvalidInput if the model cannot be split, or the machine lacks a device, link or speed.
     """
     devices, workers = machine.first_devices(config.workers), config.workers
     parts = cut(workload, config.head, workers)
@@ -105,7 +104,6 @@ def memory(workload: Workload, machine: Machine, config: SubBatch) -> Mapping[st
 
     A device has a replica of the body, a part of the head, and the gathered inputs of all
     sub-batches; with updates per sub-batch, the gathered inputs of two sub-batches at a time.
-    Raises InvalidInput if the model cannot be split, or if devices are missing.
     """
     devices = machine.first_devices(config.workers)
     parts = cut(workload, config.head, config.workers)
@@ -116,9 +114,8 @@ def memory(workload: Workload, machine: Machine, config: SubBatch) -> Mapping[st
     for before, layer in zip([body.layers[-1], *head], head, strict=False):
         features += before.activation_nbytes if matrix_of(layer) is not None else 0
     num_passes = config.num_sub_batches(body.batch_size)
-    of_one = (
-        workers * -(-body.batch_size // num_passes) / body.batch_size
-    )  # size of a sub-batch, relative to a worker's batch
+    # The size of a sub-batch, relative to a worker's batch.
+    of_one = workers * -(-body.batch_size // num_passes) / body.batch_size
     kept = min(workers, 2 * of_one) if config.updates == "sub-batch" else workers
     # While the head runs, the body has no gradients yet, but a sub-batch has gradients of logits.
     in_head = state_nbytes(body.layers) - body.gradient_nbytes + kept_nbytes(body.layers)
@@ -148,10 +145,7 @@ def sizes(workload: Workload, config: SubBatch) -> Iterator[SubBatch]:
 
 @dataclass(frozen=True)
 class _LayerPass:
-    """A sub-batch in one layer of the head: the work of each worker, and the exchanges.
-
-    `gathered`: the exchange of the layer's inputs. `returned`: the exchange of their gradients.
-    """
+    """A sub-batch in a layer: each worker's work, and the exchanges of inputs and gradients."""
 
     layer: str
     work: LayerWork
@@ -161,10 +155,7 @@ class _LayerPass:
 
 @dataclass(frozen=True)
 class _SubBatchPlan:
-    """A sub-batch in all layers of the head.
-
-    `waits`: a layer waits until the previous sub-batch has updated the layer's parameters.
-    """
+    """A sub-batch in the head; `waits`: a layer waits until the previous one has updated it."""
 
     number: int
     devices: tuple[Device, ...]
@@ -173,10 +164,7 @@ class _SubBatchPlan:
     waits: bool
 
     def tasks(self, step: int, computed: list[TaskId]) -> Iterator[Task]:
-        """Yield the sub-batch's tasks.
-
-        `computed`: for each worker, the task that computes the body's activations.
-        """
+        """Yield the sub-batch's tasks; `computed`: the tasks of the body's activations."""
         done = list(computed)
         for part in self.parts:
             yield from self._forward(step, part, done)
@@ -211,10 +199,7 @@ class _SubBatchPlan:
             done[worker] = own
 
     def _backward(self, step: int, part: _LayerPass, done: list[TaskId]) -> Iterator[Task]:
-        """Yield the tasks of a layer's backward, and replace each worker's last task in `done`.
-
-        A worker has its input gradients as soon as the worker's new last task ends.
-        """
+        """Yield the tasks of a layer's backward, and replace each worker's last task in `done`."""
         for worker, device in enumerate(self.devices):
             on = (compute_lane(device.name),)
             own = TaskId(step, Kind.BACKWARD, part.layer, worker, self.number)
@@ -282,8 +267,7 @@ def _exchange(
 ) -> Collective | None:
     """Return an all-gather or reduce-scatter of all workers; None if `ring` is None.
 
-    `nbytes`: size of a message before encoding. A worker encodes `num_encoded` messages, and
-    decodes one message from every worker.
+    A worker encodes `num_encoded` messages of `nbytes`, and decodes one message from every worker.
     """
     if ring is None:
         return None
@@ -314,11 +298,7 @@ def _step_tasks(
     update: Cost,
     step: int,
 ) -> Iterator[Task]:
-    """Yield the tasks of a step.
-
-    `passes`: the sub-batches. `labels`: the exchange of targets. `gradients`: the all-reduce of
-    each layer of the body, in backward order. `update`: the cost of the weight update.
-    """
+    """Yield the tasks of a step; `gradients`: the all-reduces of the body, in backward order."""
     workers, body = compute.workers, compute.workload
     backward: list[list[Task]] = []
     for worker in workers:

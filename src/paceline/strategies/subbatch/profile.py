@@ -41,10 +41,7 @@ _LEARNING_RATE = 1e-6  # small, to avoid NaNs and denormals, which would change 
 def profile(
     model: SplitModel, trainee: TrainingSetup, config: SubBatch, group: Group, seconds: float
 ) -> PricedMachine:
-    """Measure for about `seconds`, restore the model, and return the machine and cost model.
-
-    All ranks call it together.
-    """
+    """Measure for about `seconds`, restore the model, and return the priced machine; collective."""
     tensors = [*model.module.parameters(), *model.module.buffers()]
     before = [tensor.detach().clone() for tensor in tensors]
     random_state = torch.get_rng_state()

@@ -1,9 +1,4 @@
-"""Run strategy subbatch: each rank has the body, and some outputs of the head's layers.
-
-The body's gradients are averaged layer by layer. Each part of the head, with its gradients and
-optimizer state, exists on one rank only. In a rehearsal, the layers sleep instead of computing;
-steps, exchanges and measurements are real.
-"""
+"""Run strategy subbatch: train or rehearse the body and a rank's outputs of the head's layers."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,10 +42,7 @@ _PACED_COPIES = 3  # planned tensors per parameter: parameter, gradient, momentu
 
 @contextmanager
 def start(session: TrainingSession) -> Iterator["SplitRunner"]:
-    """Yield this rank's runner.
-
-    Raises InvalidInput if the model, the data and the number of workers do not fit together.
-    """
+    """Yield this rank's runner; InvalidInput if model, data and workers do not fit together."""
     setups.check_world_size(session.settings.workers, session.group)
     yield SplitRunner(session, *(_paced(session) if session.is_rehearsal else _real(session)))
 
@@ -84,7 +76,7 @@ class SplitRunner:
         # masks on each rank.
         torch.manual_seed(seed + group.rank)
         trainer = SplitTrainer(
-            *(self._model, config, group, recorder, trainee.optimizer, trainee.learning_rate, seed),
+            *(self._model, config, group, recorder, trainee.optimizer, seed),
             learning=trainee.learning,
             schedule=trainee.schedule,
         )
@@ -136,14 +128,12 @@ def _real(session: TrainingSession) -> tuple[SplitModel, setups.TrainingSetup]:
     assert isinstance(settings, TrainSettings)
     recipe = recipe_of(settings.model, settings.data, settings.seed)
     batches = setups.share_batches(len(recipe.samples), settings.batch_size, settings.seed, group)
-    found = describe_recipe(recipe, -(-settings.batch_size // group.world_size))
-    workload = tried_with(
-        recipe, partial(with_possible_cut, workload=found.workload, config=session.config)
-    )
+    whole, num_rows = describe_recipe(recipe, -(-settings.batch_size // group.world_size))
+    workload = tried_with(recipe, partial(with_possible_cut, workload=whole, config=session.config))
     model = split(
         *(recipe.model, workload, session.config, group, settings.seed),
         inputs=recipe.example(1),
-        rows_per_sample=found.rows_per_sample,
+        rows_per_sample=num_rows,
     )
     setup = setups.trained_setup(settings, recipe, batches, workload, model.module, group.device)
     check_row_wise(setup.optimizer)

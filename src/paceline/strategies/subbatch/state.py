@@ -67,8 +67,7 @@ class _SavedTensor:
 def save(path: Path, model: nn.Module, head: Head, group: Group) -> None:
     """Write the whole model to rank 0's `path`; all ranks call it together.
 
-    A shared tensor is written under its first name. Rank 0 gathers one tensor at a time, so its
-    memory need not hold the whole model.
+    Rank 0 gathers one tensor at a time, so its memory need not hold the whole model.
     """
     tensors = _tensors(model, head)
     if group.rank != 0:
@@ -92,10 +91,7 @@ def gather_state(
     num_steps: int,
     group: Group,
 ) -> State:
-    """Return copies of the whole state on rank 0, and an empty state on others.
-
-    All ranks call it together. The keys of `optimizers` and `schedules` are names of optimizers.
-    """
+    """Return copies of the whole state on rank 0, and an empty state on others; collective."""
     saved = {f"model/{name}": one for name, one in _tensors(model, head).items()}
     values: dict[str, Json] = {}
     for updated, optimizer in optimizers.items():
@@ -129,12 +125,20 @@ def load_state(
     saved = state.own_part(_TRAINING)
     try:
         for what, known in (("optimizers", optimizers), ("schedules", schedules)):
-            here, there = (dict.fromkeys(one, "there") for one in (known, saved[what]))
-            check_same(what, "that of", here, there)
+            names = (dict.fromkeys(one, "there") for one in (known, saved[what]))
+            check_same(what, "that of", *names)
         load_tensors(state.file("model"), model, head, rank)
         for updated, optimizer in optimizers.items():
-            tensors, values = state.file(f"optimizer/{updated}"), saved["optimizers"][updated]
-            _load_optimizer(optimizer, model, head, rank, tensors, values)
+            _, now = optimizer_state(optimizer, model.named_parameters())
+            there = saved["optimizers"][updated]
+            kinds = there.get("parameters", {})
+            check_same("optimizer", "parameter", _kinds(model, head, now), kinds)
+            rows = {
+                key: _SavedTensor.of(tensor, _parameter_of(key), head).rows_of(rank)
+                for key, tensor in state.file(f"optimizer/{updated}").items()
+            }
+            values = there | {"parameters": now["parameters"]}
+            load_optimizer_state(optimizer, model.named_parameters(), rows, values)
         for updated, schedule in schedules.items():
             load_schedule_state(schedule, saved["schedules"][updated])
     except InvalidInput as error:
@@ -144,36 +148,13 @@ def load_state(
 
 
 def load_tensors(tensors: Mapping[str, Tensor], model: nn.Module, head: Head, rank: int) -> None:
-    """Load a rank's part of the whole model's tensors, given by name.
-
-    Raises InvalidInput if a name, shape or dtype differs.
-    """
+    """Load a rank's part of the whole model's tensors; InvalidInput if one does not fit."""
     own = _tensors(model, head)
     wanted = {name: kind_of(one.whole) for name, one in own.items()}
     check_same("model", "tensor", wanted, {name: kind_of(one) for name, one in tensors.items()})
     with torch.no_grad():
         for name, one in own.items():
             one.tensor.copy_(_SavedTensor(tensors[name], one.sharding).rows_of(rank))
-
-
-def _load_optimizer(
-    optimizer: Optimizer,
-    model: nn.Module,
-    head: Head,
-    rank: int,
-    tensors: Mapping[str, Tensor],
-    values: Json,
-) -> None:
-    """Load a rank's part of the state that `gather_state` saved for an optimizer."""
-    _, now = optimizer_state(optimizer, model.named_parameters())
-    saved = values.get("parameters", {})
-    check_same("optimizer", "parameter", _kinds(model, head, now), saved)
-    rows = {
-        key: _SavedTensor.of(tensor, _parameter_of(key), head).rows_of(rank)
-        for key, tensor in tensors.items()
-    }
-    values = values | {"parameters": now["parameters"]}
-    load_optimizer_state(optimizer, model.named_parameters(), rows, values)
 
 
 def _tensors(model: nn.Module, head: Head) -> dict[str, _SavedTensor]:

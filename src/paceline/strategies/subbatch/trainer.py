@@ -3,10 +3,9 @@
     main      body's forward | fc1/0 fc1/1 | fc2/0 fc2/1 | backward ... | body's backward | update
     thread    [labels]    [fc1/0][fc1/1]    [fc2/0][fc2/1]  [loss/0] ...
 
-In the drawing, fc1/0 is sub-batch 0 in layer fc1. While a sub-batch (see `plan`) waits for an
-exchange, the next sub-batch computes. The sub-batches alternate in the same order on all ranks, so
-the exchanges of all ranks match. With updates per sub-batch, the next sub-batch only sends
-activations in advance, and computes after the current sub-batch has ended.
+While sub-batch 0 in layer fc1 (fc1/0) waits for an exchange, the next sub-batch computes, in the
+same order on all ranks. With updates per sub-batch, the next sub-batch only sends activations in
+advance, and computes after the current sub-batch has ended.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,7 +29,6 @@ from paceline.exchange.step import OF_CLASSES, Learning, Optimize, Share
 from paceline.exchange.synchronized import Synchronized
 from paceline.links.group import Group
 from paceline.record.recorder import Recorder
-from paceline.strategies.subbatch.batch import StepBatch, label_message, num_counted
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.layer_gradients import (
     CommunicationThread,
@@ -38,7 +36,13 @@ from paceline.strategies.subbatch.layer_gradients import (
     begin_sum,
 )
 from paceline.strategies.subbatch.layers import DropoutMasks, HeadLayer
-from paceline.strategies.subbatch.loss import CrossEntropy, loss_terms
+from paceline.strategies.subbatch.loss import (
+    CrossEntropy,
+    StepBatch,
+    label_message,
+    loss_terms,
+    num_counted,
+)
 from paceline.strategies.subbatch.plan import LABELS, LOSS, returned_of, weights_of
 from paceline.strategies.subbatch.state import gather_state, load_state
 from paceline.training.data.batch import call
@@ -54,8 +58,7 @@ WHOLE, BODY = "model", "body"
 class SplitModel:
     """A model on one rank: the body, and the rank's outputs of the head's layers.
 
-    `module`: contains body and head. `batch_size`: samples per step of the rank with the
-    most samples. `rows_per_sample`: 1, or the number of tokens of a sample.
+    `module`: contains both. `batch_size`: samples per step of the rank with the most samples.
     """
 
     module: nn.Module
@@ -75,10 +78,7 @@ class SplitModel:
         return {layer.name: layer.sharding for layer in self.head}
 
     def activations(self, body: Callable[..., Tensor], share: Share, learning: Learning) -> Tensor:
-        """Return the body's outputs (samples, ..., features) with the dtype of the head.
-
-        Raises InvalidInput unless there is a target for each row.
-        """
+        """Return the body's outputs in the head's dtype; InvalidInput unless each has a target."""
         with learning.autocast(share.targets.device):
             found = call(body, share.inputs)
         if not isinstance(found, Tensor) or found.shape[:-1] != share.targets.shape:
@@ -94,9 +94,8 @@ class SplitTrainer:
     """Takes the training steps of a rank; all ranks create it together.
 
     `seed`: seed of the dropout masks in the head. `sent`: bytes sent for activations and their
-    gradients. `sent_of_loss`: bytes sent for the loss and the labels. Both counts include message
-    headers of 40 bytes. Raises InvalidInput if gradients are clipped and each
-    sub-batch has an update.
+    gradients. `sent_of_loss`: bytes sent for the loss and the labels. Raises InvalidInput if
+    gradients are clipped and each sub-batch has an update.
     """
 
     def __init__(
@@ -106,7 +105,6 @@ class SplitTrainer:
         group: Group,
         recorder: Recorder,
         optimizer: Optimize,
-        learning_rate: float | None = None,
         seed: int = 0,
         *,
         learning: Learning = OF_CLASSES,
@@ -124,7 +122,7 @@ class SplitTrainer:
         self.learning = learning
         self.thread = thread or CommunicationThread(group)
         self.sent, self.sent_of_loss = Sent(), Sent()
-        self._learning_rate, self._seed = learning_rate, seed
+        self._seed = seed
         self.gradients: LayerGradients | None = None
         self.replica = self._replicated()
         self.num_steps = 0
@@ -141,7 +139,7 @@ class SplitTrainer:
         body, group = self.model.body, self.group
         if group.world_size == 1:
             return SingleReplica(body)
-        gradients = LayerGradients("subbatch", self.thread, group, self.config.gradients)
+        gradients = LayerGradients(self.thread, group, self.config.gradients)
         self.gradients = gradients
         method = Method("subbatch", lambda group, as_views: gradients)
         return Synchronized(body, method, group=group, gradient_as_bucket_view=True)
@@ -164,10 +162,7 @@ class SplitTrainer:
         return 2 + sum(one.shape == parameter.shape for one in tensors)
 
     def state(self) -> State:
-        """Return the whole state on rank 0, and an empty state on other ranks.
-
-        All ranks call it together.
-        """
+        """Return the whole state on rank 0, and an empty state on other ranks; collective."""
         own = self.model.module, self.model.shardings, self.optimizers, self.schedules
         return gather_state(*own, self.num_steps, self.group)
 
@@ -179,8 +174,7 @@ class SplitTrainer:
     def step(self, source: Iterator[Share]) -> Tensor:
         """Take a training step, and return the batch's mean loss as a 0-d tensor.
 
-        If a value that is exchanged is not finite, raises NonFinite on all ranks; the message names
-        the rank and the layer.
+        Raises NonFinite on all ranks if a value that is exchanged is not finite.
         """
         recorder, model = self.recorder, self.model
         with recorder.phase(Kind.LOAD):
@@ -189,14 +183,12 @@ class SplitTrainer:
         with recorder.phase(Kind.FORWARD):
             activations = model.activations(self.replica, share, self.learning)
         batch = StepBatch.of(labels.result(), self._num_sub_batches)
-        masks = DropoutMasks(self._seed, self.num_steps, batch.num_rows)
+        masks = DropoutMasks(self._seed, self.num_steps, len(batch.targets))
         try:
             gradients, loss = self._run_head(activations, batch, masks)
         except NonFinite as error:
-            rate = "" if self._learning_rate is None else f" than {self._learning_rate:g}"
-            raise NonFinite(
-                f"{error}; if the loss rose before, choose a smaller learning_rate{rate}"
-            ) from error
+            hint = "if the loss rose before, choose a smaller learning_rate"
+            raise NonFinite(f"{error}; {hint}") from error
         with recorder.phase(Kind.BACKWARD):
             # `gradients` belong to the mean loss of all ranks' rows, so ranks must sum the body's
             # gradients. The exchange averages instead, so scale by the number of ranks.
@@ -228,8 +220,7 @@ class SplitTrainer:
     ) -> tuple[Tensor, Tensor]:
         """Run the head forward and backward, and accumulate its parameters' gradients.
 
-        Returns the gradients (rows, features) of this rank's activations, and the batch's mean
-        loss, a 0-d tensor.
+        Returns the gradients (rows, features) of this rank's activations, and the mean loss.
         """
         parts = activations.detach().tensor_split(len(batch.rows[0]))  # split by samples
         passes = [
@@ -256,11 +247,7 @@ class SplitTrainer:
 
     @torch.no_grad()
     def _clip(self, most: float) -> None:
-        """Clip the norm of the whole model's gradients.
-
-        Every rank has all gradients of the body. For the head, a rank sends one value: the sum of
-        the squares of the rank's gradients.
-        """
+        """Clip the norm of the whole model's gradients; for the head, ranks sum their squares."""
         body, head = list(self.model.body.parameters()), self.model.head
         own = [parameter for layer in head for parameter in layer.parameters]
         of_body, squares = (_norm(part).square() for part in (body, own))

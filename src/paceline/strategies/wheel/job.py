@@ -290,7 +290,7 @@ def stand_in(spec: RunSpec) -> tuple[PacedWhole, Halves]:
     assert pace is not None
     workload = workload_of(spec.model, pace.samples, pace.input_shape)
     parts = split(workload, Wheel(head=spec.head))
-    times = pace.forward_s, pace.backward_s, pace.update_s
+    times = pace.forward_s, pace.backward_s
     like = stand_ins_for(spec.config.gradients)
     return paced_halves(parts.body, parts.head, *times, gradient_like=like)
 

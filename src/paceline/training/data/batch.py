@@ -82,11 +82,7 @@ def call(model: Callable[..., Any], inputs: Any) -> Any:
 
 
 class CollatedSamples(IndexedSamples):
-    """A map-style data set that returns whole batches.
-
-    Raises InvalidInput with the sample's index if the data set fails, or its samples cannot be
-    collated.
-    """
+    """A map-style data set that returns whole batches; its errors name the samples."""
 
     def __init__(self, dataset: MapDataset, collate: Callable[[list[Any]], Any], name: str) -> None:
         self.dataset, self._name = dataset, name
@@ -133,9 +129,9 @@ def check_tensors(batch: Any, name: str) -> None:
 def batches_of(
     dataset: MapDataset, collate: Callable[[list[Any]], Any], name: str
 ) -> IndexedSamples:
-    """Wrap a data set so that it returns whole batches; InvalidInput if it is empty.
+    """Wrap a data set, unless it is Paceline's own, so that it returns whole batches.
 
-    Paceline's own data sets are returned unchanged.
+    Raises InvalidInput if it is empty or not map-style.
     """
     is_stream = isinstance(dataset, IterableDataset)
     if is_stream or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
@@ -151,8 +147,7 @@ def batches_of(
 class SampleShare:
     """Returns one worker's batch of each step, equal to the batch of a data-parallel rank.
 
-    `batch_size`: number of samples per step, all workers together. `num_steps`: number of steps of
-    all epochs; the last epoch may be shorter. Raises InvalidInput if the samples cannot be divided.
+    Arguments are those of `ShardedBatches`; `num_steps` is the number of steps of all epochs.
     """
 
     def __init__(
@@ -166,14 +161,14 @@ class SampleShare:
     ) -> None:
         shared = len(samples), batch_size, worker, workers, seed
 
+        # Keep two epochs: the next epoch's first batch is read during this epoch's last step.
+        @lru_cache(maxsize=2)
         def rows_of(epoch: int) -> list[list[int]]:
             batches = ShardedBatches(*shared)  # a new object, because threads may call `rows_of`
             batches.set_epoch(epoch)
             return list(batches)
 
-        # Keep two epochs, because the next epoch's first batch is read during this epoch's last
-        # step.
-        self._rows_of = lru_cache(maxsize=2)(rows_of)
+        self._rows_of = rows_of
         self._sizes, self._workers = ShardedBatches(*shared).global_sizes, workers
         self._samples = samples
         self.steps_per_epoch = len(self._sizes)  # steps of one pass over all samples

@@ -17,7 +17,7 @@ from paceline.core.errors import InvalidInput
 from paceline.links.shared_memory import available_nbytes
 from paceline.training.data.sampler import BalancedSampler, ShardedBatches
 
-Batch = tuple[Tensor, Tensor]
+Pair = tuple[Tensor, Tensor]  # inputs and targets
 Shape = tuple[int, ...]  # shape of one sample
 
 
@@ -25,9 +25,8 @@ class IndexedSamples(ABC):
     """A map-style data set that returns whole batches, for torch's DataLoader.
 
     A sample is a pair of inputs and targets, or another pytree of tensors. For classification,
-    inputs are float32, and a target is an int64 class number. If samples may have several labels, a
-    target has a bool for each label. For text, inputs are int64 tokens, and targets have a token
-    for each position. The target -100 means that the position is ignored.
+    inputs are float32, and targets are int64 class numbers, or bools for several labels. For text,
+    inputs are int64 tokens, and a target is a token for each position; -100 is ignored.
     """
 
     @abstractmethod
@@ -50,17 +49,13 @@ class TensorSamples(IndexedSamples):
     inputs: Tensor
     targets: Tensor
 
-    def __post_init__(self) -> None:
-        if len(self.inputs) != len(self.targets):
-            raise ValueError(f"got {len(self.inputs)} inputs, but {len(self.targets)} targets")
-
     def __len__(self) -> int:
         return len(self.targets)
 
-    def __getitem__(self, index: int) -> Batch:
+    def __getitem__(self, index: int) -> Pair:
         return self.inputs[index], self.targets[index]
 
-    def __getitems__(self, indices: Sequence[int]) -> Batch:
+    def __getitems__(self, indices: Sequence[int]) -> Pair:
         rows = torch.as_tensor(indices, dtype=torch.int64)
         # index_select is faster, except on expanded tensors, which it copies element by element.
         is_plain = self.inputs.is_contiguous()
@@ -74,8 +69,7 @@ Read = Callable[[Tensor], Any]  # reads samples by their indices (N,)
 def reader_of(samples: IndexedSamples) -> Read:
     """Return a function that reads a batch of samples by their indices.
 
-    Several threads may call the function. Samples in memory are read concurrently; other data sets
-    are read by one thread at a time.
+    Several threads may call it, but only samples in memory are read concurrently.
     """
     if isinstance(samples, TensorSamples):
         return samples.__getitems__  # type: ignore[return-value]  # it takes a tensor, too
@@ -107,9 +101,9 @@ def loader(
 ) -> DataLoader[Any]:
     """Return a DataLoader of one rank's batches, in the order of `batches`.
 
-    Call `batches.set_epoch` before each pass. `num_workers`: number of the DataLoader's worker
-    processes, which decode image files; it must be 0 for samples in memory. The function does not
-    change torch's global random state. Raises InvalidInput for inconsistent arguments.
+    Call `batches.set_epoch` before each pass. `num_workers`: number of worker processes, which
+    decode image files; it must be 0 for samples in memory. Torch's global random state does not
+    change. Raises InvalidInput for inconsistent arguments.
     """
     if len(samples) != batches.num_samples:
         problem = f"must be batches of {len(samples)} samples"
@@ -119,7 +113,7 @@ def loader(
     return DataLoader(
         cast("TorchDataset[Any]", samples),  # torch needs only __getitem__, but its type needs more
         batch_sampler=batches,
-        collate_fn=_unchanged,
+        collate_fn=_unchanged,  # the batch that __getitems__ returned
         num_workers=num_workers,
         # Restarting processes would take longer than a small epoch.
         persistent_workers=num_workers > 0,
@@ -129,7 +123,6 @@ def loader(
 
 
 def _unchanged(batch: Any) -> Any:
-    # torch declares a list of samples, but passes the batch that __getitems__ returned.
     return batch
 
 
@@ -144,10 +137,7 @@ def require_memory(num_samples: int, sample_shape: Shape, field: str = "data") -
 
 
 def require_nbytes(nbytes: int, field: str, what: str, instead: str) -> None:
-    """Raise InvalidInput if `nbytes` exceeds this machine's free memory.
-
-    `what`: name of the data in the error. `instead`: the error's hint.
-    """
+    """Raise InvalidInput, about `what` with hint `instead`, if `nbytes` exceeds the free memory."""
     available = available_nbytes()
     if nbytes > available:
         needed, free = (f"{size / 2**30:,.1f} GiB" for size in (nbytes, available))
@@ -163,8 +153,8 @@ def shape_text(shape: Shape) -> str:
 class Collate:
     """A `collate_fn` for DataLoader that supports empty batches.
 
-    `samples`: the DataLoader's data set. The samples of a batch are given to `collate`. For an
-    empty batch, the first of `samples` is collated, and its row is removed.
+    `samples`: the DataLoader's data set. For an empty batch, its first sample is collated, and the
+    row is removed.
     """
 
     def __init__(self, samples: Any, collate: Callable[[list[Any]], Any] = default_collate) -> None:

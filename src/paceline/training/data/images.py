@@ -15,7 +15,7 @@ from torch import Tensor
 
 from paceline.core.errors import InvalidInput
 from paceline.links.files import limits
-from paceline.training.data.dataset import Batch, Dataset, IndexedSamples, Shape, shape_text
+from paceline.training.data.dataset import Dataset, IndexedSamples, Pair, Shape, shape_text
 from paceline.training.data.sampler import stratified_split
 
 # Allow only these formats: a renamed file could otherwise select one of Pillow's rarer decoders,
@@ -41,7 +41,7 @@ class ImageSamples(IndexedSamples):
     def __len__(self) -> int:
         return len(self.paths)
 
-    def __getitems__(self, indices: Sequence[int]) -> Batch:
+    def __getitems__(self, indices: Sequence[int]) -> Pair:
         channels, height, width = self.shape
         pixels = np.empty((len(indices), height, width, channels), dtype=np.uint8)
         for row, index in enumerate(indices):
@@ -84,8 +84,7 @@ def _opened(path: Path) -> Iterator[Image.Image]:
 def load_images(folder: str, sample_shape: Shape | None, seed: int) -> Dataset:
     """Load FOLDER/train/CLASS and FOLDER/test/CLASS, or split FOLDER/CLASS.
 
-    Classes are numbered in the order of their folder names. The headers of all images are read now,
-    to find broken files before training. Pixels are read batch by batch.
+    The headers of all images are read now, to find broken files before training.
     """
     shape = sample_shape or _DEFAULT_SHAPE
     if len(shape) != 3 or shape[0] not in (1, 3):

@@ -45,8 +45,7 @@ class SparseFile:
 def _content_of(path: Path) -> bytes:
     """Read a file; decompress its content if its name ends in .bz2.
 
-    Raises OSError for an unreadable file. Raises InvalidInput if the content exceeds the free
-    memory, or the decompressed content is implausibly large.
+    Raises InvalidInput if the content exceeds the free memory or is implausibly large.
     """
     if path.suffix in _OTHERWISE_COMPRESSED:
         raise InvalidInput(str(path), "must be a text file or a .bz2 file", hint="unpack the file")
@@ -78,10 +77,7 @@ def _pieces(file: IO[bytes], path: Path, most: int) -> Iterator[bytes]:
 
 
 def _parse(paths: Sequence[Path]) -> list[SparseFile]:
-    """Parse files together, so that a feature has the same column in each of them.
-
-    Raises InvalidInput, which names the file and the line of the first error.
-    """
+    """Parse files together, so that a feature has the same column in each of them."""
     from sklearn.datasets import load_svmlight_files
 
     contents = [_content_of(path) for path in paths]

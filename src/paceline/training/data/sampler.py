@@ -1,7 +1,4 @@
-"""Samplers that divide each epoch's samples exactly among workers and steps.
-
-The samplers need numpy, but not torch. Each worker computes its own indices without communication.
-"""
+"""Divide each epoch's samples exactly among workers and steps, without communication."""
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -60,11 +57,10 @@ class _Batches:
 class ShardedBatches(_Batches):
     """Yields one rank's batches as lists of sample indices; a `batch_sampler` for a DataLoader.
 
-    `batch_size`: the maximum number of samples per step, all ranks together. An epoch has
-    ceil(num_samples / batch_size) steps. The epoch's permutation is cut into steps, and each step
-    is cut into `world_size` parts. The sizes of the steps differ by at most one, and the sizes of a
-    step's parts differ by at most one. So an epoch uses every sample exactly once, and no rank gets
-    an empty batch. A step's samples do not depend on `world_size`.
+    `batch_size`: the maximum number of samples per step, all ranks together. The epoch's
+    permutation is cut into ceil(num_samples / batch_size) steps, and each step is cut into
+    `world_size` parts. The sizes of the steps, and of a step's parts, differ by at most one. So an
+    epoch uses every sample exactly once, and a step's samples do not depend on `world_size`.
 
     If each rank scales its mean loss by `local_size * world_size / global_sizes[step]`, the average
     of the ranks' gradients is the gradient of the whole step's mean loss.
@@ -110,10 +106,9 @@ class BalancedSampler(_Batches):
     """Yields one rank's batches as lists of sample indices; a `batch_sampler` for a DataLoader.
 
     An epoch's permutation is cut into batches of `batch_size` samples (the last batch may be
-    smaller), and each batch is cut into a part for each rank. The sizes of the parts are `shares`.
-    The shares are equal at first, and `update` changes them. `paceline.DataParallel` with
-    `balance="auto"` calls `update`. An epoch uses every sample exactly once, and all ranks have the
-    same number of steps.
+    smaller), and each batch is cut into parts of the ranks' `shares`. The shares are equal at
+    first; `paceline.DataParallel` with `balance="auto"` updates them. An epoch uses every sample
+    exactly once, and all ranks have the same number of steps.
 
     `most`: each rank's largest share; None means no limit. A rank may get an empty list of indices;
     `Collate` then returns an empty batch. Raises InvalidInput for an argument out of range.

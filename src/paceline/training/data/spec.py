@@ -28,15 +28,13 @@ _PATTERN_SIDE = 4  # patterns this coarse survive a model's pooling layers
 
 
 def load_digits(sample_shape: Shape | None, seed: int) -> Dataset:
-    """Load scikit-learn's images of handwritten digits.
+    """Load scikit-learn's images of handwritten digits, with mean 0 and standard deviation 1.
 
     `sample_shape`: 1x8x8 (the default), 64 values, or 1xHxW or 3xHxW, to which images are resized.
-    Before resizing, pixels are normalised so that the training samples have mean 0 and standard
-    deviation 1.
     """
     shape = sample_shape or (1, _SIDE, _SIDE)
-    is_flat, is_image = shape == (_SIDE * _SIDE,), len(shape) == 3 and shape[0] in (1, 3)
-    if not is_flat and not is_image:
+    is_flat = shape == (_SIDE * _SIDE,)
+    if not is_flat and (len(shape) != 3 or shape[0] not in (1, 3)):
         problem = f"must be {_SIDE * _SIDE}, 1xHxW or 3xHxW for data digits"
         raise InvalidInput("input_shape", problem, got=shape_text(shape))
     # optional package; `load` reports it if missing
@@ -66,8 +64,7 @@ def load_synthetic(options: str, sample_shape: Shape | None, seed: int) -> Datas
     """Generate training and test samples in a ratio of 4 to 1.
 
     A sample is its class's pattern plus Gaussian noise of the same power, scaled to a mean square
-    of about 1; classes are equally frequent. Patterns of CxHxW samples are smooth. The shape is
-    the first available of these: the shape in `options`, `sample_shape`, 3x224x224.
+    of about 1; classes are equally frequent. Patterns of CxHxW samples are smooth.
     """
     shape, num_classes, num_train = _parse(options)
     if shape and sample_shape and shape != sample_shape:
@@ -141,12 +138,10 @@ _OPTIONAL = {"sklearn": "scikit-learn", "PIL": "Pillow"}
 def load(spec: str, sample_shape: Shape | None = None, seed: int = 0) -> Dataset:
     """Load the data set that `spec` names.
 
-    `spec`: `digits`, `libsvm:PATH`, `images:FOLDER`, `text`, `text:PATH`, `masked-text`,
-    `masked-text:PATH`, `tokens:PATH`, or `synthetic:3x224x224,classes=10,samples=512`, in which
-    every part is optional. `sample_shape`: None selects the default shape of the data set. `seed`
-    determines the split, masked positions and synthetic values; all ranks must pass the same seed.
-    Raises InvalidInput for an unknown form, an unusable file, an unsuitable shape, or a missing
-    optional package.
+    `spec`: one of `FORMS`; every part after `synthetic` is optional. `sample_shape`: None selects
+    the default shape of the data set. `seed` determines the split, masked positions and synthetic
+    values; all ranks must pass the same seed. Raises InvalidInput for an unknown form, an unusable
+    file, an unsuitable shape, or a missing optional package.
     """
     if sample_shape is not None and (not sample_shape or min(sample_shape) < 1):
         problem = "must have sizes of at least 1"

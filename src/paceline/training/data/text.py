@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 
 from paceline.core.errors import InvalidInput, first_line
 from paceline.training.data.dataset import (
-    Batch,
     Dataset,
     IndexedSamples,
+    Pair,
     Shape,
     require_nbytes,
     shape_text,
@@ -41,7 +41,6 @@ _LENGTH = 256
 _BYTES = 256  # number of different bytes
 _TEST_SHARE = 20  # one in twenty files is for testing
 _MOST_TESTED = 128 * 1024
-_BLOCK = 1 << 24  # tokens
 # Exclude installed packages. Also exclude tests, because some Python distributions omit tests.
 _NOT_LIBRARY = frozenset(
     ("site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test")
@@ -71,7 +70,7 @@ class TokenWindows(IndexedSamples):
     def __len__(self) -> int:
         return max(0, len(self.tokens) - 1) // self.length
 
-    def __getitems__(self, indices: Sequence[int]) -> Batch:
+    def __getitems__(self, indices: Sequence[int]) -> Pair:
         found = self._gather(indices, self.length + 1)  # (len(indices), length + 1)
         inputs, targets = (np.ascontiguousarray(part) for part in (found[:, :-1], found[:, 1:]))
         return torch.from_numpy(inputs), torch.from_numpy(targets)
@@ -95,9 +94,9 @@ class MaskedTokens(TokenWindows):
     """Windows of `length` tokens, some masked; targets are the original tokens.
 
     In each window, 15 % of the positions are masked, but at least one. Eight in ten masked
-    positions get the mask token, whose number is `vocabulary`. One in ten gets a random token, and
-    one in ten keeps its token (Devlin et al. 2018, section 3.1). Targets of positions that are not
-    masked are -100. `seed` and the sample's index determine the masked positions.
+    positions get the mask token `vocabulary`, one in ten gets a random token, and one in ten keeps
+    its token (Devlin et al. 2018, section 3.1). Other targets are -100. `seed` and the sample's
+    index determine the masked positions.
     """
 
     seed: int
@@ -105,7 +104,7 @@ class MaskedTokens(TokenWindows):
     def __len__(self) -> int:
         return len(self.tokens) // self.length
 
-    def __getitems__(self, indices: Sequence[int]) -> Batch:
+    def __getitems__(self, indices: Sequence[int]) -> Pair:
         inputs = self._gather(indices, self.length)  # (len(indices), length)
         targets = np.full_like(inputs, IGNORED)
         for row, index in enumerate(np.asarray(indices, dtype=np.int64) % max(1, len(self))):
@@ -131,9 +130,8 @@ class MaskedTokens(TokenWindows):
 def load_text(path: str, sample_shape: Shape | None, seed: int) -> Dataset:
     """Load byte windows of a file, of a folder, or of Python's standard library.
 
-    An empty `path` selects the source text of the running interpreter's standard library.
-    `sample_shape` (T,): tokens per window, 256 by default. The split does not depend on the seed.
-    Raises InvalidInput for an unreadable path or too little text.
+    An empty `path` selects the running interpreter's standard library. `sample_shape` (T,): tokens
+    per window, 256 by default. Raises InvalidInput for an unreadable path or too little text.
     """
     length = _length(sample_shape, "text")
     parts, source = _bytes_of(path)
@@ -142,10 +140,7 @@ def load_text(path: str, sample_shape: Shape | None, seed: int) -> Dataset:
 
 
 def load_masked_text(path: str, sample_shape: Shape | None, seed: int) -> Dataset:
-    """Load the windows of `load_text` with some bytes masked, as for BERT.
-
-    The additional token 256 is the mask.
-    """
+    """Load the windows of `load_text` with some bytes masked, as for BERT, by token 256."""
     length = _length(sample_shape, "masked-text")
     parts, source = _bytes_of(path)
     train, test = (MaskedTokens(part, length, _BYTES, source, seed) for part in parts)
@@ -153,11 +148,10 @@ def load_masked_text(path: str, sample_shape: Shape | None, seed: int) -> Datase
 
 
 def load_tokens(argument: str, sample_shape: Shape | None, seed: int) -> Dataset:
-    """Load windows of token ids from the file PATH.
+    """Load windows of token ids from the file PATH, a one-dimensional .npy array of integers.
 
-    `argument`: PATH, or "PATH,vocabulary=50257". The file is a one-dimensional .npy array of
-    integers, which is memory-mapped. Without a vocabulary, the whole file is read once to find its
-    largest id. Raises InvalidInput for another file type, a negative id, or too few tokens.
+    `argument`: PATH, or "PATH,vocabulary=50257". The file is memory-mapped; without a vocabulary,
+    it is read once to find its largest id. Raises InvalidInput for an unusable file.
     """
     length = _length(sample_shape, "tokens")
     match = _TOKENS.fullmatch(argument)
@@ -263,10 +257,8 @@ def _mapped(path: str) -> Tokens:
 
 def _vocabulary_of(tokens: Tokens, path: str) -> int:
     """Return the largest token id plus one; InvalidInput for a negative id."""
-    highest = -1
-    for start in range(0, len(tokens), _BLOCK):
-        block = tokens[start : start + _BLOCK]
-        if block.min() < 0:
-            raise InvalidInput(path, "must have tokens of at least 0", got=int(block.min()))
-        highest = max(highest, int(block.max()))
-    return highest + 1
+    if not len(tokens):
+        return 0
+    if tokens.min() < 0:
+        raise InvalidInput(path, "must have tokens of at least 0", got=int(tokens.min()))
+    return int(tokens.max()) + 1

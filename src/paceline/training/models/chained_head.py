@@ -2,9 +2,8 @@
 
 If the head is a single layer whose output the model returns, the body is the model with an identity
 module in place of this layer. The forward pass is not traced, and may contain assertions and loops.
-For other heads, the modules that contain the head's layers are traced (`torch.fx`), and all other
-modules are called unchanged. Modules between the head's layers must be elementwise or dropout,
-because a rank applies these modules to only some of the columns.
+For other heads, the modules that contain the head's layers are traced (`torch.fx`). Operations
+between the head's layers must be elementwise or dropout, because a rank has only some columns.
 """
 
 import copy
@@ -30,32 +29,19 @@ _FUNCTIONS = (
     *(torch.relu, torch.tanh, torch.sigmoid),
 )
 _METHODS = ("relu", "tanh", "sigmoid")
+Operation = Callable[[Tensor], Tensor]  # a dropout module, or an elementwise operation
 _Refusal = Callable[..., InvalidInput]
 _LAYERS = (nn.Linear, nn.BatchNorm1d)
 _FORWARDS = (nn.Linear.forward, nn.BatchNorm1d.forward)  # any other forward is refused
 
 
-class Elementwise(nn.Module):
-    """Applies an elementwise function to a tensor; all other arguments are fixed."""
-
-    def __init__(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        super().__init__()
-        self._function, self._args = function, args
-        self._kwargs = {key: value for key, value in kwargs.items() if key != "inplace"}
-
-    def forward(self, values: Tensor) -> Tensor:
-        """Apply the function."""
-        result: Tensor = self._function(values, *self._args, **self._kwargs)
-        return result
-
-
 @dataclass(frozen=True)
 class TracedLayer:
-    """A layer of the head, and the named modules between this layer and the next layer."""
+    """A layer of the head, and the named operations between this layer and the next layer."""
 
     name: str
     module: nn.Linear | nn.BatchNorm1d
-    following: tuple[tuple[str, nn.Module], ...] = ()
+    following: tuple[tuple[str, Operation], ...] = ()
 
 
 def partition(
@@ -63,9 +49,9 @@ def partition(
 ) -> tuple[nn.Module, tuple[TracedLayer, ...]]:
     """Split a model into a body and a head; the head consists of the layers `names`.
 
-    The head's layers are in forward order. The body shares the model's modules, under the same
-    names. `label`: name of the model in errors. `inputs`: a few samples, to try a head of one layer
-    without tracing (`bypassed`). Raises InvalidInput if a layer or connection prevents the split.
+    The body shares the model's modules, under the same names. `label`: name of the model in errors.
+    `inputs`: a few samples, to try a head of one layer without tracing (`bypassed`). Raises
+    InvalidInput if a layer or connection prevents the split.
     """
 
     def refusal(problem: str, hint: str = "") -> InvalidInput:
@@ -112,10 +98,7 @@ def _traced(
 
 
 class _HeadTracer(fx.Tracer):
-    """Traces the inside of modules that contain layers of the head.
-
-    Also traces the inside of an `nn.Sequential` without parameters. Any other call is one node.
-    """
+    """Traces the inside of modules with layers of the head, and of containers of activations."""
 
     def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
         super().__init__()
@@ -135,7 +118,7 @@ def _head(
     model: nn.Module, nodes: Sequence[fx.Node], names: Sequence[str], refusal: _Refusal
 ) -> tuple[TracedLayer, ...]:
     """Return the head's layers; the nodes must form a chain up to the model's output."""
-    chain: list[tuple[str, nn.Linear | nn.BatchNorm1d, list[tuple[str, nn.Module]]]] = []
+    chain: list[tuple[str, nn.Linear | nn.BatchNorm1d, list[tuple[str, Operation]]]] = []
     value, left = nodes[0].all_input_nodes[0], list(names)
     for node in nodes:
         if node.all_input_nodes != [value]:
@@ -166,8 +149,8 @@ def _layer(module: nn.Module, name: str, refusal: _Refusal) -> nn.Linear | nn.Ba
     return module
 
 
-def _between(model: nn.Module, node: fx.Node, refusal: _Refusal) -> nn.Module:
-    """Return a module that applies the operation of `node` to some of the columns."""
+def _between(model: nn.Module, node: fx.Node, refusal: _Refusal) -> Operation:
+    """Return the operation of `node`, which must be applicable to some of the columns alone."""
     if node.op == "call_module":
         module = model.get_submodule(str(node.target))
         kind = type(module)
@@ -183,9 +166,12 @@ def _between(model: nn.Module, node: fx.Node, refusal: _Refusal) -> nn.Module:
             return nn.Identity()
         what = f"{node.target!r} is {kind.__name__}"
     elif node.op == "call_function" and node.target in _FUNCTIONS:
-        return Elementwise(node.target, node.args[1:], dict(node.kwargs))
+        function: Any = node.target
+        options = {key: value for key, value in node.kwargs.items() if key != "inplace"}
+        return lambda values: function(values, *node.args[1:], **options)
     elif node.op == "call_method" and node.target in _METHODS:
-        return Elementwise(getattr(torch, str(node.target)), (), {})
+        method: Operation = getattr(torch, str(node.target))
+        return method
     else:
         what = f"{_name(node)} is called"
     raise refusal(f"{what} in the head; only elementwise functions and nn.Dropout are supported")
@@ -199,36 +185,25 @@ def _name(node: fx.Node) -> str:
     return f"{getattr(node.target, '__name__', node.target)}()"
 
 
-class _KeepInput(nn.Module):
-    """Replaces a layer: returns the layer's input, and keeps it in `taken`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.taken: list[Tensor] = []
-
-    def forward(self, values: Tensor) -> Tensor:
-        """Return the values unchanged."""
-        self.taken.append(values)
-        return values
-
-
 @torch.no_grad()
 def bypassed(model: nn.Module, name: str, inputs: Any) -> nn.Module | None:
     """Return the model without its final layer `name`; None if the layer is not final.
 
-    The new model (the body) returns the layer's input. The body shares all other modules with
-    `model`, under the same names. The layer is not final if a trial of the body with `inputs`, in
-    evaluation mode, fails. Later calls raise InvalidInput if the body returns anything else.
+    The new model (the body) returns the layer's input. The layer is not final if a trial of the
+    body with `inputs`, in evaluation mode, fails. If the body returns anything else later, its call
+    raises InvalidInput.
     """
-    instead = _KeepInput()
+    instead, taken = nn.Identity(), list[Any]()
+    instead.register_forward_hook(lambda module, arguments, values: taken.append(values))
     body = _without(model, name, instead)
     body._forward_hooks = type(model._forward_hooks)(model._forward_hooks)  # `model` gets no hook
 
     def check(module: nn.Module, arguments: Any, found: Any) -> None:
-        taken, instead.taken = instead.taken, []
-        if len(taken) != 1 or found is not taken[0]:
+        calls = taken.copy()
+        taken.clear()
+        if len(calls) != 1 or found is not calls[0]:
             problem = f"layer {name!r} must be called once, and the model must return its output"
-            raise InvalidInput("head", problem, got=f"{len(taken)} calls")
+            raise InvalidInput("head", problem, got=f"{len(calls)} calls")
 
     body.register_forward_hook(check)
     was_training = model.training

@@ -3,23 +3,25 @@
 The step runs on a copy of the model on PyTorch's meta device, where tensors have shapes but no
 values, so nothing large is allocated or computed. If this step fails, as for a forward pass that
 depends on values (`if x.sum() > 0`), the step runs on a copy on the model's own device. A model
-with recurrent layers runs on the CPU, because PyTorch's meta device decomposes recurrent layers
-into time steps, and keeps other tensors for backward than the CPU's kernel keeps.
+with recurrent layers runs on the CPU, because the meta device decomposes them into time steps.
 
 The passes are divided into segments, one for each layer. A forward segment begins when the layer's
-module is entered for the first time. Operations before the first layer belong to the first layer. A
+module is entered for the first time; operations before the first layer belong to the first layer. A
 backward segment ends when the layer's last gradient has been accumulated.
 """
 
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from math import inf
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 from paceline.core.error_lines import blamed
@@ -28,7 +30,6 @@ from paceline.core.workload import Cost, Layer, Parameter, Workload
 from paceline.links.devices import random_numbers_restored
 from paceline.training.data.batch import call
 from paceline.training.models.flops import allocates, flops_of, nbytes_of, tensors_in
-from paceline.training.models.fused_attention import attention_as_on_cpu
 from paceline.training.models.layers import LayerModule, copied, duplicate, layers_of
 from paceline.training.models.live_memory import (
     LiveMemory,
@@ -37,31 +38,43 @@ from paceline.training.models.live_memory import (
     workspace_nbytes,
 )
 
-Counts = tuple[int, int, int]  # arithmetic operations, bytes, calls except allocations
+_FLASH = 1  # number of the fused attention kernel in torch._fused_sdp_choice
+
+
+class Lap(NamedTuple):
+    """The cost of a part of a step, and its peak of live bytes."""
+
+    cost: Cost
+    peak: int
+
+
+_NOTHING = Lap(Cost(), 0)
+_Laps = Mapping[int, Sequence[Lap]]  # by layer, in the order of the layers' last gradients
 
 
 @dataclass
 class _Step:
     """The records of one training step; layers are indices into `layers_of(model)`.
 
-    `entered`: layers in the order of entry. Four lists have an item for each forward segment, in
-    the same order: `segment_ends`, `activation_nbytes`, `forward_peaks` (of live bytes) and `kept`.
-
-    `ready`: the (layer, parameter) pairs with a gradient, in the order of each pair's last
-    gradient. `layer_ends`: the counts at each layer's last gradient, in the order of these
-    gradients. `laps`: a (layer, peak) pair for each gradient; the peak is that of the live bytes
-    since the previous gradient. A final pair (None, peak) covers the rest of the backward pass.
+    The keys of three dictionaries are the layers, in the order of entry. `ready`: the (layer,
+    parameter) pairs with a gradient, in the order of each pair's last gradient. `laps`: for each
+    gradient its layer, and backward since the previous gradient.
     """
 
-    entered: list[int] = field(default_factory=list)
-    segment_ends: list[Counts] = field(default_factory=list)
-    activation_nbytes: list[int] = field(default_factory=list)
-    forward_peaks: list[int] = field(default_factory=list)
-    kept: list[int] = field(default_factory=list)
+    forward: dict[int, Lap] = field(default_factory=dict)
+    activation_nbytes: dict[int, int] = field(default_factory=dict)
+    kept_nbytes: dict[int, int] = field(default_factory=dict)
     ready: dict[tuple[int, int], None] = field(default_factory=dict)
-    layer_ends: dict[int, Counts] = field(default_factory=dict)
-    laps: list[tuple[int | None, int]] = field(default_factory=list)
-    backward_end: Counts = (0, 0, 0)
+    laps: list[tuple[int, Lap]] = field(default_factory=list)
+
+    def backward(self) -> _Laps:
+        """Return the laps of each layer's backward segment."""
+        stops = {layer: number for number, (layer, _) in enumerate(self.laps, 1)}
+        found, start = dict[int, list[Lap]](), 0
+        for layer, stop in sorted(stops.items(), key=lambda one: one[1]):
+            found[layer] = [lap for _, lap in self.laps[start:stop]]
+            start = stop
+        return found
 
 
 def describe(model: nn.Module, example_batch: Any, name: str | None = None) -> Workload:
@@ -69,15 +82,13 @@ def describe(model: nn.Module, example_batch: Any, name: str | None = None) -> W
 
     `example_batch`: a tensor, a sequence of positional arguments, or a mapping of keyword
     arguments. The first dimension of the first tensor is the batch size. The model keeps its mode
-    (training or evaluation). The backward pass starts from all outputs that require a gradient,
-    each with a gradient of ones.
+    (training or evaluation). The backward pass starts from all outputs that require a gradient.
 
     Costs are those of the whole batch. `activation_nbytes`: bytes of tensors that the layer's
     forward segment makes, and that later segments or the caller read. `kept_nbytes`: bytes of
     tensors that the forward segment makes, and that backward reads. `working_nbytes`: the layer's
     peak of live bytes, without kept tensors and without gradients of parameters. Layers without
-    gradients are last in `backward_order`. A layer has no forward cost if no module calls the
-    layer, for example because the parent module uses the layer's parameters directly.
+    gradients are last in `backward_order`. A layer that no module calls has no forward cost.
 
     The model and the random states of PyTorch and Python do not change. The model's forward hooks
     run. Raises InvalidInput if nothing is trainable or the step fails.
@@ -93,16 +104,16 @@ def describe(model: nn.Module, example_batch: Any, name: str | None = None) -> W
     if not layers:
         raise InvalidInput(label, "has no trainable parameters")
     step = _trace(model, example_batch, label)
-    order = list(step.entered)
+    order, backward = list(step.forward), step.backward()
     for index in range(len(layers)):
-        if index not in step.entered:  # insert the layer after the layer registered before
+        if index not in step.forward:  # insert the layer after the layer registered before
             order.insert(order.index(index - 1) + 1 if index else 0, index)
-    never = [index for index in reversed(order) if index not in step.layer_ends]
+    never = [index for index in reversed(order) if index not in backward]
     return Workload(
         name=label,
         batch_size=batch[0].shape[0],
-        layers=_describe_layers(layers, order, step),
-        backward_order=tuple(order.index(index) for index in (*step.layer_ends, *never)),
+        layers=_describe_layers(layers, order, step, backward),
+        backward_order=tuple(order.index(index) for index in (*backward, *never)),
         input_nbytes=sum(tensor.numel() * tensor.element_size() for tensor in batch),
     )
 
@@ -113,7 +124,7 @@ def _trace(model: nn.Module, batch: Any, label: str) -> _Step:
     state = random.getstate()
     try:
         with random_numbers_restored(devices), torch.inference_mode(False), torch.enable_grad():
-            with attention_as_on_cpu():
+            with AttentionAsOnCpu():
                 is_recurrent = any(isinstance(one, nn.RNNBase) for one in model.modules())
                 device = torch.device("cpu" if is_recurrent else "meta")
                 try:
@@ -139,66 +150,57 @@ def _trace(model: nn.Module, batch: Any, label: str) -> _Step:
 
 def _run(model: nn.Module, batch: Any) -> _Step:
     """Record a forward and a backward pass; the hooks stay on `model`."""
-    step, activations, alive = _Step(), SegmentActivations(), LiveMemory()
-    forward, backward = CostCounter(activations, alive), CostCounter(activations, alive)
+    step, counter = _Step(), CostCounter()
+    activations = counter.activations
 
     def end_segment() -> None:
-        step.segment_ends.append(forward.counts)
-        step.forward_peaks.append(alive.lap())
+        current = next(reversed(step.forward), 0)  # the first layer, if no layer was entered
+        step.forward[current] = counter.lap()
 
     def enter(index: int) -> None:
-        if index in step.entered:
+        if index in step.forward:
             return
-        if step.entered:
+        if step.forward:
             end_segment()
             activations.segment += 1
-        step.entered.append(index)
+        step.forward[index] = _NOTHING
 
     def accumulated(key: tuple[int, int]) -> None:
-        # Move the entries to the end: if a parameter gets several gradients, the last one counts.
+        # Move the entry to the end: if a parameter gets several gradients, the last one counts.
         step.ready.pop(key, None)
-        step.layer_ends.pop(key[0], None)
-        step.ready[key], step.layer_ends[key[0]] = None, backward.counts
-        step.laps.append((key[0], alive.lap()))
+        step.ready[key] = None
+        step.laps.append((key[0], counter.lap()))
 
     for index, layer in enumerate(layers_of(model)):
         layer.module.register_forward_pre_hook(lambda *_, i=index: enter(i), prepend=True)
         for number, (_, parameter) in enumerate(layer.parameters):
             key = (index, number)
             parameter.register_post_accumulate_grad_hook(lambda _, key=key: accumulated(key))
-    with forward:
+    with counter:
         outputs = list(tensors_in(call(model, batch)))
     end_segment()
     activations.read(outputs, outside=True)
-    segments = range(len(step.segment_ends))
-    step.activation_nbytes = [activations.nbytes(i) for i in segments]
+    segments = list(enumerate(step.forward))
+    step.activation_nbytes = {index: activations.nbytes(i) for i, index in segments}
     activations.in_backward = True
     trained = [output for output in outputs if output.requires_grad]
     if not trained:
         raise InvalidInput("model", "has no output that depends on a trainable parameter")
     gradients = [torch.ones_like(output) for output in trained]
-    alive.made(gradients)
-    alive.lap()
-    with backward:
+    counter.alive.made(gradients)
+    counter.lap()
+    with counter:
         torch.autograd.backward(trained, gradients)
-    step.backward_end = backward.counts
-    step.laps.append((None, alive.lap()))
-    step.kept = [activations.kept_nbytes(i) for i in segments]
+    if step.laps:  # work after the last gradient belongs to the layer of this gradient
+        step.laps.append((step.laps[-1][0], counter.lap()))
+    step.kept_nbytes = {index: activations.kept_nbytes(i) for i, index in segments}
     return step
 
 
 def _describe_layers(
-    layers: Sequence[LayerModule], order: list[int], step: _Step
+    layers: Sequence[LayerModule], order: list[int], step: _Step, backward: _Laps
 ) -> tuple[Layer, ...]:
-    # If no layer was entered, all forward operations belong to the first layer.
-    entered = step.entered or order[:1]
-    forward = dict(zip(entered, _differences(step.segment_ends), strict=True))
-    activation_nbytes = dict(zip(entered, step.activation_nbytes, strict=True))
-    kept = dict(zip(entered, step.kept, strict=True))
-    working = _working(layers, kept, step)
-    # Work after the last gradient belongs to the layer whose backward ends last.
-    until = [*list(step.layer_ends.values())[:-1], step.backward_end]
-    backward = dict(zip(step.layer_ends, _differences(until), strict=True))
+    working = _working(layers, step, backward)
     described: list[Layer] = []
     for index in order:
         before = described[-1].activation_nbytes if described else 0
@@ -212,10 +214,10 @@ def _describe_layers(
                 parameters=tuple(
                     Parameter(name, tuple(p.shape), p.element_size()) for name, p in in_ready_order
                 ),
-                activation_nbytes=activation_nbytes.get(index, before),
-                forward=forward.get(index, Cost()),
-                backward=backward.get(index, Cost()),
-                kept_nbytes=kept.get(index, 0),
+                activation_nbytes=step.activation_nbytes.get(index, before),
+                forward=step.forward.get(index, _NOTHING).cost,
+                backward=sum((lap.cost for lap in backward.get(index, ())), Cost()),
+                kept_nbytes=step.kept_nbytes.get(index, 0),
                 working_nbytes=working.get(index, 0),
                 kind=_kind_of(layers[index].module),
             )
@@ -224,57 +226,42 @@ def _describe_layers(
 
 
 def _kind_of(module: nn.Module) -> str:
-    """Return the name of the torch.nn class whose forward the module uses.
-
-    If the module defines its own forward, return the name of its own class.
-    """
+    """Return the name of the torch.nn class, or else of the own class, whose forward is used."""
     forward = type(module).forward
     alike = (one for one in type(module).__mro__ if getattr(one, "forward", None) is forward)
     of_torch = (one.__name__ for one in alike if one.__module__.startswith("torch.nn."))
     return next(of_torch, type(module).__name__)
 
 
-def _working(layers: Sequence[LayerModule], kept: Mapping[int, int], step: _Step) -> dict[int, int]:
+def _working(layers: Sequence[LayerModule], step: _Step, backward: _Laps) -> dict[int, int]:
     """Return each layer's peak of live bytes, minus the bytes of kept tensors and gradients.
 
     The peak is the larger of the peaks in the layer's forward and backward segments. Kept tensors
     are those of this layer and of layers whose backward comes later. Gradients are those of this
     layer and of layers whose backward came earlier.
     """
-    in_forward = dict(zip(step.entered, step.forward_peaks, strict=False))
-    ends = list(step.layer_ends)
-    last = {index: number for number, (index, _) in enumerate(step.laps) if index is not None}
-    # A backward segment ends with its layer's last gradient; the last segment ends with the pass.
-    stops = [*(last[index] + 1 for index in ends[:-1]), len(step.laps)]
     working: dict[int, int] = {}
-    held, gradients = sum(kept.values()), 0
-    for index, start, stop in zip(ends, [0, *stops], stops, strict=False):
-        peak = max(nbytes for _, nbytes in step.laps[start:stop])
-        peak = max(peak, in_forward.get(index, 0))
+    held, gradients = sum(step.kept_nbytes.values()), 0
+    for index, laps in backward.items():
+        peak = max(lap.peak for lap in (step.forward.get(index, _NOTHING), *laps))
         gradients += sum(p.numel() * p.element_size() for _, p in layers[index].parameters)
         working[index] = max(0, peak - held - gradients)
-        held -= kept.get(index, 0)
+        held -= step.kept_nbytes.get(index, 0)
     return working
-
-
-def _differences(ends: Sequence[Counts]) -> list[Cost]:
-    starts = ((0, 0, 0), *ends)
-    return [
-        Cost(float(end[0] - start[0]), float(end[1] - start[1]), end[2] - start[2])
-        for start, end in zip(starts, ends, strict=False)
-    ]
 
 
 class CostCounter(TorchDispatchMode):
     """Within the context, counts the FLOPs, bytes and calls of all operations except views."""
 
-    def __init__(
-        self, activations: SegmentActivations | None = None, alive: LiveMemory | None = None
-    ) -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.counts: Counts = (0, 0, 0)
-        self._activations = activations or SegmentActivations()
-        self._alive = alive or LiveMemory()
+        self.activations, self.alive = SegmentActivations(), LiveMemory()
+        self._counted = Cost()
+
+    def lap(self) -> Lap:
+        """Return the costs and the peak since the last call."""
+        counted, self._counted = self._counted, Cost()
+        return Lap(counted, self.alive.lap())
 
     def __torch_dispatch__(
         self,
@@ -290,17 +277,65 @@ class CostCounter(TorchDispatchMode):
         changes = func._schema.is_mutable and torch.Tag.inplace_view not in func.tags
         storages = {storage_of(tensor) for tensor in inputs} - {None}
         is_alias = bool(outputs) and all(storage_of(tensor) in storages for tensor in outputs)
-        self._activations.read(inputs)
+        self.activations.read(inputs)
         if is_alias and not changes:  # a view
             return out
-        flops, nbytes, num_calls = self.counts
-        flops += flops_of(func, args, kwargs, out)
-        nbytes += nbytes_of(func, inputs, outputs)
-        self.counts = (flops, nbytes, num_calls + (not allocates(func)))
-        self._activations.made(outputs)
-        self._alive.made(outputs, inputs)
+        flops = float(flops_of(func, args, kwargs, out))
+        nbytes = float(nbytes_of(func, inputs, outputs))
+        self._counted += Cost(flops, nbytes, int(not allocates(func)))
+        self.activations.made(outputs)
+        self.alive.made(outputs, inputs)
         # Without a dispatch mode, autograd would add gradients in place, and allocate no sum.
         in_place = func is torch.ops.aten.add.Tensor and torch._C._current_graph_task_id() >= 0
         if not in_place:
-            self._alive.update_peak(workspace_nbytes(func, args))
+            self.alive.update_peak(workspace_nbytes(func, args))
         return out
+
+
+class AttentionAsOnCpu(TorchFunctionMode):
+    """Within the context, traces attention on meta tensors as one operation, as on the CPU.
+
+    For meta tensors, PyTorch's `scaled_dot_product_attention` runs two products and a softmax, and
+    keeps all T x T scores for backward. The CPU's fused kernel keeps only the result and one number
+    per row of scores, and recomputes the scores in backward.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Call the function; replace attention on meta tensors."""
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention and (args or [kwargs["query"]])[0].is_meta:
+            return _attention(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **options: Any,
+) -> Any:
+    with _disable_current_modes():
+        mask = None if attn_mask is None else _on_cpu(attn_mask)
+        own = _on_cpu(query), _on_cpu(key), _on_cpu(value), mask, dropout_p, is_causal
+        choice = torch._fused_sdp_choice(*own, **options)
+    if choice != _FLASH:
+        given = query, key, value, attn_mask, dropout_p, is_causal
+        return F.scaled_dot_product_attention(*given, **options)
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        shown = torch.scalar_tensor(0.0, dtype=query.dtype, device=query.device)
+        hidden = torch.scalar_tensor(-inf, dtype=query.dtype, device=query.device)
+        attn_mask = torch.where(attn_mask, shown, hidden)
+    kernel, scale = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu, options.get("scale")
+    return kernel(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
+
+
+def _on_cpu(tensor: Tensor) -> Tensor:
+    """Return a CPU tensor of the same shape in a few bytes, by expanding one value."""
+    is_dense = tensor.dim() > 0 and tensor.stride(-1) == 1
+    values = torch.empty(tensor.shape[-1:] if is_dense else 1, dtype=tensor.dtype, device="cpu")
+    return values.expand(tensor.shape).requires_grad_(tensor.requires_grad)

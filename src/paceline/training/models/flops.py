@@ -1,17 +1,14 @@
 """Count the FLOPs and the memory traffic of one PyTorch operation.
 
 A multiplication and an addition are two FLOPs. Matrix products, convolutions and attention use
-PyTorch's formulas (`torch.utils.flop_counter`), except in two cases. This module counts the weight
-gradient of a grouped convolution once; PyTorch counts the gradient once per group. This module also
-has formulas for the fused CPU kernels of LSTMs and attention; PyTorch has none. The FLOPs of other
-operations are in flops.toml and this module: each addition, multiplication, division, comparison,
-root, exponential, logarithm and error function in the definition is one FLOP. An operation that is
-not listed costs one FLOP per returned value. Moving data, such as embedding look-ups, costs bytes.
+PyTorch's formulas (`torch.utils.flop_counter`), except that the weight gradient of a grouped
+convolution counts once, not once per group. The FLOPs of other operations are in flops.toml and
+this module: each addition, multiplication, division, comparison, root, exponential, logarithm and
+error function in the definition is one FLOP. An operation that is not listed costs one FLOP per
+returned value. Moving data, such as embedding look-ups, costs bytes.
 
-Attention costs its matrix products over all T x T scores, with or without a causal mask. There are
-two products in forward, and five in backward, which recomputes the scores. The softmax costs
-nothing. With a causal mask, CPU kernels skip scores only in blocks of 512 keys; other kernels may
-skip up to half of the scores.
+Attention costs its matrix products over all T x T scores, with or without a causal mask: two in
+forward, and five in backward, which recomputes the scores. The softmax costs nothing.
 """
 
 import tomllib
@@ -104,19 +101,13 @@ def flops_of(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], o
 
 
 def _base_name(func: OpOverload) -> str:
-    """Return the name of an operation of aten, such as "add" for aten.add.Tensor.
-
-    In-place forms have the same name. Operations outside of aten keep their full name.
-    """
+    """Return the name of an operation, such as "add" for aten.add.Tensor and aten.add_.Tensor."""
     name: str = func.overloadpacket.__name__ if func.namespace == "aten" else func.name()
     return name.removesuffix("_")
 
 
 def _convolution_backward(args: Sequence[Any], out: Any) -> int:
-    """Count the FLOPs of forward once for the input's gradient, and once for the weight's.
-
-    The bias gradient costs one addition for each value of the output's gradient.
-    """
+    """Count forward's FLOPs once for each of the gradients of input and weight; add the bias."""
     gradient, x, weight = args[:3]
     transposed, mask = args[7], args[10]
     pixels = (x if transposed else gradient).shape[2:]
@@ -126,8 +117,7 @@ def _convolution_backward(args: Sequence[Any], out: Any) -> int:
 
 def _pool(args: Sequence[Any], out: Any) -> int:
     """Count one FLOP for each value in the window of each returned value."""
-    output: Tensor = next(tensors_in(out))
-    return output.numel() * _window(args[1], args[0].dim())
+    return int(next(tensors_in(out)).numel() * _window(args[1], args[0].dim()))
 
 
 def _window(size: Sequence[int], dim: int) -> int:
@@ -147,17 +137,6 @@ def _lstm_layer(args: Sequence[Any], out: Any) -> int:
     return int(_rnn(args, out) + num_units * (4 + 3 * 4 + 2 * 5 + 4))
 
 
-def _trilinear(args: Sequence[Any], out: Any) -> int:
-    """Count two multiplications and an addition per element of the tensors' broadcast shape."""
-    shapes = []
-    for tensor, new_dims in zip(args[:3], args[3:6], strict=True):
-        shape = list(tensor.shape)
-        for dim in sorted(new_dims):
-            shape.insert(dim, 1)
-        shapes.append(shape)
-    return 3 * int(prod(torch.broadcast_shapes(*shapes)))
-
-
 _aten = torch.ops.aten
 _FORMULAS: dict[str, _Formula] = {
     "convolution_backward": _convolution_backward,
@@ -165,7 +144,8 @@ _FORMULAS: dict[str, _Formula] = {
     "pow": lambda args, out: (
         out.numel() * (3 if isinstance(args[1], Tensor) or args[1] not in {2, 0.5, -1} else 1)
     ),
-    "_trilinear": _trilinear,
+    # Per sample and weight of nn.Bilinear: two multiplications and an addition.
+    "_trilinear": lambda args, out: 3 * len(args[0]) * args[1].numel(),
     "mv": lambda args, out: 2 * args[0].numel(),
     "addmv": lambda args, out: 2 * args[1].numel(),
     "dot": lambda args, out: 2 * args[0].numel(),

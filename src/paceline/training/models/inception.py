@@ -37,11 +37,7 @@ _halving_pool = partial(nn.MaxPool2d, 3, stride=2, ceil_mode=True)
 
 
 class InceptionBlock(nn.Module):
-    """Four parallel branches whose outputs are concatenated along the channels.
-
-    It maps (N, `in_channels`, H, W) to (N, `out_channels`, H, W). `widths`: a row of the paper's
-    Table 1.
-    """
+    """Four parallel branches, concatenated along the channels; `widths`: a row of `_WIDTHS`."""
 
     def __init__(self, in_channels: int, widths: tuple[int, ...]) -> None:
         super().__init__()
@@ -64,10 +60,7 @@ class InceptionBlock(nn.Module):
 
 
 class GoogLeNet(nn.Sequential):
-    """GoogLeNet without its two auxiliary classifiers: (N, 3, 224, 224) to (N, `num_classes`).
-
-    It has 6,998,552 parameters with 1,000 classes.
-    """
+    """GoogLeNet without its two auxiliary classifiers: (N, 3, 224, 224) to (N, `num_classes`)."""
 
     def __init__(self, num_classes: int = 1000) -> None:
         super().__init__()
@@ -94,10 +87,7 @@ _Convolution = tuple[int, _Size] | tuple[int, _Size, int]
 def _conv(
     in_channels: int, out_channels: int, size: _Size, stride: int = 1, pad: bool = True
 ) -> nn.Sequential:
-    """Build a convolution with batch norm and ReLU.
-
-    The convolution pads the image if `pad` is true and the stride is 1.
-    """
+    """Build a convolution with batch norm and ReLU, padded if `pad` is true and the stride is 1."""
     rows, columns = (size, size) if isinstance(size, int) else size
     padding = (rows // 2, columns // 2) if pad and stride == 1 else 0
     return nn.Sequential(
@@ -120,10 +110,7 @@ def _pool_branch(channels: int, projection: int) -> nn.Sequential:
 
 
 class Branches(nn.Module):
-    """Parallel branches on one input; their outputs are concatenated along the channels.
-
-    It maps (N, C, H, W) to (N, K, H', W'), where K is the sum of the branches' channels.
-    """
+    """Parallel branches on one input; their outputs are concatenated along the channels."""
 
     def __init__(self, *branches: nn.Module) -> None:
         super().__init__()
@@ -175,8 +162,8 @@ def _split8() -> Branches:
 class InceptionV3(nn.Sequential):
     """Inception-v3 without its auxiliary classifier: (N, 3, 299, 299) to (N, `num_classes`).
 
-    It has 23,834,568 parameters with 1,000 classes. Its stages have grids of 35x35, 17x17 and 8x8
-    pixels. A block between two stages has a stride of 2 in all branches.
+    Its stages have grids of 35x35, 17x17 and 8x8 pixels. A block between two stages has a stride of
+    2 in all branches.
     """
 
     def __init__(self, num_classes: int = 1000) -> None:

@@ -25,10 +25,7 @@ _LSTM_KERNELS = (torch.ops.aten.mkldnn_rnn_layer, torch.ops.aten.mkldnn_rnn_laye
 
 
 class LiveMemory:
-    """Counts the live bytes of the storages that a trace creates.
-
-    `nbytes`: the bytes alive now. `peak_nbytes`: the peak of these bytes since the last `lap()`.
-    """
+    """Counts the live bytes of the storages that a trace creates, and their peak."""
 
     def __init__(self) -> None:
         self.nbytes = 0
@@ -89,9 +86,8 @@ def _blocked_nbytes(tensor: Tensor) -> int:
 class SegmentActivations:
     """Finds tensors that a forward segment makes, and that are read later.
 
-    The readers are later segments, the model's caller, and backward. A tensor counts once, for the
-    last segment that changed it. Set `in_backward` before the backward pass, so that the storages
-    that backward reads count as kept.
+    A tensor counts once, for the last segment that changed it. Set `in_backward` before the
+    backward pass, so that the storages that backward reads count as kept.
     """
 
     def __init__(self) -> None:

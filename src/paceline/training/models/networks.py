@@ -22,7 +22,6 @@ _BLOCKS = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 51
 def he_normal_(model: nn.Module) -> None:
     """Initialise convolutions and linear layers as He et al. 2015, with zero biases.
 
-    The variance is 2 / fan_in, which preserves the scale of activations in deep ReLU networks.
     PyTorch's default variance is a sixth of this, which is too small for VGG-16 to learn.
     """
     for module in model.modules():
@@ -33,11 +32,7 @@ def he_normal_(model: nn.Module) -> None:
 
 
 class LeNet5(nn.Sequential):
-    """LeNet-5 in its common modern form: images (N, 1, 32, 32) to scores (N, `num_classes`).
-
-    It has 61,706 parameters with ten classes. The original has 60,000; `docs/models.md` explains
-    the difference.
-    """
+    """LeNet-5 in its common modern form: images (N, 1, 32, 32) to scores (N, `num_classes`)."""
 
     def __init__(self, num_classes: int = 10) -> None:
         super().__init__()
@@ -86,8 +81,8 @@ def _wide_classifier(inputs: int, num_classes: int) -> nn.Sequential:
 class AlexNet(nn.Sequential):
     """AlexNet on one device, as in Caffe's bvlc_alexnet: (N, 3, 227, 227) to (N, `num_classes`).
 
-    It has 60,965,224 parameters with 1,000 classes. The second, the fourth and the fifth
-    convolution have two groups each, as on the two GPUs of the original.
+    The second, the fourth and the fifth convolution have two groups each, as on the two GPUs of
+    the original.
     """
 
     def __init__(self, num_classes: int = 1000) -> None:
@@ -114,10 +109,7 @@ class AlexNet(nn.Sequential):
 
 
 class VGG16(nn.Sequential):
-    """VGG-16: images (N, 3, 224, 224) to scores (N, `num_classes`).
-
-    It has 138,357,544 parameters with 1,000 classes.
-    """
+    """VGG-16: images (N, 3, 224, 224) to scores (N, `num_classes`)."""
 
     def __init__(self, num_classes: int = 1000) -> None:
         super().__init__()
@@ -137,8 +129,7 @@ class MLP(nn.Sequential):
     """Multilayer perceptron with ReLU activations.
 
     `widths`: the number of units of every layer from input to output, such as (54, 512, 512, 2).
-    Inputs are (N, ...) with `widths[0]` values per sample. Scores are (N, `widths[-1]`). Raises
-    InvalidInput for fewer than two widths, or a width below 1.
+    Raises InvalidInput for fewer than two widths, or a width below 1.
     """
 
     def __init__(self, widths: Sequence[int]) -> None:
@@ -155,11 +146,7 @@ class MLP(nn.Sequential):
 
 
 class SigmoidMLP(nn.Sequential):
-    """Multilayer perceptron with sigmoid activations and without biases.
-
-    The networks of Ma, Rusu et al. 2020, section VII-A, have this form. The final softmax is part
-    of the loss. `widths`, inputs, scores and errors are as for `MLP`.
-    """
+    """Multilayer perceptron with sigmoids, without biases, as in Ma, Rusu et al. 2020, VII-A."""
 
     def __init__(self, widths: Sequence[int]) -> None:
         super().__init__()
@@ -257,6 +244,5 @@ class ResNet(nn.Sequential):
         he_normal_(self)
 
 
-# Parameters with 1,000 classes: `resnet18` has 11,689,512; `resnet50` has 25,557,032.
 resnet18 = partial(ResNet, BasicBlock, (2, 2, 2, 2))
 resnet50 = partial(ResNet, Bottleneck, (3, 4, 6, 3))

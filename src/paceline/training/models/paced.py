@@ -1,22 +1,19 @@
 """Emulate another device: paced models sleep, stretched models compute and then sleep.
 
-A paced model has the layers and parameters of a real model. It produces gradients of the same sizes
-in the same order. Gradient hooks, copies and the exchange are the code of real training. All values
-are zero, unless the payload size of the codec depends on the values.
+A paced model has the layers and parameters of a real model, and produces gradients of the same
+sizes in the same order. Gradient hooks, copies and the exchange are the code of real training.
 
-**Time.** Layers sleep, so that the CPU is free for the exchange. Within a phase (forward, backward,
-update), each layer sleeps until a deadline: the previous layer's deadline plus the layer's time.
-Late wake-ups therefore do not accumulate. CPU work in a gradient's hook overlaps with the next
-layers, as if these layers were queued on a GPU. If the CPU work takes longer than the next layer,
-and longer than `QUEUED_S`, the next layer's time counts from the end of the CPU work.
+Within a phase (forward, backward, update), each paced layer sleeps until a deadline: the previous
+layer's deadline plus the layer's time. Late wake-ups therefore do not accumulate. CPU work in a
+gradient's hook overlaps with the next layers, as if these layers were queued on a GPU.
 
-**Stretched models** compute a layer, and then wait. As in `describe` and the recorder, the border
-of a layer is the entry into its module in forward, and its ready gradient in backward. The wait
-comes before the border, so that a gradient is ready as late as on the slower device.
+A stretched model computes a layer, and then waits. As in `describe` and the recorder, the border of
+a layer is the entry into its module in forward, and its ready gradient in backward. The wait comes
+before the border, so that a gradient is ready as late as on the slower device.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -55,8 +52,7 @@ class _PhaseClock:
         """Sleep until the last deadline plus `seconds`; if the CPU is late, sleep for `seconds`.
 
         The CPU is late if the work since the last wake-up took longer than `seconds`, and longer
-        than `QUEUED_S`. Oversleeping does not make the CPU late, because short layers could never
-        make up for the lost time.
+        than `QUEUED_S`. Oversleeping does not make the CPU late.
         """
         now = time.monotonic()
         late = now - self._woke > max(seconds, QUEUED_S)
@@ -77,49 +73,38 @@ class _PacedModule(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class _PacedLayer:
-    """A layer's module, times, parameters and gradients.
-
-    `hand_out(gradient)` returns the tensor to give to autograd: a copy or an alias.
-    """
+    """A layer's module, times, parameters and gradients."""
 
     module: nn.Module
-    clock: _PhaseClock
     forward_s: float
     backward_s: float
     parameters: tuple[nn.Parameter, ...]
     gradients: tuple[Tensor, ...]
-    hand_out: Callable[[Tensor], Tensor]
 
 
 class _Backward(torch.autograd.Function):
     """Implements a layer's backward, which sleeps and then returns the gradients."""
 
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, layer: _PacedLayer, begins: bool, *_: Tensor) -> Tensor:
-        ctx.layer, ctx.begins_phase = layer, begins
+    def forward(ctx: Any, scores: Tensor, model: "PacedModel", number: int, *_: Tensor) -> Tensor:
+        ctx.model, ctx.number = model, number
         return scores.detach()
 
     @staticmethod
     def backward(ctx: Any, *of_scores: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.begins_phase:
-            ctx.layer.clock.begin()
-        ctx.layer.clock.spend(ctx.layer.backward_s)
-        return of_scores[0], None, None, *map(ctx.layer.hand_out, ctx.layer.gradients)
+        return of_scores[0], None, None, *ctx.model.gradients_of(ctx.number)
 
 
 class PacedModel(nn.Module):
     """A model whose layers sleep for given times instead of computing.
 
     `forward_s`, `backward_s`: seconds of each layer of `workload.layers` (`core.cost.LayerTimes`).
-    `update_s`: seconds of a weight update, for `PacedSGD`. For this model, `layers_of` returns
-    layers and parameters with the real model's names and shapes, in forward order. Gradients become
-    ready in the workload's backward order; the gradients of one layer become ready together.
-    `gradient_like(p)` returns the gradient of a parameter; each backward pass copies this gradient.
-    Without `gradient_like`, gradients are zero. Parameters and gradients are float32, and use the
-    CPU's memory.
+    For this model, `layers_of` returns layers and parameters with the real model's names and
+    shapes, in forward order. Gradients become ready in the workload's backward order; the gradients
+    of one layer become ready together. `gradient_like(p)` returns the gradient of a parameter; each
+    backward pass copies this gradient. Without `gradient_like`, gradients are zero.
 
-    Raises ValueError if a time is missing, negative or not finite. Raises InvalidInput for
-    parameters other than float32.
+    Raises InvalidInput for parameters other than float32.
     """
 
     def __init__(
@@ -127,18 +112,11 @@ class PacedModel(nn.Module):
         workload: Workload,
         forward_s: Sequence[float],
         backward_s: Sequence[float],
-        update_s: float,
-        num_classes: int = 1,
+        output_shape: Sequence[int] = (1,),
         gradient_like: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        for name, times in (("forward_s", forward_s), ("backward_s", backward_s)):
-            if len(times) != len(workload.layers):
-                raise ValueError(f"{name}: {len(times)} times for {len(workload.layers)} layers")
-        for seconds in (*forward_s, *backward_s, update_s):
-            _check_time(seconds)
         super().__init__()
-        self.update_s = update_s
-        self._name, self._num_classes = workload.name, num_classes
+        self._name, self._output_shape = workload.name, output_shape
         self._clock = _PhaseClock()
         self._backward_order, self._gradient_like = workload.backward_order, gradient_like
         self._paced = [
@@ -147,14 +125,13 @@ class PacedModel(nn.Module):
         ]
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return zeros (N, num_classes) for `inputs` (N, ...); backward makes all gradients."""
+        """Return zeros (N, *output_shape) for inputs (N, ...); backward makes all gradients."""
         self._clock.begin()
-        scores = torch.zeros(inputs.shape[0], self._num_classes)
+        scores = torch.zeros(len(inputs), *self._output_shape)
         # The backward nodes of the scores sleep, and return the gradients of the parameters.
         for number in reversed(self._backward_order):
-            layer, begins = self._paced[number], number == self._backward_order[0]
             scores = _Backward.apply(  # type: ignore[no-untyped-call]
-                scores, layer, begins, *layer.parameters
+                scores, self, number, *self._paced[number].parameters
             )
         self._clock.resume()
         for layer in self._paced:
@@ -164,62 +141,52 @@ class PacedModel(nn.Module):
                 layer.module(self._clock, layer.forward_s)
         return scores
 
+    def gradients_of(self, number: int) -> Iterator[Tensor]:
+        """Sleep for the time of a layer's backward, and return the layer's gradients."""
+        if number == self._backward_order[0]:
+            self._clock.begin()
+        self._clock.spend(self._paced[number].backward_s)
+        # Return a new alias each time, because autograd copies a tensor that is still referenced.
+        # An exchange may overwrite gradients, so return a copy if their values matter.
+        hand_out = torch.clone if self._gradient_like else Tensor.detach
+        return map(hand_out, self._paced[number].gradients)
+
     def _layer(self, layer: Layer, forward_s: float, backward_s: float) -> _PacedLayer:
         """Create a layer, with its module and missing parent modules."""
         path = [] if layer.name == ROOT else layer.name.split(".")
         module = _submodule(self, path, _PacedModule)
-        prefix = "" if layer.name == ROOT else f"{layer.name}."
         parameters = []
         for parameter in layer.parameters:
             if parameter.element_size != torch.float32.itemsize:
                 problem = f"must have float32 parameters to be rehearsed ({parameter.name!r})"
                 raise InvalidInput(self._name, problem)
-            short_name = parameter.name.removeprefix(prefix)
-            if not parameter.name.startswith(prefix) or not short_name or "." in short_name:
-                raise ValueError(f"{parameter.name!r} is not a parameter of layer {layer.name!r}")
             parameters.append(nn.Parameter(torch.zeros(parameter.shape)))
-            module.register_parameter(short_name, parameters[-1])
+            module.register_parameter(parameter.name.rpartition(".")[2], parameters[-1])
         # Do not register these as buffers, because DistributedDataParallel broadcasts buffers.
         like = self._gradient_like or torch.zeros_like
-        gradients = tuple(like(p.detach()) for p in parameters)
-        # Return a new alias each time, because autograd copies a tensor that is still referenced.
-        # An exchange may overwrite gradients, so return a copy if their values matter.
-        hand_out = torch.clone if self._gradient_like else Tensor.detach
-        times = (self._clock, forward_s, backward_s)
-        return _PacedLayer(module, *times, tuple(parameters), gradients, hand_out)
+        gradients = tuple(like(one.detach()) for one in parameters)
+        return _PacedLayer(module, forward_s, backward_s, tuple(parameters), gradients)
 
 
 class PacedSGD(torch.optim.Optimizer):
     """An optimizer whose step sleeps for `update_s` seconds."""
 
     def __init__(self, params: ParamsT, update_s: float) -> None:
-        _check_time(update_s)
         super().__init__(params, {})
         self._update_s = update_s
         self._clock = _PhaseClock()
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Sleep for the time of a weight update; return the loss of `closure`, if given."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        """Sleep for the time of a weight update; training passes no `closure`."""
         self._clock.begin()
         self._clock.spend(self._update_s)
-        return loss
-
-
-def _check_time(seconds: float) -> None:
-    if not (isfinite(seconds) and seconds >= 0):
-        raise ValueError(f"times must be finite and at least 0 s (got {seconds})")
 
 
 class PacedWhole(nn.Module):
-    """Holds both halves' parameters under the whole model's names; `update_s` is for `PacedSGD`."""
+    """Holds both halves' parameters under the whole model's names."""
 
     def __init__(self, body: PacedModel, head: PacedModel) -> None:
         super().__init__()
-        self.update_s = head.update_s
         # List the halves' layers, because training calls their modules, not those of this model.
         self.layers: tuple[LayerModule, ...] = (*layers_of(body), *layers_of(head))
         for name, parameter in chain(body.named_parameters(), head.named_parameters()):
@@ -258,22 +225,19 @@ def paced_halves(
     head_workload: Workload,
     forward_s: Sequence[float],
     backward_s: Sequence[float],
-    update_s: float,
-    num_classes: int = 1,
     gradient_like: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[PacedWhole, Halves]:
-    """Return a paced model and its halves.
+    """Return a paced model and its halves; errors are those of `PacedModel`.
 
     `forward_s`, `backward_s`: seconds of the body's layers, then of the head's layers, in forward
-    order. The body returns zeros of the same size as the real body's output. The head's backward
-    returns zero gradients of this size. `gradient_like` supplies the body's gradients; the head's
-    gradients are zero. Errors are those of `PacedModel`.
+    order. Activations and their gradients are zeros of the real size. `gradient_like` supplies the
+    body's gradients; the head's gradients are zero.
     """
     count = len(body_workload.layers)
     values = head_workload.input_nbytes // (torch.float32.itemsize * body_workload.batch_size)
-    times = forward_s[:count], backward_s[:count], 0.0
-    body = PacedModel(body_workload, *times, values, gradient_like)
-    head = PacedModel(head_workload, forward_s[count:], backward_s[count:], update_s, num_classes)
+    times = forward_s[:count], backward_s[:count]
+    body = PacedModel(body_workload, *times, (values,), gradient_like)
+    head = PacedModel(head_workload, forward_s[count:], backward_s[count:])
     # Connect the head's backward with the activations.
     head.register_forward_hook(lambda _, inputs, scores: _ZeroGradients.apply(scores, inputs[0]))  # type: ignore[no-untyped-call]
     in_body, in_head = (tuple(name for name, _ in half.named_parameters()) for half in (body, head))
@@ -283,11 +247,9 @@ def paced_halves(
 class Stretched:
     """Hooks that slow down each layer of `model` by `factor`, forward and backward.
 
-    Each layer computes, and then sleeps; the results are bit-identical to unstretched results. An
-    operation without parameters counts as part of the previous layer. The loss, the weight update
-    and gradient hooks are not slowed down. The model is not freed before `remove` is called.
-
-    Raises InvalidInput for a factor below 1, and for a model on a GPU: a GPU queues work, so that
+    Results are bit-identical. An operation without parameters counts as part of the previous layer.
+    The loss, the weight update and gradient hooks are not slowed down. `remove` frees the model.
+    Raises InvalidInput for a factor below 1, and for a model on a GPU, which queues work, so that
     the time of a layer is unknown.
     """
 

@@ -1,16 +1,15 @@
 """Build a model with only this rank's rows of the head, the final layers that are sharded.
 
-The model is built twice. The first build, on the meta device, numbers all tensors in the order of
-creation, and finds the numbers of the head's tensors. The second build draws the same random
-numbers as without sharding, but leaves the head's tensors on the meta device. An operation that
-fills such a tensor runs on a temporary CPU tensor, and only this rank's rows of the temporary
-tensor are kept.
+The first of two builds, on the meta device, finds the head's tensors by their order of creation.
+The second build draws the same random numbers as without sharding, but leaves these tensors on the
+meta device: an operation that fills a tensor runs on a temporary CPU tensor, of which only this
+rank's rows are kept.
 
 The head's tensors must be made by `torch.empty`, as in torch's layers, and filled as a whole. If
 building the model reads such a tensor, the whole model is built, and then cut layer by layer.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn, Self
@@ -70,63 +69,66 @@ def build_sharded(build: Build, shards: Mapping[str, Shard], seed: int) -> nn.Mo
 
     `shards`: this rank's shard of each layer of the head, by layer name.
     """
-    wanted: dict[int, Shard] = {}  # keys: numbers in order of creation by `torch.empty`
-    numbers = _NumberTensors()
-    with suppress(Exception), torch.device("meta"), torch.random.fork_rng(devices=[]), numbers:
-        # A model that cannot be built on the meta device is built whole.
-        for name, tensor in _head_tensors(build(), shards).items():
-            storage = numbers.storages.get(tensor.untyped_storage()._cdata)
-            if storage is not None:
-                wanted[storage[0]] = shards[name.rpartition(".")[0]]
     torch.manual_seed(seed)
-    mode = _KeepRows(wanted)
+    mode = _KeepRows(_numbered(build, shards))
     try:
         with mode:
             model = build()
-        filled = {name: mode.rows_of(one) for name, one in _head_tensors(model, shards).items()}
+        _cut(model, shards, mode)
     except Exception:
         if not mode.was_read:  # the builder may wrap _WholeTensorRead in another error
             raise
         torch.manual_seed(seed)
-        model, filled = build(), {}
-    for name, shard in shards.items():
-        _cut(model.get_submodule(name), shard, name, filled)
+        model = build()
+        _cut(model, shards, _KeepRows({}))
     return model
 
 
-def _head_tensors(model: nn.Module, shards: Mapping[str, Shard]) -> dict[str, Tensor]:
-    """Return the head's parameters and buffers that have a row for each output, by name."""
-    found: dict[str, Tensor] = {}
-    for name in shards:
+def _numbered(build: Build, shards: Mapping[str, Shard]) -> dict[int, Shard]:
+    """Return the shards of the head's tensors, by the tensors' numbers in order of creation.
+
+    A model that cannot be built on the meta device has no numbers; it is built whole.
+    """
+    made = _ListStorages()
+    with suppress(Exception), torch.device("meta"), torch.random.fork_rng(devices=[]), made:
+        of_head = {
+            tensor.untyped_storage()._cdata: shard
+            for _, _, tensor, shard in _split_tensors(build(), shards)
+        }
+        known = ((number, of_head.get(one._cdata)) for number, one in enumerate(made.storages))
+        return {number: shard for number, shard in known if shard is not None}
+    return {}
+
+
+def _split_tensors(
+    model: nn.Module, shards: Mapping[str, Shard]
+) -> Iterator[tuple[nn.Module, str, Tensor, Shard]]:
+    """Yield layer, name, tensor and shard of the head's tensors with a row for each output."""
+    for name, shard in shards.items():
         layer = model.get_submodule(name)
         for key, tensor in (*layer.named_parameters(), *layer.named_buffers()):
             if tensor.dim():
-                found[f"{name}.{key}"] = tensor
-    return found
+                yield layer, key, tensor, shard
 
 
-def _cut(module: nn.Module, shard: Shard, name: str, filled: Mapping[str, Tensor | None]) -> None:
-    """Reduce a layer's tensors to the shard's rows; tensors in `filled` are already reduced."""
-    parameters = dict(module.named_parameters(recurse=False))
-    for key, tensor in {**parameters, **dict(module.named_buffers(recurse=False))}.items():
-        if not tensor.dim():
-            continue
-        rows = filled.get(f"{name}.{key}")
-        rows = shard(tensor.detach()).clone() if rows is None else rows
-        own = nn.Parameter(rows, tensor.requires_grad) if key in parameters else rows
-        setattr(module, key, own)
-    for width in ("out_features", "num_features"):
-        if hasattr(module, width):
-            setattr(module, width, shard.size)
+def _cut(model: nn.Module, shards: Mapping[str, Shard], mode: "_KeepRows") -> None:
+    """Reduce the head's tensors to this rank's rows, unless `mode` has already done so."""
+    for layer, key, tensor, shard in _split_tensors(model, shards):
+        kept = mode.rows_of(tensor)
+        rows = shard(tensor.detach()).clone() if kept is None else kept
+        is_parameter = isinstance(tensor, nn.Parameter)
+        setattr(layer, key, nn.Parameter(rows, tensor.requires_grad) if is_parameter else rows)
+        for width in ("out_features", "num_features"):
+            if hasattr(layer, width):
+                setattr(layer, width, shard.size)
 
 
-class _NumberTensors(TorchDispatchMode):
-    """Numbers the tensors of `torch.empty`; `storages`: (number, storage) by storage address."""
+class _ListStorages(TorchDispatchMode):
+    """Lists the storages that `torch.empty` makes, in order."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        # Keep the storages, so that no address is reused.
-        self.storages: dict[int, tuple[int, torch.UntypedStorage]] = {}
+        self.storages: list[torch.UntypedStorage] = []
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -134,8 +136,7 @@ class _NumberTensors(TorchDispatchMode):
         """Run the operation."""
         out = func(*args, **(kwargs or {}))
         if func is _EMPTY:
-            storage = out.untyped_storage()
-            self.storages[storage._cdata] = (len(self.storages), storage)
+            self.storages.append(out.untyped_storage())
         return out
 
 
@@ -163,10 +164,9 @@ class _KeepRows(TorchDispatchMode):
 
     def rows_of(self, tensor: Tensor) -> Tensor | None:
         """Return this rank's rows of a tensor, or None if the tensor is whole."""
-        found = self._find(tensor)
-        if found is not None and found.values is None:
-            self._give_up()
-        return None if found is None else found.values
+        if (found := self._find(tensor)) is None:
+            return None
+        return self._give_up() if found.values is None else found.values
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

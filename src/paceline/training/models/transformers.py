@@ -38,20 +38,12 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, T, C) to (B, T, C)."""
-        q, k, v = self.qkv(x).chunk(3, dim=-1)  # each (B, T, C)
-        x = F.scaled_dot_product_attention(
-            self._heads(q),  # q, k and v are each (B, H, T, D)
-            self._heads(k),
-            self._heads(v),
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=self.causal,
-        )
+        parts = self.qkv(x).chunk(3, dim=-1)  # queries, keys and values, each (B, T, C)
+        heads = (one.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for one in parts)
+        dropout = self.dropout if self.training else 0.0
+        x = F.scaled_dot_product_attention(*heads, dropout_p=dropout, is_causal=self.causal)
         result: Tensor = self.output(x.transpose(1, 2).flatten(2))  # (B, T, H, D), then (B, T, C)
         return result
-
-    def _heads(self, x: Tensor) -> Tensor:
-        split = x.view(*x.shape[:2], self.num_heads, x.shape[2] // self.num_heads)  # (B, T, H, D)
-        return split.transpose(1, 2)
 
 
 class FeedForward(nn.Sequential):
@@ -102,17 +94,22 @@ class TokenEmbedding(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Map (B, T) to (B, T, C). Raises InvalidInput for more tokens than `context`."""
-        places = _places(tokens, self.context)
-        x: Tensor = self.tokens(tokens) + self.positions(places)  # (B, T, C) + (T, C)
-        result: Tensor = self.dropout(x)
+        if tokens.dim() != 2:
+            problem = "must have the shape (samples, tokens)"
+            raise InvalidInput("tokens", problem, got=tuple(tokens.shape))
+        length = tokens.shape[1]
+        if length > self.context:
+            problem = f"must be at most {self.context} tokens, the model's context"
+            raise InvalidInput("input_shape", problem, got=length)
+        places = torch.arange(length, device=tokens.device)
+        result: Tensor = self.dropout(self.tokens(tokens) + self.positions(places))
         return result
 
 
-class GPT(nn.Module):
-    """GPT-2: tokens (B, T) to the logits (B, T, V) of each next token.
+class GPT(nn.Sequential):
+    """GPT-2: tokens (B, T) to the logits (B, T, V) of each next token; T is at most `context`.
 
-    T is at most `context`. `tied`: the output layer shares the token embedding's weight, as
-    published.
+    `tied`: the output layer shares the token embedding's weight, as published.
     """
 
     def __init__(
@@ -143,15 +140,14 @@ class GPT(nn.Module):
         self.head = nn.Linear(width, vocabulary, bias=False)
         if tied:
             self.head.weight = self.embedding.tokens.weight
-        _initialise(self)
-        _shrink_residual_branches(blocks)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Map (B, T) to (B, T, V). Raises InvalidInput for more tokens than `context`."""
-        x = self.embedding(tokens)  # (B, T, C)
-        x = self.blocks(x)  # (B, T, C)
-        logits: Tensor = self.head(self.norm(x))  # (B, T, V)
-        return logits
+        _zero_biases(self)
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=_DEVIATION)
+        # The sum of all residual branches, two per block, has the scale of a single branch.
+        for block in blocks:
+            for layer in (block.attention.output, block.feed_forward.output):
+                nn.init.normal_(layer.weight, std=_DEVIATION / sqrt(2 * num_layers))
 
 
 class PatchEmbedding(nn.Module):
@@ -217,44 +213,12 @@ class ViT(nn.Module):
         return scores
 
 
-def _places(tokens: Tensor, context: int) -> Tensor:
-    """Return the positions (T,) of tokens (B, T)."""
-    if tokens.dim() != 2:
-        problem = "must have the shape (samples, tokens)"
-        raise InvalidInput("tokens", problem, got=tuple(tokens.shape))
-    length = tokens.shape[1]
-    if length > context:
-        problem = f"must be at most {context} tokens, the model's context"
-        raise InvalidInput("input_shape", problem, got=length)
-    return torch.arange(length, device=tokens.device)
-
-
-def _initialise(model: nn.Module) -> None:
-    """Initialise weight matrices from a normal distribution, and biases to zero."""
-    _zero_biases(model)
-    for module in model.modules():
-        if isinstance(module, nn.Linear | nn.Embedding):
-            nn.init.normal_(module.weight, std=_DEVIATION)
-
-
 def _zero_biases(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             nn.init.zeros_(parameter)
 
 
-def _shrink_residual_branches(blocks: list[PreNormBlock]) -> None:
-    """Reinitialise the last layer of each residual branch with smaller weights, as in GPT-2.
-
-    The sum of all branches, two per block, then has the scale of a single branch.
-    """
-    for block in blocks:
-        for layer in (block.attention.output, block.feed_forward.output):
-            nn.init.normal_(layer.weight, std=_DEVIATION / sqrt(2 * len(blocks)))
-
-
-# Parameters with 256 classes: `gpt` has 3,290,624; `gpt_1m` has 1,057,152; `gpt_10m` has
-# 10,844,160; `gpt_30m` has 30,033,920.
 gpt = partial(GPT, context=256, width=256, num_layers=4, num_heads=4)
 gpt_1m = partial(GPT, context=256, width=128, num_layers=5, num_heads=2)
 gpt_10m = partial(GPT, context=256, width=384, num_layers=6, num_heads=6)

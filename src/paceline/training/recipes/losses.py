@@ -1,24 +1,76 @@
-"""Losses and scores for language models."""
+"""Losses and scores of classifiers and language models.
+
+For classification, outputs are scores (N, C), and targets are int64 class numbers (N,), or bool
+rows (N, C) for several labels per sample. For language models, outputs are logits (..., V), and
+targets are int64 (...), the next tokens or the masked tokens.
+"""
 
 from math import log
+from typing import Any
 
-import torch.nn.functional as F
+import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
+from paceline.core.errors import InvalidInput
 from paceline.training.data.text import IGNORED
+
+_OF_SAMPLES = 2  # number of dimensions of scores (N, C)
+
+
+def class_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean cross entropy of class numbers."""
+    return cross_entropy(outputs, targets)
+
+
+def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the share of correctly classified samples, as float64."""
+    return (outputs.argmax(1) == targets).double().mean()
+
+
+def label_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the softmax cross entropy with equal weights for each of a sample's labels.
+
+    This is the loss of Ma, Rusu et al. 2020. A sample without labels has zero loss and gradient.
+    """
+    shares = targets.to(outputs.dtype)
+    shares /= shares.sum(1, keepdim=True).clamp(min=1)
+    return cross_entropy(outputs, shares)
+
+
+def precision_at_1(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the share of samples whose highest score is one of their labels, as float64."""
+    return targets.gather(1, outputs.argmax(1, keepdim=True)).double().mean()
+
+
+precision_at_1.__name__ = "precision@1"  # the usual spelling, for reports
 
 
 def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean cross entropy in nats over targets other than -100.
-
-    `logits`: (..., V). `targets`: int64 (...), the next tokens or the masked tokens. If all targets
-    are -100, the loss and its gradients are 0.
-    """
+    """Return the mean cross entropy in nats over targets other than -100; 0 if all are -100."""
     places = targets.flatten()
-    total = F.cross_entropy(logits.flatten(0, -2), places, ignore_index=IGNORED, reduction="sum")
+    total = cross_entropy(logits.flatten(0, -2), places, ignore_index=IGNORED, reduction="sum")
     return total / (places != IGNORED).sum().clamp(min=1)
 
 
 def bits_per_byte(logits: Tensor, targets: Tensor) -> Tensor:
     """Return `next_token_loss` in bits per token; use it if tokens are bytes."""
     return next_token_loss(logits, targets) / log(2)
+
+
+def check_classes(name: str, outputs: Any, targets: Tensor, num_classes: int) -> None:
+    """Raise InvalidInput unless a model returns a score for each class or token.
+
+    A model may return more scores than there are classes, unless samples have several labels.
+    """
+    has_labels = targets.dtype == torch.bool
+    num_dims = targets.ndim if has_labels else targets.ndim + 1
+    if not isinstance(outputs, torch.Tensor) or outputs.ndim != num_dims:
+        shape = tuple(getattr(outputs, "shape", ())) or type(outputs).__name__
+        wanted = "(batch, classes)" if num_dims == _OF_SAMPLES else "(batch, tokens, vocabulary)"
+        raise InvalidInput(f"model {name}", f"must return scores of shape {wanted}", got=shape)
+    given = outputs.shape[-1]
+    if given < num_classes or (has_labels and given != num_classes):
+        kind = "labels" if has_labels else "classes"
+        problem = f"must return a score for each of {num_classes} {kind} of the data"
+        raise InvalidInput(f"model {name}", problem, got=given)

@@ -6,27 +6,31 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, lru_cache, partial
 from itertools import chain, count
+from math import prod
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from paceline.core.defaults import usual_for
 from paceline.core.error_lines import blamed
 from paceline.core.errors import InvalidInput
 from paceline.core.importing import imported
 from paceline.core.workload import Workload
 from paceline.training.data.dataset import Dataset
+from paceline.training.data.spec import load
 from paceline.training.models.describe import describe
-from paceline.training.models.factory import Architecture, architected, find
+from paceline.training.models.factory import ANY_WIDTH, MLP_WIDTHS, find
 from paceline.training.models.layers import copied, duplicate
-from paceline.training.recipes.classification import (
+from paceline.training.recipes.losses import (
     accuracy,
+    bits_per_byte,
     class_loss,
     label_loss,
+    next_token_loss,
     precision_at_1,
 )
-from paceline.training.recipes.losses import bits_per_byte, next_token_loss
 from paceline.training.recipes.recipe import NAMELESS, Loss, Recipe, new_model
 
 _Found = TypeVar("_Found")
@@ -60,9 +64,9 @@ def is_given(name: str) -> bool:
 def recipe_of(model: str, data: str | None, seed: int, loaded: Dataset | None = None) -> Recipe:
     """Look up a recipe by model name; `data` overrides the model's usual data set.
 
-    `model`: a built-in name, or a user's "package.module:name" of a recipe or factory. The factory
-    returns a recipe or model. `seed` determines the data's split. `loaded`: the data set, if it is
-    already loaded. Raises InvalidInput for an unknown name, or if the model does not fit the data.
+    `model`: a built-in name, or a user's "package.module:name" of a recipe, or of a factory of a
+    recipe or model. `seed` determines the data's split. `loaded`: the data set, if already loaded.
+    Raises InvalidInput for an unknown name, or if the model does not fit the data.
     """
     found = own_recipe(model)
     if found is not None:
@@ -70,8 +74,16 @@ def recipe_of(model: str, data: str | None, seed: int, loaded: Dataset | None = 
             problem = f"cannot be combined with recipe {found.name}, which includes its data"
             raise InvalidInput("data", problem)
         return found
-    loaded, name, num_classes, _ = architected(model, data, seed, loaded)
-    return replace(recipe_of_data(loaded), name=model, model=partial(find(name).build, num_classes))
+    architecture, is_any_width = find(model), model == ANY_WIDTH
+    if loaded is None:
+        shape = None if is_any_width else architecture.input_shape
+        loaded = load(data or usual_for(model).data, shape, seed)
+    if is_any_width:  # one input for each value of a sample
+        widths = prod(loaded.sample_shape), *MLP_WIDTHS[1:]
+        architecture = find("-".join([ANY_WIDTH, *map(str, widths)]))
+    num_classes = None if architecture.num_classes is None else loaded.num_classes
+    build = partial(architecture.build, num_classes)
+    return replace(recipe_of_data(loaded), name=model, model=build)
 
 
 def own_recipe(model: str) -> Recipe | None:
@@ -106,14 +118,10 @@ def _of_user(name: str) -> Recipe | None:
     try:
         with torch.random.fork_rng(devices=[]):
             made = found()
-    except InvalidInput as error:  # raised by Recipe itself
-        is_of_recipe = error.field == NAMELESS
-        known = (
-            InvalidInput.of(error.message_for(name))
-            if is_of_recipe
-            else InvalidInput(name, str(error))
-        )
-        raise known from error
+    except InvalidInput as error:
+        if error.field == NAMELESS:  # raised by Recipe itself
+            raise InvalidInput.of(error.message_for(name)) from error
+        raise InvalidInput(name, str(error)) from error
     except (Exception, SystemExit) as error:
         raise InvalidInput(name, f"the factory failed: {blamed(error)}") from error
     if not isinstance(made, Recipe | nn.Module):
@@ -153,12 +161,22 @@ def workload_of(
     if isinstance(model, nn.Module):
         return describe(model, _example(batch_size, input_shape))
     recipe = own_recipe(model) if isinstance(model, str) else model
-    if recipe is not None:
-        if input_shape is not None:
-            raise InvalidInput("input_shape", "cannot be combined with a recipe")
-        return _workload_of_recipe(recipe, batch_size)
-    assert isinstance(model, str)
-    return (_of_builder if ":" in model else _of_name)(model, batch_size, input_shape)
+    if recipe is None:
+        assert isinstance(model, str)
+        return (_of_name if ":" in model else _of_built_in)(model, batch_size, input_shape)
+    if input_shape is not None:
+        raise InvalidInput("input_shape", "cannot be combined with a recipe")
+    own = partial(describe, name=recipe.name or NAMELESS)
+    described = tried_with(recipe, own, num_samples=batch_size)
+    return replace(described, target_nbytes=recipe.target_nbytes(batch_size))
+
+
+def _of_name(model: str, batch_size: int, input_shape: tuple[int, ...] | None) -> Workload:
+    return tried_with(model, partial(describe, name=model), input_shape, batch_size)
+
+
+# Plans need the same workloads repeatedly, and built-in models never change.
+_of_built_in = lru_cache(maxsize=256)(_of_name)
 
 
 def tried_with(
@@ -170,55 +188,32 @@ def tried_with(
     """Call `attempt(model, inputs)` with a new model in training mode; return its result.
 
     A model that is given as an object is copied. The model and inputs are on the meta device. If
-    this attempt fails, a second attempt runs on the CPU, and may raise errors. `num_samples` is 2
-    by default, because batch norm needs two samples. Other arguments are those of `workload_of`.
+    this attempt fails for a user's model, a second attempt runs on the CPU, and may raise errors.
+    `num_samples` is 2 by default, because batch norm needs two samples. Other arguments are those
+    of `workload_of`.
     """
-    instance = partial(_instance, model, input_shape, num_samples)
+    recipe = own_recipe(model) if isinstance(model, str) else model
+
+    def run(device: str) -> _Found:
+        with torch.device(device):
+            if isinstance(recipe, nn.Module):
+                own = duplicate(recipe, partial(copied, device=torch.device(device)))
+                example: Any = _example(num_samples, input_shape)
+            elif recipe is not None:
+                own, example = new_model(recipe), recipe.example(num_samples)
+            else:
+                architecture = find(str(model))
+                own, shape = architecture.build(), input_shape or architecture.input_shape
+                example = _example(num_samples, shape, architecture.input_dtype)
+            return attempt(own.train(), tree_map(lambda leaf: leaf.to(device), example))
+
     with torch.random.fork_rng(devices=[]):  # do not advance the program's random numbers
         try:
-            with torch.device("meta"):
-                return attempt(*instance(device=torch.device("meta")))
-        except Exception:  # the model may need tensor values
-            return attempt(*instance(device=torch.device("cpu")))
-
-
-def _instance(
-    model: str | nn.Module | Recipe,
-    input_shape: tuple[int, ...] | None,
-    num_samples: int,
-    device: torch.device,
-) -> tuple[nn.Module, Any]:
-    """Return a fresh model on the device, and its inputs."""
-    recipe = own_recipe(model) if isinstance(model, str) else model
-    if isinstance(recipe, nn.Module):
-        example = _example(num_samples, input_shape)
-        own = duplicate(recipe, partial(copied, device=device))
-    elif recipe is not None:
-        own, example = new_model(recipe), recipe.example(num_samples)
-    else:
-        assert isinstance(model, str)
-        own, example = _built(find(model), input_shape, num_samples)
-    return own.train(), tree_map(lambda leaf: leaf.to(device), example)
-
-
-def _of_builder(model: str, batch_size: int, input_shape: tuple[int, ...] | None) -> Workload:
-    """Describe a training step of the model with the name `model`."""
-    architecture = find(model)
-    # User factories may read tensor values, so build their models on the CPU.
-    with torch.device("meta" if architecture.num_classes else "cpu"):
-        built, example = _built(architecture, input_shape, batch_size)
-    return describe(built, example, model)
-
-
-# Plans need the same workloads repeatedly, and built-in models never change.
-_of_name = lru_cache(maxsize=256)(_of_builder)
-
-
-def _built(
-    architecture: Architecture, input_shape: tuple[int, ...] | None, num_samples: int
-) -> tuple[nn.Module, Tensor]:
-    shape = input_shape or architecture.input_shape
-    return architecture.build(None), _example(num_samples, shape, architecture.input_dtype)
+            return run("meta")
+        except Exception:  # a user's model may need tensor values
+            if isinstance(model, str) and ":" not in model:
+                raise
+            return run("cpu")
 
 
 def _example(
@@ -228,9 +223,3 @@ def _example(
         hint = "for example 3x224x224"
         raise InvalidInput("input_shape", "is required for a model of your own", hint=hint)
     return torch.zeros(batch_size, *shape, dtype=dtype)
-
-
-def _workload_of_recipe(recipe: Recipe, batch_size: int) -> Workload:
-    name = recipe.name or NAMELESS
-    described = tried_with(recipe, partial(describe, name=name), num_samples=batch_size)
-    return replace(described, target_nbytes=recipe.target_nbytes(batch_size))

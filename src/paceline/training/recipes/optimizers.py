@@ -1,20 +1,22 @@
-"""Create optimizers by name, checked before training starts."""
+"""Create optimizers and learning-rate schedules by name, checked before training starts."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from math import cos, pi
 from typing import Any
 
 import torch
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from paceline.core.defaults import completed
 from paceline.core.errors import InvalidInput, first_line
 from paceline.core.importing import FORM, factory_of
 from paceline.core.names import did_you_mean, not_known
 from paceline.core.settings import TrainSettings
-from paceline.training.recipes.recipe import OptimizerFactory
+from paceline.training.recipes.recipe import OptimizerFactory, ScheduleFactory
 
 _SETTING_OF = {"lr": "learning_rate", "momentum": "momentum"}  # optimizer fields and their settings
 _CLOSURE = "requires a closure, which computes the loss several times in a step"
@@ -23,7 +25,14 @@ _ANYTHING = inspect.Parameter.VAR_KEYWORD
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, _ANYTHING)
 _POSITIONS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY)
 _PARTS = ("param_groups", "step", "zero_grad")  # attributes that training uses
+_Fields = Mapping[str, inspect.Parameter]  # an optimizer's arguments, except the parameters
 _STRICT = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)
+# Factors of the learning rate, by the completed share of the steps after warm-up.
+_SHARES: dict[str, Callable[[float], float]] = {
+    "constant": lambda done: 1.0,
+    "cosine": lambda done: (1 + cos(pi * done)) / 2,
+    "linear": lambda done: 1 - done,
+}
 
 
 def optimizer_for(settings: TrainSettings) -> OptimizerFactory:
@@ -46,11 +55,9 @@ def optimizer_of(
 ) -> OptimizerFactory:
     """Return a factory for the named optimizer.
 
-    `name`: a class of torch.optim, in upper or lower case, or a user's "package.module:factory".
-    The user's factory is called with the parameters and the given fields, including lr and
-    momentum. The optimizer must update parameters in place, without another forward pass. If
-    `learning_rate` or `momentum` is None, the optimizer's default applies. Lists in `options`
-    become tuples if a field's default is a tuple.
+    `name`: a class of torch.optim, in upper or lower case, or a user's "package.module:factory",
+    which is called with the parameters and the given fields, including lr and momentum. If
+    `learning_rate` or `momentum` is None, the optimizer's default applies.
 
     Raises InvalidInput for an unknown name or field, or an invalid value. The returned factory
     raises InvalidInput if the optimizer refuses the parameters.
@@ -58,8 +65,15 @@ def optimizer_of(
     is_of_user = ":" in name
     factory = factory_of("optimizer", name) if is_of_user else _of_torch(name)
     fields = _fields_of(factory)
-    given = _known_options(name, fields, options)
-    own = _own_settings(name, fields, learning_rate, momentum)
+    if "momentum" not in fields:
+        momentum = momentum or None  # zero momentum is the same as no momentum
+    settings = {"lr": learning_rate, "momentum": momentum}
+    own = {field: value for field, value in settings.items() if value is not None}
+    for field in own:
+        if field not in fields and not _takes_any(fields):
+            problem = f"is not supported by optimizer {name}"
+            raise InvalidInput(_SETTING_OF[field], problem, hint="omit this setting")
+    given = {field: _checked(field, value, fields) for field, value in options.items()}
     for field, parameter in fields.items():
         is_needed = parameter.default is inspect.Parameter.empty and parameter.kind not in _VARIADIC
         if is_needed and field not in given | own:
@@ -67,7 +81,6 @@ def optimizer_of(
             raise InvalidInput(setting, f"is required by optimizer {name}")
     if given and not is_of_user:
         _try_out(factory, own, given)
-
     return checked_optimizer(name, lambda parameters: factory(parameters, **own, **given))
 
 
@@ -102,17 +115,14 @@ def _of_torch(name: str) -> type[Optimizer]:
         for key, value in vars(torch.optim).items()
         if inspect.isclass(value) and issubclass(value, Optimizer) and value is not Optimizer
     }
-    refused = {key: _CLOSURE for key, value in every.items() if _needs_closure(value)}
-    refused |= {"sparseadam": _SPARSE}
-    if name.lower() in refused:
-        raise InvalidInput(
-            "optimizer", f"{name} {refused[name.lower()]}", hint="use another optimizer"
-        )
-    if name.lower() not in every:
-        nearest = did_you_mean(name, every.keys() - refused).strip("; .")
-        hint = f"{nearest} Use a class of torch.optim, or {FORM}".strip()
-        raise InvalidInput("optimizer", "is not known", got=name, hint=hint)
-    return every[name.lower()]
+    kind = every.get(name.lower())
+    if kind is None:
+        hint = f"{did_you_mean(name, every).strip('; .')} Use a class of torch.optim, or {FORM}"
+        raise InvalidInput("optimizer", "is not known", got=name, hint=hint.strip())
+    if _needs_closure(kind) or kind is torch.optim.SparseAdam:
+        problem = _CLOSURE if _needs_closure(kind) else _SPARSE
+        raise InvalidInput("optimizer", f"{name} {problem}", hint="use another optimizer")
+    return kind
 
 
 def _needs_closure(kind: type[Optimizer]) -> bool:
@@ -120,79 +130,47 @@ def _needs_closure(kind: type[Optimizer]) -> bool:
     return closure is not None and closure.default is inspect.Parameter.empty
 
 
-def _fields_of(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+def _fields_of(factory: Callable[..., Any]) -> _Fields:
     """Return all arguments of a factory except the first, which is for the model's parameters."""
     try:
         signature = inspect.signature(factory, eval_str=True)
     except (NameError, TypeError):  # annotations that cannot be evaluated here
         signature = inspect.signature(factory)
     except ValueError:  # C functions may have no signature
-        return {"": inspect.Parameter("fields", _ANYTHING)}
+        return {}
     return dict(list(signature.parameters.items())[1:])
 
 
-def _known_options(
-    name: str, fields: Mapping[str, inspect.Parameter], options: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Validate and convert the options; raise InvalidInput for an invalid field or value."""
-    by_name = [field for field, one in fields.items() if one.kind not in (*_POSITIONS, _ANYTHING)]
-    known = [field for field in by_name if field not in _SETTING_OF]
-    takes_any = _supports(fields, "")
-    given = {}
-    for field, value in options.items():
-        if field in _SETTING_OF:
-            setting = _SETTING_OF[field]
-            hint = f"use setting {setting}"
-            raise InvalidInput(f"optimizer_options.{field}", "cannot be an option", hint=hint)
-        if field not in known and not takes_any:
-            raise not_known("optimizer_options", field, known)
-        given[field] = _read(field, value, fields.get(field))
-    return given
+def _takes_any(fields: _Fields) -> bool:
+    return any(one.kind is _ANYTHING for one in fields.values())
 
 
-def _read(field: str, value: Any, parameter: inspect.Parameter | None) -> Any:
-    """Check a value against a field's type; a list becomes a tuple if the default is a tuple.
+def _checked(field: str, value: Any, fields: _Fields) -> Any:
+    """Check an option; a list becomes a tuple if the field's default is a tuple.
 
-    Raises InvalidInput if the value does not have the type.
+    Raises InvalidInput if there is no such field, or if the value does not have the field's type.
     """
-    if parameter is None:
-        return value
-    if isinstance(value, list) and isinstance(parameter.default, tuple):
+    option = f"optimizer_options.{field}"
+    if field in _SETTING_OF:
+        raise InvalidInput(option, "cannot be an option", hint=f"use setting {_SETTING_OF[field]}")
+    known = {key: one for key, one in fields.items() if one.kind not in (*_POSITIONS, _ANYTHING)}
+    if field not in known:
+        if _takes_any(fields):
+            return value
+        raise not_known(
+            "optimizer_options", field, [key for key in known if key not in _SETTING_OF]
+        )
+    kind, default = known[field].annotation, known[field].default
+    if isinstance(value, list) and isinstance(default, tuple):
         value = tuple(value)
-    kind = parameter.annotation
     if kind is inspect.Parameter.empty or isinstance(kind, str):
         return value
     try:
         TypeAdapter(kind, config=_STRICT).validate_python(value, strict=True)
     except ValidationError as error:
         why = error.errors(include_url=False)[0]["msg"].replace("Input should", "must")
-        raise InvalidInput(f"optimizer_options.{field}", why, got=value) from None
+        raise InvalidInput(option, why, got=value) from None
     return value
-
-
-def _own_settings(
-    name: str,
-    fields: Mapping[str, inspect.Parameter],
-    learning_rate: float | None,
-    momentum: float | None,
-) -> dict[str, Any]:
-    """Return learning rate and momentum as fields of the optimizer, unless they are None.
-
-    Raises InvalidInput if the optimizer does not support a given field.
-    """
-    if "momentum" not in fields:
-        momentum = momentum or None  # zero momentum is the same as no momentum
-    given = {"lr": learning_rate, "momentum": momentum}
-    own = {field: value for field, value in given.items() if value is not None}
-    for field in own:
-        if not _supports(fields, field):
-            problem = f"is not supported by optimizer {name}"
-            raise InvalidInput(_SETTING_OF[field], problem, hint="omit this setting")
-    return own
-
-
-def _supports(fields: Mapping[str, inspect.Parameter], field: str) -> bool:
-    return field in fields or any(one.kind is _ANYTHING for one in fields.values())
 
 
 def _try_out(
@@ -215,3 +193,65 @@ def _try_out(
         if alone := refusal({field: value}):
             raise InvalidInput(f"optimizer_options.{field}", alone, got=value)
     raise InvalidInput("optimizer_options", together, got=dict(options))
+
+
+def schedule_of(name: str, warmup_steps: int) -> ScheduleFactory:
+    """Return a factory for the named schedule.
+
+    `name`: constant, cosine or linear, or a user's "package.module:factory". The user's factory is
+    called with the optimizer and the number of steps.
+
+    In step t = 0, 1, ... of N steps, constant, cosine and linear multiply the optimizer's rate by
+    (t + 1) / W for t < W = `warmup_steps`, and then by 1, (1 + cos(pi * p)) / 2 or 1 - p, where
+    p = (t - W) / (N - W).
+
+    Raises InvalidInput for an unknown name. The factory raises InvalidInput if the warm-up is not
+    shorter than the run, or if creating the schedule fails.
+    """
+    if ":" in name:
+        if warmup_steps:
+            raise InvalidInput("warmup_steps", f"is not supported by {name}", hint="use 0")
+        return checked_schedule(name, factory_of("schedule", name))
+    if name not in _SHARES:
+        raise not_known("schedule", name, _SHARES, f", or {FORM}")
+    share = _SHARES[name]
+
+    def make(optimizer: Optimizer, num_steps: int) -> LRScheduler:
+        if warmup_steps >= num_steps:
+            problem = f"must be less than the {num_steps} steps of the run"
+            raise InvalidInput("warmup_steps", problem, got=warmup_steps)
+
+        # torch omits a plain function from the schedule's state, so this state fits into JSON.
+        def factor(step: int) -> float:
+            if step < warmup_steps:
+                return (step + 1) / warmup_steps
+            return share(min(1.0, (step - warmup_steps) / (num_steps - warmup_steps)))
+
+        try:
+            return LambdaLR(optimizer, factor)
+        except TypeError as error:  # an optimizer that only resembles torch's
+            raise InvalidInput("schedule", first_line(error)) from error
+
+    return make
+
+
+def checked_schedule(name: str, factory: Callable[..., Any]) -> ScheduleFactory:
+    """Wrap a scheduler factory with validation; `name` is used in errors.
+
+    The result raises InvalidInput if the factory fails, or does not return a scheduler of
+    torch that depends on the step alone.
+    """
+
+    def make(optimizer: Optimizer, num_steps: int) -> LRScheduler:
+        try:
+            made = factory(optimizer, num_steps)
+        except Exception as error:
+            raise InvalidInput("schedule", f"{name}: {first_line(error)}") from error
+        if isinstance(made, ReduceLROnPlateau):
+            raise InvalidInput("schedule", f"{name} returned ReduceLROnPlateau, which needs a loss")
+        if not isinstance(made, LRScheduler):
+            kind = type(made).__name__
+            raise InvalidInput("schedule", f"{name} returned {kind}, not torch's LRScheduler")
+        return made
+
+    return make

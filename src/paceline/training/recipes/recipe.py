@@ -17,7 +17,7 @@ from paceline.core.errors import InvalidInput
 from paceline.training.data.batch import Batch, MapDataset, batches_of, call
 from paceline.training.data.dataset import IndexedSamples
 from paceline.training.models.layers import require_trainable
-from paceline.training.recipes.classification import check_classes
+from paceline.training.recipes.losses import check_classes
 
 Loss = Callable[[Any, Any], Tensor]
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
@@ -30,9 +30,8 @@ class Recipe:
     """Defines a training run: model, data, loss, score, optimizer and schedule.
 
     `model()` builds a new model, after torch's random numbers are seeded. `train` and `test` are
-    map-style data sets. `loss(outputs, targets)` returns a 0-d tensor, the mean over a batch's
-    samples. `score(outputs, targets)` also returns a mean over a batch's samples; reports
-    call this mean `score_name`. A run's settings replace `optimizer(parameters)` and
+    map-style data sets. `loss(outputs, targets)` and `score(outputs, targets)` return a 0-d tensor,
+    the mean over a batch's samples. A run's settings replace `optimizer(parameters)` and
     `schedule(optimizer, num_steps)`. `collate` makes a batch from a list of samples. `num_classes`:
     number of classes, if targets are class numbers. `name` is used in messages.
     """
@@ -69,9 +68,8 @@ class Recipe:
     def first(self, num_samples: int) -> Batch:
         """Return a batch that repeats the first sample `num_samples` times."""
         first = self.samples.__getitems__([0])
-        return Batch.of(
-            tree_map(lambda leaf: leaf.expand(num_samples, *leaf.shape[1:]).clone(), first)
-        )
+        repeated = tree_map(lambda leaf: leaf.expand(num_samples, *leaf.shape[1:]).clone(), first)
+        return Batch.of(repeated)
 
     def example(self, num_samples: int) -> Any:
         """Return the inputs of a batch that repeats the first sample `num_samples` times."""
@@ -79,17 +77,16 @@ class Recipe:
 
     def target_nbytes(self, num_samples: int) -> int | None:
         """Return the bytes of the targets of `num_samples` samples; None for class numbers."""
-        leaves = tree_leaves(Batch.of(self.samples.__getitems__([0])).targets)
-        numbers = self.num_classes is not None and len(leaves) == 1 and leaves[0].ndim == 1
-        if numbers and leaves[0].dtype == torch.int64:
+        leaves = tree_leaves(self.first(1).targets)
+        kinds = [(leaf.ndim, leaf.dtype) for leaf in leaves]
+        if self.num_classes is not None and kinds == [(1, torch.int64)]:
             return None
-        nbytes: int = sum(leaf.nbytes for leaf in leaves)
-        return num_samples * nbytes
+        return num_samples * sum(int(leaf.nbytes) for leaf in leaves)
 
     @cached_property
     def tokens_per_sample(self) -> int | None:
         """The number of tokens in a sample; None unless a sample is a vector of integers."""
-        first = tree_leaves(Batch.of(self.samples.__getitems__([0])).inputs)[0]
+        first = tree_leaves(self.example(1))[0]
         is_tokens = first.ndim == 2 and not (first.is_floating_point() or first.is_complex())
         return first.shape[1] if is_tokens else None
 
@@ -109,8 +106,7 @@ def new_model(recipe: Recipe) -> nn.Module:
 def built(recipe: Recipe, seed: int) -> nn.Module:
     """Build the recipe's model after `torch.manual_seed(seed)`; return it in training mode.
 
-    Raises InvalidInput if nothing is trainable, or if model, loss or score fail on the first
-    sample in evaluation mode.
+    Raises InvalidInput if nothing is trainable, or if model, loss or score fail on a sample.
     """
     torch.manual_seed(seed)
     model = new_model(recipe).eval()
@@ -139,10 +135,7 @@ def check_fit(recipe: Recipe, model: nn.Module, samples: IndexedSamples, part: s
 
 
 def scalar_of(what: str, function: Loss, outputs: Any, targets: Any) -> Tensor:
-    """Compute a loss or score, called `what` in errors.
-
-    Raises InvalidInput if the function fails, or does not return a floating-point scalar.
-    """
+    """Compute a loss or score, called `what` in errors; InvalidInput unless it is a scalar."""
     try:
         value = function(outputs, targets)
     except torch.OutOfMemoryError:  # out of memory is not the function's fault
@@ -160,10 +153,7 @@ def scalar_of(what: str, function: Loss, outputs: Any, targets: Any) -> Tensor:
 
 
 def learnable_loss(name: str, loss: Loss, outputs: Any, targets: Any) -> Tensor:
-    """Compute the differentiable loss of recipe `name`.
-
-    Raises InvalidInput if the loss fails, or is not a scalar that depends on the model.
-    """
+    """Compute the loss of recipe `name`; InvalidInput unless it depends on the model."""
     value = scalar_of(f"loss of {name}", loss, outputs, targets)
     if not value.requires_grad:
         hint = "compute it from the outputs, without detach or torch.no_grad"
