@@ -1,63 +1,60 @@
 """Show a study in a terminal: progress, a table of cells, and advice."""
 
-from collections.abc import Iterable, Sequence
-from math import ceil, fsum
-from typing import Literal
+from collections.abc import Sequence
+from math import inf
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.table import Table
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table as TerminalTable
 
 from paceline.core.timeline import Origin
 from paceline.records.scale import ScaleCell, ScaleResult, Scaling
 from paceline.report import advice
 from paceline.report.format import duration
+from paceline.report.tables import Table
+from paceline.report.terminal import shown
 from paceline.studies.scale.study_runs import StudyRun
 
-_FEW_S = 100  # shown in seconds, not minutes
 _RANGES = "predicted ranges are meant to contain 9 of 10 measured epochs"
 _QUARTILES = "other ranges are quartiles of repetitions"
 
 
-def cells_table(cells: Sequence[ScaleCell]) -> Table:
+def cells_table(cells: Sequence[ScaleCell]) -> TerminalTable:
     """Return a table of cells in 80 columns; the title names what all cells share."""
     kinds = list(dict.fromkeys(cell.kind for cell in cells))
-    title = f"Seconds of an epoch, {' and '.join(kinds)}; memory in MiB"
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
     spread = "range" if Origin.PREDICTED in kinds else "quartiles"
-    rows = [_row(cell, spread) for cell in cells]
-    needless = {"kind"} if len(kinds) == 1 else set()
-    needless |= set() if any(row[spread] for row in rows) else {spread}
-    heads = [head for head in rows[0] if head not in needless]
-    for head in heads:
-        justify: Literal["left", "right"] = "left" if head in ("method", "kind") else "right"
+    head = ("method", "workers", "batch", "kind", "epoch", spread, "compute", "exposed", "memory")
+    rows = list(map(_row, cells))
+    needless = ["kind"] if len(kinds) == 1 else []
+    needless += [] if any(row[head.index(spread)] for row in rows) else [spread]
+    title = f"Seconds of an epoch, {' and '.join(kinds)}; memory in MiB"
+    drawn = shown(title, Table(head, rows, (0, 3)).without(*needless), gap=1)
+    for column in drawn.columns:
         # Words may be cut in a narrow terminal, numbers may not.
-        table.add_column(head, justify=justify, no_wrap=head != "kind")
-    for row in rows:
-        table.add_row(*(row[head] for head in heads))
-    return table
+        column.no_wrap = column.header != "kind"
+    return drawn
 
 
 _OF_BATCH: dict[Scaling, str] = {"strong": "", "strong-per-worker": "/w.", "weak": " each"}
 
 
-def _row(cell: ScaleCell, spread: str) -> dict[str, str]:
+def _row(cell: ScaleCell) -> tuple[str, ...]:
     computed = ends = None
     if cell.forward_s is not None and cell.backward_s is not None:
         computed = cell.forward_s + cell.backward_s
     if cell.spread is not None and cell.spread[0] != cell.spread[1]:
         ends = "-".join(map(_seconds, cell.spread))
-    return {
-        "method": cell.method,
-        "workers": str(cell.workers),
-        "batch": str(cell.batch) + _OF_BATCH[cell.scaling],
-        "kind": cell.kind,
-        "epoch": "failed" if cell.error is not None else _seconds(cell.epoch_s),
-        spread: ends or "",
-        "compute": _seconds(computed),
-        "exposed": _seconds(cell.exposed_s),
-        "memory": "" if cell.memory_bytes is None else f"{cell.memory_bytes / 2**20:,.0f}",
-    }
+    return (
+        cell.method,
+        str(cell.workers),
+        str(cell.batch) + _OF_BATCH[cell.scaling],
+        cell.kind,
+        "failed" if cell.error is not None else _seconds(cell.epoch_s),
+        ends or "",
+        _seconds(computed),
+        _seconds(cell.exposed_s),
+        "" if cell.memory_bytes is None else f"{cell.memory_bytes / 2**20:,.0f}",
+    )
 
 
 def _seconds(value: float | None) -> str:
@@ -84,53 +81,34 @@ def sentences(result: ScaleResult) -> list[str]:
     return [*lines, *advice.shown(result.findings)]
 
 
-def remaining_s(expected_s: Iterable[float], ended: Sequence[tuple[float, float]]) -> float | None:
-    """Estimate the remaining seconds; exactly 0 at the end, None before the first run ended.
-
-    `ended`: expected and actual seconds of each finished run. Expected seconds may all be wrong by
-    the same factor. Therefore the ratio of actual to expected seconds of the finished runs scales
-    the expected seconds of the remaining runs.
-    """
-    if not ended:
-        return None
-    # Exact sums, so that nothing remains at the end.
-    ended_s, taken_s = map(fsum, zip(*ended, strict=True))
-    return max(0.0, fsum(expected_s) - ended_s) * taken_s / ended_s
-
-
 class StudyProgress(Progress):
-    """A progress bar with the remaining time; without a terminal, a line for each run."""
+    """A bar of repetitions with the remaining time; without a terminal, a line for each run."""
 
-    def __init__(self, console: Console, expected_s: Sequence[float]) -> None:
+    def __init__(self, console: Console, num_repetitions: int) -> None:
         super().__init__(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[left]}"),
+            TimeRemainingColumn(),
             console=console,
             transient=True,
             disable=not console.is_terminal,
+            speed_estimate_period=inf,
         )
-        self._expected_s = expected_s
-        self._ended: list[tuple[float, float]] = []
-        self._task = self.add_task("", total=len(expected_s), left="")
+        self._task = self.add_task("", total=num_repetitions)
+        self.advance(self._task, 0)  # the estimate counts the time from here
 
     def begin(self, run: StudyRun) -> None:
-        """Show the name of the run that begins."""
+        """Show the name of the run whose repetition begins."""
         self.update(self._task, description=run.label)
 
-    def done(
-        self, run: StudyRun, cells: Sequence[ScaleCell], expected_s: float, taken_s: float
-    ) -> None:
-        """Count a finished run."""
-        self._ended.append((expected_s, taken_s))
-        left_s, left = remaining_s(self._expected_s, self._ended), ""
-        if left_s:
-            whole = max(1, ceil(left_s))
-            left = f"about {f'{whole} s' if whole < _FEW_S else duration(whole)} left"
-        self.update(self._task, advance=1, left=left)
-        if not self.console.is_terminal:
-            first = cells[0]
-            epoch = f"failed: {first.error}" if first.epoch_s is None else duration(first.epoch_s)
-            line = f"{len(self._ended)}/{len(self._expected_s)}: {run.label}: {epoch}"
-            self.console.print(f"{line}; {left}" if left else line, soft_wrap=True)
+    def done(self, run: StudyRun, cells: Sequence[ScaleCell]) -> None:
+        """Count a repetition; `cells`: the run's cells, if this was its last repetition."""
+        self.advance(self._task)
+        if not cells or self.console.is_terminal:
+            return
+        (task,), first = self.tasks, cells[0]
+        epoch = f"failed: {first.error}" if first.epoch_s is None else duration(first.epoch_s)
+        left = f"; about {duration(task.time_remaining)} left" if task.time_remaining else ""
+        line = f"{task.completed:.0f}/{task.total or 0:.0f}: {run.label}: {epoch}{left}"
+        self.console.print(line, soft_wrap=True)
