@@ -17,7 +17,7 @@ from math import ceil, floor, log10
 from typing import Any
 
 from paceline.core.compare import Comparison
-from paceline.core.outcome import is_share
+from paceline.core.outcome import Epoch, is_share
 from paceline.core.plan import Kind
 from paceline.report.format import duration, share
 
@@ -49,11 +49,16 @@ _LAYOUT: dict[str, Any] = {
     "hoverlabel": {"font": {"color": "#ffffff"}, "bgcolor": "#333333", "align": "left"},
 }
 _VIOLET = "#8f6bc2"
-TRAIN = {"line": {"color": _VIOLET, "dash": "dash"}, "marker": {"symbol": "circle-open", "size": 7}}
-TEST = {"line": {"color": _VIOLET}, "marker": {"symbol": "circle", "size": 7}}
+_TRAIN = {
+    "line": {"color": _VIOLET, "dash": "dash"},
+    "marker": {"symbol": "circle-open", "size": 7},
+}
+_TEST = {"line": {"color": _VIOLET}, "marker": {"symbol": "circle", "size": 7}}
 _YELLOW, _SKY, _BLUE, _GREEN = "#f0e442", "#56b4e9", "#0072b2", "#009e73"
 _ORANGE, _VERMILLION, _PURPLE, _WINE = "#e69f00", "#d55e00", "#cc79a7", "#882255"
 COLOURS = (_BLUE, _VERMILLION, _GREEN, _PURPLE, _ORANGE, _SKY, _WINE)  # colour cycle
+_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+_SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star")
 
 
 @dataclass(frozen=True)
@@ -183,6 +188,14 @@ def bars_along(
     return bars | {"customdata": told, "hovertemplate": HOVER} | settings
 
 
+def line(number: int, name: str, x: object, y: object, **settings: Any) -> Described:
+    """Build a line with the colour, dash and symbol of its number."""
+    style = {"color": COLOURS[number % len(COLOURS)], "dash": _DASHES[number % len(_DASHES)]}
+    marker = {"symbol": _SYMBOLS[number % len(_SYMBOLS)], "size": 8}
+    drawn = {"type": "scatter", "mode": "lines", "name": escaped(name), "x": x, "y": y}
+    return drawn | {"line": style, "marker": marker} | settings
+
+
 def _domains(sizes: Sequence[float], gap: float) -> list[tuple[float, float]]:
     """Return the start and end of each panel as shares of the figure."""
     room = (1 - gap * (len(sizes) - 1)) / sum(sizes)
@@ -235,22 +248,28 @@ def decades(values: Iterable[float]) -> dict[str, Any]:
     }
 
 
+def losses_of(epochs: Iterable[Epoch]) -> dict[str, list[float | None]]:
+    """Return the curves of the training and test losses."""
+    pairs = [(epoch.train_loss, epoch.test_loss) for epoch in epochs]
+    return {"train loss": [one for one, _ in pairs], "test loss": [one for _, one in pairs]}
+
+
 def learning_curves(
     by: str,
-    numbers: Sequence[int],
+    places: Sequence[float],
     axis: Described,
     losses: Mapping[str, Sequence[float | None]],
-    score: str,
-    scores: Sequence[float | None],
+    score: str = "",
+    scores: Sequence[float | None] = (),
 ) -> Described:
-    """Draw losses by epochs or steps; next to them test scores, if there are any."""
-    x = {"title": by} | whole_numbers(numbers[-1]) | axis
-    mode = "lines+markers" if len(numbers) <= _FEW else "lines"
+    """Draw losses by epochs, steps or seconds; next to them test scores, if there are any."""
+    x = {"title": by} | axis
+    mode = "lines+markers" if len(places) <= _FEW else "lines"
 
     def curve(name: str, values: Sequence[float | None], form: str, legend: bool) -> Described:
-        style = TRAIN if name == "train loss" else TEST
+        style = _TRAIN if name == "train loss" else _TEST
         hover = f"{by} %{{x}}: {name} %{{y:{form}}}<extra></extra>"
-        drawn = {"type": "scatter", "x": numbers, "y": values, "name": name, "mode": mode}
+        drawn = {"type": "scatter", "x": places, "y": values, "name": name, "mode": mode}
         return drawn | {"hovertemplate": hover, "showlegend": legend} | style
 
     traces = [curve(name, values, ".4f", len(losses) > 1) for name, values in losses.items()]

@@ -1,19 +1,18 @@
 """Render an HTML page from its template, and format settings and facts for it."""
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from importlib.resources import files
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 from pydantic import BaseModel
+from pydantic_core import to_json
 
 from paceline.links.files.writing import write_text
 from paceline.report.format import change_text, counted, duration, nbytes, share
@@ -65,16 +64,7 @@ def _with_time(run_id: str) -> str:
 
 
 def _json(figure: Any, **_: object) -> str:
-    return json.dumps(_finite(figure), separators=(",", ":"), allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    """Replace nan and infinity by None, because JSON has neither."""
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not isfinite(value) else value
+    return to_json(figure, inf_nan_mode="null").decode()  # JSON has neither nan nor infinity
 
 
 Facts = dict[str, list[tuple[str, str]]]

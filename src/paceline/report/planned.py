@@ -11,13 +11,13 @@ from paceline.record.trace import read_trace
 from paceline.records.result import PlanResult, PlanRow, RankingRows
 from paceline.report import advice
 from paceline.report.figures import (
-    COLOURS,
     HOVER,
     Described,
     Panel,
     decades,
     escaped,
     figure_of,
+    line,
     whole_numbers,
 )
 from paceline.report.format import counted, duration, nbytes, number, optional_share, share
@@ -32,7 +32,7 @@ from paceline.report.plans import (
 from paceline.report.steps import two_steps
 from paceline.report.tables import Rows, Table, plan_name, plans_table
 
-_SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star")
+_POINTS: dict[str, Any] = {"mode": "lines+markers", "hovertemplate": HOVER}
 
 
 def page_of(result: PlanResult, folder: Path) -> Page:
@@ -83,19 +83,15 @@ def _by_workers(plans: Sequence[PlanRow]) -> Described:
     best: dict[str, dict[int, PlanRow]] = {}
     for plan in plans:
         best.setdefault(plan.strategy, {}).setdefault(plan.workers, plan)
-    lines: list[Described] = []
+    lines = []
     for i, (strategy, by_workers) in enumerate(best.items()):
-        points = [plan for _, plan in sorted(by_workers.items())]
+        numbers, points = zip(*sorted(by_workers.items()), strict=True)
+        rates = [plan.samples_per_s for plan in points]
         told = [
-            f"{escaped(plan_name(plan))}, {plan.workers} workers<br>"
-            f"{number(plan.samples_per_s)} samples/s"
-            for plan in points
+            f"{escaped(plan_name(plan))}, {plan.workers} workers<br>{number(rate)} samples/s"
+            for plan, rate in zip(points, rates, strict=True)
         ]
-        line: Described = {"type": "scatter", "mode": "lines+markers", "name": escaped(strategy)}
-        line |= {"x": [plan.workers for plan in points], "y": [p.samples_per_s for p in points]}
-        line |= {"line": {"color": COLOURS[i % len(COLOURS)]}, "hovertemplate": HOVER}
-        line |= {"marker": {"symbol": _SYMBOLS[i % len(_SYMBOLS)], "size": 8}}
-        lines.append(line | {"customdata": told})
+        lines.append(line(i, strategy, numbers, rates, customdata=told, **_POINTS))
     counts = {plan.workers for plan in plans}
     is_wide = max(counts) > 32 * min(counts)
     x = {"title": "workers"} | (decades(counts) if is_wide else whole_numbers(max(counts)))
@@ -106,15 +102,12 @@ def _by_workers(plans: Sequence[PlanRow]) -> Described:
 def _second_machine(found: SecondMachine) -> Described:
     """Draw, for each speed of the second machine, the least bandwidth that speeds up training."""
     names = [str(Fraction(speed)) for speed in found.speeds]
-    lines: list[Described] = []
+    lines = []
     for i, one in enumerate(found.requirements):
         least = [None if bits is None else bits / 1e6 for bits in one.bits_per_s]
         told = ["" if bits is None else bandwidth(bits) for bits in one.bits_per_s]
-        line: Described = {"type": "scatter", "mode": "lines+markers", "name": escaped(label(one))}
-        line |= {"x": names, "y": least, "customdata": told, "hovertemplate": HOVER}
-        line |= {"line": {"color": COLOURS[i]}, "marker": {"symbol": _SYMBOLS[i], "size": 8}}
-        lines.append(line)
-    shown = [value for line in lines for value in line["y"] if value is not None]
+        lines.append(line(i, label(one), names, least, customdata=told, **_POINTS))
+    shown = [value for drawn in lines for value in drawn["y"] if value is not None]
     x: Described = {"title": "speed of the second machine", "type": "category"}
     x |= {"categoryorder": "array", "categoryarray": names}
     return figure_of([Panel(lines, x, {"title": "Mbit/s"} | decades(shown))], 330)

@@ -11,7 +11,7 @@ from paceline.core.timeline import Origin, Timeline
 from paceline.record.trace import read_timeline, read_trace
 from paceline.records.result import RunResult, read_run
 from paceline.report import advice
-from paceline.report.figures import learning_curves, step_parts
+from paceline.report.figures import learning_curves, losses_of, step_parts, whole_numbers
 from paceline.report.format import (
     change_text,
     counted,
@@ -30,7 +30,6 @@ from paceline.report.workers import worker_sections
 _TELLING = ("policy", "lanes", "head")  # options to display even if they were not set
 _ALIKE = ("model", "workers", "batch_size")  # settings that a run and its rehearsal must share
 _MOST_FAULTS = 20
-_PARTS = ("train", "test")  # parts of the data
 
 
 def page_of(result: RunResult, folder: Path, rehearsal: Path | None = None) -> Page:
@@ -163,7 +162,8 @@ def _tests(evaluations: Sequence[Evaluation], score: str) -> dict[str, Any]:
     numbers = Table(("step", "test loss", f"test {score}"), rows)
     losses = {"test loss": [one.test_loss for one in evaluations]}
     steps, scores = [one.num_steps for one in evaluations], [one.score for one in evaluations]
-    figure = learning_curves("step", steps, {"rangemode": "tozero"}, losses, score, scores)
+    axis = whole_numbers(steps[-1]) | {"rangemode": "tozero"}
+    figure = learning_curves("step", steps, axis, losses, score, scores)
     return {"figure": figure, "numbers": numbers}
 
 
@@ -175,10 +175,9 @@ def learning(epochs: Sequence[Epoch], score: str) -> dict[str, Any]:
         reached = optional_score(score, epoch.score), duration(epoch.seconds)
         rows.append((str(epoch.number + 1), *lost, *reached))
     numbers = Table(("epoch", "train loss", "test loss", f"test {score}", "time"), rows)
-    losses = {f"{name} loss": [getattr(one, f"{name}_loss") for one in epochs] for name in _PARTS}
-    axis, places = {"range": [0.5, len(epochs) + 0.5]}, [one.number + 1 for one in epochs]
-    scores = [one.score for one in epochs]
-    figure = learning_curves("epoch", places, axis, losses, score, scores)
+    places, scores = [one.number + 1 for one in epochs], [one.score for one in epochs]
+    axis = whole_numbers(places[-1]) | {"range": [0.5, len(epochs) + 0.5]}
+    figure = learning_curves("epoch", places, axis, losses_of(epochs), score, scores)
     return {"figure": figure, "numbers": numbers}
 
 

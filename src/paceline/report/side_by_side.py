@@ -20,8 +20,8 @@ from paceline.report.figures import (
     COLOURS,
     Described,
     Panel,
-    escaped,
     figure_of,
+    line,
     share_bars,
     whole_numbers,
 )
@@ -32,7 +32,6 @@ from paceline.report.tables import Rows, Table
 _NUM_TIMES = 6  # rows in the table of losses by time
 _MOST_EPOCHS = 12  # maximum rows in the table of losses by epoch
 _HEIGHT = 360  # pixels
-_DASHES = ("solid", "dash", "dot", "dashdot")
 
 
 class Point(Record):
@@ -205,28 +204,25 @@ def normalised(loss: float, sides: SideBySide) -> float:
 
 def page_of(sides: SideBySide) -> Page:
     """Build the page that compares the runs."""
-    updates, utilisation = _field(sides, "update_shares"), _field(sides, "utilisation")
     content = {
         "sides": sides,
         "runs": summary_table(sides),
         "losses": _curves(sides),
         "by_time": times_table(sides),
         "by_epoch": epochs_table(sides),
-        "updates": _bars(updates) if updates else None,
-        "utilisation": _bars(utilisation) if utilisation else None,
+        "updates": _bars(sides, "update_shares"),
+        "utilisation": _bars(sides, "utilisation"),
     }
     return Page(f"{len(sides.runs)} runs compared", "side_by_side.html", content)
 
 
 def _curves(sides: SideBySide) -> Described:
-    by_time: list[Described] = []
-    by_epoch: list[Described] = []
+    by_time, by_epoch = [], []
     for i, run in enumerate(sides.runs):
-        dash = _DASHES[i // len(COLOURS) % len(_DASHES)]
-        curve: Described = {"type": "scatter", "mode": "lines+markers", "name": escaped(run.name)}
-        curve |= {"line": {"color": COLOURS[i % len(COLOURS)], "dash": dash}}
-        curve |= {"legendgroup": str(i), "y": [normalised(one.loss, sides) for one in run.points]}
-        by_time.append(curve | {"x": [point.seconds for point in run.points]})
+        ends_s = [point.seconds for point in run.points]
+        losses = [normalised(point.loss, sides) for point in run.points]
+        curve = line(i, run.name, ends_s, losses, mode="lines+markers", legendgroup=str(i))
+        by_time.append(curve)
         by_epoch.append(curve | {"x": [one.epoch for one in run.points], "showlegend": False})
     last = max(point.epoch for run in sides.runs for point in run.points)
     seconds = {"title": "seconds of training", "rangemode": "tozero"}
@@ -236,14 +232,11 @@ def _curves(sides: SideBySide) -> Described:
     return figure_of([left, Panel(by_epoch, epochs, shared, "Against epochs")], _HEIGHT, gap=0.05)
 
 
-def _field(sides: SideBySide, name: str) -> dict[str, Mapping[str, float]]:
-    """Return the values of a field by run, without runs that lack the field."""
-    values = {run.name: getattr(run, name) for run in sides.runs}
-    return {run: own for run, own in values.items() if own}
-
-
-def _bars(values: Mapping[str, Mapping[str, float]]) -> Described:
-    """Draw a row for each run with a bar for each worker."""
+def _bars(sides: SideBySide, field: str) -> Described | None:
+    """Draw a row for each run with a bar for each worker; None if no run has the field."""
+    values = {run.name: own for run in sides.runs if (own := getattr(run, field))}
+    if not values:
+        return None
     workers = dict.fromkeys(worker for own in values.values() for worker in own)
     groups = {name: {run: own.get(name) for run, own in values.items()} for name in workers}
     return share_bars(groups, COLOURS, 24 * len(values) * (1 + len(workers)), is_downward=True)

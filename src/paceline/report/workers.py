@@ -9,19 +9,19 @@ from paceline.core.outcome import UnevenWorker, Updates
 from paceline.records.result import RunResult
 from paceline.report.figures import (
     COLOURS,
-    TEST,
-    TRAIN,
     Described,
     Panel,
     decades,
     escaped,
     figure_of,
+    learning_curves,
+    line,
+    losses_of,
     share_bars,
     whole_numbers,
 )
 from paceline.report.tables import traffic_table, workers_table
 
-_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 _HEIGHT = 290  # pixels
 _SECONDS = {"title": "seconds of training", "rangemode": "tozero"}
 _MOST_MISSED = 30  # the histogram's last bar, which also counts all larger values
@@ -46,32 +46,24 @@ def worker_sections(result: RunResult) -> dict[str, Any]:
 
 def _loss_in_time(result: RunResult) -> Described:
     seconds = list(accumulate(epoch.seconds for epoch in result.epochs))
-    curves: list[Described] = []
-    for name, style in (("train", TRAIN), ("test", TEST)):
-        losses = [getattr(epoch, f"{name}_loss") for epoch in result.epochs]
-        curve = {"type": "scatter", "mode": "lines+markers", "x": seconds, "y": losses}
-        curves.append({"name": f"{name} loss", **curve, **style})
-    return figure_of([Panel(curves, _SECONDS)], _HEIGHT)
+    return learning_curves(_SECONDS["title"], seconds, _SECONDS, losses_of(result.epochs))
 
 
 def _gaps(made: Updates) -> Described:
     """Draw how many updates the fastest worker is ahead of the slowest worker, over time."""
     # Updates of different workers may be recorded slightly out of order.
     times, gaps = zip(*sorted(made.gaps), strict=True)
-    line: Described = {"type": "scatter", "x": times, "y": gaps, "mode": "lines"}
-    line |= {"line": {"color": COLOURS[0]}}
     y: Described = {"title": "updates ahead of the last", "rangemode": "tozero"}
-    return figure_of([Panel([line], _SECONDS, y | whole_numbers(max(gaps)))], _HEIGHT)
+    panel = Panel([line(0, "ahead", times, gaps)], _SECONDS, y | whole_numbers(max(gaps)))
+    return figure_of([panel], _HEIGHT)
 
 
 def _batch_sizes(workers: Sequence[UnevenWorker]) -> Described:
-    lines: list[Described] = []
+    lines = []
     for i, worker in enumerate(workers):
-        colour, dash = COLOURS[i % len(COLOURS)], _DASHES[i % len(_DASHES)]
         times, sizes = [time for time, _ in worker.batch_sizes], [n for _, n in worker.batch_sizes]
-        line: Described = {"type": "scatter", "x": times, "y": sizes, "mode": "lines"}
-        line |= {"line": {"color": colour, "dash": dash, "shape": "hv"}}
-        lines.append(line | {"name": escaped(worker.name)})
+        lines.append(line(i, worker.name, times, sizes))
+        lines[-1]["line"]["shape"] = "hv"
     every = [size for worker in workers for _, size in worker.batch_sizes]
     y = {"title": "samples"} | decades(every)
     return figure_of([Panel(lines, _SECONDS, y)], _HEIGHT)
