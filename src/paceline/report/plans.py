@@ -1,6 +1,6 @@
 """Plans as tables, recommendation and explanation; printed as text, Markdown or JSON."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -14,9 +14,9 @@ from paceline.planner.explanations import of_after_backward
 from paceline.planner.second_machine import BANDWIDTHS, Requirement, SecondMachine
 from paceline.records.result import PlanResult, PlanRow, RankingRows
 from paceline.report import advice
-from paceline.report.format import Quantity, counted, duration, nbytes, number, ratio, share
+from paceline.report.format import counted, nbytes, number, ratio, share
 from paceline.report.metrics import named
-from paceline.report.tables import Rows, Table, plan_name
+from paceline.report.tables import Rows, Table, plan_name, ranged_step
 from paceline.report.terminal import shown
 from paceline.strategies import STRATEGIES
 
@@ -34,20 +34,17 @@ def plan_tables(plans: Sequence[PlanRow], alone_samples_per_s: float | None) -> 
     Each strategy is listed once with a codec and once without a codec. The first table has
     speed-ups over `alone_samples_per_s`, the throughput of the best single worker.
     """
-
-    def beside(plan: PlanRow) -> str:
-        one = alone_samples_per_s
-        return "" if one is None else number(plan.samples_per_s / one)
-
     alike = list(_fastest(plan for plan in plans if plan.is_same_training))
     lone = [plan for plan in alike[_MOST_ALIKE:] if plan.workers == 1]
     alike = [*alike[: _MOST_ALIKE - len(lone)], *lone]
     others = list(_fastest(plan for plan in plans if not plan.is_same_training))[:_MOST_OTHERS]
-    found = {"Same training": _table(alike, "x one", beside)} if alike else {}
-    if alike and alone_samples_per_s is None:
-        found["Same training"] = found["Same training"].without("x one")
+    found = {}
+    if alike:
+        one = alone_samples_per_s
+        gains = {} if one is None else {"x one": [number(p.samples_per_s / one) for p in alike]}
+        found["Same training"] = _table(alike, gains)
     if others:
-        found["Changes what is learned"] = _table(others, "steps to loss", _learned)
+        found["Changes what is learned"] = _table(others, {"steps to loss": map(_learned, others)})
     return found
 
 
@@ -61,23 +58,17 @@ def _fastest(plans: Iterable[PlanRow]) -> Iterator[PlanRow]:
             yield plan
 
 
-def _table(plans: Sequence[PlanRow], last: str, value: Callable[[PlanRow], str]) -> Table:
+def _table(plans: Sequence[PlanRow], more: Mapping[str, Iterable[str]]) -> Table:
+    """Return a table of plans; `more`: further columns by name."""
     rows: Rows = []
-    for plan in plans:
+    for plan, *cells in zip(plans, *more.values(), strict=True):
         placement = "" if plan.placement == "as listed" else f" ({plan.placement})"
-        step = duration(plan.step_s)
+        exposed = share(ratio(plan.exposed_s, plan.step_s), 0)
+        speed = str(plan.workers), ranged_step(plan), number(plan.samples_per_s), exposed
         rows.append(
-            (
-                plan_name(plan) + placement,
-                str(plan.workers),
-                Quantity(f"{step} ±{share(plan.range_share, 0)}", step.value, step.unit),
-                number(plan.samples_per_s),
-                share(ratio(plan.exposed_s, plan.step_s), 0),
-                nbytes(plan.wire_nbytes_per_step),
-                value(plan),
-            )
+            (plan_name(plan) + placement, *speed, nbytes(plan.wire_nbytes_per_step), *cells)
         )
-    head = ("strategy", "workers", "step", "samples/s", "exposed", "wire/step", last)
+    head = ("strategy", "workers", "step", "samples/s", "exposed", "wire/step", *more)
     return Table(head, rows)
 
 
@@ -142,14 +133,15 @@ def explanation(ranking: RankingRows) -> Iterator[str]:
 
 def of_second_machine(found: SecondMachine) -> Iterator[str]:
     """Yield the least speed and the least bandwidth with which a second machine is worthwhile."""
-    speeds = [(_speed(one.speed), label(one)) for one in found.requirements]
-    links = [(_bandwidth(one.bits_per_s[0]), label(one)) for one in found.requirements]
-    alone = f"pays over {found.first_host} alone"
-    for what, each in (
-        (f"second machine that {alone}, as a share of its stated speed", speeds),
-        (f"link between hosts that {alone}", links),
-    ):
-        yield f"slowest {what}: {', '.join(f'{least} {how}' for least, how in each)}"
+    speeds, links = [], []
+    for one in found.requirements:
+        speed, bits_per_s = one.speed, one.bits_per_s[0]
+        speeds.append(f"{'none' if speed is None else share(speed, 0)} {label(one)}")
+        least = "none" if bits_per_s is None else bandwidth(bits_per_s)
+        links.append(f"{least}{' or less' * (bits_per_s == BANDWIDTHS[0])} {label(one)}")
+    pays = f"that pays over {found.first_host} alone"
+    yield f"slowest second machine {pays}, as a share of its stated speed: {', '.join(speeds)}"
+    yield f"slowest link between hosts {pays}: {', '.join(links)}"
 
 
 def label(one: Requirement) -> str:
@@ -158,17 +150,6 @@ def label(one: Requirement) -> str:
     return text[one.exchange] + (
         "" if one.is_learning_known else " (in samples/s: its steps to a loss are unknown)"
     )
-
-
-def _speed(least: float | None) -> str:
-    return "none" if least is None else share(least, 0)
-
-
-def _bandwidth(least: float | None) -> str:
-    if least is None:
-        return "none"
-    text = bandwidth(least)
-    return f"{text} or less" if least == BANDWIDTHS[0] else text
 
 
 def bandwidth(bits_per_s: float) -> str:

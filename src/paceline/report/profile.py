@@ -6,7 +6,13 @@ from typing import Any
 
 from paceline.core.plan import Kind
 from paceline.record.trace import read_trace
-from paceline.records.profile import LargestBatch, LayerRow, ProfileResult, Quartiles
+from paceline.records.profile import (
+    LargestBatch,
+    LayerRow,
+    OperatorRow,
+    ProfileResult,
+    Quartiles,
+)
 from paceline.report import advice
 from paceline.report.figures import KINDS, PARTS, Described, Panel, bars_along, escaped, figure_of
 from paceline.report.format import change_text, counted, duration, nbytes, number, ratio, share
@@ -35,7 +41,7 @@ def page_of(result: ProfileResult, folder: Path) -> Page:
         "layers": layers_table(result.layers),
         "overheads": overheads_table(result),
         "resources": _resources(result),
-        "operators": operators_table(result),
+        "operators": operators_table(result.operators),
         "agreement": _agreement(result),
         "tensors": _tensors(result),
         "processes": _processes(result),
@@ -89,11 +95,11 @@ def overheads_table(result: ProfileResult) -> Table:
     return Table(("what", "time a step", "of the step", "calls a step"), rows)
 
 
-def operators_table(result: ProfileResult) -> Table:
+def operators_table(operators: Sequence[OperatorRow]) -> Table:
     """Return a table of operators: time, share, calls and memory."""
     rows: Rows = [
         (row.name, duration(row.seconds), share(row.share), number(row.calls), nbytes(row.nbytes))
-        for row in result.operators
+        for row in operators
     ]
     head = ("operator", "time a step", "of all", "calls a step", "memory taken and kept")
     return Table(head, rows)

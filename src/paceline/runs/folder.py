@@ -75,16 +75,10 @@ def run_folder(
         with written_config(folder, settings):
             yield folder
     finally:
-        if not exists:
-            remove_unused(folder)
-
-
-def remove_unused(folder: Path) -> None:
-    """Remove the folder of a run if it contains only the settings."""
-    with suppress(OSError):  # do not hide the run's own error
-        if {path.name for path in folder.iterdir()} <= {FILE_NAME}:
-            (folder / FILE_NAME).unlink(missing_ok=True)
-            folder.rmdir()
+        with suppress(OSError):  # do not hide the run's own error
+            if not exists and {path.name for path in folder.iterdir()} <= {FILE_NAME}:
+                (folder / FILE_NAME).unlink(missing_ok=True)
+                folder.rmdir()
 
 
 def write_files(folder: Path, result: AnyResult, timelines: Iterable[Timeline]) -> None:

@@ -63,11 +63,10 @@ def plan(
     `paceline profile` with one worker, instead of `measured`. Raises InvalidInput if the model, the
     machine or the numbers do not fit.
     """
-    named, own = _asked(strategy, strategies, options)
     asked = model, machine, batch_size, input_shape, workers, precision, measured, profile
     workload, known = _question(*asked)
-    chosen = [_trying(one, model, input_shape, own) for one in named or _usual(known)]
-    return search(workload, known, chosen, batch_size, workers, own)
+    chosen = _chosen(known, model, input_shape, strategy, strategies, options)
+    return search(workload, known, chosen, batch_size, workers, options or {})
 
 
 def sweep(
@@ -90,11 +89,11 @@ def sweep(
     applies to the links between hosts; for a single host, to all links. Without `workers` all
     devices are used. Raises the same errors as `plan`.
     """
-    named, own = _asked(strategy, strategies, options)
     asked = model, machine, batch_size, input_shape, workers, precision, measured, profile
     workload, known = _question(*asked)
-    chosen = [_trying(one, model, input_shape, own) for one in named or _usual(known)]
-    return sweep_links(workload, known, chosen, batch_size, parse_range(over), workers, own)
+    chosen = _chosen(known, model, input_shape, strategy, strategies, options)
+    links = parse_range(over)
+    return sweep_links(workload, known, chosen, batch_size, links, workers, options or {})
 
 
 def second_machine(
@@ -148,39 +147,30 @@ def forecast(
     given = dict(options or {})
     config = check_options(named, given, count)
     named = _trying(named, model, input_shape, given)
-    return forecast_one(
-        workload,
-        known,
-        named,
-        config,
-        batch_size,
-        balanced=balanced,
-        any_chunk="chunk" not in given,
-    )
+    how = {"balanced": balanced, "any_chunk": "chunk" not in given}
+    return forecast_one(workload, known, named, config, batch_size, **how)
 
 
-def _asked(
+def _chosen(
+    machine: Machine,
+    model: "str | nn.Module | Recipe",
+    input_shape: tuple[int, ...] | None,
     one: str | Strategy | None,
     several: Sequence[str | Strategy] | None,
     options: Mapping[str, Any] | None,
-) -> tuple[tuple[Strategy, ...], Mapping[str, Any]]:
-    """Return the given strategies and options; options require a single strategy."""
+) -> list[Strategy]:
+    """Return the given strategies, or the usual ones; options require a single strategy."""
     if one is not None and several is not None:
         raise InvalidInput("strategy", "cannot be combined with strategies")
     each = [one] if one is not None else several or ()
-    named = tuple(find_strategy(known) if isinstance(known, str) else known for known in each)
-    if not options:
-        return named, {}
-    if len(named) != 1:
+    named = [find_strategy(known) if isinstance(known, str) else known for known in each]
+    if options and len(named) != 1:
         raise InvalidInput("options", "requires a single strategy", hint="set strategy")
-    check_options(named[0], options)
-    return named, options
-
-
-def _usual(machine: Machine) -> tuple[Strategy, ...]:
-    """Return the strategies to plan by default."""
+    if options:
+        check_options(named[0], options)
     on_cluster = isinstance(machine, Cluster)
-    return tuple(one for one in STRATEGIES.values() if on_cluster or one.running is not None)
+    usual = (known for known in STRATEGIES.values() if on_cluster or known.running is not None)
+    return [_trying(known, model, input_shape, options or {}) for known in named or usual]
 
 
 def _trying(

@@ -234,7 +234,8 @@ def tables(result: profile.ProfileResult) -> Iterator[Table]:
     layers = layers_table(slowest_layers(result)[:_LAYERS_SHOWN]).without("quartiles")
     yield shown(f"The slowest of {len(result.layers)} layers", layers, gap=2)
     yield shown("Calls and waits", overheads_table(result), gap=2)
-    operators = operators_table(result).first(_OPERATORS_SHOWN).without("memory taken and kept")
+    operators = operators_table(result.operators[:_OPERATORS_SHOWN])
+    operators = operators.without("memory taken and kept")
     yield shown("Operators, by torch.profiler", operators, gap=2)
 
 
