@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl
 
 import typer
 
-from paceline.commands.options import Json, with_options
+from paceline.commands.options import Json, option, with_options
 from paceline.core.errors import InvalidInput
 from paceline.core.names import not_known
 from paceline.core.settings import TrainSettings
@@ -23,7 +23,7 @@ _REMOTE = {
 }
 _STRATEGY = STRATEGIES[next(iter(_REMOTE))]
 _CHILD = import_module(_REMOTE[_STRATEGY.name])
-_NUMBERS = WorkerProcessSettings.model_fields["workers"].description
+_NUMBERS = str(WorkerProcessSettings.model_fields["workers"].description)
 # Settings for which `hub` has no option; --config or --strategy-option sets them.
 _LEFT_OUT = (
     *("accumulate", "balance", "clip_norm", "codec", "elastic", "evaluate_every"),
@@ -41,9 +41,7 @@ def hub(
     *,
     parent: Annotated[
         str | None,
-        typer.Option(
-            metavar="URL", help="URL of the parent hub: tcp://10.0.0.1:5555?worker=0&keys=FOLDER."
-        ),
+        option("URL", "URL of the parent hub: tcp://10.0.0.1:5555?worker=0&keys=FOLDER."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -116,9 +114,7 @@ def _serve_parent(values: dict[str, Any], as_json: bool) -> None:
 def worker(
     values: dict[str, Any],
     *,
-    numbers: Annotated[
-        str | None, typer.Option("--worker-ids", metavar="INT,…", help=_NUMBERS)
-    ] = None,
+    numbers: Annotated[str | None, option("INT,…", _NUMBERS, "--worker-ids")] = None,
 ) -> None:
     """Run workers for a hub on one device. The hub sends the model, data and strategy."""
     from paceline.records.settings import validated

@@ -5,9 +5,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
-from paceline.commands.options import Json, print_json, with_options
+from paceline.commands.options import Json, option, print_json, with_options
 from paceline.core.errors import InvalidInput
 from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.core.timeline import Origin
@@ -51,28 +49,18 @@ def _carry_out(
         launching.carry_out(launching.requested(verb, given, **how))
 
 
-Explain = Annotated[
-    bool, typer.Option("--explain", metavar="", help="Explain each plan, and draw the best one.")
-]
-Sweep = Annotated[
-    str | None,
-    typer.Option(
-        metavar="bandwidth=FROM:TO",
-        help="Plan for a range of bandwidths or latencies of links, such as latency=10u:1m.",
-    ),
-]
-Markdown = Annotated[
-    bool, typer.Option("--markdown", metavar="", help="Print the tables as Markdown.")
-]
+_LINKS = "Plan for a range of bandwidths or latencies of links, such as latency=10u:1m."
 
 
 @with_options(PlanSettings)
 def plan(
     values: dict[str, Any],
     *,
-    explain: Explain = False,
-    sweep: Sweep = None,
-    as_markdown: Markdown = False,
+    explain: Annotated[
+        bool, option("", "Explain each plan, and draw the best one.", "--explain")
+    ] = False,
+    sweep: Annotated[str | None, option("bandwidth=FROM:TO", _LINKS)] = None,
+    as_markdown: Annotated[bool, option("", "Print the tables as Markdown.", "--markdown")] = False,
     as_json: Json = False,
 ) -> None:
     """Predict the step time of each strategy, best first, and the gain of codecs."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.commands.options import Json, print_json, with_options
+from paceline.commands.options import Json, option, print_json, with_options
 from paceline.core.errors import InvalidInput
 from paceline.core.timeline import Origin, Timeline
 from paceline.records.profile import ProfileSettings, validated_profile
@@ -19,21 +19,14 @@ _STEP_BY_STEP = 2  # maximum number of runs whose steps are compared
 
 def probe(
     output: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="File to write; by default HOSTNAME.toml.")
+        Path | None, option("PATH", "File to write; by default HOSTNAME.toml.")
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(
-            metavar="INT",
-            help="Number of devices to measure. Default: all GPUs; without GPUs, 2 CPU workers.",
-        ),
+        option("INT", "Number of devices to measure. Default: all GPUs, or else 2 CPU workers."),
     ] = None,
-    seconds: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Approximate duration of the measurement.")
-    ] = 10.0,
-    force: Annotated[
-        bool, typer.Option("--force", metavar="", help="Replace an existing file.")
-    ] = False,
+    seconds: Annotated[float, option("SECONDS", "Approximate duration of the measurement.")] = 10.0,
+    force: Annotated[bool, option("", "Replace an existing file.", "--force")] = False,
     as_json: Json = False,
 ) -> None:
     """Measure this machine, and write a machine file: layers, memory, links, codecs."""
@@ -65,9 +58,7 @@ def scale(
     *,
     output: Annotated[
         Path | None,
-        typer.Option(
-            metavar="PATH", help="Folder of the study; an interrupted study continues from it."
-        ),
+        option("PATH", "Folder of the study; an interrupted study continues from it."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -102,10 +93,7 @@ def compare(
     ],
     page: Annotated[
         Path | None,
-        typer.Option(
-            metavar="PATH",
-            help="HTML page to write, with the runs' losses, updates and utilization.",
-        ),
+        option("PATH", "HTML page to write, with the runs' losses, updates and utilization."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -187,8 +175,7 @@ def _compare_steps(first: Path, second: Path | None, *, as_json: bool) -> None:
 def report(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a run.")],
     rehearsal: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Folder of a rehearsal to show next to the run."),
+        Path | None, option("FOLDER", "Folder of a rehearsal to show next to the run.")
     ] = None,
 ) -> None:
     """Rewrite a run's report.html from its result.json and trace.json, and print its path."""
