@@ -109,10 +109,11 @@ def _asked(settings: PlanSettings) -> dict[str, Any]:
 
 def _plan(settings: PlanSettings, about: str, explain: bool, form: "Form") -> None:
     from paceline import __version__
+    from paceline.planner.second_machine import second_machine
     from paceline.report.terminal import console
     from paceline.runs.folder import new_id, show_plan
     from paceline.runs.planning import plan as plan_on
-    from paceline.runs.planning import second_machine
+    from paceline.runs.planning import question
 
     asked = _asked(settings)
     ranking = plan_on(**asked)
@@ -122,7 +123,7 @@ def _plan(settings: PlanSettings, about: str, explain: bool, form: "Form") -> No
         fields |= {"id": new_id(settings.model, "-planned"), "facts": {"paceline": __version__}}
         if explain or settings.output is not None:
             own = {name: asked[name] for name in asked.keys() - {"options", "strategies"}}
-            fields["second_machine"] = second_machine(**own)
+            fields["second_machine"] = second_machine(*question(**own), settings.batch_size)
         how: dict[str, Any] = {"form": form, "explain": explain, "is_measured": is_measured}
         show_plan(console(), ranking, settings.output, about, **how, **fields)
     if not ranking:

@@ -51,13 +51,15 @@ def id_by_torchrun(model: str, suffix: str = "") -> str:
     return f"{_prefix(began_s, model)}{suffix}-{own:08x}{'' if number == 1 else f'-{number}'}"
 
 
-def make_folder(output: Path, run_id: str, *, exists: bool = False) -> Path:
+def make_folder(
+    output: Path, run_id: str, *, exists: bool = False, setting: str = "output"
+) -> Path:
     """Create a run's folder, or raise InvalidInput; with `exists`, the folder may already exist."""
     folder = output / run_id
     try:
         folder.mkdir(parents=True, exist_ok=exists)
     except OSError as error:
-        raise InvalidInput("output", f"cannot create {folder}: {error.strerror}") from None
+        raise InvalidInput(setting, f"cannot create {folder}: {error.strerror}") from None
     return folder
 
 

@@ -1,7 +1,7 @@
 """Forecast strategies on this machine from a runner's measurements, and choose one."""
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -56,16 +56,11 @@ def forecasts_of(session: TrainingSession, runner: Runner) -> list[Forecast]:
         others = [one for name, one in EXCHANGES.items() if name != strategy.name]
         configured += [(one, one.config(workers=session.group.world_size)) for one in others]
     if session.settings.strategy == AUTO and session.settings.codec == CODEC_AUTO:
-        configured += list(with_codec(session.group.world_size))
+        how = {"workers": session.group.world_size, "codec": wire_format(CODEC_AUTO).name}
+        coded = [one for one in EXCHANGES.values() if "codec" in one.options.settings]
+        configured += [(one, one.config(**how)) for one in coded]
     runner.profile(configured)
     return rank([forecast_with(session, runner, *each) for each in configured])
-
-
-def with_codec(num_workers: int) -> Iterator[tuple[Strategy, Any]]:
-    """Yield the exchanges that encode gradients in 8 bits."""
-    for strategy in EXCHANGES.values():
-        if "codec" in strategy.options.settings:
-            yield strategy, strategy.config(workers=num_workers, codec=wire_format(CODEC_AUTO).name)
 
 
 def forecast_with(
@@ -163,9 +158,14 @@ def candidates_of(
     predicted = group.gather({one.exchange: one.step_s for one in worth_trying(forecasts)})[0]
     by_name = {one.exchange: one for one in forecasts if one.exchange in predicted}
     limit_s = _HOPELESS * min(predicted.values())
+
+    def simplicity(name: str) -> tuple[bool, int]:
+        found = by_name[name]
+        return gradient_codec(found.config) is not None, [*EXCHANGES].index(found.strategy)
+
     # Torch's own all-reduce is always tried, and comes first, because a tie selects the earlier
     # exchange. Exchanges with codecs come last.
-    simplest, *others = sorted(by_name, key=lambda name: _simplicity(by_name[name]))
+    simplest, *others = sorted(by_name, key=simplicity)
     names = [simplest, *(name for name in others if predicted[name] <= limit_s)]
     if group.world_size == 1:
         names = names[:1]  # nothing is exchanged
@@ -190,11 +190,6 @@ def worth_trying(forecasts: Sequence[Forecast]) -> list[Forecast]:
         if gradient_codec(one.config) is None
         or one.step_s < (1 - WORTH) * plain_s.get(one.strategy, inf)
     ]
-
-
-def _simplicity(found: Forecast) -> tuple[bool, int]:
-    has_codec = gradient_codec(found.config) is not None
-    return has_codec, [*EXCHANGES].index(found.strategy)
 
 
 def train_best(

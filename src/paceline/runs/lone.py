@@ -59,15 +59,13 @@ def alone_or_together(
         [1.0] * group.world_size if settings.balance is None else [1 / one for one in seconds],
     )
     parts = group.gather(parts)[0]
-    exchanges = {}
-    for one in forecasts:
-        if one.exchange in names:
-            replica = find_strategy(one.strategy).runner().replica
-            exchanges[one.exchange] = partial(replica, config=one.config, group=group)
-    if not exchanges:
+    if not names:
         return Found()
-    ordered = {name: exchanges[name] for name in names}
-    found = compare_with_alone(runner.setup, group, ordered, parts, lone_rank)
+    exchanges, by_name = {}, {one.exchange: one for one in forecasts}
+    for name in names:
+        replica = find_strategy(by_name[name].strategy).runner().replica
+        exchanges[name] = partial(replica, config=by_name[name].config, group=group)
+    found = compare_with_alone(runner.setup, group, exchanges, parts, lone_rank)
     if not found.is_alone_faster:
         return Found(slow=found.slow)
     figures = (

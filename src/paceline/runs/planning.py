@@ -16,8 +16,6 @@ from paceline.core.workload import Workload
 from paceline.planner import Forecast, Ranking, forecast_one, search
 from paceline.planner.device_rate import DeviceRate, calibrated
 from paceline.planner.precision import Precision, in_precision
-from paceline.planner.second_machine import SecondMachine
-from paceline.planner.second_machine import second_machine as search_second_machine
 from paceline.planner.sweep import Sweep, parse_range
 from paceline.planner.sweep import sweep as sweep_links
 from paceline.records.built_in import recorded
@@ -64,7 +62,7 @@ def plan(
     machine or the numbers do not fit.
     """
     asked = model, machine, batch_size, input_shape, workers, precision, measured, profile
-    workload, known = _question(*asked)
+    workload, known = question(*asked)
     chosen = _chosen(known, model, input_shape, strategy, strategies, options)
     return search(workload, known, chosen, batch_size, workers, options or {})
 
@@ -90,30 +88,10 @@ def sweep(
     devices are used. Raises the same errors as `plan`.
     """
     asked = model, machine, batch_size, input_shape, workers, precision, measured, profile
-    workload, known = _question(*asked)
+    workload, known = question(*asked)
     chosen = _chosen(known, model, input_shape, strategy, strategies, options)
     links = parse_range(over)
     return sweep_links(workload, known, chosen, batch_size, links, workers, options or {})
-
-
-def second_machine(
-    model: "str | nn.Module | Recipe",
-    machine: str | Path | Machine,
-    batch_size: int = 64,
-    input_shape: tuple[int, ...] | None = None,
-    workers: int | None = None,
-    precision: Precision = "float32",
-    measured: str | float | None = None,
-    profile: str | Path | None = None,
-) -> SecondMachine | None:
-    """Return the slowest second machine and links with which training becomes faster.
-
-    Returns None if no search is possible, as on one host. The arguments and errors are those of
-    `plan`, but `workers` only sets the batch size of `measured`.
-    """
-    asked = model, machine, batch_size, input_shape, workers, precision, measured, profile
-    workload, known = _question(*asked)
-    return search_second_machine(workload, known, batch_size)
 
 
 def forecast(
@@ -142,7 +120,7 @@ def forecast(
     if balanced and named.planning.plan_balanced is None:
         raise InvalidInput("balanced", f"is not supported by strategy {named.name}")
     asked = model, machine, batch_size, input_shape, workers, precision, measured, profile
-    workload, known = _question(*asked)
+    workload, known = question(*asked)
     count = min(known.num_devices, batch_size) if workers is None else workers
     given = dict(options or {})
     config = check_options(named, given, count)
@@ -208,7 +186,7 @@ def _trying(
     return replace(strategy, planning=replace(planning, plan=plan_of, memory=memory_of))
 
 
-def _question(
+def question(
     model: "str | nn.Module | Recipe",
     machine: str | Path | Machine,
     batch_size: int,
@@ -218,6 +196,7 @@ def _question(
     measured: str | float | None,
     profile: str | Path | None,
 ) -> tuple[Callable[[int], Workload], Machine]:
+    """Return what a plan is about: a worker's workload by its samples, and the machine."""
     known = machine if isinstance(machine, Machine) else find_machine(str(machine))
     if batch_size < 1:
         raise InvalidInput("batch_size", "must be at least 1", got=batch_size)

@@ -30,14 +30,10 @@ def require_tensorboard() -> None:
 class Scalars:
     """A TensorBoard event file with scalars of each epoch; the first epoch has number 1.
 
-    Raises InvalidInput if the folder cannot be created. Call `close` after use.
+    Call `close` after use.
     """
 
     def __init__(self, folder: Path) -> None:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InvalidInput("tensorboard", f"cannot create {folder}: {error.strerror}") from None
         from torch.utils.tensorboard import SummaryWriter  # optional dependency
 
         self._writer = SummaryWriter(str(folder))

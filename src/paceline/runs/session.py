@@ -34,7 +34,7 @@ from paceline.records.settings import AUTO, configuration, strategy_of
 from paceline.report import advice, metrics
 from paceline.report.plans import Form, in_terminal
 from paceline.report.terminal import console, result_tables
-from paceline.runs.folder import run_folder, show_plan, write_files
+from paceline.runs.folder import make_folder, run_folder, show_plan, write_files
 from paceline.runs.forecasts import forecast_with, forecasts_of, ranking_of, train_best
 from paceline.runs.lone import Found, alone_or_together, may_be_alone
 from paceline.runs.progress import Scalars, TerminalProgress
@@ -221,7 +221,10 @@ def _progress(request: RunRequest, group: Group, err: Console) -> TerminalProgre
         return TerminalProgress(err, "rehearsing")
     board = None
     if settings.tensorboard is not None and group.rank == 0 and request.verb == "train":
-        board = Scalars(settings.tensorboard / request.run_id)
+        folder = make_folder(
+            settings.tensorboard, request.run_id, exists=True, setting="tensorboard"
+        )
+        board = Scalars(folder)
     num_epochs = settings.epochs if settings.steps is None else None
     return TerminalProgress(err, "training", num_epochs, board)
 

@@ -28,7 +28,6 @@ from paceline.links.launch import launch
 from paceline.links.processes import module_command
 from paceline.links.rendezvous import check_gpus
 from paceline.measure.this_machine import facts
-from paceline.record.trace import write_trace
 from paceline.records import profile
 from paceline.records.result import read_result
 from paceline.report import advice, metrics, write_report
@@ -43,7 +42,7 @@ from paceline.report.profile import (
     surplus_sentence,
 )
 from paceline.report.terminal import console, shown
-from paceline.runs.folder import new_id, run_folder
+from paceline.runs.folder import new_id, run_folder, write_files
 from paceline.runs.launching import check_cores, under_torchrun
 from paceline.runs.rank import as_rank, leave
 from paceline.studies.profile import profiled_steps
@@ -78,11 +77,11 @@ def profile_model(settings: profile.ProfileSettings, *, as_json: bool = False) -
     folder = settings.output / request.run_id
     result = read_result(folder)
     assert isinstance(result, profile.ProfileResult), "the workers write a profile"
-    # Write the result before the search, which may take long and be interrupted.
-    result = _written(folder, result)
-    if settings.largest_batch:
+    if settings.largest_batch:  # the search may take long and be interrupted
         largest = find_largest(settings, console(stderr=True).print)
-        result = _written(folder, result.model_copy(update={"largest": largest}))
+        result = result.model_copy(update={"largest": largest})
+        write_text(folder / "result.json", result.model_dump_json(indent=2) + "\n")
+        write_report(folder)
     out = console()
     if as_json:
         out.print_json(result.model_dump_json())
@@ -90,15 +89,6 @@ def profile_model(settings: profile.ProfileSettings, *, as_json: bool = False) -
     for table in tables(result):
         out.print(table)
     out.print(summary(result, str(folder)), soft_wrap=True)
-
-
-def _written(folder: Path, result: profile.ProfileResult) -> profile.ProfileResult:
-    """Add findings to the result, write result.json and report.html, and return the result."""
-    found = advice.findings(metrics.of_profile(result))
-    result = result.model_copy(update={"findings": found})
-    write_text(folder / "result.json", result.model_dump_json(indent=2) + "\n")
-    write_report(folder)
-    return result
 
 
 def _profile_rank(request: ProfileRequest, group: Group) -> None:
@@ -117,8 +107,7 @@ def _profile_rank(request: ProfileRequest, group: Group) -> None:
         findings = profiled_steps.profile_rank(settings, subject, group)
         result = result_of(settings, request.run_id, findings, group)
         if folder is not None:
-            write_trace(folder / "trace.json", findings.blocks.timelines[-1:])
-            write_text(folder / "result.json", result.model_dump_json(indent=2) + "\n")
+            write_files(folder, result, findings.blocks.timelines[-1:])
 
 
 def result_of(
@@ -129,7 +118,7 @@ def result_of(
     plain, recorded = (list(chain.from_iterable(one)) for one in (blocks.plain, blocks.recorded))
     held = [profile.WorkerMemoryRow(**row) for row in group.gather(found.held.model_dump())]
     samples = len(found.subject.recipe.samples) / len(found.subject.batches)
-    return profile.ProfileResult(
+    result = profile.ProfileResult(
         id=run_id,
         settings=settings,
         machine=facts(group.device),
@@ -154,6 +143,8 @@ def result_of(
         findings=(),
         peak_memory_bytes=tuple(row.training_nbytes for row in held),
     )
+    found_by_rules = advice.findings(metrics.of_profile(result))
+    return result.model_copy(update={"findings": found_by_rules})
 
 
 def _stages(found: profiled_steps.Findings) -> dict[str, Any]:
@@ -168,9 +159,10 @@ def _stages(found: profiled_steps.Findings) -> dict[str, Any]:
         )
     )
     phases = _by_phase(found.blocks.spans)
-    stages = (profile.StageRow(stage=name, seconds=s) for name, s in mean.seconds.items())
     return {
-        "stages": tuple(stages),
+        "stages": tuple(
+            profile.StageRow(stage=name, seconds=s) for name, s in mean.seconds.items()
+        ),
         "forward": spread(phases[Kind.FORWARD]),
         "backward": spread(phases[Kind.BACKWARD]),
         "update": spread(phases[Kind.STEP]),
