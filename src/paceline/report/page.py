@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from pydantic_core import to_json
 
 from paceline.links.files.writing import write_text
+from paceline.report import advice
 from paceline.report.format import change_text, counted, duration, nbytes, share
 
 
@@ -46,6 +47,7 @@ def _environment() -> Environment:
     shown = (counted, duration, nbytes, share)
     environment.filters |= {function.__name__: function for function in shown}
     environment.filters |= {"change": change_text, "with_time": _with_time}
+    environment.filters["advice"] = advice.shown
     environment.policies["json.dumps_function"] = _json
     environment.globals["plotly_js"] = lambda: Markup(_text_of("plotly-basic.min.js"))  # noqa: S704
     return environment
@@ -67,13 +69,9 @@ def _json(figure: Any, **_: object) -> str:
     return to_json(figure, inf_nan_mode="null").decode()  # JSON has neither nan nor infinity
 
 
-Facts = dict[str, list[tuple[str, str]]]
-"""Names and values, by the title of their column."""
-
-
 def facts(
     settings: BaseModel, machine: Mapping[str, Any], peaks: Sequence[int] | None = None
-) -> Facts:
+) -> dict[str, list[tuple[str, str]]]:
     """Return the non-empty settings and the machine's facts; `peaks`: peak bytes by worker."""
     known = dict(machine)
     if peaks is not None:

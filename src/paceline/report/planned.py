@@ -9,7 +9,6 @@ from paceline.planner import Refusal
 from paceline.planner.second_machine import SecondMachine
 from paceline.record.trace import read_trace
 from paceline.records.result import PlanResult, PlanRow, RankingRows
-from paceline.report import advice
 from paceline.report.figures import (
     HOVER,
     Described,
@@ -46,7 +45,6 @@ def page_of(result: PlanResult, folder: Path) -> Page:
         "result": result,
         "line": f"{what}; nothing has run",
         "tiles": _tiles(ranking),
-        "advice": list(advice.shown(result.findings)),
         "recommended": recommendation(result),
         "best": plan_tables(plans, ranking.alone_samples_per_s),
         "plans": plans_table(plans) if plans else None,

@@ -13,7 +13,6 @@ from paceline.records.profile import (
     ProfileResult,
     Quartiles,
 )
-from paceline.report import advice
 from paceline.report.figures import KINDS, PARTS, Described, Panel, bars_along, escaped, figure_of
 from paceline.report.format import change_text, counted, duration, nbytes, number, ratio, share
 from paceline.report.page import Page, facts
@@ -33,7 +32,6 @@ def page_of(result: ProfileResult, folder: Path) -> Page:
         "result": result,
         "line": _line(result),
         "tiles": _tiles(result),
-        "advice": list(advice.shown(result.findings)),
         "stages_figure": _stages_figure(result),
         "stages": stages_table(result),
         "layers_figure": _layers_figure(layers),

@@ -10,7 +10,6 @@ from paceline.core.outcome import Epoch, Evaluation
 from paceline.core.timeline import Origin, Timeline
 from paceline.record.trace import read_timeline, read_trace
 from paceline.records.result import RunResult, read_run
-from paceline.report import advice
 from paceline.report.figures import learning_curves, losses_of, step_parts, whole_numbers
 from paceline.report.format import (
     change_text,
@@ -37,9 +36,32 @@ def page_of(result: RunResult, folder: Path, rehearsal: Path | None = None) -> P
     timelines = read_trace(folder / "trace.json")
     if rehearsal is not None:
         timelines[Origin.REHEARSED] = _rehearsed_timeline(result, rehearsal)
+    shown = [timelines[origin] for origin in Origin if origin in timelines]
+    comparison, epochs, tests = result.comparison, result.epochs, result.evaluations
+    in_step = comparison is not None
+    faults = list(result.faults or ())
+    if (missing := len(faults) - _MOST_FAULTS) > 0:
+        faults[_MOST_FAULTS:] = [f"and {missing} more, in result.json"]
+    are_all = len(shown) == len(Origin) and all(one.typical_steps for one in shown)
+    content = worker_sections(result) | {
+        "result": result,
+        "line": _line(result),
+        "tiles": list(_tiles(result)),
+        "plans": _plans(result) if in_step and not result.is_rehearsal else None,
+        "learning": learning(epochs, result.score) if epochs else None,
+        "has_score": any(epoch.score is not None for epoch in epochs),
+        "tests": _tests(tests, result.score) if tests else None,
+        "trials": trials_table(result) if result.trials else None,
+        "parts": comparison
+        and {"figure": step_parts(comparison), "numbers": comparison_table(comparison)},
+        "beside": _beside(timelines) if are_all else None,
+        "through_time": list(through_time(shown)) if in_step else [],
+        "steps": two_steps(shown),
+        "settings": facts(result.settings, result.machine, result.peak_memory_bytes),
+        "faults": faults,
+    }
     what = "rehearsal" if result.is_rehearsal else "run"
-    title = f"{result.settings.model}, {what} {result.id}"
-    return Page(title, "run.html", _content(result, timelines))
+    return Page(f"{result.settings.model}, {what} {result.id}", "run.html", content)
 
 
 def _rehearsed_timeline(result: RunResult, folder: Path) -> Timeline:
@@ -58,34 +80,6 @@ def _rehearsed_timeline(result: RunResult, folder: Path) -> Timeline:
             problem = f"has {name} {rehearsed}, but run {result.id} has {used}"
             raise InvalidInput(str(folder), problem)
     return read_timeline(folder / "trace.json", Origin.REHEARSED)
-
-
-def _content(result: RunResult, timelines: Mapping[Origin, Timeline]) -> dict[str, Any]:
-    shown = [timelines[origin] for origin in Origin if origin in timelines]
-    comparison, epochs, tests = result.comparison, result.epochs, result.evaluations
-    in_step = comparison is not None
-    faults = list(result.faults or ())
-    if (missing := len(faults) - _MOST_FAULTS) > 0:
-        faults[_MOST_FAULTS:] = [f"and {missing} more, in result.json"]
-    are_all = len(shown) == len(Origin) and all(one.typical_steps for one in shown)
-    return worker_sections(result) | {
-        "result": result,
-        "line": _line(result),
-        "tiles": list(_tiles(result)),
-        "advice": list(advice.shown(result.findings)),
-        "plans": _plans(result) if in_step and not result.is_rehearsal else None,
-        "learning": learning(epochs, result.score) if epochs else None,
-        "has_score": any(epoch.score is not None for epoch in epochs),
-        "tests": _tests(tests, result.score) if tests else None,
-        "trials": trials_table(result) if result.trials else None,
-        "parts": comparison
-        and {"figure": step_parts(comparison), "numbers": comparison_table(comparison)},
-        "beside": _beside(timelines) if are_all else None,
-        "through_time": list(through_time(shown)) if in_step else [],
-        "steps": two_steps(shown),
-        "settings": facts(result.settings, result.machine, result.peak_memory_bytes),
-        "faults": faults,
-    }
 
 
 def _line(result: RunResult) -> str:

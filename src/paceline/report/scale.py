@@ -7,7 +7,6 @@ from typing import Any, get_args
 
 from paceline.core.timeline import Origin
 from paceline.records.scale import ScaleCell, ScaleResult, Scaling, TimedCell, most_real, timed
-from paceline.report import advice
 from paceline.report.figures import (
     COLOURS,
     HOVER,
@@ -40,7 +39,6 @@ def page_of(result: ScaleResult) -> Page:
         "result": result,
         "line": _line(result),
         "tiles": list(_tiles(result)),
-        "advice": list(advice.shown(result.findings)),
         "epochs": {
             scaling: _epoch_times(found)
             for scaling in get_args(Scaling)

@@ -91,23 +91,18 @@ def side_by_side(folders: Sequence[Path]) -> SideBySide:
         if not result.epochs:
             raise InvalidInput(str(folder), "has no epochs, and no losses to compare")
     is_tested = all(one.test_loss is not None for each in results for one in each.epochs)
-    names = _names(folders)
-    texts = _differences(results)
+    names = [folder.resolve().name for folder in folders]
+    if len(set(names)) < len(names):
+        names = [str(folder) for folder in folders]
     curves = [_points(result, is_tested) for result in results]
     lows = [min(point.loss for point in curve) for curve in curves]
-    reached = max(lows)
-    runs = (
-        _side(name, text, result, curve, reached)
-        for name, text, result, curve in zip(names, texts, results, curves, strict=True)
+    known = zip(names, _differences(results), results, curves, strict=True)
+    return SideBySide(
+        loss="test loss" if is_tested else "train loss",
+        lowest=min(lows),
+        reached=max(lows),
+        runs=tuple(_side(*each, max(lows)) for each in known),
     )
-    loss = "test loss" if is_tested else "train loss"
-    return SideBySide(loss=loss, lowest=min(lows), reached=reached, runs=tuple(runs))
-
-
-def _names(folders: Sequence[Path]) -> list[str]:
-    """Return the folders' names, or their paths if two names are equal."""
-    short = [folder.resolve().name for folder in folders]
-    return short if len(set(short)) == len(short) else [str(folder) for folder in folders]
 
 
 def _differences(results: Sequence[RunResult]) -> list[str]:

@@ -124,7 +124,7 @@ def result_tables(result: RunResult, folder: str) -> Iterator[Table | str]:
 
 def _learnt(last: Epoch, score: str) -> tuple[str, str]:
     """Return the name and value of the last epoch's score, or of its loss."""
-    loss = "" if last.test_loss is None else f", test loss {last.test_loss:.4f}"
+    loss = tested(last.test_loss, None, score)
     if last.score is not None:
         return score, f"{score_text(score, last.score, 1)} of the test samples{loss}"
     return "loss", f"{last.train_loss:.4f} in training{loss}"
