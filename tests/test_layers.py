@@ -28,7 +28,7 @@ PURE = {
         f"{name}.{part}" for name in ("allreduce", "host", "tree") for part in ("config", "plan")
     ],
     "paceline.record": ["trace"],
-    "paceline.report": ["differences", "planned"],
+    "paceline.report": ["comparison", "plans"],
     "paceline.training.data": ["sampler"],
     "paceline.records": ["built_in", "config_file", "machine_file"],
     "paceline.runs": ["planning"],

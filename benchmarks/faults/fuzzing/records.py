@@ -34,7 +34,7 @@ from paceline.records.result import PlanResult, RankingRows, RunResult, read_res
 from paceline.records.scale import ScaleResult, ScaleSettings
 from paceline.records.settings import validated_settings
 from paceline.report import write_report
-from paceline.report.differences import differences
+from paceline.report.comparison import differences
 from paceline.report.terminal import comparison_table, difference_tables
 from paceline.studies.scale.journal import Journal, JournalHeader
 from plan_rows import plan_row

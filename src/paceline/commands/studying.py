@@ -113,8 +113,8 @@ def _compare_losses(
     runs: Sequence[Path], page: Path | None, *, as_json: bool, are_steps: bool
 ) -> None:
     """Compare the losses, updates and utilisation of runs."""
+    from paceline.report.comparison import page_of, side_by_side
     from paceline.report.page import write_page
-    from paceline.report.side_by_side import page_of, side_by_side
     from paceline.report.terminal import console, side_by_side_tables
 
     sides = side_by_side(runs)
@@ -135,7 +135,7 @@ def _compare_steps(first: Path, second: Path | None, *, as_json: bool) -> None:
     from paceline.core.compare import compare as compare_timelines
     from paceline.record.trace import read_timeline, read_trace
     from paceline.records.result import check_run, read_run
-    from paceline.report.differences import differences
+    from paceline.report.comparison import differences
     from paceline.report.terminal import comparison_table, console, difference_tables
 
     def happened(folder: Path) -> Timeline:

@@ -6,7 +6,7 @@ from paceline.core.errors import InvalidInput
 from paceline.records.profile import ProfileResult
 from paceline.records.result import PlanResult, RunResult, read_result
 from paceline.records.scale import ScaleResult
-from paceline.report import planned, profile, run, scale
+from paceline.report import plans, profile, run, scale
 from paceline.report.page import write_page
 
 
@@ -24,7 +24,7 @@ def write_report(folder: Path, rehearsal: Path | None = None) -> Path:
         case RunResult():
             page = run.page_of(result, folder, rehearsal)
         case PlanResult():
-            page = planned.page_of(result, folder)
+            page = plans.page_of(result, folder)
         case ScaleResult():
             page = scale.page_of(result)
         case ProfileResult():

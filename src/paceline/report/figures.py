@@ -292,12 +292,11 @@ def share_bars(
     """Draw shares as horizontal bars: a colour for each group, a bar for each row of a group."""
     bars = []
     for i, (name, shares) in enumerate(groups.items()):
-        if shares:
-            values = list(shares.values())
-            bar: Described = {"type": "bar", "orientation": "h", "name": escaped(name)}
-            bar |= {"x": values, "y": list(map(escaped, shares))}
-            bar |= {"text": [None if one is None else share(one) for one in values]}
-            bars.append(bar | {"marker": {"color": colours[i % len(colours)]}})
+        values = list(shares.values())
+        bar: Described = {"type": "bar", "orientation": "h", "name": escaped(name)}
+        bar |= {"x": values, "y": list(map(escaped, shares))}
+        bar |= {"text": [None if one is None else share(one) for one in values]}
+        bars.append(bar | {"marker": {"color": colours[i % len(colours)]}})
     rows = max(map(len, groups.values()), default=0)
     y = {"autorange": "reversed"} if is_downward else {}
     panel = Panel(bars, {"range": [0, 1.05], "tickformat": ".0~%"}, y)
@@ -314,15 +313,21 @@ def step_parts(comparison: Comparison) -> Described:
     seconds = {row.quantity: (row.left_s, row.right_s) for row in comparison.rows}
     unit, factor = unit_of(max((value for pair in seconds.values() for value in pair), default=0.0))
     sides = [escaped(side) for side in (comparison.left, comparison.right)]
-    ends: tuple[float, ...] = (0.0, 0.0)
-    bars = []
+    ends, bars = [0.0, 0.0], []
     for quantity in filter(seconds.__contains__, PARTS):
-        values, starts = seconds[quantity], ends
+        fill, values, starts = PARTS[quantity], seconds[quantity], ends
+        texts = [duration(value) for value in values]
         if quantity == "hidden":
-            starts = tuple(max(0.0, end - s) for end, s in zip(ends, values, strict=True))
+            starts = [max(0.0, end - s) for end, s in zip(ends, values, strict=True)]
+            place: Described = {"y": [0.36, 1.36], "width": 0.12}
         else:
-            ends = (ends[0] + values[0], ends[1] + values[1])
-        bars.append(_part(quantity, values, starts, factor, sides))
+            ends = [end + s for end, s in zip(ends, values, strict=True)]
+            place = {"y": [0, 1], "width": 0.5, "text": texts, "textfont": {"color": fill.on_it}}
+            place |= {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
+        border = {"color": BORDER, "width": [0.5 if value else 0 for value in values]}
+        place |= {"base": [start / factor for start in starts], "marker": fill.marker(border)}
+        told = [f"{side}: {fill.label} {text}" for side, text in zip(sides, texts, strict=True)]
+        bars.append(bars_along(fill, [value / factor for value in values], told, **place))
     totals = [duration(value) for value in seconds.get("step", ends)]
     titles = [f"<b>{side}</b><br>{total}" for side, total in zip(sides, totals, strict=True)]
     y = {"tickvals": [0, 1], "ticktext": titles, "range": [1.55, -0.4], "showgrid": False}
@@ -331,26 +336,3 @@ def step_parts(comparison: Comparison) -> Described:
     # The table below the figure explains the colours; a legend would not wrap.
     layout: Described = {"barmode": "overlay", "uniformtext": fits, "showlegend": False}
     return figure_of([panel], 240, margin={"l": 100, "t": 24}, **layout)
-
-
-def _part(
-    quantity: str,
-    values: Sequence[float],
-    starts: Sequence[float],
-    factor: float,
-    sides: Sequence[str],
-) -> Described:
-    """Build the bars of one part of a step, one for each side."""
-    fill, is_beside = PARTS[quantity], quantity == "hidden"
-    told = [f"{side}: {fill.label} {duration(s)}" for side, s in zip(sides, values, strict=True)]
-    border = {"color": BORDER, "width": [0.5 if value else 0 for value in values]}
-    bar = bars_along(fill, [value / factor for value in values], told, marker=fill.marker(border))
-    bar["base"] = [start / factor for start in starts]
-    if is_beside:
-        return bar | {"y": [0.36, 1.36], "width": 0.12}
-    text: Described = {
-        "text": [duration(value) for value in values],
-        "textfont": {"color": fill.on_it},
-    }
-    text |= {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
-    return bar | text | {"y": [0, 1], "width": 0.5}

@@ -1,16 +1,31 @@
 """The page of a run or rehearsal: one section for each part of its result."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from paceline.core.compare import breakdown
 from paceline.core.errors import InvalidInput
-from paceline.core.outcome import Epoch, Evaluation
+from paceline.core.outcome import Epoch, Evaluation, UnevenWorker, Updates
 from paceline.core.timeline import Origin, Timeline
 from paceline.record.trace import read_timeline, read_trace
 from paceline.records.result import RunResult, read_run
-from paceline.report.figures import learning_curves, losses_of, step_parts, whole_numbers
+from paceline.report.figures import (
+    COLOURS,
+    Described,
+    Panel,
+    decades,
+    escaped,
+    figure_of,
+    learning_curves,
+    line,
+    losses_of,
+    share_bars,
+    step_parts,
+    whole_numbers,
+)
 from paceline.report.format import (
     change_text,
     counted,
@@ -23,12 +38,23 @@ from paceline.report.format import (
 from paceline.report.metrics import speedup
 from paceline.report.page import Page, facts
 from paceline.report.steps import through_time, two_steps
-from paceline.report.tables import Marked, Rows, Table, comparison_table, plans_table, trials_table
-from paceline.report.workers import worker_sections
+from paceline.report.tables import (
+    Marked,
+    Rows,
+    Table,
+    comparison_table,
+    plans_table,
+    traffic_table,
+    trials_table,
+    workers_table,
+)
 
 _TELLING = ("policy", "lanes", "head")  # options to display even if they were not set
 _ALIKE = ("model", "workers", "batch_size")  # settings that a run and its rehearsal must share
 _MOST_FAULTS = 20
+_HEIGHT = 290  # pixels
+_SECONDS = {"title": "seconds of training", "rangemode": "tozero"}
+_MOST_MISSED = 30  # the histogram's last bar, which also counts all larger values
 
 
 def page_of(result: RunResult, folder: Path, rehearsal: Path | None = None) -> Page:
@@ -191,3 +217,69 @@ def _beside(timelines: Mapping[Origin, Timeline]) -> Table:
         rows.append((*row, duration(measured_s)))
     head = ("per step", Origin.PREDICTED, "error", Origin.REHEARSED, "error", Origin.MEASURED)
     return Table(head, rows)
+
+
+def worker_sections(result: RunResult) -> dict[str, Any]:
+    """Build the sections of the page by name; a section without data is None."""
+    made, workers = result.updates, result.workers
+    has_sizes = any(worker.batch_sizes for worker in workers)
+    num_updates = 0 if made is None else made.count
+    return {
+        "traffic": traffic_table(result.traffic, num_updates) if result.traffic else None,
+        "loss_in_time": _loss_in_time(result) if made and result.epochs else None,
+        "updates": workers_table(result) if made else None,
+        "gaps": _gaps(made) if made and made.gaps else None,
+        "batch_sizes": _batch_sizes(workers) if made and has_sizes else None,
+        "staleness": _staleness(made) if made else None,
+        "most_missed": _MOST_MISSED,
+        "utilisation": _utilisation(result) if result.utilisation else None,
+    }
+
+
+def _loss_in_time(result: RunResult) -> Described:
+    seconds = list(accumulate(epoch.seconds for epoch in result.epochs))
+    return learning_curves(_SECONDS["title"], seconds, _SECONDS, losses_of(result.epochs))
+
+
+def _gaps(made: Updates) -> Described:
+    """Draw how many updates the fastest worker is ahead of the slowest worker, over time."""
+    # Updates of different workers may be recorded slightly out of order.
+    times, gaps = zip(*sorted(made.gaps), strict=True)
+    y: Described = {"title": "updates ahead of the last", "rangemode": "tozero"}
+    panel = Panel([line(0, "ahead", times, gaps)], _SECONDS, y | whole_numbers(max(gaps)))
+    return figure_of([panel], _HEIGHT)
+
+
+def _batch_sizes(workers: Sequence[UnevenWorker]) -> Described:
+    lines = []
+    for i, worker in enumerate(workers):
+        times, sizes = [time for time, _ in worker.batch_sizes], [n for _, n in worker.batch_sizes]
+        lines.append(line(i, worker.name, times, sizes))
+        lines[-1]["line"]["shape"] = "hv"
+    every = [size for worker in workers for _, size in worker.batch_sizes]
+    y = {"title": "samples"} | decades(every)
+    return figure_of([Panel(lines, _SECONDS, y)], _HEIGHT)
+
+
+def _staleness(made: Updates) -> Described:
+    drawn: list[Described] = []
+    for i, (name, batches) in enumerate(made.staleness.items()):
+        bars = Counter[int]()
+        for missed, times in batches.items():
+            bars[min(missed, _MOST_MISSED)] += times
+        total = sum(bars.values()) or 1
+        bar: Described = {"type": "bar", "name": escaped(name), "x": list(bars)}
+        bar |= {"y": [times / total for times in bars.values()]}
+        drawn.append(bar | {"marker": {"color": COLOURS[i % len(COLOURS)]}})
+    shown = [min(most, _MOST_MISSED) for batches in made.staleness.values() for most in batches]
+    x = {"title": "updates of others that a batch missed"} | whole_numbers(max(shown, default=0))
+    y = {"title": "share of batches", "tickformat": ".0~%"}
+    return figure_of([Panel(drawn, x, y)], _HEIGHT)
+
+
+def _utilisation(result: RunResult) -> Described:
+    happened, predicted = result.utilisation, result.predicted_utilisation
+    groups = {"happened": happened}
+    if predicted:
+        groups["predicted"] = {name: predicted.get(name, 0.0) for name in happened}
+    return share_bars(groups, (COLOURS[0], COLOURS[5]))

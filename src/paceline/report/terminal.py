@@ -11,11 +11,16 @@ from paceline.core.compare import Comparison
 from paceline.core.outcome import Epoch, Traffic, is_share
 from paceline.records.result import RunResult
 from paceline.report import advice, tables
-from paceline.report.differences import Differences
+from paceline.report.comparison import (
+    Differences,
+    SideBySide,
+    epochs_table,
+    summary_table,
+    times_table,
+)
 from paceline.report.format import change_text, counted, duration, nbytes, score_text
 from paceline.report.format import number as plain
 from paceline.report.metrics import speedup
-from paceline.report.side_by_side import SideBySide, epochs_table, summary_table, times_table
 
 _JUSTIFY: dict[str, Literal["left", "right"]] = {"text": "left", "number": "right"}
 

@@ -35,8 +35,15 @@ from paceline.report import advice, metrics
 from paceline.report.plans import Form, in_terminal
 from paceline.report.terminal import console, result_tables
 from paceline.runs.folder import make_folder, run_folder, show_plan, write_files
-from paceline.runs.forecasts import forecast_with, forecasts_of, ranking_of, train_best
-from paceline.runs.lone import Found, alone_or_together, may_be_alone
+from paceline.runs.forecasts import (
+    Found,
+    alone_or_together,
+    forecast_with,
+    forecasts_of,
+    may_be_alone,
+    ranking_of,
+    train_best,
+)
 from paceline.runs.progress import Scalars, TerminalProgress
 from paceline.runs.restarts import RunRequest, num_restarts_by_torchrun, restarted_by_torchrun
 from paceline.strategies import EXCHANGES
