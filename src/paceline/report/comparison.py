@@ -97,25 +97,20 @@ def differences(left: RunResult, right: RunResult, table: Comparison) -> Differe
 
 
 def _figures(result: RunResult) -> dict[tuple[str, str], float]:
-    values: dict[tuple[str, str], float] = {}
-    if result.accuracy is not None:
-        values[f"test {result.score}", "share"] = result.accuracy
-    if result.epochs:
-        last = result.epochs[-1]
-        if last.score is not None and result.accuracy is None:
-            values[f"test {result.score}", ""] = last.score
-        if last.test_loss is not None:
-            values["test loss", ""] = last.test_loss
-        values["training loss", ""] = result.epochs[-1].train_loss
-        values["all epochs, without tests", "s"] = sum(epoch.seconds for epoch in result.epochs)
-    if result.step_s is not None:
-        values["step, untraced", "s"] = result.step_s
-    values["samples/s", ""] = result.samples_per_s
-    if result.prediction_error is not None:
-        values["prediction error", "share"] = result.prediction_error
-    if result.peak_memory_bytes:
-        values["peak memory of the fullest worker", "bytes"] = max(result.peak_memory_bytes)
-    return values
+    epochs = result.epochs
+    last = epochs[-1] if epochs else None
+    values = {
+        (f"test {result.score}", "share"): result.accuracy,
+        (f"test {result.score}", ""): last.score if last and result.accuracy is None else None,
+        ("test loss", ""): last and last.test_loss,
+        ("training loss", ""): last and last.train_loss,
+        ("all epochs, without tests", "s"): sum(one.seconds for one in epochs) if last else None,
+        ("step, untraced", "s"): result.step_s,
+        ("samples/s", ""): result.samples_per_s,
+        ("prediction error", "share"): result.prediction_error,
+        ("peak memory of the fullest worker", "bytes"): max(result.peak_memory_bytes, default=None),
+    }
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def settings_of(result: RunResult) -> dict[str, Any]:

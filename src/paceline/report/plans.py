@@ -26,15 +26,7 @@ from paceline.report.figures import (
     line,
     whole_numbers,
 )
-from paceline.report.format import (
-    counted,
-    duration,
-    nbytes,
-    number,
-    optional_share,
-    ratio,
-    share,
-)
+from paceline.report.format import counted, duration, nbytes, number, optional_share, ratio, share
 from paceline.report.metrics import named
 from paceline.report.page import Page, readable
 from paceline.report.steps import two_steps

@@ -6,13 +6,7 @@ from typing import Any
 
 from paceline.core.plan import Kind
 from paceline.record.trace import read_trace
-from paceline.records.profile import (
-    LargestBatch,
-    LayerRow,
-    OperatorRow,
-    ProfileResult,
-    Quartiles,
-)
+from paceline.records.profile import LargestBatch, LayerRow, OperatorRow, ProfileResult, Quartiles
 from paceline.report.figures import KINDS, PARTS, Described, Panel, bars_along, escaped, figure_of
 from paceline.report.format import change_text, counted, duration, nbytes, number, ratio, share
 from paceline.report.page import Page, facts
