@@ -91,13 +91,10 @@ def plan(
 
 def _check_profiled(settings: PlanSettings) -> None:
     """Raise InvalidInput for settings that require --machine."""
-    if settings.input_shape is not None:
-        raise InvalidInput("input_shape", "requires --machine", hint="omit it to use data's shape")
-    for name in ("measured", "profile"):
-        if getattr(settings, name) is not None:
-            raise InvalidInput(name, "requires --machine")
-    if settings.precision != "float32":
-        raise InvalidInput("precision", "requires --machine", hint="otherwise use float32")
+    hints = {"input_shape": "omit it to use data's shape", "precision": "otherwise use float32"}
+    for name in ("input_shape", "measured", "profile", "precision"):
+        if getattr(settings, name) != PlanSettings.model_fields[name].default:
+            raise InvalidInput(name, "requires --machine", hint=hints.get(name, ""))
 
 
 def _asked(settings: PlanSettings) -> dict[str, Any]:

@@ -32,7 +32,6 @@ from paceline.report.format import (
     duration,
     loss_text,
     number,
-    optional_score,
     score_text,
 )
 from paceline.report.metrics import speedup
@@ -176,7 +175,7 @@ def _plans(result: RunResult) -> Table:
 
 def _tests(evaluations: Sequence[Evaluation], score: str) -> dict[str, Any]:
     rows: Rows = [
-        (f"{one.num_steps:,}", loss_text(one.test_loss), optional_score(score, one.score))
+        (f"{one.num_steps:,}", loss_text(one.test_loss), score_text(score, one.score))
         for one in evaluations
     ]
     numbers = Table(("step", "test loss", f"test {score}"), rows)
@@ -192,7 +191,7 @@ def learning(epochs: Sequence[Epoch], score: str) -> dict[str, Any]:
     rows: Rows = []
     for epoch in epochs:
         lost = f"{epoch.train_loss:.4f}", loss_text(epoch.test_loss)
-        reached = optional_score(score, epoch.score), duration(epoch.seconds)
+        reached = score_text(score, epoch.score), duration(epoch.seconds)
         rows.append((str(epoch.number + 1), *lost, *reached))
     numbers = Table(("epoch", "train loss", "test loss", f"test {score}", "time"), rows)
     places, scores = [one.number + 1 for one in epochs], [one.score for one in epochs]

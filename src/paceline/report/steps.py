@@ -43,8 +43,7 @@ def excerpt(timeline: Timeline) -> Excerpt:
     """
     tracks = timeline.tracks
     steps = [[one.end_s for one in track if one.kind is Kind.STEP] for track in tracks.values()]
-    most = max(steps, key=len, default=[])
-    ends = sorted(most)
+    ends = sorted(max(steps, key=len, default=[]))
     if len(ends) < 2:
         borders, end = [timeline.start_s], timeline.end_s
     else:

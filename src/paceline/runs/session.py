@@ -101,13 +101,10 @@ def _carried_out(
             _show_ranking(request, session, ranking, out, title)
             return None
         _announce(group, quiet=request.quiet)
-        found = Found()
-        if may_be_alone(settings):
-            found = alone_or_together(session, runner, forecasts)
+        decides = may_be_alone(settings)
+        found = alone_or_together(session, runner, forecasts) if decides else Found()
         if found.why_alone is not None:
-            return (
-                found.why_alone
-            )  # `_folder_of` removes the folder, which contains only the settings
+            return found.why_alone  # the folder, which contains only the settings, is removed
         if not session.is_rehearsal:
             rows = list(map(PlanRow.of, forecasts))
             for table in in_terminal(rows, title, None):
