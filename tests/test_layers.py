@@ -32,7 +32,7 @@ PURE = {
     "paceline.training.data": ["sampler"],
     "paceline.records": ["built_in", "config_file", "machine_file"],
     "paceline.runs": ["planning"],
-    "paceline.studies.scale": ["journal", "study_runs", "study_terminal"],
+    "paceline.studies.scale": ["journal", "study_runs"],
     "paceline.rpc": ["client", "server"],
 }
 

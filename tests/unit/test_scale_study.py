@@ -12,6 +12,7 @@ from rich.console import Console
 from findings import EXCHANGES, numbers, run
 from paceline.core.timeline import Origin
 from paceline.records.scale import Point, ScaleCell, ScaleResult, ScaleSettings
+from paceline.report.scale import cells_table, sentences
 from paceline.studies.scale.journal import Journal, JournalHeader
 from paceline.studies.scale.study import ScalingStudy, do_runs
 from paceline.studies.scale.study_runs import (
@@ -23,7 +24,6 @@ from paceline.studies.scale.study_runs import (
     runs,
     steps_of,
 )
-from paceline.studies.scale.study_terminal import cells_table, sentences
 from plan_rows import plan_row
 from refusals import refused
 from scale_cells import cell as some_cell

@@ -63,10 +63,10 @@ def scale(
     as_json: Json = False,
 ) -> None:
     """Measure, rehearse or predict epochs for each strategy, number of workers and batch size."""
+    from paceline.report.scale import cells_table, sentences
     from paceline.report.terminal import console
     from paceline.runs.launching import under_torchrun
     from paceline.studies.scale.study import run_study, usual_folder
-    from paceline.studies.scale.study_terminal import cells_table, sentences
 
     if under_torchrun():
         raise InvalidInput("scale", "cannot run under torchrun")

@@ -1,19 +1,24 @@
-"""The page of a profile: step time, waits, memory and the largest batch."""
+"""A profile in a terminal and as a page: step time, waits, memory and the largest batch."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from rich.table import Table as TerminalTable
 
 from paceline.core.plan import Kind
 from paceline.record.trace import read_trace
 from paceline.records.profile import LargestBatch, LayerRow, OperatorRow, ProfileResult, Quartiles
+from paceline.report import advice
 from paceline.report.figures import KINDS, PARTS, Described, Panel, bars_along, escaped, figure_of
 from paceline.report.format import change_text, counted, duration, nbytes, number, ratio, share
 from paceline.report.page import Page, facts
 from paceline.report.steps import two_steps
 from paceline.report.tables import Rows, Table, part_name
+from paceline.report.terminal import shown
 
 _MOST_BARS = 30  # the figure shows the slowest layers, the table all of them
+_LAYERS_SHOWN, _OPERATORS_SHOWN = 12, 8  # in a terminal
 _HEIGHT, _ROW = 130, 22  # pixels
 _MILLISECONDS = "milliseconds of a step"
 
@@ -221,3 +226,34 @@ def largest_sentence(found: LargestBatch) -> str:
         sentence = f"No batch was seen to fit into {limit}: {least.batch_size:,} samples "
         sentence += f"did not ({least.why})"
     return sentence if found.complete else f"{sentence}; the search ended at a deadline"
+
+
+def tables(result: ProfileResult) -> Iterator[TerminalTable]:
+    """Yield tables of the stages, slowest layers, waits and operators."""
+    yield shown("Where a step goes", stages_table(result), gap=2)
+    layers = layers_table(slowest_layers(result)[:_LAYERS_SHOWN]).without("quartiles")
+    yield shown(f"The slowest of {len(result.layers)} layers", layers, gap=2)
+    yield shown("Calls and waits", overheads_table(result), gap=2)
+    operators = operators_table(result.operators[:_OPERATORS_SHOWN])
+    operators = operators.without("memory taken and kept")
+    yield shown("Operators, by torch.profiler", operators, gap=2)
+
+
+def summary(result: ProfileResult, folder: str) -> str:
+    """Summarize a profile in a few lines, with advice."""
+    step, memory = result.step, result.memory
+    lines = [
+        f"step       {duration(step.median_s)}, half lie in {duration(step.lower_s)} to "
+        f"{duration(step.upper_s)}; {number(result.samples_per_s)} samples/s",
+        f"recording  {change_text(result.cost)} of a step; the stages' sum is "
+        f"{change_text(result.stages_error)} off",
+        f"memory     {nbytes(memory.measured)} of tensors at most, predicted "
+        f"{nbytes(memory.predicted)} ({change_text(memory.error)})",
+    ]
+    if (surplus := surplus_sentence(result)) is not None:
+        lines.append(f"surplus    {surplus}")
+    if result.largest is not None:
+        predicted = f"{result.largest.predicted:,}"
+        lines.append(f"largest    {largest_sentence(result.largest)}; predicted {predicted}")
+    lines += [f"advice     {message}" for message in advice.shown(result.findings)]
+    return "\n".join([*lines, f"written    {folder}/result.json, trace.json, report.html"])

@@ -1,12 +1,18 @@
-"""The page of a scaling study, with figures like figures 3 to 5 of Mojumder et al. 2018."""
+"""A scaling study in a terminal and as a page.
+
+The page has figures like figures 3 to 5 of Mojumder et al. 2018.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from statistics import fmean
 from typing import Any, get_args
 
+from rich.table import Table as TerminalTable
+
 from paceline.core.timeline import Origin
 from paceline.records.scale import ScaleCell, ScaleResult, Scaling, TimedCell, most_real, timed
+from paceline.report import advice
 from paceline.report.figures import (
     COLOURS,
     HOVER,
@@ -21,11 +27,16 @@ from paceline.report.figures import (
 from paceline.report.format import Quantity, change_text, counted, duration, nbytes, number, share
 from paceline.report.page import Page, facts
 from paceline.report.tables import Rows, Table
+from paceline.report.terminal import shown as in_terminal
 
 _PATTERNS = {Origin.MEASURED: "", Origin.REHEARSED: "/", Origin.PREDICTED: "."}
 _ROW, _REST = 190, 110  # pixels
 _STACK = ("forward", "backward", "exposed", "update", "idle")
 _FILLS = {name: PARTS[name] for name in _STACK} | {"other": Fill("loading and other", "#f0e442")}
+
+_RANGES = "predicted ranges are meant to contain 9 of 10 measured epochs"
+_QUARTILES = "other ranges are quartiles of repetitions"
+_OF_BATCH: dict[Scaling, str] = {"strong": "", "strong-per-worker": "/w.", "weak": " each"}
 
 
 def page_of(result: ScaleResult) -> Page:
@@ -284,3 +295,62 @@ def _described(cell: TimedCell) -> str:
 
 def _distinct(cells: Iterable[TimedCell], field: str) -> list[Any]:
     return list(dict.fromkeys(map(attrgetter(field), cells)))
+
+
+def cells_table(cells: Sequence[ScaleCell]) -> TerminalTable:
+    """Return a table of cells in 80 columns; the title names what all cells share."""
+    kinds = list(dict.fromkeys(cell.kind for cell in cells))
+    spread = "range" if Origin.PREDICTED in kinds else "quartiles"
+    head = ("method", "workers", "batch", "kind", "epoch", spread, "compute", "exposed", "memory")
+    rows = list(map(_row_of, cells))
+    needless = ["kind"] if len(kinds) == 1 else []
+    needless += [] if any(row[head.index(spread)] for row in rows) else [spread]
+    title = f"Seconds of an epoch, {' and '.join(kinds)}; memory in MiB"
+    drawn = in_terminal(title, Table(head, rows, (0, 3)).without(*needless), gap=1)
+    for column in drawn.columns:
+        # Words may be cut in a narrow terminal, numbers may not.
+        column.no_wrap = column.header != "kind"
+    return drawn
+
+
+def _row_of(cell: ScaleCell) -> tuple[str, ...]:
+    computed = ends = None
+    if cell.forward_s is not None and cell.backward_s is not None:
+        computed = cell.forward_s + cell.backward_s
+    if cell.spread is not None and cell.spread[0] != cell.spread[1]:
+        ends = "-".join(map(_seconds, cell.spread))
+    return (
+        cell.method,
+        str(cell.workers),
+        str(cell.batch) + _OF_BATCH[cell.scaling],
+        cell.kind,
+        "failed" if cell.error is not None else _seconds(cell.epoch_s),
+        ends or "",
+        _seconds(computed),
+        _seconds(cell.exposed_s),
+        "" if cell.memory_bytes is None else f"{cell.memory_bytes / 2**20:,.0f}",
+    )
+
+
+def _seconds(value: float | None) -> str:
+    """Format seconds with three significant digits, or without decimals from 100 s upwards."""
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:#.3g}"
+
+
+def sentences(result: ScaleResult) -> list[str]:
+    """Return the lines below the table: errors, the meaning of spreads, advice."""
+    failed: dict[str, list[ScaleCell]] = {}
+    for cell in result.cells:
+        if cell.error is not None:
+            failed.setdefault(cell.error, []).append(cell)
+    lines = []
+    for reason, (first, *others) in failed.items():
+        point = f"{first.method} {first.workers} {first.batch} {first.scaling} {first.kind}"
+        more = f" (and {len(others)} more)" if others else ""
+        lines.append(f"failed: {point}: {reason}{more}")
+    kinds = {cell.kind for cell in result.cells if cell.spread is not None}
+    if Origin.PREDICTED in kinds:
+        lines.append(_RANGES if len(kinds) == 1 else f"{_RANGES}; {_QUARTILES}")
+    return [*lines, *advice.shown(result.findings)]

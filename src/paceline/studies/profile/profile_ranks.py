@@ -15,8 +15,6 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from rich.table import Table
-
 from paceline.core.compare import Breakdown, breakdown
 from paceline.core.errors import InvalidInput
 from paceline.core.plan import Kind
@@ -31,17 +29,8 @@ from paceline.measure.this_machine import facts
 from paceline.records import profile
 from paceline.records.result import read_result
 from paceline.report import advice, metrics, write_report
-from paceline.report.format import change_text, duration, nbytes, number
-from paceline.report.profile import (
-    largest_sentence,
-    layers_table,
-    operators_table,
-    overheads_table,
-    slowest_layers,
-    stages_table,
-    surplus_sentence,
-)
-from paceline.report.terminal import console, shown
+from paceline.report.profile import summary, tables
+from paceline.report.terminal import console
 from paceline.runs.folder import new_id, run_folder, write_files
 from paceline.runs.launching import check_cores, under_torchrun
 from paceline.runs.rank import as_rank, leave
@@ -49,7 +38,6 @@ from paceline.studies.profile import profiled_steps
 from paceline.studies.profile.largest_batch import find_largest
 
 _MOST_OPERATORS = 20
-_LAYERS_SHOWN, _OPERATORS_SHOWN = 12, 8
 _SILENT = "99"  # otherwise kineto logs each start on standard error
 
 
@@ -218,37 +206,6 @@ def _resources(blocks: profiled_steps.Blocks, group: Group) -> Iterator[profile.
     cores = [(f"processor cores of worker {worker}", row) for worker, row in enumerate(own)]
     for name, (busy, step) in (*sorted(rows.items()), *cores):
         yield profile.ResourceRow(resource=name, busy_s=busy, idle_s=max(0.0, step - busy))
-
-
-def tables(result: profile.ProfileResult) -> Iterator[Table]:
-    """Yield tables of the stages, slowest layers, waits and operators."""
-    yield shown("Where a step goes", stages_table(result), gap=2)
-    layers = layers_table(slowest_layers(result)[:_LAYERS_SHOWN]).without("quartiles")
-    yield shown(f"The slowest of {len(result.layers)} layers", layers, gap=2)
-    yield shown("Calls and waits", overheads_table(result), gap=2)
-    operators = operators_table(result.operators[:_OPERATORS_SHOWN])
-    operators = operators.without("memory taken and kept")
-    yield shown("Operators, by torch.profiler", operators, gap=2)
-
-
-def summary(result: profile.ProfileResult, folder: str) -> str:
-    """Summarize a profile in a few lines, with advice."""
-    step, memory = result.step, result.memory
-    lines = [
-        f"step       {duration(step.median_s)}, half lie in {duration(step.lower_s)} to "
-        f"{duration(step.upper_s)}; {number(result.samples_per_s)} samples/s",
-        f"recording  {change_text(result.cost)} of a step; the stages' sum is "
-        f"{change_text(result.stages_error)} off",
-        f"memory     {nbytes(memory.measured)} of tensors at most, predicted "
-        f"{nbytes(memory.predicted)} ({change_text(memory.error)})",
-    ]
-    if (surplus := surplus_sentence(result)) is not None:
-        lines.append(f"surplus    {surplus}")
-    if result.largest is not None:
-        predicted = f"{result.largest.predicted:,}"
-        lines.append(f"largest    {largest_sentence(result.largest)}; predicted {predicted}")
-    lines += [f"advice     {message}" for message in advice.shown(result.findings)]
-    return "\n".join([*lines, f"written    {folder}/result.json, trace.json, report.html"])
 
 
 def main() -> None:

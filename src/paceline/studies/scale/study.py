@@ -9,10 +9,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
+from math import inf
 from pathlib import Path
 
 import torch
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import Machine
@@ -29,13 +31,12 @@ from paceline.records.result import RunResult
 from paceline.records.scale import ScaleCell, ScaleResult, ScaleSettings
 from paceline.records.settings import validated
 from paceline.report import advice, write_report
-from paceline.report.format import counted
+from paceline.report.format import counted, duration
 from paceline.report.metrics import of_study
 from paceline.strategies import find_exchange
 from paceline.studies.scale import study_runs
 from paceline.studies.scale.journal import Journal, JournalHeader
 from paceline.studies.scale.study_runs import Crashed, RunStep, StudyRun
-from paceline.studies.scale.study_terminal import StudyProgress
 from paceline.training.models import describe, find
 from paceline.training.recipes.named import own_recipe, takes_any_data, workload_of
 
@@ -191,6 +192,39 @@ def do_runs(
             failed.add(run)
             cells = [ScaleCell(**at._asdict(), kind=of, error=str(error)) for at, of in run.keys]
         yield run, cells
+
+
+class StudyProgress(Progress):
+    """A bar of repetitions with the remaining time; without a terminal, a line for each run."""
+
+    def __init__(self, console: Console, num_repetitions: int) -> None:
+        super().__init__(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+            speed_estimate_period=inf,
+        )
+        self._task = self.add_task("", total=num_repetitions)
+        self.advance(self._task, 0)  # the estimate counts the time from here
+
+    def begin(self, run: StudyRun) -> None:
+        """Show the name of the run whose repetition begins."""
+        self.update(self._task, description=run.label)
+
+    def done(self, run: StudyRun, cells: Sequence[ScaleCell]) -> None:
+        """Count a repetition; `cells`: the run's cells, if this was its last repetition."""
+        self.advance(self._task)
+        if not cells or self.console.is_terminal:
+            return
+        (task,), first = self.tasks, cells[0]
+        epoch = f"failed: {first.error}" if first.epoch_s is None else duration(first.epoch_s)
+        left = f"; about {duration(task.time_remaining)} left" if task.time_remaining else ""
+        line = f"{task.completed:.0f}/{task.total or 0:.0f}: {run.label}: {epoch}{left}"
+        self.console.print(line, soft_wrap=True)
 
 
 def usual_folder(settings: ScaleSettings) -> Path:
