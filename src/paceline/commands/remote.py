@@ -1,5 +1,7 @@
 """The commands `hub`, `worker` and `keys`, for workers on other machines."""
 
+import json
+import logging
 from collections.abc import Mapping
 from contextlib import closing
 from importlib import import_module
@@ -14,7 +16,7 @@ from paceline.core.errors import InvalidInput
 from paceline.core.names import not_known
 from paceline.core.settings import TrainSettings
 from paceline.rpc.connecting import WorkerProcessSettings
-from paceline.strategies import STRATEGIES
+from paceline.strategies import STRATEGIES, find_runnable
 
 _REMOTE = {
     name: one.running.remote
@@ -33,6 +35,8 @@ _LEFT_OUT = (
 )
 # Parameters in the URL of --parent, and the matching fields of `ChildSettings`.
 _OF_PARENT = {"worker": "number", "keys": "parent_keys", "gather": "gather"}
+
+logger = logging.getLogger(__name__)
 
 
 @with_options(TrainSettings, leave_out=_LEFT_OUT, required=False, strategy=_STRATEGY)
@@ -117,14 +121,25 @@ def worker(
     numbers: Annotated[str | None, option("INT,…", _NUMBERS, "--worker-ids")] = None,
 ) -> None:
     """Run workers for a hub on one device. The hub sends the model, data and strategy."""
+    from paceline.links.devices import device_named
     from paceline.records.settings import validated
     from paceline.report.terminal import log_to_stderr
-    from paceline.runs.working import work
+    from paceline.rpc.workers import connected, listed
 
     if numbers is not None:
         values["workers"] = numbers
     log_to_stderr()
-    work(validated(WorkerProcessSettings, values))
+    settings = validated(WorkerProcessSettings, values)
+    if settings.device is not None:
+        device_named(settings.device)  # check before connecting
+    with connected(settings, settings.keys) as clients:
+        name = json.loads(clients[settings.numbers[0]].settings)["strategy"]
+        running = find_runnable(name).running
+        if running is None or running.remote is None:
+            raise InvalidInput("strategy", f"{name} of the hub has no remote workers")
+        working = import_module(running.remote).WORKING
+        import_module(working).take_part(settings, clients)
+    logger.info("workers %s: done", listed(settings.numbers))
 
 
 def keys(
