@@ -89,7 +89,8 @@ def _parent(url: str) -> dict[str, Any]:
 def _serve_parent(values: dict[str, Any], as_json: bool) -> None:
     from paceline.records.settings import validated, without_shorthands
     from paceline.report.format import nbytes
-    from paceline.report.terminal import console, log_to_stderr, traffic_table
+    from paceline.report.tables import traffic_table
+    from paceline.report.terminal import console, log_to_stderr, shown
     from paceline.runs.progress import TerminalProgress
 
     for name in values:
@@ -105,8 +106,9 @@ def _serve_parent(values: dict[str, Any], as_json: bool) -> None:
     if as_json:
         out.print_json(result.model_dump_json())
         return
-    out.print(traffic_table(result.traffic))
-    out.print(traffic_table(result.parent_traffic, "Bytes to and from the parent"))
+    out.print(shown("Bytes by purpose", traffic_table(result.traffic), gap=2))
+    to_parent = traffic_table(result.parent_traffic)
+    out.print(shown("Bytes to and from the parent", to_parent, gap=2))
     steps, stale = result.updates.count, result.updates.mean_staleness
     sent, received = map(nbytes, result.parent_wire_nbytes)
     out.print(f"updates    {result.num_pushed:,} pushed to the parent after {steps:,} steps here")

@@ -113,9 +113,9 @@ def _compare_losses(
     runs: Sequence[Path], page: Path | None, *, as_json: bool, are_steps: bool
 ) -> None:
     """Compare the losses, updates and utilisation of runs."""
-    from paceline.report.comparison import page_of, side_by_side
+    from paceline.report.comparison import page_of, side_by_side, side_by_side_tables
     from paceline.report.page import write_page
-    from paceline.report.terminal import console, side_by_side_tables
+    from paceline.report.terminal import console
 
     sides = side_by_side(runs)
     if page is not None:
@@ -135,8 +135,9 @@ def _compare_steps(first: Path, second: Path | None, *, as_json: bool) -> None:
     from paceline.core.compare import compare as compare_timelines
     from paceline.record.trace import read_timeline, read_trace
     from paceline.records.result import check_run, read_run
-    from paceline.report.comparison import differences
-    from paceline.report.terminal import comparison_table, console, difference_tables
+    from paceline.report.comparison import difference_tables, differences
+    from paceline.report.tables import comparison_table
+    from paceline.report.terminal import TRACED, console, shown
 
     def happened(folder: Path) -> Timeline:
         """Read a run's measured timeline, or a rehearsal's rehearsed timeline."""
@@ -165,7 +166,7 @@ def _compare_steps(first: Path, second: Path | None, *, as_json: bool) -> None:
         print_json(asdict(table) | (changed.model_dump() if changed else {}))
         return
     out = console()
-    out.print(comparison_table(table, two_runs=second is not None))
+    out.print(shown(TRACED, comparison_table(table, two_runs=second is not None)))
     for more in difference_tables(changed, table) if changed else ():
         out.print(more)
     for finding in changed.findings if changed else ():

@@ -5,13 +5,14 @@ updates, and the share of the time in which each device computed: figures 5 to 8
 2020. As in the paper, losses are also divided by the lowest loss of all runs.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
+from rich.table import Table as TerminalTable
 
 from paceline.core.compare import Comparison
 from paceline.core.errors import InvalidInput
@@ -29,9 +30,10 @@ from paceline.report.figures import (
     share_bars,
     whole_numbers,
 )
-from paceline.report.format import Quantity, duration, loss_text, nbytes, number, share
+from paceline.report.format import Quantity, change_text, duration, loss_text, nbytes, number, share
 from paceline.report.page import Page
 from paceline.report.tables import Rows, Table
+from paceline.report.terminal import shown
 
 _INDIFFERENT = {"output", "tensorboard"}  # settings that do not affect a run's results
 _ALIKE = ("model", "batch_size", "data")  # must be equal to compare seconds per step
@@ -362,3 +364,30 @@ def _bars(sides: SideBySide, field: str) -> Described | None:
     workers = dict.fromkeys(worker for own in values.values() for worker in own)
     groups = {name: {run: own.get(name) for run, own in values.items()} for name in workers}
     return share_bars(groups, COLOURS, 24 * len(values) * (1 + len(workers)), is_downward=True)
+
+
+def difference_tables(changed: Differences, sides: Comparison) -> Iterator[TerminalTable]:
+    """Yield tables of the results, differing settings and differing machine facts of two runs."""
+    rows: Rows = []
+    for figure in changed.figures:
+        text = "" if figure.change is None else change_text(figure.change)
+        if figure.unit == "share":  # a relative change of a share would be misleading
+            text = f"{100 * (figure.right - figure.left):+.2f} points"
+        rows.append((figure.name, *figure.shown, text))
+    yield shown("Results", Table(("", sides.left, sides.right, "change"), rows))
+    for what, found in (("Settings", changed.settings), ("Machine and versions", changed.machine)):
+        rows = []
+        for one in found:
+            values = ("-" if value is None else str(value) for value in (one.left, one.right))
+            rows.append((one.name.replace("_", " "), *values))
+        if rows:
+            content = Table(("", sides.left, sides.right), rows, (0, 1, 2))
+            yield shown(f"{what} that differ", content)
+
+
+def side_by_side_tables(sides: SideBySide) -> Iterator[TerminalTable]:
+    """Yield tables of runs, and of their losses by time and by epoch."""
+    note = f"Runs compared; below, the {sides.loss} divided by the lowest of all runs"
+    yield shown(note, summary_table(sides))
+    yield shown("By time", times_table(sides))
+    yield shown("By epoch", epochs_table(sides))

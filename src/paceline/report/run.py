@@ -1,4 +1,4 @@
-"""The page of a run or rehearsal: one section for each part of its result."""
+"""A run or rehearsal in a terminal and as a page, with a section for each part of its result."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,12 +6,15 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from rich.table import Table as TerminalTable
+
 from paceline.core.compare import breakdown
 from paceline.core.errors import InvalidInput
 from paceline.core.outcome import Epoch, Evaluation, UnevenWorker, Updates
 from paceline.core.timeline import Origin, Timeline
 from paceline.record.trace import read_timeline, read_trace
 from paceline.records.result import RunResult, read_run
+from paceline.report import advice
 from paceline.report.figures import (
     COLOURS,
     Described,
@@ -31,6 +34,7 @@ from paceline.report.format import (
     counted,
     duration,
     loss_text,
+    nbytes,
     number,
     score_text,
 )
@@ -47,6 +51,7 @@ from paceline.report.tables import (
     trials_table,
     workers_table,
 )
+from paceline.report.terminal import TRACED, shown
 
 _TELLING = ("policy", "lanes", "head")  # options to display even if they were not set
 _ALIKE = ("model", "workers", "batch_size")  # settings that a run and its rehearsal must share
@@ -71,7 +76,7 @@ def page_of(result: RunResult, folder: Path, rehearsal: Path | None = None) -> P
     content = worker_sections(result) | {
         "result": result,
         "line": _line(result),
-        "tiles": list(_tiles(result)),
+        "tiles": list(headlines(result)),
         "plans": _plans(result) if in_step and not result.is_rehearsal else None,
         "learning": learning(epochs, result.score) if epochs else None,
         "has_score": any(epoch.score is not None for epoch in epochs),
@@ -124,10 +129,12 @@ def _line(result: RunResult) -> str:
     )
 
 
-def _tiles(result: RunResult) -> Iterator[tuple[str, str, str]]:
-    yield "samples/s", number(result.samples_per_s), result.origin
+def headlines(result: RunResult) -> Iterator[tuple[str, str, str]]:
+    """Yield the main figures of a run: the name, the value and a note."""
+    workers = f"{result.origin} with {counted(result.num_workers, 'worker')}"
+    yield "samples/s", number(result.samples_per_s), workers
     if result.tokens_per_s is not None:
-        yield "tokens/s", number(result.tokens_per_s), result.origin
+        yield "tokens/s", number(result.tokens_per_s), workers
     if result.step_s is not None:
         note = "median of the untraced steps"
         if result.is_rehearsal and result.lower_quartile_s and result.upper_quartile_s:
@@ -139,11 +146,14 @@ def _tiles(result: RunResult) -> Iterator[tuple[str, str, str]]:
     if (times := speedup(result)) is not None:
         yield "speed-up", number(times), "over one worker with the whole batch"
     yield from _prediction(result)
-    if result.epochs and (reached := result.epochs[-1].score) is not None:
-        note = f"after {counted(len(result.epochs), 'epoch')}"
-        yield f"test {result.score}", score_text(result.score, reached), note
-    if result.updates is not None and result.epochs:
-        yield "test loss", loss_text(result.epochs[-1].test_loss), "at the end"
+    if result.epochs:
+        last, note = result.epochs[-1], f"after {counted(len(result.epochs), 'epoch')}"
+        if last.score is not None:
+            yield f"test {result.score}", score_text(result.score, last.score), note
+        name, loss = "test loss", last.test_loss
+        if loss is None:
+            name, loss = "train loss", last.train_loss
+        yield name, loss_text(loss), note
 
 
 def _prediction(result: RunResult) -> Iterator[tuple[str, str, str]]:
@@ -282,3 +292,46 @@ def _utilisation(result: RunResult) -> Described:
     if predicted:
         groups["predicted"] = {name: predicted.get(name, 0.0) for name in happened}
     return share_bars(groups, (COLOURS[0], COLOURS[5]))
+
+
+def result_tables(result: RunResult, folder: str) -> Iterator[TerminalTable | str]:
+    """Yield the tables of a run or rehearsal, and a summary of its results."""
+    if result.trials:
+        yield shown("Chunk sizes tried, seconds per step", trials_table(result))
+    if result.workers:
+        yield shown("Workers", workers_table(result), gap=2)
+    if result.traffic:
+        yield shown("Bytes by purpose", traffic_table(result.traffic), gap=2)
+    if result.comparison is not None:
+        yield shown(TRACED, comparison_table(result.comparison))
+    yield "\n".join(f"{name:<16} {text}" for name, text in _lines(result, folder))
+
+
+def _lines(result: RunResult, folder: str) -> Iterator[tuple[str, str]]:
+    files = "result.json, trace.json, report.html"
+    if result.is_rehearsal:
+        workers = counted(result.num_workers, "worker")
+        yield "rehearsed", f"no training: {workers} {result.devices}"
+    elif result.epochs:
+        files += ", model.safetensors"
+    yield from ((name, f"{value} {note}") for name, value, note in headlines(result))
+    yield from _exchanged(result)
+    if result.head is not None:
+        whole, own = nbytes(result.head.state_nbytes), nbytes(max(result.head.own_state_nbytes))
+        yield "head", f"{own} of {whole} per worker: parameters, gradients, optimizer"
+    if result.is_rehearsal and result.faults is not None:
+        faults = counted(len(result.faults), "place")
+        departs = f"departs from the plan in {faults}" if result.faults else "follows the plan"
+        yield "trace", departs
+    yield from (("advice", message) for message in advice.shown(result.findings))
+    yield "written", f"{folder}/{files}"
+
+
+def _exchanged(result: RunResult) -> Iterator[tuple[str, str]]:
+    if result.updates is not None:
+        stale, count = result.updates.mean_staleness, result.updates.count
+        yield "staleness", f"{stale:.2f} on average, of {count:,} updates"
+    if result.sent_share is not None and result.sent_share.warning:
+        yield "codec", result.sent_share.warning
+    if result.shares is not None:
+        yield "shares", f"{' + '.join(map(str, result.shares))} samples"

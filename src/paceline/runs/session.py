@@ -33,7 +33,8 @@ from paceline.records.result import PlanRow, RunResult
 from paceline.records.settings import AUTO, configuration, strategy_of
 from paceline.report import advice, metrics
 from paceline.report.plans import Form, in_terminal
-from paceline.report.terminal import console, result_tables
+from paceline.report.run import result_tables
+from paceline.report.terminal import console
 from paceline.runs.folder import make_folder, run_folder, show_plan, write_files
 from paceline.runs.forecasts import (
     Found,
