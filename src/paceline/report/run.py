@@ -66,13 +66,13 @@ def page_of(result: RunResult, folder: Path, rehearsal: Path | None = None) -> P
     timelines = read_trace(folder / "trace.json")
     if rehearsal is not None:
         timelines[Origin.REHEARSED] = _rehearsed_timeline(result, rehearsal)
-    shown = [timelines[origin] for origin in Origin if origin in timelines]
+    drawn = [timelines[origin] for origin in Origin if origin in timelines]
     comparison, epochs, tests = result.comparison, result.epochs, result.evaluations
     in_step = comparison is not None
     faults = list(result.faults or ())
     if (missing := len(faults) - _MOST_FAULTS) > 0:
         faults[_MOST_FAULTS:] = [f"and {missing} more, in result.json"]
-    are_all = len(shown) == len(Origin) and all(one.typical_steps for one in shown)
+    are_all = len(drawn) == len(Origin) and all(one.typical_steps for one in drawn)
     content = worker_sections(result) | {
         "result": result,
         "line": _line(result),
@@ -85,8 +85,8 @@ def page_of(result: RunResult, folder: Path, rehearsal: Path | None = None) -> P
         "parts": comparison
         and {"figure": step_parts(comparison), "numbers": comparison_table(comparison)},
         "beside": _beside(timelines) if are_all else None,
-        "through_time": list(through_time(shown)) if in_step else [],
-        "steps": two_steps(shown),
+        "through_time": list(through_time(drawn)) if in_step else [],
+        "steps": two_steps(drawn),
         "settings": facts(result.settings, result.machine, result.peak_memory_bytes),
         "faults": faults,
     }
@@ -280,8 +280,9 @@ def _staleness(made: Updates) -> Described:
         bar: Described = {"type": "bar", "name": escaped(name), "x": list(bars)}
         bar |= {"y": [times / total for times in bars.values()]}
         drawn.append(bar | {"marker": {"color": COLOURS[i % len(COLOURS)]}})
-    shown = [min(most, _MOST_MISSED) for batches in made.staleness.values() for most in batches]
-    x = {"title": "updates of others that a batch missed"} | whole_numbers(max(shown, default=0))
+    most = max((missed for batches in made.staleness.values() for missed in batches), default=0)
+    axis = whole_numbers(min(most, _MOST_MISSED))
+    x = {"title": "updates of others that a batch missed"} | axis
     y = {"title": "share of batches", "tickformat": ".0~%"}
     return figure_of([Panel(drawn, x, y)], _HEIGHT)
 
@@ -314,7 +315,7 @@ def _lines(result: RunResult, folder: str) -> Iterator[tuple[str, str]]:
         yield "rehearsed", f"no training: {workers} {result.devices}"
     elif result.epochs:
         files += ", model.safetensors"
-    yield from ((name, f"{value} {note}") for name, value, note in headlines(result))
+    yield from ((name, f"{value}, {note}") for name, value, note in headlines(result))
     yield from _exchanged(result)
     if result.head is not None:
         whole, own = nbytes(result.head.state_nbytes), nbytes(max(result.head.own_state_nbytes))
