@@ -64,12 +64,14 @@ def _tiles(result: ProfileResult) -> list[tuple[str, str, str]]:
     step, memory = result.step, result.memory
     exposed = next((row.seconds for row in result.stages if row.stage == "exposed"), 0.0)
     quartiles = f"quartiles {duration(step.lower_s)} and {duration(step.upper_s)}"
+    predicted = f"{nbytes(memory.predicted)} ({change_text(memory.error)})"
+    off = change_text(result.stages_error)
     return [
         ("step", duration(step.median_s), quartiles),
         ("samples/s", number(result.samples_per_s), "measured, not recorded"),
         ("exposed", share(ratio(exposed, result.stages_s)), "communication, of a step"),
-        ("memory", nbytes(memory.measured), f"of tensors; {nbytes(memory.predicted)} predicted"),
-        ("recording", change_text(result.cost), "recorded steps against others"),
+        ("memory", nbytes(memory.measured), f"of tensors; predicted {predicted}"),
+        ("recording", change_text(result.cost), f"of a step; sum of the parts: {off} off"),
     ]
 
 
@@ -241,15 +243,7 @@ def tables(result: ProfileResult) -> Iterator[TerminalTable]:
 
 def summary(result: ProfileResult, folder: str) -> str:
     """Summarize a profile in a few lines, with advice."""
-    step, memory = result.step, result.memory
-    lines = [
-        f"step       {duration(step.median_s)}, half lie in {duration(step.lower_s)} to "
-        f"{duration(step.upper_s)}; {number(result.samples_per_s)} samples/s",
-        f"recording  {change_text(result.cost)} of a step; the stages' sum is "
-        f"{change_text(result.stages_error)} off",
-        f"memory     {nbytes(memory.measured)} of tensors at most, predicted "
-        f"{nbytes(memory.predicted)} ({change_text(memory.error)})",
-    ]
+    lines = [f"{name:<10} {value}, {note}" for name, value, note in _tiles(result)]
     if (surplus := surplus_sentence(result)) is not None:
         lines.append(f"surplus    {surplus}")
     if result.largest is not None:
