@@ -127,11 +127,11 @@ def _three_digits(value: float) -> str:
     return f"{value:.{2 if size < 9.995 else 1 if size < 99.95 else 0}f}"
 
 
-def score_text(name: str, value: float | None, digits: int = 2) -> str:
+def score_text(name: str, value: float | None) -> str:
     """Format a score: shares in percent, other scores with four digits; a dash for None."""
     if value is None:
         return "-"
-    return share(value, digits) if is_share(name) else f"{value:.4g}"
+    return share(value, 2) if is_share(name) else f"{value:.4g}"
 
 
 def loss_text(loss: float | None) -> str:

@@ -131,10 +131,9 @@ def _line(result: RunResult) -> str:
 
 def headlines(result: RunResult) -> Iterator[tuple[str, str, str]]:
     """Yield the main figures of a run: the name, the value and a note."""
-    workers = f"{result.origin} with {counted(result.num_workers, 'worker')}"
-    yield "samples/s", number(result.samples_per_s), workers
+    yield "samples/s", number(result.samples_per_s), result.origin
     if result.tokens_per_s is not None:
-        yield "tokens/s", number(result.tokens_per_s), workers
+        yield "tokens/s", number(result.tokens_per_s), result.origin
     if result.step_s is not None:
         note = "median of the untraced steps"
         if result.is_rehearsal and result.lower_quartile_s and result.upper_quartile_s:
@@ -309,12 +308,12 @@ def result_tables(result: RunResult, folder: str) -> Iterator[TerminalTable | st
 
 
 def _lines(result: RunResult, folder: str) -> Iterator[tuple[str, str]]:
-    files = "result.json, trace.json, report.html"
+    workers, files = counted(result.num_workers, "worker"), "result.json, trace.json, report.html"
     if result.is_rehearsal:
-        workers = counted(result.num_workers, "worker")
         yield "rehearsed", f"no training: {workers} {result.devices}"
-    elif result.epochs:
-        files += ", model.safetensors"
+    else:
+        yield "trained", f"with {workers}"
+        files += ", model.safetensors" if result.epochs else ""
     yield from ((name, f"{value}, {note}") for name, value, note in headlines(result))
     yield from _exchanged(result)
     if result.head is not None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cache
 from importlib.metadata import version
 from math import inf
@@ -220,10 +221,11 @@ class StudyProgress(Progress):
         self.advance(self._task)
         if not cells or self.console.is_terminal:
             return
-        (task,), first = self.tasks, cells[0]
+        task, first = self.tasks[0], cells[0]
         epoch = f"failed: {first.error}" if first.epoch_s is None else duration(first.epoch_s)
-        left = f"; about {duration(task.time_remaining)} left" if task.time_remaining else ""
-        line = f"{task.completed:.0f}/{task.total or 0:.0f}: {run.label}: {epoch}{left}"
+        left = timedelta(seconds=task.time_remaining or 0)
+        done = f"{task.completed:.0f}/{task.total or 0:.0f}: {run.label}: {epoch}"
+        line = f"{done}; about {left} left" if left else done
         self.console.print(line, soft_wrap=True)
 
 
