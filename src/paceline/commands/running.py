@@ -45,8 +45,7 @@ def _carry_out(
     with nullcontext() if under_torchrun else open_server(_IMPORTED, environment):
         from paceline.runs import launching
 
-        given = launching.with_ranks(values)
-        launching.carry_out(launching.requested(verb, given, **how))
+        launching.carry_out(launching.requested(verb, values, **how))
 
 
 _LINKS = "Plan for a range of bandwidths or latencies of links, such as latency=10u:1m."

@@ -49,9 +49,12 @@ logger = logging.getLogger(__name__)
 def requested(verb: Verb, values: Mapping[str, Any], **how: bool) -> RunRequest:
     """Validate a command's settings, and return the request.
 
-    `how`: the request's other fields. Raises InvalidInput, which names the wrong setting.
+    `how`: the request's other fields. Under torchrun, a missing `workers` becomes the world size.
+    Raises InvalidInput, which names the wrong setting.
     """
     settings: TrainSettings | RehearseSettings
+    if started := os.environ.get("WORLD_SIZE"):
+        values = {"workers": int(started), **values}
     if verb == "rehearse":
         settings = validated_rehearsal(values)
     else:
@@ -82,12 +85,6 @@ def _check_learning(settings: TrainSettings) -> None:
 def under_torchrun() -> bool:
     """Return whether torchrun started this process as a rank."""
     return "RANK" in os.environ
-
-
-def with_ranks(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values; under torchrun, a missing `workers` becomes the world size."""
-    started = os.environ.get("WORLD_SIZE")
-    return ({"workers": int(started)} if started else {}) | dict(values)
 
 
 def take_part(request: RunRequest) -> tuple[RunResult, Path]:
