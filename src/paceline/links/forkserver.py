@@ -289,7 +289,9 @@ def run(command: Sequence[str]) -> None:
 
 
 def run_module() -> None:
-    """Run the module sys.argv[0] like `python -m`; call its `main` if it is already imported."""
+    """Run the module sys.argv[0] like `python -m`; import ours, and call their `main`."""
+    if sys.argv[0].startswith("paceline."):
+        importlib.import_module(sys.argv[0])
     module = sys.modules.get(sys.argv[0])
     if module is not None and hasattr(module, "main"):  # imported already: do not run it twice
         module.main()

@@ -3,7 +3,7 @@
     launcher   lighthouse | worker 0, 1, 2 | worker 1 is lost: restarted, and rejoins the others
     worker     its own store, a torchft manager, the session
 
-The launcher starts each worker by `python -m paceline.runs.elastic REQUEST NUMBER LIGHTHOUSE`.
+Each worker is a process that runs `main` with REQUEST, NUMBER and LIGHTHOUSE.
 """
 
 import logging
@@ -210,7 +210,3 @@ def main() -> None:
     asked = RunRequest.model_validate_json(request)
     go = partial(_go_through, asked, int(number), lighthouse)
     leave(as_rank(go, asked.settings.deadline_s))
-
-
-if __name__ == "__main__":
-    main()

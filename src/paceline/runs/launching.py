@@ -1,8 +1,7 @@
 """Carry out a request in new ranks, in the ranks of torchrun, or in this process.
 
-The launcher starts a rank by `python -m paceline.runs.launching REQUEST`; under torchrun each rank
-calls `work`. Only rank 0 prints: tables and results on standard output, progress on standard
-error.
+The launcher starts ranks, which run `main`; under torchrun each rank calls `work`. Only rank 0
+prints: tables and results on standard output, progress on standard error.
 """
 
 import logging
@@ -193,7 +192,3 @@ def _as_rank_of(request: RunRequest, go: Callable[[Group], None]) -> int:
 def main() -> None:
     """Carry out the request in `sys.argv[1]`."""
     leave(work(RunRequest.model_validate_json(sys.argv[1])))
-
-
-if __name__ == "__main__":
-    main()

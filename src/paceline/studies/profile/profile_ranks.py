@@ -1,7 +1,6 @@
 """Profile on all ranks in parallel, write the result's files, and print a summary.
 
-The launcher starts a rank by `python -m paceline.studies.profile.profile_ranks`. Only rank 0 prints
-and writes.
+The launcher starts ranks, which run `main`. Only rank 0 prints and writes.
 """
 
 import os
@@ -212,7 +211,3 @@ def main() -> None:
     """Run one rank with the request in the only argument."""
     asked = ProfileRequest.model_validate_json(sys.argv[1])
     leave(as_rank(partial(_profile_rank, asked), asked.settings.deadline_s))
-
-
-if __name__ == "__main__":
-    main()
