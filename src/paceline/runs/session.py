@@ -45,7 +45,7 @@ from paceline.runs.forecasts import (
     ranking_of,
     train_best,
 )
-from paceline.runs.progress import Scalars, TerminalProgress
+from paceline.runs.progress import TerminalProgress
 from paceline.runs.restarts import RunRequest, num_restarts_by_torchrun, restarted_by_torchrun
 from paceline.strategies import EXCHANGES
 
@@ -114,9 +114,9 @@ def _carried_out(
         lost, decisions = (*request.lost, *outcome.lost), (*decisions, *outcome.decisions)
         outcome = outcome.model_copy(update={"lost": lost, "decisions": decisions})
         result, timelines = _result(session, forecasts, used, outcome)
-        if progress.board is not None and result.comparison is not None:
+        if result.comparison is not None:
             happened = {row.quantity: row.right_s for row in result.comparison.rows}
-            progress.board.step(min(1, len(result.epochs) - 1), happened)
+            progress.step(min(1, len(result.epochs) - 1), happened)
         _save(session, runner, folder, result, timelines)
         if folder is not None and request.as_json:
             out.print_json(result.model_dump_json())
@@ -224,14 +224,12 @@ def _progress(request: RunRequest, group: Group, err: Console) -> TerminalProgre
     settings = request.settings
     if isinstance(settings, RehearseSettings):
         return TerminalProgress(err, "rehearsing")
-    board = None
+    scalars = None
     if settings.tensorboard is not None and group.rank == 0 and request.verb == "train":
-        folder = make_folder(
-            settings.tensorboard, request.run_id, exists=True, setting="tensorboard"
-        )
-        board = Scalars(folder)
+        at = settings.tensorboard
+        scalars = make_folder(at, request.run_id, exists=True, setting="tensorboard")
     num_epochs = settings.epochs if settings.steps is None else None
-    return TerminalProgress(err, "training", num_epochs, board)
+    return TerminalProgress(err, "training", num_epochs, scalars)
 
 
 def _session(request: RunRequest, group: Group, progress: TerminalProgress) -> TrainingSession:
