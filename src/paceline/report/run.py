@@ -147,12 +147,14 @@ def headlines(result: RunResult) -> Iterator[tuple[str, str, str]]:
     yield from _prediction(result)
     if result.epochs:
         last, note = result.epochs[-1], f"after {counted(len(result.epochs), 'epoch')}"
-        if last.score is not None:
-            yield f"test {result.score}", score_text(result.score, last.score), note
         name, loss = "test loss", last.test_loss
         if loss is None:
             name, loss = "train loss", last.train_loss
-        yield name, loss_text(loss), note
+        if last.score is None:
+            yield name, loss_text(loss), note
+        else:
+            note = f"{note}, {name} {loss_text(loss)}"
+            yield f"test {result.score}", score_text(result.score, last.score), note
 
 
 def _prediction(result: RunResult) -> Iterator[tuple[str, str, str]]:
