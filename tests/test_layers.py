@@ -28,11 +28,11 @@ PURE = {
         f"{name}.{part}" for name in ("allreduce", "host", "tree") for part in ("config", "plan")
     ],
     "paceline.record": ["trace"],
-    "paceline.report": ["differences", "folder"],
+    "paceline.report": ["comparison", "plans"],
     "paceline.training.data": ["sampler"],
     "paceline.records": ["built_in", "config_file", "machine_file"],
     "paceline.runs": ["planning"],
-    "paceline.studies.scale": ["journal", "study_runs", "study_terminal"],
+    "paceline.studies.scale": ["journal", "study_runs"],
     "paceline.rpc": ["client", "server"],
 }
 

@@ -28,8 +28,7 @@ from paceline.exchange.trials import Checked
 from paceline.links.clock import clock_for
 from paceline.links.group import Group
 from paceline.record.recorder import Recorder
-from paceline.runs.forecasts import candidates_of, forecasts_of
-from paceline.runs.lone import alone_or_together
+from paceline.runs.forecasts import alone_or_together, candidates_of, forecasts_of
 from paceline.strategies import EXCHANGES
 from paceline.training.models.paced import Stretched
 

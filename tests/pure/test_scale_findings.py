@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from findings import codes
 from paceline.records.scale import ScaleCell, unrest_of
 from paceline.report.advice import findings
-from paceline.report.scale_metrics import comparable, of_study
+from paceline.report.metrics import comparable, of_study
 from scale_cells import cell, failed, study
 
 

@@ -10,7 +10,7 @@ import pytest
 from command_line import write_run
 from paceline.core.outcome import Epoch, Updates
 from paceline.records.result import read_run
-from paceline.report.side_by_side import SideBySide, epochs_table, side_by_side, times_table
+from paceline.report.comparison import SideBySide, epochs_table, side_by_side, times_table
 from refusals import refused
 
 # Seconds per epoch, and the test loss after each epoch.

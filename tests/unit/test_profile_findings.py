@@ -18,10 +18,10 @@ from paceline.records.result import read_result
 from paceline.report import write_report
 from paceline.report.advice import findings, shown
 from paceline.report.metrics import of_profile
-from paceline.report.profile import largest_sentence, surplus_sentence
+from paceline.report.profile import largest_sentence, summary, surplus_sentence, tables
 from paceline.report.terminal import console
 from paceline.studies.profile.largest_batch import GaveUp, largest
-from paceline.studies.profile.profile_ranks import spread, summary, tables
+from paceline.studies.profile.profile_ranks import spread
 from paceline.studies.profile.profiled_steps import measure, split, subject_of, typical
 from profiles import LARGEST, profile_result, write_profile
 from refusals import refused

@@ -26,10 +26,9 @@ from paceline.report.figures import (
 )
 from paceline.report.format import change_text, duration, nbytes, number, share
 from paceline.report.page import _environment
-from paceline.report.run import learning
+from paceline.report.run import learning, worker_sections
 from paceline.report.steps import Excerpt, excerpt, steps_in_time, thinned, through_time
 from paceline.report.tables import Table
-from paceline.report.workers import worker_sections
 
 CPU0, CPU1 = compute_lane("cpu0"), compute_lane("cpu1")
 EXCHANGE = (link_lane("host", "host"), exchange_lane("cpu0"), exchange_lane("cpu1"))

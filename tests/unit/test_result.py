@@ -13,7 +13,7 @@ from paceline.core.compare import compare
 from paceline.core.outcome import ChunkTrial
 from paceline.core.settings import TrainSettings
 from paceline.records.result import read_result
-from paceline.report.terminal import result_tables
+from paceline.report.run import result_tables
 from paceline.runs.progress import TerminalProgress
 from plan_rows import plan_row
 from refusals import refused
@@ -60,7 +60,7 @@ def test_a_damaged_result_is_refused_with_file_and_place(folder, change, place):
 
 def test_the_summary_has_the_prediction_and_the_measurement():
     *_, text = result_tables(RESULT, "runs/x")
-    figures = ("50.0 %", "11.0 ms", "9.57 ms", "12.4 ms", "10.0 ms", "+10.0 %", "6,400 samples/s")
+    figures = ("50.00 %", "11.0 ms", "9.57 ms", "12.4 ms", "10.0 ms", "+10.0 %", "6,400")
     assert all(figure in text for figure in (*figures, "2 workers", "runs/x/result.json"))
     many_times_off = RESULT.model_copy(update={"predicted_step_s": 2.52, "plans": ()})
     assert "252 times" in [*result_tables(many_times_off, "runs/x")][-1]

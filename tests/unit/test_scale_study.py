@@ -1,4 +1,4 @@
-"""Scaling studies without processes: cells, runs, turns, journal, remaining time."""
+"""Scaling studies without processes: cells, runs, turns, journal."""
 
 from pathlib import Path
 from statistics import quantiles
@@ -12,6 +12,7 @@ from rich.console import Console
 from findings import EXCHANGES, numbers, run
 from paceline.core.timeline import Origin
 from paceline.records.scale import Point, ScaleCell, ScaleResult, ScaleSettings
+from paceline.report.scale import cells_table, sentences
 from paceline.studies.scale.journal import Journal, JournalHeader
 from paceline.studies.scale.study import ScalingStudy, do_runs
 from paceline.studies.scale.study_runs import (
@@ -23,7 +24,6 @@ from paceline.studies.scale.study_runs import (
     runs,
     steps_of,
 )
-from paceline.studies.scale.study_terminal import cells_table, remaining_s, sentences
 from plan_rows import plan_row
 from refusals import refused
 from scale_cells import cell as some_cell
@@ -123,7 +123,7 @@ def test_repetitions_of_methods_take_turns_and_a_failed_method_is_left_out(tmp_p
     settings = changed(workers=(1,), strategy=("allreduce", "tree", "host"))
     turns = Turns()
     done = do_runs(cast("ScalingStudy", turns), list(runs(settings)), tmp_path, lambda run: None)
-    ended = [(run.method, run.batch_size, cells[0].error) for run, cells, _ in done]
+    ended = [(run.method, run.batch_size, cells[0].error) for run, cells in done if cells]
     turn = "allreduce 1, tree 1, host 1, tree 2, host 2, allreduce 2, host 3, allreduce 3"
     first = [one.split() for one in turn.split(", ")]
     assert turns.order == [(method, size, int(n)) for size in (16, 32) for method, n in first]
@@ -228,13 +228,3 @@ def test_another_study_another_version_and_a_broken_journal_are_refused(tmp_path
     assert "method" in opens(f"{path}: line 1")
     (tmp_path / "study.json").write_text("[]")
     opens(tmp_path / "study.json")
-
-
-@given(st.lists(st.floats(0.1, 1e4), min_size=2, max_size=20), st.floats(0.01, 100))
-def test_the_remaining_time_is_exact_if_all_expectations_are_off_by_one_ratio(expected, ratio):
-    assert remaining_s(expected, []) is None
-    ended = [(seconds, ratio * seconds) for seconds in expected[:-1]]
-    for number in range(1, len(expected)):
-        left = remaining_s(expected, ended[:number])
-        assert left == pytest.approx(ratio * sum(expected[number:]), rel=1e-6)
-    assert remaining_s(expected, [*ended, (expected[-1], 1.0)]) == 0

@@ -34,8 +34,9 @@ from paceline.records.result import PlanResult, RankingRows, RunResult, read_res
 from paceline.records.scale import ScaleResult, ScaleSettings
 from paceline.records.settings import validated_settings
 from paceline.report import write_report
-from paceline.report.differences import differences
-from paceline.report.terminal import comparison_table, difference_tables
+from paceline.report.comparison import difference_tables, differences
+from paceline.report.tables import comparison_table
+from paceline.report.terminal import shown
 from paceline.studies.scale.journal import Journal, JournalHeader
 from plan_rows import plan_row
 from profiles import LARGEST, profile_result, write_profile
@@ -183,7 +184,8 @@ def _compare(data: bytes, folder: Path) -> object:
     changed = differences(run, run, table)
     out = StringIO()
     console = Console(file=out, markup=False, emoji=False, highlight=False)
-    for one in (comparison_table(table, two_runs=True), *difference_tables(changed, table)):
+    console.print(shown("", comparison_table(table, two_runs=True)))
+    for one in difference_tables(changed, table):
         console.print(one)
     if "\x1b" in out.getvalue():
         raise AssertionError("an escape code in the file reached the terminal")

@@ -129,40 +129,29 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+_VERSION = typer.Option(
+    "--version", callback=_show_version, is_eager=True, metavar="", help="Print the version."
+)
+_TRACEBACK = "Print the traceback of an error (after any command)."
+
+
 @app.callback(invoke_without_command=True)
 def start(
     context: typer.Context,
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version",
-            callback=_show_version,
-            is_eager=True,
-            metavar="",
-            help="Print the version.",
-        ),
-    ] = False,
-    debug: Annotated[
-        bool,
-        typer.Option(
-            "--debug", metavar="", help="Print the traceback of an error (after any command)."
-        ),
-    ] = False,
+    version: Annotated[bool, _VERSION] = False,
+    debug: Annotated[bool, typer.Option("--debug", metavar="", help=_TRACEBACK)] = False,
 ) -> None:
     """Train PyTorch models in parallel on uneven hardware, and predict the gain beforehand."""
     if context.invoked_subcommand is None:
         context.command.format_help(context, context.make_formatter())
 
 
-def _list_commands() -> None:
-    def unloaded() -> None:
-        raise AssertionError("a command was called without being loaded")
-
-    for name, known in COMMANDS.items():
-        app.command(name, help=known.help, rich_help_panel=known.panel)(unloaded)
+def _unloaded() -> None:
+    raise AssertionError("a command was called without being loaded")
 
 
-_list_commands()
+for _name, _command in COMMANDS.items():
+    app.command(_name, help=_command.help, rich_help_panel=_command.panel)(_unloaded)
 
 
 def run() -> int:

@@ -11,6 +11,7 @@ import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import from_json
+from rich.markup import escape
 
 from paceline.core.error_lines import flag_of
 from paceline.core.errors import InvalidInput
@@ -19,6 +20,12 @@ from paceline.core.settings import RunSettings
 from paceline.core.strategy import Strategy
 from paceline.records.config_file import merged, read_config
 from paceline.strategies import STRATEGIES
+
+
+def option(metavar: str, text: str, *names: str) -> Any:
+    """Declare an option of a command with its help; the metavar of a flag is ""."""
+    return typer.Option(*names, metavar=metavar, help=text)
+
 
 Json = Annotated[
     bool,
@@ -162,7 +169,7 @@ def _parameter(
     """Return a field's typer parameter; --strategy-option's help names `without_option`."""
     kind = inspect.Parameter.KEYWORD_ONLY
     if name == "model":
-        argument = typer.Argument(help=_plain(field.description), metavar="MODEL")
+        argument = typer.Argument(help=escape(field.description or ""), metavar="MODEL")
         annotation: Any = Annotated[str | None, argument]
         return inspect.Parameter(name, kind, annotation=annotation, default=None)
     option_type = list[str] if name in _TABLES else bool if field.annotation is bool else str
@@ -180,7 +187,7 @@ def _parameter(
     option = typer.Option(
         flag_of(name),
         metavar=_metavar(name, field),
-        help=_plain(text),
+        help=escape(text),
         show_default=False,
         hidden=name not in _FIRST,
         rich_help_panel=_PANEL_OF.get(name, "Options"),
@@ -199,11 +206,6 @@ def _metavar(name: str, field: FieldInfo) -> str:
     units = (unit for suffix, unit in _SUFFIXES.items() if name.endswith(suffix))
     types = (text for kind, text in _TYPES.items() if _is_of(kind, field.annotation))
     return next(units, next(types))
-
-
-def _plain(text: str | None) -> str:
-    """Escape rich markup."""
-    return (text or "").replace("[", "\\[")
 
 
 def _shown_default(name: str, field: FieldInfo, strategies: list[Strategy]) -> str:

@@ -1,5 +1,7 @@
 """The commands `hub`, `worker` and `keys`, for workers on other machines."""
 
+import json
+import logging
 from collections.abc import Mapping
 from contextlib import closing
 from importlib import import_module
@@ -9,12 +11,12 @@ from urllib.parse import parse_qsl
 
 import typer
 
-from paceline.commands.options import Json, with_options
+from paceline.commands.options import Json, option, with_options
 from paceline.core.errors import InvalidInput
 from paceline.core.names import not_known
 from paceline.core.settings import TrainSettings
 from paceline.rpc.connecting import WorkerProcessSettings
-from paceline.strategies import STRATEGIES
+from paceline.strategies import STRATEGIES, find_runnable
 
 _REMOTE = {
     name: one.running.remote
@@ -23,7 +25,7 @@ _REMOTE = {
 }
 _STRATEGY = STRATEGIES[next(iter(_REMOTE))]
 _CHILD = import_module(_REMOTE[_STRATEGY.name])
-_NUMBERS = WorkerProcessSettings.model_fields["workers"].description
+_NUMBERS = str(WorkerProcessSettings.model_fields["workers"].description)
 # Settings for which `hub` has no option; --config or --strategy-option sets them.
 _LEFT_OUT = (
     *("accumulate", "balance", "clip_norm", "codec", "elastic", "evaluate_every"),
@@ -34,6 +36,8 @@ _LEFT_OUT = (
 # Parameters in the URL of --parent, and the matching fields of `ChildSettings`.
 _OF_PARENT = {"worker": "number", "keys": "parent_keys", "gather": "gather"}
 
+logger = logging.getLogger(__name__)
+
 
 @with_options(TrainSettings, leave_out=_LEFT_OUT, required=False, strategy=_STRATEGY)
 def hub(
@@ -41,9 +45,7 @@ def hub(
     *,
     parent: Annotated[
         str | None,
-        typer.Option(
-            metavar="URL", help="URL of the parent hub: tcp://10.0.0.1:5555?worker=0&keys=FOLDER."
-        ),
+        option("URL", "URL of the parent hub: tcp://10.0.0.1:5555?worker=0&keys=FOLDER."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -88,7 +90,8 @@ def _serve_parent(values: dict[str, Any], as_json: bool) -> None:
     from paceline.core.reading import validated
     from paceline.records.settings import without_shorthands
     from paceline.report.format import nbytes
-    from paceline.report.terminal import console, log_to_stderr, traffic_table
+    from paceline.report.tables import traffic_table
+    from paceline.report.terminal import console, log_to_stderr, shown
     from paceline.runs.progress import TerminalProgress
 
     for name in values:
@@ -104,8 +107,9 @@ def _serve_parent(values: dict[str, Any], as_json: bool) -> None:
     if as_json:
         out.print_json(result.model_dump_json())
         return
-    out.print(traffic_table(result.traffic))
-    out.print(traffic_table(result.parent_traffic, "Bytes to and from the parent"))
+    out.print(shown("Bytes by purpose", traffic_table(result.traffic), gap=2))
+    to_parent = traffic_table(result.parent_traffic)
+    out.print(shown("Bytes to and from the parent", to_parent, gap=2))
     steps, stale = result.updates.count, result.updates.mean_staleness
     sent, received = map(nbytes, result.parent_wire_nbytes)
     out.print(f"updates    {result.num_pushed:,} pushed to the parent after {steps:,} steps here")
@@ -117,19 +121,28 @@ def _serve_parent(values: dict[str, Any], as_json: bool) -> None:
 def worker(
     values: dict[str, Any],
     *,
-    numbers: Annotated[
-        str | None, typer.Option("--worker-ids", metavar="INT,…", help=_NUMBERS)
-    ] = None,
+    numbers: Annotated[str | None, option("INT,…", _NUMBERS, "--worker-ids")] = None,
 ) -> None:
     """Run workers for a hub on one device. The hub sends the model, data and strategy."""
     from paceline.core.reading import validated
+    from paceline.links.devices import device_named
     from paceline.report.terminal import log_to_stderr
-    from paceline.runs.working import work
+    from paceline.rpc.workers import connected, listed
 
     if numbers is not None:
         values["workers"] = numbers
     log_to_stderr()
-    work(validated(WorkerProcessSettings, values))
+    settings = validated(WorkerProcessSettings, values)
+    if settings.device is not None:
+        device_named(settings.device)  # check before connecting
+    with connected(settings, settings.keys) as clients:
+        name = json.loads(clients[settings.numbers[0]].settings)["strategy"]
+        running = find_runnable(name).running
+        if running is None or running.remote is None:
+            raise InvalidInput("strategy", f"{name} of the hub has no remote workers")
+        working = import_module(running.remote).WORKING
+        import_module(working).take_part(settings, clients)
+    logger.info("workers %s: done", listed(settings.numbers))
 
 
 def keys(

@@ -5,9 +5,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
-from paceline.commands.options import Json, print_json, with_options
+from paceline.commands.options import Json, option, print_json, with_options
 from paceline.core.errors import InvalidInput
 from paceline.core.reading import validated
 from paceline.core.settings import RehearseSettings, TrainSettings
@@ -48,32 +46,21 @@ def _carry_out(
     with nullcontext() if under_torchrun else open_server(_IMPORTED, environment):
         from paceline.runs import launching
 
-        given = launching.with_ranks(values)
-        launching.carry_out(launching.requested(verb, given, **how))
+        launching.carry_out(launching.requested(verb, values, **how))
 
 
-Explain = Annotated[
-    bool, typer.Option("--explain", metavar="", help="Explain each plan, and draw the best one.")
-]
-Sweep = Annotated[
-    str | None,
-    typer.Option(
-        metavar="bandwidth=FROM:TO",
-        help="Plan for a range of bandwidths or latencies of links, such as latency=10u:1m.",
-    ),
-]
-Markdown = Annotated[
-    bool, typer.Option("--markdown", metavar="", help="Print the tables as Markdown.")
-]
+_LINKS = "Plan for a range of bandwidths or latencies of links, such as latency=10u:1m."
 
 
 @with_options(PlanSettings)
 def plan(
     values: dict[str, Any],
     *,
-    explain: Explain = False,
-    sweep: Sweep = None,
-    as_markdown: Markdown = False,
+    explain: Annotated[
+        bool, option("", "Explain each plan, and draw the best one.", "--explain")
+    ] = False,
+    sweep: Annotated[str | None, option("bandwidth=FROM:TO", _LINKS)] = None,
+    as_markdown: Annotated[bool, option("", "Print the tables as Markdown.", "--markdown")] = False,
     as_json: Json = False,
 ) -> None:
     """Predict the step time of each strategy, best first, and the gain of codecs."""
@@ -104,13 +91,10 @@ def plan(
 
 def _check_profiled(settings: PlanSettings) -> None:
     """Raise InvalidInput for settings that require --machine."""
-    if settings.input_shape is not None:
-        raise InvalidInput("input_shape", "requires --machine", hint="omit it to use data's shape")
-    for name in ("measured", "profile"):
-        if getattr(settings, name) is not None:
-            raise InvalidInput(name, "requires --machine")
-    if settings.precision != "float32":
-        raise InvalidInput("precision", "requires --machine", hint="otherwise use float32")
+    hints = {"input_shape": "omit it to use data's shape", "precision": "otherwise use float32"}
+    for name in ("input_shape", "measured", "profile", "precision"):
+        if getattr(settings, name) != PlanSettings.model_fields[name].default:
+            raise InvalidInput(name, "requires --machine", hint=hints.get(name, ""))
 
 
 def _asked(settings: PlanSettings) -> dict[str, Any]:
@@ -122,10 +106,11 @@ def _asked(settings: PlanSettings) -> dict[str, Any]:
 
 def _plan(settings: PlanSettings, about: str, explain: bool, form: "Form") -> None:
     from paceline import __version__
+    from paceline.planner.second_machine import second_machine
     from paceline.report.terminal import console
     from paceline.runs.folder import new_id, show_plan
     from paceline.runs.planning import plan as plan_on
-    from paceline.runs.planning import second_machine
+    from paceline.runs.planning import question
 
     asked = _asked(settings)
     ranking = plan_on(**asked)
@@ -135,7 +120,7 @@ def _plan(settings: PlanSettings, about: str, explain: bool, form: "Form") -> No
         fields |= {"id": new_id(settings.model, "-planned"), "facts": {"paceline": __version__}}
         if explain or settings.output is not None:
             own = {name: asked[name] for name in asked.keys() - {"options", "strategies"}}
-            fields["second_machine"] = second_machine(**own)
+            fields["second_machine"] = second_machine(*question(**own), settings.batch_size)
         how: dict[str, Any] = {"form": form, "explain": explain, "is_measured": is_measured}
         show_plan(console(), ranking, settings.output, about, **how, **fields)
     if not ranking:

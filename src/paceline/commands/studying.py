@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.commands.options import Json, print_json, with_options
+from paceline.commands.options import Json, option, print_json, with_options
 from paceline.core.errors import InvalidInput
 from paceline.core.reading import validated
 from paceline.core.timeline import Origin, Timeline
@@ -19,21 +19,14 @@ _STEP_BY_STEP = 2  # maximum number of runs whose steps are compared
 
 def probe(
     output: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="File to write; by default HOSTNAME.toml.")
+        Path | None, option("PATH", "File to write; by default HOSTNAME.toml.")
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(
-            metavar="INT",
-            help="Number of devices to measure. Default: all GPUs; without GPUs, 2 CPU workers.",
-        ),
+        option("INT", "Number of devices to measure. Default: all GPUs, or else 2 CPU workers."),
     ] = None,
-    seconds: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Approximate duration of the measurement.")
-    ] = 10.0,
-    force: Annotated[
-        bool, typer.Option("--force", metavar="", help="Replace an existing file.")
-    ] = False,
+    seconds: Annotated[float, option("SECONDS", "Approximate duration of the measurement.")] = 10.0,
+    force: Annotated[bool, option("", "Replace an existing file.", "--force")] = False,
     as_json: Json = False,
 ) -> None:
     """Measure this machine, and write a machine file: layers, memory, links, codecs."""
@@ -65,17 +58,15 @@ def scale(
     *,
     output: Annotated[
         Path | None,
-        typer.Option(
-            metavar="PATH", help="Folder of the study; an interrupted study continues from it."
-        ),
+        option("PATH", "Folder of the study; an interrupted study continues from it."),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Measure, rehearse or predict epochs for each strategy, number of workers and batch size."""
+    from paceline.report.scale import cells_table, sentences
     from paceline.report.terminal import console
     from paceline.runs.launching import under_torchrun
     from paceline.studies.scale.study import run_study, usual_folder
-    from paceline.studies.scale.study_terminal import cells_table, sentences
 
     if under_torchrun():
         raise InvalidInput("scale", "cannot run under torchrun")
@@ -102,10 +93,7 @@ def compare(
     ],
     page: Annotated[
         Path | None,
-        typer.Option(
-            metavar="PATH",
-            help="HTML page to write, with the runs' losses, updates and utilization.",
-        ),
+        option("PATH", "HTML page to write, with the runs' losses, updates and utilization."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -125,9 +113,9 @@ def _compare_losses(
     runs: Sequence[Path], page: Path | None, *, as_json: bool, are_steps: bool
 ) -> None:
     """Compare the losses, updates and utilisation of runs."""
+    from paceline.report.comparison import page_of, side_by_side, side_by_side_tables
     from paceline.report.page import write_page
-    from paceline.report.side_by_side import page_of, side_by_side
-    from paceline.report.terminal import console, side_by_side_tables
+    from paceline.report.terminal import console
 
     sides = side_by_side(runs)
     if page is not None:
@@ -147,8 +135,9 @@ def _compare_steps(first: Path, second: Path | None, *, as_json: bool) -> None:
     from paceline.core.compare import compare as compare_timelines
     from paceline.record.trace import read_timeline, read_trace
     from paceline.records.result import check_run, read_run
-    from paceline.report.differences import differences
-    from paceline.report.terminal import comparison_table, console, difference_tables
+    from paceline.report.comparison import difference_tables, differences
+    from paceline.report.tables import comparison_table
+    from paceline.report.terminal import TRACED, console, shown
 
     def happened(folder: Path) -> Timeline:
         """Read a run's measured timeline, or a rehearsal's rehearsed timeline."""
@@ -177,7 +166,7 @@ def _compare_steps(first: Path, second: Path | None, *, as_json: bool) -> None:
         print_json(asdict(table) | (changed.model_dump() if changed else {}))
         return
     out = console()
-    out.print(comparison_table(table, two_runs=second is not None))
+    out.print(shown(TRACED, comparison_table(table, two_runs=second is not None)))
     for more in difference_tables(changed, table) if changed else ():
         out.print(more)
     for finding in changed.findings if changed else ():
@@ -187,8 +176,7 @@ def _compare_steps(first: Path, second: Path | None, *, as_json: bool) -> None:
 def report(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a run.")],
     rehearsal: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Folder of a rehearsal to show next to the run."),
+        Path | None, option("FOLDER", "Folder of a rehearsal to show next to the run.")
     ] = None,
 ) -> None:
     """Rewrite a run's report.html from its result.json and trace.json, and print its path."""

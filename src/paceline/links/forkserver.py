@@ -262,11 +262,14 @@ def run_module(arguments: Sequence[str]) -> None:
     """Run a module or FILE.py like Python; call the `main` of a module that is imported already."""
     sys.argv = list(arguments)
     what = sys.argv[0]
-    module = sys.modules.get(what)
     if what.endswith(".py"):
         sys.path[0] = str(Path(what).resolve().parent)
         runpy.run_path(what, run_name="__main__")
-    elif module is not None and hasattr(module, "main"):
+        return
+    if what.startswith("paceline."):
+        importlib.import_module(what)
+    module = sys.modules.get(what)
+    if module is not None and hasattr(module, "main"):
         module.main()
     else:
         runpy.run_module(what, run_name="__main__", alter_sys=True)

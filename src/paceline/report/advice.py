@@ -8,6 +8,7 @@ of loading, forward and backward; all other times stay constant.
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Literal, get_args
 
 from paceline.core.losses import BUSY
@@ -210,34 +211,18 @@ RULES = (
 
 def findings(of: Metrics) -> tuple[Finding, ...]:
     """Apply all rules to the metrics and return the findings, the most valuable first."""
-    found: dict[str, tuple[Rule, Finding]] = {}
+    found: dict[str, tuple[tuple[int, float], Finding]] = {}
     for rule in RULES:
         value = of.values.get(rule.metric)
         if value is None or value <= rule.threshold or found.keys() & set(rule.unless):
             continue
+        words = {"share": share(value), "times": number(1 / (1 - value)) if value < 1 else "many"}
         with suppress(KeyError):  # skip the rule if the result lacks a word of its message
-            message = rule.message.format_map(of.words | _of_value(value))
-            found[rule.code] = (
-                rule,
-                Finding(
-                    code=rule.code,
-                    metric=rule.metric,
-                    value=value,
-                    threshold=rule.threshold,
-                    message=message,
-                ),
-            )
-
-    def place(item: tuple[Rule, Finding]) -> tuple[int, float]:
-        rule, finding = item
-        return _SORTS.index(rule.sort), -finding.value if rule.sort == "gain" else 0.0
-
-    return tuple(finding for _, finding in sorted(found.values(), key=place))
-
-
-def _of_value(value: float) -> dict[str, str]:
-    left = 1 - value
-    return {"share": share(value), "times": number(1 / left) if left > 0 else "many"}
+            known = {name: getattr(rule, name) for name in ("code", "metric", "threshold")}
+            message = rule.message.format_map(of.words | words)
+            place = _SORTS.index(rule.sort), -value if rule.sort == "gain" else 0.0
+            found[rule.code] = place, Finding(**known, value=value, message=message)
+    return tuple(finding for _, finding in sorted(found.values(), key=itemgetter(0)))
 
 
 def shown(found: tuple[Finding, ...]) -> Iterator[str]:

@@ -17,7 +17,7 @@ from math import ceil, floor, log10
 from typing import Any
 
 from paceline.core.compare import Comparison
-from paceline.core.outcome import is_share
+from paceline.core.outcome import Epoch, is_share
 from paceline.core.plan import Kind
 from paceline.report.format import duration, share
 
@@ -49,11 +49,16 @@ _LAYOUT: dict[str, Any] = {
     "hoverlabel": {"font": {"color": "#ffffff"}, "bgcolor": "#333333", "align": "left"},
 }
 _VIOLET = "#8f6bc2"
-TRAIN = {"line": {"color": _VIOLET, "dash": "dash"}, "marker": {"symbol": "circle-open", "size": 7}}
-TEST = {"line": {"color": _VIOLET}, "marker": {"symbol": "circle", "size": 7}}
+_TRAIN = {
+    "line": {"color": _VIOLET, "dash": "dash"},
+    "marker": {"symbol": "circle-open", "size": 7},
+}
+_TEST = {"line": {"color": _VIOLET}, "marker": {"symbol": "circle", "size": 7}}
 _YELLOW, _SKY, _BLUE, _GREEN = "#f0e442", "#56b4e9", "#0072b2", "#009e73"
 _ORANGE, _VERMILLION, _PURPLE, _WINE = "#e69f00", "#d55e00", "#cc79a7", "#882255"
 COLOURS = (_BLUE, _VERMILLION, _GREEN, _PURPLE, _ORANGE, _SKY, _WINE)  # colour cycle
+_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+_SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star")
 
 
 @dataclass(frozen=True)
@@ -183,6 +188,14 @@ def bars_along(
     return bars | {"customdata": told, "hovertemplate": HOVER} | settings
 
 
+def line(number: int, name: str, x: object, y: object, **settings: Any) -> Described:
+    """Build a line with the colour, dash and symbol of its number."""
+    style = {"color": COLOURS[number % len(COLOURS)], "dash": _DASHES[number % len(_DASHES)]}
+    marker = {"symbol": _SYMBOLS[number % len(_SYMBOLS)], "size": 8}
+    drawn = {"type": "scatter", "mode": "lines", "name": escaped(name), "x": x, "y": y}
+    return drawn | {"line": style, "marker": marker} | settings
+
+
 def _domains(sizes: Sequence[float], gap: float) -> list[tuple[float, float]]:
     """Return the start and end of each panel as shares of the figure."""
     room = (1 - gap * (len(sizes) - 1)) / sum(sizes)
@@ -235,22 +248,28 @@ def decades(values: Iterable[float]) -> dict[str, Any]:
     }
 
 
+def losses_of(epochs: Iterable[Epoch]) -> dict[str, list[float | None]]:
+    """Return the curves of the training and test losses."""
+    pairs = [(epoch.train_loss, epoch.test_loss) for epoch in epochs]
+    return {"train loss": [one for one, _ in pairs], "test loss": [one for _, one in pairs]}
+
+
 def learning_curves(
     by: str,
-    numbers: Sequence[int],
+    places: Sequence[float],
     axis: Described,
     losses: Mapping[str, Sequence[float | None]],
-    score: str,
-    scores: Sequence[float | None],
+    score: str = "",
+    scores: Sequence[float | None] = (),
 ) -> Described:
-    """Draw losses by epochs or steps; next to them test scores, if there are any."""
-    x = {"title": by} | whole_numbers(numbers[-1]) | axis
-    mode = "lines+markers" if len(numbers) <= _FEW else "lines"
+    """Draw losses by epochs, steps or seconds; next to them test scores, if there are any."""
+    x = {"title": by} | axis
+    mode = "lines+markers" if len(places) <= _FEW else "lines"
 
     def curve(name: str, values: Sequence[float | None], form: str, legend: bool) -> Described:
-        style = TRAIN if name == "train loss" else TEST
+        style = _TRAIN if name == "train loss" else _TEST
         hover = f"{by} %{{x}}: {name} %{{y:{form}}}<extra></extra>"
-        drawn = {"type": "scatter", "x": numbers, "y": values, "name": name, "mode": mode}
+        drawn = {"type": "scatter", "x": places, "y": values, "name": name, "mode": mode}
         return drawn | {"hovertemplate": hover, "showlegend": legend} | style
 
     traces = [curve(name, values, ".4f", len(losses) > 1) for name, values in losses.items()]
@@ -273,12 +292,11 @@ def share_bars(
     """Draw shares as horizontal bars: a colour for each group, a bar for each row of a group."""
     bars = []
     for i, (name, shares) in enumerate(groups.items()):
-        if shares:
-            values = list(shares.values())
-            bar: Described = {"type": "bar", "orientation": "h", "name": escaped(name)}
-            bar |= {"x": values, "y": list(map(escaped, shares))}
-            bar |= {"text": [None if one is None else share(one) for one in values]}
-            bars.append(bar | {"marker": {"color": colours[i % len(colours)]}})
+        values = list(shares.values())
+        bar: Described = {"type": "bar", "orientation": "h", "name": escaped(name)}
+        bar |= {"x": values, "y": list(map(escaped, shares))}
+        bar |= {"text": [None if one is None else share(one) for one in values]}
+        bars.append(bar | {"marker": {"color": colours[i % len(colours)]}})
     rows = max(map(len, groups.values()), default=0)
     y = {"autorange": "reversed"} if is_downward else {}
     panel = Panel(bars, {"range": [0, 1.05], "tickformat": ".0~%"}, y)
@@ -295,15 +313,21 @@ def step_parts(comparison: Comparison) -> Described:
     seconds = {row.quantity: (row.left_s, row.right_s) for row in comparison.rows}
     unit, factor = unit_of(max((value for pair in seconds.values() for value in pair), default=0.0))
     sides = [escaped(side) for side in (comparison.left, comparison.right)]
-    ends: tuple[float, ...] = (0.0, 0.0)
-    bars = []
+    ends, bars = [0.0, 0.0], []
     for quantity in filter(seconds.__contains__, PARTS):
-        values, starts = seconds[quantity], ends
+        fill, values, starts = PARTS[quantity], seconds[quantity], ends
+        texts = [duration(value) for value in values]
         if quantity == "hidden":
-            starts = tuple(max(0.0, end - s) for end, s in zip(ends, values, strict=True))
+            starts = [max(0.0, end - s) for end, s in zip(ends, values, strict=True)]
+            place: Described = {"y": [0.36, 1.36], "width": 0.12}
         else:
-            ends = (ends[0] + values[0], ends[1] + values[1])
-        bars.append(_part(quantity, values, starts, factor, sides))
+            ends = [end + s for end, s in zip(ends, values, strict=True)]
+            place = {"y": [0, 1], "width": 0.5, "text": texts, "textfont": {"color": fill.on_it}}
+            place |= {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
+        border = {"color": BORDER, "width": [0.5 if value else 0 for value in values]}
+        place |= {"base": [start / factor for start in starts], "marker": fill.marker(border)}
+        told = [f"{side}: {fill.label} {text}" for side, text in zip(sides, texts, strict=True)]
+        bars.append(bars_along(fill, [value / factor for value in values], told, **place))
     totals = [duration(value) for value in seconds.get("step", ends)]
     titles = [f"<b>{side}</b><br>{total}" for side, total in zip(sides, totals, strict=True)]
     y = {"tickvals": [0, 1], "ticktext": titles, "range": [1.55, -0.4], "showgrid": False}
@@ -312,26 +336,3 @@ def step_parts(comparison: Comparison) -> Described:
     # The table below the figure explains the colours; a legend would not wrap.
     layout: Described = {"barmode": "overlay", "uniformtext": fits, "showlegend": False}
     return figure_of([panel], 240, margin={"l": 100, "t": 24}, **layout)
-
-
-def _part(
-    quantity: str,
-    values: Sequence[float],
-    starts: Sequence[float],
-    factor: float,
-    sides: Sequence[str],
-) -> Described:
-    """Build the bars of one part of a step, one for each side."""
-    fill, is_beside = PARTS[quantity], quantity == "hidden"
-    told = [f"{side}: {fill.label} {duration(s)}" for side, s in zip(sides, values, strict=True)]
-    border = {"color": BORDER, "width": [0.5 if value else 0 for value in values]}
-    bar = bars_along(fill, [value / factor for value in values], told, marker=fill.marker(border))
-    bar["base"] = [start / factor for start in starts]
-    if is_beside:
-        return bar | {"y": [0.36, 1.36], "width": 0.12}
-    text: Described = {
-        "text": [duration(value) for value in values],
-        "textfont": {"color": fill.on_it},
-    }
-    text |= {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
-    return bar | text | {"y": [0, 1], "width": 0.5}

@@ -127,16 +127,13 @@ def _three_digits(value: float) -> str:
     return f"{value:.{2 if size < 9.995 else 1 if size < 99.95 else 0}f}"
 
 
-def score_text(name: str, value: float, digits: int = 2) -> str:
-    """Format a score: shares in percent, other scores with four digits."""
-    return share(value, digits) if is_share(name) else f"{value:.4g}"
+def score_text(name: str, value: float | None) -> str:
+    """Format a score: shares in percent, other scores with four digits; a dash for None."""
+    if value is None:
+        return "-"
+    return share(value, 2) if is_share(name) else f"{value:.4g}"
 
 
 def loss_text(loss: float | None) -> str:
     """Format a loss; a dash for None."""
     return "-" if loss is None else f"{loss:.4f}"
-
-
-def optional_score(name: str, value: float | None) -> str:
-    """Format a score; a dash for None."""
-    return "-" if value is None else score_text(name, value)

@@ -1,26 +1,31 @@
-"""Compute the metrics of runs, profiles and plans for the rules of `advice`."""
+"""Compute the metrics of runs, profiles, plans and studies for the rules of `advice`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
-from operator import itemgetter
+from operator import attrgetter, itemgetter
+from typing import get_args
 
 from paceline.core.compare import Breakdown, breakdown_by_device
 from paceline.core.outcome import Epoch, is_share
 from paceline.core.timeline import Timeline
 from paceline.records.profile import ProfileResult
 from paceline.records.result import PlanRow, RankingRows, RunResult
+from paceline.records.scale import ScaleCell, Scaling, TimedCell, most_real, timed, unrest_of
 from paceline.report.advice import Metrics
 from paceline.report.format import counted, number, ratio, share
 from paceline.report.tables import plan_name
 from paceline.strategies import STRATEGIES
 
 _GAIN = 1.02  # least speed-up for which additional workers are worth using
+_SCALINGS = get_args(Scaling)
 
 
 def of_run(result: RunResult, timeline: Timeline | None) -> Metrics:
     """Compute the metrics of a run or rehearsal; `timeline` contains the traced steps."""
-    found = Metrics()
-    if (error := _prediction_error(result)) is not None:
+    found, error = Metrics(), result.prediction_error
+    if result.predicted_samples_per_s is not None and result.samples_per_s:
+        error = result.predicted_samples_per_s / result.samples_per_s - 1
+    if error is not None:
         found.values["prediction_error"] = abs(error)
     if result.comparison is None:
         _of_asynchronous(result, found)
@@ -32,12 +37,6 @@ def of_run(result: RunResult, timeline: Timeline | None) -> Metrics:
         _of_epochs(result.epochs, result.score, found)
         _of_memory(result, found)
     return found
-
-
-def _prediction_error(result: RunResult) -> float | None:
-    if result.predicted_samples_per_s is not None and result.samples_per_s:
-        return result.predicted_samples_per_s / result.samples_per_s - 1
-    return result.prediction_error
 
 
 def parts_of(result: RunResult) -> Breakdown | None:
@@ -294,3 +293,50 @@ def of_rates(rates: Mapping[int, float], found: Metrics) -> None:
 def named(plan: PlanRow) -> str:
     """Return a plan's name: strategy, codec and number of workers."""
     return f"{plan_name(plan)} on {counted(plan.workers, 'worker')}"
+
+
+def of_study(cells: Sequence[ScaleCell]) -> Metrics:
+    """Compute the metrics of the fastest cell; there are none if all cells failed.
+
+    Only cells of the same kind and scaling are compared. The kind is the first available one of
+    measured, rehearsed and predicted; the scaling is the first available one of `Scaling`.
+    """
+    found = Metrics({"unrest": unrest_of(cells)}, {"timed": "repetitions"})
+    known = comparable(cells)
+    if not known:
+        return found
+    first = max(known, key=lambda one: one.rate)
+    parts, whole_s = first.parts, first.epoch_s
+    found.values |= {
+        "exposed": parts["the link"] / whole_s,
+        "idle": parts["synchronisation"] / whole_s,
+        "computing": parts["computation"] / whole_s,
+    }
+    found.words["exchange_less"] = f"a codec, a faster link or --batch-size {2 * first.batch}"
+    if first.capacity_bytes:
+        found.values["memory_used"] = first.memory_bytes / first.capacity_bytes
+        found.words["holder"] = "a worker"
+    same_batch = [one for one in known if one.batch == first.batch]
+    _of_methods(same_batch, first, found)
+    slowest_first = sorted(same_batch, key=attrgetter("rate"))
+    of_rates({one.workers: one.rate for one in slowest_first}, found)
+    return found
+
+
+def comparable(cells: Iterable[ScaleCell]) -> list[TimedCell]:
+    """Return the cells of one kind and one scaling, by the rules in `of_study`."""
+    known = most_real(timed(cells))
+    first = min((_SCALINGS.index(one.scaling) for one in known), default=0)
+    return [one for one in known if one.scaling == _SCALINGS[first]]
+
+
+def _of_methods(cells: Sequence[TimedCell], first: TimedCell, found: Metrics) -> None:
+    """Add the time saved by the fastest method over the second, if their spreads do not overlap."""
+    workers = max(one.workers for one in cells) if first.workers == 1 else first.workers
+    compared = sorted((one for one in cells if one.workers == workers), key=lambda one: one.epoch_s)
+    if workers > 1 and len(compared) > 1 and compared[0].differs_from(compared[1]):
+        best, second = compared[:2]
+        found.values["best_saves"] = 1 - best.epoch_s / second.epoch_s
+        each = "" if best.scaling == "strong" else " each"
+        where = f"on {counted(workers, 'worker')} with a batch of {best.batch}{each}"
+        found.words |= {"best": best.method, "second": second.method, "where": where}

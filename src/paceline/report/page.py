@@ -1,21 +1,21 @@
 """Render an HTML page from its template, and format settings and facts for it."""
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from importlib.resources import files
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 from pydantic import BaseModel
+from pydantic_core import to_json
 
 from paceline.links.files import write_text
+from paceline.report import advice
 from paceline.report.format import change_text, counted, duration, nbytes, share
 
 
@@ -47,6 +47,7 @@ def _environment() -> Environment:
     shown = (counted, duration, nbytes, share)
     environment.filters |= {function.__name__: function for function in shown}
     environment.filters |= {"change": change_text, "with_time": _with_time}
+    environment.filters["advice"] = advice.shown
     environment.policies["json.dumps_function"] = _json
     environment.globals["plotly_js"] = lambda: Markup(_text_of("plotly-basic.min.js"))  # noqa: S704
     return environment
@@ -65,25 +66,12 @@ def _with_time(run_id: str) -> str:
 
 
 def _json(figure: Any, **_: object) -> str:
-    return json.dumps(_finite(figure), separators=(",", ":"), allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    """Replace nan and infinity by None, because JSON has neither."""
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not isfinite(value) else value
-
-
-Facts = dict[str, list[tuple[str, str]]]
-"""Names and values, by the title of their column."""
+    return to_json(figure, inf_nan_mode="null").decode()  # JSON has neither nan nor infinity
 
 
 def facts(
     settings: BaseModel, machine: Mapping[str, Any], peaks: Sequence[int] | None = None
-) -> Facts:
+) -> dict[str, list[tuple[str, str]]]:
     """Return the non-empty settings and the machine's facts; `peaks`: peak bytes by worker."""
     known = dict(machine)
     if peaks is not None:

@@ -1,7 +1,8 @@
-"""Plans as tables, recommendation and explanation; printed as text, Markdown or JSON."""
+"""Plans as tables, recommendation and explanation: as text, Markdown or JSON, and as a page."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,11 +13,24 @@ from paceline.core.timeline import Origin
 from paceline.planner import Refusal
 from paceline.planner.explanations import of_after_backward
 from paceline.planner.second_machine import BANDWIDTHS, Requirement, SecondMachine
+from paceline.record.trace import read_trace
 from paceline.records.result import PlanResult, PlanRow, RankingRows
 from paceline.report import advice
-from paceline.report.format import Quantity, counted, duration, nbytes, number, ratio, share
+from paceline.report.figures import (
+    HOVER,
+    Described,
+    Panel,
+    decades,
+    escaped,
+    figure_of,
+    line,
+    whole_numbers,
+)
+from paceline.report.format import counted, duration, nbytes, number, optional_share, ratio, share
 from paceline.report.metrics import named
-from paceline.report.tables import Rows, Table, plan_name
+from paceline.report.page import Page, readable
+from paceline.report.steps import two_steps
+from paceline.report.tables import Rows, Table, plan_name, plans_table, ranged_step
 from paceline.report.terminal import shown
 from paceline.strategies import STRATEGIES
 
@@ -25,6 +39,7 @@ _MOST_REMARKS = 2
 
 _MOST_ALIKE, _MOST_OTHERS = 5, 3
 _FOUND_BY_TRAINING = {"workers", "chunk"}  # fields that need no --strategy-option
+_POINTS: dict[str, Any] = {"mode": "lines+markers", "hovertemplate": HOVER}
 _RANGE = "±: the median of the measured steps is meant to be within it in 9 of 10 cases"
 
 
@@ -34,20 +49,17 @@ def plan_tables(plans: Sequence[PlanRow], alone_samples_per_s: float | None) -> 
     Each strategy is listed once with a codec and once without a codec. The first table has
     speed-ups over `alone_samples_per_s`, the throughput of the best single worker.
     """
-
-    def beside(plan: PlanRow) -> str:
-        one = alone_samples_per_s
-        return "" if one is None else number(plan.samples_per_s / one)
-
     alike = list(_fastest(plan for plan in plans if plan.is_same_training))
     lone = [plan for plan in alike[_MOST_ALIKE:] if plan.workers == 1]
     alike = [*alike[: _MOST_ALIKE - len(lone)], *lone]
     others = list(_fastest(plan for plan in plans if not plan.is_same_training))[:_MOST_OTHERS]
-    found = {"Same training": _table(alike, "x one", beside)} if alike else {}
-    if alike and alone_samples_per_s is None:
-        found["Same training"] = found["Same training"].without("x one")
+    found = {}
+    if alike:
+        one = alone_samples_per_s
+        gains = {} if one is None else {"x one": [number(p.samples_per_s / one) for p in alike]}
+        found["Same training"] = _table(alike, gains)
     if others:
-        found["Changes what is learned"] = _table(others, "steps to loss", _learned)
+        found["Changes what is learned"] = _table(others, {"steps to loss": map(_learned, others)})
     return found
 
 
@@ -61,23 +73,17 @@ def _fastest(plans: Iterable[PlanRow]) -> Iterator[PlanRow]:
             yield plan
 
 
-def _table(plans: Sequence[PlanRow], last: str, value: Callable[[PlanRow], str]) -> Table:
+def _table(plans: Sequence[PlanRow], more: Mapping[str, Iterable[str]]) -> Table:
+    """Return a table of plans; `more`: further columns by name."""
     rows: Rows = []
-    for plan in plans:
+    for plan, *cells in zip(plans, *more.values(), strict=True):
         placement = "" if plan.placement == "as listed" else f" ({plan.placement})"
-        step = duration(plan.step_s)
+        exposed = share(ratio(plan.exposed_s, plan.step_s), 0)
+        speed = str(plan.workers), ranged_step(plan), number(plan.samples_per_s), exposed
         rows.append(
-            (
-                plan_name(plan) + placement,
-                str(plan.workers),
-                Quantity(f"{step} ±{share(plan.range_share, 0)}", step.value, step.unit),
-                number(plan.samples_per_s),
-                share(ratio(plan.exposed_s, plan.step_s), 0),
-                nbytes(plan.wire_nbytes_per_step),
-                value(plan),
-            )
+            (plan_name(plan) + placement, *speed, nbytes(plan.wire_nbytes_per_step), *cells)
         )
-    head = ("strategy", "workers", "step", "samples/s", "exposed", "wire/step", last)
+    head = ("strategy", "workers", "step", "samples/s", "exposed", "wire/step", *more)
     return Table(head, rows)
 
 
@@ -142,14 +148,15 @@ def explanation(ranking: RankingRows) -> Iterator[str]:
 
 def of_second_machine(found: SecondMachine) -> Iterator[str]:
     """Yield the least speed and the least bandwidth with which a second machine is worthwhile."""
-    speeds = [(_speed(one.speed), label(one)) for one in found.requirements]
-    links = [(_bandwidth(one.bits_per_s[0]), label(one)) for one in found.requirements]
-    alone = f"pays over {found.first_host} alone"
-    for what, each in (
-        (f"second machine that {alone}, as a share of its stated speed", speeds),
-        (f"link between hosts that {alone}", links),
-    ):
-        yield f"slowest {what}: {', '.join(f'{least} {how}' for least, how in each)}"
+    speeds, links = [], []
+    for one in found.requirements:
+        speed, bits_per_s = one.speed, one.bits_per_s[0]
+        speeds.append(f"{'none' if speed is None else share(speed, 0)} {label(one)}")
+        least = "none" if bits_per_s is None else bandwidth(bits_per_s)
+        links.append(f"{least}{' or less' * (bits_per_s == BANDWIDTHS[0])} {label(one)}")
+    pays = f"that pays over {found.first_host} alone"
+    yield f"slowest second machine {pays}, as a share of its stated speed: {', '.join(speeds)}"
+    yield f"slowest link between hosts {pays}: {', '.join(links)}"
 
 
 def label(one: Requirement) -> str:
@@ -158,17 +165,6 @@ def label(one: Requirement) -> str:
     return text[one.exchange] + (
         "" if one.is_learning_known else " (in samples/s: its steps to a loss are unknown)"
     )
-
-
-def _speed(least: float | None) -> str:
-    return "none" if least is None else share(least, 0)
-
-
-def _bandwidth(least: float | None) -> str:
-    if least is None:
-        return "none"
-    text = bandwidth(least)
-    return f"{text} or less" if least == BANDWIDTHS[0] else text
 
 
 def bandwidth(bits_per_s: float) -> str:
@@ -239,3 +235,80 @@ def _data(result: PlanResult, folder: Path | None, drawing: str) -> dict[str, An
         data["second_machine"] = asdict(result.second_machine)
     data |= {"drawing": drawing} if drawing else {}
     return data | ({"folder": str(folder)} if folder else {})
+
+
+def page_of(result: PlanResult, folder: Path) -> Page:
+    """Build the page of a plan."""
+    ranking = result.ranking
+    plans, refused, needed = ranking.plans, ranking.refused, result.second_machine
+    asked = {"model": result.model, "machine": result.machine, "batch_size": result.batch_size}
+    asked |= {"input_shape": result.input_shape} if result.input_shape else {}
+    what = f"predicted on {result.machine}, {result.batch_size} samples a step"
+    content: dict[str, Any] = {
+        "result": result,
+        "line": f"{what}; nothing has run",
+        "tiles": _tiles(ranking),
+        "recommended": recommendation(result),
+        "best": plan_tables(plans, ranking.alone_samples_per_s),
+        "plans": plans_table(plans) if plans else None,
+        "by_workers": _by_workers(plans) if len({one.workers for one in plans}) > 1 else None,
+        "second_machine": needed and _second_machine(needed),
+        "needed": list(of_second_machine(needed)) if needed else [],
+        "refused": _refusals(refused) if refused else None,
+        "steps": two_steps(list(read_trace(folder / "trace.json").values())),
+        "settings": {"Asked for": readable(asked), "Made with": readable(result.facts)},
+    }
+    return Page(f"{result.model} planned, {result.id}", "plan.html", content)
+
+
+def _refusals(refused: Sequence[Refusal]) -> Table:
+    rows: Rows = [(row.strategy, str(row.workers), row.placement, row.why) for row in refused]
+    return Table(("strategy", "workers", "devices", "why"), rows, (0, 2, 3))
+
+
+def _tiles(ranking: RankingRows) -> list[tuple[str, str, str]]:
+    if not ranking.plans:
+        return [("plans", "none", "see what was refused, and why")]
+    best = ranking.plans[0]
+    where = f"{counted(best.workers, 'worker')}, {best.placement}"
+    return [
+        ("best plan", plan_name(best), where),
+        ("predicted step", duration(best.step_s), f"±{share(best.range_share, 0)}"),
+        ("samples/s", number(best.samples_per_s), "predicted"),
+        ("efficiency", optional_share(best.efficiency), "of the devices' separate speeds"),
+        ("memory", nbytes(best.fullest_nbytes), "of the fullest device"),
+    ]
+
+
+def _by_workers(plans: Sequence[PlanRow]) -> Described:
+    best: dict[str, dict[int, PlanRow]] = {}
+    for plan in plans:
+        best.setdefault(plan.strategy, {}).setdefault(plan.workers, plan)
+    lines = []
+    for i, (strategy, by_workers) in enumerate(best.items()):
+        numbers, points = zip(*sorted(by_workers.items()), strict=True)
+        rates = [plan.samples_per_s for plan in points]
+        told = [
+            f"{escaped(plan_name(plan))}, {plan.workers} workers<br>{number(rate)} samples/s"
+            for plan, rate in zip(points, rates, strict=True)
+        ]
+        lines.append(line(i, strategy, numbers, rates, customdata=told, **_POINTS))
+    counts = {plan.workers for plan in plans}
+    is_wide = max(counts) > 32 * min(counts)
+    x = {"title": "workers"} | (decades(counts) if is_wide else whole_numbers(max(counts)))
+    panel = Panel(lines, x, {"title": "samples/s", "rangemode": "tozero"})
+    return figure_of([panel], 330)
+
+
+def _second_machine(found: SecondMachine) -> Described:
+    """Draw, for each speed of the second machine, the least bandwidth that speeds up training."""
+    names = [str(Fraction(speed)) for speed in found.speeds]
+    lines = []
+    for i, one in enumerate(found.requirements):
+        least = [None if bits is None else bits / 1e6 for bits in one.bits_per_s]
+        told = ["" if bits is None else bandwidth(bits) for bits in one.bits_per_s]
+        lines.append(line(i, label(one), names, least, customdata=told, **_POINTS))
+    shown = [value for drawn in lines for value in drawn["y"] if value is not None]
+    x: Described = {"title": "speed of the second machine", "type": "category"}
+    x |= {"categoryorder": "array", "categoryarray": names}
+    return figure_of([Panel(lines, x, {"title": "Mbit/s"} | decades(shown))], 330)

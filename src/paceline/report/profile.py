@@ -1,20 +1,24 @@
-"""The page of a profile: step time, waits, memory and the largest batch."""
+"""A profile in a terminal and as a page: step time, waits, memory and the largest batch."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.table import Table as TerminalTable
+
 from paceline.core.plan import Kind
 from paceline.record.trace import read_trace
-from paceline.records.profile import LargestBatch, LayerRow, ProfileResult, Quartiles
+from paceline.records.profile import LargestBatch, LayerRow, OperatorRow, ProfileResult, Quartiles
 from paceline.report import advice
 from paceline.report.figures import KINDS, PARTS, Described, Panel, bars_along, escaped, figure_of
 from paceline.report.format import change_text, counted, duration, nbytes, number, ratio, share
 from paceline.report.page import Page, facts
 from paceline.report.steps import two_steps
 from paceline.report.tables import Rows, Table, part_name
+from paceline.report.terminal import shown
 
 _MOST_BARS = 30  # the figure shows the slowest layers, the table all of them
+_LAYERS_SHOWN, _OPERATORS_SHOWN = 12, 8  # in a terminal
 _HEIGHT, _ROW = 130, 22  # pixels
 _MILLISECONDS = "milliseconds of a step"
 
@@ -27,7 +31,6 @@ def page_of(result: ProfileResult, folder: Path) -> Page:
         "result": result,
         "line": _line(result),
         "tiles": _tiles(result),
-        "advice": list(advice.shown(result.findings)),
         "stages_figure": _stages_figure(result),
         "stages": stages_table(result),
         "layers_figure": _layers_figure(layers),
@@ -35,7 +38,7 @@ def page_of(result: ProfileResult, folder: Path) -> Page:
         "layers": layers_table(result.layers),
         "overheads": overheads_table(result),
         "resources": _resources(result),
-        "operators": operators_table(result),
+        "operators": operators_table(result.operators),
         "agreement": _agreement(result),
         "tensors": _tensors(result),
         "processes": _processes(result),
@@ -61,12 +64,14 @@ def _tiles(result: ProfileResult) -> list[tuple[str, str, str]]:
     step, memory = result.step, result.memory
     exposed = next((row.seconds for row in result.stages if row.stage == "exposed"), 0.0)
     quartiles = f"quartiles {duration(step.lower_s)} and {duration(step.upper_s)}"
+    predicted = f"{nbytes(memory.predicted)} ({change_text(memory.error)})"
+    off = change_text(result.stages_error)
     return [
         ("step", duration(step.median_s), quartiles),
         ("samples/s", number(result.samples_per_s), "measured, not recorded"),
         ("exposed", share(ratio(exposed, result.stages_s)), "communication, of a step"),
-        ("memory", nbytes(memory.measured), f"of tensors; {nbytes(memory.predicted)} predicted"),
-        ("recording", change_text(result.cost), "recorded steps against others"),
+        ("memory", nbytes(memory.measured), f"of tensors; predicted {predicted}"),
+        ("recording", change_text(result.cost), f"of a step; sum of the parts: {off} off"),
     ]
 
 
@@ -89,11 +94,11 @@ def overheads_table(result: ProfileResult) -> Table:
     return Table(("what", "time a step", "of the step", "calls a step"), rows)
 
 
-def operators_table(result: ProfileResult) -> Table:
+def operators_table(operators: Sequence[OperatorRow]) -> Table:
     """Return a table of operators: time, share, calls and memory."""
     rows: Rows = [
         (row.name, duration(row.seconds), share(row.share), number(row.calls), nbytes(row.nbytes))
-        for row in result.operators
+        for row in operators
     ]
     head = ("operator", "time a step", "of all", "calls a step", "memory taken and kept")
     return Table(head, rows)
@@ -223,3 +228,26 @@ def largest_sentence(found: LargestBatch) -> str:
         sentence = f"No batch was seen to fit into {limit}: {least.batch_size:,} samples "
         sentence += f"did not ({least.why})"
     return sentence if found.complete else f"{sentence}; the search ended at a deadline"
+
+
+def tables(result: ProfileResult) -> Iterator[TerminalTable]:
+    """Yield tables of the stages, slowest layers, waits and operators."""
+    yield shown("Where a step goes", stages_table(result), gap=2)
+    layers = layers_table(slowest_layers(result)[:_LAYERS_SHOWN]).without("quartiles")
+    yield shown(f"The slowest of {len(result.layers)} layers", layers, gap=2)
+    yield shown("Calls and waits", overheads_table(result), gap=2)
+    operators = operators_table(result.operators[:_OPERATORS_SHOWN])
+    operators = operators.without("memory taken and kept")
+    yield shown("Operators, by torch.profiler", operators, gap=2)
+
+
+def summary(result: ProfileResult, folder: str) -> str:
+    """Summarize a profile in a few lines, with advice."""
+    lines = [f"{name:<10} {value}, {note}" for name, value, note in _tiles(result)]
+    if (surplus := surplus_sentence(result)) is not None:
+        lines.append(f"surplus    {surplus}")
+    if result.largest is not None:
+        predicted = f"{result.largest.predicted:,}"
+        lines.append(f"largest    {largest_sentence(result.largest)}; predicted {predicted}")
+    lines += [f"advice     {message}" for message in advice.shown(result.findings)]
+    return "\n".join([*lines, f"written    {folder}/result.json, trace.json, report.html"])

@@ -1,36 +1,64 @@
-"""The page of a run or rehearsal: one section for each part of its result."""
+"""A run or rehearsal in a terminal and as a page, with a section for each part of its result."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from rich.table import Table as TerminalTable
+
 from paceline.core.compare import breakdown
 from paceline.core.errors import InvalidInput
-from paceline.core.outcome import Epoch, Evaluation
+from paceline.core.outcome import Epoch, Evaluation, UnevenWorker, Updates
 from paceline.core.timeline import Origin, Timeline
 from paceline.record.trace import read_timeline, read_trace
 from paceline.records.result import RunResult, read_run
 from paceline.report import advice
-from paceline.report.figures import learning_curves, step_parts
+from paceline.report.figures import (
+    COLOURS,
+    Described,
+    Panel,
+    decades,
+    escaped,
+    figure_of,
+    learning_curves,
+    line,
+    losses_of,
+    share_bars,
+    step_parts,
+    whole_numbers,
+)
 from paceline.report.format import (
     change_text,
     counted,
     duration,
     loss_text,
+    nbytes,
     number,
-    optional_score,
     score_text,
 )
 from paceline.report.metrics import speedup
 from paceline.report.page import Page, facts
 from paceline.report.steps import through_time, two_steps
-from paceline.report.tables import Marked, Rows, Table, comparison_table, plans_table, trials_table
-from paceline.report.workers import worker_sections
+from paceline.report.tables import (
+    Marked,
+    Rows,
+    Table,
+    comparison_table,
+    plans_table,
+    traffic_table,
+    trials_table,
+    workers_table,
+)
+from paceline.report.terminal import TRACED, shown
 
 _TELLING = ("policy", "lanes", "head")  # options to display even if they were not set
 _ALIKE = ("model", "workers", "batch_size")  # settings that a run and its rehearsal must share
 _MOST_FAULTS = 20
-_PARTS = ("train", "test")  # parts of the data
+_HEIGHT = 290  # pixels
+_SECONDS = {"title": "seconds of training", "rangemode": "tozero"}
+_MOST_MISSED = 30  # the histogram's last bar, which also counts all larger values
 
 
 def page_of(result: RunResult, folder: Path, rehearsal: Path | None = None) -> Page:
@@ -38,9 +66,32 @@ def page_of(result: RunResult, folder: Path, rehearsal: Path | None = None) -> P
     timelines = read_trace(folder / "trace.json")
     if rehearsal is not None:
         timelines[Origin.REHEARSED] = _rehearsed_timeline(result, rehearsal)
+    drawn = [timelines[origin] for origin in Origin if origin in timelines]
+    comparison, epochs, tests = result.comparison, result.epochs, result.evaluations
+    in_step = comparison is not None
+    faults = list(result.faults or ())
+    if (missing := len(faults) - _MOST_FAULTS) > 0:
+        faults[_MOST_FAULTS:] = [f"and {missing} more, in result.json"]
+    are_all = len(drawn) == len(Origin) and all(one.typical_steps for one in drawn)
+    content = worker_sections(result) | {
+        "result": result,
+        "line": _line(result),
+        "tiles": list(headlines(result)),
+        "plans": _plans(result) if in_step and not result.is_rehearsal else None,
+        "learning": learning(epochs, result.score) if epochs else None,
+        "has_score": any(epoch.score is not None for epoch in epochs),
+        "tests": _tests(tests, result.score) if tests else None,
+        "trials": trials_table(result) if result.trials else None,
+        "parts": comparison
+        and {"figure": step_parts(comparison), "numbers": comparison_table(comparison)},
+        "beside": _beside(timelines) if are_all else None,
+        "through_time": list(through_time(drawn)) if in_step else [],
+        "steps": two_steps(drawn),
+        "settings": facts(result.settings, result.machine, result.peak_memory_bytes),
+        "faults": faults,
+    }
     what = "rehearsal" if result.is_rehearsal else "run"
-    title = f"{result.settings.model}, {what} {result.id}"
-    return Page(title, "run.html", _content(result, timelines))
+    return Page(f"{result.settings.model}, {what} {result.id}", "run.html", content)
 
 
 def _rehearsed_timeline(result: RunResult, folder: Path) -> Timeline:
@@ -61,34 +112,6 @@ def _rehearsed_timeline(result: RunResult, folder: Path) -> Timeline:
     return read_timeline(folder / "trace.json", Origin.REHEARSED)
 
 
-def _content(result: RunResult, timelines: Mapping[Origin, Timeline]) -> dict[str, Any]:
-    shown = [timelines[origin] for origin in Origin if origin in timelines]
-    comparison, epochs, tests = result.comparison, result.epochs, result.evaluations
-    in_step = comparison is not None
-    faults = list(result.faults or ())
-    if (missing := len(faults) - _MOST_FAULTS) > 0:
-        faults[_MOST_FAULTS:] = [f"and {missing} more, in result.json"]
-    are_all = len(shown) == len(Origin) and all(one.typical_steps for one in shown)
-    return worker_sections(result) | {
-        "result": result,
-        "line": _line(result),
-        "tiles": list(_tiles(result)),
-        "advice": list(advice.shown(result.findings)),
-        "plans": _plans(result) if in_step and not result.is_rehearsal else None,
-        "learning": learning(epochs, result.score) if epochs else None,
-        "has_score": any(epoch.score is not None for epoch in epochs),
-        "tests": _tests(tests, result.score) if tests else None,
-        "trials": trials_table(result) if result.trials else None,
-        "parts": comparison
-        and {"figure": step_parts(comparison), "numbers": comparison_table(comparison)},
-        "beside": _beside(timelines) if are_all else None,
-        "through_time": list(through_time(shown)) if in_step else [],
-        "steps": two_steps(shown),
-        "settings": facts(result.settings, result.machine, result.peak_memory_bytes),
-        "faults": faults,
-    }
-
-
 def _line(result: RunResult) -> str:
     settings = result.settings
     rehearsed = f"rehearsed, not trained: {result.devices}"
@@ -106,7 +129,8 @@ def _line(result: RunResult) -> str:
     )
 
 
-def _tiles(result: RunResult) -> Iterator[tuple[str, str, str]]:
+def headlines(result: RunResult) -> Iterator[tuple[str, str, str]]:
+    """Yield the main figures of a run: the name, the value and a note."""
     yield "samples/s", number(result.samples_per_s), result.origin
     if result.tokens_per_s is not None:
         yield "tokens/s", number(result.tokens_per_s), result.origin
@@ -121,11 +145,16 @@ def _tiles(result: RunResult) -> Iterator[tuple[str, str, str]]:
     if (times := speedup(result)) is not None:
         yield "speed-up", number(times), "over one worker with the whole batch"
     yield from _prediction(result)
-    if result.epochs and (reached := result.epochs[-1].score) is not None:
-        note = f"after {counted(len(result.epochs), 'epoch')}"
-        yield f"test {result.score}", score_text(result.score, reached), note
-    if result.updates is not None and result.epochs:
-        yield "test loss", loss_text(result.epochs[-1].test_loss), "at the end"
+    if result.epochs:
+        last, note = result.epochs[-1], f"after {counted(len(result.epochs), 'epoch')}"
+        name, loss = "test loss", last.test_loss
+        if loss is None:
+            name, loss = "train loss", last.train_loss
+        if last.score is None:
+            yield name, loss_text(loss), note
+        else:
+            note = f"{note}, {name} {loss_text(loss)}"
+            yield f"test {result.score}", score_text(result.score, last.score), note
 
 
 def _prediction(result: RunResult) -> Iterator[tuple[str, str, str]]:
@@ -157,13 +186,14 @@ def _plans(result: RunResult) -> Table:
 
 def _tests(evaluations: Sequence[Evaluation], score: str) -> dict[str, Any]:
     rows: Rows = [
-        (f"{one.num_steps:,}", loss_text(one.test_loss), optional_score(score, one.score))
+        (f"{one.num_steps:,}", loss_text(one.test_loss), score_text(score, one.score))
         for one in evaluations
     ]
     numbers = Table(("step", "test loss", f"test {score}"), rows)
     losses = {"test loss": [one.test_loss for one in evaluations]}
     steps, scores = [one.num_steps for one in evaluations], [one.score for one in evaluations]
-    figure = learning_curves("step", steps, {"rangemode": "tozero"}, losses, score, scores)
+    axis = whole_numbers(steps[-1]) | {"rangemode": "tozero"}
+    figure = learning_curves("step", steps, axis, losses, score, scores)
     return {"figure": figure, "numbers": numbers}
 
 
@@ -172,13 +202,12 @@ def learning(epochs: Sequence[Epoch], score: str) -> dict[str, Any]:
     rows: Rows = []
     for epoch in epochs:
         lost = f"{epoch.train_loss:.4f}", loss_text(epoch.test_loss)
-        reached = optional_score(score, epoch.score), duration(epoch.seconds)
+        reached = score_text(score, epoch.score), duration(epoch.seconds)
         rows.append((str(epoch.number + 1), *lost, *reached))
     numbers = Table(("epoch", "train loss", "test loss", f"test {score}", "time"), rows)
-    losses = {f"{name} loss": [getattr(one, f"{name}_loss") for one in epochs] for name in _PARTS}
-    axis, places = {"range": [0.5, len(epochs) + 0.5]}, [one.number + 1 for one in epochs]
-    scores = [one.score for one in epochs]
-    figure = learning_curves("epoch", places, axis, losses, score, scores)
+    places, scores = [one.number + 1 for one in epochs], [one.score for one in epochs]
+    axis = whole_numbers(places[-1]) | {"range": [0.5, len(epochs) + 0.5]}
+    figure = learning_curves("epoch", places, axis, losses_of(epochs), score, scores)
     return {"figure": figure, "numbers": numbers}
 
 
@@ -198,3 +227,113 @@ def _beside(timelines: Mapping[Origin, Timeline]) -> Table:
         rows.append((*row, duration(measured_s)))
     head = ("per step", Origin.PREDICTED, "error", Origin.REHEARSED, "error", Origin.MEASURED)
     return Table(head, rows)
+
+
+def worker_sections(result: RunResult) -> dict[str, Any]:
+    """Build the sections of the page by name; a section without data is None."""
+    made, workers = result.updates, result.workers
+    has_sizes = any(worker.batch_sizes for worker in workers)
+    num_updates = 0 if made is None else made.count
+    return {
+        "traffic": traffic_table(result.traffic, num_updates) if result.traffic else None,
+        "loss_in_time": _loss_in_time(result) if made and result.epochs else None,
+        "updates": workers_table(result) if made else None,
+        "gaps": _gaps(made) if made and made.gaps else None,
+        "batch_sizes": _batch_sizes(workers) if made and has_sizes else None,
+        "staleness": _staleness(made) if made else None,
+        "most_missed": _MOST_MISSED,
+        "utilisation": _utilisation(result) if result.utilisation else None,
+    }
+
+
+def _loss_in_time(result: RunResult) -> Described:
+    seconds = list(accumulate(epoch.seconds for epoch in result.epochs))
+    return learning_curves(_SECONDS["title"], seconds, _SECONDS, losses_of(result.epochs))
+
+
+def _gaps(made: Updates) -> Described:
+    """Draw how many updates the fastest worker is ahead of the slowest worker, over time."""
+    # Updates of different workers may be recorded slightly out of order.
+    times, gaps = zip(*sorted(made.gaps), strict=True)
+    y: Described = {"title": "updates ahead of the last", "rangemode": "tozero"}
+    panel = Panel([line(0, "ahead", times, gaps)], _SECONDS, y | whole_numbers(max(gaps)))
+    return figure_of([panel], _HEIGHT)
+
+
+def _batch_sizes(workers: Sequence[UnevenWorker]) -> Described:
+    lines = []
+    for i, worker in enumerate(workers):
+        times, sizes = [time for time, _ in worker.batch_sizes], [n for _, n in worker.batch_sizes]
+        lines.append(line(i, worker.name, times, sizes))
+        lines[-1]["line"]["shape"] = "hv"
+    every = [size for worker in workers for _, size in worker.batch_sizes]
+    y = {"title": "samples"} | decades(every)
+    return figure_of([Panel(lines, _SECONDS, y)], _HEIGHT)
+
+
+def _staleness(made: Updates) -> Described:
+    drawn: list[Described] = []
+    for i, (name, batches) in enumerate(made.staleness.items()):
+        bars = Counter[int]()
+        for missed, times in batches.items():
+            bars[min(missed, _MOST_MISSED)] += times
+        total = sum(bars.values()) or 1
+        bar: Described = {"type": "bar", "name": escaped(name), "x": list(bars)}
+        bar |= {"y": [times / total for times in bars.values()]}
+        drawn.append(bar | {"marker": {"color": COLOURS[i % len(COLOURS)]}})
+    most = max((missed for batches in made.staleness.values() for missed in batches), default=0)
+    axis = whole_numbers(min(most, _MOST_MISSED))
+    x = {"title": "updates of others that a batch missed"} | axis
+    y = {"title": "share of batches", "tickformat": ".0~%"}
+    return figure_of([Panel(drawn, x, y)], _HEIGHT)
+
+
+def _utilisation(result: RunResult) -> Described:
+    happened, predicted = result.utilisation, result.predicted_utilisation
+    groups = {"happened": happened}
+    if predicted:
+        groups["predicted"] = {name: predicted.get(name, 0.0) for name in happened}
+    return share_bars(groups, (COLOURS[0], COLOURS[5]))
+
+
+def result_tables(result: RunResult, folder: str) -> Iterator[TerminalTable | str]:
+    """Yield the tables of a run or rehearsal, and a summary of its results."""
+    if result.trials:
+        yield shown("Chunk sizes tried, seconds per step", trials_table(result))
+    if result.workers:
+        yield shown("Workers", workers_table(result), gap=2)
+    if result.traffic:
+        yield shown("Bytes by purpose", traffic_table(result.traffic), gap=2)
+    if result.comparison is not None:
+        yield shown(TRACED, comparison_table(result.comparison))
+    yield "\n".join(f"{name:<16} {text}" for name, text in _lines(result, folder))
+
+
+def _lines(result: RunResult, folder: str) -> Iterator[tuple[str, str]]:
+    workers, files = counted(result.num_workers, "worker"), "result.json, trace.json, report.html"
+    if result.is_rehearsal:
+        yield "rehearsed", f"no training: {workers} {result.devices}"
+    else:
+        yield "trained", f"with {workers}"
+        files += ", model.safetensors" if result.epochs else ""
+    yield from ((name, f"{value}, {note}") for name, value, note in headlines(result))
+    yield from _exchanged(result)
+    if result.head is not None:
+        whole, own = nbytes(result.head.state_nbytes), nbytes(max(result.head.own_state_nbytes))
+        yield "head", f"{own} of {whole} per worker: parameters, gradients, optimizer"
+    if result.is_rehearsal and result.faults is not None:
+        faults = counted(len(result.faults), "place")
+        departs = f"departs from the plan in {faults}" if result.faults else "follows the plan"
+        yield "trace", departs
+    yield from (("advice", message) for message in advice.shown(result.findings))
+    yield "written", f"{folder}/{files}"
+
+
+def _exchanged(result: RunResult) -> Iterator[tuple[str, str]]:
+    if result.updates is not None:
+        stale, count = result.updates.mean_staleness, result.updates.count
+        yield "staleness", f"{stale:.2f} on average, of {count:,} updates"
+    if result.sent_share is not None and result.sent_share.warning:
+        yield "codec", result.sent_share.warning
+    if result.shares is not None:
+        yield "shares", f"{' + '.join(map(str, result.shares))} samples"

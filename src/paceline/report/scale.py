@@ -1,14 +1,20 @@
-"""The page of a scaling study, with figures like figures 3 to 5 of Mojumder et al. 2018."""
+"""A scaling study in a terminal and as a page.
+
+The page has figures like figures 3 to 5 of Mojumder et al. 2018.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from statistics import fmean
 from typing import Any, get_args
 
+from rich.table import Table as TerminalTable
+
 from paceline.core.timeline import Origin
 from paceline.records.scale import ScaleCell, ScaleResult, Scaling, TimedCell, most_real, timed
 from paceline.report import advice
 from paceline.report.figures import (
+    COLOURS,
     HOVER,
     PARTS,
     Described,
@@ -21,12 +27,16 @@ from paceline.report.figures import (
 from paceline.report.format import Quantity, change_text, counted, duration, nbytes, number, share
 from paceline.report.page import Page, facts
 from paceline.report.tables import Rows, Table
+from paceline.report.terminal import shown as in_terminal
 
-_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 _PATTERNS = {Origin.MEASURED: "", Origin.REHEARSED: "/", Origin.PREDICTED: "."}
 _ROW, _REST = 190, 110  # pixels
-_OTHER = Fill("loading and other", "#f0e442")
 _STACK = ("forward", "backward", "exposed", "update", "idle")
+_FILLS = {name: PARTS[name] for name in _STACK} | {"other": Fill("loading and other", "#f0e442")}
+
+_RANGES = "predicted ranges are meant to contain 9 of 10 measured epochs"
+_QUARTILES = "other ranges are quartiles of repetitions"
+_OF_BATCH: dict[Scaling, str] = {"strong": "", "strong-per-worker": "/w.", "weak": " each"}
 
 
 def page_of(result: ScaleResult) -> Page:
@@ -40,15 +50,14 @@ def page_of(result: ScaleResult) -> Page:
         "result": result,
         "line": _line(result),
         "tiles": list(_tiles(result)),
-        "advice": list(advice.shown(result.findings)),
         "epochs": {
             scaling: _epoch_times(found)
             for scaling in get_args(Scaling)
             if (found := [cell for cell in good if cell.scaling == scaling])
         },
-        "speedups": _speedups(good) if len({cell.workers for cell in good}) > 1 else None,
-        "overhead": _overhead(alone) if len(_distinct(alone, attrgetter("method"))) > 1 else None,
-        "synchronisation": _synchronisation(good) if good else None,
+        "speedups": _by_workers(good, _speedup) if len(_distinct(good, "workers")) > 1 else None,
+        "overhead": _overhead(alone) if len(_distinct(alone, "method")) > 1 else None,
+        "synchronisation": _by_workers(good, _waits) if good else None,
         "breakdowns": _breakdowns(shown) if shown else None,
         "real": shown[0] if shown else None,
         "beside": beside if errors else None,
@@ -84,35 +93,29 @@ def _tiles(result: ScaleResult) -> Iterator[tuple[str, str, str]]:
     yield "memory", nbytes(best.memory_bytes), "of its fullest worker"
 
 
-def _speedups(cells: Sequence[TimedCell]) -> Table:
-    def cell(rates: dict[int, TimedCell], count: int) -> str:
-        return number(rates[count].rate / rates[min(rates)].rate)
-
-    return _by_workers(cells, cell)
+def _speedup(one: TimedCell, fewest: TimedCell) -> str:
+    return number(one.rate / fewest.rate)
 
 
-def _synchronisation(cells: Sequence[TimedCell]) -> Table:
-    """Return a table of synchronisation overheads, as table III of Mojumder et al. 2018."""
-
-    def cell(found: dict[int, TimedCell], count: int) -> str:
-        one = found[count]
-        return share((one.exposed_s + one.idle_s) / one.epoch_s)
-
-    return _by_workers(cells, cell)
+def _waits(one: TimedCell, fewest: TimedCell) -> str:
+    """Format the synchronisation overhead, as in table III of Mojumder et al. 2018."""
+    return share((one.exposed_s + one.idle_s) / one.epoch_s)
 
 
-def _by_workers(
-    cells: Sequence[TimedCell], shown: Callable[[dict[int, TimedCell], int], str]
-) -> Table:
-    """Return a table with a column for each number of workers."""
-    counts = sorted({cell.workers for cell in cells})
+def _by_workers(cells: Sequence[TimedCell], shown: Callable[[TimedCell, TimedCell], str]) -> Table:
+    """Return a table with a column for each number of workers.
+
+    `shown` formats a cell; its second argument is the row's cell with the fewest workers.
+    """
+    counts = sorted(_distinct(cells, "workers"))
     by_sort: dict[tuple[str, int, Scaling, Origin], dict[int, TimedCell]] = {}
     for cell in cells:
         sort = (cell.method, cell.batch, cell.scaling, cell.kind)
         by_sort.setdefault(sort, {})[cell.workers] = cell
     rows: Rows = []
     for (method, batch, scaling, kind), found in by_sort.items():
-        columns = [shown(found, count) if count in found else "-" for count in counts]
+        fewest = found[min(found)]
+        columns = [shown(found[n], fewest) if n in found else "-" for n in counts]
         rows.append((method, str(batch), scaling, kind, *columns))
     head = ("method", "batch", "scaling", "kind", *(f"{count} w." for count in counts))
     return Table(head, rows, (0, 2, 3))
@@ -120,7 +123,7 @@ def _by_workers(
 
 def _overhead(alone: Sequence[TimedCell]) -> Table:
     """Return a table of overheads on one worker, as table II of Mojumder et al. 2018."""
-    methods = _distinct(alone, attrgetter("method"))
+    methods = _distinct(alone, "method")
     by_batch: dict[tuple[Origin, int], dict[str, TimedCell]] = {}
     for cell in alone:
         by_batch.setdefault((cell.kind, cell.batch), {})[cell.method] = cell
@@ -179,9 +182,9 @@ def _epoch_times(cells: Sequence[TimedCell]) -> Described:
     Whiskers show the cells' spreads. With weak scaling an additional bar shows the epoch time
     divided by the number of workers.
     """
-    batches = _distinct(cells, lambda one: one.batch)
+    batches = _distinct(cells, "batch")
     unit, factor = unit_of(max(cell.epoch_s for cell in cells))
-    names = [str(one) for one in sorted(_distinct(cells, lambda one: one.workers))]
+    names = [str(one) for one in sorted(_distinct(cells, "workers"))]
     x = {"type": "category", "categoryorder": "array", "categoryarray": names}
     panels = []
     for batch in batches:
@@ -189,7 +192,7 @@ def _epoch_times(cells: Sequence[TimedCell]) -> Described:
         for cell in cells:
             if cell.batch == batch:
                 groups.setdefault((cell.method, cell.kind), []).append(cell)
-        ordered = (sorted(group, key=lambda one: one.workers) for group in groups.values())
+        ordered = (sorted(group, key=attrgetter("workers")) for group in groups.values())
         bars = [bar for group in ordered for bar in _bars(group, cells, factor)]
         title = f"<b>batch {batch}</b>"
         panels.append(([one | {"showlegend": batch == batches[0]} for one in bars], title))
@@ -201,22 +204,15 @@ def _bars(
 ) -> Iterator[Described]:
     """Yield the bars of one method and kind, with its colour and name."""
     method, kind = cells[0].method, cells[0].kind
-    methods = _distinct(all_cells, lambda one: one.method)
-    kinds = _distinct(all_cells, lambda one: one.kind)
+    methods, kinds = _distinct(all_cells, "method"), _distinct(all_cells, "kind")
     name = method if len(kinds) == 1 else f"{method}, {kind}"
     pattern = {"shape": _PATTERNS[kind] if len(kinds) > 1 else "", "size": 6, "solidity": 0.35}
-    colour = _COLOURS[methods.index(method) % len(_COLOURS)]
-
-    def bar(seconds: Sequence[float], name: str, pattern: Described) -> Described:
-        told = [f"{_described(o)}: {duration(s)}" for o, s in zip(cells, seconds, strict=True)]
-        where = {"type": "bar", "name": name, "x": [str(one.workers) for one in cells]}
-        where |= {"legendgroup": same, "offsetgroup": same}
-        marker = {"color": colour, "line": {"width": 0}, "pattern": pattern}
-        bar = {"y": [s / factor for s in seconds], "customdata": told, "hovertemplate": HOVER}
-        return where | bar | {"marker": marker}
-
-    same, epochs = name, [one.epoch_s for one in cells]
-    whole = bar(epochs, name, pattern)
+    colour = COLOURS[methods.index(method) % len(COLOURS)]
+    marker: Described = {"color": colour, "line": {"width": 0}, "pattern": pattern}
+    shared: Described = {"x": [str(one.workers) for one in cells], "offsetgroup": name}
+    shared |= {"legendgroup": name}
+    epochs = [one.epoch_s for one in cells]
+    whole = _bar(cells, epochs, factor, name=name, marker=marker, **shared)
     if any(one.spread and one.spread[0] != one.spread[1] for one in cells):
         whole["error_y"] = _whiskers(cells, factor)
     if cells[0].scaling != "weak":
@@ -224,8 +220,25 @@ def _bars(
         return
     yield whole | {"opacity": 0.45}
     each = [one.epoch_s / one.workers for one in cells]
-    crossed = {"shape": "x", "size": 6, "solidity": 0.3}
-    yield bar(each, f"{name}, for each worker's samples", crossed)
+    crossed = marker | {"pattern": {"shape": "x", "size": 6, "solidity": 0.3}}
+    name = f"{name}, for each worker's samples"
+    yield _bar(cells, each, factor, name=name, marker=crossed, **shared)
+
+
+def _bar(
+    cells: Sequence[TimedCell],
+    seconds: Sequence[float],
+    factor: float,
+    part: str = "",
+    **settings: Any,
+) -> Described:
+    """Build a bar of each cell's seconds, in a unit of `factor` seconds; `part`: what they are."""
+    told = [
+        f"{_described(one)}: {part}{duration(value)}"
+        for one, value in zip(cells, seconds, strict=True)
+    ]
+    bar = {"type": "bar", "y": [value / factor for value in seconds], "customdata": told}
+    return bar | {"hovertemplate": HOVER} | settings
 
 
 def _whiskers(cells: Sequence[TimedCell], factor: float) -> Described:
@@ -238,28 +251,22 @@ def _whiskers(cells: Sequence[TimedCell], factor: float) -> Described:
 
 def _breakdowns(cells: Sequence[TimedCell]) -> Described:
     """Draw the parts of an epoch: a row for each method, a bar for each batch and worker count."""
-    methods = _distinct(cells, lambda one: one.method)
+    methods = _distinct(cells, "method")
     unit, factor = unit_of(max(cell.epoch_s for cell in cells))
     panels = []
     for method in methods:
         found = [one for one in cells if one.method == method]
-        known = [{part: getattr(one, f"{part}_s") or 0.0 for part in _STACK} for one in found]
+        known = [{name: getattr(one, f"{name}_s") or 0.0 for name in _STACK} for one in found]
+        for one, parts in zip(found, known, strict=True):
+            parts["other"] = max(0.0, one.epoch_s - sum(parts.values()))
+        shared: Described = {"x": [f"{one.workers} x {one.batch}" for one in found]}
+        shared |= {"showlegend": method == methods[0]}
         bars = []
-        for name in (*_STACK, "other"):
-            fill = _OTHER if name == "other" else PARTS[name]
-            seconds = [
-                max(0.0, one.epoch_s - sum(parts.values())) if name == "other" else parts[name]
-                for one, parts in zip(found, known, strict=True)
-            ]
-            told = [
-                f"{_described(one)}: {fill.label} {duration(value)}"
-                for one, value in zip(found, seconds, strict=True)
-            ]
-            bar: Described = {"type": "bar", "name": fill.label, "legendgroup": fill.label}
-            bar |= {"x": [f"{one.workers} x {one.batch}" for one in found]}
-            bar |= {"y": [s / factor for s in seconds], "customdata": told, "hovertemplate": HOVER}
-            bar |= {"marker": fill.marker({"width": 0}), "showlegend": method == methods[0]}
-            bars.append(bar)
+        for name, fill in _FILLS.items():
+            own = {"name": fill.label, "legendgroup": fill.label} | shared
+            own["marker"] = fill.marker({"width": 0})
+            seconds = [parts[name] for parts in known]
+            bars.append(_bar(found, seconds, factor, f"{fill.label} ", **own))
         panels.append((bars, f"<b>{escaped(method)}</b>"))
     return _rows(panels, {"type": "category"}, "workers x batch", unit, barmode="stack")
 
@@ -286,5 +293,64 @@ def _described(cell: TimedCell) -> str:
     return f"{cell.method} on {counted(cell.workers, 'worker')}, batch {cell.batch}, {cell.kind}"
 
 
-def _distinct(cells: Iterable[TimedCell], key: Callable[[TimedCell], Any]) -> list[Any]:
-    return list(dict.fromkeys(map(key, cells)))
+def _distinct(cells: Iterable[TimedCell], field: str) -> list[Any]:
+    return list(dict.fromkeys(map(attrgetter(field), cells)))
+
+
+def cells_table(cells: Sequence[ScaleCell]) -> TerminalTable:
+    """Return a table of cells in 80 columns; the title names what all cells share."""
+    kinds = list(dict.fromkeys(cell.kind for cell in cells))
+    spread = "range" if Origin.PREDICTED in kinds else "quartiles"
+    head = ("method", "workers", "batch", "kind", "epoch", spread, "compute", "exposed", "memory")
+    rows = list(map(_row_of, cells))
+    needless = ["kind"] if len(kinds) == 1 else []
+    needless += [] if any(row[head.index(spread)] for row in rows) else [spread]
+    title = f"Seconds of an epoch, {' and '.join(kinds)}; memory in MiB"
+    drawn = in_terminal(title, Table(head, rows, (0, 3)).without(*needless), gap=1)
+    for column in drawn.columns:
+        # Words may be cut in a narrow terminal, numbers may not.
+        column.no_wrap = column.header != "kind"
+    return drawn
+
+
+def _row_of(cell: ScaleCell) -> tuple[str, ...]:
+    computed = ends = None
+    if cell.forward_s is not None and cell.backward_s is not None:
+        computed = cell.forward_s + cell.backward_s
+    if cell.spread is not None and cell.spread[0] != cell.spread[1]:
+        ends = "-".join(map(_seconds, cell.spread))
+    return (
+        cell.method,
+        str(cell.workers),
+        str(cell.batch) + _OF_BATCH[cell.scaling],
+        cell.kind,
+        "failed" if cell.error is not None else _seconds(cell.epoch_s),
+        ends or "",
+        _seconds(computed),
+        _seconds(cell.exposed_s),
+        "" if cell.memory_bytes is None else f"{cell.memory_bytes / 2**20:,.0f}",
+    )
+
+
+def _seconds(value: float | None) -> str:
+    """Format seconds with three significant digits, or without decimals from 100 s upwards."""
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:#.3g}"
+
+
+def sentences(result: ScaleResult) -> list[str]:
+    """Return the lines below the table: errors, the meaning of spreads, advice."""
+    failed: dict[str, list[ScaleCell]] = {}
+    for cell in result.cells:
+        if cell.error is not None:
+            failed.setdefault(cell.error, []).append(cell)
+    lines = []
+    for reason, (first, *others) in failed.items():
+        point = f"{first.method} {first.workers} {first.batch} {first.scaling} {first.kind}"
+        more = f" (and {len(others)} more)" if others else ""
+        lines.append(f"failed: {point}: {reason}{more}")
+    kinds = {cell.kind for cell in result.cells if cell.spread is not None}
+    if Origin.PREDICTED in kinds:
+        lines.append(_RANGES if len(kinds) == 1 else f"{_RANGES}; {_QUARTILES}")
+    return [*lines, *advice.shown(result.findings)]

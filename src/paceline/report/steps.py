@@ -14,7 +14,6 @@ from paceline.report.format import duration
 _NUM_STEPS = 2
 _MOST_ROWS = 40
 _GAP = 58  # pixels between two excerpts, for a title
-_DASHES = ("solid", "dot", "dash", "dashdot")
 _MOST_LINES = 8
 _MOST_POINTS = 1000  # maximum points of a line
 _FEWEST = 4
@@ -44,8 +43,7 @@ def excerpt(timeline: Timeline) -> Excerpt:
     """
     tracks = timeline.tracks
     steps = [[one.end_s for one in track if one.kind is Kind.STEP] for track in tracks.values()]
-    most = max(steps, key=len, default=[])
-    ends = sorted(most)
+    ends = sorted(max(steps, key=len, default=[]))
     if len(ends) < 2:
         borders, end = [timeline.start_s], timeline.end_s
     else:
@@ -154,12 +152,9 @@ def _lines(seconds: Mapping[str, Sequence[float]]) -> Described:
     lines = []
     for i, (device, values) in enumerate(seconds.items()):
         numbers, longest = thinned(values, _MOST_POINTS)
-        name, colour = figures.escaped(device), figures.COLOURS[i % len(figures.COLOURS)]
-        line: Described = {"type": "scatter", "x": numbers, "name": name, "mode": "lines"}
-        line |= {"y": [round(value / factor, 4) for value in longest]}
-        line |= {"line": {"width": 1.5, "color": colour, "dash": _DASHES[i % len(_DASHES)]}}
-        hover = f"{name}, step %{{x}}: %{{y:.3~g}} {unit}<extra></extra>"
-        lines.append(line | {"hovertemplate": hover})
+        times = [round(value / factor, 4) for value in longest]
+        hover = f"{figures.escaped(device)}, step %{{x}}: %{{y:.3~g}} {unit}<extra></extra>"
+        lines.append(figures.line(i, device, numbers, times, hovertemplate=hover))
     x = {"title": "step"} | figures.whole_numbers(max(map(len, seconds.values())))
     panel = Panel(lines, x, {"title": f"time, {unit}", "rangemode": "tozero"})
     below = figures.LEGEND | {"y": 0, "yanchor": "bottom"}  # the buttons are above

@@ -1,7 +1,7 @@
 """Tables that both pages and terminals can show, including the tables of a run."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, Self
 
@@ -66,10 +66,6 @@ class Table:
         units = [each.pop() if len(each) == 1 else None for each in found]
         kinds = ("text" if i in self.text else "number" for i in range(len(self.head)))
         return list(map(Column, self.head, kinds, units))
-
-    def first(self, most: int) -> "Table":
-        """Return the table with only its first rows."""
-        return replace(self, rows=self.rows[:most])
 
     @property
     def as_markdown(self) -> str:
@@ -151,13 +147,17 @@ def plan_name(plan: PlanRow) -> str:
     return f"{name}, balanced" if plan.is_balanced else name
 
 
+def ranged_step(plan: PlanRow) -> Quantity:
+    """Format a plan's step time and the half width of its range."""
+    step = duration(plan.step_s)
+    return Quantity(f"{step} ±{share(plan.range_share, 0)}", step.value, step.unit)
+
+
 def plans_table(plans: Sequence[PlanRow]) -> Table:
     """Return a table of plans with the reason for each step time; efficiencies only if known."""
     rows: Rows = []
     for plan in plans:
-        step = duration(plan.step_s)
-        ranged = Quantity(f"{step} ±{share(plan.range_share, 0)}", step.value, step.unit)
-        speed = ranged, number(plan.samples_per_s), optional_share(plan.efficiency)
+        speed = ranged_step(plan), number(plan.samples_per_s), optional_share(plan.efficiency)
         sizes = nbytes(plan.wire_nbytes_per_step), nbytes(plan.fullest_nbytes)
         asked = plan_name(plan), str(plan.workers), plan.placement
         rows.append((*asked, *speed, duration(plan.exposed_s), *sizes, plan.explanation))

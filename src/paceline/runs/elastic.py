@@ -3,7 +3,7 @@
     launcher   lighthouse | worker 0, 1, 2 | worker 1 is lost: restarted, and rejoins the others
     worker     its own store, a torchft manager, the session
 
-The launcher starts each worker by `python -m paceline.runs.elastic REQUEST NUMBER LIGHTHOUSE`.
+Each worker is a process that runs `main` with REQUEST, NUMBER and LIGHTHOUSE.
 """
 
 import logging
@@ -43,7 +43,8 @@ def carry_out(request: RunRequest) -> None:
     Raises InvalidInput without torchft or for invalid worker numbers, WorkerLost if a worker is
     lost repeatedly, and WorkersFailed for an error that a worker reported.
     """
-    settings = _settings_of(request)
+    settings = request.settings
+    assert isinstance(settings, TrainSettings)  # only a training is elastic
     count = int(settings.workers)
     numbers = settings.worker_ids or tuple(range(count))
     for number in numbers:
@@ -120,11 +121,6 @@ class _Workers:
         end(list(self._running.values()))
 
 
-def _settings_of(request: RunRequest) -> TrainSettings:
-    assert isinstance(request.settings, TrainSettings)  # only a training is elastic
-    return request.settings
-
-
 @contextmanager
 def _lighthouse(settings: TrainSettings) -> Iterator[str]:
     """Yield the address of the lighthouse in the settings, or of a lighthouse started here."""
@@ -199,7 +195,8 @@ def _address_towards(lighthouse: str) -> str:
 
 
 def _go_through(request: RunRequest, number: int, lighthouse: str, group: Group) -> None:
-    settings = _settings_of(request)
+    settings = request.settings
+    assert isinstance(settings, TrainSettings)
     alone = Group.alone(group.device, group.deadline_s)
     with _managed(settings, number, lighthouse) as manager:
         go_through(request, alone, ElasticWorker(number, int(settings.workers), manager))
@@ -213,7 +210,3 @@ def main() -> None:
     asked = RunRequest.model_validate_json(request)
     go = partial(_go_through, asked, int(number), lighthouse)
     leave(as_rank(go, asked.settings.deadline_s))
-
-
-if __name__ == "__main__":
-    main()

@@ -51,13 +51,15 @@ def id_by_torchrun(model: str, suffix: str = "") -> str:
     return f"{_prefix(began_s, model)}{suffix}-{own:08x}{'' if number == 1 else f'-{number}'}"
 
 
-def make_folder(output: Path, run_id: str, *, exists: bool = False) -> Path:
+def make_folder(
+    output: Path, run_id: str, *, exists: bool = False, setting: str = "output"
+) -> Path:
     """Create a run's folder, or raise InvalidInput; with `exists`, the folder may already exist."""
     folder = output / run_id
     try:
         folder.mkdir(parents=True, exist_ok=exists)
     except OSError as error:
-        raise InvalidInput("output", f"cannot create {folder}: {error.strerror}") from None
+        raise InvalidInput(setting, f"cannot create {folder}: {error.strerror}") from None
     return folder
 
 
@@ -75,16 +77,10 @@ def run_folder(
         with written_config(folder, settings):
             yield folder
     finally:
-        if not exists:
-            remove_unused(folder)
-
-
-def remove_unused(folder: Path) -> None:
-    """Remove the folder of a run if it contains only the settings."""
-    with suppress(OSError):  # do not hide the run's own error
-        if {path.name for path in folder.iterdir()} <= {FILE_NAME}:
-            (folder / FILE_NAME).unlink(missing_ok=True)
-            folder.rmdir()
+        with suppress(OSError):  # do not hide the run's own error
+            if not exists and {path.name for path in folder.iterdir()} <= {FILE_NAME}:
+                (folder / FILE_NAME).unlink(missing_ok=True)
+                folder.rmdir()
 
 
 def write_files(folder: Path, result: AnyResult, timelines: Iterable[Timeline]) -> None:

@@ -1,24 +1,32 @@
-"""Forecast strategies on this machine from a runner's measurements, and choose one."""
+"""Forecast strategies on this machine from a runner's measurements, and choose one.
+
+Before a training, `alone_or_together` also decides whether rank 0 alone would be faster.
+"""
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from itertools import chain
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
+from paceline.core.balance import apportion
 from paceline.core.durations import duration
 from paceline.core.errors import InvalidInput
 from paceline.core.outcome import Outcome
+from paceline.core.plan import Kind
+from paceline.core.settings import RunSettings, TrainSettings
 from paceline.core.strategy import Strategy, gradient_codec
 from paceline.core.turns import WORTH
 from paceline.core.wire_format import AUTO as CODEC_AUTO
 from paceline.core.wire_format import wire_format
+from paceline.exchange.alone import compare_with_alone
 from paceline.exchange.loop import traced_steps
+from paceline.exchange.profile import Profile
 from paceline.exchange.replica import ModelReplica
 from paceline.exchange.replicas import ReplicaRunner
 from paceline.exchange.session import Runner, TrainingSession
@@ -31,7 +39,8 @@ from paceline.planner.best_chunk import with_best_chunk
 from paceline.records.settings import AUTO
 from paceline.strategies import EXCHANGES, IN_STEP, find_strategy
 
-_HOPELESS = 1.5  # exchanges predicted to be slower than the fastest by this factor are not tried
+_HOPELESS = 1.5  # ways predicted or measured to be slower by this factor are not tried
+_ALIKE = 1.25  # limit for preferring rank 0: its step time / step time of the fastest rank
 logger = logging.getLogger(__name__)
 
 
@@ -56,16 +65,11 @@ def forecasts_of(session: TrainingSession, runner: Runner) -> list[Forecast]:
         others = [one for name, one in EXCHANGES.items() if name != strategy.name]
         configured += [(one, one.config(workers=session.group.world_size)) for one in others]
     if session.settings.strategy == AUTO and session.settings.codec == CODEC_AUTO:
-        configured += list(with_codec(session.group.world_size))
+        how = {"workers": session.group.world_size, "codec": wire_format(CODEC_AUTO).name}
+        coded = [one for one in EXCHANGES.values() if "codec" in one.options.settings]
+        configured += [(one, one.config(**how)) for one in coded]
     runner.profile(configured)
     return rank([forecast_with(session, runner, *each) for each in configured])
-
-
-def with_codec(num_workers: int) -> Iterator[tuple[Strategy, Any]]:
-    """Yield the exchanges that encode gradients in 8 bits."""
-    for strategy in EXCHANGES.values():
-        if "codec" in strategy.options.settings:
-            yield strategy, strategy.config(workers=num_workers, codec=wire_format(CODEC_AUTO).name)
 
 
 def forecast_with(
@@ -161,9 +165,14 @@ def candidates_of(
     predicted = group.gather({one.exchange: one.step_s for one in worth_trying(forecasts)})[0]
     by_name = {one.exchange: one for one in forecasts if one.exchange in predicted}
     limit_s = _HOPELESS * min(predicted.values())
+
+    def simplicity(name: str) -> tuple[bool, int]:
+        found = by_name[name]
+        return gradient_codec(found.config) is not None, [*EXCHANGES].index(found.strategy)
+
     # Torch's own all-reduce is always tried, and comes first, because a tie selects the earlier
     # exchange. Exchanges with codecs come last.
-    simplest, *others = sorted(by_name, key=lambda name: _simplicity(by_name[name]))
+    simplest, *others = sorted(by_name, key=simplicity)
     names = [simplest, *(name for name in others if predicted[name] <= limit_s)]
     if group.world_size == 1:
         names = names[:1]  # nothing is exchanged
@@ -187,11 +196,6 @@ def worth_trying(forecasts: Sequence[Forecast]) -> list[Forecast]:
         if gradient_codec(one.config) is None
         or one.step_s < (1 - WORTH) * plain_s.get(one.strategy, inf)
     ]
-
-
-def _simplicity(found: Forecast) -> tuple[bool, int]:
-    has_codec = gradient_codec(found.config) is not None
-    return has_codec, [*EXCHANGES].index(found.strategy)
 
 
 def train_best(
@@ -235,3 +239,97 @@ def train_best(
     steady = seconds[checked[0].num_searched :] or seconds[-1:]
     known = {"step_seconds": steady, "decisions": tuple(decisions), "config": chosen.config}
     return chosen, outcome.model_copy(update=known)
+
+
+class Found(NamedTuple):
+    """Result of a comparison with a rank alone.
+
+    `why_alone`: why rank 0 should train alone; None if it should not. `slow`: exchanges that were
+    much slower than another one.
+    """
+
+    why_alone: str | None = None
+    slow: Sequence[str] = ()
+
+
+def alone_or_together(
+    session: TrainingSession, runner: Runner, forecasts: Sequence[Forecast]
+) -> Found:
+    """Decide whether rank 0 should train alone.
+
+    Times steps with the whole batch, in turns by the fastest rank alone and by all ranks. All ranks
+    must call this together.
+    """
+    settings, group = session.settings, session.group
+    if not isinstance(runner, ReplicaRunner) or session.strategy.name not in EXCHANGES:
+        return Found()  # with strategy local, one worker would learn differently
+    if group.world_size == 1 or runner.setup.first is None:
+        return Found()
+    profiled = runner.with_equal_shares
+    assert profiled is not None
+    seconds = _seconds_of_samples(profiled, settings.batch_size / runner.workload.batch_size)
+    if settings.strategy != AUTO:
+        forecasts = [one for one in forecasts if one.strategy == session.strategy.name]
+    # Rank 0 decides, because profiles differ between ranks.
+    lone_rank, names = group.gather(_plausible(seconds, forecasts, group.world_size))[0]
+    parts = apportion(
+        settings.batch_size,
+        [1.0] * group.world_size if settings.balance is None else [1 / one for one in seconds],
+    )
+    parts = group.gather(parts)[0]
+    if not names:
+        return Found()
+    exchanges, by_name = {}, {one.exchange: one for one in forecasts}
+    for name in names:
+        replica = find_strategy(by_name[name].strategy).runner().replica
+        exchanges[name] = partial(replica, config=by_name[name].config, group=group)
+    found = compare_with_alone(runner.setup, group, exchanges, parts, lone_rank)
+    if not found.is_alone_faster:
+        return Found(slow=found.slow)
+    figures = (
+        f"worker {lone_rank} alone takes {duration(found.alone_s)} a step, all "
+        f"{group.world_size} workers {duration(found.best_s)}"
+    )
+    if lone_rank == 0:
+        return Found(f"{figures}: it continues without the others (--keep-all keeps them)")
+    if group.rank == 0:
+        logger.warning("%s: start worker 0 on its machine to train without the others", figures)
+    return Found(slow=found.slow)
+
+
+def may_be_alone(settings: RunSettings) -> bool:
+    """Whether the settings leave the number of workers to this program."""
+    if not isinstance(settings, TrainSettings) or settings.keep_all:
+        return False
+    return settings.strategy == AUTO or settings.balance is not None
+
+
+def _plausible(
+    seconds: Sequence[float], forecasts: Sequence[Forecast], num_ranks: int
+) -> tuple[int, list[str]]:
+    """Return the fastest rank, and the exchanges to compare it with: none if it is too slow.
+
+    Ranks of one machine share its cores; a rank that trains alone has all cores.
+    """
+    fastest, best = min(range(num_ranks), key=seconds.__getitem__), forecasts[0]
+    if seconds[0] <= _ALIKE * seconds[fastest]:
+        fastest = 0  # prefer rank 0, which has the run's folder
+    on_one_machine = len({device.host for device in best.machine.devices[:num_ranks]}) == 1
+    alone_s = seconds[fastest] / (num_ranks if on_one_machine else 1)
+    limit_s = _HOPELESS * best.step_s
+    best_of = dict[str, str]()
+    for one in worth_trying(forecasts):
+        if alone_s <= limit_s and one.step_s <= limit_s:
+            best_of.setdefault(one.strategy, one.exchange)  # forecasts are sorted
+    return fastest, list(best_of.values())
+
+
+def _seconds_of_samples(profiled: Profile, factor: float) -> list[float]:
+    """Return each rank's seconds for a step with `factor` times the rank's profiled samples."""
+    own_s = {device.name: 0.0 for device in profiled.machine.devices}
+    for key, seconds in profiled.durations.items():
+        if key.kind in (Kind.FORWARD, Kind.BACKWARD):
+            own_s[key.owner] += factor * seconds
+        elif key.kind is Kind.STEP:
+            own_s[key.owner] += seconds
+    return list(own_s.values())

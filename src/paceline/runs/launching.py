@@ -1,8 +1,7 @@
 """Carry out a request in new ranks, in the ranks of torchrun, or in this process.
 
-The launcher starts a rank by `python -m paceline.runs.launching REQUEST`; under torchrun each rank
-calls `work`. Only rank 0 prints: tables and results on standard output, progress on standard
-error.
+The launcher starts ranks, which run `main`; under torchrun each rank calls `work`. Only rank 0
+prints: tables and results on standard output, progress on standard error.
 """
 
 import logging
@@ -48,9 +47,12 @@ logger = logging.getLogger(__name__)
 def requested(verb: Verb, values: Mapping[str, Any], **how: bool) -> RunRequest:
     """Validate a command's settings, and return the request.
 
-    `how`: the request's other fields. Raises InvalidInput, which names the wrong setting.
+    `how`: the request's other fields. Under torchrun, a missing `workers` becomes the world size.
+    Raises InvalidInput, which names the wrong setting.
     """
     settings: TrainSettings | RehearseSettings
+    if started := os.environ.get("WORLD_SIZE"):
+        values = {"workers": int(started), **values}
     if verb == "rehearse":
         settings = validated_rehearsal(values)
     else:
@@ -81,12 +83,6 @@ def _check_learning(settings: TrainSettings) -> None:
 def under_torchrun() -> bool:
     """Return whether torchrun started this process as a rank."""
     return "RANK" in os.environ
-
-
-def with_ranks(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values; under torchrun, a missing `workers` becomes the world size."""
-    started = os.environ.get("WORLD_SIZE")
-    return ({"workers": int(started)} if started else {}) | dict(values)
 
 
 def take_part(request: RunRequest) -> tuple[RunResult, Path]:
@@ -195,7 +191,3 @@ def _as_rank_of(request: RunRequest, go: Callable[[Group], None]) -> int:
 def main() -> None:
     """Carry out the request in `sys.argv[1]`."""
     leave(work(RunRequest.model_validate_json(sys.argv[1])))
-
-
-if __name__ == "__main__":
-    main()

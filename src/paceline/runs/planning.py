@@ -15,8 +15,6 @@ from paceline.core.strategy import Strategy, Window
 from paceline.core.workload import Workload
 from paceline.planner import Forecast, Ranking, forecast_one, search
 from paceline.planner.device_speed import DeviceRate, Precision, calibrated, in_precision
-from paceline.planner.second_machine import SecondMachine
-from paceline.planner.second_machine import second_machine as search_second_machine
 from paceline.planner.sweep import Sweep, parse_range
 from paceline.planner.sweep import sweep as sweep_links
 from paceline.records.built_in import recorded
@@ -62,11 +60,10 @@ def plan(
     `paceline profile` with one worker, instead of `measured`. Raises InvalidInput if the model, the
     machine or the numbers do not fit.
     """
-    named, own = _asked(strategy, strategies, options)
     asked = model, machine, batch_size, input_shape, workers, precision, measured, profile
-    workload, known = _question(*asked)
-    chosen = [_trying(one, model, input_shape, own) for one in named or _usual(known)]
-    return search(workload, known, chosen, batch_size, workers, own)
+    workload, known = question(*asked)
+    chosen = _chosen(known, model, input_shape, strategy, strategies, options)
+    return search(workload, known, chosen, batch_size, workers, options or {})
 
 
 def sweep(
@@ -89,31 +86,11 @@ def sweep(
     applies to the links between hosts; for a single host, to all links. Without `workers` all
     devices are used. Raises the same errors as `plan`.
     """
-    named, own = _asked(strategy, strategies, options)
     asked = model, machine, batch_size, input_shape, workers, precision, measured, profile
-    workload, known = _question(*asked)
-    chosen = [_trying(one, model, input_shape, own) for one in named or _usual(known)]
-    return sweep_links(workload, known, chosen, batch_size, parse_range(over), workers, own)
-
-
-def second_machine(
-    model: "str | nn.Module | Recipe",
-    machine: str | Path | Machine,
-    batch_size: int = 64,
-    input_shape: tuple[int, ...] | None = None,
-    workers: int | None = None,
-    precision: Precision = "float32",
-    measured: str | float | None = None,
-    profile: str | Path | None = None,
-) -> SecondMachine | None:
-    """Return the slowest second machine and links with which training becomes faster.
-
-    Returns None if no search is possible, as on one host. The arguments and errors are those of
-    `plan`, but `workers` only sets the batch size of `measured`.
-    """
-    asked = model, machine, batch_size, input_shape, workers, precision, measured, profile
-    workload, known = _question(*asked)
-    return search_second_machine(workload, known, batch_size)
+    workload, known = question(*asked)
+    chosen = _chosen(known, model, input_shape, strategy, strategies, options)
+    links = parse_range(over)
+    return sweep_links(workload, known, chosen, batch_size, links, workers, options or {})
 
 
 def forecast(
@@ -142,44 +119,35 @@ def forecast(
     if balanced and named.planning.plan_balanced is None:
         raise InvalidInput("balanced", f"is not supported by strategy {named.name}")
     asked = model, machine, batch_size, input_shape, workers, precision, measured, profile
-    workload, known = _question(*asked)
+    workload, known = question(*asked)
     count = min(known.num_devices, batch_size) if workers is None else workers
     given = dict(options or {})
     config = check_options(named, given, count)
     named = _trying(named, model, input_shape, given)
-    return forecast_one(
-        workload,
-        known,
-        named,
-        config,
-        batch_size,
-        balanced=balanced,
-        any_chunk="chunk" not in given,
-    )
+    how = {"balanced": balanced, "any_chunk": "chunk" not in given}
+    return forecast_one(workload, known, named, config, batch_size, **how)
 
 
-def _asked(
+def _chosen(
+    machine: Machine,
+    model: "str | nn.Module | Recipe",
+    input_shape: tuple[int, ...] | None,
     one: str | Strategy | None,
     several: Sequence[str | Strategy] | None,
     options: Mapping[str, Any] | None,
-) -> tuple[tuple[Strategy, ...], Mapping[str, Any]]:
-    """Return the given strategies and options; options require a single strategy."""
+) -> list[Strategy]:
+    """Return the given strategies, or the usual ones; options require a single strategy."""
     if one is not None and several is not None:
         raise InvalidInput("strategy", "cannot be combined with strategies")
     each = [one] if one is not None else several or ()
-    named = tuple(find_strategy(known) if isinstance(known, str) else known for known in each)
-    if not options:
-        return named, {}
-    if len(named) != 1:
+    named = [find_strategy(known) if isinstance(known, str) else known for known in each]
+    if options and len(named) != 1:
         raise InvalidInput("options", "requires a single strategy", hint="set strategy")
-    check_options(named[0], options)
-    return named, options
-
-
-def _usual(machine: Machine) -> tuple[Strategy, ...]:
-    """Return the strategies to plan by default."""
+    if options:
+        check_options(named[0], options)
     on_cluster = isinstance(machine, Cluster)
-    return tuple(one for one in STRATEGIES.values() if on_cluster or one.running is not None)
+    usual = (known for known in STRATEGIES.values() if on_cluster or known.running is not None)
+    return [_trying(known, model, input_shape, options or {}) for known in named or usual]
 
 
 def _trying(
@@ -217,7 +185,7 @@ def _trying(
     return replace(strategy, planning=replace(planning, plan=plan_of, memory=memory_of))
 
 
-def _question(
+def question(
     model: "str | nn.Module | Recipe",
     machine: str | Path | Machine,
     batch_size: int,
@@ -227,6 +195,7 @@ def _question(
     measured: str | float | None,
     profile: str | Path | None,
 ) -> tuple[Callable[[int], Workload], Machine]:
+    """Return what a plan is about: a worker's workload by its samples, and the machine."""
     known = machine if isinstance(machine, Machine) else find_machine(str(machine))
     if batch_size < 1:
         raise InvalidInput("batch_size", "must be at least 1", got=batch_size)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -27,51 +28,21 @@ def require_tensorboard() -> None:
         raise InvalidInput("tensorboard", "is not installed", hint=hint)
 
 
-class Scalars:
-    """A TensorBoard event file with scalars of each epoch; the first epoch has number 1.
+class TerminalProgress(Progress):
+    """Shows a run's progress on a console.
 
-    Raises InvalidInput if the folder cannot be created. Call `close` after use.
+    `scalars`: folder for a TensorBoard event file with scalars of each epoch, from number 1 on.
     """
 
-    def __init__(self, folder: Path) -> None:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InvalidInput("tensorboard", f"cannot create {folder}: {error.strerror}") from None
-        from torch.utils.tensorboard import SummaryWriter  # optional dependency
-
-        self._writer = SummaryWriter(str(folder))
-
-    def close(self) -> None:
-        """Flush and close the file."""
-        self._writer.close()
-
-    def epoch(self, epoch: Epoch, num_samples: float | None, score: str) -> None:
-        """Add an epoch's losses and score, and the throughput if `num_samples` is known."""
-        values = {
-            "loss/train": epoch.train_loss,
-            "loss/test": epoch.test_loss,
-            f"{score}/test": epoch.score,
-            "throughput/samples_per_s": num_samples and num_samples / epoch.seconds,
-        }
-        for name, value in values.items():
-            if value is not None:
-                self._writer.add_scalar(name, value, epoch.number + 1)
-        self._writer.flush()
-
-    def step(self, number: int, seconds: Mapping[str, float]) -> None:
-        """Add the seconds of each part of a typical step, such as "forward"."""
-        for quantity, value in seconds.items():
-            self._writer.add_scalar(f"step/{quantity}_s", value, number + 1)
-
-
-class TerminalProgress(Progress):
-    """Shows a run's progress on a console, and writes scalars to `board` unless `board` is None."""
-
     def __init__(
-        self, err: Console, doing: str, num_epochs: int | None = 1, board: Scalars | None = None
+        self, err: Console, doing: str, num_epochs: int | None = 1, scalars: Path | None = None
     ) -> None:
-        self._num_epochs, self.board = num_epochs, board
+        self._num_epochs = num_epochs
+        self._board: Any = None
+        if scalars is not None:
+            from torch.utils.tensorboard import SummaryWriter  # optional dependency
+
+            self._board = SummaryWriter(str(scalars))
         self._num_samples: float | None = None  # per epoch, if known
         self.samples_per_step = 1.0
         self._doing = doing
@@ -92,8 +63,8 @@ class TerminalProgress(Progress):
     def close(self) -> None:
         """Remove the bar, and flush the scalars."""
         self._bar.stop()
-        if self.board is not None:
-            self.board.close()
+        if self._board is not None:
+            self._board.close()
 
     @contextmanager
     def measuring(self, seconds: float) -> Iterator[None]:
@@ -121,8 +92,21 @@ class TerminalProgress(Progress):
     def epoch(self, epoch: Epoch, score: str) -> None:
         """Report a finished epoch."""
         logger.info("%s", epoch_line(epoch, self._num_epochs, score))
-        if self.board is not None:
-            self.board.epoch(epoch, self._num_samples, score)
+        rate = self._num_samples and self._num_samples / epoch.seconds
+        losses = {"loss/train": epoch.train_loss, "loss/test": epoch.test_loss}
+        scores = {f"{score}/test": epoch.score, "throughput/samples_per_s": rate}
+        self._add(epoch.number, losses | scores)
+
+    def step(self, number: int, seconds: Mapping[str, float]) -> None:
+        """Add the seconds of each part of a typical step to the scalars of an epoch."""
+        self._add(number, {f"step/{part}_s": value for part, value in seconds.items()})
+
+    def _add(self, number: int, values: Mapping[str, float | None]) -> None:
+        if self._board is not None:
+            for name, value in values.items():
+                if value is not None:
+                    self._board.add_scalar(name, value, number + 1)
+            self._board.flush()
 
     def evaluation(self, found: Evaluation, score: str) -> None:
         """Report a test within an epoch."""

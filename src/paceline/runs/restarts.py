@@ -68,23 +68,28 @@ def with_restarts(attempt: Callable[[RunRequest], None], request: RunRequest) ->
 
 def restarted(request: RunRequest, why: str) -> RunRequest:
     """Return the request to resume from the last checkpoint, or to start over if none exists."""
-    folder = request.settings.output / request.run_id
-    step = _latest_step(folder)
-    if step is None:
-        told = f"{why}; restarted from the beginning, because there was no checkpoint"
-    else:
-        told = f"{why}; restarted from the checkpoint after step {step:,}"
-    logger.warning("%s", told)
+    step = _latest_step(request)
+    again = _from_step(request, step, f"{why}; restarted")
+    logger.warning("%s", again.lost[-1])
     if step is not None:
-        return resuming(request, folder, (told,))
-    again = new_id(request.settings.model)
-    return request.model_copy(update={"run_id": again, "lost": (*request.lost, told)})
+        return again
+    return again.model_copy(update={"run_id": new_id(request.settings.model)})
 
 
-def _latest_step(folder: Path) -> int | None:
+def _latest_step(request: RunRequest) -> int | None:
     """Return the step of the newest valid checkpoint; InvalidInput if all are damaged."""
+    folder = request.settings.output / request.run_id
     found = CheckpointFolder(folder / CHECKPOINTS).latest()
     return None if found is None else found.step
+
+
+def _from_step(request: RunRequest, step: int | None, why: str) -> RunRequest:
+    """Return the request that resumes from a checkpoint's step, if any; `why` joins `lost`."""
+    if step is None:
+        told = f"{why} from the beginning, because there was no checkpoint"
+        return request.model_copy(update={"lost": (*request.lost, told)})
+    told = f"{why} from the checkpoint after step {step:,}"
+    return resuming(request, request.settings.output / request.run_id, (told,))
 
 
 def num_restarts_by_torchrun() -> int:
@@ -101,12 +106,6 @@ def restarted_by_torchrun(request: RunRequest, group: Group) -> RunRequest:
     is_first = isinstance(settings, TrainSettings) and settings.resume is None
     if not num_restarts or request.verb != "train" or not is_first:
         return request
-    folder = settings.output / request.run_id
-    step = group.gather(_latest_step(folder) if group.rank == 0 else None)[0]
+    step = group.gather(_latest_step(request) if group.rank == 0 else None)[0]
     times = "once" if num_restarts == 1 else f"{num_restarts} times"
-    told = f"torchrun has restarted the workers {times}"
-    if step is None:
-        told = f"{told}; from the beginning, because there was no checkpoint"
-        return request.model_copy(update={"lost": (*request.lost, told)})
-    told = f"{told}; from the checkpoint after step {step:,}"
-    return resuming(request, folder, (told,))
+    return _from_step(request, step, f"torchrun has restarted the workers {times},")

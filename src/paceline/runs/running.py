@@ -15,7 +15,7 @@ from paceline.record.trace import read_timeline
 from paceline.records.result import RunResult, read_run
 from paceline.report import write_report
 from paceline.report.terminal import log_to_stderr
-from paceline.runs.launching import carry_out, requested, take_part, under_torchrun, with_ranks
+from paceline.runs.launching import carry_out, requested, take_part, under_torchrun
 from paceline.runs.restarts import Verb
 from paceline.training.recipes.named import given
 from paceline.training.recipes.recipe import Recipe
@@ -159,7 +159,8 @@ def _done(verb: Verb, called: Callable[..., Run], arguments: Mapping[str, Any]) 
             if not under_torchrun():
                 stack.enter_context(forked_from_here())
         log_to_stderr()
+        request = requested(verb, values, quiet=True)
         if under_torchrun():
-            return Run(*take_part(requested(verb, with_ranks(values), quiet=True)))
-        folder = carry_out(requested(verb, values, quiet=True))
+            return Run(*take_part(request))
+        folder = carry_out(request)
     return Run(read_run(folder), folder)

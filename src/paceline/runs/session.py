@@ -33,11 +33,19 @@ from paceline.records.result import PlanRow, RunResult
 from paceline.records.settings import AUTO, configuration, strategy_of
 from paceline.report import advice, metrics
 from paceline.report.plans import Form, in_terminal
-from paceline.report.terminal import console, result_tables
-from paceline.runs.folder import run_folder, show_plan, write_files
-from paceline.runs.forecasts import forecast_with, forecasts_of, ranking_of, train_best
-from paceline.runs.lone import Found, alone_or_together, may_be_alone
-from paceline.runs.progress import Scalars, TerminalProgress
+from paceline.report.run import result_tables
+from paceline.report.terminal import console
+from paceline.runs.folder import make_folder, run_folder, show_plan, write_files
+from paceline.runs.forecasts import (
+    Found,
+    alone_or_together,
+    forecast_with,
+    forecasts_of,
+    may_be_alone,
+    ranking_of,
+    train_best,
+)
+from paceline.runs.progress import TerminalProgress
 from paceline.runs.restarts import RunRequest, num_restarts_by_torchrun, restarted_by_torchrun
 from paceline.strategies import EXCHANGES
 
@@ -94,13 +102,10 @@ def _carried_out(
             _show_ranking(request, session, ranking, out, title)
             return None
         _announce(group, quiet=request.quiet)
-        found = Found()
-        if may_be_alone(settings):
-            found = alone_or_together(session, runner, forecasts)
+        decides = may_be_alone(settings)
+        found = alone_or_together(session, runner, forecasts) if decides else Found()
         if found.why_alone is not None:
-            return (
-                found.why_alone
-            )  # `_folder_of` removes the folder, which contains only the settings
+            return found.why_alone  # the folder, which contains only the settings, is removed
         if not session.is_rehearsal:
             rows = list(map(PlanRow.of, forecasts))
             for table in in_terminal(rows, title, None):
@@ -109,9 +114,9 @@ def _carried_out(
         lost, decisions = (*request.lost, *outcome.lost), (*decisions, *outcome.decisions)
         outcome = outcome.model_copy(update={"lost": lost, "decisions": decisions})
         result, timelines = _result(session, forecasts, used, outcome)
-        if progress.board is not None and result.comparison is not None:
+        if result.comparison is not None:
             happened = {row.quantity: row.right_s for row in result.comparison.rows}
-            progress.board.step(min(1, len(result.epochs) - 1), happened)
+            progress.step(min(1, len(result.epochs) - 1), happened)
         _save(session, runner, folder, result, timelines)
         if folder is not None and request.as_json:
             out.print_json(result.model_dump_json())
@@ -219,11 +224,12 @@ def _progress(request: RunRequest, group: Group, err: Console) -> TerminalProgre
     settings = request.settings
     if isinstance(settings, RehearseSettings):
         return TerminalProgress(err, "rehearsing")
-    board = None
+    scalars = None
     if settings.tensorboard is not None and group.rank == 0 and request.verb == "train":
-        board = Scalars(settings.tensorboard / request.run_id)
+        at = settings.tensorboard
+        scalars = make_folder(at, request.run_id, exists=True, setting="tensorboard")
     num_epochs = settings.epochs if settings.steps is None else None
-    return TerminalProgress(err, "training", num_epochs, board)
+    return TerminalProgress(err, "training", num_epochs, scalars)
 
 
 def _session(request: RunRequest, group: Group, progress: TerminalProgress) -> TrainingSession:

@@ -1,7 +1,7 @@
 """Measure a machine with all of its devices in parallel, and write its machine file.
 
-The launcher starts a rank by `python -m paceline.studies.probe.probe_ranks`; under torchrun every
-rank calls `work` itself. Only rank 0 prints and writes.
+The launcher starts ranks, which run `main`; under torchrun each rank calls `work`. Only rank 0
+prints and writes.
 """
 
 import logging
@@ -201,7 +201,3 @@ def _figures(
 def main() -> None:
     """Run one rank with the settings in the only argument."""
     leave(work(ProbeSettings.model_validate_json(sys.argv[1])))
-
-
-if __name__ == "__main__":
-    main()

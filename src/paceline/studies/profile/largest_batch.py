@@ -1,6 +1,6 @@
 """Search for the largest batch that fits, with trial steps in memory-limited processes.
 
-`python -m paceline.studies.profile.largest_batch` tries one batch, and prints the result as JSON.
+A process runs `main`, which tries one batch, and prints the result as JSON.
 """
 
 import sys
@@ -159,7 +159,3 @@ def main() -> None:
     """Try the attempt given as JSON in `sys.argv[1]`, and print the AttemptRow as JSON."""
     sys.stdout.write(try_step(Attempt.model_validate_json(sys.argv[1])).model_dump_json() + "\n")
     sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main()

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 from torch.autograd import DeviceType  # type: ignore[attr-defined] # exists, but is not declared
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -23,7 +22,8 @@ from paceline.records.profile import AgreementRow, OperatorRow, OverheadRow
 
 _PREFIX = "paceline: "
 _PHASES = (Kind.LOAD, Kind.FORWARD, Kind.BACKWARD, Kind.STEP)
-_US = 1e-6
+_NUM_STEPS = 3
+_STEP_US = 1e-6 / _NUM_STEPS  # seconds a step, of microseconds in all steps
 _MOST_CALLS = 8  # maximum number of rows for calls of CUDA or of the exchange
 _CALLS = ("cuda", "c10d::", "gloo:", "nccl:")
 # Prefixes of profiler ranges that are not operators, with labels for the ranges' self time.
@@ -71,34 +71,32 @@ class ThroughTorch:
     operators: tuple[OperatorRow, ...]
 
 
-def through_torch(
-    step: Step, recorder: Annotating, model: nn.Module, device: torch.device, num_steps: int
-) -> ThroughTorch:
+def through_torch(step: Step, recorder: Annotating, model: nn.Module) -> ThroughTorch:
     """Take steps under Paceline's recorder and torch.profiler together, after one warm-up step."""
-    own = device_of(device)
+    own = device_of(next(model.parameters()).device)
     activities = [ProfilerActivity.CPU, *own.profiled]
     with profile(activities=activities):
         step(recorder)  # the first profiled step is slow
     recorder.start_trace(model)
     with profile(activities=activities) as found:
-        for _ in range(num_steps):
+        for _ in range(_NUM_STEPS):
             step(recorder)
         own.synchronize()
     recorder.stop_trace()
-    return _of_averages(found.key_averages(), recorder.spans(), num_steps)
+    return _of_averages(found.key_averages(), recorder.spans())
 
 
-def _of_averages(averages: Sequence[Any], spans: Sequence[Span], num_steps: int) -> ThroughTorch:
+def _of_averages(averages: Sequence[Any], spans: Sequence[Span]) -> ThroughTorch:
     """Combine torch.profiler's averages with Paceline's spans of the same steps."""
     on_cpu = [one for one in averages if one.device_type == DeviceType.CPU]
     kernels = [one for one in averages if one.device_type != DeviceType.CPU]
     kernels = [one for one in kernels if not one.key.startswith(tuple(_BETWEEN))]
     operators = [one for one in on_cpu if not one.key.startswith((*_BETWEEN, *_CALLS))]
     ranges = {one.key: one for one in on_cpu if one.key.startswith(_PREFIX)}
-    step_s = sum(one.cpu_time_total for one in ranges.values()) * _US / num_steps
+    step_s = sum(one.cpu_time_total for one in ranges.values()) * _STEP_US
 
     def overhead(what: str, rows: Sequence[Any], calls: float | None = None) -> OverheadRow:
-        seconds = float(sum(row.self_cpu_time_total for row in rows)) * _US / num_steps
+        seconds = float(sum(row.self_cpu_time_total for row in rows)) * _STEP_US
         return OverheadRow(what=what, seconds=seconds, share=seconds / step_s, calls=calls)
 
     between = [
@@ -109,33 +107,31 @@ def _of_averages(averages: Sequence[Any], spans: Sequence[Span], num_steps: int)
     calls.sort(key=lambda row: -row.self_cpu_time_total)
     if kernels:
         between.insert(0, overhead("the host's side of operators", operators))
-    kernels_s = sum(row.self_device_time_total for row in kernels) * _US / num_steps
+    kernels_s = sum(row.self_device_time_total for row in kernels) * _STEP_US
     return ThroughTorch(
         kernels_s if kernels else None,
-        () if kernels else tuple(_agreement(ranges, spans, num_steps)),
+        () if kernels else tuple(_agreement(ranges, spans)),
         tuple(between),
-        tuple(overhead(row.key, [row], row.count / num_steps) for row in calls[:_MOST_CALLS]),
-        _operator_rows(kernels or operators, num_steps),
+        tuple(overhead(row.key, [row], row.count / _NUM_STEPS) for row in calls[:_MOST_CALLS]),
+        _operator_rows(kernels or operators),
     )
 
 
-def _agreement(
-    ranges: Mapping[str, Any], spans: Sequence[Span], num_steps: int
-) -> Iterator[AgreementRow]:
+def _agreement(ranges: Mapping[str, Any], spans: Sequence[Span]) -> Iterator[AgreementRow]:
     """Yield each phase's duration as measured by Paceline and as measured by torch.profiler."""
     ours_s: dict[Kind, float] = defaultdict(float)
     for span in spans:
-        ours_s[span.kind] += span.duration_s / num_steps
+        ours_s[span.kind] += span.duration_s / _NUM_STEPS
     for kind in _PHASES:
         found = ranges.get(f"{_PREFIX}{kind}")
-        whole = 0.0 if found is None else found.cpu_time_total * _US / num_steps
-        own = 0.0 if found is None else found.self_cpu_time_total * _US / num_steps
+        whole = 0.0 if found is None else found.cpu_time_total * _STEP_US
+        own = 0.0 if found is None else found.self_cpu_time_total * _STEP_US
         yield AgreementRow(
             phase=kind.value, ours_s=ours_s[kind], torch_s=whole, in_operators_s=whole - own
         )
 
 
-def _operator_rows(rows: Sequence[Any], num_steps: int) -> tuple[OperatorRow, ...]:
+def _operator_rows(rows: Sequence[Any]) -> tuple[OperatorRow, ...]:
     """Return the operators with self time, the longest first."""
     on_gpu = any(row.device_type != DeviceType.CPU for row in rows)
     field = "self_device_time_total" if on_gpu else "self_cpu_time_total"
@@ -143,8 +139,8 @@ def _operator_rows(rows: Sequence[Any], num_steps: int) -> tuple[OperatorRow, ..
     return tuple(
         OperatorRow(
             name=row.key,
-            calls=row.count / num_steps,
-            seconds=getattr(row, field) * _US / num_steps,
+            calls=row.count / _NUM_STEPS,
+            seconds=getattr(row, field) * _STEP_US,
             share=getattr(row, field) / total,
             nbytes=0,
         )

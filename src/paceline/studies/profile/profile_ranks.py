@@ -1,7 +1,6 @@
 """Profile on all ranks in parallel, write the result's files, and print a summary.
 
-The launcher starts a rank by `python -m paceline.studies.profile.profile_ranks`. Only rank 0 prints
-and writes.
+The launcher starts ranks, which run `main`. Only rank 0 prints and writes.
 """
 
 import os
@@ -15,8 +14,6 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from rich.table import Table
-
 from paceline.core.compare import Breakdown, breakdown
 from paceline.core.errors import InvalidInput
 from paceline.core.plan import Kind
@@ -28,29 +25,18 @@ from paceline.links.launch import launch
 from paceline.links.processes import module_command
 from paceline.links.rendezvous import check_gpus
 from paceline.measure.this_machine import facts
-from paceline.record.trace import write_trace
 from paceline.records import profile
 from paceline.records.result import read_result
 from paceline.report import advice, metrics, write_report
-from paceline.report.format import change_text, duration, nbytes, number
-from paceline.report.profile import (
-    largest_sentence,
-    layers_table,
-    operators_table,
-    overheads_table,
-    slowest_layers,
-    stages_table,
-    surplus_sentence,
-)
-from paceline.report.terminal import console, shown
-from paceline.runs.folder import new_id, run_folder
+from paceline.report.profile import summary, tables
+from paceline.report.terminal import console
+from paceline.runs.folder import new_id, run_folder, write_files
 from paceline.runs.launching import check_cores, under_torchrun
 from paceline.runs.rank import as_rank, leave
 from paceline.studies.profile import profiled_steps
 from paceline.studies.profile.largest_batch import find_largest
 
 _MOST_OPERATORS = 20
-_LAYERS_SHOWN, _OPERATORS_SHOWN = 12, 8
 _SILENT = "99"  # otherwise kineto logs each start on standard error
 
 
@@ -78,11 +64,11 @@ def profile_model(settings: profile.ProfileSettings, *, as_json: bool = False) -
     folder = settings.output / request.run_id
     result = read_result(folder)
     assert isinstance(result, profile.ProfileResult), "the workers write a profile"
-    # Write the result before the search, which may take long and be interrupted.
-    result = _written(folder, result)
-    if settings.largest_batch:
+    if settings.largest_batch:  # the search may take long and be interrupted
         largest = find_largest(settings, console(stderr=True).print)
-        result = _written(folder, result.model_copy(update={"largest": largest}))
+        result = result.model_copy(update={"largest": largest})
+        write_text(folder / "result.json", result.model_dump_json(indent=2) + "\n")
+        write_report(folder)
     out = console()
     if as_json:
         out.print_json(result.model_dump_json())
@@ -90,15 +76,6 @@ def profile_model(settings: profile.ProfileSettings, *, as_json: bool = False) -
     for table in tables(result):
         out.print(table)
     out.print(summary(result, str(folder)), soft_wrap=True)
-
-
-def _written(folder: Path, result: profile.ProfileResult) -> profile.ProfileResult:
-    """Add findings to the result, write result.json and report.html, and return the result."""
-    found = advice.findings(metrics.of_profile(result))
-    result = result.model_copy(update={"findings": found})
-    write_text(folder / "result.json", result.model_dump_json(indent=2) + "\n")
-    write_report(folder)
-    return result
 
 
 def _profile_rank(request: ProfileRequest, group: Group) -> None:
@@ -117,8 +94,7 @@ def _profile_rank(request: ProfileRequest, group: Group) -> None:
         findings = profiled_steps.profile_rank(settings, subject, group)
         result = result_of(settings, request.run_id, findings, group)
         if folder is not None:
-            write_trace(folder / "trace.json", findings.blocks.timelines[-1:])
-            write_text(folder / "result.json", result.model_dump_json(indent=2) + "\n")
+            write_files(folder, result, findings.blocks.timelines[-1:])
 
 
 def result_of(
@@ -129,7 +105,7 @@ def result_of(
     plain, recorded = (list(chain.from_iterable(one)) for one in (blocks.plain, blocks.recorded))
     held = [profile.WorkerMemoryRow(**row) for row in group.gather(found.held.model_dump())]
     samples = len(found.subject.recipe.samples) / len(found.subject.batches)
-    return profile.ProfileResult(
+    result = profile.ProfileResult(
         id=run_id,
         settings=settings,
         machine=facts(group.device),
@@ -154,6 +130,8 @@ def result_of(
         findings=(),
         peak_memory_bytes=tuple(row.training_nbytes for row in held),
     )
+    found_by_rules = advice.findings(metrics.of_profile(result))
+    return result.model_copy(update={"findings": found_by_rules})
 
 
 def _stages(found: profiled_steps.Findings) -> dict[str, Any]:
@@ -168,9 +146,10 @@ def _stages(found: profiled_steps.Findings) -> dict[str, Any]:
         )
     )
     phases = _by_phase(found.blocks.spans)
-    stages = (profile.StageRow(stage=name, seconds=s) for name, s in mean.seconds.items())
     return {
-        "stages": tuple(stages),
+        "stages": tuple(
+            profile.StageRow(stage=name, seconds=s) for name, s in mean.seconds.items()
+        ),
         "forward": spread(phases[Kind.FORWARD]),
         "backward": spread(phases[Kind.BACKWARD]),
         "update": spread(phases[Kind.STEP]),
@@ -228,41 +207,7 @@ def _resources(blocks: profiled_steps.Blocks, group: Group) -> Iterator[profile.
         yield profile.ResourceRow(resource=name, busy_s=busy, idle_s=max(0.0, step - busy))
 
 
-def tables(result: profile.ProfileResult) -> Iterator[Table]:
-    """Yield tables of the stages, slowest layers, waits and operators."""
-    yield shown("Where a step goes", stages_table(result), gap=2)
-    layers = layers_table(slowest_layers(result)[:_LAYERS_SHOWN]).without("quartiles")
-    yield shown(f"The slowest of {len(result.layers)} layers", layers, gap=2)
-    yield shown("Calls and waits", overheads_table(result), gap=2)
-    operators = operators_table(result).first(_OPERATORS_SHOWN).without("memory taken and kept")
-    yield shown("Operators, by torch.profiler", operators, gap=2)
-
-
-def summary(result: profile.ProfileResult, folder: str) -> str:
-    """Summarize a profile in a few lines, with advice."""
-    step, memory = result.step, result.memory
-    lines = [
-        f"step       {duration(step.median_s)}, half lie in {duration(step.lower_s)} to "
-        f"{duration(step.upper_s)}; {number(result.samples_per_s)} samples/s",
-        f"recording  {change_text(result.cost)} of a step; the stages' sum is "
-        f"{change_text(result.stages_error)} off",
-        f"memory     {nbytes(memory.measured)} of tensors at most, predicted "
-        f"{nbytes(memory.predicted)} ({change_text(memory.error)})",
-    ]
-    if (surplus := surplus_sentence(result)) is not None:
-        lines.append(f"surplus    {surplus}")
-    if result.largest is not None:
-        predicted = f"{result.largest.predicted:,}"
-        lines.append(f"largest    {largest_sentence(result.largest)}; predicted {predicted}")
-    lines += [f"advice     {message}" for message in advice.shown(result.findings)]
-    return "\n".join([*lines, f"written    {folder}/result.json, trace.json, report.html"])
-
-
 def main() -> None:
     """Run one rank with the request in the only argument."""
     asked = ProfileRequest.model_validate_json(sys.argv[1])
     leave(as_rank(partial(_profile_rank, asked), asked.settings.deadline_s))
-
-
-if __name__ == "__main__":
-    main()

@@ -44,7 +44,6 @@ from paceline.training.recipes.recipe import Recipe, built
 
 _STEPS_AN_EPOCH, _LEAST_SAMPLES = 4, 40  # enough samples for the ten classes of synthetic data
 _NUM_WARM_UP = 2
-_TORCH_STEPS = 3
 _LEARNING_RATE = 0.01
 _MOST_BLOCKS, _FEWEST_A_BLOCK = 5, 4
 _NUM_SETTLING = 2  # untimed steps, because an exchange restarts when its recorder changes
@@ -182,8 +181,7 @@ def profile_rank(settings: ProfileSettings, subject: ProfiledModel, group: Group
 
     def seen(step: Step) -> ThroughTorch:
         group.barrier()
-        annotating = Annotating(clock, name, group.rank)
-        return through_torch(step, annotating, subject.model, device, _TORCH_STEPS)
+        return through_torch(step, Annotating(clock, name, group.rank), subject.model)
 
     # Stop recording: the profiled steps use their own recorder.
     training.replica.record(None)

@@ -1,22 +1,22 @@
 """Carry out a study: run after run, writing each finished cell to the journal."""
 
 import hashlib
-import os
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cache
 from importlib.metadata import version
+from math import inf
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from paceline.core.cost import Roofline, compute_lane, layer_times
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import Machine
 from paceline.core.reading import validated
@@ -26,42 +26,33 @@ from paceline.links.files import write_text
 from paceline.links.rendezvous import check_gpus, device_of_rank
 from paceline.links.signals import Stopped
 from paceline.measure.this_machine import facts, memory_bytes
-from paceline.planner import forecast
-from paceline.planner.alternatives import shortage
-from paceline.planner.best_chunk import with_best_chunk
+from paceline.planner import forecast_one
 from paceline.records.config_file import write_config
 from paceline.records.machine_file import KnownDevice, find_device, find_machine
 from paceline.records.result import RunResult
 from paceline.records.scale import ScaleCell, ScaleResult, ScaleSettings
 from paceline.report import advice, write_report
-from paceline.report.format import counted
-from paceline.report.scale_metrics import of_study
+from paceline.report.format import counted, duration
+from paceline.report.metrics import of_study
 from paceline.strategies import find_exchange
 from paceline.studies.scale import study_runs
 from paceline.studies.scale.journal import Journal, JournalHeader
 from paceline.studies.scale.study_runs import Crashed, RunStep, StudyRun
-from paceline.studies.scale.study_terminal import StudyProgress
 from paceline.training.models import describe, find
 from paceline.training.recipes.named import own_recipe, takes_any_data, workload_of
 
 _SCRATCH = "under-way-"  # prefix of temporary folders of runs
-_FORECAST_S = 0.5
-_START_S = 8.0  # seconds to start a command with its workers
-_FLOPS_PER_S = 2e10  # rough rate of a core; the first run corrects it
-_MORE_STEPS = 10  # warm-up and traced steps of a run, in addition to the timed steps
 
 
 @dataclass(frozen=True)
 class StudyModel:
-    """A model with samples of `shape`; `workload(n)` describes a worker's step with n samples.
+    """A model; `workload(n)` describes a worker's step with n samples.
 
-    `shape`: shape of a sample; None for a model with its own data. `usual_size`: a batch size that
-    the model accepts.
+    `shape`: shape of a sample; None for a model with its own data.
     """
 
     shape: tuple[int, ...] | None
     workload: Callable[[int], Workload]
-    usual_size: int
 
     def predicted(self, machine: Machine, method: str, workers: int, batch_size: int) -> RunStep:
         """Predict a step on a machine's first `workers` devices, with the fastest `chunk`.
@@ -70,18 +61,10 @@ class StudyModel:
         too little memory.
         """
         strategy = find_exchange(method)
-        workload = self.workload(-(-batch_size // workers))
-        machine = machine.for_workers(workers, strategy.planning.symmetric)
-        config: Any = strategy.config(workers=workers)
-        if hasattr(config, "chunk") and workers > 1:
-            config = with_best_chunk(workload, machine, strategy, config)
-        found = forecast(workload, machine, strategy, config, batch_size)
-        problem = shortage(machine, found.memory_nbytes)
-        if problem:
-            raise InvalidInput.of(problem)
+        config = strategy.config(workers=workers)
+        found = forecast_one(self.workload, machine, strategy, config, batch_size, any_chunk=True)
         fullest_nbytes = max(found.memory_nbytes[name] for name in found.devices)
-        seconds = found.breakdown.seconds
-        return RunStep(found.step_s, seconds, fullest_nbytes, found.range_share)
+        return RunStep(found.step_s, found.breakdown.seconds, fullest_nbytes, found.range_share)
 
 
 def study_model(settings: ScaleSettings) -> StudyModel:
@@ -107,9 +90,9 @@ def study_model(settings: ScaleSettings) -> StudyModel:
     for size in larger:
         with suppress(InvalidInput):
             workload(size)
-            return StudyModel(shape, workload, size)
+            return StudyModel(shape, workload)
     workload(smallest)  # raises the smallest batch's InvalidInput
-    return StudyModel(shape, workload, smallest)
+    return StudyModel(shape, workload)
 
 
 def _shape_of(settings: ScaleSettings) -> tuple[int, ...]:
@@ -136,7 +119,7 @@ class ScalingStudy:
 
     def repeats(self, run: StudyRun) -> int:
         """Return the number of repetitions: one for a forecast."""
-        return 1 if run.source == "forecast" else self.settings.repeats
+        return 1 if run.source is Origin.PREDICTED else self.settings.repeats
 
     def repetition(self, run: StudyRun, number: int, folder: Path) -> dict[Origin, RunStep]:
         """Carry out a run once, and return the run's step for each origin.
@@ -147,7 +130,7 @@ class ScalingStudy:
         size, workers = run.batch_size, run.workers
         if size < workers:
             raise Crashed(f"a batch of {size} is too small for {workers} workers")
-        if run.source == "forecast":
+        if run.source is Origin.PREDICTED:
             assert self.machine is not None
             step = self.model.predicted(self.machine, run.method, workers, size)
             return {Origin.PREDICTED: step}
@@ -168,34 +151,14 @@ class ScalingStudy:
         samples = self.settings.samples
         # The memory of a worker is its device's memory, or a share of this machine's memory.
         capacity = self.memory_bytes / run.workers
-        if run.source == "forecast" and self.machine is not None:
+        if run.source is Origin.PREDICTED and self.machine is not None:
             capacity = min(device.memory_bytes for device in self.machine.devices)
-        elif run.source == "rehearse" and self.device is not None:
+        elif run.source is Origin.REHEARSED and self.device is not None:
             capacity = self.device.device.memory_bytes
         return [
             study_runs.cell(point, kind, [found[kind] for found in steps], samples, capacity)
             for point, kind in run.keys
         ]
-
-    def expected_s(self, run: StudyRun) -> float:
-        """Estimate the seconds of a run roughly; finished runs correct the estimate."""
-        if run.source == "forecast":
-            return _FORECAST_S
-        size = self.model.usual_size
-        workload = self.model.workload(size)
-        if run.source == "rehearse" and self.device is not None:
-            known = self.device
-            rate = Roofline.of(known.machine).rates[compute_lane(known.device.name)]
-            times = layer_times(workload, rate)
-            sample_s = (sum(times.forward_s) + sum(times.backward_s) + times.update_s) / size
-        else:
-            cores = len(os.sched_getaffinity(0))
-            flops = sum(one.forward.flops + one.backward.flops for one in workload.layers) / size
-            sample_s = flops * max(1.0, run.workers / cores) / _FLOPS_PER_S
-        step_s = sample_s * -(-run.batch_size // run.workers)
-        num_steps = study_runs.num_steps(run, self.settings) + _MORE_STEPS
-        repetition_s = _START_S + self.settings.profile_s + step_s * num_steps
-        return self.repeats(run) * repetition_s
 
 
 def do_runs(
@@ -203,8 +166,8 @@ def do_runs(
     todo: Sequence[StudyRun],
     folder: Path,
     begin: Callable[[StudyRun], None],
-) -> Iterator[tuple[StudyRun, list[ScaleCell], float]]:
-    """Carry out runs, and yield each with its cells and duration when it ends.
+) -> Iterator[tuple[StudyRun, list[ScaleCell]]]:
+    """Carry out runs; yield the run of each repetition, with its cells after the last one.
 
     Repetitions of runs that differ only in the method alternate, starting with a different method
     each time, so that a machine that slows down affects all methods equally.
@@ -218,26 +181,52 @@ def do_runs(
             first = (number - 1) % len(group)
             turns += [(run, number) for run in (*group[first:], *group[:first])]
     steps: dict[StudyRun, list[dict[Origin, RunStep]]] = {run: [] for run in todo}
-    taken_s = dict.fromkeys(todo, 0.0)
     failed = set()
     for run, number in turns:
-        if run in failed:
-            continue
-        begin(run)
-        started = time.monotonic()
         cells: list[ScaleCell] = []
         try:
-            steps[run].append(study.repetition(run, number, folder))
-            if number == study.repeats(run):
-                cells = study.cells(run, steps[run])
+            if run not in failed:
+                begin(run)
+                steps[run].append(study.repetition(run, number, folder))
+                cells = study.cells(run, steps[run]) if number == study.repeats(run) else []
         except (Crashed, InvalidInput) as error:
             failed.add(run)
-            cells = [
-                ScaleCell(**at._asdict(), kind=kind, error=str(error)) for at, kind in run.keys
-            ]
-        taken_s[run] += time.monotonic() - started
-        if cells:
-            yield run, cells, taken_s[run]
+            cells = [ScaleCell(**at._asdict(), kind=of, error=str(error)) for at, of in run.keys]
+        yield run, cells
+
+
+class StudyProgress(Progress):
+    """A bar of repetitions with the remaining time; without a terminal, a line for each run."""
+
+    def __init__(self, console: Console, num_repetitions: int) -> None:
+        super().__init__(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+            speed_estimate_period=inf,
+        )
+        self._task = self.add_task("", total=num_repetitions)
+        self.advance(self._task, 0)  # the estimate counts the time from here
+
+    def begin(self, run: StudyRun) -> None:
+        """Show the name of the run whose repetition begins."""
+        self.update(self._task, description=run.label)
+
+    def done(self, run: StudyRun, cells: Sequence[ScaleCell]) -> None:
+        """Count a repetition; `cells`: the run's cells, if this was its last repetition."""
+        self.advance(self._task)
+        if not cells or self.console.is_terminal:
+            return
+        task, first = self.tasks[0], cells[0]
+        epoch = f"failed: {first.error}" if first.epoch_s is None else duration(first.epoch_s)
+        left = timedelta(seconds=task.time_remaining or 0)
+        done = f"{task.completed:.0f}/{task.total or 0:.0f}: {run.label}: {epoch}"
+        line = f"{done}; about {left} left" if left else done
+        self.console.print(line, soft_wrap=True)
 
 
 def usual_folder(settings: ScaleSettings) -> Path:
@@ -302,8 +291,8 @@ def _remove_scratch(folder: Path) -> None:
 def _measure(study: ScalingStudy, journal: Journal, screen: Console) -> None:
     known = {(cell.point, cell.kind) for cell in journal.cells}
     todo = [run for run in study_runs.runs(study.settings) if not known.issuperset(run.keys)]
-    expected_s = {run: study.expected_s(run) for run in todo}
-    with StudyProgress(screen, list(expected_s.values())) as progress:
-        for run, cells, taken_s in do_runs(study, todo, journal.folder, progress.begin):
-            journal.append(cell for cell in cells if (cell.point, cell.kind) not in known)
-            progress.done(run, cells, expected_s[run], taken_s)
+    with StudyProgress(screen, sum(map(study.repeats, todo))) as progress:
+        for run, cells in do_runs(study, todo, journal.folder, progress.begin):
+            if cells:
+                journal.append(cell for cell in cells if (cell.point, cell.kind) not in known)
+            progress.done(run, cells)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
 from paceline.core.errors import InvalidInput
 from paceline.core.reading import read_json
@@ -15,12 +15,6 @@ from paceline.records.result import RunResult
 from paceline.records.scale import Point, ScaleCell, ScaleSettings
 from paceline.report.format import counted
 
-Source = Literal["train", "rehearse", "forecast"]
-TIMED: dict[Source, Origin] = {
-    "train": Origin.MEASURED,
-    "rehearse": Origin.REHEARSED,
-    "forecast": Origin.PREDICTED,
-}
 _PREFIX = "paceline: "
 _FEWEST_STEPS = 5  # steps of a run if the study uses only the predicted step
 _LEARNING_RATE = "0.001"  # keeps deep networks from diverging on random samples
@@ -33,13 +27,13 @@ class Crashed(Exception):
 
 @dataclass(frozen=True)
 class StudyRun:
-    """A run whose step is timed, and the cells that the step provides.
+    """A training, rehearsal or forecast (by `source`) whose step is timed, and the step's cells.
 
     Cells of strong and weak scaling with the same step share a run: two workers that share a batch
     of 32 take the same step as two workers with 16 samples each.
     """
 
-    source: Source
+    source: Origin
     method: str
     workers: int
     batch_size: int
@@ -49,7 +43,8 @@ class StudyRun:
     @property
     def label(self) -> str:
         """The run's name in a progress bar."""
-        return f"{self.source} {self.method}, {counted(self.workers, 'worker')}, {self.batch_size}"
+        kinds, workers = " and ".join(self.kinds), counted(self.workers, "worker")
+        return f"{kinds} {self.method}, {workers}, {self.batch_size}"
 
     @property
     def keys(self) -> list[tuple[Point, Origin]]:
@@ -62,22 +57,18 @@ def runs(settings: ScaleSettings) -> Iterator[StudyRun]:
     steps: dict[tuple[str, int, int], list[Point]] = {}
     for point in settings.points:
         steps.setdefault((point.method, point.workers, point.batch_size), []).append(point)
-    # Without a machine, the first training or rehearsal also provides the predicted step.
-    kinds, sources = settings.kinds, list[tuple[Source, tuple[Origin, ...]]]()
-    unpredicted = Origin.PREDICTED in settings.kinds and settings.machine is None
-    source: Source
-    for source in ("train", "rehearse"):
-        if TIMED[source] in kinds:
-            own = (TIMED[source],)
-            sources.append((source, (*own, Origin.PREDICTED) if unpredicted else own))
-            unpredicted = False
-    if unpredicted:
-        sources.append(("train", (Origin.PREDICTED,)))
+    kinds: dict[Origin, tuple[Origin, ...]] = {
+        one: (one,) for one in (Origin.MEASURED, Origin.REHEARSED) if one in settings.kinds
+    }
     if settings.machine is not None:
-        sources.append(("forecast", (Origin.PREDICTED,)))
+        kinds[Origin.PREDICTED] = (Origin.PREDICTED,)
+    elif Origin.PREDICTED in settings.kinds:
+        # Without a machine, the first training or rehearsal also provides the predicted step.
+        first = next(iter(kinds), Origin.MEASURED)
+        kinds[first] = (*kinds.get(first, ()), Origin.PREDICTED)
     for (method, workers, batch_size), points in steps.items():
-        for source, given in sources:
-            yield StudyRun(source, method, workers, batch_size, given, tuple(points))
+        for source, own in kinds.items():
+            yield StudyRun(source, method, workers, batch_size, own, tuple(points))
 
 
 def run_arguments(
@@ -93,7 +84,7 @@ def run_arguments(
         "batch-size": run.batch_size,
         "output": output,
     }
-    if run.source == "rehearse":
+    if run.source is Origin.REHEARSED:
         assert settings.device is not None
         options |= {"device": settings.device, "steps": settings.steps}
         if shape := shape or settings.input_shape:
@@ -101,7 +92,7 @@ def run_arguments(
     else:
         options |= _samples(run, settings, shape)
         options |= {"profile-s": settings.profile_s, "seed": settings.seed}
-    command = "rehearse" if run.source == "rehearse" else "train"
+    command = "rehearse" if run.source is Origin.REHEARSED else "train"
     texts = chain.from_iterable((f"--{name}", str(value)) for name, value in options.items())
     is_overhead = settings.overhead and run.workers == 1
     with_itself = ["--strategy-option", "exchange_alone=true"] if is_overhead else []
@@ -125,7 +116,7 @@ def _samples(
 
 def num_steps(run: StudyRun, settings: ScaleSettings) -> int:
     """Return a repetition's number of steps: few if the study uses only the predicted step."""
-    return settings.steps if run.kinds[0] == TIMED[run.source] else _FEWEST_STEPS
+    return settings.steps if run.source in run.kinds else _FEWEST_STEPS
 
 
 def answer(arguments: Sequence[str], deadline_s: float) -> dict[str, Any]:
