@@ -1,6 +1,6 @@
 """Assign an epoch's samples to idle workers, as in Ma, Rusu et al. 2020, section V.
 
-    worker       ScheduleWork: results ----> coordinator
+    worker       ScheduleWork: a tuple of BatchResults ----> coordinator
     coordinator  ExecuteWork: samples and learning rate ----> the same worker
 
 One loop polls the connections to the workers, and `BatchScheduler` chooses each batch. A worker
@@ -14,9 +14,9 @@ assigns no more batches and waits until all assigned batches are done.
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from math import inf, isfinite, nan
+from math import inf, isfinite
 from typing import Any, NamedTuple
 
 import torch
@@ -33,10 +33,15 @@ from paceline.links.failpoints import reach
 from paceline.links.packet_workers import PacketWorker, PacketWorkers
 from paceline.strategies.hogbatch import messages
 from paceline.strategies.hogbatch.config import MOST_WORKERS, Hogbatch, WorkerSpec
-from paceline.strategies.hogbatch.messages import Command, ExecuteWork, ScheduleWork, TrySpeed
-from paceline.strategies.hogbatch.policy import SpeedTrial
+from paceline.strategies.hogbatch.messages import (
+    BatchResult,
+    Command,
+    ExecuteWork,
+    SpeedTrial,
+    TrySpeed,
+)
 from paceline.strategies.hogbatch.scheduler import BatchScheduler, WorkerCounts, WorkerProgress
-from paceline.strategies.hogbatch.statistics import BatchLog, BatchRecord, BatchResult
+from paceline.strategies.hogbatch.statistics import BatchLog, BatchRecord
 
 logger = logging.getLogger(__name__)
 
@@ -46,13 +51,9 @@ _LOG = "log/batches"
 
 @dataclass(eq=False, kw_only=True)
 class WorkerProcess(PacketWorker):
-    """A worker process.
-
-    `is_asked`: the worker has not yet answered a request to save or load its state.
-    """
+    """A worker process and its progress."""
 
     progress: WorkerProgress
-    is_asked: bool = False
 
     @property
     def title(self) -> str:
@@ -61,21 +62,15 @@ class WorkerProcess(PacketWorker):
 
 
 class WorkerProcesses(PacketWorkers[WorkerProcess]):
-    """The worker processes of a run, each on its own cores.
+    """The worker processes of a run, each on its own cores."""
 
-    `first_number`: the number of the first worker to start. In a resumed run, lower numbers belong
-    to workers of the run's earlier parts.
-    """
-
-    def __init__(self, training: messages.Training, config: Hogbatch, deadline_s: float) -> None:
-        super().__init__("paceline.strategies.hogbatch.worker", deadline_s)
+    def __init__(self, training: messages.Training, config: Hogbatch) -> None:
+        super().__init__("paceline.strategies.hogbatch.worker", training.settings.deadline_s)
         self._training, self._config = training, config
         self._free_cores = physical_cores(os.sched_getaffinity(0))
-        self.first_number = 0
 
-    def start(self, spec: WorkerSpec) -> None:
+    def start(self, number: int, spec: WorkerSpec) -> None:
         """Start a worker process; the process sends a message when ready."""
-        number = self.first_number + len(self.workers)
         if number >= MOST_WORKERS:
             raise InvalidInput(
                 "workers", f"must be at most {MOST_WORKERS} over all parts of a resumed run"
@@ -100,10 +95,7 @@ class WorkerProcesses(PacketWorkers[WorkerProcess]):
 
 
 class KnownWorker(NamedTuple):
-    """A worker of the run or of its earlier parts.
-
-    `name`: the name of the worker's device in plans and results.
-    """
+    """A worker of the run or of its earlier parts; `name`: its device in plans and results."""
 
     name: str
     spec: str
@@ -135,9 +127,9 @@ class Coordinator:
         self,
         session: TrainingSession,
         processes: WorkerProcesses,
-        data: dict[str, Tensor],
+        data: Mapping[str, Tensor],
         epoch_sizes: Sequence[int],
-        tokens_per_sample: int | None = None,
+        tokens_per_sample: int | None,
     ) -> None:
         assert isinstance(session.settings, TrainSettings)
         self._settings, self._order = session.settings, data[messages.ORDER]
@@ -164,7 +156,12 @@ class Coordinator:
             for one in started
         ]
 
-    def try_speeds(self) -> None:
+    def start_workers(self, specs: Sequence[WorkerSpec]) -> None:
+        """Start a process for each worker; numbers continue those of a run's earlier parts."""
+        for number, spec in enumerate(specs, len(self.history.past)):
+            self.processes.start(number, spec)
+
+    def try_speeds(self) -> list[SpeedTrial]:
         """Wait until all workers are ready, then run all speed trials at the same time.
 
         Raises WorkerLost if no worker starts, and InvalidInput if a worker rejects its settings.
@@ -177,6 +174,8 @@ class Coordinator:
             worker.progress.trial = None
             worker.send(TrySpeed(tuple(sizes), self._settings.profile_s / 2))
         self._poll(lambda: all(one.progress.trial for one in self.processes.running))
+        trials = (one.progress.trial for one in self.processes.running)
+        return [one for one in trials if one is not None]
 
     def end_workers(self, numbers: Collection[int]) -> None:
         """End the workers with these numbers; requires that no batch has been assigned."""
@@ -187,7 +186,12 @@ class Coordinator:
     def begin(self) -> None:
         """Make the policy from the workers' speeds, and send resumed workers their states."""
         self.scheduler.choose_policy([one.progress for one in self.processes.running])
-        self._load_workers()
+        loading = [one for one in self.processes.running if one.number in self._resumed]
+        for worker in loading:
+            saved, tensors = self._resumed.pop(worker.number)
+            worker.progress.counts = WorkerCounts(**saved["counts"])
+            worker.wire.write((tensors, saved["state"]))
+        self._ask(loading, Command.LOAD)
 
     def train_epoch(self, epoch: int, order: Tensor) -> tuple[float, float]:
         """Train once on the samples in this order; return the mean loss and the seconds.
@@ -210,15 +214,16 @@ class Coordinator:
 
     def pause(self) -> None:
         """Assign no more batches, and wait until all assigned batches are done."""
-        self._is_paused = True
-        self._poll(lambda: not any(one.progress.assigned for one in self.processes.running))
-        self._clock.stop()
+        if not self._is_paused:
+            self._is_paused = True
+            self._poll(lambda: not any(one.progress.assigned for one in self.processes.running))
+            self._clock.stop()
 
     def _continue(self) -> None:
         self._is_paused = False
         self._clock.resume()
         self._status.begin()
-        self._hand_out_to_idle()
+        self._hand_out(self.processes.running)
 
     def _poll(self, is_done: Callable[[], bool]) -> None:
         while not is_done():
@@ -228,24 +233,18 @@ class Coordinator:
         for worker, message, why in self.processes.poll():
             if isinstance(message, SpeedTrial):
                 worker.progress.trial = message
-            elif isinstance(message, Command):
-                worker.is_asked = False
+            elif isinstance(message, tuple):
+                self._complete(worker, message)
             elif message is None:
                 self._drop(worker, why)
-            elif message:
-                self._complete(worker, message)
 
-    def _complete(self, worker: WorkerProcess, reports: Sequence[ScheduleWork]) -> None:
-        done, progress = [], worker.progress
-        for _, _, result in reports:
+    def _complete(self, worker: WorkerProcess, results: Sequence[BatchResult]) -> None:
+        done = []
+        for result in results:
             self._check_loss(worker, result.loss)
-            # Batches of a GPU overlap, so a batch's time begins at the end of the previous batch.
-            took_ns = result.ended_ns - max(result.started_ns, progress.ended_ns)
-            work = self.scheduler.complete(progress, result.updates, result.loss)
-            progress.latest, progress.ended_ns = (work.size, took_ns * _NS), result.ended_ns
-            done.append((work, result))
-        worker.awaited_since_s = time.monotonic() if progress.assigned else inf
-        self._hand_out(worker)  # before the log is written, because the worker is waiting
+            done.append((self.scheduler.complete(worker.progress, result), result))
+        worker.awaited_since_s = time.monotonic() if worker.progress.assigned else inf
+        self._hand_out([worker])  # before the log is written, because the worker is waiting
         for work, result in done:
             self._log(worker, work, result)
 
@@ -259,37 +258,31 @@ class Coordinator:
             )
 
     def _log(self, worker: WorkerProcess, work: ExecuteWork, result: BatchResult) -> None:
-        times_ns = (self._clock.at(moment) for moment in result[2:])
-        trained = BatchResult(result.updates, result.loss, *times_ns)
-        epoch = self.scheduler.counts.epoch
-        self.history.log.append(BatchRecord(worker.number, epoch, work.first, work.size, trained))
+        updates, loss, *moments_ns = result
+        own = worker.number, self.scheduler.counts.epoch, work.first, work.size, updates, loss
+        self.history.log.append(BatchRecord(*own, *map(self._clock.at, moments_ns)))
         self._status.add(work.size, self.scheduler.mean_loss, advances=work.size)
 
-    def _hand_out(self, worker: WorkerProcess) -> None:
-        """Send a worker its next batches, unless the coordinator is paused."""
-        while not self._is_paused and (work := self.scheduler.next_work(worker.progress)):
-            worker.send(work)
-
-    def _hand_out_to_idle(self) -> None:
-        for worker in self.processes.running:
-            if not worker.progress.assigned:
-                self._hand_out(worker)
+    def _hand_out(self, workers: Iterable[WorkerProcess]) -> None:
+        """Send workers their next batches, unless the coordinator is paused."""
+        for worker in workers:
+            while not self._is_paused and (work := self.scheduler.next_work(worker.progress)):
+                worker.send(work)
 
     def _drop(self, worker: WorkerProcess, why: str) -> None:
         """Continue without a lost worker; other workers get its unfinished samples."""
         reason = f"{worker.title} {why}"
         self.history.lost.append(reason)
-        for work, updates in self.scheduler.drop(worker.progress):
-            self._log(worker, work, BatchResult(updates, nan, *[time.monotonic_ns()] * 4))
+        for work, result in self.scheduler.drop(worker.progress, time.monotonic_ns()):
+            self._log(worker, work, result)
         if not self.processes.running:
             raise WorkerLost(f"{reason}; no worker is left")
         logger.warning("%s: continuing without it", reason)
-        self._hand_out_to_idle()
+        self._hand_out(self.processes.running)
 
     def state(self) -> tuple[Tensors, dict[str, Any]]:
-        """Return the state for a checkpoint, without the model; requires a paused coordinator."""
-        if not self._is_paused:
-            raise RuntimeError("state() requires a paused coordinator; call pause() first")
+        """Pause, and return the state for a checkpoint, without the model."""
+        self.pause()
         log, workers = self.history.log.packed, list[dict[str, Any]]()
         tensors = {_LOG: torch.frombuffer(log, dtype=torch.uint8) if log else torch.empty(0).byte()}
         for worker in self._ask(self.processes.running, Command.SAVE):
@@ -314,7 +307,6 @@ class Coordinator:
         If `specs` differ from the checkpoint's workers, all optimizers and random number generators
         start fresh.
         """
-        assert not self.processes.workers
         self.scheduler.restore(values)
         self._clock.restore(values["clock"])
         past, workers = [KnownWorker(*one) for one in values["known"]], values["workers"]
@@ -334,24 +326,10 @@ class Coordinator:
             )
         log = BatchLog(tensors[_LOG].numpy().tobytes())
         self.history = History(log, list(values["lost"]), past)
-        self.processes.first_number = len(past)
-
-    def _load_workers(self) -> None:
-        """Send resumed workers their saved states."""
-        loading = [one for one in self.processes.running if one.number in self._resumed]
-        for worker in loading:
-            saved, tensors = self._resumed.pop(worker.number)
-            worker.progress.counts = WorkerCounts(**saved["counts"])
-            worker.wire.write((tensors, saved["state"]))
-        self._ask(loading, Command.LOAD)
 
     def _ask(self, workers: Sequence[WorkerProcess], command: Command) -> list[WorkerProcess]:
-        """Send a command to idle workers, and wait for their answers.
-
-        Returns the workers that are still running.
-        """
+        """Send a command to idle workers; return the workers that answered."""
         for worker in workers:
-            worker.is_asked = True
             worker.send(command)
-        self._poll(lambda: not any(one.is_asked for one in workers if not one.is_ended))
+        self._poll(lambda: all(one.is_ended or one.awaited_since_s == inf for one in workers))
         return [worker for worker in workers if not worker.is_ended]

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, groupby
 from math import isfinite
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,11 +29,11 @@ from paceline.core.timeline import Span
 from paceline.exchange.step import Learning
 from paceline.links.clock import DeviceClock, DeviceMark
 from paceline.links.devices import Device, Event, Stream
-from paceline.links.shared_memory import SharedTensors, TensorSpec, tensors_in
+from paceline.links.shared_memory import SharedTensors, tensors_in
 from paceline.record.recorder import Borders, LayerMarks, Phase, in_seconds, layer_spans
+from paceline.strategies.hogbatch.messages import BatchResult
 from paceline.strategies.hogbatch.plan import HOST, MODEL
 from paceline.strategies.hogbatch.replica import Learner, refer
-from paceline.strategies.hogbatch.statistics import BatchResult
 from paceline.training.data.batch import Batch
 from paceline.training.data.dataset import reader_of
 from paceline.training.models.layers import layers_of
@@ -42,8 +42,7 @@ from paceline.training.recipes.recipe import OptimizerFactory, Recipe
 _NS = 1e-9
 
 
-@dataclass(frozen=True)
-class _Run:
+class _Run(NamedTuple):
     """The values of adjacent model tensors of one dtype, in flat tensors of shape (N,).
 
     `shared`: the values of the shared model, in pinned memory.
@@ -60,13 +59,6 @@ class _Run:
     copied: Tensor
     changes: tuple[Tensor, ...]
     updates: tuple[Tensor, ...]
-
-    @classmethod
-    def of(cls, device: Device, shared: Tensor, own: Tensor, num_places: int) -> Self:
-        """Allocate the tensors for `num_places` batches."""
-        changes = tuple(torch.empty_like(own) for _ in range(num_places))
-        updates = tuple(map(device.pinned_like, changes))
-        return cls(shared, own, torch.empty_like(own), changes, updates)
 
     def take(self, place: int, missing: int | None) -> None:
         """Load the copied model into the replica, and save the loaded values as a batch's start.
@@ -86,31 +78,28 @@ class _Run:
         torch.sub(self.own, change, out=change).masked_fill_(is_lost, 0)
 
 
-def _places(entries: Sequence[TensorSpec]) -> Iterator[tuple[torch.dtype, slice]]:
-    """Yield the dtype and the byte range of adjacent tensors of one dtype.
-
-    Leaves out bool tensors, which cannot be added.
-    """
-    for dtype, group in groupby(entries, key=lambda one: one.dtype):
-        own = list(group)
-        place = slice(own[0].offset, own[-1].end)
-        if dtype != torch.bool and place.start < place.stop:
-            yield dtype, place
-
-
 class _Sharing:
-    """The tensors of the shared model, of the replica, and of the batches' changes."""
+    """The tensors of the shared model, of the replica, and of the batches' changes.
+
+    `num_places`: maximum number of batches that are begun and not finished. `taken`: reached when
+    the copies of the shared model may be overwritten.
+    """
 
     def __init__(self, shared: SharedTensors, device: Device, num_places: int) -> None:
         memory = shared.memory.to(device.torch_device)
         self.own = tensors_in(memory, shared.entries)
-        self.runs = [
-            _Run.of(device, shared.memory[place].view(dtype), memory[place].view(dtype), num_places)
-            for dtype, place in _places(shared.entries)
-        ]
-        self.num_places = num_places  # maximum number of batches that are begun and not finished
-        self.places = cycle(range(num_places))
-        self.taken: Event | None = None  # reached when `copied` may be overwritten
+        self.runs: list[_Run] = []
+        for dtype, group in groupby(shared.entries, key=lambda one: one.dtype):
+            entries = list(group)
+            place = slice(entries[0].offset, entries[-1].end)
+            if dtype == torch.bool or place.start == place.stop:  # bool tensors cannot be added
+                continue
+            here, own = shared.memory[place].view(dtype), memory[place].view(dtype)
+            changes = tuple(torch.empty_like(own) for _ in range(num_places))
+            updates = tuple(map(device.pinned_like, changes))
+            self.runs.append(_Run(here, own, torch.empty_like(own), changes, updates))
+        self.num_places, self.places = num_places, cycle(range(num_places))
+        self.taken: Event | None = None
 
 
 @dataclass(slots=True)
@@ -144,7 +133,7 @@ class GpuReplica:
 
     The host adds each update with PyTorch's CPU threads and without locks, so no worker waits for
     another worker. With `depth` 1, a batch's copies, compute and sum do not overlap. `shared` must
-    be in pinned memory. By default `learning` is the recipe's loss, without autocast or clipping.
+    be in pinned memory.
 
     A batch whose loss is not finite changes neither the shared model nor the model of later
     batches: its update is zero, and its optimizer step uses zero gradients.
@@ -155,16 +144,16 @@ class GpuReplica:
         recipe: Recipe,
         shared: SharedTensors,
         make: OptimizerFactory,
+        learning: Learning,
         worker: int,
         device: Device,
         depth: int = 3,
-        learning: Learning | None = None,
     ) -> None:
         self._depth, self._device, self._worker = depth, device, worker
         self.streams = _Streams(device.current_stream(), device.new_stream(), device.new_stream())
         self.sharing = _Sharing(shared, device, max(1, depth - 1))
         model = refer(recipe.model().to(device.torch_device), self.sharing.own)
-        self._learner = Learner(model, make, recipe, reader_of(recipe.samples), learning)
+        self._learner = Learner(model, make, learning, reader_of(recipe.samples))
         self._marks = LayerMarks(layers_of(model), DeviceClock(device))
         self._loaded: _Batch | None = None
         self._begun: deque[_Batch] = deque()
@@ -253,7 +242,8 @@ class GpuReplica:
         """Update the replica, with zero gradients if the loss is not finite."""
         is_lost = loss.isfinite().logical_not()
         clear_gradients(self._learner.parameters, is_lost)
-        self._learner.step(rate)
+        self._learner.set_rate(rate)
+        self._learner.step()
         for run in self.sharing.runs:
             run.keep_change(batch.place, is_lost)
         batch.loss = loss, self._device.pinned_like(loss)
@@ -288,19 +278,19 @@ class GpuReplica:
         times["adding"] = max(added_ns * _NS, times["update"])
         times["end"] = max(ended_ns * _NS, times["adding"])
         if batch.step is not None:
-            self._trace(batch.step, batch, times)
+            self._trace(batch, batch.step, times)
         keys = ("copying", "begun", "step", "end")
         return BatchResult(1, loss * batch.size, *(round(times[key] / _NS) for key in keys))
 
-    def _trace(self, step: int, batch: _Batch, times: Mapping[str, float]) -> None:
+    def _trace(self, batch: _Batch, step: int, times: Mapping[str, float]) -> None:
         worker, device = self._worker, f"gpu{self._worker}"
-        lane, to_gpu = compute_lane(device), Resource(device, Lane.H2D)
-        exchange = exchange_lane(device)
-        borders = [in_seconds(one, self._marks.clock) for one in batch.borders]
+        lane, exchange = compute_lane(device), exchange_lane(device)
+        to_gpu, to_host = Resource(device, Lane.H2D), Resource(device, Lane.D2H)
+        forward, backward = (in_seconds(one, self._marks.clock) for one in batch.borders)
         begun_s, forward_s, backward_s = times["begun"], times["forward"], times["backward"]
         phases = (
-            Phase(Kind.FORWARD, begun_s, forward_s, forward_s, borders[0]),
-            Phase(Kind.BACKWARD, forward_s, backward_s, backward_s, borders[1]),
+            Phase(Kind.FORWARD, begun_s, forward_s, forward_s, forward),
+            Phase(Kind.BACKWARD, forward_s, backward_s, backward_s, backward),
         )
 
         def span(kind: Kind, part: str, first: str, last: str, *on: Resource) -> Span:
@@ -312,7 +302,7 @@ class GpuReplica:
             span(Kind.H2D, MODEL, "copying", "model", to_gpu, exchange),
             *layer_spans(step, worker, lane, self._marks.names, phases),
             span(Kind.STEP, "", "backward", "step", lane),
-            span(Kind.D2H, "update", "copying_out", "update", Resource(device, Lane.D2H)),
+            span(Kind.D2H, "update", "copying_out", "update", to_host),
             span(Kind.REDUCE, "update", "adding", "end", exchange, Resource(HOST, Lane.REDUCE)),
         ]
 

@@ -2,18 +2,24 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from paceline.core.compare import conform
 from paceline.core.cost import Roofline
 from paceline.core.outcome import Epoch, Outcome, UnevenWorker, Updates
 from paceline.core.simulate import simulate
-from paceline.core.timeline import Timeline
-from paceline.strategies.hogbatch import speed_trial, statistics
+from paceline.core.timeline import Origin, Span, Timeline
+from paceline.strategies.hogbatch import statistics
 from paceline.strategies.hogbatch.coordinator import Coordinator, KnownWorker
-from paceline.strategies.hogbatch.policy import SpeedTrial
+from paceline.strategies.hogbatch.messages import SpeedTrial
 from paceline.strategies.hogbatch.replica import device_for
-from paceline.strategies.hogbatch.speed_trial import Epochs, Prediction, predict, traced_sizes
+from paceline.strategies.hogbatch.speed_trial import (
+    Epochs,
+    Prediction,
+    machine_of,
+    plan_of_batches,
+    predict,
+    traced_sizes,
+)
 from paceline.strategies.hogbatch.statistics import BatchLog, Made
 from paceline.training.recipes.recipe import Recipe
 
@@ -21,68 +27,65 @@ _SLACK_S = 1e-3  # a layer's hook runs shortly after the layer
 _MOST_POINTS = 500
 
 
-@dataclass(frozen=True)
-class FinishedRun:
-    """A run whose workers have ended.
+def outcome_of(
+    coordinator: Coordinator,
+    recipe: Recipe,
+    asked: Epochs,
+    epochs: Sequence[Epoch],
+    decisions: Sequence[str],
+    left: Sequence[tuple[list[Span], int]],
+) -> Outcome:
+    """Return the outcome of a run whose workers have ended.
 
     `asked`: the epochs that the run should train. `epochs`: the epochs that it has trained.
+    `left`: each worker's traced spans, and its peak memory in bytes.
     """
+    history, trained_s = coordinator.history, coordinator.trained_s
+    workers = [one.progress for one in coordinator.processes.workers]
+    trials = [one.trial for one in workers if one.trial is not None]
+    prediction = None
+    # Predictions assume that all workers train from the first epoch to the last.
+    if not history.lost and not history.past and len(trials) == len(workers):
+        prediction = predict(asked, trials)
+    traced = Timeline((span for spans, _ in left for span in spans), Origin.MEASURED)
+    planned, faults = _replayed(traced, asked, trials)
+    known, tokens = coordinator.known, recipe.tokens_per_sample
+    made = history.log.made([one.name for one in known])
+    updates = _updates(made, history.log)
+    num_samples = coordinator.scheduler.num_samples
+    return Outcome(
+        timeline=traced,
+        predicted=planned,
+        config=asked.config,
+        samples_per_s=num_samples / trained_s,
+        tokens_per_s=tokens and tokens * num_samples / trained_s,
+        trained_s=trained_s,
+        epochs=tuple(epochs),
+        score=recipe.score_name,
+        predicted_samples_per_s=prediction.samples_per_s if prediction else None,
+        faults=faults,
+        lost=tuple(history.lost),
+        peak_memory_bytes=tuple(peak for _, peak in left),
+        updates=updates,
+        device=", ".join(dict.fromkeys(device_for(one.spec).name for one in workers)),
+        workers=_workers(known, made, updates, prediction),
+        utilisation=statistics.utilisation(made),
+        predicted_utilisation=prediction.utilisation if prediction else {},
+        decisions=tuple(decisions),
+    )
 
-    coordinator: Coordinator
-    recipe: Recipe
-    asked: Epochs
-    epochs: Sequence[Epoch]
 
-    def outcome(self, traced: Timeline, peaks: Sequence[int], num_samples: int) -> Outcome:
-        """Return the outcome of the run.
+def _replayed(
+    traced: Timeline, asked: Epochs, trials: Sequence[SpeedTrial]
+) -> tuple[Timeline, tuple[str, ...]]:
+    """Simulate a plan of batches with the traced sizes.
 
-        `traced`: the spans of the traced batches. `peaks`: each worker's peak memory in bytes.
-        `num_samples`: the number of samples in the trained epochs.
-        """
-        history, trained_s = self.coordinator.history, self.coordinator.trained_s
-        workers = [one.progress for one in self.coordinator.processes.workers]
-        trials = [one.trial for one in workers if one.trial is not None]
-        prediction = None
-        # Predictions assume that all workers train from the first epoch to the last.
-        if not history.lost and not history.past and len(trials) == len(workers):
-            prediction = predict(self.asked, trials)
-        planned, faults = self._replayed(traced, trials)
-        known, tokens = self.coordinator.known, self.recipe.tokens_per_sample
-        made = history.log.made([one.name for one in known])
-        updates = _updates(made, history.log)
-        return Outcome(
-            timeline=traced,
-            predicted=planned,
-            config=self.asked.config,
-            samples_per_s=num_samples / trained_s,
-            tokens_per_s=tokens and tokens * num_samples / trained_s,
-            trained_s=trained_s,
-            epochs=tuple(self.epochs),
-            score=self.recipe.score_name,
-            predicted_samples_per_s=prediction.samples_per_s if prediction else None,
-            faults=faults,
-            lost=tuple(history.lost),
-            peak_memory_bytes=tuple(peaks),
-            updates=updates,
-            device=", ".join(dict.fromkeys(device_for(one.spec).name for one in workers)),
-            workers=_workers(known, made, updates, prediction),
-            utilisation=statistics.utilisation(made),
-            predicted_utilisation=prediction.utilisation if prediction else {},
-        )
-
-    def _replayed(
-        self, traced: Timeline, trials: Sequence[SpeedTrial]
-    ) -> tuple[Timeline, tuple[str, ...]]:
-        """Simulate a plan of batches with the traced sizes.
-
-        Returns the simulated timeline, and a text for each difference between plan and trace.
-        """
-        workload, config = self.asked.workload, self.asked.config
-        machine = speed_trial.machine_of(workload, trials)
-        specs, sizes = {one.number: one.spec for one in trials}, traced_sizes(traced.spans)
-        plan = speed_trial.plan_of_batches(workload, machine, config, specs, sizes)
-        faults = tuple(conform(plan, traced, _SLACK_S))
-        return simulate(plan, Roofline.of(machine)), faults
+    Returns the simulated timeline, and a text for each difference between plan and trace.
+    """
+    machine = machine_of(asked.workload, trials)
+    sizes = traced_sizes(traced.spans)
+    plan = plan_of_batches(asked.workload, machine, asked.config, trials, sizes)
+    return simulate(plan, Roofline.of(machine)), tuple(conform(plan, traced, _SLACK_S))
 
 
 def _updates(made: Made, log: BatchLog) -> Updates:

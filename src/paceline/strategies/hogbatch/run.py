@@ -11,25 +11,23 @@ checkpoint. The files of a checkpoint:
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_model
-from torch import Tensor, nn
+from torch import nn
 
 from paceline.checkpoints.state import check_fits
-from paceline.checkpoints.tensor_file import Tensors, within
+from paceline.checkpoints.tensor_file import Tensors
 from paceline.core.cost import ProfiledCost, Roofline
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import DeviceKind
 from paceline.core.outcome import Epoch, Outcome
 from paceline.core.settings import TrainSettings
 from paceline.core.strategy import PricedMachine
-from paceline.core.timeline import Origin, Span, Timeline
 from paceline.exchange.checkpoints import Saver, State, check_same_run
 from paceline.exchange.learner import tested
 from paceline.exchange.session import TrainingSession
@@ -37,10 +35,10 @@ from paceline.exchange.setup import learning_by, learning_of, optimizer_by
 from paceline.links.interruption import interruptible
 from paceline.links.shared_memory import SharedTensors
 from paceline.strategies.hogbatch import messages
-from paceline.strategies.hogbatch.config import MOST_WORKERS, Hogbatch, WorkerSpec, parse_workers
+from paceline.strategies.hogbatch.config import MOST_WORKERS, Hogbatch, parse_workers
 from paceline.strategies.hogbatch.coordinator import Coordinator, WorkerProcesses
-from paceline.strategies.hogbatch.outcome import FinishedRun
-from paceline.strategies.hogbatch.policy import SpeedTrial, policy_of
+from paceline.strategies.hogbatch.outcome import outcome_of
+from paceline.strategies.hogbatch.policy import policy_of
 from paceline.strategies.hogbatch.replica import refer, tensors_of
 from paceline.strategies.hogbatch.scheduled_rate import ScheduledRate
 from paceline.strategies.hogbatch.speed_trial import Epochs, admit, machine_of
@@ -52,8 +50,7 @@ from paceline.training.recipes.recipe import Recipe, built
 
 logger = logging.getLogger(__name__)
 
-_MODEL = "model/"  # prefix of tensors in a checkpoint
-_PART = "hogbatch"  # the name of this strategy's JSON in a checkpoint
+_MODEL, _PART = "model", "hogbatch"  # names of this strategy's files in a checkpoint
 _MOST_THREADS_PER_CORE = 4
 
 
@@ -61,39 +58,22 @@ _MOST_THREADS_PER_CORE = 4
 def start(session: TrainingSession) -> Iterator["HogbatchRunner"]:
     """Load the data, build the model and put both into shared memory.
 
-    The runner's `measure` starts the workers. Raises InvalidInput if settings, model and data do
-    not match.
+    The runner's `measure` starts the workers, which end when the context ends. Raises InvalidInput
+    if settings, model and data do not match.
     """
     settings = session.settings
     assert isinstance(settings, TrainSettings)  # validation rejects rehearsals
     recipe = recipe_of(settings.model, settings.data, settings.seed)
-    with runner_of(session, recipe, built(recipe, settings.seed)) as runner:
-        yield runner
-
-
-@contextmanager
-def runner_of(
-    session: TrainingSession, recipe: Recipe, model: nn.Module
-) -> Iterator["HogbatchRunner"]:
-    """Yield a runner whose workers share a model and its data.
-
-    The workers end when the context ends. Each worker looks up the same `recipe` from the settings.
-    """
-    settings = session.settings
-    assert isinstance(settings, TrainSettings)
-    specs = parse_workers(settings.workers)
-    _check(settings, session.config, specs, recipe)
+    model = built(recipe, settings.seed)
+    _check(settings, session.config, recipe)
     with (
         closing(SharedTensors.of(tensors_of(model), "the model's parameters")) as parameters,
         closing(SharedTensors.of(_tensors_of(recipe), "the training samples")) as data,
     ):
         training = messages.Training(settings, recipe.num_classes, parameters, data)
         refer(model, parameters.tensors)
-        with WorkerProcesses(training, session.config, settings.deadline_s) as processes:
-            sizes = epoch_sizes(settings, len(recipe.samples))
-            tokens = recipe.tokens_per_sample
-            coordinator = Coordinator(session, processes, data.tensors, sizes, tokens)
-            yield HogbatchRunner(session, recipe, model, specs, coordinator)
+        with WorkerProcesses(training, session.config) as processes:
+            yield HogbatchRunner(session, recipe, model, processes, data.tensors)
 
 
 def epoch_sizes(settings: TrainSettings, num_samples: int) -> tuple[int, ...]:
@@ -115,18 +95,20 @@ class HogbatchRunner:
         session: TrainingSession,
         recipe: Recipe,
         model: nn.Module,
-        specs: tuple[WorkerSpec, ...],
-        coordinator: Coordinator,
+        processes: WorkerProcesses,
+        data: Tensors,
     ) -> None:
-        assert isinstance(session.settings, TrainSettings)
-        self._session, self._settings = session, session.settings
-        self._recipe, self._model, self._specs = recipe, model, specs
+        settings = session.settings
+        assert isinstance(settings, TrainSettings)
+        self._session, self._settings, self._recipe, self._model = session, settings, recipe, model
+        self._specs = parse_workers(settings.workers)
+        self._sizes = epoch_sizes(settings, len(recipe.samples))
         self._epochs: list[Epoch] = []
         self._decisions: list[str] = []
-        self._sizes = epoch_sizes(self._settings, len(recipe.samples))
-        self.coordinator = coordinator
-        example = recipe.example(self._settings.batch_size)
-        self.workload = describe(model, example, self._settings.model)
+        self.coordinator = Coordinator(
+            session, processes, data, self._sizes, recipe.tokens_per_sample
+        )
+        self.workload = describe(model, recipe.example(settings.batch_size), settings.model)
 
     @property
     def samples_per_step(self) -> float:
@@ -152,33 +134,25 @@ class HogbatchRunner:
         Returns a machine with the measured speeds of the remaining workers.
         """
         if self._session.resumed is not None:
-            self._resume(self._session.resumed)
-        for spec in self._specs:
-            self.coordinator.processes.start(spec)
-        self.coordinator.scheduler.rate_at = self._rates().factor  # computed while workers start
-        trials = self._try_speeds()
-        verdicts = () if self._settings.keep_all else admit(self._asked, trials)
+            self.restore(self._session.resumed)
+        coordinator, settings = self.coordinator, self._settings
+        coordinator.start_workers(self._specs)
+        # Computed while the workers start.
+        num_steps = -(-sum(self._sizes) // settings.batch_size)
+        rates = ScheduledRate(*learning_by(self._recipe, settings, num_steps), settings.batch_size)
+        coordinator.scheduler.rate_at = rates.factor
+        trials = coordinator.try_speeds()
+        verdicts = () if settings.keep_all else admit(self._asked, trials)
         useless = [verdict for verdict in verdicts if not verdict.helps]
         for verdict in useless:
             self._decisions.append(verdict.why)
             logger.warning("%s; continuing without it (--keep-all keeps it)", verdict.why)
         if useless:
-            self.coordinator.end_workers({verdict.worker for verdict in useless})
-            trials = self._try_speeds()  # again, because the ended workers no longer use cores
-        self.coordinator.begin()
+            coordinator.end_workers({verdict.worker for verdict in useless})
+            trials = coordinator.try_speeds()  # again: the ended workers no longer use cores
+        coordinator.begin()
         machine = machine_of(self.workload, trials)
         return PricedMachine(machine, ProfiledCost({}, Roofline.of(machine)))
-
-    def _try_speeds(self) -> list[SpeedTrial]:
-        self.coordinator.try_speeds()
-        started = (worker.progress.trial for worker in self.coordinator.processes.running)
-        return [one for one in started if one is not None]
-
-    def _rates(self) -> ScheduledRate:
-        recipe, settings = self._recipe, self._settings
-        num_steps = -(-sum(self._sizes) // settings.batch_size)
-        _, schedule = learning_by(recipe, settings, num_steps)
-        return ScheduledRate(optimizer_by(recipe, settings), schedule, settings.batch_size)
 
     def train(self, config: Hogbatch) -> Outcome:
         """Train all epochs and return the outcome; `config` must be the session's.
@@ -189,7 +163,7 @@ class HogbatchRunner:
         with interruptible(raises_again=True) as interruption:
             own = session.group, session.folder, self._settings, interruption, self._num_steps
             with closing(Saver(*own)) as saver:
-                coordinator.between = lambda: saver.after(self._num_steps, self._saved)
+                coordinator.between = lambda: saver.after(self._num_steps, lambda _: self.state())
                 for _ in self.epochs():
                     pass
         return self.outcome()
@@ -197,30 +171,6 @@ class HogbatchRunner:
     @property
     def _num_steps(self) -> int:
         return self.coordinator.scheduler.num_samples // self._settings.batch_size
-
-    @property
-    def _run(self) -> dict[str, Any]:
-        """The settings that must be the same in a resumed run and its checkpoint."""
-        return {name: getattr(self._settings, name) for name in ("model", "batch_size", "seed")}
-
-    def _saved(self, num_steps: int) -> State:
-        """Pause the workers and return the run's state for a checkpoint."""
-        self.coordinator.pause()
-        tensors, values = self.state()
-        progress = {"run": self._run, "strategy": _PART, "chunk": None}
-        return State(tensors, {_PART: values, "progress": progress})
-
-    def _resume(self, state: State) -> None:
-        """Restore a checkpoint; raise InvalidInput if another strategy or run wrote it."""
-        own = state.own_part(_PART)
-        check_same_run(state.parts["progress"]["run"], self._run)
-        if "known" not in own:
-            raise InvalidInput(
-                "resume",
-                "the checkpoint is from an earlier version of Paceline",
-                hint="start a new run",
-            )
-        self.restore(state.tensors, own)
 
     def epochs(self) -> Iterator[Epoch]:
         """Train each epoch and yield its result; a caller may stop early and call `outcome`."""
@@ -239,23 +189,27 @@ class HogbatchRunner:
             progress.epoch(epoch, recipe.score_name)
             yield epoch
 
-    def state(self) -> tuple[Tensors, dict[str, Any]]:
-        """Return the run's state: tensors by FILE/NAME, and a dict of plain values.
+    def state(self) -> State:
+        """Pause the workers and return the run's state for a checkpoint.
 
-        Requires paused workers; between epochs workers are always paused. The model's tensors are
-        not copies: copy them before training continues.
+        The model's tensors are not copies: copy them before training continues.
         """
         tensors, values = self.coordinator.state()
-        model = {f"{_MODEL}{name}": own.detach() for name, own in tensors_of(self._model).items()}
-        return model | tensors, values | {"epochs": list(map(asdict, self._epochs))}
+        values["epochs"] = list(map(asdict, self._epochs))
+        own = {f"{_MODEL}/{name}": one.detach() for name, one in tensors_of(self._model).items()}
+        progress = {"run": self._run, "strategy": _PART}
+        return State(own | tensors, {_PART: values, "progress": progress})
 
-    def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """Restore a `state`; must be called before `measure`.
+    def restore(self, state: State) -> None:
+        """Restore a `state`; must be called before the workers start.
 
         If the workers differ from the saved workers, all optimizers and random number generators
-        start fresh. Raises InvalidInput if the model or data differ, or if all epochs are done.
+        start fresh. Raises InvalidInput if another strategy or run wrote the state, if the model or
+        data differ, or if all epochs are done.
         """
-        own, saved = tensors_of(self._model), within(tensors, _MODEL)
+        values = state.own_part(_PART)
+        check_same_run(state.parts["progress"]["run"], self._run)
+        own, saved = tensors_of(self._model), state.file(_MODEL)
         check_fits(own, saved, "resume")
         if len(values["epochs"]) >= len(self._sizes):
             raise InvalidInput(
@@ -263,22 +217,22 @@ class HogbatchRunner:
                 f"the checkpoint has already trained all {len(self._sizes)} epochs",
                 hint="increase --epochs",
             )
-        self.coordinator.restore(self._specs, tensors, values)
+        self.coordinator.restore(self._specs, state.tensors, values)
         with torch.no_grad():
             for name, tensor in own.items():
                 tensor.copy_(saved[name])
         self._epochs = [Epoch(**one) for one in values["epochs"]]
 
+    @property
+    def _run(self) -> dict[str, object]:
+        """The settings that must be the same in a resumed run and its checkpoint."""
+        return {name: getattr(self._settings, name) for name in ("model", "batch_size", "seed")}
+
     def outcome(self) -> Outcome:
         """Stop the workers, and return the outcome of the epochs so far."""
-        left: list[tuple[list[Span], int]] = [
-            one or ([], 0) for one in self.coordinator.processes.stop(messages.Command.STOP)
-        ]
-        run = FinishedRun(self.coordinator, self._recipe, self._asked, self._epochs)
-        traced = Timeline((span for spans, _ in left for span in spans), Origin.MEASURED)
-        num_samples = sum(self._sizes[: len(self._epochs)])
-        found = run.outcome(traced, [peak for _, peak in left], num_samples)
-        return found.model_copy(update={"decisions": tuple(self._decisions)})
+        left = self.coordinator.processes.stop(messages.Command.STOP)
+        own = self.coordinator, self._recipe, self._asked, self._epochs, self._decisions
+        return outcome_of(*own, [one or ([], 0) for one in left])
 
     def save(self, path: Path) -> None:
         """Write the trained model as safetensors.
@@ -289,13 +243,10 @@ class HogbatchRunner:
         save_model(refer(self._model, own), str(path))
 
 
-def _check(
-    settings: TrainSettings, config: Hogbatch, specs: Sequence[WorkerSpec], recipe: Recipe
-) -> None:
-    cores = len(os.sched_getaffinity(0))
+def _check(settings: TrainSettings, config: Hogbatch, recipe: Recipe) -> None:
+    specs, cores = parse_workers(settings.workers), len(os.sched_getaffinity(0))
     threads = sum(spec.threads for spec in specs if spec.kind == DeviceKind.CPU)
-    if threads > _MOST_THREADS_PER_CORE * cores:
-        most = _MOST_THREADS_PER_CORE * cores
+    if threads > (most := _MOST_THREADS_PER_CORE * cores):
         raise InvalidInput(
             "workers", f"must have at most {most} threads on {cores} cores", got=threads
         )

@@ -1,31 +1,68 @@
 """The coordinator's decisions about batches, without processes and clocks.
 
-next_work(worker)                return ExecuteWork: the worker's next samples and learning rate
-complete(worker, updates, loss)  count the worker's oldest batch as done
-drop(worker)                     remove a lost worker; its unfinished samples are free again
+next_work(worker)         return ExecuteWork: the worker's next samples and learning rate
+complete(worker, result)  count the worker's oldest batch as done
+drop(worker)              remove a lost worker; its unfinished samples are free again
 """
 
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from math import inf
+from math import inf, isfinite, isinf, nan
 from typing import Any
 
 from torch import Tensor
 
 from paceline.core.errors import InvalidInput
-from paceline.strategies.hogbatch import policy
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
-from paceline.strategies.hogbatch.messages import ExecuteWork
+from paceline.strategies.hogbatch.messages import BatchResult, ExecuteWork, SpeedTrial
+from paceline.strategies.hogbatch.policy import Policy, policy_of, updates_of
 
+MOST_REPORTED = 32  # maximum number of batches in one message of a worker
 _MOST_TRACED = 50  # maximum number of traced batches per worker
+_PREFETCHED_S = 0.05  # seconds of work sent in advance, because a request takes about 0.3 ms
+# Prefetched work is at most 1/10 of the epoch's remaining time. So at the end of an epoch no worker
+# waits long for batches that another worker has prefetched.
+_LEFT_OVER_PREFETCHED = 10
+_NS = 1e-9
+
+
+def rate_factor(size: int, batch_size: int, staleness: int, decay: float) -> float:
+    """Return the factor of the learning rate for a batch of `size` samples.
+
+    The learning rate was chosen for `batch_size` and scales linearly with `size` (Goyal et al.
+    2017). `staleness`: the number of updates by other workers while the worker's latest batch ran;
+    the factor is divided by 1 + `decay` * `staleness`.
+    """
+    return size / batch_size / (1 + decay * staleness)
+
+
+def wants_more(
+    assigned_s: Sequence[float], left_s: float, depth: int = 1, *, prefetches: bool = True
+) -> bool:
+    """Return whether a worker gets another batch in addition to its assigned batches.
+
+    `assigned_s`: the expected seconds of the assigned batches; inf before the first result.
+    `left_s`: the seconds in which all workers together can finish the epoch.
+    `depth`: the number of batches that the worker overlaps. The worker gets fewer batches if other
+    workers would wait for this worker at the end of the epoch.
+    `prefetches`: whether to assign short batches in advance. Waking a worker that waits for a batch
+    takes as long as a short batch.
+    """
+    if not assigned_s:
+        return True
+    if len(assigned_s) < depth:
+        busy_s = sum(assigned_s) - assigned_s[0] / 2  # the first batch is half done on average
+        return isinf(assigned_s[0]) or busy_s <= left_s
+    most_s = min(_PREFETCHED_S, left_s / _LEFT_OVER_PREFETCHED) if prefetches else 0.0
+    return len(assigned_s) < MOST_REPORTED and sum(assigned_s) < most_s
 
 
 class SampleQueue:
     """Assigns each sample of an epoch once, as ranges of the epoch's sample order.
 
-    `free`: the unassigned ranges in ascending order, if an epoch is resumed.
+    `free`: the unassigned ranges in ascending order; by default all samples.
     """
 
     def __init__(self, num_samples: int, free: Sequence[range] | None = None) -> None:
@@ -99,7 +136,7 @@ class WorkerProgress:
     number: int
     spec: WorkerSpec
     depth: int = 1
-    trial: policy.SpeedTrial | None = None
+    trial: SpeedTrial | None = None
     counts: WorkerCounts = field(default_factory=WorkerCounts)
     latest: tuple[int, float] = (1, inf)
     ended_ns: int = 0
@@ -112,22 +149,25 @@ class WorkerProgress:
         """The worker's speed in its trial; None before the trial."""
         return self.trial.samples_per_s if self.trial else None
 
-    def expected_s(self, size: int) -> float:
-        """Return the expected seconds of a batch of `size` samples.
+    def expected_s(self, work: ExecuteWork) -> float:
+        """Return the expected seconds of a batch.
 
         Scales the latest batch's seconds up for a larger batch, but not down for a smaller batch.
         """
         latest, seconds = self.latest
-        return seconds * max(1.0, size / latest)
+        return seconds * max(1.0, work.size / latest)
 
     def assign(self, work: ExecuteWork, num_others: int) -> None:
         """Add a batch; `num_others`: the number of other workers' updates so far."""
         self.assigned.append(work)
         self._begin(num_others)
 
-    def complete(self, num_others: int) -> ExecuteWork:
+    def complete(self, result: BatchResult, num_others: int) -> ExecuteWork:
         """Remove and return the oldest batch; `num_others`: see `assign`."""
         work = self.assigned.popleft()
+        # Batches of a GPU overlap, so a batch's time begins at the end of the previous batch.
+        took_ns = result.ended_ns - max(result.started_ns, self.ended_ns)
+        self.latest, self.ended_ns = (work.size, took_ns * _NS), result.ended_ns
         self.counts.staleness = num_others - self.missed_from.popleft()
         self._begin(num_others)
         return work
@@ -172,7 +212,7 @@ class BatchScheduler:
         self.queue = SampleQueue(epoch_sizes[0])
         self.counts = Counts()
         self.active: list[WorkerProgress] = []
-        self.policy: policy.Policy | None = None
+        self.policy: Policy | None = None
         self.rate_at: Callable[[int], float] = lambda num_samples: 1.0
 
     @property
@@ -207,73 +247,67 @@ class BatchScheduler:
         if self.active:
             specs = [worker.spec for worker in self.active]
             speeds = [worker.samples_per_s or 1.0 for worker in self.active]
-            self.policy = policy.policy_of(self._config, specs, speeds, self._batch_size)
+            self.policy = policy_of(self._config, specs, speeds, self._batch_size)
 
     def next_work(self, worker: WorkerProgress) -> ExecuteWork | None:
         """Assign and return a worker's next samples; None if it has enough work."""
         if not self.queue:
             return None
         left_s = len(self.queue) / sum(one.samples_per_s or 0.0 for one in self.active)
-        assigned_s = [worker.expected_s(one.size) for one in worker.assigned]
+        assigned_s = list(map(worker.expected_s, worker.assigned))
         # With decay, a batch can be assigned only when the previous batch's staleness is known.
         prefetches = self._config.staleness_decay == 0
-        if not policy.wants_more(assigned_s, left_s, worker.depth, prefetches=prefetches):
+        if not wants_more(assigned_s, left_s, worker.depth, prefetches=prefetches):
             return None
-        return self._assigned(worker)
-
-    def _assigned(self, worker: WorkerProgress) -> ExecuteWork:
         assert self.policy is not None
         counts, own, decay = self.counts, worker.counts, self._config.staleness_decay
         updates, sizes = self.expected_updates(worker), [one.counts.size for one in self.active]
         own.size = self.policy.next_batch(self.active.index(worker), updates, sizes)
         taken = self.queue.take(own.size)
-        rate = policy.rate_factor(len(taken), self._batch_size, own.staleness, decay)
+        rate = rate_factor(len(taken), self._batch_size, own.staleness, decay)
         rate *= self.rate_at(self._first_sample + taken.start)
         traced = counts.epoch == self._traced_epoch and worker.num_traced < _MOST_TRACED
         worker.num_traced += traced
-        number = counts.num_batches
+        work = ExecuteWork(counts.num_batches, taken.start, len(taken), rate, traced)
         counts.num_batches += 1
-        work = ExecuteWork(number, taken.start, len(taken), rate, traced)
         worker.assign(work, counts.num_updates - own.num_updates)
         return work
 
     def expected_updates(self, worker: WorkerProgress) -> list[float]:
         """Return each active worker's expected updates when `worker` begins its next batch.
 
-        A done but unreported batch counts: its number is at most the worker's value in `committed`.
+        That is when all batches assigned to `worker` are done. A batch is done, but unreported, if
+        its number is at most the worker's value in `committed`.
         """
-        made, ahead = [], []
-        for one in self.active:
-            committed = int(self._committed[one.number])
-            counted = [(work, self._updates_of(one, work)) for work in one.assigned]
-            done = sum(n for work, n in counted if work.batch <= committed)
-            made.append(one.counts.updates + done)
-            ahead.append(
-                [(one.expected_s(work.size), n) for work, n in counted if work.batch > committed]
-            )
-        return policy.expected_updates(self.active.index(worker), made, ahead)
+        own_done = int(self._committed[worker.number])
+        begins_s = sum(worker.expected_s(one) for one in worker.assigned if one.batch > own_done)
+        found = []
+        for other in self.active:
+            counted, left_s = other.counts.updates, begins_s
+            for work in other.assigned:
+                if work.batch > int(self._committed[other.number]):
+                    left_s -= other.expected_s(work)
+                if left_s < 0 and other is not worker:
+                    break
+                counted += updates_of(other.spec, work.size, self._config.beta)
+            found.append(counted)
+        return found
 
-    def _updates_of(self, worker: WorkerProgress, work: ExecuteWork) -> float:
-        return policy.updates_of(worker.spec, work.size, self._config.beta)
-
-    def complete(self, worker: WorkerProgress, updates: int, loss: float | None) -> ExecuteWork:
-        """Count a worker's oldest batch as done, and return the batch.
-
-        `loss`: the sum of the losses of the batch's samples; None if unknown.
-        """
+    def complete(self, worker: WorkerProgress, result: BatchResult) -> ExecuteWork:
+        """Count a worker's oldest batch as done, and return the batch."""
         counts, own = self.counts, worker.counts
-        work = worker.complete(counts.num_updates - own.num_updates)
-        own.updates += self._updates_of(worker, work)
-        own.num_updates += updates
-        counts.num_updates += updates
-        if loss is not None:
-            counts.loss_sum += loss
+        work = worker.complete(result, counts.num_updates - own.num_updates)
+        own.updates += updates_of(worker.spec, work.size, self._config.beta)
+        own.num_updates += result.updates
+        counts.num_updates += result.updates
+        if isfinite(result.loss):
+            counts.loss_sum += result.loss
             counts.num_reported += work.size
         self.queue.complete(work.places)
         return work
 
-    def drop(self, worker: WorkerProgress) -> list[tuple[ExecuteWork, int]]:
-        """Remove a lost worker; return its committed, unreported batches and their updates.
+    def drop(self, worker: WorkerProgress, now_ns: int) -> list[tuple[ExecuteWork, BatchResult]]:
+        """Remove a lost worker; return its committed, unreported batches and their results.
 
         The samples of the worker's other batches become free again.
         """
@@ -281,12 +315,13 @@ class BatchScheduler:
         self.choose_policy([one for one in self.active if one is not worker])
         done = []
         for work in tuple(worker.assigned):
-            if int(self._committed[worker.number]) < work.batch:
+            if work.batch > int(self._committed[worker.number]):
                 worker.assigned.popleft()
                 self.queue.give_back(work.places)
-                continue
-            updates = min(worker.spec.threads, work.size)
-            done.append((self.complete(worker, updates, None), updates))
+            else:
+                updates = min(worker.spec.threads, work.size)
+                result = BatchResult(updates, nan, *[now_ns] * 4)
+                done.append((self.complete(worker, result), result))
         return done
 
     def state(self) -> dict[str, Any]:

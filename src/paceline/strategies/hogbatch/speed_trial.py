@@ -13,7 +13,6 @@ an epoch has few batches. And workers that share cores slow each other down.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -25,14 +24,8 @@ from paceline.core.timeline import Span
 from paceline.core.workload import Workload
 from paceline.measure.this_machine import UNLIMITED_BYTES_PER_S, host_here, memory_bytes
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
-from paceline.strategies.hogbatch.plan import (
-    HOST,
-    BatchCosts,
-    BatchSizes,
-    BatchTasks,
-    PricedWorkers,
-)
-from paceline.strategies.hogbatch.policy import SpeedTrial
+from paceline.strategies.hogbatch.messages import SpeedTrial
+from paceline.strategies.hogbatch.plan import HOST, BatchCosts, BatchTasks, PricedWorkers
 
 _SOURCE = "measured by the workers' trials before this run"
 _FREE = LinearTime(0.0, 1 / UNLIMITED_BYTES_PER_S)  # zero, because trials include the copies
@@ -46,9 +39,9 @@ def machine_of(workload: Workload, trials: Sequence[SpeedTrial]) -> Machine:
     """Return a machine on which planned batches take as long as in the trials."""
     # Only the workers' cores, because a plan without `threads` divides all cores of the host.
     cores = sum(one.spec.threads for one in trials if one.spec.kind == DeviceKind.CPU) or 1
-    devices = tuple(
+    devices = [
         Device(
-            name=trial.spec.name(trial.number),
+            name=trial.name,
             host=HOST,
             kind=trial.spec.kind,
             flops_per_s=1.0,  # replaced by the fitted rate below
@@ -57,30 +50,26 @@ def machine_of(workload: Workload, trials: Sequence[SpeedTrial]) -> Machine:
             source=_SOURCE,
         )
         for trial in trials
-    )
+    ]
     host = host_here(HOST, _SOURCE, cores=cores)
     machine = Machine(
-        name="this-machine", hosts=(host,), devices=devices, losses=Losses.none(_SOURCE)
+        name="this-machine", hosts=(host,), devices=tuple(devices), losses=Losses.none(_SOURCE)
     )
     gpus = [device for device in devices if device.kind == DeviceKind.GPU]
     machine = linked(machine, [(host, gpu) for gpu in gpus], _FREE)
-    fitted = []
-    for trial, device in zip(trials, devices, strict=True):
-        costs = BatchCosts(workload, machine, device, trial.spec.threads, shared=True)
+    for number, (trial, device) in enumerate(zip(trials, devices, strict=True)):
+        costs = BatchCosts(trial.number, workload, machine, device, trial.spec.threads, shared=True)
         flops_per_s, latency_s = _rate(costs, trial.seconds)
         rates = {"flops_per_s": flops_per_s, "call_latency_s": latency_s}
-        fitted.append(device.model_copy(update=rates))
-    return machine.model_copy(update={"devices": tuple(fitted)})
+        devices[number] = device.model_copy(update=rates)
+    return machine.model_copy(update={"devices": tuple(devices)})
 
 
 def _rate(costs: BatchCosts, measured: Mapping[int, float]) -> tuple[float, float]:
-    """Fit and return flops/s and seconds per call.
-
-    `measured`: the seconds of a batch by batch size.
-    """
+    """Fit and return flops/s and seconds per call; `measured`: seconds by batch size."""
     points = []
     for size, batch_s in measured.items():
-        own = [stage.cost for stage in costs.stages(size) if stage.on[0].lane is Lane.COMPUTE]
+        own = [task.cost for task in costs.tasks(size) if task.on[0].lane is Lane.COMPUTE]
         points.append((sum(one.num_calls for one in own), sum(one.flops for one in own), batch_s))
     (calls, flops, seconds), (other_calls, other_flops, other_s) = points[0], points[-1]
     determinant = calls * other_flops - other_calls * flops
@@ -88,7 +77,7 @@ def _rate(costs: BatchCosts, measured: Mapping[int, float]) -> tuple[float, floa
     per_flop_s = max(per_flop_s, _LEAST_SHARE * other_s / other_flops)
     per_call_s = (other_s - per_flop_s * other_flops) / other_calls
     if not determinant or per_call_s <= 0:  # one size, or noise: fit the rate to the larger batch
-        return 1 / (other_s / other_flops), 0.0
+        return other_flops / other_s, 0.0
     return 1 / per_flop_s, per_call_s
 
 
@@ -96,20 +85,20 @@ def plan_of_batches(
     workload: Workload,
     machine: Machine,
     config: Hogbatch,
-    specs: Mapping[int, WorkerSpec],
+    trials: Sequence[SpeedTrial],
     sizes: Mapping[int, Sequence[int]],
 ) -> Plan:
     """Return the plan in which each worker gets batches of the given sizes, in order.
 
-    The keys of `specs` and `sizes` are worker numbers; `specs` is in the order of the machine's
-    devices. A GPU copies the shared model and its updates, even if the GPU is the only worker.
+    `machine`: the machine of `trials`. `sizes`: the sizes by worker number. A GPU copies the shared
+    model and its updates, even if the GPU is the only worker.
     """
     tasks: list[Task] = []
-    for (number, spec), device in zip(specs.items(), machine.devices, strict=True):
-        costs = BatchCosts(workload, machine, device, spec.threads, shared=True)
-        batches = BatchTasks(number, config.depth_of(spec.kind))
+    for (number, spec, _), device in zip(trials, machine.devices, strict=True):
+        costs = BatchCosts(number, workload, machine, device, spec.threads, shared=True)
+        batches = BatchTasks(config.depth_of(spec.kind))
         for size in sizes.get(number, ()):
-            tasks += batches.of(costs.stages(size), size)
+            tasks += batches.next(costs.tasks(size))
     return Plan(tasks)
 
 
@@ -138,16 +127,12 @@ class WorkerAdmission:
 
     @property
     def why(self) -> str:
-        """The reason for the verdict in one sentence, with both speeds."""
-        if self.helps:
-            verdict = "speeds the run up"
-        elif self.samples_per_s * _GAIN < self.without_samples_per_s:
-            verdict = "slows the run down"
-        else:
-            verdict = "adds almost nothing"
+        """The reason to end a worker that does not help, with both speeds."""
+        slows = self.samples_per_s * _GAIN < self.without_samples_per_s
         return (
-            f"worker {self.worker} ({self.spec}) {verdict}: {self.samples_per_s:.4g} samples/s "
-            f"with it, {self.without_samples_per_s:.4g} without"
+            f"worker {self.worker} ({self.spec}) "
+            f"{'slows the run down' if slows else 'adds almost nothing'}: "
+            f"{self.samples_per_s:.4g} samples/s with it, {self.without_samples_per_s:.4g} without"
         )
 
 
@@ -230,7 +215,7 @@ def predict(epochs: Epochs, trials: Sequence[SpeedTrial]) -> Prediction:
     loop = _EpochLoop(epochs, trials)
     num_epochs = min(epochs.num_epochs, _MOST_JUDGED_EPOCHS)
     whole_s = sum(loop.epoch_s(epochs.num_samples) for _ in range(num_epochs))
-    names, total = [one.spec.name(one.number) for one in trials], sum(loop.made)
+    names, total = [one.name for one in trials], sum(loop.made)
     return Prediction(
         num_epochs * epochs.num_samples / whole_s,
         {name: made / total for name, made in zip(names, loop.made, strict=True)},
@@ -248,7 +233,6 @@ class _EpochLoop:
     def __init__(self, epochs: Epochs, trials: Sequence[SpeedTrial]) -> None:
         specs, machine = [trial.spec for trial in trials], machine_of(epochs.workload, trials)
         self._workers = PricedWorkers(epochs.workload, machine, epochs.config, specs)
-        self._sizes, self._seconds = BatchSizes(self._workers), cache(self._priced)
         self.made, self.busy_s, self.judged_s = [0] * len(specs), [0.0] * len(specs), 0.0
 
     def epoch_s(self, num_samples: int) -> float:
@@ -258,11 +242,10 @@ class _EpochLoop:
         while left:
             now_s, worker = heappop(free)
             self._complete(worker)
-            size = self._sizes.next(worker, left)
-            period_s, busy_s = self._seconds(worker, size)
-            self.busy_s[worker] += busy_s
-            heappush(free, (now_s + period_s, worker))
-            left -= size
+            batch = self._workers.next_batch(worker, left)
+            self.busy_s[worker] += batch.computing_s
+            heappush(free, (now_s + batch.period_s, worker))
+            left -= batch.size
             num_batches += 1
             assigned = num_samples - left
             if num_batches == _MOST_JUDGED_BATCHES and left > assigned:
@@ -275,11 +258,5 @@ class _EpochLoop:
         return left_out_s + last_s
 
     def _complete(self, worker: int) -> None:
-        self.made[worker] += min(self._workers.specs[worker].threads, self._sizes.complete(worker))
-
-    def _priced(self, worker: int, size: int) -> tuple[float, float]:
-        """Return the seconds between ends of successive batches, and a batch's compute seconds."""
-        stages, seconds = self._workers.batch(worker, size)
-        computing = zip(stages, seconds, strict=True)
-        busy_s = sum(one for stage, one in computing if stage.on[0].lane is Lane.COMPUTE)
-        return self._workers.period_s(worker, size), busy_s
+        size = self._workers.complete(worker)
+        self.made[worker] += min(self._workers.specs[worker].threads, size)

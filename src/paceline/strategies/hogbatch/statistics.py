@@ -11,25 +11,8 @@ _BATCH = struct.Struct("<iqqqqd4q")
 Points = list[tuple[float, int]]  # points of a curve: (seconds, value)
 
 
-class BatchResult(NamedTuple):
-    """The result of a batch.
-
-    `updates`: the number of updates of the model. `loss`: the sum of the samples' losses.
-    `started_ns`: when the worker began to read the model. `begun_ns`: when compute began.
-    `stepped_ns`: when the optimizer step ended. `ended_ns`: when the update was in the shared
-    model.
-    """
-
-    updates: int = 0
-    loss: float = 0.0
-    started_ns: int = 0
-    begun_ns: int = 0
-    stepped_ns: int = 0
-    ended_ns: int = 0
-
-
 class BatchRecord(NamedTuple):
-    """A completed batch of a worker.
+    """A completed batch of a worker; for `updates` and the following fields see `BatchResult`.
 
     Times count only training, without pauses such as the tests between epochs. If the worker died
     before it reported the batch, all times are the time when the coordinator noticed the death.
@@ -39,7 +22,12 @@ class BatchRecord(NamedTuple):
     epoch: int
     first: int
     size: int
-    result: BatchResult
+    updates: int
+    loss: float
+    started_ns: int
+    begun_ns: int
+    stepped_ns: int
+    ended_ns: int
 
 
 class Update(NamedTuple):
@@ -75,22 +63,21 @@ class BatchLog:
 
     def append(self, batch: BatchRecord) -> None:
         """Append a batch to the log."""
-        self._packed += _BATCH.pack(*batch[:-1], *batch.result)
+        self._packed += _BATCH.pack(*batch)
 
     def __len__(self) -> int:
         return len(self._packed) // _BATCH.size
 
     def __iter__(self) -> Iterator[BatchRecord]:
-        for worker, epoch, first, size, *result in _BATCH.iter_unpack(self._packed):
-            yield BatchRecord(worker, epoch, first, size, BatchResult._make(result))
+        return map(BatchRecord._make, _BATCH.iter_unpack(self._packed))
 
     def made(self, names: Sequence[str]) -> Made:
         """Return the updates of each device; `names`: the devices' names by worker number."""
         found: Made = {name: [] for name in names}
-        for worker, _, _, size, done in self:
-            busy_s = (done.stepped_ns - done.begun_ns) * _NS
-            times_s = done.started_ns * _NS, done.ended_ns * _NS
-            found[names[worker]].append(Update(*times_s, size, done.updates, busy_s))
+        for one in self:
+            times_s = one.started_ns * _NS, one.ended_ns * _NS
+            busy_s = (one.stepped_ns - one.begun_ns) * _NS
+            found[names[one.worker]].append(Update(*times_s, one.size, one.updates, busy_s))
         return found
 
     def gaps(self, num_workers: int, most: int) -> Points:
@@ -104,9 +91,9 @@ class BatchLog:
         found = []
         every = max(1, -(-len(self) // most))
         for number, batch in enumerate(self, 1):
-            counted[batch.worker] += batch.result.updates
+            counted[batch.worker] += batch.updates
             if number % every == 0:
-                found.append((batch.result.ended_ns * _NS, max(counted) - min(counted)))
+                found.append((batch.ended_ns * _NS, max(counted) - min(counted)))
         return found
 
 
