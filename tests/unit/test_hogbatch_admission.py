@@ -13,8 +13,8 @@ from paceline.core.simulate import simulate
 from paceline.core.strategy import Window
 from paceline.core.workload import Layer, Parameter, Workload
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
+from paceline.strategies.hogbatch.messages import SpeedTrial
 from paceline.strategies.hogbatch.plan import plan
-from paceline.strategies.hogbatch.policy import SpeedTrial
 from paceline.strategies.hogbatch.speed_trial import (
     Epochs,
     admit,
@@ -136,8 +136,9 @@ TWO = Workload("net", 32, LAYERS, backward_order=(1, 0), input_nbytes=4 * 64 * 3
 def seconds(measured: dict[int, float], size: int, kind="cpu", threads: int = 1) -> float:
     """Predict the seconds of a batch on the machine fitted to a trial."""
     spec = WorkerSpec(kind, threads=threads)
-    machine = machine_of(TWO, [SpeedTrial(0, spec, measured)])
-    tasks = plan_of_batches(TWO, machine, Hogbatch(), {0: spec}, {0: [size]})
+    trials = [SpeedTrial(0, spec, measured)]
+    machine = machine_of(TWO, trials)
+    tasks = plan_of_batches(TWO, machine, Hogbatch(), trials, {0: [size]})
     return simulate(tasks, Roofline.of(machine)).makespan_s
 
 
@@ -163,7 +164,7 @@ def test_a_replay_has_the_batches_of_its_trace():
     trials = [SpeedTrial(n, spec, {spec.threads: 1e-3, 32: 4e-3}) for n, spec in specs.items()]
     machine = machine_of(TWO, trials)
     sizes = {0: [1, 2, 4], 1: [8, 2], 2: [32]}
-    tasks = plan_of_batches(TWO, machine, Hogbatch(), specs, sizes)
+    tasks = plan_of_batches(TWO, machine, Hogbatch(), trials, sizes)
     timeline = simulate(tasks, Roofline.of(machine))
     assert conform(tasks, timeline) == []
     assert traced_sizes(timeline.spans) == sizes

@@ -34,9 +34,8 @@ from paceline.exchange.step import Learning, Share, train_step
 from paceline.links.clock import clock_for
 from paceline.links.group import Group
 from paceline.measure import timing
-from paceline.measure.cores import CoreTime, lost_here
 from paceline.measure.this_machine import Speed, this_machine
-from paceline.measure.timing import Rounds, rounds_of_all, unrest_of
+from paceline.measure.timing import CoreTime, Rounds, lost_beside, rounds_of_all, unrest_of
 from paceline.record.recorder import Recorder
 from paceline.training.models.paced import QUEUED_S
 
@@ -219,7 +218,7 @@ class Probes:
             return {}
         num_workers = places.count(places[group.rank])
         own = {
-            name: lost_here(of_all.num_cores, num_workers)
+            name: lost_beside(of_all.num_cores, num_workers)
             for name, (of_all, _) in self.timed.items()
         }
         rows = group.gather(own)

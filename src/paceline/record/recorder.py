@@ -184,17 +184,13 @@ class Recorder:
         self._kept: int | None = None
         self.tracing = False
 
-    def start_trace(self, model: nn.Module) -> None:
-        """Record the spans of the following steps of `model`, until `stop_trace`."""
-        self.start_phases(None, layers_of(model))
-
-    def start_phases(self, num_kept: int | None, layers: Sequence[LayerModule] = ()) -> None:
-        """Record phases, exchanges and `layers` of the following steps.
+    def start_trace(self, model: nn.Module | None = None, num_kept: int | None = None) -> None:
+        """Record phases, exchanges and the layers of `model` in the following steps.
 
         Keeps at least the last `num_kept` steps; None keeps all steps.
         """
         self.stop_trace()
-        self._marks = LayerMarks(layers, self._marks.clock)
+        self._marks = LayerMarks(() if model is None else layers_of(model), self._marks.clock)
         self._marks.watch(True)
         self.tracing, self._kept, self._step = True, num_kept, 0
         self._activities, self._sums = [], []
@@ -225,10 +221,6 @@ class Recorder:
         if phase is not None and phase.kind in (Kind.FORWARD, Kind.BACKWARD):
             is_forward = phase.kind is Kind.FORWARD
             phase.borders = self._marks.forward if is_forward else self._marks.backward
-
-    def computing(self, kind: Kind, part: str, sub_batch: int) -> AbstractContextManager[None]:
-        """Record the block as computation of a sub-batch."""
-        return self._recorded(Role.SUB_BATCH, kind, part, sub_batch)
 
     @property
     def idle(self) -> bool:
@@ -264,14 +256,11 @@ class Recorder:
         if exchange is not None:
             exchange.end = self._marks.clock.mark()
 
-    def pause(self) -> AbstractContextManager[None]:
-        """Exclude the block from the layers' shares."""
-        return self._recorded(Role.PAUSE, Kind.D2H, "")
-
     @contextmanager
-    def _recorded(
-        self, role: Role, kind: Kind, part: str, sub_batch: int | None = None
+    def recorded(
+        self, role: Role, kind: Kind, part: str = "", sub_batch: int | None = None
     ) -> Iterator[None]:
+        """Record the block as an activity with a role."""
         activity = self._begin(role, kind, part, sub_batch)
         yield
         self.leave_exchange(activity)
@@ -389,4 +378,4 @@ def noted(
     """Record the block as a collective, or as this rank's own work, if there is a recorder."""
     if recorder is None:
         return nullcontext()
-    return recorder._recorded(Role.ALONE if alone else Role.COLLECTIVE, kind, part)
+    return recorder.recorded(Role.ALONE if alone else Role.COLLECTIVE, kind, part)

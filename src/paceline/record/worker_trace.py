@@ -18,7 +18,6 @@ from paceline.core.errors import InvalidInput
 from paceline.core.plan import COMPUTE, Kind, Lane, Resource
 from paceline.core.timeline import Origin, Span, Timeline, intersection, length, union
 from paceline.core.wire_format import Purpose
-from paceline.links.clock import Clock
 from paceline.record.recorder import LayerMarks, Phase, layer_spans
 
 ALL_STEPS = range(2**31)
@@ -89,10 +88,9 @@ class WorkerRecorder:
     """Records a worker's steps in `window`; `device` is its device's name in the plan."""
 
     def __init__(
-        self, worker: int, device: str, marks: LayerMarks, clock: Clock, window: range = ALL_STEPS
+        self, worker: int, device: str, marks: LayerMarks, window: range = ALL_STEPS
     ) -> None:
-        self._worker, self._device, self._window = worker, device, window
-        self._marks, self._clock = marks, clock
+        self._worker, self._device, self._marks, self._window = worker, device, marks, window
         self.trace = Trace()
 
     def _number(self, step: int) -> int | None:
@@ -110,9 +108,10 @@ class WorkerRecorder:
         if number is None or (by_layers and not self._marks.names):
             yield
             return
-        start = self._clock.mark()
+        clock = self._marks.clock
+        start = clock.mark()
         yield
-        start_s, end_s = self._clock.seconds([start, self._clock.mark()])
+        start_s, end_s = clock.seconds([start, clock.mark()])
         on = Resource(self._device, lane)
         if by_layers:
             borders = self._marks.seconds()[kind is Kind.BACKWARD]

@@ -76,22 +76,15 @@ class WorkerProcesses(PacketWorkers[WorkerProcess]):
                 "workers", f"must be at most {MOST_WORKERS} over all parts of a resumed run"
             )
         depth, training = self._config.depth_of(spec.kind), self._training
-        cores = self._cores(0 if spec.kind == DeviceKind.GPU else spec.threads)
-        process, wire = self.launch(
-            messages.ProcessSettings(number, spec, depth, cores, training),
-            (training.parameters.fd, training.data.fd),
-        )
+        count = 0 if spec.kind == DeviceKind.GPU else spec.threads
+        if count > len(self._free_cores):
+            count = 0  # the kernel chooses the worker's cores
+        taken, self._free_cores = self._free_cores[:count], self._free_cores[count:]
+        cores = tuple(cpu for core in taken for cpu in core)
+        settings = messages.ProcessSettings(number, spec, depth, cores, training)
+        process, wire = self.launch(settings, (training.parameters.fd, training.data.fd))
         progress = WorkerProgress(number, spec, depth)
         self.add(WorkerProcess(number, process, wire, progress=progress))
-
-    def _cores(self, count: int) -> tuple[int, ...]:
-        """Reserve free cores and return their CPU numbers.
-
-        If too few cores are free, return (): then the kernel chooses the worker's cores.
-        """
-        count = count if count <= len(self._free_cores) else 0
-        taken, self._free_cores = self._free_cores[:count], self._free_cores[count:]
-        return tuple(cpu for core in taken for cpu in core)
 
 
 class KnownWorker(NamedTuple):
@@ -202,13 +195,12 @@ class Coordinator:
         self._order[: len(order)].copy_(order)
         if self.scheduler.begin_epoch(epoch):
             self._clock.begin_epoch()
-        self._continue()
         while not self.scheduler.queue.is_done:
+            if self._is_paused:
+                self._continue()
             self._poll_once()
             if self.between is not None:
                 self.between()
-            if self._is_paused:
-                self._continue()
         self.pause()
         return self.scheduler.mean_loss, self._clock.epoch_ns * _NS
 
@@ -260,7 +252,8 @@ class Coordinator:
     def _log(self, worker: WorkerProcess, work: ExecuteWork, result: BatchResult) -> None:
         updates, loss, *moments_ns = result
         own = worker.number, self.scheduler.counts.epoch, work.first, work.size, updates, loss
-        self.history.log.append(BatchRecord(*own, *map(self._clock.at, moments_ns)))
+        times_s = [self._clock.at(moment_ns) * _NS for moment_ns in moments_ns]
+        self.history.log.append(BatchRecord(*own, *times_s))
         self._status.add(work.size, self.scheduler.mean_loss, advances=work.size)
 
     def _hand_out(self, workers: Iterable[WorkerProcess]) -> None:
@@ -310,18 +303,16 @@ class Coordinator:
         self.scheduler.restore(values)
         self._clock.restore(values["clock"])
         past, workers = [KnownWorker(*one) for one in values["known"]], values["workers"]
-        first = len(past) - len(workers)
-        if [one["number"] for one in workers] == [*range(first, len(past))] and [
-            one.spec for one in past[first:]
-        ] == [str(spec) for spec in specs]:
-            del past[first:]
+        saved = [(one["number"], past[one["number"]].spec) for one in workers]
+        if saved == list(enumerate(map(str, specs), len(past) - len(workers))):
+            del past[len(past) - len(workers) :]
             for index, one in enumerate(workers):
                 self._resumed[one["number"]] = one, within(tensors, f"workers/{index}/")
         else:
             logger.warning(
                 "resume: workers changed from %s to %s; their optimizers (momentum) and random "
                 "numbers begin anew",
-                ", ".join(past[one["number"]].spec for one in workers),
+                ", ".join(spec for _, spec in saved),
                 ", ".join(map(str, specs)),
             )
         log = BatchLog(tensors[_LOG].numpy().tobytes())

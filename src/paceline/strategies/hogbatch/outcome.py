@@ -91,7 +91,7 @@ def _replayed(
 def _updates(made: Made, log: BatchLog) -> Updates:
     staleness = statistics.staleness(made)
     missed = sum(staleness.values(), Counter[int]())
-    by_worker = {name: sum(one.num_updates for one in own) for name, own in made.items()}
+    by_worker = {name: sum(one.updates for one in own) for name, own in made.items()}
     return Updates(
         count=sum(by_worker.values()),
         by_worker=by_worker,
@@ -104,7 +104,7 @@ def _updates(made: Made, log: BatchLog) -> Updates:
 def _workers(
     known: Sequence[KnownWorker], made: Made, updates: Updates, prediction: Prediction | None
 ) -> tuple[UnevenWorker, ...]:
-    sizes = {name: [(one.end_s, one.num_samples) for one in own] for name, own in made.items()}
+    sizes = {name: [(one.ended_s, one.size) for one in own] for name, own in made.items()}
     return tuple(
         UnevenWorker(
             name=name,

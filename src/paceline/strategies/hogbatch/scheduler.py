@@ -62,47 +62,31 @@ def wants_more(
 class SampleQueue:
     """Assigns each sample of an epoch once, as ranges of the epoch's sample order.
 
-    `free`: the unassigned ranges in ascending order; by default all samples.
+    `free`: the unassigned ranges in ascending order; by default all samples. `num_done`: the number
+    of samples that have been used.
     """
 
     def __init__(self, num_samples: int, free: Sequence[range] | None = None) -> None:
         self.free = [range(num_samples)] if free is None else list(free)
-        self._assigned: set[range] = set()
-        self.num_samples = num_samples
+        self._num_samples, self.num_done = num_samples, num_samples - len(self)
 
     def __len__(self) -> int:
         """Return the number of unassigned samples."""
         return sum(map(len, self.free))
 
     @property
-    def num_done(self) -> int:
-        """The number of samples that have been used."""
-        return self.num_samples - len(self) - sum(map(len, self._assigned))
-
-    @property
     def is_done(self) -> bool:
         """Whether all samples have been used."""
-        return not len(self) and not self._assigned
+        return self.num_done == self._num_samples
 
     def take(self, size: int) -> range:
-        """Assign and return the first free range of samples, cut to at most `size` samples.
-
-        The range is empty if no samples are free.
-        """
-        if not self.free:
-            return range(0)
+        """Assign and return the first free range of samples, cut to at most `size` samples."""
         taken, rest = self.free[0][:size], self.free[0][size:]
         self.free[:1] = [rest] if rest else []
-        self._assigned.add(taken)
         return taken
-
-    def complete(self, taken: range) -> None:
-        """Record that assigned samples have been used; raise KeyError if they were not assigned."""
-        self._assigned.remove(taken)
 
     def give_back(self, taken: range) -> None:
         """Return assigned but unused samples to the free samples."""
-        self.complete(taken)
         insort(self.free, taken, key=lambda part: part.start)
 
 
@@ -303,7 +287,7 @@ class BatchScheduler:
         if isfinite(result.loss):
             counts.loss_sum += result.loss
             counts.num_reported += work.size
-        self.queue.complete(work.places)
+        self.queue.num_done += work.size
         return work
 
     def drop(self, worker: WorkerProgress, now_ns: int) -> list[tuple[ExecuteWork, BatchResult]]:

@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-_NS = 1e-9
-_BATCH = struct.Struct("<iqqqqd4q")
+_BATCH = struct.Struct("<iqqqqd4d")
 Points = list[tuple[float, int]]  # points of a curve: (seconds, value)
 
 
@@ -24,27 +23,13 @@ class BatchRecord(NamedTuple):
     size: int
     updates: int
     loss: float
-    started_ns: int
-    begun_ns: int
-    stepped_ns: int
-    ended_ns: int
+    started_s: float
+    begun_s: float
+    stepped_s: float
+    ended_s: float
 
 
-class Update(NamedTuple):
-    """An update of the shared model by one batch.
-
-    `read_s`: the time when the worker read the model. A GPU reads the model when it copies the
-    model, a CPU at the start of forward. `end_s`: the time when the model contained the update.
-    """
-
-    read_s: float
-    end_s: float
-    num_samples: int
-    num_updates: int = 1  # on a CPU worker, the number of threads that got samples
-    busy_s: float = 0.0  # seconds of compute
-
-
-Made = dict[str, list[Update]]  # the updates of each device, one per batch
+Made = dict[str, list[BatchRecord]]  # the batches of each device
 
 
 class BatchLog:
@@ -72,12 +57,10 @@ class BatchLog:
         return map(BatchRecord._make, _BATCH.iter_unpack(self._packed))
 
     def made(self, names: Sequence[str]) -> Made:
-        """Return the updates of each device; `names`: the devices' names by worker number."""
+        """Return the batches of each device; `names`: the devices' names by worker number."""
         found: Made = {name: [] for name in names}
-        for one in self:
-            times_s = one.started_ns * _NS, one.ended_ns * _NS
-            busy_s = (one.stepped_ns - one.begun_ns) * _NS
-            found[names[one.worker]].append(Update(*times_s, one.size, one.updates, busy_s))
+        for batch in self:
+            found[names[batch.worker]].append(batch)
         return found
 
     def gaps(self, num_workers: int, most: int) -> Points:
@@ -93,16 +76,17 @@ class BatchLog:
         for number, batch in enumerate(self, 1):
             counted[batch.worker] += batch.updates
             if number % every == 0:
-                found.append((batch.ended_ns * _NS, max(counted) - min(counted)))
+                found.append((batch.ended_s, max(counted) - min(counted)))
         return found
 
 
-def utilisation(made: Mapping[str, Sequence[Update]]) -> dict[str, float]:
+def utilisation(made: Mapping[str, Sequence[BatchRecord]]) -> dict[str, float]:
     """Return the fraction of the run's time in which each device computes (figure 7)."""
-    updates = [update for own in made.values() for update in own]
-    first_s = min((one.read_s for one in updates), default=0.0)
-    whole_s = max((one.end_s for one in updates), default=0.0) - first_s
-    return {name: sum(one.busy_s for one in own) / max(_NS, whole_s) for name, own in made.items()}
+    batches = [batch for own in made.values() for batch in own]
+    first_s = min((one.started_s for one in batches), default=0.0)
+    whole_s = max((one.ended_s for one in batches), default=0.0) - first_s
+    busy_s = {name: sum(one.stepped_s - one.begun_s for one in own) for name, own in made.items()}
+    return {name: own_s / max(1e-9, whole_s) for name, own_s in busy_s.items()}
 
 
 def changes(points: Points) -> Points:
@@ -111,19 +95,19 @@ def changes(points: Points) -> Points:
     return [p for i, p in enumerate(points) if i in (0, last) or points[i - 1][1] != p[1]]
 
 
-def staleness(made: Mapping[str, Sequence[Update]]) -> dict[str, Counter[int]]:
+def staleness(made: Mapping[str, Sequence[BatchRecord]]) -> dict[str, Counter[int]]:
     """Count each device's batches by staleness.
 
-    A batch reads the model and later updates the model. The batch's staleness is the number of
-    other devices' batches that update the model between these two times.
+    A batch reads the model when it starts, and has updated the model when it ends. The batch's
+    staleness is the number of other devices' batches that end between these two times.
     """
 
-    def num_within(ends: Sequence[float], update: Update) -> int:
-        return bisect_right(ends, update.end_s) - bisect_right(ends, update.read_s)
+    def num_within(ends: Sequence[float], batch: BatchRecord) -> int:
+        return bisect_right(ends, batch.ended_s) - bisect_right(ends, batch.started_s)
 
-    ends = sorted(update.end_s for own in made.values() for update in own)
+    ends = sorted(batch.ended_s for own in made.values() for batch in own)
     missed = {}
     for device, own in made.items():
-        own_ends = [update.end_s for update in own]
+        own_ends = [batch.ended_s for batch in own]
         missed[device] = Counter(num_within(ends, one) - num_within(own_ends, one) for one in own)
     return missed

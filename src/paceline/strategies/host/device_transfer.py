@@ -32,7 +32,7 @@ from paceline.exchange.layout import Chunk, Layout
 from paceline.links.arena import Arena
 from paceline.links.call_thread import CallThread
 from paceline.links.devices import Event, device_of
-from paceline.record.recorder import Recorder, noted
+from paceline.record.recorder import Recorder, Role, noted
 from paceline.strategies.host.transfer import ExchangeTimes, changed_on_any
 
 
@@ -112,7 +112,7 @@ class DeviceTransfer:
         # If another stream scattered the means of the previous step, it may still read the buffer.
         computing.wait(self._free)
         begin = computing.record(timed=True)
-        with recorder.pause() if recorder is not None else nullcontext():
+        with recorder.recorded(Role.PAUSE, Kind.D2H) if recorder is not None else nullcontext():
             self._gather(chunk)
         gathered = computing.record(timed=True)
         self._gathers.append((begin, gathered))
