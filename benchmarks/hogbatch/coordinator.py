@@ -43,7 +43,7 @@ def _messages(quick: bool) -> dict[str, Any]:
         for _ in runner.epochs():
             pass
         cpu_s = time.thread_time() - began_s  # includes the tests between epochs
-        messages = 2 * len(runner.coordinator.history.log)
+        messages = 2 * len(runner.coordinator.log)
         return {
             "messages": messages,
             "messages_per_cpu_s": messages / cpu_s,
@@ -58,7 +58,7 @@ def _between(quick: bool) -> dict[str, Any]:
     for _ in range(2 if quick else _REPEATS):
         with runner_of(wanted) as runner:
             trained(runner)
-            log, trained_s = runner.coordinator.history.log, runner.coordinator.trained_s
+            log, trained_s = runner.coordinator.log, runner.coordinator.trained_s
         between.append(mean(gaps_s(list(log))))
         took.append(trained_s / len(log))
     unasked = [_unasked_s(wanted, 50 if quick else 300) for _ in between]

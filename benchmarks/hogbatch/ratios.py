@@ -24,7 +24,7 @@ def _of(ratio: int, most: int, quick: bool) -> dict[str, Any]:
     )
     with runner_of(wanted) as runner:
         outcome = trained(runner)
-        log = runner.coordinator.history.log
+        log = runner.coordinator.log
     names = [worker.name for worker in outcome.workers]
     late, half_s = BatchLog(), max(one.ended_s for one in log) / 2
     for one in log:

@@ -206,7 +206,7 @@ def ran(recipe: str, workers: str, when: str, changes: dict[str, Any], saved: An
 
 def found(runner: Any, outcome: Any, model: dict[str, Tensor], progress: Silent) -> dict[str, Any]:
     """Summarise a run; `covered`: the distinct numbers of uses of a sample in an epoch."""
-    log = list(runner.coordinator.history.log)
+    log = list(runner.coordinator.log)
     covered = [[0] * size for size in runner._sizes]
     for batch in log:
         for place in range(batch.first, batch.first + batch.size):

@@ -15,7 +15,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from math import inf, isfinite
 from typing import Any, NamedTuple
 
@@ -25,7 +25,6 @@ from torch import Tensor
 from paceline.checkpoints.tensor_file import Tensors, within
 from paceline.core.errors import InvalidInput, WorkerLost
 from paceline.core.machine import DeviceKind
-from paceline.core.settings import TrainSettings
 from paceline.exchange.session import Status, TrainingSession
 from paceline.links.clock import TrainingClock
 from paceline.links.cores import physical_cores
@@ -33,13 +32,6 @@ from paceline.links.failpoints import reach
 from paceline.links.packet_workers import PacketWorker, PacketWorkers
 from paceline.strategies.hogbatch import messages
 from paceline.strategies.hogbatch.config import MOST_WORKERS, Hogbatch, WorkerSpec
-from paceline.strategies.hogbatch.messages import (
-    BatchResult,
-    Command,
-    ExecuteWork,
-    SpeedTrial,
-    TrySpeed,
-)
 from paceline.strategies.hogbatch.scheduler import BatchScheduler, WorkerCounts, WorkerProgress
 from paceline.strategies.hogbatch.statistics import BatchLog, BatchRecord
 
@@ -66,7 +58,7 @@ class WorkerProcesses(PacketWorkers[WorkerProcess]):
 
     def __init__(self, training: messages.Training, config: Hogbatch) -> None:
         super().__init__("paceline.strategies.hogbatch.worker", training.settings.deadline_s)
-        self._training, self._config = training, config
+        self.training, self._config = training, config
         self._free_cores = physical_cores(os.sched_getaffinity(0))
 
     def start(self, number: int, spec: WorkerSpec) -> None:
@@ -75,7 +67,7 @@ class WorkerProcesses(PacketWorkers[WorkerProcess]):
             raise InvalidInput(
                 "workers", f"must be at most {MOST_WORKERS} over all parts of a resumed run"
             )
-        depth, training = self._config.depth_of(spec.kind), self._training
+        depth, training = self._config.depth_of(spec.kind), self.training
         count = 0 if spec.kind == DeviceKind.GPU else spec.threads
         if count > len(self._free_cores):
             count = 0  # the kernel chooses the worker's cores
@@ -95,44 +87,32 @@ class KnownWorker(NamedTuple):
     tried_samples_per_s: float | None
 
 
-@dataclass(slots=True)
-class History:
-    """The history of a run, including the parts before it was resumed.
-
-    `log`: the batches of all epochs. `lost`: for each lost worker, its name and why it was lost.
-    `past`: the workers of earlier parts of a resumed run.
-    """
-
-    log: BatchLog = field(default_factory=BatchLog)
-    lost: list[str] = field(default_factory=list)
-    past: list[KnownWorker] = field(default_factory=list)
-
-
 class Coordinator:
     """Trains epochs by assigning their samples to the workers of a run.
 
-    `data`: the tensors in shared memory other than the model. `epoch_sizes`: the number of samples
-    in each epoch. `between`: a callback that is called after each poll of the workers; it may call
-    `pause`, or raise an exception to end training.
+    `epoch_sizes`: the number of samples in each epoch. `between`: a callback that is called after
+    each poll of the workers; it may call `pause`, or raise an exception to end training. `log`: the
+    batches of all epochs. `lost`: for each lost worker, its name and why it was lost. `past`: the
+    workers of a resumed run's earlier parts.
     """
 
     def __init__(
         self,
         session: TrainingSession,
         processes: WorkerProcesses,
-        data: Mapping[str, Tensor],
         epoch_sizes: Sequence[int],
         tokens_per_sample: int | None,
     ) -> None:
-        assert isinstance(session.settings, TrainSettings)
-        self._settings, self._order = session.settings, data[messages.ORDER]
+        batch_size, data = processes.training.settings.batch_size, processes.training.data.tensors
         self._clock, self._status = TrainingClock(), Status(session.progress, tokens_per_sample)
         self._resumed: dict[int, tuple[dict[str, Any], Tensors]] = {}  # saved states by number
         self._is_paused = True
         self.scheduler = BatchScheduler(
-            session.config, session.settings.batch_size, epoch_sizes, data[messages.COMMITTED]
+            session.config, batch_size, epoch_sizes, data[messages.COMMITTED]
         )
-        self.processes, self.history = processes, History()
+        self.processes, self.log = processes, BatchLog()
+        self.lost: list[str] = []
+        self.past: list[KnownWorker] = []
         self.between: Callable[[], None] | None = None
 
     @property
@@ -144,28 +124,29 @@ class Coordinator:
     def known(self) -> list[KnownWorker]:
         """All workers of the run, by number."""
         started = (worker.progress for worker in self.processes.workers)
-        return self.history.past + [
+        return self.past + [
             KnownWorker(one.spec.name(one.number), str(one.spec), one.samples_per_s)
             for one in started
         ]
 
     def start_workers(self, specs: Sequence[WorkerSpec]) -> None:
         """Start a process for each worker; numbers continue those of a run's earlier parts."""
-        for number, spec in enumerate(specs, len(self.history.past)):
+        for number, spec in enumerate(specs, len(self.past)):
             self.processes.start(number, spec)
 
-    def try_speeds(self) -> list[SpeedTrial]:
+    def try_speeds(self) -> list[messages.SpeedTrial]:
         """Wait until all workers are ready, then run all speed trials at the same time.
 
         Raises WorkerLost if no worker starts, and InvalidInput if a worker rejects its settings.
         """
         # The trials overlap because workers that share cores or memory slow each other down.
         self._poll(lambda: all(worker.is_ready for worker in self.processes.running))
-        most = min(self._settings.batch_size, len(self._order))
+        training = self.processes.training
+        most = min(training.settings.batch_size, len(training.data.tensors[messages.ORDER]))
         for worker in self.processes.running:
             sizes = dict.fromkeys((min(worker.progress.spec.threads, most), most))
             worker.progress.trial = None
-            worker.send(TrySpeed(tuple(sizes), self._settings.profile_s / 2))
+            worker.send(messages.TrySpeed(tuple(sizes), training.settings.profile_s / 2))
         self._poll(lambda: all(one.progress.trial for one in self.processes.running))
         trials = (one.progress.trial for one in self.processes.running)
         return [one for one in trials if one is not None]
@@ -184,7 +165,7 @@ class Coordinator:
             saved, tensors = self._resumed.pop(worker.number)
             worker.progress.counts = WorkerCounts(**saved["counts"])
             worker.wire.write((tensors, saved["state"]))
-        self._ask(loading, Command.LOAD)
+        self._ask(loading, messages.Command.LOAD)
 
     def train_epoch(self, epoch: int, order: Tensor) -> tuple[float, float]:
         """Train once on the samples in this order; return the mean loss and the seconds.
@@ -192,7 +173,7 @@ class Coordinator:
         Raises InvalidInput if a loss is not finite, and WorkerLost if no worker is left.
         """
         reach("epoch.begun", epoch=epoch)
-        self._order[: len(order)].copy_(order)
+        self.processes.training.data.tensors[messages.ORDER][: len(order)].copy_(order)
         if self.scheduler.begin_epoch(epoch):
             self._clock.begin_epoch()
         while not self.scheduler.queue.is_done:
@@ -223,14 +204,14 @@ class Coordinator:
 
     def _poll_once(self) -> None:
         for worker, message, why in self.processes.poll():
-            if isinstance(message, SpeedTrial):
+            if isinstance(message, messages.SpeedTrial):
                 worker.progress.trial = message
             elif isinstance(message, tuple):
                 self._complete(worker, message)
             elif message is None:
                 self._drop(worker, why)
 
-    def _complete(self, worker: WorkerProcess, results: Sequence[BatchResult]) -> None:
+    def _complete(self, worker: WorkerProcess, results: Sequence[messages.BatchResult]) -> None:
         done = []
         for result in results:
             self._check_loss(worker, result.loss)
@@ -242,18 +223,21 @@ class Coordinator:
 
     def _check_loss(self, worker: WorkerProcess, loss: float) -> None:
         if not isfinite(loss):
-            epoch, known = self.scheduler.counts.epoch + 1, self._settings.learning_rate
+            known = self.processes.training.settings.learning_rate
             raise InvalidInput(
                 "learning_rate",
-                f"the loss of {worker.title} became {loss} in epoch {epoch}",
+                f"the loss of {worker.title} became {loss} in epoch "
+                f"{self.scheduler.counts.epoch + 1}",
                 hint="reduce it" if known is None else f"reduce it below {known:g}",
             )
 
-    def _log(self, worker: WorkerProcess, work: ExecuteWork, result: BatchResult) -> None:
+    def _log(
+        self, worker: WorkerProcess, work: messages.ExecuteWork, result: messages.BatchResult
+    ) -> None:
         updates, loss, *moments_ns = result
         own = worker.number, self.scheduler.counts.epoch, work.first, work.size, updates, loss
         times_s = [self._clock.at(moment_ns) * _NS for moment_ns in moments_ns]
-        self.history.log.append(BatchRecord(*own, *times_s))
+        self.log.append(BatchRecord(*own, *times_s))
         self._status.add(work.size, self.scheduler.mean_loss, advances=work.size)
 
     def _hand_out(self, workers: Iterable[WorkerProcess]) -> None:
@@ -264,8 +248,7 @@ class Coordinator:
 
     def _drop(self, worker: WorkerProcess, why: str) -> None:
         """Continue without a lost worker; other workers get its unfinished samples."""
-        reason = f"{worker.title} {why}"
-        self.history.lost.append(reason)
+        self.lost.append(reason := f"{worker.title} {why}")
         for work, result in self.scheduler.drop(worker.progress, time.monotonic_ns()):
             self._log(worker, work, result)
         if not self.processes.running:
@@ -276,9 +259,9 @@ class Coordinator:
     def state(self) -> tuple[Tensors, dict[str, Any]]:
         """Pause, and return the state for a checkpoint, without the model."""
         self.pause()
-        log, workers = self.history.log.packed, list[dict[str, Any]]()
+        log, workers = self.log.packed, list[dict[str, Any]]()
         tensors = {_LOG: torch.frombuffer(log, dtype=torch.uint8) if log else torch.empty(0).byte()}
-        for worker in self._ask(self.processes.running, Command.SAVE):
+        for worker in self._ask(self.processes.running, messages.Command.SAVE):
             own, values = worker.wire.read()
             tensors |= {f"workers/{len(workers)}/{key}": one for key, one in own.items()}
             counts = asdict(worker.progress.counts)
@@ -286,7 +269,7 @@ class Coordinator:
         values = {
             **self.scheduler.state(),
             "clock": self._clock.state(),
-            "lost": list(self.history.lost),
+            "lost": list(self.lost),
             "known": [list(one) for one in self.known],
             "workers": workers,
         }
@@ -316,9 +299,11 @@ class Coordinator:
                 ", ".join(map(str, specs)),
             )
         log = BatchLog(tensors[_LOG].numpy().tobytes())
-        self.history = History(log, list(values["lost"]), past)
+        self.log, self.lost, self.past = log, list(values["lost"]), past
 
-    def _ask(self, workers: Sequence[WorkerProcess], command: Command) -> list[WorkerProcess]:
+    def _ask(
+        self, workers: Sequence[WorkerProcess], command: messages.Command
+    ) -> list[WorkerProcess]:
         """Send a command to idle workers; return the workers that answered."""
         for worker in workers:
             worker.send(command)

@@ -70,10 +70,7 @@ class DenseThread:
         return cls(layers, samples, optimizer)
 
     def forward(self, rows: Tensor) -> float:
-        """Return the mean loss.
-
-        Returns NaN for an empty or too large batch, on which PyTorch must train instead.
-        """
+        """Return the mean loss; NaN for batches on which PyTorch must train instead."""
         if not 0 < len(rows) <= self.most_samples:
             return nan
         return self._known_chain().forward(rows)

@@ -45,13 +45,10 @@ _NS = 1e-9
 class _Run(NamedTuple):
     """The values of adjacent model tensors of one dtype, in flat tensors of shape (N,).
 
-    `shared`: the values of the shared model, in pinned memory.
-    `own`: the values of the replica, on the device.
-    `copied`: the copy of `shared` on the device.
-    `changes`: tensors that batches use in turn; a batch's place is the index of its tensor. During
-    a batch, the tensor holds the replica's values from the start of the batch. Afterwards the
-    tensor holds the change that the batch made.
-    `updates`: the copies of `changes` in pinned memory.
+    `shared`: the shared model, in pinned memory. `own`, `copied`: the replica, and the copy of
+    `shared`, on the device. `changes`: tensors that batches use in turn; a batch's place is the
+    index of its tensor. The tensor holds the replica's values from the start of the batch, and
+    after the batch its change. `updates`: the copies of `changes` in pinned memory.
     """
 
     shared: Tensor
@@ -63,8 +60,7 @@ class _Run(NamedTuple):
     def take(self, place: int, missing: int | None) -> None:
         """Load the copied model into the replica, and save the loaded values as a batch's start.
 
-        `place`: the batch's place. `missing`: the place of the earlier batch whose change the
-        copied model lacks; `take` adds this change.
+        `take` adds the change of the batch in place `missing`, which the copied model lacks.
         """
         if missing is None:
             self.own.copy_(self.copied)
@@ -197,10 +193,7 @@ class GpuReplica:
             self._loaded = _Batch(len(rows), pinned, samples, marks)
 
     def begin(self, rate: float, step: int | None) -> None:
-        """Queue all work of the loaded batch.
-
-        The work is the copy of the model, training, and the copy of the update.
-        """
+        """Queue the loaded batch's copy of the model, training, and copy of the update."""
         assert self._loaded is not None
         assert len(self._begun) < self.sharing.num_places
         batch, self._loaded = self._loaded, None
@@ -309,10 +302,7 @@ class GpuReplica:
 
 @torch.no_grad()
 def clear_gradients(parameters: Sequence[nn.Parameter], where: Tensor) -> None:
-    """Set all gradients to zero if `where` is true, without copying `where` to the host.
-
-    `where`: a bool tensor of shape ().
-    """
+    """Set all gradients to zero if the scalar `where` is true, without copying it to the host."""
     for parameter in parameters:
         if (gradient := parameter.grad) is not None:
             values = gradient._values() if gradient.is_sparse else gradient

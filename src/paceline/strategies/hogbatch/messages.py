@@ -23,8 +23,8 @@ INPUTS, TARGETS, ORDER, COMMITTED = "inputs", "targets", "order", "committed"
 class Training(NamedTuple):
     """Settings and shared memory of all workers of a run.
 
-    `num_classes`: the number of classes of the recipe. `parameters`: the model's parameters and
-    buffers. `data`: the other shared tensors, including samples if the recipe has tensor samples.
+    `num_classes`: that of the recipe. `parameters`: the model's parameters and buffers. `data`: the
+    other shared tensors, including samples if the recipe has tensor samples.
     """
 
     settings: TrainSettings
@@ -36,8 +36,7 @@ class Training(NamedTuple):
 class ProcessSettings(NamedTuple):
     """The settings of a worker process.
 
-    `depth`: the number of batches that the worker overlaps. `cores`: the CPU numbers to which the
-    process is pinned; if empty, it is not pinned.
+    `depth`: the number of batches that the worker overlaps. `cores`: CPU numbers to pin it to.
     """
 
     number: int
@@ -100,12 +99,11 @@ class ExecuteWork(NamedTuple):
 
 
 class BatchResult(NamedTuple):
-    """The result of a batch.
+    """The result of a batch, with times in the order of the fields.
 
     `updates`: the number of updates of the model. `loss`: the sum of the samples' losses; NaN if
-    unknown. `started_ns`: when the worker began to read the model. `begun_ns`: when compute began.
-    `stepped_ns`: when the optimizer step ended. `ended_ns`: when the update was in the shared
-    model.
+    unknown. The worker began to read the model at `started_ns` and to compute at `begun_ns`, ended
+    the optimizer step at `stepped_ns`, and the update was in the shared model at `ended_ns`.
     """
 
     updates: int = 0

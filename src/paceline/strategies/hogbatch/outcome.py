@@ -40,18 +40,18 @@ def outcome_of(
     `asked`: the epochs that the run should train. `epochs`: the epochs that it has trained.
     `left`: each worker's traced spans, and its peak memory in bytes.
     """
-    history, trained_s = coordinator.history, coordinator.trained_s
+    trained_s = coordinator.trained_s
     workers = [one.progress for one in coordinator.processes.workers]
     trials = [one.trial for one in workers if one.trial is not None]
     prediction = None
     # Predictions assume that all workers train from the first epoch to the last.
-    if not history.lost and not history.past and len(trials) == len(workers):
+    if not coordinator.lost and not coordinator.past and len(trials) == len(workers):
         prediction = predict(asked, trials)
     traced = Timeline((span for spans, _ in left for span in spans), Origin.MEASURED)
     planned, faults = _replayed(traced, asked, trials)
     known, tokens = coordinator.known, recipe.tokens_per_sample
-    made = history.log.made([one.name for one in known])
-    updates = _updates(made, history.log)
+    made = coordinator.log.made([one.name for one in known])
+    updates = _updates(made, coordinator.log)
     num_samples = coordinator.scheduler.num_samples
     return Outcome(
         timeline=traced,
@@ -64,7 +64,7 @@ def outcome_of(
         score=recipe.score_name,
         predicted_samples_per_s=prediction.samples_per_s if prediction else None,
         faults=faults,
-        lost=tuple(history.lost),
+        lost=tuple(coordinator.lost),
         peak_memory_bytes=tuple(peak for _, peak in left),
         updates=updates,
         device=", ".join(dict.fromkeys(device_for(one.spec).name for one in workers)),

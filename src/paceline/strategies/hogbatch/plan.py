@@ -47,12 +47,12 @@ _Stage = tuple[Kind, str, tuple[Resource, ...], Cost]
 class BatchCosts:
     """The costs of a worker's batches of any size, scaled from the workload's batch size.
 
-    Flops and activation traffic scale with the number of samples. The number of calls and the
-    parameter traffic do not. Forward reads the parameters. Backward reads the parameters and writes
-    gradients. The model's first layer only writes gradients, because inputs need no gradient. Each
-    thread of a CPU worker has this parameter traffic for its part of the batch, and makes its own
-    update. The rest of a layer's traffic is activation traffic. If a layer reads only some
-    parameters (embeddings) and has less traffic, all the layer's traffic is parameter traffic.
+    Flops and activation traffic scale with the number of samples; the number of calls and the
+    parameter traffic do not. Forward reads the parameters. Backward reads them and writes
+    gradients, or only writes gradients in the first layer, because inputs need no gradient. Each
+    thread of a CPU worker has this traffic for its part of the batch, and makes its own update. The
+    rest of a layer's traffic is activation traffic. If a layer reads only some parameters
+    (embeddings) and has less traffic, all the layer's traffic is parameter traffic.
 
     `shared`: whether the model is shared with other workers, so that a GPU copies model and update.
     """
@@ -75,25 +75,22 @@ class BatchCosts:
         )
 
     def _stages(self, size: int) -> Iterator[_Stage]:
-        if self.device.kind == DeviceKind.CPU:
+        device, host = self.device, self.machine.host_of(self.device)
+        if device.kind == DeviceKind.CPU:
             yield from self._computed(size)
             return
-        gpu, host = self.device, self.machine.host_of(self.device)
-        to_gpu = (Resource(gpu.name, Lane.H2D), *lanes_of(self.machine.route(host, gpu)))
+        to_gpu = (Resource(device.name, Lane.H2D), *lanes_of(self.machine.route(host, device)))
         nbytes = self.workload.input_nbytes * size / self.workload.batch_size
         yield Kind.H2D, "batch", to_gpu, Cost(nbytes=nbytes, num_calls=1)
-        if not self.shared:
-            yield from self._computed(size)
-            return
-        copy = Cost(nbytes=self.workload.gradient_nbytes, num_calls=1)
-        # The exchange lane keeps this GPU's updates from being added during the copy.
-        yield Kind.H2D, MODEL, (*to_gpu, exchange_lane(gpu.name)), copy
+        nbytes, exchange = self.workload.gradient_nbytes, exchange_lane(device.name)
+        if self.shared:  # the exchange lane keeps this GPU's updates from being added meanwhile
+            yield Kind.H2D, MODEL, (*to_gpu, exchange), Cost(nbytes=nbytes, num_calls=1)
         yield from self._computed(size)
-        to_host = (Resource(gpu.name, Lane.D2H), *lanes_of(self.machine.route(gpu, host)))
-        yield Kind.D2H, "update", to_host, copy
-        on_host = (exchange_lane(gpu.name), Resource(host.name, Lane.REDUCE))
-        add = Cost(nbytes=_UPDATE_TRAFFIC * self.workload.gradient_nbytes, num_calls=1)
-        yield Kind.REDUCE, "update", on_host, add
+        if self.shared:
+            to_host = (Resource(device.name, Lane.D2H), *lanes_of(self.machine.route(device, host)))
+            yield Kind.D2H, "update", to_host, Cost(nbytes=nbytes, num_calls=1)
+            on_host = (exchange, Resource(host.name, Lane.REDUCE))
+            yield Kind.REDUCE, "update", on_host, Cost(nbytes=_UPDATE_TRAFFIC * nbytes, num_calls=1)
 
     def _computed(self, size: int) -> Iterator[_Stage]:
         on, workload = (compute_lane(self.device.name),), self.workload
@@ -109,7 +106,12 @@ class BatchCosts:
         parts = min(self.threads, size)
         num_tensors = sum(len(layer.parameters) for layer in workload.layers)
         traffic = _UPDATE_TRAFFIC * workload.gradient_nbytes
-        yield Kind.STEP, "", on, Cost(2 * workload.num_parameters * parts, traffic * parts, num_tensors)
+        yield (
+            Kind.STEP,
+            "",
+            on,
+            Cost(2 * workload.num_parameters * parts, traffic * parts, num_tensors),
+        )
 
     def _scaled(self, cost: Cost, parameter_traffic: int, size: int) -> Cost:
         share = size / self.workload.batch_size
@@ -166,9 +168,9 @@ class BatchTasks:
 def plan(workload: Workload, machine: Machine, config: Hogbatch, window: Window) -> Plan:
     """Plan the batches of `window`, without tasks that end later than the window's last batch.
 
-    A step has the samples of `config.workers` batches of the workload's size; the workers may
-    divide these samples in any way. Raises InvalidInput if the machine has fewer devices than
-    workers, if the devices are not on one host, or if a GPU has no link to the host.
+    A step has the samples of `config.workers` batches, divided by the policy. Raises InvalidInput
+    if the machine has fewer devices than workers, if the devices are not on one host, or if a GPU
+    has no link to the host.
     """
     workers = PricedWorkers(workload, machine, config)
     total = window.num_steps * workload.batch_size * config.workers

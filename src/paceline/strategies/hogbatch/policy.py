@@ -18,10 +18,7 @@ from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
 
 
 class Policy(Protocol):
-    """Decides the size of each worker's next batch.
-
-    The coordinator makes a new policy whenever a worker is lost.
-    """
+    """Decides the size of each worker's next batch; made anew whenever a worker is lost."""
 
     @property
     def most(self) -> Sequence[int]:
@@ -39,9 +36,8 @@ class Policy(Protocol):
 class Workers:
     """The workers and the settings for which a policy is created.
 
-    `speeds`: the samples/s of each worker with batches of `batch_size`; before they are measured,
-    all speeds are equal. `batch_size`: the batch size of the workload. `config`: options such as
-    `cpu_batch` and `alpha`.
+    `speeds`: the samples/s of each worker with batches of the workload's `batch_size`; equal before
+    they are measured. `config`: options such as `cpu_batch` and `alpha`.
     """
 
     specs: tuple[WorkerSpec, ...]
@@ -65,10 +61,9 @@ class FixedPolicy:
 class AdaptivePolicy:
     """Algorithm 2, which changes batch sizes so that all workers make equally many updates.
 
-    A worker with fewer updates than all other workers gets its size divided by `alpha`. A worker
-    with more updates than all other workers gets its size multiplied by `alpha`. Quotients are
-    rounded down, and products are rounded up. A size stays between the worker's `least` and `most`.
-    `first`: the sizes of the first batches.
+    The size of a worker with fewer updates than all others is divided by `alpha` and rounded down;
+    with more updates, it is multiplied and rounded up. A size stays between the worker's `least`
+    and `most`. `first`: the sizes of the first batches.
     """
 
     first: tuple[int, ...]
@@ -183,10 +178,9 @@ POLICIES: dict[str, Callable[[Workers], Policy]] = {
 def policy_of(
     config: Hogbatch, specs: Sequence[WorkerSpec], speeds: Sequence[float], batch_size: int
 ) -> Policy:
-    """Create the configured policy for these workers.
+    """Create the configured policy for these workers; for the arguments see `Workers`.
 
-    `speeds`: samples/s with batches of the workload's `batch_size`. Raises InvalidInput if a
-    user-defined policy cannot be imported or created, or lacks an attribute of `Policy`.
+    Raises InvalidInput if a user-defined policy cannot be created or lacks an attribute.
     """
     workers = Workers(tuple(specs), tuple(speeds), batch_size, config)
     if config.policy in POLICIES:

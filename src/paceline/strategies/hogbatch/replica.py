@@ -122,10 +122,7 @@ class _Thread:
         self._dense = DenseThread.of(*own)
 
     def train(self, rows: Tensor, rate: float, started_ns: int, traced: bool) -> _ThreadResult:
-        """Train on a part of a batch.
-
-        If `traced`, PyTorch trains, because its hooks record the layers' times.
-        """
+        """Train on a part of a batch; if `traced`, in PyTorch, whose hooks record the layers."""
         self.learner.set_rate(rate)
         value, backward, step = self._forward(rows, traced)
         computed_ns = time.monotonic_ns()
@@ -168,10 +165,9 @@ class CpuReplica:
     """Trains the shared model with the threads of a CPU worker.
 
     Each thread computes the gradient of its part of a batch, and updates the model in place,
-    without locks: Hogwild inside the batch (section V). Each thread has its own optimizer state and
-    gradients, and clips its gradients separately. A batch's trace shows the layers of the first
-    thread, and ends when the last thread ends. `recipe` builds a model for each thread; all these
-    models use the tensors of `shared` as parameters and buffers.
+    without locks: Hogwild inside the batch (section V). Each thread has a model with the tensors of
+    `shared`, its own optimizer state and gradients, and clips its gradients separately. A batch's
+    trace shows the layers of the first thread, and ends when the last thread ends.
     """
 
     def __init__(
@@ -209,10 +205,7 @@ class CpuReplica:
         return ()
 
     def train(self, rows: Tensor, rate: float, step: int | None) -> BatchResult:
-        """Train on a batch, divided among the threads; for the arguments see `take`.
-
-        A thread whose loss is not finite does not update the model.
-        """
+        """Train on a batch as `take`; a thread whose loss is not finite makes no update."""
         started_ns = time.monotonic_ns()
         self._marks.watch(step is not None)
         parts = self._in_parts(rows, rate, started_ns, step is not None)

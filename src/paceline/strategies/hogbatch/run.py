@@ -73,14 +73,11 @@ def start(session: TrainingSession) -> Iterator["HogbatchRunner"]:
         training = messages.Training(settings, recipe.num_classes, parameters, data)
         refer(model, parameters.tensors)
         with WorkerProcesses(training, session.config) as processes:
-            yield HogbatchRunner(session, recipe, model, processes, data.tensors)
+            yield HogbatchRunner(session, recipe, model, processes)
 
 
 def epoch_sizes(settings: TrainSettings, num_samples: int) -> tuple[int, ...]:
-    """Return the number of samples of each epoch.
-
-    With `settings.steps`, the last epoch may be partial.
-    """
+    """Return the number of samples of each epoch; with `steps`, the last one may be partial."""
     if settings.steps is None:
         return (num_samples,) * settings.epochs
     whole, rest = divmod(settings.steps * settings.batch_size, num_samples)
@@ -96,18 +93,14 @@ class HogbatchRunner:
         recipe: Recipe,
         model: nn.Module,
         processes: WorkerProcesses,
-        data: Tensors,
     ) -> None:
-        settings = session.settings
-        assert isinstance(settings, TrainSettings)
-        self._session, self._settings, self._recipe, self._model = session, settings, recipe, model
+        self._settings = settings = processes.training.settings
+        self._session, self._recipe, self._model = session, recipe, model
         self._specs = parse_workers(settings.workers)
         self._sizes = epoch_sizes(settings, len(recipe.samples))
         self._epochs: list[Epoch] = []
         self._decisions: list[str] = []
-        self.coordinator = Coordinator(
-            session, processes, data, self._sizes, recipe.tokens_per_sample
-        )
+        self.coordinator = Coordinator(session, processes, self._sizes, recipe.tokens_per_sample)
         self.workload = describe(model, recipe.example(settings.batch_size), settings.model)
 
     @property
@@ -129,10 +122,7 @@ class HogbatchRunner:
         return Epochs(self.workload, self._session.config, sizes[0], len(sizes), num_cores)
 
     def measure(self) -> PricedMachine:
-        """Start the workers, measure their speeds and end workers that do not help.
-
-        Returns a machine with the measured speeds of the remaining workers.
-        """
+        """Start the workers and end those that do not help; return a machine with their speeds."""
         if self._session.resumed is not None:
             self.restore(self._session.resumed)
         coordinator, settings = self.coordinator, self._settings
@@ -197,8 +187,8 @@ class HogbatchRunner:
         tensors, values = self.coordinator.state()
         values["epochs"] = list(map(asdict, self._epochs))
         own = {f"{_MODEL}/{name}": one.detach() for name, one in tensors_of(self._model).items()}
-        progress = {"run": self._run, "strategy": _PART}
-        return State(own | tensors, {_PART: values, "progress": progress})
+        parts = {_PART: values, "progress": {"run": self._run, "strategy": _PART}}
+        return State(own | tensors, parts)
 
     def restore(self, state: State) -> None:
         """Restore a `state`; must be called before the workers start.
@@ -235,10 +225,8 @@ class HogbatchRunner:
         return outcome_of(*own, [one or ([], 0) for one in left])
 
     def save(self, path: Path) -> None:
-        """Write the trained model as safetensors.
-
-        Tensors are cloned first, because safetensors rejects views of one memory block.
-        """
+        """Write the trained model as safetensors."""
+        # Clone, because safetensors rejects views of one memory block.
         own = {name: tensor.clone() for name, tensor in tensors_of(self._model).items()}
         save_model(refer(self._model, own), str(path))
 
@@ -261,8 +249,7 @@ def _check(settings: TrainSettings, config: Hogbatch, recipe: Recipe) -> None:
 def _tensors_of(recipe: Recipe) -> Tensors:
     """Return the tensors that workers share in addition to the model.
 
-    The tensors are the epoch's sample order, the workers' committed batches, and the samples of a
-    `TensorSamples` data set. Each worker loads any other data set itself.
+    These include the samples of `TensorSamples`; each worker loads any other data set itself.
     """
     samples = recipe.samples
     shared = {

@@ -44,11 +44,10 @@ def wants_more(
     """Return whether a worker gets another batch in addition to its assigned batches.
 
     `assigned_s`: the expected seconds of the assigned batches; inf before the first result.
-    `left_s`: the seconds in which all workers together can finish the epoch.
-    `depth`: the number of batches that the worker overlaps. The worker gets fewer batches if other
-    workers would wait for this worker at the end of the epoch.
-    `prefetches`: whether to assign short batches in advance. Waking a worker that waits for a batch
-    takes as long as a short batch.
+    `left_s`: the seconds in which all workers together can finish the epoch. `depth`: the number of
+    batches that the worker overlaps; it gets fewer if other workers would wait for it at the end of
+    the epoch. `prefetches`: whether to assign short batches in advance, because waking a waiting
+    worker takes as long as a short batch.
     """
     if not assigned_s:
         return True
@@ -94,10 +93,9 @@ class SampleQueue:
 class WorkerCounts:
     """Counts of a worker, saved in checkpoints.
 
-    `updates`: the number of updates as the policy counts them, see `updates_of`.
-    `num_updates`: the number of updates of the model.
-    `size`: the batch size that the policy returned last for this worker.
-    `staleness`: the number of other workers' updates that the last completed batch missed.
+    `updates`: the number of updates by `updates_of`. `num_updates`: the number of updates of the
+    model. `size`: the batch size that the policy returned last. `staleness`: the number of other
+    workers' updates that the last completed batch missed.
     """
 
     updates: float = 0.0
@@ -110,8 +108,7 @@ class WorkerCounts:
 class WorkerProgress:
     """The assigned and completed work of a worker.
 
-    `latest`: the number of samples and the seconds of the last completed batch.
-    `ended_ns`: the time when that batch ended.
+    `latest`: samples and seconds of the last completed batch, which ended at `ended_ns`.
     `assigned`: up to `depth` running batches, then batches that the worker has not begun.
     `missed_from`: for each assigned batch that has read the model, the number of other workers'
     updates at that time.
@@ -166,8 +163,7 @@ class WorkerProgress:
 class Counts:
     """Counts of a run so far.
 
-    `num_reported`: the number of samples with a known loss in the current epoch.
-    `loss_sum`: the sum of these samples' losses.
+    `num_reported`, `loss_sum`: the current epoch's samples with a known loss, and their losses.
     """
 
     epoch: int = 0
@@ -180,11 +176,10 @@ class Counts:
 class BatchScheduler:
     """Assigns samples to workers and counts completed batches.
 
-    `epoch_sizes`: the number of samples of each epoch.
-    `committed`: a shared tensor; each worker writes the number of its last completed batch.
-    `active`: the workers that get batches, in the policy's order.
-    `policy`: None until `choose_policy` is called after the speed trials.
-    `rate_at`: returns the learning rate's factor after a number of samples of the run.
+    `epoch_sizes`: the number of samples of each epoch. `committed`: a shared tensor, to which each
+    worker writes the number of its last completed batch. `active`: the workers that get batches, in
+    the policy's order. `policy`: None before the speed trials. `rate_at`: returns the learning
+    rate's factor after a number of samples of the run.
     """
 
     def __init__(
@@ -263,13 +258,13 @@ class BatchScheduler:
         That is when all batches assigned to `worker` are done. A batch is done, but unreported, if
         its number is at most the worker's value in `committed`.
         """
-        own_done = int(self._committed[worker.number])
-        begins_s = sum(worker.expected_s(one) for one in worker.assigned if one.batch > own_done)
-        found = []
+        done = {one: int(self._committed[one.number]) for one in self.active}
+        unfinished = (work for work in worker.assigned if work.batch > done[worker])
+        begins_s, found = sum(map(worker.expected_s, unfinished)), []
         for other in self.active:
             counted, left_s = other.counts.updates, begins_s
             for work in other.assigned:
-                if work.batch > int(self._committed[other.number]):
+                if work.batch > done[other]:
                     left_s -= other.expected_s(work)
                 if left_s < 0 and other is not worker:
                     break
@@ -297,9 +292,9 @@ class BatchScheduler:
         """
         # The policy must leave out the lost worker before its samples are assigned again.
         self.choose_policy([one for one in self.active if one is not worker])
-        done = []
+        committed, done = int(self._committed[worker.number]), []
         for work in tuple(worker.assigned):
-            if work.batch > int(self._committed[worker.number]):
+            if work.batch > committed:
                 worker.assigned.popleft()
                 self.queue.give_back(work.places)
             else:

@@ -1,14 +1,13 @@
 """Fit a machine to the workers' speed trials; admit workers and predict the run.
 
-The time of a batch is modelled as calls * call latency + flops / flop rate. The latency and the
-rate are fitted to the trials of two batch sizes. The fitted latency includes the memory traffic of
-a small batch and the copies of the model. Therefore bytes cost nothing in the fitted machine, and
-the plan matches the trials at both sizes. The batches of a GPU overlap, so a batch's time is
-measured from the end of the previous batch to its own end.
+The time of a batch is modelled as calls * call latency + flops / flop rate, which are fitted to the
+trials of two batch sizes. The fitted latency includes the memory traffic of a small batch and the
+copies of the model, so bytes cost nothing in the fitted machine. The batches of a GPU overlap, so a
+batch's time is measured from the end of the previous batch to its own end.
 
-A worker is admitted if whole epochs are faster with it. There are two reasons why a worker may not
-help. At the end of an epoch, all workers wait for the slowest worker's last batch, which matters if
-an epoch has few batches. And workers that share cores slow each other down.
+A worker is admitted if whole epochs are faster with it. A worker may not help because all workers
+wait for the slowest worker's last batch at the end of an epoch, which matters if an epoch has few
+batches, or because workers that share cores slow each other down.
 """
 
 from collections.abc import Mapping, Sequence
@@ -90,8 +89,7 @@ def plan_of_batches(
 ) -> Plan:
     """Return the plan in which each worker gets batches of the given sizes, in order.
 
-    `machine`: the machine of `trials`. `sizes`: the sizes by worker number. A GPU copies the shared
-    model and its updates, even if the GPU is the only worker.
+    `machine`: the machine of `trials`. `sizes`: the sizes by worker number.
     """
     tasks: list[Task] = []
     for (number, spec, _), device in zip(trials, machine.devices, strict=True):
@@ -138,11 +136,7 @@ class WorkerAdmission:
 
 @dataclass(frozen=True)
 class Epochs:
-    """The epochs of a run on `num_cores` cores, as input of predictions.
-
-    `workload`: the model, with the batch size that the learning rate was chosen for.
-    `num_samples`: the number of samples in each epoch.
-    """
+    """The epochs of a run on `num_cores` cores; `num_samples`: the samples of each epoch."""
 
     workload: Workload
     config: Hogbatch
@@ -152,11 +146,7 @@ class Epochs:
 
 
 class Prediction(NamedTuple):
-    """The predicted speed of a run.
-
-    `shares`: the fraction of all updates that each device makes.
-    `utilisation`: the fraction of the time in which each device computes.
-    """
+    """The predicted speed of a run, each device's share of the updates, and its utilisation."""
 
     samples_per_s: float
     shares: dict[str, float]
@@ -164,9 +154,8 @@ class Prediction(NamedTuple):
 
 
 def admit(epochs: Epochs, trials: Sequence[SpeedTrial]) -> tuple[WorkerAdmission, ...]:
-    """Judge workers from the slowest to the fastest; stop when a worker helps.
+    """Judge workers from the slowest to the fastest, until a worker helps or one is left.
 
-    Only the last verdict can be that a worker helps. The last remaining worker is never judged.
     `trials`: trials that all workers ran at the same time.
     """
     remaining, verdicts = list(trials), []
@@ -208,9 +197,8 @@ def _unburdened(
 def predict(epochs: Epochs, trials: Sequence[SpeedTrial]) -> Prediction:
     """Predict the speed of whole epochs by simulation.
 
-    An idle worker gets the epoch's next samples, and an epoch ends when its last batch ends. Update
-    counts and batch sizes persist between epochs, as in the coordinator. The middle of a long epoch
-    is extrapolated from its beginning.
+    An epoch ends when its last batch ends. Update counts and batch sizes persist between epochs, as
+    in the coordinator. The middle of a long epoch is extrapolated from its beginning.
     """
     loop = _EpochLoop(epochs, trials)
     num_epochs = min(epochs.num_epochs, _MOST_JUDGED_EPOCHS)
@@ -226,8 +214,8 @@ def predict(epochs: Epochs, trials: Sequence[SpeedTrial]) -> Prediction:
 class _EpochLoop:
     """Simulates epochs batch by batch.
 
-    `made`: the number of updates of each worker. `busy_s`: each worker's seconds in compute.
-    `judged_s`: the simulated seconds, excluding extrapolated seconds.
+    `made`, `busy_s`: each worker's number of updates, and its seconds in compute. `judged_s`: the
+    simulated seconds, excluding extrapolated seconds.
     """
 
     def __init__(self, epochs: Epochs, trials: Sequence[SpeedTrial]) -> None:

@@ -28,16 +28,10 @@ from paceline.links.devices import Device
 from paceline.links.failpoints import reach
 from paceline.links.packet_workers import Failure, Wire
 from paceline.links.shared_memory import SharedTensors
+from paceline.measure.timing import FEWEST_ROUNDS
 from paceline.strategies.hogbatch import messages
 from paceline.strategies.hogbatch.config import adding_threads, parse_workers
 from paceline.strategies.hogbatch.gpu_replica import GpuReplica
-from paceline.strategies.hogbatch.messages import (
-    BatchResult,
-    Command,
-    ExecuteWork,
-    SpeedTrial,
-    TrySpeed,
-)
 from paceline.strategies.hogbatch.replica import CpuReplica, device_for
 from paceline.strategies.hogbatch.scheduler import MOST_REPORTED
 from paceline.training.data.dataset import Dataset, TensorSamples
@@ -51,19 +45,16 @@ _POLL_S = 1e-3  # GPU events have no file descriptor to wait for
 Replica = CpuReplica | GpuReplica
 
 
-def median_seconds(
-    replica: Replica, num_samples: int, size: int, seconds: float, fewest: int = 3
-) -> float:
+def median_seconds(replica: Replica, num_samples: int, size: int, seconds: float) -> float:
     """Return the median seconds of a batch of `size`, repeated for about `seconds`.
 
-    At least `fewest` batches are timed, after two warm-up batches. If batches overlap, a batch's
-    time begins at the end of the previous batch.
+    If batches overlap, a batch's time begins at the end of the previous batch.
     """
     rows = torch.arange(size) % num_samples
     num_done = last_ns = 0
     took: list[float] = []
     until_s = time.monotonic() + seconds
-    while len(took) < fewest or time.monotonic() < until_s:
+    while len(took) < FEWEST_ROUNDS or time.monotonic() < until_s:
         for done in chain(replica.take(rows, 1.0, None), replica.done()):
             if num_done >= _NUM_WARM_UP:
                 took.append((done.ended_ns - max(done.started_ns, last_ns)) * _NS)
@@ -86,18 +77,19 @@ class _Executor:
         self._num_traced = 0
         self._seed()
         self._replica = self._new_replica(training.parameters)
-        self._begun: deque[ExecuteWork] = deque()
-        self._unreported: list[BatchResult] = []
+        self._begun: deque[messages.ExecuteWork] = deque()
+        self._unreported: list[messages.BatchResult] = []
 
     def run(self) -> list[Span]:
         """Request and execute work until the stop command; return the traced spans."""
         self._wire.send(())
-        while (message := self._next()) not in (Command.STOP, None):
-            if isinstance(message, ExecuteWork):
+        while (message := self._next()) not in (messages.Command.STOP, None):
+            if isinstance(message, messages.ExecuteWork):
                 self._train(message)
+            elif isinstance(message, messages.TrySpeed):
+                self._wire.send(self._try(message))
             else:
-                is_trial = isinstance(message, TrySpeed)
-                self._wire.send(self._try(message) if is_trial else self._move_state(message))
+                self._wire.send(self._move_state(message))
         self._complete(self._replica.done(waits=True))
         self._unpin()
         return self._replica.spans
@@ -118,10 +110,10 @@ class _Executor:
                 return self._wire.receive()
             select.select([self._wire], [], [], _POLL_S)
 
-    def _move_state(self, command: Command) -> Command:
+    def _move_state(self, command: messages.Command) -> messages.Command:
         """Save or load the states of optimizers and random number generators in the wire's file."""
         optimizers = self._replica.optimizers
-        if command is Command.SAVE:
+        if command is messages.Command.SAVE:
             self._wire.write(state_of(optimizers, self._device))
         else:
             load_state(optimizers, self._device, *self._wire.read())
@@ -130,14 +122,14 @@ class _Executor:
     def _seed(self) -> None:
         torch.manual_seed(self._settings.training.settings.seed + 1 + self._settings.number)
 
-    def _train(self, work: ExecuteWork) -> None:
+    def _train(self, work: messages.ExecuteWork) -> None:
         step = self._num_traced if work.traced else None
         self._num_traced += work.traced
         rows = self._shared[messages.ORDER][work.first : work.places.stop]
         self._begun.append(work)
         self._complete(self._replica.take(rows, work.rate, step))
 
-    def _complete(self, results: Iterable[BatchResult]) -> None:
+    def _complete(self, results: Iterable[messages.BatchResult]) -> None:
         number = self._settings.number
         for result in results:
             work = self._begun.popleft()
@@ -147,7 +139,7 @@ class _Executor:
             reach("batch.done", worker=number, batch=work.batch)
             self._unreported.append(result)
 
-    def _try(self, asked: TrySpeed) -> SpeedTrial:
+    def _try(self, asked: messages.TrySpeed) -> messages.SpeedTrial:
         """Time batches of each size in `asked`, on a copy of the model."""
         settings, num_samples = self._settings, len(self._shared[messages.ORDER])
         copied = SharedTensors.of(settings.training.parameters.tensors, "the model in a trial")
@@ -159,7 +151,7 @@ class _Executor:
         }
         unpin()
         self._seed()  # the number of random numbers that a trial draws depends on its speed
-        return SpeedTrial(settings.number, settings.spec, seconds)
+        return messages.SpeedTrial(settings.number, settings.spec, seconds)
 
     def _new_replica(self, parameters: SharedTensors) -> Replica:
         own, settings, recipe = self._settings, self._settings.training.settings, self._recipe
