@@ -14,7 +14,7 @@ assigns no more batches and waits until all assigned batches are done.
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import inf, isfinite
 from typing import Any, NamedTuple
@@ -151,7 +151,7 @@ class Coordinator:
         trials = (one.progress.trial for one in self.processes.running)
         return [one for one in trials if one is not None]
 
-    def end_workers(self, numbers: Collection[int]) -> None:
+    def end_workers(self, numbers: Container[int]) -> None:
         """End the workers with these numbers; requires that no batch has been assigned."""
         for worker in [one for one in self.processes.running if one.number in numbers]:
             self.processes.end(worker)

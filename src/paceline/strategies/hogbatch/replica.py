@@ -220,14 +220,13 @@ class CpuReplica:
     ) -> list[_ThreadResult]:
         if len(self._threads) == 1:
             return [self._threads[0].train(rows, rate, started_ns, traced)]
+
+        def train(thread: _Thread, part: Tensor) -> _ThreadResult:
+            return thread.train(part, rate * len(part) / len(rows), started_ns, traced)
+
         cut = rows.tensor_split(min(len(self._threads), len(rows)))
-        rates = [rate * len(part) / len(rows) for part in cut]
-        beside = [
-            self._others.submit(thread.train, part, own, started_ns, traced)
-            for thread, part, own in zip(self._threads[1:], cut[1:], rates[1:], strict=False)
-        ]
-        first = self._threads[0].train(cut[0], rates[0], started_ns, traced)
-        return [first, *(part.result() for part in beside)]
+        beside = self._others.map(train, self._threads[1:], cut[1:])
+        return [train(self._threads[0], cut[0]), *beside]
 
     def _trace(self, step: int, size: int, times_ns: Sequence[int]) -> None:
         """Record a batch's spans; `times_ns`: its start, and times as in `_ThreadResult`."""

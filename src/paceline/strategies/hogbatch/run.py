@@ -132,13 +132,12 @@ class HogbatchRunner:
         rates = ScheduledRate(*learning_by(self._recipe, settings, num_steps), settings.batch_size)
         coordinator.scheduler.rate_at = rates.factor
         trials = coordinator.try_speeds()
-        verdicts = () if settings.keep_all else admit(self._asked, trials)
-        useless = [verdict for verdict in verdicts if not verdict.helps]
-        for verdict in useless:
-            self._decisions.append(verdict.why)
-            logger.warning("%s; continuing without it (--keep-all keeps it)", verdict.why)
+        useless = {} if settings.keep_all else admit(self._asked, trials)
+        for reason in useless.values():
+            self._decisions.append(reason)
+            logger.warning("%s; continuing without it (--keep-all keeps it)", reason)
         if useless:
-            coordinator.end_workers({verdict.worker for verdict in useless})
+            coordinator.end_workers(useless)
             trials = coordinator.try_speeds()  # again: the ended workers no longer use cores
         coordinator.begin()
         machine = machine_of(self.workload, trials)

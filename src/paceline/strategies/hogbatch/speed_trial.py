@@ -22,7 +22,7 @@ from paceline.core.plan import Kind, Lane, Plan, Task
 from paceline.core.timeline import Span
 from paceline.core.workload import Workload
 from paceline.measure.this_machine import UNLIMITED_BYTES_PER_S, host_here, memory_bytes
-from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
+from paceline.strategies.hogbatch.config import Hogbatch
 from paceline.strategies.hogbatch.messages import SpeedTrial
 from paceline.strategies.hogbatch.plan import HOST, BatchCosts, BatchTasks, PricedWorkers
 
@@ -69,14 +69,14 @@ def _rate(costs: BatchCosts, measured: Mapping[int, float]) -> tuple[float, floa
     points = []
     for size, batch_s in measured.items():
         own = [task.cost for task in costs.tasks(size) if task.on[0].lane is Lane.COMPUTE]
-        points.append((sum(one.num_calls for one in own), sum(one.flops for one in own), batch_s))
-    (calls, flops, seconds), (other_calls, other_flops, other_s) = points[0], points[-1]
-    determinant = calls * other_flops - other_calls * flops
-    per_flop_s = (calls * other_s - other_calls * seconds) / determinant if determinant else 0.0
-    per_flop_s = max(per_flop_s, _LEAST_SHARE * other_s / other_flops)
-    per_call_s = (other_s - per_flop_s * other_flops) / other_calls
-    if not determinant or per_call_s <= 0:  # one size, or noise: fit the rate to the larger batch
-        return other_flops / other_s, 0.0
+        points.append((sum(one.flops for one in own), batch_s))
+    num_calls = sum(one.num_calls for one in own)  # equal for all sizes
+    (flops, seconds), (most_flops, most_s) = points[0], points[-1]
+    per_flop_s = (most_s - seconds) / (most_flops - flops) if most_flops > flops else 0.0
+    per_flop_s = max(per_flop_s, _LEAST_SHARE * most_s / most_flops)
+    per_call_s = (most_s - per_flop_s * most_flops) / num_calls
+    if most_flops == flops or per_call_s <= 0:  # one size, or noise: fit the larger batch alone
+        return most_flops / most_s, 0.0
     return 1 / per_flop_s, per_call_s
 
 
@@ -110,31 +110,6 @@ def traced_sizes(spans: Sequence[Span]) -> dict[int, list[int]]:
 
 
 @dataclass(frozen=True)
-class WorkerAdmission:
-    """The verdict on a worker: samples/s of all workers with this worker, and without it."""
-
-    worker: int
-    spec: WorkerSpec
-    samples_per_s: float
-    without_samples_per_s: float
-
-    @property
-    def helps(self) -> bool:
-        """Whether the run is faster with this worker than without it."""
-        return self.samples_per_s > _GAIN * self.without_samples_per_s
-
-    @property
-    def why(self) -> str:
-        """The reason to end a worker that does not help, with both speeds."""
-        slows = self.samples_per_s * _GAIN < self.without_samples_per_s
-        return (
-            f"worker {self.worker} ({self.spec}) "
-            f"{'slows the run down' if slows else 'adds almost nothing'}: "
-            f"{self.samples_per_s:.4g} samples/s with it, {self.without_samples_per_s:.4g} without"
-        )
-
-
-@dataclass(frozen=True)
 class Epochs:
     """The epochs of a run on `num_cores` cores; `num_samples`: the samples of each epoch."""
 
@@ -153,25 +128,31 @@ class Prediction(NamedTuple):
     utilisation: dict[str, float]
 
 
-def admit(epochs: Epochs, trials: Sequence[SpeedTrial]) -> tuple[WorkerAdmission, ...]:
-    """Judge workers from the slowest to the fastest, until a worker helps or one is left.
+def admit(epochs: Epochs, trials: Sequence[SpeedTrial]) -> dict[int, str]:
+    """Return the numbers of workers that do not help, slowest first, and the reasons.
 
-    `trials`: trials that all workers ran at the same time.
+    Judges workers from the slowest to the fastest, until a worker helps or one is left. `trials`:
+    trials that all workers ran at the same time.
     """
-    remaining, verdicts = list(trials), []
+    remaining, useless = list(trials), {}
     together = predict(epochs, remaining).samples_per_s
     while len(remaining) > 1:
         slowest = min(remaining, key=lambda trial: trial.samples_per_s)
-        others = _unburdened(remaining, slowest, epochs.num_cores)
+        others = unburdened(remaining, slowest, epochs.num_cores)
         without = predict(epochs, others).samples_per_s
-        verdicts.append(WorkerAdmission(slowest.number, slowest.spec, together, without))
-        if verdicts[-1].helps:
+        if together > _GAIN * without:
             break
+        slows = together * _GAIN < without
+        useless[slowest.number] = (
+            f"worker {slowest.number} ({slowest.spec}) "
+            f"{'slows the run down' if slows else 'adds almost nothing'}: "
+            f"{together:.4g} samples/s with it, {without:.4g} without"
+        )
         remaining, together = others, without
-    return tuple(verdicts)
+    return useless
 
 
-def _unburdened(
+def unburdened(
     trials: Sequence[SpeedTrial], removed: SpeedTrial, num_cores: int
 ) -> list[SpeedTrial]:
     """Return the other workers' trials, scaled because `removed` no longer competes for cores.
