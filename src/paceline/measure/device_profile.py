@@ -42,9 +42,8 @@ _MESSAGE_THREADS = 2
 
 
 class HubLink(Record):
-    """The speed of a worker's link to its hub.
+    """The latency of small messages between a worker and its hub, and the speed of large ones.
 
-    `latency_s`: seconds that a small message takes. `bytes_per_s`: speed of a large message.
     `core_bytes_per_s`: bytes per second that one core of the worker sends or receives.
     `lost_beside`: share of speed that computation loses while messages use the same cores.
     """
@@ -219,9 +218,9 @@ class ProfiledDevices:
     def _links(self, names: Mapping[int, str]) -> Iterable[Link]:
         """Return the links between hosts, and between GPUs and their hosts.
 
-        Several devices may have probed the link between two hosts. In a tree of hubs the fastest
-        probe counts, because hubs probe while other devices measure. With a single hub, workers
-        probe one after another, and the first probe counts.
+        Several devices may have probed a link. In a tree of hubs the fastest probe counts, because
+        hubs probe while other devices measure. Workers of a single hub probe one after another, and
+        the first probe counts.
         """
         links: dict[tuple[str, str], Link] = {}
         is_tree = any(self.hub_of.values())

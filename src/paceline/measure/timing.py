@@ -127,8 +127,8 @@ class Sampler:
     def of_last(self, works: Sequence[Work], ranks: Collection[int]) -> list[list[float]]:
         """Return the seconds of collectives of `ranks`, in turns; other ranks do nothing.
 
-        The seconds of a round are the shortest time among the ranks. The last rank to join measures
-        the shortest time, because all other ranks also measure their wait for the last rank.
+        The time of a round is that of the last rank to join, which is the shortest: all other ranks
+        also measure their wait.
         """
         own = self.in_turns(works if self.group.rank in ranks else [idle] * len(works))
         rows = self.group.gather(own)
@@ -145,8 +145,7 @@ def idle() -> None:
 def rounds_of_all(take: Callable[[], Rounds], group: Group) -> list[Rounds]:
     """Return the rounds of all ranks; collective.
 
-    `take()` measures the rounds of this rank, equally many on every rank. If step times vary much,
-    `take()` is called a second time, and all rounds are returned.
+    `take()` measures equally many rounds on each rank, again if step times vary much.
     """
     rows: list[Rounds] = group.gather(take())
     if unrest_of(rows) <= BUSY:
