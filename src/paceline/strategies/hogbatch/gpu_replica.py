@@ -103,7 +103,7 @@ class _Batch:
     """A loaded or running batch: its samples on the device, and time marks.
 
     `pinned`: the samples in pinned memory. `loss`: the loss on the device, and in pinned memory.
-    A batch keeps these tensors alive until its end, because copies on the streams use the tensors.
+    These tensors stay alive until the batch's end, because copies on the streams use them.
     """
 
     size: int
@@ -151,7 +151,6 @@ class GpuReplica:
         model = refer(recipe.model().to(device.torch_device), self.sharing.own)
         self._learner = Learner(model, make, learning, reader_of(recipe.samples))
         self._marks = LayerMarks(layers_of(model), DeviceClock(device))
-        self._loaded: _Batch | None = None
         self._begun: deque[_Batch] = deque()
         self.spans: list[Span] = []
 
@@ -167,43 +166,29 @@ class GpuReplica:
         """
         while len(self._begun) >= self._depth:
             yield self.finish()
-        self.load(rows)
+        batch = self.load(rows)
         while len(self._begun) >= self.sharing.num_places:
             yield self.finish()
-        self.begin(rate, step)
+        self.begin(batch, rate, step)
 
     def done(self, *, waits: bool = False) -> Iterator[BatchResult]:
-        """Yield the results of batches whose updates have been copied to the host.
-
-        With `waits`, wait for all batches and yield all results.
-        """
+        """Yield the results of batches whose updates are on the host; with `waits`, of all."""
         while self._begun and (waits or self._begun[0].marks["update"].event.is_reached):
             yield self.finish()
 
-    def load(self, rows: Tensor) -> None:
+    def load(self, rows: Tensor) -> _Batch:
         """Gather samples and queue their copies to the GPU, while earlier batches run."""
-        assert self._loaded is None
         with self._device.use(self.streams.copy_in):
             marks, to = {"start": self._marks.clock.mark()}, self._device.torch_device
             leaves, spec = tree_flatten(self._learner.read(rows))
             pinned = [self._device.pinned_like(one).copy_(one) for one in leaves]
             copied = [one.to(to, non_blocking=True) for one in pinned]
             marks["samples"] = self._marks.clock.mark()
-            samples = Batch.of(tree_unflatten(copied, spec))
-            self._loaded = _Batch(len(rows), pinned, samples, marks)
+            return _Batch(len(rows), pinned, Batch.of(tree_unflatten(copied, spec)), marks)
 
-    def begin(self, rate: float, step: int | None) -> None:
-        """Queue the loaded batch's copy of the model, training, and copy of the update."""
-        assert self._loaded is not None
-        assert len(self._begun) < self.sharing.num_places
-        batch, self._loaded = self._loaded, None
+    def begin(self, batch: _Batch, rate: float, step: int | None) -> None:
+        """Queue a loaded batch's copy of the model, training, and copy of the update."""
         batch.step, batch.place = step, next(self.sharing.places)
-        self._copy_in(batch)
-        self._train(batch, rate)
-        self._copy_out(batch)
-        self._begun.append(batch)
-
-    def _copy_in(self, batch: _Batch) -> None:
         if self.sharing.taken is not None:
             self.streams.copy_in.wait(self.sharing.taken)
         with self._device.use(self.streams.copy_in):
@@ -211,37 +196,9 @@ class GpuReplica:
             for run in self.sharing.runs:
                 run.copied.copy_(run.shared, non_blocking=True)
             batch.marks["model"] = self._marks.clock.mark()
-
-    def _train(self, batch: _Batch, rate: float) -> None:
-        mark = self._marks.clock.mark
         self.streams.compute.wait(batch.marks["model"].event)
         with self._device.use(self.streams.compute):
-            batch.marks["begun"] = mark()
-            # If the previous batch is not finished, the copied model lacks the batch's update.
-            missing = self._begun[-1].place if self._begun else None
-            for run in self.sharing.runs:
-                run.take(batch.place, missing)
-            self.sharing.taken = self.streams.compute.record()
-            self._marks.watch(batch.step is not None)
-            loss = self._learner.loss(batch.samples)
-            batch.marks["forward"] = mark()
-            loss.backward()
-            batch.marks["backward"] = mark()
-            batch.borders = self._marks.forward, self._marks.backward
-            self._update(batch, loss.detach(), rate)
-            batch.marks["step"] = mark()
-
-    def _update(self, batch: _Batch, loss: Tensor, rate: float) -> None:
-        """Update the replica, with zero gradients if the loss is not finite."""
-        is_lost = loss.isfinite().logical_not()
-        clear_gradients(self._learner.parameters, is_lost)
-        self._learner.set_rate(rate)
-        self._learner.step()
-        for run in self.sharing.runs:
-            run.keep_change(batch.place, is_lost)
-        batch.loss = loss, self._device.pinned_like(loss)
-
-    def _copy_out(self, batch: _Batch) -> None:
+            self._train(batch, rate)
         self.streams.copy_out.wait_stream(self.streams.compute)
         with self._device.use(self.streams.copy_out):
             batch.marks["copying_out"] = self._marks.clock.mark()
@@ -250,6 +207,31 @@ class GpuReplica:
             loss, here = batch.loss
             here.copy_(loss, non_blocking=True)
             batch.marks["update"] = self._marks.clock.mark()
+        self._begun.append(batch)
+
+    def _train(self, batch: _Batch, rate: float) -> None:
+        """Train on a batch, with zero gradients if its loss is not finite."""
+        mark = self._marks.clock.mark
+        batch.marks["begun"] = mark()
+        # If the previous batch is not finished, the copied model lacks the batch's update.
+        missing = self._begun[-1].place if self._begun else None
+        for run in self.sharing.runs:
+            run.take(batch.place, missing)
+        self.sharing.taken = self.streams.compute.record()
+        self._marks.watch(batch.step is not None)
+        loss = self._learner.loss(batch.samples)
+        batch.marks["forward"] = mark()
+        loss.backward()
+        batch.marks["backward"] = mark()
+        batch.borders = self._marks.forward, self._marks.backward
+        is_lost = loss.detach().isfinite().logical_not()
+        clear_gradients(self._learner.parameters, is_lost)
+        self._learner.set_rate(rate)
+        self._learner.step()
+        for run in self.sharing.runs:
+            run.keep_change(batch.place, is_lost)
+        batch.loss = loss.detach(), self._device.pinned_like(loss.detach())
+        batch.marks["step"] = mark()
 
     def finish(self) -> BatchResult:
         """Wait for the oldest batch's update, and add it to the shared model."""

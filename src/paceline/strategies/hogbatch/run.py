@@ -11,7 +11,7 @@ checkpoint. The files of a checkpoint:
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,26 +22,36 @@ from torch import nn
 
 from paceline.checkpoints.state import check_fits
 from paceline.checkpoints.tensor_file import Tensors
+from paceline.core.compare import conform
 from paceline.core.cost import ProfiledCost, Roofline
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import DeviceKind
-from paceline.core.outcome import Epoch, Outcome
+from paceline.core.outcome import Epoch, Outcome, UnevenWorker, Updates
 from paceline.core.settings import TrainSettings
+from paceline.core.simulate import simulate
 from paceline.core.strategy import PricedMachine
+from paceline.core.timeline import Origin, Span, Timeline
 from paceline.exchange.checkpoints import Saver, State, check_same_run
 from paceline.exchange.learner import tested
 from paceline.exchange.session import TrainingSession
 from paceline.exchange.setup import learning_by, learning_of, optimizer_by
 from paceline.links.interruption import interruptible
 from paceline.links.shared_memory import SharedTensors
-from paceline.strategies.hogbatch import messages
+from paceline.strategies.hogbatch import messages, statistics
 from paceline.strategies.hogbatch.config import MOST_WORKERS, Hogbatch, parse_workers
-from paceline.strategies.hogbatch.coordinator import Coordinator, WorkerProcesses
-from paceline.strategies.hogbatch.outcome import outcome_of
+from paceline.strategies.hogbatch.coordinator import Coordinator, KnownWorker, WorkerProcesses
 from paceline.strategies.hogbatch.policy import policy_of
-from paceline.strategies.hogbatch.replica import refer, tensors_of
+from paceline.strategies.hogbatch.replica import device_for, refer, tensors_of
 from paceline.strategies.hogbatch.scheduled_rate import ScheduledRate
-from paceline.strategies.hogbatch.speed_trial import Epochs, admit, machine_of
+from paceline.strategies.hogbatch.speed_trial import (
+    Epochs,
+    Prediction,
+    admit,
+    machine_of,
+    plan_of_batches,
+    predict,
+    traced_sizes,
+)
 from paceline.training.data.dataset import TensorSamples
 from paceline.training.data.sampler import shuffled
 from paceline.training.models import describe
@@ -52,6 +62,7 @@ logger = logging.getLogger(__name__)
 
 _MODEL, _PART = "model", "hogbatch"  # names of this strategy's files in a checkpoint
 _MOST_THREADS_PER_CORE = 4
+_SLACK_S = 1e-3  # a layer's hook runs shortly after the layer
 
 
 @contextmanager
@@ -219,9 +230,41 @@ class HogbatchRunner:
 
     def outcome(self) -> Outcome:
         """Stop the workers, and return the outcome of the epochs so far."""
-        left = self.coordinator.processes.stop(messages.Command.STOP)
-        own = self.coordinator, self._recipe, self._asked, self._epochs, self._decisions
-        return outcome_of(*own, [one or ([], 0) for one in left])
+        coordinator, recipe = self.coordinator, self._recipe
+        left: list[tuple[list[Span], int]] = [
+            one or ([], 0) for one in coordinator.processes.stop(messages.Command.STOP)
+        ]
+        traced = Timeline((span for spans, _ in left for span in spans), Origin.MEASURED)
+        workers = [one.progress for one in coordinator.processes.workers]
+        trials = [one.trial for one in workers if one.trial is not None]
+        prediction = None
+        # Predictions assume that all workers train from the first epoch to the last.
+        if not coordinator.lost and not coordinator.past and len(trials) == len(workers):
+            prediction = predict(self._asked, trials)
+        planned, faults = _replayed(traced, self._asked, trials)
+        made = coordinator.log.made([one.name for one in coordinator.known])
+        updates = statistics.count_updates(coordinator.log, made)
+        samples_per_s = coordinator.scheduler.num_samples / coordinator.trained_s
+        return Outcome(
+            timeline=traced,
+            predicted=planned,
+            config=self._session.config,
+            samples_per_s=samples_per_s,
+            tokens_per_s=recipe.tokens_per_sample and recipe.tokens_per_sample * samples_per_s,
+            trained_s=coordinator.trained_s,
+            epochs=tuple(self._epochs),
+            score=recipe.score_name,
+            predicted_samples_per_s=prediction.samples_per_s if prediction else None,
+            faults=faults,
+            lost=tuple(coordinator.lost),
+            peak_memory_bytes=tuple(peak for _, peak in left),
+            updates=updates,
+            device=", ".join(dict.fromkeys(device_for(one.spec).name for one in workers)),
+            workers=_workers(coordinator.known, made, updates, prediction),
+            utilisation=statistics.utilisation(made),
+            predicted_utilisation=prediction.utilisation if prediction else {},
+            decisions=tuple(self._decisions),
+        )
 
     def save(self, path: Path) -> None:
         """Write the trained model as safetensors."""
@@ -258,3 +301,37 @@ def _tensors_of(recipe: Recipe) -> Tensors:
     if isinstance(samples, TensorSamples):
         shared |= {messages.INPUTS: samples.inputs, messages.TARGETS: samples.targets}
     return shared
+
+
+def _replayed(
+    traced: Timeline, asked: Epochs, trials: Sequence[messages.SpeedTrial]
+) -> tuple[Timeline, tuple[str, ...]]:
+    """Simulate a plan of batches with the traced sizes.
+
+    Returns the simulated timeline, and a text for each difference between plan and trace.
+    """
+    machine = machine_of(asked.workload, trials)
+    sizes = traced_sizes(traced.spans)
+    plan = plan_of_batches(asked.workload, machine, asked.config, trials, sizes)
+    return simulate(plan, Roofline.of(machine)), tuple(conform(plan, traced, _SLACK_S))
+
+
+def _workers(
+    known: Sequence[KnownWorker],
+    made: statistics.Made,
+    updates: Updates,
+    prediction: Prediction | None,
+) -> tuple[UnevenWorker, ...]:
+    sizes = {name: [(one.ended_s, one.size) for one in own] for name, own in made.items()}
+    return tuple(
+        UnevenWorker(
+            name=name,
+            spec=spec,
+            tried_samples_per_s=tried,
+            samples=sum(size for _, size in sizes[name]),
+            updates_share=updates.by_worker[name] / updates.count,
+            predicted_share=prediction.shares.get(name, 0.0) if prediction else None,
+            batch_sizes=tuple(statistics.changes(sizes[name])),
+        )
+        for name, spec, tried in known
+    )

@@ -6,7 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from paceline.core.outcome import Updates
+
 _BATCH = struct.Struct("<iqqqqd4d")
+_MOST_POINTS = 500
 Points = list[tuple[float, int]]  # points of a curve: (seconds, value)
 
 
@@ -33,10 +36,7 @@ Made = dict[str, list[BatchRecord]]  # the batches of each device
 
 
 class BatchLog:
-    """The log of all batches, in the order of their reports.
-
-    A batch takes 76 bytes, because a run may have millions of batches.
-    """
+    """The log of all batches in the order of their reports; a batch takes 76 bytes."""
 
     def __init__(self, packed: bytes = b"") -> None:
         self._packed = bytearray(packed)
@@ -63,21 +63,33 @@ class BatchLog:
             found[names[batch.worker]].append(batch)
         return found
 
-    def gaps(self, num_workers: int, most: int) -> Points:
-        """Return at most `most` points (seconds, gap); [] for one worker.
 
-        The gap is the largest minus the smallest number of updates of a worker up to that time.
-        """
-        if num_workers < 2:
-            return []
-        counted = [0] * num_workers
-        found = []
-        every = max(1, -(-len(self) // most))
-        for number, batch in enumerate(self, 1):
-            counted[batch.worker] += batch.updates
-            if number % every == 0:
-                found.append((batch.ended_s, max(counted) - min(counted)))
-        return found
+def count_updates(log: BatchLog, made: Made) -> Updates:
+    """Count the updates of a log, whose batches by device are `made`."""
+    missed = staleness(made)
+    together = sum(missed.values(), Counter[int]())
+    by_worker = {name: sum(one.updates for one in own) for name, own in made.items()}
+    return Updates(
+        count=sum(by_worker.values()),
+        by_worker=by_worker,
+        staleness={name: dict(own) for name, own in missed.items()},
+        mean_staleness=sum(n * times for n, times in together.items()) / max(1, together.total()),
+        gaps=tuple(_gaps(log, len(made))),
+    )
+
+
+def _gaps(log: BatchLog, num_workers: int) -> Points:
+    """Return some points (seconds, gap); [] for one worker.
+
+    The gap is the largest minus the smallest number of updates of a worker up to that time.
+    """
+    counted, found = [0] * num_workers, []
+    every = max(1, -(-len(log) // _MOST_POINTS))
+    for number, batch in enumerate(log, 1):
+        counted[batch.worker] += batch.updates
+        if number % every == 0:
+            found.append((batch.ended_s, max(counted) - min(counted)))
+    return found if num_workers > 1 else []
 
 
 def utilisation(made: Mapping[str, Sequence[BatchRecord]]) -> dict[str, float]:
@@ -98,8 +110,8 @@ def changes(points: Points) -> Points:
 def staleness(made: Mapping[str, Sequence[BatchRecord]]) -> dict[str, Counter[int]]:
     """Count each device's batches by staleness.
 
-    A batch reads the model when it starts, and has updated the model when it ends. The batch's
-    staleness is the number of other devices' batches that end between these two times.
+    A batch's staleness is the number of other devices' batches that end between its start, when it
+    reads the model, and its end, when it has updated the model.
     """
 
     def num_within(ends: Sequence[float], batch: BatchRecord) -> int:
