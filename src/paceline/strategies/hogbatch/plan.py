@@ -106,12 +106,8 @@ class BatchCosts:
         parts = min(self.threads, size)
         num_tensors = sum(len(layer.parameters) for layer in workload.layers)
         traffic = _UPDATE_TRAFFIC * workload.gradient_nbytes
-        yield (
-            Kind.STEP,
-            "",
-            on,
-            Cost(2 * workload.num_parameters * parts, traffic * parts, num_tensors),
-        )
+        cost = Cost(2 * workload.num_parameters * parts, traffic * parts, num_tensors)
+        yield Kind.STEP, "", on, cost
 
     def _scaled(self, cost: Cost, parameter_traffic: int, size: int) -> Cost:
         share = size / self.workload.batch_size
