@@ -5,10 +5,9 @@
 
 One loop polls the connections to the workers, and `BatchScheduler` chooses each batch. A worker
 with short batches gets several batches in advance and reports several results at once. If a worker
-process ends or does not answer in time, other workers get the worker's unfinished samples. A batch
-is done when its worker reports the batch. A dead worker's unreported batch is also done if the
-worker has written the batch's number to shared memory. For a checkpoint the coordinator pauses: it
-assigns no more batches and waits until all assigned batches are done.
+process ends or does not answer in time, other workers get its unfinished samples. A batch is done
+when its worker has reported it or, before it died, written its number to shared memory. For a
+checkpoint the coordinator pauses: it assigns no more batches and waits for the assigned ones.
 """
 
 import logging

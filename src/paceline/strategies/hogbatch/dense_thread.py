@@ -1,10 +1,9 @@
 """Train a plain network on a few samples in C++, without the GIL.
 
-In PyTorch a batch of one sample takes about as long as a batch of sixteen. Most of that time is
-spent in Python and the dispatcher, which are called for each layer's forward and backward and for
-each parameter's update. These calls hold the GIL, so a worker's threads wait for each other.
-`DenseChain` executes all layers in three calls: forward, backward and step. It supports only chains
-of linear layers with ReLU or sigmoid, which this module detects.
+In PyTorch a batch of one sample takes about as long as a batch of sixteen, because most of the time
+is spent in Python and the dispatcher, which hold the GIL, so a worker's threads wait for each
+other. `DenseChain` executes all layers in three calls: forward, backward and step. It supports only
+chains of linear layers with ReLU or sigmoid, which this module detects.
 """
 
 from collections.abc import Sequence

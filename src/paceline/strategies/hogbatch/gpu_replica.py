@@ -1,13 +1,9 @@
 """Overlap up to three batches of a GPU worker (Ma, Rusu et al. 2020, section VI-B).
 
-    host     [add the update of n-1]      [gather the samples of n+2]   [add the update of n]
-    in                      [model for n+1]            [samples of n+2]
-    compute  [batch n: forward  backward   step][batch n+1: forward    backward   step]
-    out      [update of n-1]                    [update of n]
-
 The model for batch n is copied to the GPU once the shared model has the update of batch n-2. The
 GPU adds the update of batch n-1, which is still on the GPU, to the copied model. So each batch
-trains on a model with all earlier updates of its worker, and copies and sums overlap with compute.
+trains on a model with all earlier updates of its worker, and copies and sums overlap with compute,
+as in the drawing of `plan`.
 """
 
 import time

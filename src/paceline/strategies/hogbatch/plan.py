@@ -6,16 +6,14 @@
     gpu0 d2h                                              [update 0]              [update 1]
     host reduce                                                     [0]                     [1]
 
-A worker requests work (ScheduleWork), gets a batch of the policy's size (ExecuteWork) and trains on
-it. It requests more work when its update is in the shared model. CPU workers update the shared
-model in place, without locks. A GPU trains on a copy, and the host adds the GPU's update to the
-shared model. A GPU overlaps `gpu_depth` batches, so that copies and sums run during compute. The
-GPU's copy of the model lacks only the GPU's own latest update, which the GPU adds itself. If a GPU
-is the only worker, the model stays on it and no updates are copied.
+A worker requests its next batch when its update is in the shared model. CPU workers update the
+shared model in place, without locks. A GPU trains on a copy, overlaps `gpu_depth` batches, and the
+host adds its updates to the shared model. If a GPU is the only worker, the model stays on it and no
+updates are copied.
 
-Which worker gets which batch depends on when batches end. So `EventLoop` simulates the run with the
-machine's `Roofline` costs while it lists the tasks. `simulate` with the same costs returns the same
-times. The `step` of a task is the index of its batch among the worker's batches.
+Which worker gets which batch depends on when batches end. So `EventLoop` simulates the run while it
+lists the tasks; `simulate` with the machine's `Roofline` costs returns the same times. The `step`
+of a task is the index of its batch among the worker's batches.
 """
 
 from collections import defaultdict, deque
@@ -117,11 +115,10 @@ class BatchCosts:
 
 
 class BatchTasks:
-    """Makes the tasks of one worker's batches, with their dependencies.
+    """Makes the tasks of one worker's batches; each waits for the previous task of its batch.
 
-    Each task waits for the previous task of its batch. With `depth` 1, a batch also waits for the
-    end of the previous batch. With a larger `depth`, three tasks of batch n also wait for tasks of
-    earlier batches:
+    With `depth` 1, a batch also waits for the end of the previous batch. With a larger `depth`,
+    three tasks of batch n also wait for tasks of earlier batches:
 
         copy of the samples    the copies of batch n - 1, and the end of batch n - depth
         copy of the model      the end of batch n - depth + 1
@@ -176,10 +173,9 @@ def plan(workload: Workload, machine: Machine, config: Hogbatch, window: Window)
 def memory(workload: Workload, machine: Machine, config: Hogbatch) -> dict[str, int]:
     """Return the bytes needed by each worker's device, and by the host for the shared model.
 
-    A CPU worker stores one gradient per thread, and the activations of its largest batch. A GPU
-    stores the replica, its gradient, the copy of the shared model, the activations of its largest
-    batch, the samples of `gpu_depth` batches, and the changes of `gpu_depth` - 1 batches (at least
-    one). Optimizer state and training data are not counted.
+    A worker stores the activations of its largest batch; a CPU worker also a gradient per thread; a
+    GPU also the replica, its gradient, the copy of the shared model, the samples of `gpu_depth`
+    batches, and the changes of `gpu_depth` - 1 batches (at least one).
     """
     workers = PricedWorkers(workload, machine, config)
     model, depth = workload.gradient_nbytes, config.gpu_depth
@@ -238,9 +234,8 @@ class PricedBatch(NamedTuple):
 class PricedWorkers:
     """The workers on a machine's first devices, which get batches as from a run's coordinator.
 
-    `specs`: the workers of a run, whose GPUs always copy the shared model. Without `specs`, there
-    are `config.workers` workers, and a GPU that is the only worker does not copy the model.
-    `batch(worker, size)` returns a worker's `PricedBatch`.
+    `specs`: the workers of a run, whose GPUs always copy the shared model. By default there are
+    `config.workers` workers. `batch(worker, size)` returns a worker's `PricedBatch`.
     """
 
     def __init__(
@@ -293,8 +288,7 @@ class PricedWorkers:
     def _expected(self, worker: int) -> list[float]:
         """Return the updates that each worker will have made when `worker` begins its next batch.
 
-        Assumes that by then `worker` completes all its assigned batches, and that every other
-        worker completes all but the newest assigned batch.
+        By then `worker` completes all its assigned batches, and others all but the newest one.
         """
         found = []
         for other, assigned in enumerate(self._assigned):
