@@ -12,13 +12,7 @@ from torch import Tensor
 
 from paceline.strategies.hogbatch.config import MOST_WORKERS, Hogbatch, WorkerSpec
 from paceline.strategies.hogbatch.messages import BatchResult, ExecuteWork, SpeedTrial
-from paceline.strategies.hogbatch.scheduler import (
-    MOST_REPORTED,
-    BatchScheduler,
-    WorkerProgress,
-    rate_factor,
-    wants_more,
-)
+from paceline.strategies.hogbatch.scheduler import MOST_REPORTED, BatchScheduler, WorkerProgress
 
 ASKING, OTHER = 3, 5  # worker numbers; no list indices, since workers may be lost
 SIZE, SECONDS = 8, 1.0  # of each batch
@@ -102,18 +96,28 @@ def test_batches_ahead_count_if_they_end_before_the_next_one_begins(made, ahead,
     ],
 )
 def test_the_number_of_batches_assigned_in_advance(batch_s, left_s, depth, prefetches, expected):
-    given_s: list[float] = []
-    while wants_more(given_s, left_s, depth, prefetches=prefetches):
-        given_s.append(batch_s)
-    assert len(given_s) == expected
+    num_samples = 10**9  # so many that the assigned ones do not change `left_s`
+    asked, _ = scheduler(num_samples, policy="hogbatch", staleness_decay=0.0 if prefetches else 0.1)
+    one = worker(0, seconds=batch_s)
+    one.depth, one.trial = depth, SpeedTrial(0, one.spec, {1: max(left_s, 1e-12) / num_samples})
+    asked.choose_policy([one])
+    while asked.next_work(one) is not None:
+        pass
+    assert len(one.assigned) == expected
 
 
 @pytest.mark.parametrize(
-    ("size", "staleness", "decay", "factor"),
-    [(64, 0, 0.0, 1.0), (16, 0, 0.0, 0.25), (128, 9, 0.0, 2.0), (64, 3, 1.0, 0.25)],
+    ("size", "staleness", "decay", "rate"),
+    [(8, 0, 0.0, 1.0), (2, 0, 0.0, 0.25), (8, 9, 0.0, 1.0), (8, 3, 1.0, 0.25)],
 )
-def test_the_learning_rate_follows_the_batch_and_its_staleness(size, staleness, decay, factor):
-    assert rate_factor(size, 64, staleness, decay) == factor
+def test_the_learning_rate_follows_the_batch_and_its_staleness(size, staleness, decay, rate):
+    asked, _ = scheduler(size, policy="hogbatch", staleness_decay=decay)
+    one = worker(0)
+    one.counts.staleness = staleness
+    asked.choose_policy([one])
+    work = asked.next_work(one)
+    assert work is not None
+    assert (work.size, work.rate) == (size, rate)
 
 
 @pytest.mark.parametrize(

@@ -28,36 +28,6 @@ _LEFT_OVER_PREFETCHED = 10
 _NS = 1e-9
 
 
-def rate_factor(size: int, batch_size: int, staleness: int, decay: float) -> float:
-    """Return the factor of the learning rate for a batch of `size` samples.
-
-    The learning rate was chosen for `batch_size` and scales linearly with `size` (Goyal et al.
-    2017). `staleness`: the number of updates by other workers while the worker's latest batch ran;
-    the factor is divided by 1 + `decay` * `staleness`.
-    """
-    return size / batch_size / (1 + decay * staleness)
-
-
-def wants_more(
-    assigned_s: Sequence[float], left_s: float, depth: int = 1, *, prefetches: bool = True
-) -> bool:
-    """Return whether a worker gets another batch in addition to its assigned batches.
-
-    `assigned_s`: the expected seconds of the assigned batches; inf before the first result.
-    `left_s`: the seconds in which all workers together can finish the epoch. `depth`: the number of
-    batches that the worker overlaps; it gets fewer if other workers would wait for it at the end of
-    the epoch. `prefetches`: whether to assign short batches in advance, because waking a waiting
-    worker takes as long as a short batch.
-    """
-    if not assigned_s:
-        return True
-    if len(assigned_s) < depth:
-        busy_s = sum(assigned_s) - assigned_s[0] / 2  # the first batch is half done on average
-        return isinf(assigned_s[0]) or busy_s <= left_s
-    most_s = min(_PREFETCHED_S, left_s / _LEFT_OVER_PREFETCHED) if prefetches else 0.0
-    return len(assigned_s) < MOST_REPORTED and sum(assigned_s) < most_s
-
-
 class SampleQueue:
     """Assigns each sample of an epoch once, as ranges of the epoch's sample order.
 
@@ -230,20 +200,15 @@ class BatchScheduler:
 
     def next_work(self, worker: WorkerProgress) -> ExecuteWork | None:
         """Assign and return a worker's next samples; None if it has enough work."""
-        if not self.queue:
-            return None
-        left_s = len(self.queue) / sum(one.samples_per_s or 0.0 for one in self.active)
-        assigned_s = list(map(worker.expected_s, worker.assigned))
-        # With decay, a batch can be assigned only when the previous batch's staleness is known.
-        prefetches = self._config.staleness_decay == 0
-        if not wants_more(assigned_s, left_s, worker.depth, prefetches=prefetches):
+        if not self.queue or not self._wants_more(worker):
             return None
         assert self.policy is not None
         counts, own, decay = self.counts, worker.counts, self._config.staleness_decay
         updates, sizes = self.expected_updates(worker), [one.counts.size for one in self.active]
         own.size = self.policy.next_batch(self.active.index(worker), updates, sizes)
         taken = self.queue.take(own.size)
-        rate = rate_factor(len(taken), self._batch_size, own.staleness, decay)
+        # The rate was chosen for `batch_size`, and scales with the batch (Goyal et al. 2017).
+        rate = len(taken) / self._batch_size / (1 + decay * own.staleness)
         rate *= self.rate_at(self._first_sample + taken.start)
         traced = counts.epoch == self._traced_epoch and worker.num_traced < _MOST_TRACED
         worker.num_traced += traced
@@ -251,6 +216,23 @@ class BatchScheduler:
         counts.num_batches += 1
         worker.assign(work, counts.num_updates - own.num_updates)
         return work
+
+    def _wants_more(self, worker: WorkerProgress) -> bool:
+        """Return whether a worker gets another batch in addition to its assigned batches."""
+        if not worker.assigned:
+            return True
+        assigned_s = list(map(worker.expected_s, worker.assigned))
+        # The seconds in which all workers together can finish the epoch.
+        left_s = len(self.queue) / sum(one.samples_per_s or 0.0 for one in self.active)
+        if len(assigned_s) < worker.depth:
+            # At the end of an epoch, assign no batch for which other workers would wait.
+            busy_s = sum(assigned_s) - assigned_s[0] / 2  # the first batch is half done on average
+            return isinf(assigned_s[0]) or busy_s <= left_s
+        # With decay, a batch can be assigned only when the previous batch's staleness is known.
+        # Otherwise assign short batches in advance: waking a waiting worker takes as long.
+        most_s = 0.0 if self._config.staleness_decay else _PREFETCHED_S
+        most_s = min(most_s, left_s / _LEFT_OVER_PREFETCHED)
+        return len(assigned_s) < MOST_REPORTED and sum(assigned_s) < most_s
 
     def expected_updates(self, worker: WorkerProgress) -> list[float]:
         """Return each active worker's expected updates when `worker` begins its next batch.
