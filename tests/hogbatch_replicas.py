@@ -7,7 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paceline.core.machine import DeviceKind
+from paceline.exchange.step import Learning
 from paceline.links.shared_memory import SharedTensors
+from paceline.strategies.hogbatch.config import WorkerSpec
 from paceline.strategies.hogbatch.replica import CpuReplica, tensors_of
 from paceline.training.recipes.optimizers import OptimizerFactory
 from paceline.training.recipes.recipe import Recipe
@@ -15,11 +18,17 @@ from paceline.training.recipes.recipe import Recipe
 
 @contextmanager
 def on_threads(
-    recipe: Recipe, make: OptimizerFactory, **options: Any
+    recipe: Recipe,
+    make: OptimizerFactory,
+    learning: Learning | None = None,
+    worker: int = 0,
+    **options: Any,
 ) -> Iterator[tuple[CpuReplica, dict[str, Tensor]]]:
     """Open a worker's replica, and the tensors of the shared model."""
     memory = SharedTensors.of(tensors_of(recipe.model()), "a model")
-    yield CpuReplica(recipe, memory.tensors, make, **{"worker": 0} | options), memory.tensors
+    learning = learning or Learning(recipe.loss, name=recipe.name)
+    spec = WorkerSpec(DeviceKind.CPU, **options)
+    yield CpuReplica(recipe, memory.tensors, make, learning, worker, spec), memory.tensors
     memory.close()
 
 

@@ -125,6 +125,6 @@ def gaps_s(batches: list[BatchRecord]) -> list[float]:
     for batch in batches:
         before = last.get(batch.worker)
         if before is not None and before.epoch == batch.epoch:
-            found.append((batch.result.started_ns - before.result.ended_ns) * 1e-9)
+            found.append(batch.started_s - before.ended_s)
         last[batch.worker] = batch
     return found

@@ -9,8 +9,10 @@ import torch
 from cases import gaps_s, race_data, runner_of, settings, trained
 
 from figures import spread
+from paceline.core.machine import DeviceKind
 from paceline.core.settings import TrainSettings
-from paceline.exchange.setup import optimizer_by
+from paceline.exchange.setup import learning_of, optimizer_by
+from paceline.strategies.hogbatch.config import WorkerSpec
 from paceline.strategies.hogbatch.replica import CpuReplica, tensors_of
 from paceline.training.recipes.named import recipe_of
 
@@ -41,7 +43,7 @@ def _messages(quick: bool) -> dict[str, Any]:
         for _ in runner.epochs():
             pass
         cpu_s = time.thread_time() - began_s  # includes the tests between epochs
-        messages = 2 * len(runner.coordinator.history.log)
+        messages = 2 * len(runner.coordinator.log)
         return {
             "messages": messages,
             "messages_per_cpu_s": messages / cpu_s,
@@ -56,7 +58,7 @@ def _between(quick: bool) -> dict[str, Any]:
     for _ in range(2 if quick else _REPEATS):
         with runner_of(wanted) as runner:
             trained(runner)
-            log, trained_s = runner.coordinator.history.log, runner.coordinator.trained_s
+            log, trained_s = runner.coordinator.log, runner.coordinator.trained_s
         between.append(mean(gaps_s(list(log))))
         took.append(trained_s / len(log))
     unasked = [_unasked_s(wanted, 50 if quick else 300) for _ in between]
@@ -72,8 +74,10 @@ def _between(quick: bool) -> dict[str, Any]:
 def _unasked_s(wanted: TrainSettings, num_batches: int) -> float:
     """Return the mean pause, in seconds, between a replica's batches without a coordinator."""
     recipe, size = recipe_of(wanted.model, wanted.data, wanted.seed), wanted.batch_size
-    make = optimizer_by(recipe, wanted)
-    replica = CpuReplica(recipe, tensors_of(recipe.model()), make, worker=0)
+    learnt = optimizer_by(recipe, wanted), learning_of(recipe, wanted)
+    replica = CpuReplica(
+        recipe, tensors_of(recipe.model()), *learnt, worker=0, spec=WorkerSpec(DeviceKind.CPU)
+    )
     order = torch.randperm(len(recipe.samples))
     done = [
         replica.train(rows, 1.0, None)

@@ -24,11 +24,11 @@ def _of(ratio: int, most: int, quick: bool) -> dict[str, Any]:
     )
     with runner_of(wanted) as runner:
         outcome = trained(runner)
-        log = runner.coordinator.history.log
+        log = runner.coordinator.log
     names = [worker.name for worker in outcome.workers]
-    late, half_ns = BatchLog(), max(one.result.ended_ns for one in log) / 2
+    late, half_s = BatchLog(), max(one.ended_s for one in log) / 2
     for one in log:
-        if one.result.started_ns >= half_ns:
+        if one.started_s >= half_s:
             late.append(one)
     made_late = late.made(names)
     updates = {name: len(own) for name, own in made_late.items()}

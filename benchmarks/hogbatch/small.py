@@ -15,9 +15,11 @@ from cases import settings
 from torch import Tensor
 
 from figures import spread
+from paceline.core.machine import DeviceKind
 from paceline.exchange.setup import optimizer_by
 from paceline.exchange.step import Learning
 from paceline.strategies.hogbatch import dense_thread as dense
+from paceline.strategies.hogbatch.config import WorkerSpec
 from paceline.strategies.hogbatch.replica import CpuReplica, tensors_of
 from paceline.training.recipes.losses import class_loss
 from paceline.training.recipes.named import recipe_of
@@ -70,7 +72,8 @@ def _trainers(quick: bool) -> tuple[Tensor, Mapping[tuple[str, int], Callable[[T
 
     def trainer(way: str, threads: int) -> Callable[[Tensor], float]:
         shared, learning = tensors_of(recipe.model()), Learning(_LOSSES[way])
-        replica = CpuReplica(recipe, shared, make, 0, threads, learning=learning)
+        spec = WorkerSpec(DeviceKind.CPU, threads)
+        replica = CpuReplica(recipe, shared, make, learning, 0, spec)
 
         def seconds(rows: Tensor) -> float:
             done = replica.train(rows, 1.0, None)

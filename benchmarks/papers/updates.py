@@ -6,17 +6,25 @@ at the end of the following REDUCE. Updates in transit at the end of the timelin
 
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from paceline.core.cost import compute_lane
 from paceline.core.plan import Kind
 from paceline.core.timeline import Span, Timeline
 from paceline.strategies.hogbatch.plan import MODEL
-from paceline.strategies.hogbatch.statistics import Made, Update
 
 _UPDATE_KINDS = frozenset({Kind.H2D, Kind.FORWARD, Kind.STEP, Kind.REDUCE})
 
 
-def updates(timeline: Timeline) -> Made:
+class Update(NamedTuple):
+    """A batch, with fields of a run's `BatchRecord`; it starts when its worker reads the model."""
+
+    started_s: float
+    ended_s: float
+    num_samples: int
+
+
+def updates(timeline: Timeline) -> dict[str, list[Update]]:
     """Return each device's updates in a planned timeline.
 
     Batches of a GPU overlap, so spans are grouped by batch number.
@@ -25,11 +33,12 @@ def updates(timeline: Timeline) -> Made:
     for span in timeline.spans:
         if span.kind in _UPDATE_KINDS:
             spans[span.on[0].owner][span.step].append(span)
-    found: Made = {}
+    found = {}
     for device, batches in spans.items():
         pushes = any(span.part == MODEL for own in batches.values() for span in own)
         made = (_update_of(own, pushes) for own in batches.values())
-        found[device] = sorted((one for one in made if one is not None), key=lambda one: one.end_s)
+        known = (one for one in made if one is not None)
+        found[device] = sorted(known, key=lambda one: one.ended_s)
     return found
 
 

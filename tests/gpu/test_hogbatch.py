@@ -6,6 +6,7 @@ from torch.nn.functional import cross_entropy
 
 from hogbatch_replicas import net, samples
 from hogbatches import classifying
+from paceline.exchange.step import OF_CLASSES
 from paceline.links.devices import device_of
 from paceline.links.shared_memory import SharedTensors
 from paceline.strategies.hogbatch.gpu_replica import GpuReplica
@@ -26,7 +27,7 @@ def test_a_gpu_alone_trains_as_torch_does(depth: int):
     device = device_of(on)
     unpin = device.pin(memory.memory)
     make, done = optimizer_of("sgd", 0.1, 0.9), []
-    replica = GpuReplica(classifying(net, data), memory, make, 0, device, depth)
+    replica = GpuReplica(classifying(net, data), memory, make, OF_CLASSES, 0, device, depth)
     expected = net().to(on).train()
     optimizer = make(expected.parameters())
     batches = [torch.arange(start, start + 10 - number) for number, start in enumerate((0, 10, 30))]
@@ -57,7 +58,7 @@ def test_updates_are_neither_lost_nor_doubled_beside_those_of_others():
     device = device_of(torch.device("cuda", 0))
     unpin = device.pin(memory.memory)
     make = optimizer_of("sgd", 0.1, 0.0)
-    replica = GpuReplica(classifying(net, samples()), memory, make, 0, device)
+    replica = GpuReplica(classifying(net, samples()), memory, make, OF_CLASSES, 0, device)
     before = memory.tensors["0.weight"].clone()
     for _ in range(20):
         for _ in replica.take(torch.arange(40), 0.0, None):

@@ -82,7 +82,7 @@ def test_the_simulator_reproduces_the_coordinators_decisions(
     asked = policy_of(config, workers, (1.0, 1.0, 1.0), 16)
     done = [updates(timeline)[name] for name in ("cpu0", "gpu1", "gpu2")]
     asks = [
-        (done[worker][i - depth].end_s if i >= depth else 0.0, min(i, depth), worker, i)
+        (done[worker][i - depth].ended_s if i >= depth else 0.0, min(i, depth), worker, i)
         for worker, depth in enumerate((1, gpu_depth, gpu_depth))
         for i in range(len(done[worker]))
     ]
@@ -93,7 +93,7 @@ def test_the_simulator_reproduces_the_coordinators_decisions(
         return sum(
             updates_of(workers[other], update.num_samples, 0.5)
             for i, update in enumerate(done[other][: handed[other]])
-            if update.end_s <= time_s or other == worker or i < handed[other] - 1
+            if update.ended_s <= time_s or other == worker or i < handed[other] - 1
         )
 
     for time_s, _, worker, i in sorted(asks):
@@ -116,11 +116,12 @@ def test_the_period_of_a_gpu_is_the_simulated_one(speed, numel, sample_nbytes, g
     config = Hogbatch(workers=len(kinds), policy="hogbatch", threads=1, gpu_depth=gpu_depth)
     work = replace(per_sample(4, numel, 1e-2), input_nbytes=sample_nbytes * 4)
     workers = PricedWorkers(work, machine, config)
-    _, seconds = workers.batch(0, 4)
-    timeline = simulate(plan_until(work, machine, config, 150 * sum(seconds)), Roofline.of(machine))
-    ends = [update.end_s for update in updates(timeline)["gpu0"]]
+    batch = workers.batch(0, 4)
+    horizon_s = 150 * sum(batch.seconds)
+    timeline = simulate(plan_until(work, machine, config, horizon_s), Roofline.of(machine))
+    ends = [update.ended_s for update in updates(timeline)["gpu0"]]
     # If two stages take nearly the same time, the pipeline fills only after many batches.
-    assert (ends[-1] - ends[-21]) / 20 == pytest.approx(workers.period_s(0, 4), rel=3e-2)
+    assert (ends[-1] - ends[-21]) / 20 == pytest.approx(batch.period_s, rel=3e-2)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -1,7 +1,5 @@
 """Built-in and user-defined policies, and the setting `workers`."""
 
-from math import inf
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,14 +8,11 @@ from paceline.records.settings import check_options
 from paceline.strategies.hogbatch import STRATEGY
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec, adding_threads, parse_workers
 from paceline.strategies.hogbatch.policy import (
-    MOST_REPORTED,
     POLICIES,
     AdaptivePolicy,
     FixedPolicy,
-    expected_updates,
     policy_of,
     updates_of,
-    wants_more,
 )
 from refusals import refused
 
@@ -89,48 +84,6 @@ def test_threads_without_a_sample_make_no_update():
     assert updates_of(GPU, 8192, 0.5) == 1
     assert updates_of(CPU, 0, 1.0) == updates_of(GPU, 0, 1.0) == 0
     assert FixedPolicy((3, 4)).next_batch(1, (0, 100), (3, 4)) == 4  # ignores the counts
-
-
-@pytest.mark.parametrize(
-    ("made", "ahead", "expected"),
-    [
-        # Of the other worker's twenty unfinished batches none counts.
-        ([3.0, 7.0], [[], [(0.001, 1.0)] * 20], [3.0, 7.0]),
-        # A batch that ends when the next one begins counts, so equal workers stay equal.
-        ([5.0, 5.0], [[(1.0, 1.0)], [(1.0, 1.0)]], [6.0, 6.0]),
-        # The next batch begins at 1.0 s; by then the second worker has done three batches of 0.3 s.
-        (
-            [10.0, 20.0, 30.0],
-            [[(0.5, 4.0), (0.5, 4.0)], [(0.3, 1.0)] * 9, [(2.0, 1.0)]],
-            [18.0, 23.0, 30.0],
-        ),
-    ],
-)
-def test_batches_ahead_count_if_they_end_before_the_next_one_begins(made, ahead, expected):
-    assert expected_updates(0, made, ahead) == expected
-
-
-@pytest.mark.parametrize(
-    ("batch_s", "left_s", "depth", "prefetches", "expected"),
-    [
-        (0.011, 60.0, 1, True, 5),
-        (1e-6, 60.0, 1, True, MOST_REPORTED),
-        (0.011, 0.0, 1, True, 1),  # at the end of an epoch each worker has one batch
-        (0.066, 60.0, 1, True, 1),  # no batch is assigned in advance of a long one
-        *[(long_s, 100 * long_s, n, True, n) for long_s in (0.06, 5) for n in (1, 2, 3)],
-        # At the end of an epoch a GPU gets no batch for which others would wait. Half of its first
-        # batch is done on average; `left_s` counts seconds of all workers.
-        *[(1.0, left_s, 3, True, n) for left_s, n in ((0.4, 1), (1.4, 2), (1.6, 3))],
-        (inf, 0.0, 3, True, 3),  # before the first result
-        # Without prefetching, because learning rates depend on the latest updates.
-        *[(0.001, 60.0, depth, False, depth) for depth in (1, 3)],
-    ],
-)
-def test_the_number_of_batches_assigned_in_advance(batch_s, left_s, depth, prefetches, expected):
-    given_s: list[float] = []
-    while wants_more(given_s, left_s, depth, prefetches=prefetches):
-        given_s.append(batch_s)
-    assert len(given_s) == expected
 
 
 class Growing:

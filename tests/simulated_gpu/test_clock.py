@@ -110,7 +110,7 @@ def test_layers_have_the_times_of_the_device_and_not_of_the_host(device):
 )
 def test_copies_have_their_own_lanes_and_sums_are_in_the_compute_lane(device, kind, lane):
     recorder = Recorder(clock_for(device.torch_device), "gpu0", 0)
-    recorder.start_phases(None)
+    recorder.start_trace()
     with noted(recorder, kind, "layer", alone=True):
         pass
     (span,) = recorder.spans()

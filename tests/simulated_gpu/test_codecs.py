@@ -90,7 +90,7 @@ def test_a_codec_works_in_the_current_stream(device):
 
 
 def endpoint_on(copies: CopyLane, clock: Clock, worker: int = 0, **codecs: str) -> Endpoint:
-    recorder = WorkerRecorder(worker, "gpu1", LayerMarks((), clock), clock)
+    recorder = WorkerRecorder(worker, "gpu1", LayerMarks((), clock))
     return Endpoint(Wheel(**codecs).codecs, torch.float32, recorder, copies)
 
 

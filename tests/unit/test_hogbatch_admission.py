@@ -13,8 +13,8 @@ from paceline.core.simulate import simulate
 from paceline.core.strategy import Window
 from paceline.core.workload import Layer, Parameter, Workload
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
+from paceline.strategies.hogbatch.messages import SpeedTrial
 from paceline.strategies.hogbatch.plan import plan
-from paceline.strategies.hogbatch.policy import SpeedTrial
 from paceline.strategies.hogbatch.speed_trial import (
     Epochs,
     admit,
@@ -22,6 +22,7 @@ from paceline.strategies.hogbatch.speed_trial import (
     plan_of_batches,
     predict,
     traced_sizes,
+    unburdened,
 )
 from papers.updates import num_samples, updates, utilisation
 
@@ -53,13 +54,12 @@ def test_at_the_end_of_an_epoch_the_others_wait_for_a_slow_one(
     After the time of t batches of the fast worker, that worker has begun t + 1 batches and the
     slow one t // ratio + 1.
     """
-    workers = [trial(0, 1.0), trial(1, ratio)]
-    (verdict,) = admit(epochs("hogbatch", num_batches), workers)
-    assert verdict.helps is helps
-    took_s = num_batches * BATCH / verdict.samples_per_s
+    workers, asked = [trial(0, 1.0), trial(1, ratio)], epochs("hogbatch", num_batches)
+    assert (not admit(asked, workers)) is helps
+    took_s = num_batches * BATCH / predict(asked, workers).samples_per_s
     assert took_s == pytest.approx(batches_of_slow * ratio * BATCH, rel=1e-3)
     # Nobody waits long for a small batch.
-    assert admit(epochs("hogwild", 22), [trial(0, 1.0), trial(1, 16.0)])[0].helps
+    assert not admit(epochs("hogwild", 22), [trial(0, 1.0), trial(1, 16.0)])
 
 
 @pytest.mark.parametrize(("cores", "helps"), [(1, False), (2, True)])
@@ -70,26 +70,33 @@ def test_a_second_worker_on_the_only_core_adds_no_speed(
     """Trials run together: on one core each worker is slower than alone."""
     share = min(1.0, cores / (1 + 1 / slow))
     workers = [trial(0, 1.0 / share), trial(1, slow / share, slow=slow)]
-    (verdict,) = admit(epochs("hogwild", 500, cores=cores), workers)
-    assert verdict.helps is helps
-    assert verdict.without_samples_per_s == pytest.approx(1.0, rel=1e-3)
-    assert verdict.samples_per_s == pytest.approx(1.0 if cores == 1 else 1 + 1 / slow, rel=2e-3)
-    speeds = [verdict.samples_per_s, verdict.without_samples_per_s]
-    assert numbers(verdict.why)[-2:] == pytest.approx(speeds, rel=1e-3)
+    asked = epochs("hogwild", 500, cores=cores)
+    useless = admit(asked, workers)
+    assert (not useless) is helps
+    speeds = [predict(asked, workers).samples_per_s, speed_of_others(asked, workers)]
+    assert speeds == pytest.approx([1.0 if cores == 1 else 1 + 1 / slow, 1.0], rel=2e-3)
+    for reason in useless.values():
+        assert numbers(reason)[-2:] == pytest.approx(speeds, rel=1e-3)
+
+
+def speed_of_others(asked: Epochs, workers: list[SpeedTrial]) -> float:
+    """Predict the speed without the last worker."""
+    return predict(asked, unburdened(workers, workers[-1], asked.num_cores)).samples_per_s
 
 
 def test_a_gpu_needs_no_core_and_is_not_faster_without_a_worker() -> None:
-    (verdict,) = admit(epochs("hogbatch", 500, cores=1), [trial(0, 0.1, "gpu"), trial(1, 1.0)])
-    assert (verdict.helps, verdict.without_samples_per_s) == (True, pytest.approx(10.0))
+    asked, workers = epochs("hogbatch", 500, cores=1), [trial(0, 0.1, "gpu"), trial(1, 1.0)]
+    assert not admit(asked, workers)
+    assert speed_of_others(asked, workers) == pytest.approx(10.0)
 
 
 def test_unhelpful_workers_are_named_slowest_first_and_one_is_left() -> None:
     crowd = [trial(number, 4.0 + 0.01 * number) for number in range(4)]
-    verdicts = admit(epochs("hogwild", 100, cores=1), crowd)
-    assert [(one.worker, one.helps) for one in verdicts] == [(3, False), (2, False), (1, False)]
+    useless = admit(epochs("hogwild", 100, cores=1), crowd)
+    assert list(useless) == [3, 2, 1]
     # Alone, the fastest worker has the whole core.
-    assert verdicts[-1].without_samples_per_s == pytest.approx(1.0, rel=1e-3)
-    assert admit(epochs("hogwild", 100, cores=1), crowd[:1]) == ()
+    assert numbers(useless[1])[-1] == pytest.approx(1.0, rel=1e-3)
+    assert not admit(epochs("hogwild", 100, cores=1), crowd[:1])
 
 
 def test_policy_adaptive_alone_keeps_to_its_smallest_batch() -> None:
@@ -97,10 +104,9 @@ def test_policy_adaptive_alone_keeps_to_its_smallest_batch() -> None:
     fast = SpeedTrial(0, WorkerSpec("cpu"), {1: 1.0, BATCH: 2.0})
     slow = SpeedTrial(1, WorkerSpec("cpu"), {1: 16.0, BATCH: 32.0})
     asked = epochs("adaptive", 200, num_epochs=3, cpu_batch=(1, BATCH))
-    (verdict,) = admit(asked, [fast, slow])
-    assert verdict.helps
-    assert verdict.without_samples_per_s == pytest.approx(1.0, rel=1e-3)
-    assert verdict.samples_per_s > 16
+    assert not admit(asked, [fast, slow])
+    assert speed_of_others(asked, [fast, slow]) == pytest.approx(1.0, rel=1e-3)
+    assert predict(asked, [fast, slow]).samples_per_s > 16
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -136,8 +142,9 @@ TWO = Workload("net", 32, LAYERS, backward_order=(1, 0), input_nbytes=4 * 64 * 3
 def seconds(measured: dict[int, float], size: int, kind="cpu", threads: int = 1) -> float:
     """Predict the seconds of a batch on the machine fitted to a trial."""
     spec = WorkerSpec(kind, threads=threads)
-    machine = machine_of(TWO, [SpeedTrial(0, spec, measured)])
-    tasks = plan_of_batches(TWO, machine, Hogbatch(), {0: spec}, {0: [size]})
+    trials = [SpeedTrial(0, spec, measured)]
+    machine = machine_of(TWO, trials)
+    tasks = plan_of_batches(TWO, machine, Hogbatch(), trials, {0: [size]})
     return simulate(tasks, Roofline.of(machine)).makespan_s
 
 
@@ -163,7 +170,7 @@ def test_a_replay_has_the_batches_of_its_trace():
     trials = [SpeedTrial(n, spec, {spec.threads: 1e-3, 32: 4e-3}) for n, spec in specs.items()]
     machine = machine_of(TWO, trials)
     sizes = {0: [1, 2, 4], 1: [8, 2], 2: [32]}
-    tasks = plan_of_batches(TWO, machine, Hogbatch(), specs, sizes)
+    tasks = plan_of_batches(TWO, machine, Hogbatch(), trials, sizes)
     timeline = simulate(tasks, Roofline.of(machine))
     assert conform(tasks, timeline) == []
     assert traced_sizes(timeline.spans) == sizes

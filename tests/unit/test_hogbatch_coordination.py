@@ -1,6 +1,7 @@
 """The coordinator's queue of samples, and its counts, without processes."""
 
 import itertools
+from math import inf
 from typing import Any
 
 import pytest
@@ -10,20 +11,21 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from paceline.strategies.hogbatch.config import MOST_WORKERS, Hogbatch, WorkerSpec
-from paceline.strategies.hogbatch.messages import ExecuteWork
-from paceline.strategies.hogbatch.policy import SpeedTrial
-from paceline.strategies.hogbatch.scheduler import BatchScheduler, WorkerProgress
+from paceline.strategies.hogbatch.messages import BatchResult, ExecuteWork, SpeedTrial
+from paceline.strategies.hogbatch.scheduler import MOST_REPORTED, BatchScheduler, WorkerProgress
 
 ASKING, OTHER = 3, 5  # worker numbers; no list indices, since workers may be lost
 SIZE, SECONDS = 8, 1.0  # of each batch
 REPORTED = 10.0  # updates that the other worker has reported
 
 
-def worker(number: int, *batches: int) -> WorkerProgress:
-    """Create a worker of two threads with batches of 1 s and two updates."""
-    spec = WorkerSpec("cpu", 2)
-    made = WorkerProgress(number, spec, trial=SpeedTrial(number, spec, {SIZE: SECONDS}))
-    made.latest = SIZE, SECONDS
+def worker(
+    number: int, *batches: int, threads: int = 2, seconds: float = SECONDS
+) -> WorkerProgress:
+    """Create a worker with batches of `seconds` and an update per thread."""
+    spec = WorkerSpec("cpu", threads)
+    made = WorkerProgress(number, spec, trial=SpeedTrial(number, spec, {SIZE: seconds}))
+    made.latest = SIZE, seconds
     for batch in batches:
         made.assign(ExecuteWork(batch, size=SIZE), 0)
     return made
@@ -56,6 +58,69 @@ def test_committed_updates_count_before_they_are_reported(
 
 
 @pytest.mark.parametrize(
+    ("made", "ahead", "expected"),
+    [
+        # Of the other worker's twenty unfinished batches none counts.
+        ([3.0, 7.0], [(1.0, 1, 0), (0.001, 1, 20)], [3.0, 7.0]),
+        # A batch that ends when the next one begins counts, so equal workers stay equal.
+        ([5.0, 5.0], [(1.0, 1, 1), (1.0, 1, 1)], [6.0, 6.0]),
+        # The next batch begins at 1.0 s; by then the second worker has done three batches of 0.3 s.
+        ([10.0, 20.0, 30.0], [(0.5, 4, 2), (0.3, 1, 9), (2.0, 1, 1)], [18.0, 23.0, 30.0]),
+    ],
+)
+def test_batches_ahead_count_if_they_end_before_the_next_one_begins(made, ahead, expected) -> None:
+    """`ahead`: for each worker, a batch's seconds and updates, and the number of its batches."""
+    workers = []
+    for number, (updates, (seconds, threads, count)) in enumerate(zip(made, ahead, strict=True)):
+        workers.append(worker(number, *range(count), threads=threads, seconds=seconds))
+        workers[-1].counts.updates = updates
+    asked, _ = scheduler(64)
+    asked.choose_policy(workers)
+    assert asked.expected_updates(workers[0]) == expected
+
+
+@pytest.mark.parametrize(
+    ("batch_s", "left_s", "depth", "prefetches", "expected"),
+    [
+        (0.011, 60.0, 1, True, 5),
+        (1e-6, 60.0, 1, True, MOST_REPORTED),
+        (0.011, 0.0, 1, True, 1),  # at the end of an epoch each worker has one batch
+        (0.066, 60.0, 1, True, 1),  # no batch is assigned in advance of a long one
+        *[(long_s, 100 * long_s, n, True, n) for long_s in (0.06, 5) for n in (1, 2, 3)],
+        # At the end of an epoch a GPU gets no batch for which others would wait. Half of its first
+        # batch is done on average; `left_s` counts seconds of all workers.
+        *[(1.0, left_s, 3, True, n) for left_s, n in ((0.4, 1), (1.4, 2), (1.6, 3))],
+        (inf, 0.0, 3, True, 3),  # before the first result
+        # Without prefetching, because learning rates depend on the latest updates.
+        *[(0.001, 60.0, depth, False, depth) for depth in (1, 3)],
+    ],
+)
+def test_the_number_of_batches_assigned_in_advance(batch_s, left_s, depth, prefetches, expected):
+    num_samples = 10**9  # so many that the assigned ones do not change `left_s`
+    asked, _ = scheduler(num_samples, policy="hogbatch", staleness_decay=0.0 if prefetches else 0.1)
+    one = worker(0, seconds=batch_s)
+    one.depth, one.trial = depth, SpeedTrial(0, one.spec, {1: max(left_s, 1e-12) / num_samples})
+    asked.choose_policy([one])
+    while asked.next_work(one) is not None:
+        pass
+    assert len(one.assigned) == expected
+
+
+@pytest.mark.parametrize(
+    ("size", "staleness", "decay", "rate"),
+    [(8, 0, 0.0, 1.0), (2, 0, 0.0, 0.25), (8, 9, 0.0, 1.0), (8, 3, 1.0, 0.25)],
+)
+def test_the_learning_rate_follows_the_batch_and_its_staleness(size, staleness, decay, rate):
+    asked, _ = scheduler(size, policy="hogbatch", staleness_decay=decay)
+    one = worker(0)
+    one.counts.staleness = staleness
+    asked.choose_policy([one])
+    work = asked.next_work(one)
+    assert work is not None
+    assert (work.size, work.rate) == (size, rate)
+
+
+@pytest.mark.parametrize(
     ("kind", "depth", "events"),
     [
         # A CPU worker begins a batch when the previous one ends, even if it was assigned earlier.
@@ -77,7 +142,7 @@ def test_a_batch_misses_what_others_add_after_it_has_begun(kind, depth, events):
         if isinstance(event, str):
             worker.assign(ExecuteWork(), int(event))
         else:
-            worker.complete(event[0])
+            worker.complete(BatchResult(), event[0])
             assert worker.counts.staleness == event[1], event
 
 
@@ -97,7 +162,7 @@ class Drawn:
         self.scheduler, self.committed = scheduler(*sizes, policy="hogbatch")
         self.workers, self.numbers = [worker(number) for number in range(2)], itertools.count(2)
         self.scheduler.choose_policy(self.workers)
-        self.uses = [[0] * size for size in sizes]
+        self.uses, self.ended_s = [[0] * size for size in sizes], 0
         self.turns = itertools.cycle([*steps, (0, "done"), (1, "done")])
 
     def epoch(self, number: int) -> None:
@@ -116,9 +181,11 @@ class Drawn:
         if how != "dies":
             self.committed[one.number] = one.assigned[0].batch
         if how == "done":
-            return [self.scheduler.complete(one, 2, 1.0)]
+            self.ended_s += 1
+            times_ns = [second * 10**9 for second in (self.ended_s - 1, *[self.ended_s] * 3)]
+            return [self.scheduler.complete(one, BatchResult(2, 1.0, *times_ns))]
         self.workers.remove(one)
-        found = [work for work, _ in self.scheduler.drop(one)]
+        found = [work for work, _ in self.scheduler.drop(one, 0)]
         self.workers.append(worker(next(self.numbers)))
         self.scheduler.choose_policy(self.workers)
         return found

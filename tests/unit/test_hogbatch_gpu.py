@@ -23,13 +23,13 @@ from hogbatches import classifying
 from paceline.core.compare import conform
 from paceline.core.plan import Kind
 from paceline.core.timeline import Origin, Timeline
+from paceline.exchange.step import OF_CLASSES
 from paceline.links.shared_memory import SharedTensors
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
 from paceline.strategies.hogbatch.gpu_replica import GpuReplica, clear_gradients
-from paceline.strategies.hogbatch.policy import SpeedTrial
+from paceline.strategies.hogbatch.messages import BatchResult, SpeedTrial
 from paceline.strategies.hogbatch.replica import tensors_of
 from paceline.strategies.hogbatch.speed_trial import machine_of, plan_of_batches
-from paceline.strategies.hogbatch.statistics import BatchResult
 from paceline.strategies.hogbatch.worker import median_seconds
 from paceline.training.models import describe
 from paceline.training.recipes.optimizers import OptimizerFactory, optimizer_of
@@ -116,7 +116,7 @@ def sharing(
     memory.close()
     unpin = device.pin(memory.memory)
     recipe = classifying(build, data or samples())
-    replica = GpuReplica(recipe, memory, make, 0, device, depth=depth)
+    replica = GpuReplica(recipe, memory, make, OF_CLASSES, 0, device, depth)
     yield Case(replica, memory)
     unpin()
 
@@ -400,10 +400,10 @@ def test_copies_and_sums_overlap_with_computation(device, gate):
         device.synchronize()
         gate.clear()
         case.next(rows[1], 1)
-        replica.load(rows[2])
+        loaded = replica.load(rows[2])
         replica.finish()
         assert not torch.equal(case.memory.tensors["layer.weight"], start)
-        replica.begin(1.0, 2)
+        replica.begin(loaded, 1.0, 2)
         replica.streams.copy_in.synchronize()
         assert not list(replica.done())
         gate.set()
@@ -439,8 +439,8 @@ def test_traced_batches_conform_to_their_plan_and_have_their_times_in_order(devi
         done = case.train(batches(), traced=True)
         spans = case.replica.spans
     work = describe(net(), torch.zeros(8, 6), "net")
-    machine = machine_of(work, [SpeedTrial(0, spec, {1: 1e-3, 32: 4e-3})])
-    plan = plan_of_batches(work, machine, config, {0: spec}, {0: list(SIZES)})
+    trials = [SpeedTrial(0, spec, {1: 1e-3, 32: 4e-3})]
+    plan = plan_of_batches(work, machine_of(work, trials), config, trials, {0: list(SIZES)})
     assert conform(plan, Timeline(spans, Origin.MEASURED)) == []
     computed = {Kind.FORWARD, Kind.BACKWARD, Kind.STEP}
     assert {span.kind for span in spans} == {Kind.H2D, *computed, Kind.D2H, Kind.REDUCE}

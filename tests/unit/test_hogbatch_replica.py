@@ -19,7 +19,6 @@ from paceline.core.plan import Kind
 from paceline.exchange.step import Learning
 from paceline.links.shared_memory import SharedTensors
 from paceline.strategies.hogbatch.gpu_replica import GpuReplica
-from paceline.strategies.hogbatch.policy import rate_factor
 from paceline.strategies.hogbatch.replica import tensors_of
 from paceline.training.data.dataset import TensorSamples
 from paceline.training.recipes.optimizers import OptimizerFactory, optimizer_of
@@ -260,7 +259,7 @@ def test_a_gpu_alone_trains_any_recipe_as_torch_does(device, recipe: Recipe, dep
     memory = SharedTensors.of(tensors_of(recipe.model()), "a model")
     unpin = device.pin(memory.memory)
     learning = Learning(recipe.loss, clip_norm=bound)
-    replica = GpuReplica(recipe, memory, MOMENTUM, 0, device, depth, learning=learning)
+    replica = GpuReplica(recipe, memory, MOMENTUM, learning, 0, device, depth)
     done = [result for rows in ROWS for result in replica.take(rows, 1.0, None)]
     done += replica.done(waits=True)
     expected, losses, _ = alone(recipe, bound or torch.inf)
@@ -331,11 +330,3 @@ class Failing(nn.Linear):
 def test_what_is_wrong_with_a_recipe_is_named(changes: dict[str, Any], field: str):
     with on_threads(mine(**changes), PLAIN) as (replica, _), refused(field):
         replica.train(torch.arange(3, 7), 1.0, None)
-
-
-@pytest.mark.parametrize(
-    ("size", "staleness", "decay", "factor"),
-    [(64, 0, 0.0, 1.0), (16, 0, 0.0, 0.25), (128, 9, 0.0, 2.0), (64, 3, 1.0, 0.25)],
-)
-def test_the_learning_rate_follows_the_batch_and_its_staleness(size, staleness, decay, factor):
-    assert rate_factor(size, 64, staleness, decay) == factor

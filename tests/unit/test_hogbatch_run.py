@@ -13,11 +13,13 @@ from torch import nn
 
 from hogbatches import classifying
 from paceline.core.settings import TrainSettings
+from paceline.exchange.checkpoints import State
 from paceline.exchange.session import TrainingSession
 from paceline.links.group import Group
 from paceline.strategies.hogbatch import STRATEGY
 from paceline.strategies.hogbatch.config import Hogbatch
-from paceline.strategies.hogbatch.run import HogbatchRunner, epoch_sizes, runner_of
+from paceline.strategies.hogbatch.run import HogbatchRunner, epoch_sizes, start
+from paceline.training.recipes.named import given
 from refusals import refused
 
 NUM_SAMPLES = 80
@@ -32,14 +34,13 @@ def runner(
     """Yield a runner without started workers."""
     model = model or nn.Linear(6, 3)
     data = torch.zeros(num_samples, 6), torch.zeros(num_samples, dtype=torch.int64)
-    settings = TrainSettings(
-        model="mine:recipe", strategy="hogbatch", **{"batch_size": 8} | changes
-    )
-    alone = Group.alone(torch.device("cpu"), settings.deadline_s)
-    session = TrainingSession(settings, STRATEGY, Hogbatch(), "run", alone, MagicMock())
     recipe = replace(classifying(lambda: model, data), num_classes=3)
-    with runner_of(session, recipe, model) as found:
-        yield found
+    with given(recipe) as name:
+        settings = TrainSettings(model=name, strategy="hogbatch", **{"batch_size": 8} | changes)
+        alone = Group.alone(torch.device("cpu"), settings.deadline_s)
+        session = TrainingSession(settings, STRATEGY, Hogbatch(), "run", alone, MagicMock())
+        with start(session) as found:
+            yield found
 
 
 EPOCH = {"number": 0, "train_loss": 1.0, "test_loss": None, "score": None, "seconds": 1.0}
@@ -56,15 +57,15 @@ EPOCH = {"number": 0, "train_loss": 1.0, "test_loss": None, "score": None, "seco
 )
 def test_the_state_of_another_run_is_refused_and_changes_nothing(other, num_epochs):
     with runner() as one:  # the state of a run before its first batch
-        tensors, values = one.state()
+        tensors, parts = one.state()
         tensors = {name: tensor.clone() for name, tensor in tensors.items()}
-    values = json.loads(json.dumps(values))
+    parts = json.loads(json.dumps(parts))
     if num_epochs:
-        values["epochs"] = [EPOCH] * num_epochs
+        parts["hogbatch"]["epochs"] = [EPOCH] * num_epochs
     with runner(**other) as one:
         before = [parameter.detach().clone() for parameter in one._model.parameters()]
         with refused("resume"):
-            one.restore(tensors, values)
+            one.restore(State(tensors, parts))
         for parameter, own in zip(one._model.parameters(), before, strict=True):
             assert torch.equal(parameter, own)
 

@@ -23,9 +23,9 @@ from paceline.exchange.profile import Probes, Profile, exchanging, profile, sing
 from paceline.exchange.setup import TrainingSetup
 from paceline.exchange.step import SGD, Share
 from paceline.links.group import Group, Member
-from paceline.measure import cores
-from paceline.measure.cores import CoreTime, lost_beside
-from paceline.measure.profiled_machine import message_speed
+from paceline.measure import timing
+from paceline.measure.device_profile import message_speed
+from paceline.measure.timing import CoreTime, lost_beside
 from paceline.planner import forecast
 from paceline.strategies import EXCHANGES, find_exchange
 from paceline.strategies.allreduce.config import AllReduce
@@ -300,7 +300,7 @@ def test_more_cores_for_an_exchange_never_lose_less(taken, workers, num_cores, t
 
 def test_processor_time_is_measured_within_calls_only(monkeypatch):
     clock = SimpleNamespace(busy_s=1.0, elapsed_s=5.0)
-    monkeypatch.setattr(cores, "time", clock)
+    monkeypatch.setattr(timing, "time", clock)
     clock.process_time, clock.perf_counter = lambda: clock.busy_s, lambda: clock.elapsed_s
 
     def work(busy_s: float = 3.0, elapsed_s: float = 2.0) -> None:

@@ -31,9 +31,8 @@ from paceline.exchange.step import train_step
 from paceline.links.clock import clock_for
 from paceline.links.group import Group
 from paceline.measure import timing
-from paceline.measure.cores import CoreTime, lost_here
 from paceline.measure.this_machine import Speed, this_machine
-from paceline.measure.timing import Rounds, rounds_of_all, unrest_of
+from paceline.measure.timing import CoreTime, Rounds, lost_beside, rounds_of_all, unrest_of
 from paceline.record.recorder import Recorder
 from paceline.training.models.paced import QUEUED_S
 
@@ -209,7 +208,7 @@ class Probes:
             return {}
         num_workers = places.count(places[group.rank])
         own = {
-            name: lost_here(one.of_all.num_cores, num_workers) for name, one in self._probed.items()
+            name: lost_beside(one.of_all.num_cores, num_workers) for name, one in self._probed.items()
         }
         rows = group.gather(own)
         return {name: max(row[name] for row in rows) for name in own}

@@ -142,7 +142,7 @@ class DataParallel(Synchronized):
         rank = 0 if self._is_alone else dist.get_rank(self.process_group)
         clock = clock_for(self.device)
         self._recorder = Recorder(clock, f"{device_of(self.device).kind}{rank}", rank)
-        self._recorder.start_phases(_KEPT_STEPS)
+        self._recorder.start_trace(num_kept=_KEPT_STEPS)
         self._steps = StepRecorder(self._recorder, self.module)
         self._balanced: Balanced | None = None
         if self._is_balanced:

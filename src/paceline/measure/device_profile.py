@@ -1,23 +1,33 @@
-"""Profile a device of an asynchronous run, and its link to the hub, as a record to send."""
+"""Profiles of an asynchronous run's devices and of their links to hubs, and the run's machine."""
 
+import os
 import time
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
 import torch
 from pydantic import FailFast, Field
 
-from paceline.core.machine import DeviceKind
-from paceline.core.plan import Kind
+from paceline.core.cost import ProfiledCost, Roofline
+from paceline.core.losses import Losses
+from paceline.core.machine import CodecSpeed, Device, DeviceKind, Host, Machine
+from paceline.core.network import Link
+from paceline.core.plan import Kind, PriceKey
 from paceline.core.settings import Record
+from paceline.core.strategy import PricedMachine
 from paceline.core.timeline import Span
 from paceline.core.wire_format import Kernel, wire_format
+from paceline.core.workload import Workload
 from paceline.links.devices import device_of
 from paceline.links.group import boot_id
 from paceline.measure import timing
-from paceline.measure.cores import MIN_SECONDS, CoreTime, cores_here, lost_here
 from paceline.measure.devices import codec_speed, copy_speed
+from paceline.measure.this_machine import Speed, host_here, memory_bytes
+from paceline.measure.timing import MIN_SECONDS, CoreTime, lost_beside
 
 # A time is at most a century.
 Seconds = Annotated[float, Field(ge=0, le=3.2e9, allow_inf_nan=False)]
@@ -26,12 +36,14 @@ _NUM_WARM_UP, _MAX_ROUNDS, _NUM_PINGS = 2, 200, 20
 _NETWORK = Path("/proc/self/ns/net")
 _MOST_PARTS = 100_000  # limit of the entries in `seconds`
 _MOST_BELOW = 1000  # limit of the profiles in `below`
+_SOURCE = "measured by the workers before this run"
+# Each process has two threads for messages: ZeroMQ's thread encrypts, another checks and copies.
+_MESSAGE_THREADS = 2
 
 
 class HubLink(Record):
-    """The speed of a worker's link to its hub.
+    """The latency of small messages between a worker and its hub, and the speed of large ones.
 
-    `latency_s`: seconds that a small message takes. `bytes_per_s`: speed of a large message.
     `core_bytes_per_s`: bytes per second that one core of the worker sends or receives.
     `lost_beside`: share of speed that computation loses while messages use the same cores.
     """
@@ -78,7 +90,7 @@ class DeviceProfile(Record):
             latency_s=small_s / 2,
             bytes_per_s=2 * nbytes / max(large_s - small_s, MIN_SECONDS),
             core_bytes_per_s=2 * nbytes / max(large.busy_s, MIN_SECONDS),
-            lost_beside=lost_here(large.num_cores, 1) if self.kind is DeviceKind.CPU else 0.0,
+            lost_beside=lost_beside(large.num_cores, 1) if self.kind is DeviceKind.CPU else 0.0,
         )
         return self.model_copy(update={"link": link})
 
@@ -110,8 +122,149 @@ def profile_device(
         seconds=tuple((*key, value) for key, value in medians.items()),
         # Codecs are measured on the CPU, and assumed to be equally fast on a GPU.
         codecs={wire_format(name).kernel: codec_speed(name) for name in set(codecs)},
-        cores=cores_here(),
+        cores=len(os.sched_getaffinity(0)),
         running=min(1.0, busy_s / max(elapsed_s, MIN_SECONDS)),
         unrest=timing.unrest_of_traced(spans),
         copy_bytes_per_s=None if device.type == "cpu" else copy_speed(device),
+    )
+
+
+def device_name(kind: str, number: int) -> str:
+    """Return a device's name in plans; the hub has number 0."""
+    return f"{kind}{number}"
+
+
+def message_speed(core_bytes_per_s: float, num_cores: int, num_processes: int) -> float:
+    """Return the bytes per second that a host's hubs and workers send and receive together."""
+    return core_bytes_per_s * min(num_cores, _MESSAGE_THREADS * num_processes)
+
+
+@dataclass(frozen=True)
+class ProfiledDevices:
+    """The profiles of an asynchronous run's devices, and its tree of hubs.
+
+    `profiles`: profile of each device, by the device's number in the plan. `hub_of`: number of each
+    device's hub, without an entry for the root hub. `computing`: numbers of the devices that train.
+    `is_paced`: whether layers sleep instead of computing, and so use no cores.
+    """
+
+    profiles: Mapping[int, DeviceProfile]
+    hub_of: Mapping[int, int]
+    computing: Sequence[int]
+    is_paced: bool
+
+    @cached_property
+    def _hosts(self) -> dict[str, str]:
+        """The plan's name of each host, by the host's identity."""
+        known = dict.fromkeys(one.host for one in self.profiles.values())
+        return {host: f"host{number}" for number, host in enumerate(known)}
+
+    @cached_property
+    def _shown(self) -> dict[int, DeviceProfile]:
+        """The profiles for the plan; with paced layers, each device has a core and no link."""
+        if not self.is_paced:
+            return dict(self.profiles)
+        idle = {"cores": len(self.profiles), "link": None}
+        return {number: one.model_copy(update=idle) for number, one in self.profiles.items()}
+
+    def calibrated(self, workload: Workload) -> PricedMachine:
+        """Return the machine, and the seconds of the workload's parts on its devices."""
+        shown = self._shown
+        # On a single core the plan runs messages and computation in turns, so exclude that loss.
+        sharing = [one for number, one in shown.items() if number and one.cores > 1]
+        lost = max((one.link.lost_beside for one in sharing if one.link), default=0.0)
+        # Exclude the unrest of hubs: their tasks are so short that any pause is long in comparison.
+        workers = (shown[number] for number in self.computing)
+        unrest = max((one.unrest for one in workers if not self._shares_cores(one)), default=0.0)
+        names = {number: device_name(one.kind, number) for number, one in shown.items()}
+        machine = Machine(
+            name="this-run",
+            hosts=tuple(self._host(host) for host in self._hosts),
+            devices=tuple(
+                _device(workload, names[number], one, self._hosts[one.host])
+                for number, one in shown.items()
+            ),
+            links=tuple(self._links(names)),
+            losses=Losses(beside_exchange=lost, spread=0.0, unrest=unrest, source=_SOURCE),
+        )
+        # Exclude measured waits for a core: the plan runs devices that share cores in turns.
+        durations = {
+            PriceKey(names[number], kind, part): seconds
+            * (one.running if self._shares_cores(one) else 1.0)
+            for number, one in shown.items()
+            for kind, part, seconds in one.seconds
+        }
+        return PricedMachine(machine, ProfiledCost(durations, Roofline.of(machine)))
+
+    def _host(self, host: str) -> Host:
+        """Return a host with the cores available to its devices.
+
+        Its `message_bytes_per_s` is None if no messages are sent between hosts.
+        """
+        below = ((self.profiles[number], self.profiles[hub]) for number, hub in self.hub_of.items())
+        speeds = (
+            one.link.core_bytes_per_s for one, hub in below if one.link and one.host != hub.host
+        )
+        slowest = min(speeds, default=None)
+        count = Counter(one.host for one in self.profiles.values())[host]
+        cores = [one.cores for one in self.profiles.values() if one.host == host][-1]
+        return host_here(
+            self._hosts[host],
+            _SOURCE,
+            cores=max(one.cores for one in self._shown.values() if one.host == host),
+            message_bytes_per_s=slowest and message_speed(slowest, cores, count),
+        )
+
+    def _links(self, names: Mapping[int, str]) -> Iterable[Link]:
+        """Return the links between hosts, and between GPUs and their hosts.
+
+        Several devices may have probed a link. In a tree of hubs the fastest probe counts, because
+        hubs probe while other devices measure. Workers of a single hub probe one after another, and
+        the first probe counts.
+        """
+        links: dict[tuple[str, str], Link] = {}
+        is_tree = any(self.hub_of.values())
+        for number, hub in self.hub_of.items():
+            one = self.profiles[number]
+            between = (self._hosts[self.profiles[hub].host], self._hosts[one.host])
+            assert one.link is not None  # the gate refuses profiles without a link
+            link = _link(between, one.link.bytes_per_s, one.link.latency_s)
+            known = links.setdefault(between, link)
+            if is_tree and link.bandwidth_bytes_per_s > known.bandwidth_bytes_per_s:
+                links[between] = link
+        for number, one in self.profiles.items():
+            if one.copy_bytes_per_s is not None:
+                ends = (self._hosts[one.host], names[number])
+                links[ends] = _link(ends, one.copy_bytes_per_s, 0.0)
+        return links.values()
+
+    def _shares_cores(self, one: DeviceProfile) -> bool:
+        """Return True if `one` is a CPU device, and its host has fewer cores than CPU devices."""
+        there = [other for other in self._shown.values() if other.host == one.host]
+        num_on_cores = sum(other.kind is DeviceKind.CPU for other in there)
+        return one.kind is DeviceKind.CPU and num_on_cores > max(other.cores for other in there)
+
+
+def _device(workload: Workload, name: str, one: DeviceProfile, host: str) -> Device:
+    computing = (Kind.FORWARD, Kind.BACKWARD)
+    seconds = sum(seconds for kind, _, seconds in one.seconds if kind in computing)
+    speed = Speed.of(workload, max(seconds, MIN_SECONDS))
+    return Device(
+        name=name,
+        host=host,
+        kind=one.kind,
+        flops_per_s=speed.flops_per_s,
+        memory_bytes=memory_bytes(),
+        memory_bandwidth_bytes_per_s=speed.nbytes_per_s,
+        codecs={
+            kernel: CodecSpeed(encode_values_per_s=encode, decode_values_per_s=decode)
+            for kernel, (encode, decode) in one.codecs.items()
+        },
+        source=_SOURCE,
+    )
+
+
+def _link(between: tuple[str, str], bytes_per_s: float, latency_s: float) -> Link:
+    return Link(
+        between=between, bandwidth_bytes_per_s=bytes_per_s, latency_s=latency_s, source=_SOURCE
     )

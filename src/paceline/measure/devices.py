@@ -98,10 +98,7 @@ def measure_device(sampler: Sampler, device: torch.device) -> DeviceFigures:
 def measure_codecs(
     sampler: Sampler, device: torch.device, is_measured: bool = True
 ) -> dict[Kernel, CodecFigures]:
-    """Measure the codecs of all kernels on this rank; collective.
-
-    Unless `is_measured`, this rank encodes nothing while other ranks are measured.
-    """
+    """Measure the codecs on this rank or, unless `is_measured`, wait for others; collective."""
     total = torch.zeros(_NUM_VALUES, device=device)
 
     def figures(names: tuple[str, ...]) -> CodecFigures:
@@ -132,8 +129,7 @@ def measure_codecs(
 def measure_copies(sampler: Sampler, place: LocalRanks) -> Spread:
     """Return bytes read and written per second by this rank's copies within the host's memory.
 
-    All ranks of a host copy at the same time, so the sum of their speeds is the host's memory
-    bandwidth.
+    All ranks of a host copy at once, so their speeds add up to the host's memory bandwidth.
     """
     nbytes = min(_COPY_NBYTES, memory_bytes() // _SHARE_OF_MEMORY // len(place.members))
     source, target = torch.ones(nbytes // 4), torch.ones(nbytes // 4)
@@ -141,10 +137,7 @@ def measure_copies(sampler: Sampler, place: LocalRanks) -> Spread:
 
 
 def measure_sums(sampler: Sampler) -> Spread:
-    """Return the seconds that a host's ranks take to sum a few values.
-
-    Requires at least two ranks.
-    """
+    """Return the seconds that a host's ranks, at least two, take to sum a few values."""
     group = sampler.group
     arena = Arena(group, 4 * _NUM_SUMMED, 1, 0, group.deadline_s, scale=1.0, held=False)
     arena.slot.zero_()
@@ -172,8 +165,7 @@ def _values(codec: str, like: Tensor) -> Tensor:
 def codec_speed(name: str, num_values: int = _NUM_VALUES_ALONE) -> tuple[float, float]:
     """Return the values per second that this process encodes and decodes on the CPU.
 
-    The time includes the allocation of memory, because the system provides large memory page by
-    page.
+    This includes the allocation of memory, which the system provides page by page.
     """
     codec, values = find_codec(name), _values(name, torch.empty(num_values))
     payload = codec.encode(values)

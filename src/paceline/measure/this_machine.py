@@ -33,9 +33,7 @@ class Speed:
     def of(cls, workload: Workload, seconds: float) -> "Speed":
         """Return the speed at which forward and backward of all layers take `seconds`.
 
-        Each layer is limited either by arithmetic or by memory traffic. So the flops per second
-        exceed the total flops / `seconds`, and the bytes per second exceed the total bytes /
-        `seconds`.
+        Each layer is limited by arithmetic or by memory traffic, so both rates exceed the averages.
         """
         parts = [cost for layer in workload.layers for cost in (layer.forward, layer.backward)]
         whole = sum(parts, Cost())
@@ -50,9 +48,8 @@ class Speed:
 def this_machine(group: Group, speeds: Sequence[Speed]) -> Machine:
     """Return a machine without links: a device per rank, and a host per container.
 
-    A container counts as a host, because ranks in different containers do not share memory. A
-    strategy's `calibrate` adds links. All hosts get the memory bandwidth that the slowest device
-    reached, which is a lower bound.
+    Ranks in different containers do not share memory. A strategy's `calibrate` adds links. All
+    hosts get the memory bandwidth that the slowest device reached, which is a lower bound.
     """
     kind = device_of(group.device).kind
     places = [member.place for member in group.members]

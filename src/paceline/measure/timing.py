@@ -1,8 +1,10 @@
 """Repeat work for a while, and reduce the times to medians, quartiles and relative spread.
 
 Ranks that measure together agree on the number of rounds first, so that collectives match.
+`CoreTime` and `lost_beside` measure how exchanges slow down concurrent computation.
 """
 
+import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -11,6 +13,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, Self, TypeVar
 
+import torch
 from pydantic import BaseModel
 
 from paceline.core.losses import BUSY, unrest_between
@@ -20,7 +23,9 @@ from paceline.links.clock import Clock
 from paceline.links.group import Group
 
 FEWEST_ROUNDS = 3  # so that the median ignores one outlier
+MIN_SECONDS = 1e-9
 _MOST_ROUNDS = 400
+_MOST_LOST = 0.95  # computation gets some time even if an exchange keeps all cores busy
 
 Item = TypeVar("Item")
 Work = Callable[[], object]
@@ -114,7 +119,7 @@ class Sampler:
         for work in works:
             work()  # the first call allocates memory and chooses kernels
         first = timed(works, self.clock, 1)
-        slowest = max(1e-9, *self.group.gather(sum(map(sum, first))))
+        slowest = max(MIN_SECONDS, *self.group.gather(sum(map(sum, first))))
         rounds = num_rounds(self.seconds_each * len(works), slowest, FEWEST_ROUNDS, _MOST_ROUNDS)
         more = timed(works, self.clock, rounds - 1)
         return [one + others for one, others in zip(first, more, strict=True)]
@@ -122,8 +127,8 @@ class Sampler:
     def of_last(self, works: Sequence[Work], ranks: Collection[int]) -> list[list[float]]:
         """Return the seconds of collectives of `ranks`, in turns; other ranks do nothing.
 
-        The seconds of a round are the shortest time among the ranks. The last rank to join measures
-        the shortest time, because all other ranks also measure their wait for the last rank.
+        The time of a round is that of the last rank to join, which is the shortest: all other ranks
+        also measure their wait.
         """
         own = self.in_turns(works if self.group.rank in ranks else [idle] * len(works))
         rows = self.group.gather(own)
@@ -140,8 +145,7 @@ def idle() -> None:
 def rounds_of_all(take: Callable[[], Rounds], group: Group) -> list[Rounds]:
     """Return the rounds of all ranks; collective.
 
-    `take()` measures the rounds of this rank, equally many on every rank. If step times vary much,
-    `take()` is called a second time, and all rounds are returned.
+    `take()` measures equally many rounds on each rank, again if step times vary much.
     """
     rows: list[Rounds] = group.gather(take())
     if unrest_of(rows) <= BUSY:
@@ -164,3 +168,48 @@ def unrest_of_traced(spans: Iterable[Span]) -> float:
         if span.kind in COMPUTE:
             seconds[span.step][span.on[0].owner] += span.duration_s
     return Spread.of([max(own.values()) for own in seconds.values()]).unrest
+
+
+class CoreTime:
+    """Calls `work`, and measures how many cores this process keeps busy meanwhile."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._busy_s = self._elapsed_s = 0.0
+        self._num_calls = 0
+
+    def __call__(self) -> None:
+        """Call the work once."""
+        self._num_calls += 1
+        before = time.process_time(), time.perf_counter()
+        self._work()
+        self._busy_s += time.process_time() - before[0]
+        self._elapsed_s += time.perf_counter() - before[1]
+
+    @property
+    def busy_s(self) -> float:
+        """Mean processor time of a call, summed over all threads."""
+        return self._busy_s / max(self._num_calls, 1)
+
+    @property
+    def num_cores(self) -> float:
+        """Mean number of busy cores."""
+        return self._busy_s / max(self._elapsed_s, MIN_SECONDS)
+
+
+def lost_beside(
+    num_taken: float,
+    num_workers: int,
+    num_cores: int | None = None,
+    num_threads: int | None = None,
+) -> float:
+    """Return the share of speed that a worker's computation loses during an exchange.
+
+    The exchange keeps `num_taken` cores busy, and uses idle cores first. `num_workers` workers
+    share the host's `num_cores` cores, and each worker computes with `num_threads` threads; by
+    default these are the cores and threads of this process.
+    """
+    cores = num_cores or len(os.sched_getaffinity(0))
+    threads = num_threads or torch.get_num_threads()
+    idle_cores = max(0.0, cores / num_workers - threads)
+    return min(_MOST_LOST, max(0.0, num_taken - idle_cores) / threads)

@@ -27,9 +27,9 @@ class ClockOffset(NamedTuple):
 def gather_timeline(
     spans: Sequence[Span], offset: ClockOffset, group: Group, origin: Origin = Origin.MEASURED
 ) -> Timeline:
-    """Gather the spans of all ranks into one timeline, on every rank; collective.
+    """Gather the spans of all ranks into one timeline from zero, on every rank; collective.
 
-    The timeline starts at zero. `offset`: offset of this rank's clock while spans were recorded.
+    `offset`: offset of this rank's clock while spans were recorded.
     """
     own = [span.moved(-offset.ahead_s) for span in spans]
     rows = group.gather(_SPANS.dump_python(own, mode="json"))
@@ -39,9 +39,9 @@ def gather_timeline(
 def merge(ranks: Iterable[Sequence[Span]], origin: Origin) -> Timeline:
     """Merge the ranks' spans, whose times are of the same clock, into one timeline.
 
-    Spans of several ranks with the same `id` are one collective. The collective starts when the
-    last rank joins, because the other ranks wait until then. The collective ends when the first
-    rank has the result, because ranks that get the result later were busy with other work.
+    Spans of several ranks with the same `id` are one collective. It starts when the last rank
+    joins. It ends when the first rank has the result, because ranks that get the result later were
+    busy with other work.
     """
     merged: dict[TaskId, Span] = {}
     for spans in ranks:
@@ -103,10 +103,9 @@ def measure_offset(
 
 
 def lead_of(ask: Callable[[], float], now: Callable[[], float] = time.monotonic) -> ClockOffset:
-    """Measure how far a remote clock is ahead of the local clock.
+    """Measure how far a remote clock is ahead of the local clock; `ask()` reads the remote clock.
 
-    `ask()` reads the remote clock at some time within a round trip. So the error is at most half of
-    the round trip's duration, and the fastest of several round trips is used.
+    The error is at most half of a round trip, so the fastest of several round trips is used.
     """
     trips = []
     for _ in range(_NUM_PINGS):

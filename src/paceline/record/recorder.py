@@ -68,8 +68,8 @@ class LayerMarks:
 def _before_others(parameter: Tensor, hook: Callable[[Tensor], None]) -> RemovableHandle:
     """Register a hook on a parameter's gradient that runs before the existing hooks.
 
-    The exchange's hook sends the gradient, and the thread may be suspended in it. A mark after that
-    hook could then be later than the start of the collective on another rank.
+    The thread may be suspended in the exchange's hook, so a mark after that hook could be later
+    than the start of the collective on another rank.
     """
     handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(hook)
     hooks = parameter._post_accumulate_grad_hooks
@@ -115,9 +115,9 @@ def layer_shares(
 ) -> Shares:
     """Divide a forward or backward pass among the layers.
 
-    In forward, a layer's share lasts from its first entry to the first entry of the next layer. In
-    backward, it lasts from the end of the previous share until the layer's last gradient is ready.
-    A layer without a mark has an empty share: in forward, after the share of the preceding layer in
+    In forward, a share lasts from the layer's first entry to that of the next layer. In backward,
+    it lasts from the end of the previous share until the layer's last gradient is ready. A layer
+    without a mark has an empty share: in forward, after the share of the preceding layer in
     `layers`; in backward, after the last share.
     """
     if kind is Kind.BACKWARD:
@@ -184,17 +184,13 @@ class Recorder:
         self._kept: int | None = None
         self.tracing = False
 
-    def start_trace(self, model: nn.Module) -> None:
-        """Record the spans of the following steps of `model`, until `stop_trace`."""
-        self.start_phases(None, layers_of(model))
-
-    def start_phases(self, num_kept: int | None, layers: Sequence[LayerModule] = ()) -> None:
-        """Record phases, exchanges and `layers` of the following steps.
+    def start_trace(self, model: nn.Module | None = None, num_kept: int | None = None) -> None:
+        """Record phases, exchanges and the layers of `model` in the following steps.
 
         Keeps at least the last `num_kept` steps; None keeps all steps.
         """
         self.stop_trace()
-        self._marks = LayerMarks(layers, self._marks.clock)
+        self._marks = LayerMarks(() if model is None else layers_of(model), self._marks.clock)
         self._marks.watch(True)
         self.tracing, self._kept, self._step = True, num_kept, 0
         self._activities, self._sums = [], []
@@ -222,13 +218,10 @@ class Recorder:
         phase, self._phase = self._phase, None
         self.leave_exchange(phase)
         # Marks in other phases come only from recomputed forward passes.
-        if phase is not None and phase.kind in (Kind.FORWARD, Kind.BACKWARD):
-            is_forward = phase.kind is Kind.FORWARD
-            phase.borders = self._marks.forward if is_forward else self._marks.backward
-
-    def computing(self, kind: Kind, part: str, sub_batch: int) -> AbstractContextManager[None]:
-        """Record the block as computation of a sub-batch."""
-        return self._recorded(Role.SUB_BATCH, kind, part, sub_batch)
+        if phase is not None and phase.kind is Kind.FORWARD:
+            phase.borders = self._marks.forward
+        elif phase is not None and phase.kind is Kind.BACKWARD:
+            phase.borders = self._marks.backward
 
     @property
     def idle(self) -> bool:
@@ -253,10 +246,7 @@ class Recorder:
     def join_exchange(
         self, part: str, kind: Kind = Kind.REDUCE, *, alone: bool = False
     ) -> Activity | None:
-        """Record the start of a collective or, if `alone`, of this rank's own exchange work.
-
-        Returns None while not tracing.
-        """
+        """Begin a collective or, if `alone`, this rank's own exchange work; None if not tracing."""
         return self._begin(Role.ALONE if alone else Role.COLLECTIVE, kind, part)
 
     def leave_exchange(self, exchange: Activity | None) -> None:
@@ -264,14 +254,11 @@ class Recorder:
         if exchange is not None:
             exchange.end = self._marks.clock.mark()
 
-    def pause(self) -> AbstractContextManager[None]:
-        """Exclude the block from the layers' shares."""
-        return self._recorded(Role.PAUSE, Kind.D2H, "")
-
     @contextmanager
-    def _recorded(
-        self, role: Role, kind: Kind, part: str, sub_batch: int | None = None
+    def recorded(
+        self, role: Role, kind: Kind, part: str = "", sub_batch: int | None = None
     ) -> Iterator[None]:
+        """Record the block as an activity with a role."""
         activity = self._begin(role, kind, part, sub_batch)
         yield
         self.leave_exchange(activity)
@@ -354,14 +341,11 @@ class Recorder:
 
         The part before a copy has the copy's name; the part after the last copy has no name.
         """
-        start = phase.start
-        if phase.part:
+        start, names = phase.start, self._marks.names
+        if names and not phase.part and phase.kind in (Kind.FORWARD, Kind.BACKWARD):
+            return layer_shares(phase.kind, phase.borders, start, phase.end, names)
+        if names or phase.part:
             return [(phase.part, start, phase.end)]
-        if self._marks.names:
-            if phase.kind in (Kind.FORWARD, Kind.BACKWARD):
-                names = self._marks.names
-                return layer_shares(phase.kind, phase.borders, start, phase.end, names)
-            return [("", start, phase.end)]
         shares = []
         for copy in sorted(copies, key=lambda span: span.start_s):
             if copy.start_s >= start:  # copies may overlap
@@ -373,9 +357,8 @@ class Recorder:
 def _end_of_layer(borders: Borders, moment: float) -> float:
     """Return `moment`, or the end of a layer that was only partly ready at `moment`.
 
-    A collective may start between two gradients of a layer, because autograd computes both
-    gradients together but returns one after the other. In a plan, and so in the recording, all
-    gradients of a layer are ready at the same time.
+    Autograd may compute a layer's gradients together but return one after the other, and a
+    collective may start between them. In a plan all gradients of a layer are ready at one time.
     """
     last = bisect_right(borders, moment, key=lambda border: border[1])
     while 0 < last < len(borders) and borders[last][0] == borders[last - 1][0]:
@@ -389,4 +372,4 @@ def noted(
     """Record the block as a collective, or as this rank's own work, if there is a recorder."""
     if recorder is None:
         return nullcontext()
-    return recorder._recorded(Role.ALONE if alone else Role.COLLECTIVE, kind, part)
+    return recorder.recorded(Role.ALONE if alone else Role.COLLECTIVE, kind, part)

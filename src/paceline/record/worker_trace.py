@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
+from math import inf
 from typing import Annotated, NamedTuple
 
 from pydantic import FailFast, Field, TypeAdapter
@@ -18,7 +19,6 @@ from paceline.core.errors import InvalidInput
 from paceline.core.plan import COMPUTE, Kind, Lane, Resource
 from paceline.core.timeline import Origin, Span, Timeline, intersection, length, union
 from paceline.core.wire_format import Purpose
-from paceline.links.clock import Clock
 from paceline.record.recorder import LayerMarks, Phase, layer_spans
 
 ALL_STEPS = range(2**31)
@@ -59,7 +59,7 @@ class Trace:
         check_spans(self.spans, worker)
         for one in (*self.sent, *self.received):
             is_known = one.purpose in purposes and one.worker == worker
-            if not (is_known and 0 <= one.step <= num_steps and 0 <= one.at_s < float("inf")):
+            if not (is_known and 0 <= one.step <= num_steps and 0 <= one.at_s < inf):
                 shown = one._replace(purpose=one.purpose[:20])
                 raise InvalidInput("trace", "has an invalid message", got=shown)
 
@@ -77,7 +77,7 @@ def check_spans(spans: Iterable[Span], worker: int) -> None:
         where = f"of step {span.step}, part {span.part[:20]!r}"
         if span.worker != worker:
             raise InvalidInput("trace", f"has a span of worker {span.worker}, not {worker}")
-        if not (0 <= span.start_s <= span.end_s < float("inf")):
+        if not (0 <= span.start_s <= span.end_s < inf):
             raise InvalidInput("trace", f"has an invalid span: {span.start_s} to {span.end_s} s")
         if not 0 <= span.step < 2**31 or len(span.part) > _LONGEST_NAME:
             raise InvalidInput("trace", f"has a span {where}, which is out of range")
@@ -89,10 +89,9 @@ class WorkerRecorder:
     """Records a worker's steps in `window`; `device` is its device's name in the plan."""
 
     def __init__(
-        self, worker: int, device: str, marks: LayerMarks, clock: Clock, window: range = ALL_STEPS
+        self, worker: int, device: str, marks: LayerMarks, window: range = ALL_STEPS
     ) -> None:
-        self._worker, self._device, self._window = worker, device, window
-        self._marks, self._clock = marks, clock
+        self._worker, self._device, self._marks, self._window = worker, device, marks, window
         self.trace = Trace()
 
     def _number(self, step: int) -> int | None:
@@ -110,9 +109,10 @@ class WorkerRecorder:
         if number is None or (by_layers and not self._marks.names):
             yield
             return
-        start = self._clock.mark()
+        clock = self._marks.clock
+        start = clock.mark()
         yield
-        start_s, end_s = self._clock.seconds([start, self._clock.mark()])
+        start_s, end_s = clock.seconds([start, clock.mark()])
         on = Resource(self._device, lane)
         if by_layers:
             borders = self._marks.seconds()[kind is Kind.BACKWARD]
@@ -140,7 +140,6 @@ def timeline_of(
 
     `devices`: name of each worker's device. `to_hub`: purposes of messages to the hub (uploads).
     `label_share`: share of the labels in the message that contains labels and then activations.
-    Concurrent messages share the wire, so a message's span begins at the end of the previous span.
     """
     began = {one[:3]: one.at_s for one in trace.sent}
     lanes: dict[Resource, list[Span]] = defaultdict(list)
@@ -159,7 +158,7 @@ def timeline_of(
         lanes[lane].append(Span(Kind.SEND, step, purpose, worker, (lane,), start_s, end_s))
     spans = list(trace.spans)
     for messages in lanes.values():
-        free_s = float("-inf")  # messages in one direction arrive one after another
+        free_s = -inf  # concurrent messages share the wire, and arrive one after another
         for span in sorted(messages, key=lambda span: (span.end_s, span.start_s)):
             spans.append(span._replace(start_s=max(span.start_s, min(free_s, span.end_s))))
             free_s = span.end_s
@@ -171,9 +170,7 @@ def timeline_of(
 def utilisation(timeline: Timeline, devices: Iterable[str]) -> dict[str, float]:
     """Return each device's utilisation while all of its workers are traced.
 
-    This time begins when all of the device's workers have started their first spans. It ends when
-    the first worker ends its last span. Outside of this time, the device also computes steps that
-    are not traced.
+    Outside of this time, the device also computes steps that are not traced.
     """
     shares = {}
     for device in devices:

@@ -146,7 +146,6 @@ class Saver:
     def __call__(self) -> None:
         if self.runner.coordinator.scheduler.num_samples < self.next:
             return
-        self.runner.coordinator.pause()
         self.save()
         if self.every is None:
             raise Paused
@@ -155,9 +154,9 @@ class Saver:
     def save(self) -> None:
         from paceline.checkpoints import json_values
 
-        tensors, values = self.runner.state()
+        tensors, parts = self.runner.state()
         # Copy tensors and write values as text, as in a checkpoint.
-        text = json_values.dumps("values", values)
+        text = json_values.dumps("values", parts)
         self.saved = {name: one.clone() for name, one in tensors.items()}, text
         self.num_saved += 1
 
@@ -176,12 +175,13 @@ def session(recipe: str, workers: str, changes: dict[str, Any], progress: Silent
 def ran(recipe: str, workers: str, when: str, changes: dict[str, Any], saved: Any) -> Any:
     """Train to the pause, or to the end; return the saved state, or the outcome."""
     from paceline.checkpoints import json_values
+    from paceline.exchange.checkpoints import State
     from paceline.strategies.hogbatch.run import start
 
     progress = Silent()
     with start(session(recipe, workers, changes, progress)) as runner:
         if saved is not None:
-            runner.restore(saved[0], json_values.loads(saved[1]))
+            runner.restore(State(saved[0], json_values.loads(saved[1])))
         saver = None
         if when and when[0] != "e":
             saver = runner.coordinator.between = Saver(runner, when)
@@ -206,7 +206,7 @@ def ran(recipe: str, workers: str, when: str, changes: dict[str, Any], saved: An
 
 def found(runner: Any, outcome: Any, model: dict[str, Tensor], progress: Silent) -> dict[str, Any]:
     """Summarise a run; `covered`: the distinct numbers of uses of a sample in an epoch."""
-    log = list(runner.coordinator.history.log)
+    log = list(runner.coordinator.log)
     covered = [[0] * size for size in runner._sizes]
     for batch in log:
         for place in range(batch.first, batch.first + batch.size):

@@ -5,7 +5,6 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass as plain_dataclass
-from math import inf
 from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator, ConfigDict, Field
@@ -18,7 +17,6 @@ PolicyName = Literal["hogwild", "hogbatch", "cpu_gpu", "proportional", "adaptive
 
 MOST_WORKERS = 256
 _MOST_THREADS = 4096
-_FORM = "cpu:THREADS, cpu:THREADS@slow=FACTOR or gpu:INDEX"
 _ITEM = re.compile(r"(cpu|gpu):([0-9]{1,9})(?:@slow=([0-9]{1,9}(?:\.[0-9]{1,9})?))?")
 _OWN_POLICY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _NUMBER = re.compile(r"[0-9]{1,9}")
@@ -99,9 +97,8 @@ class WorkerSpec:
     def __str__(self) -> str:
         if self.kind == DeviceKind.GPU:
             return f"gpu:{self.index}"
-        return f"cpu:{self.threads}" + (
-            f"@slow={self.slow:.9f}".rstrip("0").rstrip(".") if self.slow > 1 else ""
-        )
+        slow = f"@slow={self.slow:.9f}".rstrip("0").rstrip(".") if self.slow > 1 else ""
+        return f"cpu:{self.threads}{slow}"
 
     def name(self, number: int) -> str:
         """Return the name of worker `number`'s device in plans and results."""
@@ -111,8 +108,8 @@ class WorkerSpec:
 def parse_workers(workers: int | str, num_cores: int | None = None) -> tuple[WorkerSpec, ...]:
     """Parse the setting `workers`, such as 2 or cpu:1,cpu:1@slow=16,gpu:0.
 
-    A plain number is a number of CPU workers that divide `num_cores` evenly. The default of
-    `num_cores` is the number of cores that this process may use.
+    A plain number is a number of CPU workers that divide `num_cores` evenly, by default the cores
+    that this process may use.
     """
     text = str(workers).strip()
     items = [item.strip() for item in text.split(",")]
@@ -124,17 +121,17 @@ def parse_workers(workers: int | str, num_cores: int | None = None) -> tuple[Wor
         cores = num_cores or len(os.sched_getaffinity(0))
         return (WorkerSpec(DeviceKind.CPU, max(1, cores // count)),) * count
     specs = tuple(map(_parsed, items))
-    gpus = Counter(spec.index for spec in specs if spec.kind == DeviceKind.GPU)
-    for index, times in gpus.items():
-        if times > 1:
-            raise InvalidInput("workers", "must list each GPU at most once", got=f"gpu:{index}")
+    for spec, times in Counter(specs).items():
+        if spec.kind == DeviceKind.GPU and times > 1:
+            raise InvalidInput("workers", "must list each GPU at most once", got=str(spec))
     return specs
 
 
 def _parsed(item: str) -> WorkerSpec:
     match = _ITEM.fullmatch(item)
     if match is None:
-        raise InvalidInput("workers", f"must be a number, or a list of {_FORM}", got=item)
+        form = "cpu:THREADS, cpu:THREADS@slow=FACTOR or gpu:INDEX"
+        raise InvalidInput("workers", f"must be a number, or a list of {form}", got=item)
     kind, count, slow = match[1], int(match[2]), match[3]
     if kind == DeviceKind.GPU:
         if slow is not None:
@@ -142,8 +139,8 @@ def _parsed(item: str) -> WorkerSpec:
         return WorkerSpec(DeviceKind.GPU, index=count)
     if not 1 <= count <= _MOST_THREADS:
         raise InvalidInput("workers", f"must have 1 to {_MOST_THREADS} threads", got=item)
-    factor = 1.0 if slow is None else float(slow)
-    if not 1 <= factor < inf:
+    factor = float(slow or 1)
+    if factor < 1:
         raise InvalidInput("workers", "must have a factor of at least 1 after slow=", got=item)
     return WorkerSpec(DeviceKind.CPU, threads=count, slow=factor)
 

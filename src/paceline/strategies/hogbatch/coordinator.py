@@ -1,22 +1,21 @@
 """Assign an epoch's samples to idle workers, as in Ma, Rusu et al. 2020, section V.
 
-    worker       ScheduleWork: results ----> coordinator
+    worker       ScheduleWork: a tuple of BatchResults ----> coordinator
     coordinator  ExecuteWork: samples and learning rate ----> the same worker
 
 One loop polls the connections to the workers, and `BatchScheduler` chooses each batch. A worker
 with short batches gets several batches in advance and reports several results at once. If a worker
-process ends or does not answer in time, other workers get the worker's unfinished samples. A batch
-is done when its worker reports the batch. A dead worker's unreported batch is also done if the
-worker has written the batch's number to shared memory. For a checkpoint the coordinator pauses: it
-assigns no more batches and waits until all assigned batches are done.
+process ends or does not answer in time, other workers get its unfinished samples. A batch is done
+when its worker has reported it or, before it died, written its number to shared memory. For a
+checkpoint the coordinator pauses: it assigns no more batches and waits for the assigned ones.
 """
 
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from math import inf, isfinite, nan
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import inf, isfinite
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +24,6 @@ from torch import Tensor
 from paceline.checkpoints.tensor_file import Tensors, within
 from paceline.core.errors import InvalidInput, WorkerLost
 from paceline.core.machine import DeviceKind
-from paceline.core.settings import TrainSettings
 from paceline.exchange.session import Status, TrainingSession
 from paceline.links.clock import TrainingClock
 from paceline.links.cores import physical_cores
@@ -33,10 +31,8 @@ from paceline.links.failpoints import reach
 from paceline.links.packet_workers import PacketWorker, PacketWorkers
 from paceline.strategies.hogbatch import messages
 from paceline.strategies.hogbatch.config import MOST_WORKERS, Hogbatch, WorkerSpec
-from paceline.strategies.hogbatch.messages import Command, ExecuteWork, ScheduleWork, TrySpeed
-from paceline.strategies.hogbatch.policy import SpeedTrial
 from paceline.strategies.hogbatch.scheduler import BatchScheduler, WorkerCounts, WorkerProgress
-from paceline.strategies.hogbatch.statistics import BatchLog, BatchRecord, BatchResult
+from paceline.strategies.hogbatch.statistics import BatchLog, BatchRecord
 
 logger = logging.getLogger(__name__)
 
@@ -46,13 +42,9 @@ _LOG = "log/batches"
 
 @dataclass(eq=False, kw_only=True)
 class WorkerProcess(PacketWorker):
-    """A worker process.
-
-    `is_asked`: the worker has not yet answered a request to save or load its state.
-    """
+    """A worker process and its progress."""
 
     progress: WorkerProgress
-    is_asked: bool = False
 
     @property
     def title(self) -> str:
@@ -61,93 +53,65 @@ class WorkerProcess(PacketWorker):
 
 
 class WorkerProcesses(PacketWorkers[WorkerProcess]):
-    """The worker processes of a run, each on its own cores.
+    """The worker processes of a run, each on its own cores."""
 
-    `first_number`: the number of the first worker to start. In a resumed run, lower numbers belong
-    to workers of the run's earlier parts.
-    """
-
-    def __init__(self, training: messages.Training, config: Hogbatch, deadline_s: float) -> None:
-        super().__init__("paceline.strategies.hogbatch.worker", deadline_s)
-        self._training, self._config = training, config
+    def __init__(self, training: messages.Training, config: Hogbatch) -> None:
+        super().__init__("paceline.strategies.hogbatch.worker", training.settings.deadline_s)
+        self.training, self._config = training, config
         self._free_cores = physical_cores(os.sched_getaffinity(0))
-        self.first_number = 0
 
-    def start(self, spec: WorkerSpec) -> None:
+    def start(self, number: int, spec: WorkerSpec) -> None:
         """Start a worker process; the process sends a message when ready."""
-        number = self.first_number + len(self.workers)
         if number >= MOST_WORKERS:
             raise InvalidInput(
                 "workers", f"must be at most {MOST_WORKERS} over all parts of a resumed run"
             )
-        depth, training = self._config.depth_of(spec.kind), self._training
-        cores = self._cores(0 if spec.kind == DeviceKind.GPU else spec.threads)
-        process, wire = self.launch(
-            messages.ProcessSettings(number, spec, depth, cores, training),
-            (training.parameters.fd, training.data.fd),
-        )
+        depth, training = self._config.depth_of(spec.kind), self.training
+        count = 0 if spec.kind == DeviceKind.GPU else spec.threads
+        if count > len(self._free_cores):
+            count = 0  # the kernel chooses the worker's cores
+        taken, self._free_cores = self._free_cores[:count], self._free_cores[count:]
+        cores = tuple(cpu for core in taken for cpu in core)
+        settings = messages.ProcessSettings(number, spec, depth, cores, training)
+        process, wire = self.launch(settings, (training.parameters.fd, training.data.fd))
         progress = WorkerProgress(number, spec, depth)
         self.add(WorkerProcess(number, process, wire, progress=progress))
 
-    def _cores(self, count: int) -> tuple[int, ...]:
-        """Reserve free cores and return their CPU numbers.
-
-        If too few cores are free, return (): then the kernel chooses the worker's cores.
-        """
-        count = count if count <= len(self._free_cores) else 0
-        taken, self._free_cores = self._free_cores[:count], self._free_cores[count:]
-        return tuple(cpu for core in taken for cpu in core)
-
 
 class KnownWorker(NamedTuple):
-    """A worker of the run or of its earlier parts.
-
-    `name`: the name of the worker's device in plans and results.
-    """
+    """A worker of the run or of its earlier parts; `name`: its device in plans and results."""
 
     name: str
     spec: str
     tried_samples_per_s: float | None
 
 
-@dataclass(slots=True)
-class History:
-    """The history of a run, including the parts before it was resumed.
-
-    `log`: the batches of all epochs. `lost`: for each lost worker, its name and why it was lost.
-    `past`: the workers of earlier parts of a resumed run.
-    """
-
-    log: BatchLog = field(default_factory=BatchLog)
-    lost: list[str] = field(default_factory=list)
-    past: list[KnownWorker] = field(default_factory=list)
-
-
 class Coordinator:
     """Trains epochs by assigning their samples to the workers of a run.
 
-    `data`: the tensors in shared memory other than the model. `epoch_sizes`: the number of samples
-    in each epoch. `between`: a callback that is called after each poll of the workers; it may call
-    `pause`, or raise an exception to end training.
+    `epoch_sizes`: the number of samples in each epoch. `between`: a callback that is called after
+    each poll of the workers; it may call `pause`, or raise an exception to end training. `log`: the
+    batches of all epochs. `lost`: for each lost worker, its name and why it was lost. `past`: the
+    workers of a resumed run's earlier parts.
     """
 
     def __init__(
         self,
         session: TrainingSession,
         processes: WorkerProcesses,
-        data: dict[str, Tensor],
         epoch_sizes: Sequence[int],
-        tokens_per_sample: int | None = None,
+        tokens_per_sample: int | None,
     ) -> None:
-        assert isinstance(session.settings, TrainSettings)
-        self._settings, self._order = session.settings, data[messages.ORDER]
+        batch_size, data = processes.training.settings.batch_size, processes.training.data.tensors
         self._clock, self._status = TrainingClock(), Status(session.progress, tokens_per_sample)
         self._resumed: dict[int, tuple[dict[str, Any], Tensors]] = {}  # saved states by number
         self._is_paused = True
         self.scheduler = BatchScheduler(
-            session.config, session.settings.batch_size, epoch_sizes, data[messages.COMMITTED]
+            session.config, batch_size, epoch_sizes, data[messages.COMMITTED]
         )
-        self.processes, self.history = processes, History()
+        self.processes, self.log = processes, BatchLog()
+        self.lost: list[str] = []
+        self.past: list[KnownWorker] = []
         self.between: Callable[[], None] | None = None
 
     @property
@@ -159,26 +123,34 @@ class Coordinator:
     def known(self) -> list[KnownWorker]:
         """All workers of the run, by number."""
         started = (worker.progress for worker in self.processes.workers)
-        return self.history.past + [
+        return self.past + [
             KnownWorker(one.spec.name(one.number), str(one.spec), one.samples_per_s)
             for one in started
         ]
 
-    def try_speeds(self) -> None:
+    def start_workers(self, specs: Sequence[WorkerSpec]) -> None:
+        """Start a process for each worker; numbers continue those of a run's earlier parts."""
+        for number, spec in enumerate(specs, len(self.past)):
+            self.processes.start(number, spec)
+
+    def try_speeds(self) -> list[messages.SpeedTrial]:
         """Wait until all workers are ready, then run all speed trials at the same time.
 
         Raises WorkerLost if no worker starts, and InvalidInput if a worker rejects its settings.
         """
         # The trials overlap because workers that share cores or memory slow each other down.
         self._poll(lambda: all(worker.is_ready for worker in self.processes.running))
-        most = min(self._settings.batch_size, len(self._order))
+        training = self.processes.training
+        most = min(training.settings.batch_size, len(training.data.tensors[messages.ORDER]))
         for worker in self.processes.running:
             sizes = dict.fromkeys((min(worker.progress.spec.threads, most), most))
             worker.progress.trial = None
-            worker.send(TrySpeed(tuple(sizes), self._settings.profile_s / 2))
+            worker.send(messages.TrySpeed(tuple(sizes), training.settings.profile_s / 2))
         self._poll(lambda: all(one.progress.trial for one in self.processes.running))
+        trials = (one.progress.trial for one in self.processes.running)
+        return [one for one in trials if one is not None]
 
-    def end_workers(self, numbers: Collection[int]) -> None:
+    def end_workers(self, numbers: Container[int]) -> None:
         """End the workers with these numbers; requires that no batch has been assigned."""
         for worker in [one for one in self.processes.running if one.number in numbers]:
             self.processes.end(worker)
@@ -187,7 +159,12 @@ class Coordinator:
     def begin(self) -> None:
         """Make the policy from the workers' speeds, and send resumed workers their states."""
         self.scheduler.choose_policy([one.progress for one in self.processes.running])
-        self._load_workers()
+        loading = [one for one in self.processes.running if one.number in self._resumed]
+        for worker in loading:
+            saved, tensors = self._resumed.pop(worker.number)
+            worker.progress.counts = WorkerCounts(**saved["counts"])
+            worker.wire.write((tensors, saved["state"]))
+        self._ask(loading, messages.Command.LOAD)
 
     def train_epoch(self, epoch: int, order: Tensor) -> tuple[float, float]:
         """Train once on the samples in this order; return the mean loss and the seconds.
@@ -195,30 +172,30 @@ class Coordinator:
         Raises InvalidInput if a loss is not finite, and WorkerLost if no worker is left.
         """
         reach("epoch.begun", epoch=epoch)
-        self._order[: len(order)].copy_(order)
+        self.processes.training.data.tensors[messages.ORDER][: len(order)].copy_(order)
         if self.scheduler.begin_epoch(epoch):
             self._clock.begin_epoch()
-        self._continue()
         while not self.scheduler.queue.is_done:
+            if self._is_paused:
+                self._continue()
             self._poll_once()
             if self.between is not None:
                 self.between()
-            if self._is_paused:
-                self._continue()
         self.pause()
         return self.scheduler.mean_loss, self._clock.epoch_ns * _NS
 
     def pause(self) -> None:
         """Assign no more batches, and wait until all assigned batches are done."""
-        self._is_paused = True
-        self._poll(lambda: not any(one.progress.assigned for one in self.processes.running))
-        self._clock.stop()
+        if not self._is_paused:
+            self._is_paused = True
+            self._poll(lambda: not any(one.progress.assigned for one in self.processes.running))
+            self._clock.stop()
 
     def _continue(self) -> None:
         self._is_paused = False
         self._clock.resume()
         self._status.begin()
-        self._hand_out_to_idle()
+        self._hand_out(self.processes.running)
 
     def _poll(self, is_done: Callable[[], bool]) -> None:
         while not is_done():
@@ -226,73 +203,64 @@ class Coordinator:
 
     def _poll_once(self) -> None:
         for worker, message, why in self.processes.poll():
-            if isinstance(message, SpeedTrial):
+            if isinstance(message, messages.SpeedTrial):
                 worker.progress.trial = message
-            elif isinstance(message, Command):
-                worker.is_asked = False
+            elif isinstance(message, tuple):
+                self._complete(worker, message)
             elif message is None:
                 self._drop(worker, why)
-            elif message:
-                self._complete(worker, message)
 
-    def _complete(self, worker: WorkerProcess, reports: Sequence[ScheduleWork]) -> None:
-        done, progress = [], worker.progress
-        for _, _, result in reports:
+    def _complete(self, worker: WorkerProcess, results: Sequence[messages.BatchResult]) -> None:
+        done = []
+        for result in results:
             self._check_loss(worker, result.loss)
-            # Batches of a GPU overlap, so a batch's time begins at the end of the previous batch.
-            took_ns = result.ended_ns - max(result.started_ns, progress.ended_ns)
-            work = self.scheduler.complete(progress, result.updates, result.loss)
-            progress.latest, progress.ended_ns = (work.size, took_ns * _NS), result.ended_ns
-            done.append((work, result))
-        worker.awaited_since_s = time.monotonic() if progress.assigned else inf
-        self._hand_out(worker)  # before the log is written, because the worker is waiting
+            done.append((self.scheduler.complete(worker.progress, result), result))
+        worker.awaited_since_s = time.monotonic() if worker.progress.assigned else inf
+        self._hand_out([worker])  # before the log is written, because the worker is waiting
         for work, result in done:
             self._log(worker, work, result)
 
     def _check_loss(self, worker: WorkerProcess, loss: float) -> None:
         if not isfinite(loss):
-            epoch, known = self.scheduler.counts.epoch + 1, self._settings.learning_rate
+            known = self.processes.training.settings.learning_rate
             raise InvalidInput(
                 "learning_rate",
-                f"the loss of {worker.title} became {loss} in epoch {epoch}",
+                f"the loss of {worker.title} became {loss} in epoch "
+                f"{self.scheduler.counts.epoch + 1}",
                 hint="reduce it" if known is None else f"reduce it below {known:g}",
             )
 
-    def _log(self, worker: WorkerProcess, work: ExecuteWork, result: BatchResult) -> None:
-        times_ns = (self._clock.at(moment) for moment in result[2:])
-        trained = BatchResult(result.updates, result.loss, *times_ns)
-        epoch = self.scheduler.counts.epoch
-        self.history.log.append(BatchRecord(worker.number, epoch, work.first, work.size, trained))
+    def _log(
+        self, worker: WorkerProcess, work: messages.ExecuteWork, result: messages.BatchResult
+    ) -> None:
+        updates, loss, *moments_ns = result
+        own = worker.number, self.scheduler.counts.epoch, work.first, work.size, updates, loss
+        times_s = [self._clock.at(moment_ns) * _NS for moment_ns in moments_ns]
+        self.log.append(BatchRecord(*own, *times_s))
         self._status.add(work.size, self.scheduler.mean_loss, advances=work.size)
 
-    def _hand_out(self, worker: WorkerProcess) -> None:
-        """Send a worker its next batches, unless the coordinator is paused."""
-        while not self._is_paused and (work := self.scheduler.next_work(worker.progress)):
-            worker.send(work)
-
-    def _hand_out_to_idle(self) -> None:
-        for worker in self.processes.running:
-            if not worker.progress.assigned:
-                self._hand_out(worker)
+    def _hand_out(self, workers: Iterable[WorkerProcess]) -> None:
+        """Send workers their next batches, unless the coordinator is paused."""
+        for worker in workers:
+            while not self._is_paused and (work := self.scheduler.next_work(worker.progress)):
+                worker.send(work)
 
     def _drop(self, worker: WorkerProcess, why: str) -> None:
         """Continue without a lost worker; other workers get its unfinished samples."""
-        reason = f"{worker.title} {why}"
-        self.history.lost.append(reason)
-        for work, updates in self.scheduler.drop(worker.progress):
-            self._log(worker, work, BatchResult(updates, nan, *[time.monotonic_ns()] * 4))
+        self.lost.append(reason := f"{worker.title} {why}")
+        for work, result in self.scheduler.drop(worker.progress, time.monotonic_ns()):
+            self._log(worker, work, result)
         if not self.processes.running:
             raise WorkerLost(f"{reason}; no worker is left")
         logger.warning("%s: continuing without it", reason)
-        self._hand_out_to_idle()
+        self._hand_out(self.processes.running)
 
     def state(self) -> tuple[Tensors, dict[str, Any]]:
-        """Return the state for a checkpoint, without the model; requires a paused coordinator."""
-        if not self._is_paused:
-            raise RuntimeError("state() requires a paused coordinator; call pause() first")
-        log, workers = self.history.log.packed, list[dict[str, Any]]()
+        """Pause, and return the state for a checkpoint, without the model."""
+        self.pause()
+        log, workers = self.log.packed, list[dict[str, Any]]()
         tensors = {_LOG: torch.frombuffer(log, dtype=torch.uint8) if log else torch.empty(0).byte()}
-        for worker in self._ask(self.processes.running, Command.SAVE):
+        for worker in self._ask(self.processes.running, messages.Command.SAVE):
             own, values = worker.wire.read()
             tensors |= {f"workers/{len(workers)}/{key}": one for key, one in own.items()}
             counts = asdict(worker.progress.counts)
@@ -300,7 +268,7 @@ class Coordinator:
         values = {
             **self.scheduler.state(),
             "clock": self._clock.state(),
-            "lost": list(self.history.lost),
+            "lost": list(self.lost),
             "known": [list(one) for one in self.known],
             "workers": workers,
         }
@@ -314,44 +282,29 @@ class Coordinator:
         If `specs` differ from the checkpoint's workers, all optimizers and random number generators
         start fresh.
         """
-        assert not self.processes.workers
         self.scheduler.restore(values)
         self._clock.restore(values["clock"])
         past, workers = [KnownWorker(*one) for one in values["known"]], values["workers"]
-        first = len(past) - len(workers)
-        if [one["number"] for one in workers] == [*range(first, len(past))] and [
-            one.spec for one in past[first:]
-        ] == [str(spec) for spec in specs]:
-            del past[first:]
+        saved = [(one["number"], past[one["number"]].spec) for one in workers]
+        if saved == list(enumerate(map(str, specs), len(past) - len(workers))):
+            del past[len(past) - len(workers) :]
             for index, one in enumerate(workers):
                 self._resumed[one["number"]] = one, within(tensors, f"workers/{index}/")
         else:
             logger.warning(
                 "resume: workers changed from %s to %s; their optimizers (momentum) and random "
                 "numbers begin anew",
-                ", ".join(past[one["number"]].spec for one in workers),
+                ", ".join(spec for _, spec in saved),
                 ", ".join(map(str, specs)),
             )
         log = BatchLog(tensors[_LOG].numpy().tobytes())
-        self.history = History(log, list(values["lost"]), past)
-        self.processes.first_number = len(past)
+        self.log, self.lost, self.past = log, list(values["lost"]), past
 
-    def _load_workers(self) -> None:
-        """Send resumed workers their saved states."""
-        loading = [one for one in self.processes.running if one.number in self._resumed]
-        for worker in loading:
-            saved, tensors = self._resumed.pop(worker.number)
-            worker.progress.counts = WorkerCounts(**saved["counts"])
-            worker.wire.write((tensors, saved["state"]))
-        self._ask(loading, Command.LOAD)
-
-    def _ask(self, workers: Sequence[WorkerProcess], command: Command) -> list[WorkerProcess]:
-        """Send a command to idle workers, and wait for their answers.
-
-        Returns the workers that are still running.
-        """
+    def _ask(
+        self, workers: Sequence[WorkerProcess], command: messages.Command
+    ) -> list[WorkerProcess]:
+        """Send a command to idle workers; return the workers that answered."""
         for worker in workers:
-            worker.is_asked = True
             worker.send(command)
-        self._poll(lambda: not any(one.is_asked for one in workers if not one.is_ended))
+        self._poll(lambda: all(one.is_ended or one.awaited_since_s == inf for one in workers))
         return [worker for worker in workers if not worker.is_ended]

@@ -1,14 +1,14 @@
 """Train a plain network on a few samples in C++, without the GIL.
 
-In PyTorch a batch of one sample takes about as long as a batch of sixteen. Most of that time is
-spent in Python and the dispatcher, which are called for each layer's forward and backward and for
-each parameter's update. These calls hold the GIL, so a worker's threads wait for each other.
-`DenseChain` executes all layers in three calls: forward, backward and step. It supports only chains
-of linear layers with ReLU or sigmoid, which this module detects.
+In PyTorch a batch of one sample takes about as long as a batch of sixteen, because most of the time
+is spent in Python and the dispatcher, which hold the GIL, so a worker's threads wait for each
+other. `DenseChain` executes all layers in three calls: forward, backward and step. It supports only
+chains of linear layers with ReLU or sigmoid, which this module detects.
 """
 
+from collections.abc import Sequence
 from math import nan
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,14 +30,8 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 # Fields of torch's SGD with the only values that `DenseChain` supports.
 _PLAIN = {"weight_decay": 0, "dampening": 0, "nesterov": False, "maximize": False}
 _MOMENTUM = "momentum_buffer"  # key in the state of torch's SGD
+_Layer = tuple[nn.Linear, Activation]  # a linear layer with its activation
 _Tensors = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Activation]
-
-
-class DenseLayer(NamedTuple):
-    """A linear layer with its activation."""
-
-    linear: nn.Linear
-    activation: Activation
 
 
 class DenseThread:
@@ -47,11 +41,11 @@ class DenseThread:
     """
 
     def __init__(
-        self, layers: list[DenseLayer], samples: TensorSamples, optimizer: torch.optim.SGD
+        self, layers: list[_Layer], samples: TensorSamples, optimizer: torch.optim.SGD
     ) -> None:
         self._layers, self._samples, self._optimizer = layers, samples, optimizer
         self._chain: DenseChain | None = None
-        num_weights = sum(one.linear.weight.numel() for one in layers)
+        num_weights = sum(linear.weight.numel() for linear, _ in layers)
         self.most_samples = min(MOST_SAMPLES, max(_FEW_SAMPLES, _MOST_PRODUCTS // num_weights))
         optimizer.register_load_state_dict_post_hook(self._forget)
 
@@ -61,26 +55,21 @@ class DenseThread:
     ) -> "DenseThread | None":
         """Create a trainer for a model; return None if `DenseChain` does not support the model."""
         layers = _layers_of(model)
-        if layers is None or not _is_plain(layers, samples, learning):
+        if layers is None or not isinstance(samples, TensorSamples):
             return None
-        assert isinstance(samples, TensorSamples)
+        if learning.loss is not class_loss or learning.bfloat16 or learning.clip_norm is not None:
+            return None
         if samples.inputs.ndim != 2 and not _flattens_samples(_leaves_of(model)[0]):
             return None
-        if type(optimizer) is not torch.optim.SGD or not _steps_alone(optimizer):
+        if not _are_plain_samples(samples, [linear for linear, _ in layers]):
             return None
-        group = optimizer.param_groups[0]
-        known = [one for layer in layers for one in layer.linear.parameters()]
-        is_whole = {id(one) for one in group["params"]} == {id(one) for one in known}
-        is_whole = is_whole and len(group["params"]) == len(known)  # `known` repeats tied weights
-        if not is_whole or any(group[name] != value for name, value in _PLAIN.items()):
+        known = [one for linear, _ in layers for one in linear.parameters()]
+        if not isinstance(optimizer, torch.optim.SGD) or not _is_plain_sgd(optimizer, known):
             return None
         return cls(layers, samples, optimizer)
 
     def forward(self, rows: Tensor) -> float:
-        """Return the mean loss.
-
-        Returns NaN for an empty or too large batch, on which PyTorch must train instead.
-        """
+        """Return the mean loss; NaN for batches on which PyTorch must train instead."""
         if not 0 < len(rows) <= self.most_samples:
             return nan
         return self._known_chain().forward(rows)
@@ -96,19 +85,19 @@ class DenseThread:
 
     def _known_chain(self) -> DenseChain:
         if self._chain is None:
-            inputs, classes = self._samples.inputs, self._samples.targets
-            layers = [self._tensors(one) for one in self._layers]
-            self._chain = DenseChain(layers, inputs.flatten(1), classes)
+            layers = [self._tensors(*one) for one in self._layers]
+            samples = self._samples.inputs.flatten(1), self._samples.targets
+            self._chain = DenseChain(layers, *samples)
         return self._chain
 
-    def _tensors(self, layer: DenseLayer) -> _Tensors:
+    def _tensors(self, linear: nn.Linear, activation: Activation) -> _Tensors:
         """Return a layer's weight, bias, their momenta, and the activation."""
-        weight, bias = layer.linear.weight, layer.linear.bias
+        weight, bias = linear.weight, linear.bias
         values = weight.detach(), None if bias is None else bias.detach()
         if not self._optimizer.param_groups[0]["momentum"]:
-            return (*values, None, None, layer.activation)
+            return (*values, None, None, activation)
         momenta = self._momentum(weight), None if bias is None else self._momentum(bias)
-        return (*values, *momenta, layer.activation)
+        return (*values, *momenta, activation)
 
     def _momentum(self, parameter: Tensor) -> Tensor:
         """Return a parameter's momentum buffer, which is zero before the first step."""
@@ -122,31 +111,30 @@ class DenseThread:
         self._chain = None  # the loaded state has new momentum tensors
 
 
-def _is_plain(layers: list[DenseLayer], samples: IndexedSamples, learning: Learning) -> bool:
-    """Return whether `DenseChain` supports the samples, the loss and the training options."""
-    if learning.loss is not class_loss or learning.bfloat16 or learning.clip_norm is not None:
-        return False
-    if not isinstance(samples, TensorSamples):
-        return False
+def _are_plain_samples(samples: TensorSamples, layers: Sequence[nn.Linear]) -> bool:
+    """Return whether `DenseChain` supports the samples, and each layer fits the previous one."""
     inputs, targets = samples.inputs, samples.targets
     is_known = inputs.dtype == torch.float32 and targets.dtype == torch.int64
     if not (is_known and inputs.is_contiguous() and targets.is_contiguous() and targets.ndim == 1):
         return False
-    widths = [(one.linear.in_features, one.linear.out_features) for one in layers]
-    ends = [inputs[0].numel(), *(outputs for _, outputs in widths)]
-    return inputs.ndim > 1 and [inputs_of for inputs_of, _ in widths] == ends[:-1]
+    widths = [inputs[0].numel(), *(layer.out_features for layer in layers)]
+    return inputs.ndim > 1 and [layer.in_features for layer in layers] == widths[:-1]
 
 
-def _steps_alone(optimizer: Optimizer) -> bool:
-    """Return whether the optimizer has no hooks, one parameter group and its original step."""
+def _is_plain_sgd(optimizer: torch.optim.SGD, parameters: Sequence[nn.Parameter]) -> bool:
+    """Return whether steps update exactly these parameters as `DenseChain` does, without hooks."""
     own: dict[str, Any] = optimizer.__dict__
     hooks = own["_optimizer_step_pre_hooks"] or own["_optimizer_step_post_hooks"]
-    return len(optimizer.param_groups) == 1 and not hooks and "step" not in own
+    if type(optimizer) is not torch.optim.SGD or hooks or "step" in own:
+        return False
+    group, *others = optimizer.param_groups
+    is_whole = sorted(map(id, group["params"])) == sorted(map(id, parameters))  # no tied weights
+    return is_whole and not others and all(group[name] == one for name, one in _PLAIN.items())
 
 
-def _layers_of(model: nn.Module) -> list[DenseLayer] | None:
+def _layers_of(model: nn.Module) -> list[_Layer] | None:
     """Return the layers of a supported model; None for other models."""
-    found: list[DenseLayer] = []
+    found: list[_Layer] = []
     if _has_any_global_hook():
         return None
     for number, leaf in enumerate(_leaves_of(model)):
@@ -154,12 +142,12 @@ def _layers_of(model: nn.Module) -> list[DenseLayer] | None:
         if not _is_untouched(leaf) or not leaf.training:
             return None
         if kind is nn.Linear and isinstance(leaf, nn.Linear):
-            found.append(DenseLayer(leaf, Activation.NONE))
-        elif kind in _ACTIVATIONS and found and found[-1].activation is Activation.NONE:
-            found[-1] = found[-1]._replace(activation=_ACTIVATIONS[kind])
+            found.append((leaf, Activation.NONE))
+        elif kind in _ACTIVATIONS and found and found[-1][1] is Activation.NONE:
+            found[-1] = found[-1][0], _ACTIVATIONS[kind]
         elif number > 0 or not _flattens_samples(leaf):
             return None
-    return found if found and all(map(_is_learnt, found)) else None
+    return found if found and all(_is_learnt(linear) for linear, _ in found) else None
 
 
 def _flattens_samples(leaf: nn.Module) -> bool:
@@ -185,7 +173,7 @@ def _is_untouched(module: nn.Module) -> bool:
     return not any(own[name] for name in _HOOKS) and "forward" not in own
 
 
-def _is_learnt(layer: DenseLayer) -> bool:
+def _is_learnt(layer: nn.Linear) -> bool:
     """Return whether all of a layer's parameters are trainable, float32 and without hooks."""
     return all(
         one.requires_grad
@@ -193,5 +181,5 @@ def _is_learnt(layer: DenseLayer) -> bool:
         and one.is_contiguous()
         and not one._backward_hooks
         and not getattr(one, "_post_accumulate_grad_hooks", None)
-        for one in layer.linear.parameters()
+        for one in layer.parameters()
     )

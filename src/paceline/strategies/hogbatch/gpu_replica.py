@@ -1,13 +1,9 @@
 """Overlap up to three batches of a GPU worker (Ma, Rusu et al. 2020, section VI-B).
 
-    host     [add the update of n-1]      [gather the samples of n+2]   [add the update of n]
-    in                      [model for n+1]            [samples of n+2]
-    compute  [batch n: forward  backward   step][batch n+1: forward    backward   step]
-    out      [update of n-1]                    [update of n]
-
 The model for batch n is copied to the GPU once the shared model has the update of batch n-2. The
 GPU adds the update of batch n-1, which is still on the GPU, to the copied model. So each batch
-trains on a model with all earlier updates of its worker, and copies and sums overlap with compute.
+trains on a model with all earlier updates of its worker, and copies and sums overlap with compute,
+as in the drawing of `plan`.
 """
 
 import time
@@ -16,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, groupby
 from math import isfinite
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,11 +25,11 @@ from paceline.core.timeline import Span
 from paceline.exchange.step import Learning
 from paceline.links.clock import DeviceClock, DeviceMark
 from paceline.links.devices import Device, Event, Stream
-from paceline.links.shared_memory import SharedTensors, TensorSpec, tensors_in
+from paceline.links.shared_memory import SharedTensors, tensors_in
 from paceline.record.recorder import Borders, LayerMarks, Phase, in_seconds, layer_spans
+from paceline.strategies.hogbatch.messages import BatchResult
 from paceline.strategies.hogbatch.plan import HOST, MODEL
 from paceline.strategies.hogbatch.replica import Learner, refer
-from paceline.strategies.hogbatch.statistics import BatchResult
 from paceline.training.data.batch import Batch
 from paceline.training.data.dataset import reader_of
 from paceline.training.models.layers import layers_of
@@ -42,17 +38,13 @@ from paceline.training.recipes.recipe import OptimizerFactory, Recipe
 _NS = 1e-9
 
 
-@dataclass(frozen=True)
-class _Run:
+class _Run(NamedTuple):
     """The values of adjacent model tensors of one dtype, in flat tensors of shape (N,).
 
-    `shared`: the values of the shared model, in pinned memory.
-    `own`: the values of the replica, on the device.
-    `copied`: the copy of `shared` on the device.
-    `changes`: tensors that batches use in turn; a batch's place is the index of its tensor. During
-    a batch, the tensor holds the replica's values from the start of the batch. Afterwards the
-    tensor holds the change that the batch made.
-    `updates`: the copies of `changes` in pinned memory.
+    `shared`: the shared model, in pinned memory. `own`, `copied`: the replica, and the copy of
+    `shared`, on the device. `changes`: tensors that batches use in turn; a batch's place is the
+    index of its tensor. The tensor holds the replica's values from the start of the batch, and
+    after the batch its change. `updates`: the copies of `changes` in pinned memory.
     """
 
     shared: Tensor
@@ -61,18 +53,10 @@ class _Run:
     changes: tuple[Tensor, ...]
     updates: tuple[Tensor, ...]
 
-    @classmethod
-    def of(cls, device: Device, shared: Tensor, own: Tensor, num_places: int) -> Self:
-        """Allocate the tensors for `num_places` batches."""
-        changes = tuple(torch.empty_like(own) for _ in range(num_places))
-        updates = tuple(map(device.pinned_like, changes))
-        return cls(shared, own, torch.empty_like(own), changes, updates)
-
     def take(self, place: int, missing: int | None) -> None:
         """Load the copied model into the replica, and save the loaded values as a batch's start.
 
-        `place`: the batch's place. `missing`: the place of the earlier batch whose change the
-        copied model lacks; `take` adds this change.
+        `take` adds the change of the batch in place `missing`, which the copied model lacks.
         """
         if missing is None:
             self.own.copy_(self.copied)
@@ -86,31 +70,28 @@ class _Run:
         torch.sub(self.own, change, out=change).masked_fill_(is_lost, 0)
 
 
-def _places(entries: Sequence[TensorSpec]) -> Iterator[tuple[torch.dtype, slice]]:
-    """Yield the dtype and the byte range of adjacent tensors of one dtype.
-
-    Leaves out bool tensors, which cannot be added.
-    """
-    for dtype, group in groupby(entries, key=lambda one: one.dtype):
-        own = list(group)
-        place = slice(own[0].offset, own[-1].end)
-        if dtype != torch.bool and place.start < place.stop:
-            yield dtype, place
-
-
 class _Sharing:
-    """The tensors of the shared model, of the replica, and of the batches' changes."""
+    """The tensors of the shared model, of the replica, and of the batches' changes.
+
+    `num_places`: maximum number of batches that are begun and not finished. `taken`: reached when
+    the copies of the shared model may be overwritten.
+    """
 
     def __init__(self, shared: SharedTensors, device: Device, num_places: int) -> None:
         memory = shared.memory.to(device.torch_device)
         self.own = tensors_in(memory, shared.entries)
-        self.runs = [
-            _Run.of(device, shared.memory[place].view(dtype), memory[place].view(dtype), num_places)
-            for dtype, place in _places(shared.entries)
-        ]
-        self.num_places = num_places  # maximum number of batches that are begun and not finished
-        self.places = cycle(range(num_places))
-        self.taken: Event | None = None  # reached when `copied` may be overwritten
+        self.runs: list[_Run] = []
+        for dtype, group in groupby(shared.entries, key=lambda one: one.dtype):
+            entries = list(group)
+            place = slice(entries[0].offset, entries[-1].end)
+            if dtype == torch.bool or place.start == place.stop:  # bool tensors cannot be added
+                continue
+            here, own = shared.memory[place].view(dtype), memory[place].view(dtype)
+            changes = tuple(torch.empty_like(own) for _ in range(num_places))
+            updates = tuple(map(device.pinned_like, changes))
+            self.runs.append(_Run(here, own, torch.empty_like(own), changes, updates))
+        self.num_places, self.places = num_places, cycle(range(num_places))
+        self.taken: Event | None = None
 
 
 @dataclass(slots=True)
@@ -118,7 +99,7 @@ class _Batch:
     """A loaded or running batch: its samples on the device, and time marks.
 
     `pinned`: the samples in pinned memory. `loss`: the loss on the device, and in pinned memory.
-    A batch keeps these tensors alive until its end, because copies on the streams use the tensors.
+    These tensors stay alive until the batch's end, because copies on the streams use them.
     """
 
     size: int
@@ -144,7 +125,7 @@ class GpuReplica:
 
     The host adds each update with PyTorch's CPU threads and without locks, so no worker waits for
     another worker. With `depth` 1, a batch's copies, compute and sum do not overlap. `shared` must
-    be in pinned memory. By default `learning` is the recipe's loss, without autocast or clipping.
+    be in pinned memory.
 
     A batch whose loss is not finite changes neither the shared model nor the model of later
     batches: its update is zero, and its optimizer step uses zero gradients.
@@ -155,18 +136,17 @@ class GpuReplica:
         recipe: Recipe,
         shared: SharedTensors,
         make: OptimizerFactory,
+        learning: Learning,
         worker: int,
         device: Device,
         depth: int = 3,
-        learning: Learning | None = None,
     ) -> None:
         self._depth, self._device, self._worker = depth, device, worker
         self.streams = _Streams(device.current_stream(), device.new_stream(), device.new_stream())
         self.sharing = _Sharing(shared, device, max(1, depth - 1))
         model = refer(recipe.model().to(device.torch_device), self.sharing.own)
-        self._learner = Learner(model, make, recipe, reader_of(recipe.samples), learning)
+        self._learner = Learner(model, make, learning, reader_of(recipe.samples))
         self._marks = LayerMarks(layers_of(model), DeviceClock(device))
-        self._loaded: _Batch | None = None
         self._begun: deque[_Batch] = deque()
         self.spans: list[Span] = []
 
@@ -182,46 +162,29 @@ class GpuReplica:
         """
         while len(self._begun) >= self._depth:
             yield self.finish()
-        self.load(rows)
+        batch = self.load(rows)
         while len(self._begun) >= self.sharing.num_places:
             yield self.finish()
-        self.begin(rate, step)
+        self.begin(batch, rate, step)
 
     def done(self, *, waits: bool = False) -> Iterator[BatchResult]:
-        """Yield the results of batches whose updates have been copied to the host.
-
-        With `waits`, wait for all batches and yield all results.
-        """
+        """Yield the results of batches whose updates are on the host; with `waits`, of all."""
         while self._begun and (waits or self._begun[0].marks["update"].event.query()):
             yield self.finish()
 
-    def load(self, rows: Tensor) -> None:
+    def load(self, rows: Tensor) -> _Batch:
         """Gather samples and queue their copies to the GPU, while earlier batches run."""
-        assert self._loaded is None
         with self._device.use(self.streams.copy_in):
             marks, to = {"start": self._marks.clock.mark()}, self._device.torch_device
             leaves, spec = tree_flatten(self._learner.read(rows))
             pinned = [self._device.pinned_like(one).copy_(one) for one in leaves]
             copied = [one.to(to, non_blocking=True) for one in pinned]
             marks["samples"] = self._marks.clock.mark()
-            samples = Batch.of(tree_unflatten(copied, spec))
-            self._loaded = _Batch(len(rows), pinned, samples, marks)
+            return _Batch(len(rows), pinned, Batch.of(tree_unflatten(copied, spec)), marks)
 
-    def begin(self, rate: float, step: int | None) -> None:
-        """Queue all work of the loaded batch.
-
-        The work is the copy of the model, training, and the copy of the update.
-        """
-        assert self._loaded is not None
-        assert len(self._begun) < self.sharing.num_places
-        batch, self._loaded = self._loaded, None
+    def begin(self, batch: _Batch, rate: float, step: int | None) -> None:
+        """Queue a loaded batch's copy of the model, training, and copy of the update."""
         batch.step, batch.place = step, next(self.sharing.places)
-        self._copy_in(batch)
-        self._train(batch, rate)
-        self._copy_out(batch)
-        self._begun.append(batch)
-
-    def _copy_in(self, batch: _Batch) -> None:
         if self.sharing.taken is not None:
             self.streams.copy_in.wait_event(self.sharing.taken)
         with self._device.use(self.streams.copy_in):
@@ -229,36 +192,9 @@ class GpuReplica:
             for run in self.sharing.runs:
                 run.copied.copy_(run.shared, non_blocking=True)
             batch.marks["model"] = self._marks.clock.mark()
-
-    def _train(self, batch: _Batch, rate: float) -> None:
-        mark = self._marks.clock.mark
         self.streams.compute.wait_event(batch.marks["model"].event)
         with self._device.use(self.streams.compute):
-            batch.marks["begun"] = mark()
-            # If the previous batch is not finished, the copied model lacks the batch's update.
-            missing = self._begun[-1].place if self._begun else None
-            for run in self.sharing.runs:
-                run.take(batch.place, missing)
-            self.sharing.taken = self._device.record()
-            self._marks.watch(batch.step is not None)
-            loss = self._learner.loss(batch.samples)
-            batch.marks["forward"] = mark()
-            loss.backward()
-            batch.marks["backward"] = mark()
-            batch.borders = self._marks.forward, self._marks.backward
-            self._update(batch, loss.detach(), rate)
-            batch.marks["step"] = mark()
-
-    def _update(self, batch: _Batch, loss: Tensor, rate: float) -> None:
-        """Update the replica, with zero gradients if the loss is not finite."""
-        is_lost = loss.isfinite().logical_not()
-        clear_gradients(self._learner.parameters, is_lost)
-        self._learner.step(rate)
-        for run in self.sharing.runs:
-            run.keep_change(batch.place, is_lost)
-        batch.loss = loss, self._device.pinned_like(loss)
-
-    def _copy_out(self, batch: _Batch) -> None:
+            self._train(batch, rate)
         self.streams.copy_out.wait_stream(self.streams.compute)
         with self._device.use(self.streams.copy_out):
             batch.marks["copying_out"] = self._marks.clock.mark()
@@ -267,6 +203,31 @@ class GpuReplica:
             loss, here = batch.loss
             here.copy_(loss, non_blocking=True)
             batch.marks["update"] = self._marks.clock.mark()
+        self._begun.append(batch)
+
+    def _train(self, batch: _Batch, rate: float) -> None:
+        """Train on a batch, with zero gradients if its loss is not finite."""
+        mark = self._marks.clock.mark
+        batch.marks["begun"] = mark()
+        # If the previous batch is not finished, the copied model lacks the batch's update.
+        missing = self._begun[-1].place if self._begun else None
+        for run in self.sharing.runs:
+            run.take(batch.place, missing)
+        self.sharing.taken = self.streams.compute.record()
+        self._marks.watch(batch.step is not None)
+        loss = self._learner.loss(batch.samples)
+        batch.marks["forward"] = mark()
+        loss.backward()
+        batch.marks["backward"] = mark()
+        batch.borders = self._marks.forward, self._marks.backward
+        is_lost = loss.detach().isfinite().logical_not()
+        clear_gradients(self._learner.parameters, is_lost)
+        self._learner.set_rate(rate)
+        self._learner.step()
+        for run in self.sharing.runs:
+            run.keep_change(batch.place, is_lost)
+        batch.loss = loss.detach(), self._device.pinned_like(loss.detach())
+        batch.marks["step"] = mark()
 
     def finish(self) -> BatchResult:
         """Wait for the oldest batch's update, and add it to the shared model."""
@@ -288,19 +249,19 @@ class GpuReplica:
         times["adding"] = max(added_ns * _NS, times["update"])
         times["end"] = max(ended_ns * _NS, times["adding"])
         if batch.step is not None:
-            self._trace(batch.step, batch, times)
+            self._trace(batch, batch.step, times)
         keys = ("copying", "begun", "step", "end")
         return BatchResult(1, loss * batch.size, *(round(times[key] / _NS) for key in keys))
 
-    def _trace(self, step: int, batch: _Batch, times: Mapping[str, float]) -> None:
+    def _trace(self, batch: _Batch, step: int, times: Mapping[str, float]) -> None:
         worker, device = self._worker, f"gpu{self._worker}"
-        lane, to_gpu = compute_lane(device), Resource(device, Lane.H2D)
-        exchange = exchange_lane(device)
-        borders = [in_seconds(one, self._marks.clock) for one in batch.borders]
+        lane, exchange = compute_lane(device), exchange_lane(device)
+        to_gpu, to_host = Resource(device, Lane.H2D), Resource(device, Lane.D2H)
+        forward, backward = (in_seconds(one, self._marks.clock) for one in batch.borders)
         begun_s, forward_s, backward_s = times["begun"], times["forward"], times["backward"]
         phases = (
-            Phase(Kind.FORWARD, begun_s, forward_s, forward_s, borders[0]),
-            Phase(Kind.BACKWARD, forward_s, backward_s, backward_s, borders[1]),
+            Phase(Kind.FORWARD, begun_s, forward_s, forward_s, forward),
+            Phase(Kind.BACKWARD, forward_s, backward_s, backward_s, backward),
         )
 
         def span(kind: Kind, part: str, first: str, last: str, *on: Resource) -> Span:
@@ -312,17 +273,14 @@ class GpuReplica:
             span(Kind.H2D, MODEL, "copying", "model", to_gpu, exchange),
             *layer_spans(step, worker, lane, self._marks.names, phases),
             span(Kind.STEP, "", "backward", "step", lane),
-            span(Kind.D2H, "update", "copying_out", "update", Resource(device, Lane.D2H)),
+            span(Kind.D2H, "update", "copying_out", "update", to_host),
             span(Kind.REDUCE, "update", "adding", "end", exchange, Resource(HOST, Lane.REDUCE)),
         ]
 
 
 @torch.no_grad()
 def clear_gradients(parameters: Sequence[nn.Parameter], where: Tensor) -> None:
-    """Set all gradients to zero if `where` is true, without copying `where` to the host.
-
-    `where`: a bool tensor of shape ().
-    """
+    """Set all gradients to zero if the scalar `where` is true, without copying it to the host."""
     for parameter in parameters:
         if (gradient := parameter.grad) is not None:
             values = gradient._values() if gradient.is_sparse else gradient

@@ -1,31 +1,30 @@
 """The messages between coordinator and workers (Ma, Rusu et al. 2020, section V).
 
     coordinator   TrySpeed      ExecuteWork ...            Command.SAVE      Command.STOP
-    worker     ()      SpeedTrial        (ScheduleWork, ...)         Command.SAVE
+    worker     ()      SpeedTrial        (BatchResult, ...)         Command.SAVE
 
-A worker reports several short batches in one tuple. An empty tuple means that the worker is ready.
-`Wire` sends states and traced spans in a file. Times are nanoseconds of CLOCK_MONOTONIC.
+A worker requests work by reporting the results of completed batches; an empty tuple means that the
+worker is ready. `Wire` sends states and traced spans in a file. Times are nanoseconds of
+CLOCK_MONOTONIC.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from enum import Enum
 from typing import NamedTuple
 
 from paceline.core.settings import TrainSettings
 from paceline.links.shared_memory import SharedTensors
 from paceline.strategies.hogbatch.config import WorkerSpec
-from paceline.strategies.hogbatch.statistics import BatchResult
 
 # Names of the tensors that are shared with all workers in addition to the model.
 INPUTS, TARGETS, ORDER, COMMITTED = "inputs", "targets", "order", "committed"
 
 
-@dataclass(frozen=True)
-class Training:
+class Training(NamedTuple):
     """Settings and shared memory of all workers of a run.
 
-    `num_classes`: the number of classes of the recipe. `parameters`: the model's parameters and
-    buffers. `data`: the other shared tensors, including samples if the recipe has tensor samples.
+    `num_classes`: that of the recipe. `parameters`: the model's parameters and buffers. `data`: the
+    other shared tensors, including samples if the recipe has tensor samples.
     """
 
     settings: TrainSettings
@@ -34,12 +33,10 @@ class Training:
     data: SharedTensors
 
 
-@dataclass(frozen=True)
-class ProcessSettings:
+class ProcessSettings(NamedTuple):
     """The settings of a worker process.
 
-    `depth`: the number of batches that the worker overlaps. `cores`: the CPU numbers to which the
-    process is pinned; if empty, it is not pinned.
+    `depth`: the number of batches that the worker overlaps. `cores`: CPU numbers to pin it to.
     """
 
     number: int
@@ -64,6 +61,25 @@ class TrySpeed(NamedTuple):
     seconds: float
 
 
+class SpeedTrial(NamedTuple):
+    """A worker's speed trial; `seconds` maps each batch size to the measured seconds per batch."""
+
+    number: int
+    spec: WorkerSpec
+    seconds: Mapping[int, float]
+
+    @property
+    def name(self) -> str:
+        """The name of the worker's device in plans and results."""
+        return self.spec.name(self.number)
+
+    @property
+    def samples_per_s(self) -> float:
+        """The speed with the largest batch size of the trial."""
+        size = max(self.seconds)
+        return size / self.seconds[size]
+
+
 class ExecuteWork(NamedTuple):
     """A command to train on `size` samples, from position `first` of the epoch's sample order.
 
@@ -82,9 +98,17 @@ class ExecuteWork(NamedTuple):
         return range(self.first, self.first + self.size)
 
 
-class ScheduleWork(NamedTuple):
-    """A worker's request for work, with the result of a completed batch."""
+class BatchResult(NamedTuple):
+    """The result of a batch, with times in the order of the fields.
 
-    batch: int
-    size: int
-    result: BatchResult
+    `updates`: the number of updates of the model. `loss`: the sum of the samples' losses; NaN if
+    unknown. The worker began to read the model at `started_ns` and to compute at `begun_ns`, ended
+    the optimizer step at `stepped_ns`, and the update was in the shared model at `ended_ns`.
+    """
+
+    updates: int = 0
+    loss: float = 0.0
+    started_ns: int = 0
+    begun_ns: int = 0
+    stepped_ns: int = 0
+    ended_ns: int = 0

@@ -4,11 +4,11 @@ The coordinator and the plan ask the same policy for the size of each batch. The
 worker's number of updates (u in algorithm 2) and the size of each worker's latest batch (b).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import ceil, floor, isinf
-from typing import Any, NamedTuple, Protocol
+from math import ceil, floor
+from typing import Any, Protocol
 
 from paceline.core.balance import apportion
 from paceline.core.errors import InvalidInput, first_line, shown
@@ -16,18 +16,9 @@ from paceline.core.importing import imported
 from paceline.core.machine import DeviceKind
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
 
-MOST_REPORTED = 32  # maximum number of batches in one message of a worker
-_PREFETCHED_S = 0.05  # seconds of work sent in advance, because a request takes about 0.3 ms
-# Prefetched work is at most 1/10 of the epoch's remaining time. So at the end of an epoch no worker
-# waits long for batches that another worker has prefetched.
-_LEFT_OVER_PREFETCHED = 10
-
 
 class Policy(Protocol):
-    """Decides the size of each worker's next batch.
-
-    The coordinator makes a new policy whenever a worker is lost.
-    """
+    """Decides the size of each worker's next batch; made anew whenever a worker is lost."""
 
     @property
     def most(self) -> Sequence[int]:
@@ -41,27 +32,12 @@ class Policy(Protocol):
         """
 
 
-class SpeedTrial(NamedTuple):
-    """A worker's speed trial; `seconds` maps each batch size to the measured seconds per batch."""
-
-    number: int
-    spec: WorkerSpec
-    seconds: Mapping[int, float]
-
-    @property
-    def samples_per_s(self) -> float:
-        """The speed with the largest batch size of the trial."""
-        size = max(self.seconds)
-        return size / self.seconds[size]
-
-
 @dataclass(frozen=True)
 class Workers:
     """The workers and the settings for which a policy is created.
 
-    `speeds`: the samples/s of each worker with batches of `batch_size`; before they are measured,
-    all speeds are equal. `batch_size`: the batch size of the workload. `config`: options such as
-    `cpu_batch` and `alpha`.
+    `speeds`: the samples/s of each worker with batches of the workload's `batch_size`; equal before
+    they are measured. `config`: options such as `cpu_batch` and `alpha`.
     """
 
     specs: tuple[WorkerSpec, ...]
@@ -85,10 +61,9 @@ class FixedPolicy:
 class AdaptivePolicy:
     """Algorithm 2, which changes batch sizes so that all workers make equally many updates.
 
-    A worker with fewer updates than all other workers gets its size divided by `alpha`. A worker
-    with more updates than all other workers gets its size multiplied by `alpha`. Quotients are
-    rounded down, and products are rounded up. A size stays between the worker's `least` and `most`.
-    `first`: the sizes of the first batches.
+    The size of a worker with fewer updates than all others is divided by `alpha` and rounded down;
+    with more updates, it is multiplied and rounded up. A size stays between the worker's `least`
+    and `most`. `first`: the sizes of the first batches.
     """
 
     first: tuple[int, ...]
@@ -203,37 +178,14 @@ POLICIES: dict[str, Callable[[Workers], Policy]] = {
 def policy_of(
     config: Hogbatch, specs: Sequence[WorkerSpec], speeds: Sequence[float], batch_size: int
 ) -> Policy:
-    """Create the configured policy for these workers.
+    """Create the configured policy for these workers; for the arguments see `Workers`.
 
-    `speeds`: samples/s with batches of the workload's `batch_size`. Raises InvalidInput if a
-    user-defined policy cannot be imported or created, or lacks an attribute of `Policy`.
+    Raises InvalidInput if a user-defined policy cannot be created or lacks an attribute.
     """
     workers = Workers(tuple(specs), tuple(speeds), batch_size, config)
     if config.policy in POLICIES:
         return POLICIES[config.policy](workers)
     return CheckedPolicy.of(config.policy, workers)
-
-
-def expected_updates(
-    worker: int, made: Sequence[float], ahead: Sequence[Sequence[tuple[float, float]]]
-) -> list[float]:
-    """Return each worker's expected number of updates when `worker` begins its next batch.
-
-    `made`: each worker's number of updates in the model. `ahead`: each worker's assigned,
-    unfinished batches, as pairs of expected seconds and updates. If `worker` has no such batch, its
-    next batch begins now.
-    """
-    begins_s = sum(seconds for seconds, _ in ahead[worker])
-    found = []
-    for other, (done, batches) in enumerate(zip(made, ahead, strict=True)):
-        left_s, counted = begins_s, done
-        for seconds, updates in batches:
-            left_s -= seconds
-            if left_s < 0 and other != worker:
-                break
-            counted += updates
-        found.append(counted)
-    return found
 
 
 def updates_of(spec: WorkerSpec, size: float, beta: float) -> float:
@@ -242,34 +194,3 @@ def updates_of(spec: WorkerSpec, size: float, beta: float) -> float:
     A batch counts as one update on a GPU, and as `beta` updates per used thread on a CPU.
     """
     return min(spec.threads, size) * (beta if spec.kind == DeviceKind.CPU else 1.0)
-
-
-def rate_factor(size: int, batch_size: int, staleness: int, decay: float) -> float:
-    """Return the factor of the learning rate for a batch of `size` samples.
-
-    The learning rate was chosen for `batch_size` and scales linearly with `size` (Goyal et al.
-    2017). `staleness`: the number of updates by other workers while the worker's latest batch ran;
-    the factor is divided by 1 + `decay` * `staleness`.
-    """
-    return size / batch_size / (1 + decay * staleness)
-
-
-def wants_more(
-    assigned_s: Sequence[float], left_s: float, depth: int = 1, *, prefetches: bool = True
-) -> bool:
-    """Return whether a worker gets another batch in addition to its assigned batches.
-
-    `assigned_s`: the expected seconds of the assigned batches; inf before the first result.
-    `left_s`: the seconds in which all workers together can finish the epoch.
-    `depth`: the number of batches that the worker overlaps. The worker gets fewer batches if other
-    workers would wait for this worker at the end of the epoch.
-    `prefetches`: whether to assign short batches in advance. Waking a worker that waits for a batch
-    takes as long as a short batch.
-    """
-    if not assigned_s:
-        return True
-    if len(assigned_s) < depth:
-        busy_s = sum(assigned_s) - assigned_s[0] / 2  # the first batch is half done on average
-        return isinf(assigned_s[0]) or busy_s <= left_s
-    most_s = min(_PREFETCHED_S, left_s / _LEFT_OVER_PREFETCHED) if prefetches else 0.0
-    return len(assigned_s) < MOST_REPORTED and sum(assigned_s) < most_s

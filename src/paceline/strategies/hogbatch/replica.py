@@ -23,7 +23,7 @@ from paceline.links.devices import Device, device_of, gpus
 from paceline.record.recorder import LayerMarks, Phase, layer_spans
 from paceline.strategies.hogbatch.config import WorkerSpec
 from paceline.strategies.hogbatch.dense_thread import DenseThread
-from paceline.strategies.hogbatch.statistics import BatchResult
+from paceline.strategies.hogbatch.messages import BatchResult
 from paceline.training.data.batch import Batch
 from paceline.training.data.dataset import IndexedSamples, Read, reader_of
 from paceline.training.models.layers import layers_of
@@ -59,21 +59,12 @@ def refer(model: nn.Module, shared: Mapping[str, Tensor]) -> nn.Module:
 
 
 class Learner:
-    """A model and its optimizer.
-
-    By default, `learning` uses the recipe's loss, no autocast and no clipping.
-    """
+    """A model and its optimizer; `read` reads the samples of a batch."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        make: OptimizerFactory,
-        recipe: Recipe,
-        read: Read,
-        learning: Learning | None,
+        self, model: nn.Module, make: OptimizerFactory, learning: Learning, read: Read
     ) -> None:
-        self.model, self.read = model.train(), read
-        self.learning = learning or Learning(recipe.loss, name=recipe.name)
+        self.model, self.learning, self.read = model.train(), learning, read
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = make(self.parameters)
         self._rates = [group["lr"] for group in self.optimizer.param_groups]
@@ -95,14 +86,10 @@ class Learner:
         for group, own in zip(self.optimizer.param_groups, self._rates, strict=True):
             group["lr"] = own * rate
 
-    def step(self, rate: float) -> None:
-        """Clip gradients, update the parameters, and clear gradients.
-
-        `rate`: the factor of the learning rates.
-        """
+    def step(self) -> None:
+        """Clip gradients, update the parameters, and clear gradients."""
         if self.learning.clip_norm is not None:
             clip_grad_norm_(self.parameters, self.learning.clip_norm)
-        self.set_rate(rate)
         self.optimizer.step()
         self.optimizer.zero_grad()
 
@@ -110,15 +97,16 @@ class Learner:
 class _ThreadResult(NamedTuple):
     """The loss sum and the times of one thread.
 
-    `forward_ns`, `backward_ns`, `ended_ns`: the time after each phase and its simulated slowdown.
-    `computed_ns`: the times after forward and after backward, before each phase's slowdown.
+    `computed_ns`, `passed_ns`: the time after forward and after backward. `forward_ns`,
+    `backward_ns`, `ended_ns`: the time after each phase and its simulated slowdown.
     """
 
     loss: float
+    computed_ns: int
     forward_ns: int
+    passed_ns: int
     backward_ns: int
     ended_ns: int
-    computed_ns: tuple[int, int]
 
 
 class _Thread:
@@ -134,10 +122,8 @@ class _Thread:
         self._dense = DenseThread.of(*own)
 
     def train(self, rows: Tensor, rate: float, started_ns: int, traced: bool) -> _ThreadResult:
-        """Train on a part of a batch.
-
-        If `traced`, PyTorch trains, because its hooks record the layers' times.
-        """
+        """Train on a part of a batch; if `traced`, in PyTorch, whose hooks record the layers."""
+        self.learner.set_rate(rate)
         value, backward, step = self._forward(rows, traced)
         computed_ns = time.monotonic_ns()
         forward_ns = backward_ns = ended_ns = passed_ns = self._wait(started_ns)
@@ -145,33 +131,25 @@ class _Thread:
             backward()
             passed_ns = time.monotonic_ns()
             backward_ns = self._wait(forward_ns)
-            step(rate)
+            step()
             del backward  # the step's time includes freeing the graph
             ended_ns = self._wait(backward_ns)
-        ends = (computed_ns, passed_ns)
-        return _ThreadResult(value * len(rows), forward_ns, backward_ns, ended_ns, ends)
+        times_ns = computed_ns, forward_ns, passed_ns, backward_ns, ended_ns
+        return _ThreadResult(value * len(rows), *times_ns)
 
     def _forward(
         self, rows: Tensor, traced: bool
-    ) -> tuple[float, Callable[[], object], Callable[[float], None]]:
+    ) -> tuple[float, Callable[[], object], Callable[[], None]]:
         """Run forward; return the mean loss and functions for backward and the optimizer step."""
         if self._dense is not None and not traced:
             value = self._dense.forward(rows)
             if isfinite(value):
-                return value, self._dense.backward, self._step_dense
+                return value, self._dense.backward, self._dense.step
         loss = self.learner.loss(Batch.of(self.learner.read(rows)))
         return float(loss.detach()), loss.backward, self.learner.step
 
-    def _step_dense(self, rate: float) -> None:
-        assert self._dense is not None
-        self.learner.set_rate(rate)
-        self._dense.step()
-
     def _wait(self, since_ns: int) -> int:
-        """Wait for `slow` - 1 times the time since `since_ns`.
-
-        Returns the time after the wait.
-        """
+        """Wait for `slow` - 1 times the time since `since_ns`; return the time after the wait."""
         now = time.monotonic_ns()
         if self._slow == 1:
             return now
@@ -187,10 +165,9 @@ class CpuReplica:
     """Trains the shared model with the threads of a CPU worker.
 
     Each thread computes the gradient of its part of a batch, and updates the model in place,
-    without locks: Hogwild inside the batch (section V). Each thread has its own optimizer state and
-    gradients, and clips its gradients separately. A batch's trace shows the layers of the first
-    thread, and ends when the last thread ends. `recipe` builds a model for each thread; all these
-    models use the tensors of `shared` as parameters and buffers.
+    without locks: Hogwild inside the batch (section V). Each thread has a model with the tensors of
+    `shared`, its own optimizer state and gradients, and clips its gradients separately. A batch's
+    trace shows the layers of the first thread, and ends when the last thread ends.
     """
 
     def __init__(
@@ -198,15 +175,14 @@ class CpuReplica:
         recipe: Recipe,
         shared: Mapping[str, Tensor],
         make: OptimizerFactory,
+        learning: Learning,
         worker: int,
-        threads: int = 1,
-        slow: float = 1.0,
-        learning: Learning | None = None,
+        spec: WorkerSpec,
     ) -> None:
-        own = make, recipe, reader_of(recipe.samples), learning
-        learners = [Learner(refer(recipe.model(), shared), *own) for _ in range(threads)]
-        self._threads = [_Thread(one, recipe.samples, slow) for one in learners]
-        self._others = ThreadPoolExecutor(threads - 1) if threads > 1 else None
+        own = make, learning, reader_of(recipe.samples)
+        learners = [Learner(refer(recipe.model(), shared), *own) for _ in range(spec.threads)]
+        self._threads = [_Thread(one, recipe.samples, spec.slow) for one in learners]
+        self._others = ThreadPoolExecutor(max(1, spec.threads - 1))  # starts threads when needed
         self._marks = LayerMarks(layers_of(self._threads[0].learner.model), Clock())
         self._worker = worker
         self.spans: list[Span] = []
@@ -229,40 +205,34 @@ class CpuReplica:
         return ()
 
     def train(self, rows: Tensor, rate: float, step: int | None) -> BatchResult:
-        """Train on a batch, divided among the threads; for the arguments see `take`.
-
-        A thread whose loss is not finite does not update the model.
-        """
+        """Train on a batch as `take`; a thread whose loss is not finite makes no update."""
         started_ns = time.monotonic_ns()
         self._marks.watch(step is not None)
         parts = self._in_parts(rows, rate, started_ns, step is not None)
-        first, ended_ns = parts[0], max(part.ended_ns for part in parts)
+        ended_ns = max(part.ended_ns for part in parts)
         if step is not None:
-            self._trace(step, len(rows), started_ns, first, ended_ns)
+            self._trace(step, len(rows), (started_ns, *parts[0][1:-1], ended_ns))
         times_ns = (started_ns, started_ns, ended_ns, ended_ns)
         return BatchResult(len(parts), sum(part.loss for part in parts), *times_ns)
 
     def _in_parts(
         self, rows: Tensor, rate: float, started_ns: int, traced: bool
     ) -> list[_ThreadResult]:
-        if self._others is None:
+        if len(self._threads) == 1:
             return [self._threads[0].train(rows, rate, started_ns, traced)]
-        cut = rows.tensor_split(min(len(self._threads), len(rows)))
-        rates = [rate * len(part) / len(rows) for part in cut]
-        beside = [
-            self._others.submit(thread.train, part, own, started_ns, traced)
-            for thread, part, own in zip(self._threads[1:], cut[1:], rates[1:], strict=False)
-        ]
-        first = self._threads[0].train(cut[0], rates[0], started_ns, traced)
-        return [first, *(part.result() for part in beside)]
 
-    def _trace(
-        self, step: int, size: int, started_ns: int, part: _ThreadResult, ended_ns: int
-    ) -> None:
+        def train(thread: _Thread, part: Tensor) -> _ThreadResult:
+            return thread.train(part, rate * len(part) / len(rows), started_ns, traced)
+
+        cut = rows.tensor_split(min(len(self._threads), len(rows)))
+        beside = self._others.map(train, self._threads[1:], cut[1:])
+        return [train(self._threads[0], cut[0]), *beside]
+
+    def _trace(self, step: int, size: int, times_ns: Sequence[int]) -> None:
+        """Record a batch's spans; `times_ns`: its start, and times as in `_ThreadResult`."""
         worker, lane = self._worker, compute_lane(f"cpu{self._worker}")
         forward, backward = self._marks.seconds()
-        moments = (started_ns, part.forward_ns, part.backward_ns, ended_ns, *part.computed_ns)
-        start_s, forward_s, backward_s, end_s, computed_s, passed_s = (ns * _NS for ns in moments)
+        start_s, computed_s, forward_s, passed_s, backward_s, end_s = (ns * _NS for ns in times_ns)
         phases = (
             Phase(Kind.FORWARD, start_s, computed_s, forward_s, forward),
             Phase(Kind.BACKWARD, forward_s, passed_s, backward_s, backward),

@@ -11,23 +11,24 @@ checkpoint. The files of a checkpoint:
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_model
-from torch import Tensor, nn
+from torch import nn
 
 from paceline.checkpoints.state import check_fits
-from paceline.checkpoints.tensor_file import Tensors, within
+from paceline.checkpoints.tensor_file import Tensors
+from paceline.core.compare import conform
 from paceline.core.cost import ProfiledCost, Roofline
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import DeviceKind
-from paceline.core.outcome import Epoch, Outcome
+from paceline.core.outcome import Epoch, Outcome, UnevenWorker, Updates
 from paceline.core.settings import TrainSettings
+from paceline.core.simulate import simulate
 from paceline.core.strategy import PricedMachine
 from paceline.core.timeline import Origin, Span, Timeline
 from paceline.exchange.checkpoints import Saver, State, check_same_run
@@ -36,14 +37,21 @@ from paceline.exchange.session import TrainingSession
 from paceline.exchange.setup import learning_by, learning_of, optimizer_by
 from paceline.links.interruption import interruptible
 from paceline.links.shared_memory import SharedTensors
-from paceline.strategies.hogbatch import messages
-from paceline.strategies.hogbatch.config import MOST_WORKERS, Hogbatch, WorkerSpec, parse_workers
-from paceline.strategies.hogbatch.coordinator import Coordinator, WorkerProcesses
-from paceline.strategies.hogbatch.outcome import FinishedRun
-from paceline.strategies.hogbatch.policy import SpeedTrial, policy_of
-from paceline.strategies.hogbatch.replica import refer, tensors_of
+from paceline.strategies.hogbatch import messages, statistics
+from paceline.strategies.hogbatch.config import MOST_WORKERS, Hogbatch, parse_workers
+from paceline.strategies.hogbatch.coordinator import Coordinator, KnownWorker, WorkerProcesses
+from paceline.strategies.hogbatch.policy import policy_of
+from paceline.strategies.hogbatch.replica import device_for, refer, tensors_of
 from paceline.strategies.hogbatch.scheduled_rate import ScheduledRate
-from paceline.strategies.hogbatch.speed_trial import Epochs, admit, machine_of
+from paceline.strategies.hogbatch.speed_trial import (
+    Epochs,
+    Prediction,
+    admit,
+    machine_of,
+    plan_of_batches,
+    predict,
+    traced_sizes,
+)
 from paceline.training.data.dataset import TensorSamples
 from paceline.training.data.sampler import shuffled
 from paceline.training.models import describe
@@ -52,55 +60,35 @@ from paceline.training.recipes.recipe import Recipe, built
 
 logger = logging.getLogger(__name__)
 
-_MODEL = "model/"  # prefix of tensors in a checkpoint
-_PART = "hogbatch"  # the name of this strategy's JSON in a checkpoint
+_MODEL, _PART = "model", "hogbatch"  # names of this strategy's files in a checkpoint
 _MOST_THREADS_PER_CORE = 4
+_SLACK_S = 1e-3  # a layer's hook runs shortly after the layer
 
 
 @contextmanager
 def start(session: TrainingSession) -> Iterator["HogbatchRunner"]:
     """Load the data, build the model and put both into shared memory.
 
-    The runner's `measure` starts the workers. Raises InvalidInput if settings, model and data do
-    not match.
+    The runner's `measure` starts the workers, which end when the context ends. Raises InvalidInput
+    if settings, model and data do not match.
     """
     settings = session.settings
     assert isinstance(settings, TrainSettings)  # validation rejects rehearsals
     recipe = recipe_of(settings.model, settings.data, settings.seed)
-    with runner_of(session, recipe, built(recipe, settings.seed)) as runner:
-        yield runner
-
-
-@contextmanager
-def runner_of(
-    session: TrainingSession, recipe: Recipe, model: nn.Module
-) -> Iterator["HogbatchRunner"]:
-    """Yield a runner whose workers share a model and its data.
-
-    The workers end when the context ends. Each worker looks up the same `recipe` from the settings.
-    """
-    settings = session.settings
-    assert isinstance(settings, TrainSettings)
-    specs = parse_workers(settings.workers)
-    _check(settings, session.config, specs, recipe)
+    model = built(recipe, settings.seed)
+    _check(settings, session.config, recipe)
     with (
         closing(SharedTensors.of(tensors_of(model), "the model's parameters")) as parameters,
         closing(SharedTensors.of(_tensors_of(recipe), "the training samples")) as data,
     ):
         training = messages.Training(settings, recipe.num_classes, parameters, data)
         refer(model, parameters.tensors)
-        with WorkerProcesses(training, session.config, settings.deadline_s) as processes:
-            sizes = epoch_sizes(settings, len(recipe.samples))
-            tokens = recipe.tokens_per_sample
-            coordinator = Coordinator(session, processes, data.tensors, sizes, tokens)
-            yield HogbatchRunner(session, recipe, model, specs, coordinator)
+        with WorkerProcesses(training, session.config) as processes:
+            yield HogbatchRunner(session, recipe, model, processes)
 
 
 def epoch_sizes(settings: TrainSettings, num_samples: int) -> tuple[int, ...]:
-    """Return the number of samples of each epoch.
-
-    With `settings.steps`, the last epoch may be partial.
-    """
+    """Return the number of samples of each epoch; with `steps`, the last one may be partial."""
     if settings.steps is None:
         return (num_samples,) * settings.epochs
     whole, rest = divmod(settings.steps * settings.batch_size, num_samples)
@@ -115,18 +103,16 @@ class HogbatchRunner:
         session: TrainingSession,
         recipe: Recipe,
         model: nn.Module,
-        specs: tuple[WorkerSpec, ...],
-        coordinator: Coordinator,
+        processes: WorkerProcesses,
     ) -> None:
-        assert isinstance(session.settings, TrainSettings)
-        self._session, self._settings = session, session.settings
-        self._recipe, self._model, self._specs = recipe, model, specs
+        self._settings = settings = processes.training.settings
+        self._session, self._recipe, self._model = session, recipe, model
+        self._specs = parse_workers(settings.workers)
+        self._sizes = epoch_sizes(settings, len(recipe.samples))
         self._epochs: list[Epoch] = []
         self._decisions: list[str] = []
-        self._sizes = epoch_sizes(self._settings, len(recipe.samples))
-        self.coordinator = coordinator
-        example = recipe.example(self._settings.batch_size)
-        self.workload = describe(model, example, self._settings.model)
+        self.coordinator = Coordinator(session, processes, self._sizes, recipe.tokens_per_sample)
+        self.workload = describe(model, recipe.example(settings.batch_size), settings.model)
 
     @property
     def samples_per_step(self) -> float:
@@ -147,38 +133,26 @@ class HogbatchRunner:
         return Epochs(self.workload, self._session.config, sizes[0], len(sizes), num_cores)
 
     def measure(self) -> PricedMachine:
-        """Start the workers, measure their speeds and end workers that do not help.
-
-        Returns a machine with the measured speeds of the remaining workers.
-        """
+        """Start the workers and end those that do not help; return a machine with their speeds."""
         if self._session.resumed is not None:
-            self._resume(self._session.resumed)
-        for spec in self._specs:
-            self.coordinator.processes.start(spec)
-        self.coordinator.scheduler.rate_at = self._rates().factor  # computed while workers start
-        trials = self._try_speeds()
-        verdicts = () if self._settings.keep_all else admit(self._asked, trials)
-        useless = [verdict for verdict in verdicts if not verdict.helps]
-        for verdict in useless:
-            self._decisions.append(verdict.why)
-            logger.warning("%s; continuing without it (--keep-all keeps it)", verdict.why)
+            self.restore(self._session.resumed)
+        coordinator, settings = self.coordinator, self._settings
+        coordinator.start_workers(self._specs)
+        # Computed while the workers start.
+        num_steps = -(-sum(self._sizes) // settings.batch_size)
+        rates = ScheduledRate(*learning_by(self._recipe, settings, num_steps), settings.batch_size)
+        coordinator.scheduler.rate_at = rates.factor
+        trials = coordinator.try_speeds()
+        useless = {} if settings.keep_all else admit(self._asked, trials)
+        for reason in useless.values():
+            self._decisions.append(reason)
+            logger.warning("%s; continuing without it (--keep-all keeps it)", reason)
         if useless:
-            self.coordinator.end_workers({verdict.worker for verdict in useless})
-            trials = self._try_speeds()  # again, because the ended workers no longer use cores
-        self.coordinator.begin()
+            coordinator.end_workers(useless)
+            trials = coordinator.try_speeds()  # again: the ended workers no longer use cores
+        coordinator.begin()
         machine = machine_of(self.workload, trials)
         return PricedMachine(machine, ProfiledCost({}, Roofline.of(machine)))
-
-    def _try_speeds(self) -> list[SpeedTrial]:
-        self.coordinator.try_speeds()
-        started = (worker.progress.trial for worker in self.coordinator.processes.running)
-        return [one for one in started if one is not None]
-
-    def _rates(self) -> ScheduledRate:
-        recipe, settings = self._recipe, self._settings
-        num_steps = -(-sum(self._sizes) // settings.batch_size)
-        _, schedule = learning_by(recipe, settings, num_steps)
-        return ScheduledRate(optimizer_by(recipe, settings), schedule, settings.batch_size)
 
     def train(self, config: Hogbatch) -> Outcome:
         """Train all epochs and return the outcome; `config` must be the session's.
@@ -189,7 +163,7 @@ class HogbatchRunner:
         with interruptible(raises_again=True) as interruption:
             own = session.group, session.folder, self._settings, interruption, self._num_steps
             with closing(Saver(*own)) as saver:
-                coordinator.between = lambda: saver.after(self._num_steps, self._saved)
+                coordinator.between = lambda: saver.after(self._num_steps, lambda _: self.state())
                 for _ in self.epochs():
                     pass
         return self.outcome()
@@ -197,30 +171,6 @@ class HogbatchRunner:
     @property
     def _num_steps(self) -> int:
         return self.coordinator.scheduler.num_samples // self._settings.batch_size
-
-    @property
-    def _run(self) -> dict[str, Any]:
-        """The settings that must be the same in a resumed run and its checkpoint."""
-        return {name: getattr(self._settings, name) for name in ("model", "batch_size", "seed")}
-
-    def _saved(self, num_steps: int) -> State:
-        """Pause the workers and return the run's state for a checkpoint."""
-        self.coordinator.pause()
-        tensors, values = self.state()
-        progress = {"run": self._run, "strategy": _PART, "chunk": None}
-        return State(tensors, {_PART: values, "progress": progress})
-
-    def _resume(self, state: State) -> None:
-        """Restore a checkpoint; raise InvalidInput if another strategy or run wrote it."""
-        own = state.own_part(_PART)
-        check_same_run(state.parts["progress"]["run"], self._run)
-        if "known" not in own:
-            raise InvalidInput(
-                "resume",
-                "the checkpoint is from an earlier version of Paceline",
-                hint="start a new run",
-            )
-        self.restore(state.tensors, own)
 
     def epochs(self) -> Iterator[Epoch]:
         """Train each epoch and yield its result; a caller may stop early and call `outcome`."""
@@ -239,23 +189,27 @@ class HogbatchRunner:
             progress.epoch(epoch, recipe.score_name)
             yield epoch
 
-    def state(self) -> tuple[Tensors, dict[str, Any]]:
-        """Return the run's state: tensors by FILE/NAME, and a dict of plain values.
+    def state(self) -> State:
+        """Pause the workers and return the run's state for a checkpoint.
 
-        Requires paused workers; between epochs workers are always paused. The model's tensors are
-        not copies: copy them before training continues.
+        The model's tensors are not copies: copy them before training continues.
         """
         tensors, values = self.coordinator.state()
-        model = {f"{_MODEL}{name}": own.detach() for name, own in tensors_of(self._model).items()}
-        return model | tensors, values | {"epochs": list(map(asdict, self._epochs))}
+        values["epochs"] = list(map(asdict, self._epochs))
+        own = {f"{_MODEL}/{name}": one.detach() for name, one in tensors_of(self._model).items()}
+        parts = {_PART: values, "progress": {"run": self._run, "strategy": _PART}}
+        return State(own | tensors, parts)
 
-    def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """Restore a `state`; must be called before `measure`.
+    def restore(self, state: State) -> None:
+        """Restore a `state`; must be called before the workers start.
 
         If the workers differ from the saved workers, all optimizers and random number generators
-        start fresh. Raises InvalidInput if the model or data differ, or if all epochs are done.
+        start fresh. Raises InvalidInput if another strategy or run wrote the state, if the model or
+        data differ, or if all epochs are done.
         """
-        own, saved = tensors_of(self._model), within(tensors, _MODEL)
+        values = state.own_part(_PART)
+        check_same_run(state.parts["progress"]["run"], self._run)
+        own, saved = tensors_of(self._model), state.file(_MODEL)
         check_fits(own, saved, "resume")
         if len(values["epochs"]) >= len(self._sizes):
             raise InvalidInput(
@@ -263,39 +217,66 @@ class HogbatchRunner:
                 f"the checkpoint has already trained all {len(self._sizes)} epochs",
                 hint="increase --epochs",
             )
-        self.coordinator.restore(self._specs, tensors, values)
+        self.coordinator.restore(self._specs, state.tensors, values)
         with torch.no_grad():
             for name, tensor in own.items():
                 tensor.copy_(saved[name])
         self._epochs = [Epoch(**one) for one in values["epochs"]]
 
+    @property
+    def _run(self) -> dict[str, object]:
+        """The settings that must be the same in a resumed run and its checkpoint."""
+        return {name: getattr(self._settings, name) for name in ("model", "batch_size", "seed")}
+
     def outcome(self) -> Outcome:
         """Stop the workers, and return the outcome of the epochs so far."""
+        coordinator, recipe = self.coordinator, self._recipe
         left: list[tuple[list[Span], int]] = [
-            one or ([], 0) for one in self.coordinator.processes.stop(messages.Command.STOP)
+            one or ([], 0) for one in coordinator.processes.stop(messages.Command.STOP)
         ]
-        run = FinishedRun(self.coordinator, self._recipe, self._asked, self._epochs)
         traced = Timeline((span for spans, _ in left for span in spans), Origin.MEASURED)
-        num_samples = sum(self._sizes[: len(self._epochs)])
-        found = run.outcome(traced, [peak for _, peak in left], num_samples)
-        return found.model_copy(update={"decisions": tuple(self._decisions)})
+        workers = [one.progress for one in coordinator.processes.workers]
+        trials = [one.trial for one in workers if one.trial is not None]
+        prediction = None
+        # Predictions assume that all workers train from the first epoch to the last.
+        if not coordinator.lost and not coordinator.past and len(trials) == len(workers):
+            prediction = predict(self._asked, trials)
+        planned, faults = _replayed(traced, self._asked, trials)
+        made = coordinator.log.made([one.name for one in coordinator.known])
+        updates = statistics.count_updates(coordinator.log, made)
+        samples_per_s = coordinator.scheduler.num_samples / coordinator.trained_s
+        return Outcome(
+            timeline=traced,
+            predicted=planned,
+            config=self._session.config,
+            samples_per_s=samples_per_s,
+            tokens_per_s=recipe.tokens_per_sample and recipe.tokens_per_sample * samples_per_s,
+            trained_s=coordinator.trained_s,
+            epochs=tuple(self._epochs),
+            score=recipe.score_name,
+            predicted_samples_per_s=prediction.samples_per_s if prediction else None,
+            faults=faults,
+            lost=tuple(coordinator.lost),
+            peak_memory_bytes=tuple(peak for _, peak in left),
+            updates=updates,
+            device=", ".join(dict.fromkeys(device_for(one.spec).name for one in workers)),
+            workers=_workers(coordinator.known, made, updates, prediction),
+            utilisation=statistics.utilisation(made),
+            predicted_utilisation=prediction.utilisation if prediction else {},
+            decisions=tuple(self._decisions),
+        )
 
     def save(self, path: Path) -> None:
-        """Write the trained model as safetensors.
-
-        Tensors are cloned first, because safetensors rejects views of one memory block.
-        """
+        """Write the trained model as safetensors."""
+        # Clone, because safetensors rejects views of one memory block.
         own = {name: tensor.clone() for name, tensor in tensors_of(self._model).items()}
         save_model(refer(self._model, own), str(path))
 
 
-def _check(
-    settings: TrainSettings, config: Hogbatch, specs: Sequence[WorkerSpec], recipe: Recipe
-) -> None:
-    cores = len(os.sched_getaffinity(0))
+def _check(settings: TrainSettings, config: Hogbatch, recipe: Recipe) -> None:
+    specs, cores = parse_workers(settings.workers), len(os.sched_getaffinity(0))
     threads = sum(spec.threads for spec in specs if spec.kind == DeviceKind.CPU)
-    if threads > _MOST_THREADS_PER_CORE * cores:
-        most = _MOST_THREADS_PER_CORE * cores
+    if threads > (most := _MOST_THREADS_PER_CORE * cores):
         raise InvalidInput(
             "workers", f"must have at most {most} threads on {cores} cores", got=threads
         )
@@ -310,8 +291,7 @@ def _check(
 def _tensors_of(recipe: Recipe) -> Tensors:
     """Return the tensors that workers share in addition to the model.
 
-    The tensors are the epoch's sample order, the workers' committed batches, and the samples of a
-    `TensorSamples` data set. Each worker loads any other data set itself.
+    These include the samples of `TensorSamples`; each worker loads any other data set itself.
     """
     samples = recipe.samples
     shared = {
@@ -321,3 +301,37 @@ def _tensors_of(recipe: Recipe) -> Tensors:
     if isinstance(samples, TensorSamples):
         shared |= {messages.INPUTS: samples.inputs, messages.TARGETS: samples.targets}
     return shared
+
+
+def _replayed(
+    traced: Timeline, asked: Epochs, trials: Sequence[messages.SpeedTrial]
+) -> tuple[Timeline, tuple[str, ...]]:
+    """Simulate a plan of batches with the traced sizes.
+
+    Returns the simulated timeline, and a text for each difference between plan and trace.
+    """
+    machine = machine_of(asked.workload, trials)
+    sizes = traced_sizes(traced.spans)
+    plan = plan_of_batches(asked.workload, machine, asked.config, trials, sizes)
+    return simulate(plan, Roofline.of(machine)), tuple(conform(plan, traced, _SLACK_S))
+
+
+def _workers(
+    known: Sequence[KnownWorker],
+    made: statistics.Made,
+    updates: Updates,
+    prediction: Prediction | None,
+) -> tuple[UnevenWorker, ...]:
+    sizes = {name: [(one.ended_s, one.size) for one in own] for name, own in made.items()}
+    return tuple(
+        UnevenWorker(
+            name=name,
+            spec=spec,
+            tried_samples_per_s=tried,
+            samples=sum(size for _, size in sizes[name]),
+            updates_share=updates.by_worker[name] / updates.count,
+            predicted_share=prediction.shares.get(name, 0.0) if prediction else None,
+            batch_sizes=tuple(statistics.changes(sizes[name])),
+        )
+        for name, spec, tried in known
+    )

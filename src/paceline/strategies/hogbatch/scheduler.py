@@ -1,71 +1,61 @@
 """The coordinator's decisions about batches, without processes and clocks.
 
-next_work(worker)                return ExecuteWork: the worker's next samples and learning rate
-complete(worker, updates, loss)  count the worker's oldest batch as done
-drop(worker)                     remove a lost worker; its unfinished samples are free again
+next_work(worker)         return ExecuteWork: the worker's next samples and learning rate
+complete(worker, result)  count the worker's oldest batch as done
+drop(worker)              remove a lost worker; its unfinished samples are free again
 """
 
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from math import inf
+from math import inf, isfinite, isinf, nan
 from typing import Any
 
 from torch import Tensor
 
 from paceline.core.errors import InvalidInput
-from paceline.strategies.hogbatch import policy
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
-from paceline.strategies.hogbatch.messages import ExecuteWork
+from paceline.strategies.hogbatch.messages import BatchResult, ExecuteWork, SpeedTrial
+from paceline.strategies.hogbatch.policy import Policy, policy_of, updates_of
 
+MOST_REPORTED = 32  # maximum number of batches in one message of a worker
 _MOST_TRACED = 50  # maximum number of traced batches per worker
+_PREFETCHED_S = 0.05  # seconds of work sent in advance, because a request takes about 0.3 ms
+# Prefetched work is at most 1/10 of the epoch's remaining time. So at the end of an epoch no worker
+# waits long for batches that another worker has prefetched.
+_LEFT_OVER_PREFETCHED = 10
+_NS = 1e-9
 
 
 class SampleQueue:
     """Assigns each sample of an epoch once, as ranges of the epoch's sample order.
 
-    `free`: the unassigned ranges in ascending order, if an epoch is resumed.
+    `free`: the unassigned ranges in ascending order; by default all samples. `num_done`: the number
+    of samples that have been used.
     """
 
     def __init__(self, num_samples: int, free: Sequence[range] | None = None) -> None:
         self.free = [range(num_samples)] if free is None else list(free)
-        self._assigned: set[range] = set()
-        self.num_samples = num_samples
+        self._num_samples, self.num_done = num_samples, num_samples - len(self)
 
     def __len__(self) -> int:
         """Return the number of unassigned samples."""
         return sum(map(len, self.free))
 
     @property
-    def num_done(self) -> int:
-        """The number of samples that have been used."""
-        return self.num_samples - len(self) - sum(map(len, self._assigned))
-
-    @property
     def is_done(self) -> bool:
         """Whether all samples have been used."""
-        return not len(self) and not self._assigned
+        return self.num_done == self._num_samples
 
     def take(self, size: int) -> range:
-        """Assign and return the first free range of samples, cut to at most `size` samples.
-
-        The range is empty if no samples are free.
-        """
-        if not self.free:
-            return range(0)
+        """Assign and return the first free range of samples, cut to at most `size` samples."""
         taken, rest = self.free[0][:size], self.free[0][size:]
         self.free[:1] = [rest] if rest else []
-        self._assigned.add(taken)
         return taken
-
-    def complete(self, taken: range) -> None:
-        """Record that assigned samples have been used; raise KeyError if they were not assigned."""
-        self._assigned.remove(taken)
 
     def give_back(self, taken: range) -> None:
         """Return assigned but unused samples to the free samples."""
-        self.complete(taken)
         insort(self.free, taken, key=lambda part: part.start)
 
 
@@ -73,10 +63,9 @@ class SampleQueue:
 class WorkerCounts:
     """Counts of a worker, saved in checkpoints.
 
-    `updates`: the number of updates as the policy counts them, see `updates_of`.
-    `num_updates`: the number of updates of the model.
-    `size`: the batch size that the policy returned last for this worker.
-    `staleness`: the number of other workers' updates that the last completed batch missed.
+    `updates`: the number of updates by `updates_of`. `num_updates`: the number of updates of the
+    model. `size`: the batch size that the policy returned last. `staleness`: the number of other
+    workers' updates that the last completed batch missed.
     """
 
     updates: float = 0.0
@@ -89,8 +78,7 @@ class WorkerCounts:
 class WorkerProgress:
     """The assigned and completed work of a worker.
 
-    `latest`: the number of samples and the seconds of the last completed batch.
-    `ended_ns`: the time when that batch ended.
+    `latest`: samples and seconds of the last completed batch, which ended at `ended_ns`.
     `assigned`: up to `depth` running batches, then batches that the worker has not begun.
     `missed_from`: for each assigned batch that has read the model, the number of other workers'
     updates at that time.
@@ -99,7 +87,7 @@ class WorkerProgress:
     number: int
     spec: WorkerSpec
     depth: int = 1
-    trial: policy.SpeedTrial | None = None
+    trial: SpeedTrial | None = None
     counts: WorkerCounts = field(default_factory=WorkerCounts)
     latest: tuple[int, float] = (1, inf)
     ended_ns: int = 0
@@ -112,22 +100,25 @@ class WorkerProgress:
         """The worker's speed in its trial; None before the trial."""
         return self.trial.samples_per_s if self.trial else None
 
-    def expected_s(self, size: int) -> float:
-        """Return the expected seconds of a batch of `size` samples.
+    def expected_s(self, work: ExecuteWork) -> float:
+        """Return the expected seconds of a batch.
 
         Scales the latest batch's seconds up for a larger batch, but not down for a smaller batch.
         """
         latest, seconds = self.latest
-        return seconds * max(1.0, size / latest)
+        return seconds * max(1.0, work.size / latest)
 
     def assign(self, work: ExecuteWork, num_others: int) -> None:
         """Add a batch; `num_others`: the number of other workers' updates so far."""
         self.assigned.append(work)
         self._begin(num_others)
 
-    def complete(self, num_others: int) -> ExecuteWork:
+    def complete(self, result: BatchResult, num_others: int) -> ExecuteWork:
         """Remove and return the oldest batch; `num_others`: see `assign`."""
         work = self.assigned.popleft()
+        # Batches of a GPU overlap, so a batch's time begins at the end of the previous batch.
+        took_ns = result.ended_ns - max(result.started_ns, self.ended_ns)
+        self.latest, self.ended_ns = (work.size, took_ns * _NS), result.ended_ns
         self.counts.staleness = num_others - self.missed_from.popleft()
         self._begin(num_others)
         return work
@@ -142,8 +133,7 @@ class WorkerProgress:
 class Counts:
     """Counts of a run so far.
 
-    `num_reported`: the number of samples with a known loss in the current epoch.
-    `loss_sum`: the sum of these samples' losses.
+    `num_reported`, `loss_sum`: the current epoch's samples with a known loss, and their losses.
     """
 
     epoch: int = 0
@@ -156,11 +146,10 @@ class Counts:
 class BatchScheduler:
     """Assigns samples to workers and counts completed batches.
 
-    `epoch_sizes`: the number of samples of each epoch.
-    `committed`: a shared tensor; each worker writes the number of its last completed batch.
-    `active`: the workers that get batches, in the policy's order.
-    `policy`: None until `choose_policy` is called after the speed trials.
-    `rate_at`: returns the learning rate's factor after a number of samples of the run.
+    `epoch_sizes`: the number of samples of each epoch. `committed`: a shared tensor, to which each
+    worker writes the number of its last completed batch. `active`: the workers that get batches, in
+    the policy's order. `policy`: None before the speed trials. `rate_at`: returns the learning
+    rate's factor after a number of samples of the run.
     """
 
     def __init__(
@@ -172,7 +161,7 @@ class BatchScheduler:
         self.queue = SampleQueue(epoch_sizes[0])
         self.counts = Counts()
         self.active: list[WorkerProgress] = []
-        self.policy: policy.Policy | None = None
+        self.policy: Policy | None = None
         self.rate_at: Callable[[int], float] = lambda num_samples: 1.0
 
     @property
@@ -207,86 +196,93 @@ class BatchScheduler:
         if self.active:
             specs = [worker.spec for worker in self.active]
             speeds = [worker.samples_per_s or 1.0 for worker in self.active]
-            self.policy = policy.policy_of(self._config, specs, speeds, self._batch_size)
+            self.policy = policy_of(self._config, specs, speeds, self._batch_size)
 
     def next_work(self, worker: WorkerProgress) -> ExecuteWork | None:
         """Assign and return a worker's next samples; None if it has enough work."""
-        if not self.queue:
+        if not self.queue or not self._wants_more(worker):
             return None
-        left_s = len(self.queue) / sum(one.samples_per_s or 0.0 for one in self.active)
-        assigned_s = [worker.expected_s(one.size) for one in worker.assigned]
-        # With decay, a batch can be assigned only when the previous batch's staleness is known.
-        prefetches = self._config.staleness_decay == 0
-        if not policy.wants_more(assigned_s, left_s, worker.depth, prefetches=prefetches):
-            return None
-        return self._assigned(worker)
-
-    def _assigned(self, worker: WorkerProgress) -> ExecuteWork:
         assert self.policy is not None
         counts, own, decay = self.counts, worker.counts, self._config.staleness_decay
         updates, sizes = self.expected_updates(worker), [one.counts.size for one in self.active]
         own.size = self.policy.next_batch(self.active.index(worker), updates, sizes)
         taken = self.queue.take(own.size)
-        rate = policy.rate_factor(len(taken), self._batch_size, own.staleness, decay)
+        # The rate was chosen for `batch_size`, and scales with the batch (Goyal et al. 2017).
+        rate = len(taken) / self._batch_size / (1 + decay * own.staleness)
         rate *= self.rate_at(self._first_sample + taken.start)
         traced = counts.epoch == self._traced_epoch and worker.num_traced < _MOST_TRACED
         worker.num_traced += traced
-        number = counts.num_batches
+        work = ExecuteWork(counts.num_batches, taken.start, len(taken), rate, traced)
         counts.num_batches += 1
-        work = ExecuteWork(number, taken.start, len(taken), rate, traced)
         worker.assign(work, counts.num_updates - own.num_updates)
         return work
+
+    def _wants_more(self, worker: WorkerProgress) -> bool:
+        """Return whether a worker gets another batch in addition to its assigned batches."""
+        if not worker.assigned:
+            return True
+        assigned_s = list(map(worker.expected_s, worker.assigned))
+        # The seconds in which all workers together can finish the epoch.
+        left_s = len(self.queue) / sum(one.samples_per_s or 0.0 for one in self.active)
+        if len(assigned_s) < worker.depth:
+            # At the end of an epoch, assign no batch for which other workers would wait.
+            busy_s = sum(assigned_s) - assigned_s[0] / 2  # the first batch is half done on average
+            return isinf(assigned_s[0]) or busy_s <= left_s
+        # With decay, a batch can be assigned only when the previous batch's staleness is known.
+        # Otherwise assign short batches in advance: waking a waiting worker takes as long.
+        most_s = 0.0 if self._config.staleness_decay else _PREFETCHED_S
+        most_s = min(most_s, left_s / _LEFT_OVER_PREFETCHED)
+        return len(assigned_s) < MOST_REPORTED and sum(assigned_s) < most_s
 
     def expected_updates(self, worker: WorkerProgress) -> list[float]:
         """Return each active worker's expected updates when `worker` begins its next batch.
 
-        A done but unreported batch counts: its number is at most the worker's value in `committed`.
+        That is when all batches assigned to `worker` are done. A batch is done, but unreported, if
+        its number is at most the worker's value in `committed`.
         """
-        made, ahead = [], []
-        for one in self.active:
-            committed = int(self._committed[one.number])
-            counted = [(work, self._updates_of(one, work)) for work in one.assigned]
-            done = sum(n for work, n in counted if work.batch <= committed)
-            made.append(one.counts.updates + done)
-            ahead.append(
-                [(one.expected_s(work.size), n) for work, n in counted if work.batch > committed]
-            )
-        return policy.expected_updates(self.active.index(worker), made, ahead)
+        done = {one: int(self._committed[one.number]) for one in self.active}
+        unfinished = (work for work in worker.assigned if work.batch > done[worker])
+        begins_s, found = sum(map(worker.expected_s, unfinished)), []
+        for other in self.active:
+            counted, left_s = other.counts.updates, begins_s
+            for work in other.assigned:
+                if work.batch > done[other]:
+                    left_s -= other.expected_s(work)
+                if left_s < 0 and other is not worker:
+                    break
+                counted += updates_of(other.spec, work.size, self._config.beta)
+            found.append(counted)
+        return found
 
-    def _updates_of(self, worker: WorkerProgress, work: ExecuteWork) -> float:
-        return policy.updates_of(worker.spec, work.size, self._config.beta)
-
-    def complete(self, worker: WorkerProgress, updates: int, loss: float | None) -> ExecuteWork:
-        """Count a worker's oldest batch as done, and return the batch.
-
-        `loss`: the sum of the losses of the batch's samples; None if unknown.
-        """
+    def complete(self, worker: WorkerProgress, result: BatchResult) -> ExecuteWork:
+        """Count a worker's oldest batch as done, and return the batch."""
         counts, own = self.counts, worker.counts
-        work = worker.complete(counts.num_updates - own.num_updates)
-        own.updates += self._updates_of(worker, work)
-        own.num_updates += updates
-        counts.num_updates += updates
-        if loss is not None:
-            counts.loss_sum += loss
+        work = worker.complete(result, counts.num_updates - own.num_updates)
+        own.updates += updates_of(worker.spec, work.size, self._config.beta)
+        own.num_updates += result.updates
+        counts.num_updates += result.updates
+        if isfinite(result.loss):
+            counts.loss_sum += result.loss
             counts.num_reported += work.size
-        self.queue.complete(work.places)
+        self.queue.num_done += work.size
         return work
 
-    def drop(self, worker: WorkerProgress) -> list[tuple[ExecuteWork, int]]:
-        """Remove a lost worker; return its committed, unreported batches and their updates.
+    def drop(self, worker: WorkerProgress, now_ns: int) -> list[tuple[ExecuteWork, BatchResult]]:
+        """Remove a lost worker; return its committed, unreported batches and their results.
 
         The samples of the worker's other batches become free again.
         """
         # The policy must leave out the lost worker before its samples are assigned again.
         self.choose_policy([one for one in self.active if one is not worker])
-        done = []
+        committed, done = int(self._committed[worker.number]), []
         for work in tuple(worker.assigned):
-            if int(self._committed[worker.number]) < work.batch:
+            if work.batch > committed:
                 worker.assigned.popleft()
                 self.queue.give_back(work.places)
-                continue
-            updates = min(worker.spec.threads, work.size)
-            done.append((self.complete(worker, updates, None), updates))
+            else:
+                updates = min(worker.spec.threads, work.size)
+                result = BatchResult(updates, nan, *[now_ns] * 4)
+                done.append((self.complete(worker, result), result))
         return done
 
     def state(self) -> dict[str, Any]:

@@ -1,19 +1,17 @@
 """Fit a machine to the workers' speed trials; admit workers and predict the run.
 
-The time of a batch is modelled as calls * call latency + flops / flop rate. The latency and the
-rate are fitted to the trials of two batch sizes. The fitted latency includes the memory traffic of
-a small batch and the copies of the model. Therefore bytes cost nothing in the fitted machine, and
-the plan matches the trials at both sizes. The batches of a GPU overlap, so a batch's time is
-measured from the end of the previous batch to its own end.
+The time of a batch is modelled as calls * call latency + flops / flop rate, which are fitted to the
+trials of two batch sizes. The fitted latency includes the memory traffic of a small batch and the
+copies of the model, so bytes cost nothing in the fitted machine. The batches of a GPU overlap, so a
+batch's time is measured from the end of the previous batch to its own end.
 
-A worker is admitted if whole epochs are faster with it. There are two reasons why a worker may not
-help. At the end of an epoch, all workers wait for the slowest worker's last batch, which matters if
-an epoch has few batches. And workers that share cores slow each other down.
+A worker is admitted if whole epochs are faster with it. A worker may not help because all workers
+wait for the slowest worker's last batch at the end of an epoch, which matters if an epoch has few
+batches, or because workers that share cores slow each other down.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -24,15 +22,9 @@ from paceline.core.plan import Kind, Lane, Plan, Task
 from paceline.core.timeline import Span
 from paceline.core.workload import Workload
 from paceline.measure.this_machine import UNLIMITED_BYTES_PER_S, host_here, memory_bytes
-from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
-from paceline.strategies.hogbatch.plan import (
-    HOST,
-    BatchCosts,
-    BatchSizes,
-    BatchTasks,
-    PricedWorkers,
-)
-from paceline.strategies.hogbatch.policy import SpeedTrial
+from paceline.strategies.hogbatch.config import Hogbatch
+from paceline.strategies.hogbatch.messages import SpeedTrial
+from paceline.strategies.hogbatch.plan import HOST, BatchCosts, BatchTasks, PricedWorkers
 
 _SOURCE = "measured by the workers' trials before this run"
 _FREE = LinearTime(0.0, 1 / UNLIMITED_BYTES_PER_S)  # zero, because trials include the copies
@@ -46,9 +38,9 @@ def machine_of(workload: Workload, trials: Sequence[SpeedTrial]) -> Machine:
     """Return a machine on which planned batches take as long as in the trials."""
     # Only the workers' cores, because a plan without `threads` divides all cores of the host.
     cores = sum(one.spec.threads for one in trials if one.spec.kind == DeviceKind.CPU) or 1
-    devices = tuple(
+    devices = [
         Device(
-            name=trial.spec.name(trial.number),
+            name=trial.name,
             host=HOST,
             kind=trial.spec.kind,
             flops_per_s=1.0,  # replaced by the fitted rate below
@@ -57,38 +49,34 @@ def machine_of(workload: Workload, trials: Sequence[SpeedTrial]) -> Machine:
             source=_SOURCE,
         )
         for trial in trials
-    )
+    ]
     host = host_here(HOST, _SOURCE, cores=cores)
     machine = Machine(
-        name="this-machine", hosts=(host,), devices=devices, losses=Losses.none(_SOURCE)
+        name="this-machine", hosts=(host,), devices=tuple(devices), losses=Losses.none(_SOURCE)
     )
     gpus = [device for device in devices if device.kind == DeviceKind.GPU]
     machine = linked(machine, [(host, gpu) for gpu in gpus], _FREE)
-    fitted = []
-    for trial, device in zip(trials, devices, strict=True):
-        costs = BatchCosts(workload, machine, device, trial.spec.threads, shared=True)
+    for number, (trial, device) in enumerate(zip(trials, devices, strict=True)):
+        costs = BatchCosts(trial.number, workload, machine, device, trial.spec.threads, shared=True)
         flops_per_s, latency_s = _rate(costs, trial.seconds)
         rates = {"flops_per_s": flops_per_s, "call_latency_s": latency_s}
-        fitted.append(device.model_copy(update=rates))
-    return machine.model_copy(update={"devices": tuple(fitted)})
+        devices[number] = device.model_copy(update=rates)
+    return machine.model_copy(update={"devices": tuple(devices)})
 
 
 def _rate(costs: BatchCosts, measured: Mapping[int, float]) -> tuple[float, float]:
-    """Fit and return flops/s and seconds per call.
-
-    `measured`: the seconds of a batch by batch size.
-    """
+    """Fit and return flops/s and seconds per call; `measured`: seconds by batch size."""
     points = []
     for size, batch_s in measured.items():
-        own = [stage.cost for stage in costs.stages(size) if stage.on[0].lane is Lane.COMPUTE]
-        points.append((sum(one.num_calls for one in own), sum(one.flops for one in own), batch_s))
-    (calls, flops, seconds), (other_calls, other_flops, other_s) = points[0], points[-1]
-    determinant = calls * other_flops - other_calls * flops
-    per_flop_s = (calls * other_s - other_calls * seconds) / determinant if determinant else 0.0
-    per_flop_s = max(per_flop_s, _LEAST_SHARE * other_s / other_flops)
-    per_call_s = (other_s - per_flop_s * other_flops) / other_calls
-    if not determinant or per_call_s <= 0:  # one size, or noise: fit the rate to the larger batch
-        return 1 / (other_s / other_flops), 0.0
+        own = [task.cost for task in costs.tasks(size) if task.on[0].lane is Lane.COMPUTE]
+        points.append((sum(one.flops for one in own), batch_s))
+    num_calls = sum(one.num_calls for one in own)  # equal for all sizes
+    (flops, seconds), (most_flops, most_s) = points[0], points[-1]
+    per_flop_s = (most_s - seconds) / (most_flops - flops) if most_flops > flops else 0.0
+    per_flop_s = max(per_flop_s, _LEAST_SHARE * most_s / most_flops)
+    per_call_s = (most_s - per_flop_s * most_flops) / num_calls
+    if most_flops == flops or per_call_s <= 0:  # one size, or noise: fit the larger batch alone
+        return most_flops / most_s, 0.0
     return 1 / per_flop_s, per_call_s
 
 
@@ -96,20 +84,19 @@ def plan_of_batches(
     workload: Workload,
     machine: Machine,
     config: Hogbatch,
-    specs: Mapping[int, WorkerSpec],
+    trials: Sequence[SpeedTrial],
     sizes: Mapping[int, Sequence[int]],
 ) -> Plan:
     """Return the plan in which each worker gets batches of the given sizes, in order.
 
-    The keys of `specs` and `sizes` are worker numbers; `specs` is in the order of the machine's
-    devices. A GPU copies the shared model and its updates, even if the GPU is the only worker.
+    `machine`: the machine of `trials`. `sizes`: the sizes by worker number.
     """
     tasks: list[Task] = []
-    for (number, spec), device in zip(specs.items(), machine.devices, strict=True):
-        costs = BatchCosts(workload, machine, device, spec.threads, shared=True)
-        batches = BatchTasks(number, config.depth_of(spec.kind))
+    for (number, spec, _), device in zip(trials, machine.devices, strict=True):
+        costs = BatchCosts(number, workload, machine, device, spec.threads, shared=True)
+        batches = BatchTasks(config.depth_of(spec.kind))
         for size in sizes.get(number, ()):
-            tasks += batches.of(costs.stages(size), size)
+            tasks += batches.next(costs.tasks(size))
     return Plan(tasks)
 
 
@@ -123,41 +110,8 @@ def traced_sizes(spans: Sequence[Span]) -> dict[int, list[int]]:
 
 
 @dataclass(frozen=True)
-class WorkerAdmission:
-    """The verdict on a worker: samples/s of all workers with this worker, and without it."""
-
-    worker: int
-    spec: WorkerSpec
-    samples_per_s: float
-    without_samples_per_s: float
-
-    @property
-    def helps(self) -> bool:
-        """Whether the run is faster with this worker than without it."""
-        return self.samples_per_s > _GAIN * self.without_samples_per_s
-
-    @property
-    def why(self) -> str:
-        """The reason for the verdict in one sentence, with both speeds."""
-        if self.helps:
-            verdict = "speeds the run up"
-        elif self.samples_per_s * _GAIN < self.without_samples_per_s:
-            verdict = "slows the run down"
-        else:
-            verdict = "adds almost nothing"
-        return (
-            f"worker {self.worker} ({self.spec}) {verdict}: {self.samples_per_s:.4g} samples/s "
-            f"with it, {self.without_samples_per_s:.4g} without"
-        )
-
-
-@dataclass(frozen=True)
 class Epochs:
-    """The epochs of a run on `num_cores` cores, as input of predictions.
-
-    `workload`: the model, with the batch size that the learning rate was chosen for.
-    `num_samples`: the number of samples in each epoch.
-    """
+    """The epochs of a run on `num_cores` cores; `num_samples`: the samples of each epoch."""
 
     workload: Workload
     config: Hogbatch
@@ -167,37 +121,38 @@ class Epochs:
 
 
 class Prediction(NamedTuple):
-    """The predicted speed of a run.
-
-    `shares`: the fraction of all updates that each device makes.
-    `utilisation`: the fraction of the time in which each device computes.
-    """
+    """The predicted speed of a run, each device's share of the updates, and its utilisation."""
 
     samples_per_s: float
     shares: dict[str, float]
     utilisation: dict[str, float]
 
 
-def admit(epochs: Epochs, trials: Sequence[SpeedTrial]) -> tuple[WorkerAdmission, ...]:
-    """Judge workers from the slowest to the fastest; stop when a worker helps.
+def admit(epochs: Epochs, trials: Sequence[SpeedTrial]) -> dict[int, str]:
+    """Return the numbers of workers that do not help, slowest first, and the reasons.
 
-    Only the last verdict can be that a worker helps. The last remaining worker is never judged.
-    `trials`: trials that all workers ran at the same time.
+    Judges workers from the slowest to the fastest, until a worker helps or one is left. `trials`:
+    trials that all workers ran at the same time.
     """
-    remaining, verdicts = list(trials), []
+    remaining, useless = list(trials), {}
     together = predict(epochs, remaining).samples_per_s
     while len(remaining) > 1:
         slowest = min(remaining, key=lambda trial: trial.samples_per_s)
-        others = _unburdened(remaining, slowest, epochs.num_cores)
+        others = unburdened(remaining, slowest, epochs.num_cores)
         without = predict(epochs, others).samples_per_s
-        verdicts.append(WorkerAdmission(slowest.number, slowest.spec, together, without))
-        if verdicts[-1].helps:
+        if together > _GAIN * without:
             break
+        slows = together * _GAIN < without
+        useless[slowest.number] = (
+            f"worker {slowest.number} ({slowest.spec}) "
+            f"{'slows the run down' if slows else 'adds almost nothing'}: "
+            f"{together:.4g} samples/s with it, {without:.4g} without"
+        )
         remaining, together = others, without
-    return tuple(verdicts)
+    return useless
 
 
-def _unburdened(
+def unburdened(
     trials: Sequence[SpeedTrial], removed: SpeedTrial, num_cores: int
 ) -> list[SpeedTrial]:
     """Return the other workers' trials, scaled because `removed` no longer competes for cores.
@@ -223,14 +178,13 @@ def _unburdened(
 def predict(epochs: Epochs, trials: Sequence[SpeedTrial]) -> Prediction:
     """Predict the speed of whole epochs by simulation.
 
-    An idle worker gets the epoch's next samples, and an epoch ends when its last batch ends. Update
-    counts and batch sizes persist between epochs, as in the coordinator. The middle of a long epoch
-    is extrapolated from its beginning.
+    An epoch ends when its last batch ends. Update counts and batch sizes persist between epochs, as
+    in the coordinator. The middle of a long epoch is extrapolated from its beginning.
     """
     loop = _EpochLoop(epochs, trials)
     num_epochs = min(epochs.num_epochs, _MOST_JUDGED_EPOCHS)
     whole_s = sum(loop.epoch_s(epochs.num_samples) for _ in range(num_epochs))
-    names, total = [one.spec.name(one.number) for one in trials], sum(loop.made)
+    names, total = [one.name for one in trials], sum(loop.made)
     return Prediction(
         num_epochs * epochs.num_samples / whole_s,
         {name: made / total for name, made in zip(names, loop.made, strict=True)},
@@ -241,14 +195,13 @@ def predict(epochs: Epochs, trials: Sequence[SpeedTrial]) -> Prediction:
 class _EpochLoop:
     """Simulates epochs batch by batch.
 
-    `made`: the number of updates of each worker. `busy_s`: each worker's seconds in compute.
-    `judged_s`: the simulated seconds, excluding extrapolated seconds.
+    `made`, `busy_s`: each worker's number of updates, and its seconds in compute. `judged_s`: the
+    simulated seconds, excluding extrapolated seconds.
     """
 
     def __init__(self, epochs: Epochs, trials: Sequence[SpeedTrial]) -> None:
         specs, machine = [trial.spec for trial in trials], machine_of(epochs.workload, trials)
         self._workers = PricedWorkers(epochs.workload, machine, epochs.config, specs)
-        self._sizes, self._seconds = BatchSizes(self._workers), cache(self._priced)
         self.made, self.busy_s, self.judged_s = [0] * len(specs), [0.0] * len(specs), 0.0
 
     def epoch_s(self, num_samples: int) -> float:
@@ -258,11 +211,10 @@ class _EpochLoop:
         while left:
             now_s, worker = heappop(free)
             self._complete(worker)
-            size = self._sizes.next(worker, left)
-            period_s, busy_s = self._seconds(worker, size)
-            self.busy_s[worker] += busy_s
-            heappush(free, (now_s + period_s, worker))
-            left -= size
+            batch = self._workers.next_batch(worker, left)
+            self.busy_s[worker] += batch.computing_s
+            heappush(free, (now_s + batch.period_s, worker))
+            left -= batch.size
             num_batches += 1
             assigned = num_samples - left
             if num_batches == _MOST_JUDGED_BATCHES and left > assigned:
@@ -275,11 +227,5 @@ class _EpochLoop:
         return left_out_s + last_s
 
     def _complete(self, worker: int) -> None:
-        self.made[worker] += min(self._workers.specs[worker].threads, self._sizes.complete(worker))
-
-    def _priced(self, worker: int, size: int) -> tuple[float, float]:
-        """Return the seconds between ends of successive batches, and a batch's compute seconds."""
-        stages, seconds = self._workers.batch(worker, size)
-        computing = zip(stages, seconds, strict=True)
-        busy_s = sum(one for stage, one in computing if stage.on[0].lane is Lane.COMPUTE)
-        return self._workers.period_s(worker, size), busy_s
+        size = self._workers.complete(worker)
+        self.made[worker] += min(self._workers.specs[worker].threads, size)

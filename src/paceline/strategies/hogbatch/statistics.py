@@ -6,64 +6,37 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-_NS = 1e-9
-_BATCH = struct.Struct("<iqqqqd4q")
+from paceline.core.outcome import Updates
+
+_BATCH = struct.Struct("<iqqqqd4d")
+_MOST_POINTS = 500
 Points = list[tuple[float, int]]  # points of a curve: (seconds, value)
 
 
-class BatchResult(NamedTuple):
-    """The result of a batch.
-
-    `updates`: the number of updates of the model. `loss`: the sum of the samples' losses.
-    `started_ns`: when the worker began to read the model. `begun_ns`: when compute began.
-    `stepped_ns`: when the optimizer step ended. `ended_ns`: when the update was in the shared
-    model.
-    """
-
-    updates: int = 0
-    loss: float = 0.0
-    started_ns: int = 0
-    begun_ns: int = 0
-    stepped_ns: int = 0
-    ended_ns: int = 0
-
-
 class BatchRecord(NamedTuple):
-    """A completed batch of a worker.
+    """A completed batch of a worker; for `updates` and the following fields see `BatchResult`.
 
-    Times count only training, without pauses such as the tests between epochs. If the worker died
-    before it reported the batch, all times are the time when the coordinator noticed the death.
+    Times exclude pauses such as the tests between epochs. If the worker died before it reported the
+    batch, all times are the time when the coordinator noticed the death.
     """
 
     worker: int
     epoch: int
     first: int
     size: int
-    result: BatchResult
+    updates: int
+    loss: float
+    started_s: float
+    begun_s: float
+    stepped_s: float
+    ended_s: float
 
 
-class Update(NamedTuple):
-    """An update of the shared model by one batch.
-
-    `read_s`: the time when the worker read the model. A GPU reads the model when it copies the
-    model, a CPU at the start of forward. `end_s`: the time when the model contained the update.
-    """
-
-    read_s: float
-    end_s: float
-    num_samples: int
-    num_updates: int = 1  # on a CPU worker, the number of threads that got samples
-    busy_s: float = 0.0  # seconds of compute
-
-
-Made = dict[str, list[Update]]  # the updates of each device, one per batch
+Made = dict[str, list[BatchRecord]]  # the batches of each device
 
 
 class BatchLog:
-    """The log of all batches, in the order of their reports.
-
-    A batch takes 76 bytes, because a run may have millions of batches.
-    """
+    """The log of all batches in the order of their reports; a batch takes 76 bytes."""
 
     def __init__(self, packed: bytes = b"") -> None:
         self._packed = bytearray(packed)
@@ -75,47 +48,57 @@ class BatchLog:
 
     def append(self, batch: BatchRecord) -> None:
         """Append a batch to the log."""
-        self._packed += _BATCH.pack(*batch[:-1], *batch.result)
+        self._packed += _BATCH.pack(*batch)
 
     def __len__(self) -> int:
         return len(self._packed) // _BATCH.size
 
     def __iter__(self) -> Iterator[BatchRecord]:
-        for worker, epoch, first, size, *result in _BATCH.iter_unpack(self._packed):
-            yield BatchRecord(worker, epoch, first, size, BatchResult._make(result))
+        return map(BatchRecord._make, _BATCH.iter_unpack(self._packed))
 
     def made(self, names: Sequence[str]) -> Made:
-        """Return the updates of each device; `names`: the devices' names by worker number."""
+        """Return the batches of each device; `names`: the devices' names by worker number."""
         found: Made = {name: [] for name in names}
-        for worker, _, _, size, done in self:
-            busy_s = (done.stepped_ns - done.begun_ns) * _NS
-            times_s = done.started_ns * _NS, done.ended_ns * _NS
-            found[names[worker]].append(Update(*times_s, size, done.updates, busy_s))
-        return found
-
-    def gaps(self, num_workers: int, most: int) -> Points:
-        """Return at most `most` points (seconds, gap); [] for one worker.
-
-        The gap is the largest minus the smallest number of updates of a worker up to that time.
-        """
-        if num_workers < 2:
-            return []
-        counted = [0] * num_workers
-        found = []
-        every = max(1, -(-len(self) // most))
-        for number, batch in enumerate(self, 1):
-            counted[batch.worker] += batch.result.updates
-            if number % every == 0:
-                found.append((batch.result.ended_ns * _NS, max(counted) - min(counted)))
+        for batch in self:
+            found[names[batch.worker]].append(batch)
         return found
 
 
-def utilisation(made: Mapping[str, Sequence[Update]]) -> dict[str, float]:
+def count_updates(log: BatchLog, made: Made) -> Updates:
+    """Count the updates of a log, whose batches by device are `made`."""
+    missed = staleness(made)
+    together = sum(missed.values(), Counter[int]())
+    by_worker = {name: sum(one.updates for one in own) for name, own in made.items()}
+    return Updates(
+        count=sum(by_worker.values()),
+        by_worker=by_worker,
+        staleness={name: dict(own) for name, own in missed.items()},
+        mean_staleness=sum(n * times for n, times in together.items()) / max(1, together.total()),
+        gaps=tuple(_gaps(log, len(made))),
+    )
+
+
+def _gaps(log: BatchLog, num_workers: int) -> Points:
+    """Return some points (seconds, gap); [] for one worker.
+
+    The gap is the largest minus the smallest number of updates of a worker up to that time.
+    """
+    counted, found = [0] * num_workers, []
+    every = max(1, -(-len(log) // _MOST_POINTS))
+    for number, batch in enumerate(log, 1):
+        counted[batch.worker] += batch.updates
+        if number % every == 0:
+            found.append((batch.ended_s, max(counted) - min(counted)))
+    return found if num_workers > 1 else []
+
+
+def utilisation(made: Mapping[str, Sequence[BatchRecord]]) -> dict[str, float]:
     """Return the fraction of the run's time in which each device computes (figure 7)."""
-    updates = [update for own in made.values() for update in own]
-    first_s = min((one.read_s for one in updates), default=0.0)
-    whole_s = max((one.end_s for one in updates), default=0.0) - first_s
-    return {name: sum(one.busy_s for one in own) / max(_NS, whole_s) for name, own in made.items()}
+    batches = [batch for own in made.values() for batch in own]
+    first_s = min((one.started_s for one in batches), default=0.0)
+    whole_s = max((one.ended_s for one in batches), default=0.0) - first_s
+    busy_s = {name: sum(one.stepped_s - one.begun_s for one in own) for name, own in made.items()}
+    return {name: own_s / max(1e-9, whole_s) for name, own_s in busy_s.items()}
 
 
 def changes(points: Points) -> Points:
@@ -124,19 +107,19 @@ def changes(points: Points) -> Points:
     return [p for i, p in enumerate(points) if i in (0, last) or points[i - 1][1] != p[1]]
 
 
-def staleness(made: Mapping[str, Sequence[Update]]) -> dict[str, Counter[int]]:
+def staleness(made: Mapping[str, Sequence[BatchRecord]]) -> dict[str, Counter[int]]:
     """Count each device's batches by staleness.
 
-    A batch reads the model and later updates the model. The batch's staleness is the number of
-    other devices' batches that update the model between these two times.
+    A batch's staleness is the number of other devices' batches that end between its start, when it
+    reads the model, and its end, when it has updated the model.
     """
 
-    def num_within(ends: Sequence[float], update: Update) -> int:
-        return bisect_right(ends, update.end_s) - bisect_right(ends, update.read_s)
+    def num_within(ends: Sequence[float], batch: BatchRecord) -> int:
+        return bisect_right(ends, batch.ended_s) - bisect_right(ends, batch.started_s)
 
-    ends = sorted(update.end_s for own in made.values() for update in own)
+    ends = sorted(batch.ended_s for own in made.values() for batch in own)
     missed = {}
     for device, own in made.items():
-        own_ends = [update.end_s for update in own]
+        own_ends = [batch.ended_s for batch in own]
         missed[device] = Counter(num_within(ends, one) - num_within(own_ends, one) for one in own)
     return missed

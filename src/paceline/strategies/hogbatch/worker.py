@@ -28,13 +28,12 @@ from paceline.links.devices import Device
 from paceline.links.failpoints import reach
 from paceline.links.packet_workers import Failure, Wire
 from paceline.links.shared_memory import SharedTensors
+from paceline.measure.timing import FEWEST_ROUNDS
 from paceline.strategies.hogbatch import messages
 from paceline.strategies.hogbatch.config import adding_threads, parse_workers
 from paceline.strategies.hogbatch.gpu_replica import GpuReplica
-from paceline.strategies.hogbatch.messages import Command, ExecuteWork, ScheduleWork, TrySpeed
-from paceline.strategies.hogbatch.policy import MOST_REPORTED, SpeedTrial
 from paceline.strategies.hogbatch.replica import CpuReplica, device_for
-from paceline.strategies.hogbatch.statistics import BatchResult
+from paceline.strategies.hogbatch.scheduler import MOST_REPORTED
 from paceline.training.data.dataset import Dataset, TensorSamples
 from paceline.training.recipes.named import recipe_of
 from paceline.training.recipes.recipe import Recipe
@@ -46,19 +45,16 @@ _POLL_S = 1e-3  # GPU events have no file descriptor to wait for
 Replica = CpuReplica | GpuReplica
 
 
-def median_seconds(
-    replica: Replica, num_samples: int, size: int, seconds: float, fewest: int = 3
-) -> float:
+def median_seconds(replica: Replica, num_samples: int, size: int, seconds: float) -> float:
     """Return the median seconds of a batch of `size`, repeated for about `seconds`.
 
-    At least `fewest` batches are timed, after two warm-up batches. If batches overlap, a batch's
-    time begins at the end of the previous batch.
+    If batches overlap, a batch's time begins at the end of the previous batch.
     """
     rows = torch.arange(size) % num_samples
     num_done = last_ns = 0
     took: list[float] = []
     until_s = time.monotonic() + seconds
-    while len(took) < fewest or time.monotonic() < until_s:
+    while len(took) < FEWEST_ROUNDS or time.monotonic() < until_s:
         for done in chain(replica.take(rows, 1.0, None), replica.done()):
             if num_done >= _NUM_WARM_UP:
                 took.append((done.ended_ns - max(done.started_ns, last_ns)) * _NS)
@@ -81,20 +77,19 @@ class _Executor:
         self._num_traced = 0
         self._seed()
         self._replica = self._new_replica(training.parameters)
-        self._begun: deque[ExecuteWork] = deque()
-        self._unreported: list[ScheduleWork] = []
+        self._begun: deque[messages.ExecuteWork] = deque()
+        self._unreported: list[messages.BatchResult] = []
 
     def run(self) -> list[Span]:
         """Request and execute work until the stop command; return the traced spans."""
         self._wire.send(())
-        while (message := self._next()) not in (Command.STOP, None):
-            if isinstance(message, ExecuteWork):
+        while (message := self._next()) not in (messages.Command.STOP, None):
+            if isinstance(message, messages.ExecuteWork):
                 self._train(message)
-            elif isinstance(message, TrySpeed):
+            elif isinstance(message, messages.TrySpeed):
                 self._wire.send(self._try(message))
             else:
-                self._move_state(message)
-                self._wire.send(message)
+                self._wire.send(self._move_state(message))
         self._complete(self._replica.done(waits=True))
         self._unpin()
         return self._replica.spans
@@ -104,7 +99,7 @@ class _Executor:
         unreported = self._unreported
         while True:
             self._complete(self._replica.done())
-            oldest_ns = time.monotonic_ns() - unreported[0].result.ended_ns if unreported else 0
+            oldest_ns = time.monotonic_ns() - unreported[0].ended_ns if unreported else 0
             if len(unreported) < MOST_REPORTED and oldest_ns * _NS <= _REPORT_WITHIN_S:
                 with suppress(BlockingIOError):  # no message yet
                     return self._wire.receive(waits=False)
@@ -115,25 +110,26 @@ class _Executor:
                 return self._wire.receive()
             select.select([self._wire], [], [], _POLL_S)
 
-    def _move_state(self, command: Command) -> None:
+    def _move_state(self, command: messages.Command) -> messages.Command:
         """Save or load the states of optimizers and random number generators in the wire's file."""
         optimizers = self._replica.optimizers
-        if command is Command.SAVE:
+        if command is messages.Command.SAVE:
             self._wire.write(worker_state(optimizers, self._device))
         else:
             load_worker_state(optimizers, self._device, *self._wire.read())
+        return command
 
     def _seed(self) -> None:
         torch.manual_seed(self._settings.training.settings.seed + 1 + self._settings.number)
 
-    def _train(self, work: ExecuteWork) -> None:
+    def _train(self, work: messages.ExecuteWork) -> None:
         step = self._num_traced if work.traced else None
         self._num_traced += work.traced
         rows = self._shared[messages.ORDER][work.first : work.places.stop]
         self._begun.append(work)
         self._complete(self._replica.take(rows, work.rate, step))
 
-    def _complete(self, results: Iterable[BatchResult]) -> None:
+    def _complete(self, results: Iterable[messages.BatchResult]) -> None:
         number = self._settings.number
         for result in results:
             work = self._begun.popleft()
@@ -141,31 +137,28 @@ class _Executor:
             # before it reports the batch.
             self._shared[messages.COMMITTED][number] = work.batch
             reach("batch.done", worker=number, batch=work.batch)
-            self._unreported.append(ScheduleWork(work.batch, work.size, result))
+            self._unreported.append(result)
 
-    def _try(self, asked: TrySpeed) -> SpeedTrial:
+    def _try(self, asked: messages.TrySpeed) -> messages.SpeedTrial:
         """Time batches of each size in `asked`, on a copy of the model."""
-        shared = self._settings.training.parameters.tensors
-        copied = SharedTensors.of(shared, "the model in a trial")
+        settings, num_samples = self._settings, len(self._shared[messages.ORDER])
+        copied = SharedTensors.of(settings.training.parameters.tensors, "the model in a trial")
         copied.close()
         unpin = self._device.pin(copied.memory)
-        trial, num_samples = self._new_replica(copied), len(self._shared[messages.ORDER])
+        trial = self._new_replica(copied)
         seconds = {
             size: median_seconds(trial, num_samples, size, asked.seconds) for size in asked.sizes
         }
         unpin()
         self._seed()  # the number of random numbers that a trial draws depends on its speed
-        return SpeedTrial(self._settings.number, self._settings.spec, seconds)
+        return messages.SpeedTrial(settings.number, settings.spec, seconds)
 
     def _new_replica(self, parameters: SharedTensors) -> Replica:
-        training, spec, number = self._settings.training, self._settings.spec, self._settings.number
-        settings, recipe = training.settings, self._recipe
-        make, learning = optimizer_by(recipe, settings), learning_of(recipe, settings)
-        if spec.kind == DeviceKind.GPU:
-            depth = self._settings.depth
-            return GpuReplica(recipe, parameters, make, number, self._device, depth, learning)
-        threads, tensors = spec.threads, parameters.tensors
-        return CpuReplica(recipe, tensors, make, number, threads, spec.slow, learning)
+        own, settings, recipe = self._settings, self._settings.training.settings, self._recipe
+        learnt = optimizer_by(recipe, settings), learning_of(recipe, settings), own.number
+        if own.spec.kind == DeviceKind.GPU:
+            return GpuReplica(recipe, parameters, *learnt, self._device, own.depth)
+        return CpuReplica(recipe, parameters.tensors, *learnt, own.spec)
 
 
 def _recipe(training: messages.Training) -> Recipe:
@@ -179,24 +172,16 @@ def _recipe(training: messages.Training) -> Recipe:
     return replace(recipe, train=recipe.train if loaded is None else loaded.train, test=None)
 
 
-def _threads_of_torch(settings: messages.ProcessSettings) -> int:
-    """Return PyTorch's number of threads in this process.
-
-    It is 1 for a CPU worker, whose replica has its own threads. The process of a GPU worker uses
-    several threads to add updates to the shared model.
-    """
-    if settings.spec.kind == DeviceKind.CPU:
-        return 1
-    workers = parse_workers(settings.training.settings.workers)
-    return adding_threads(workers, len(os.sched_getaffinity(0)))
-
-
 def main() -> None:
     """Run a worker with the coordinator's settings; report a failure to the coordinator."""
     settings, wire = Wire.to_starter(sys.argv[1])
     if settings.cores:
         os.sched_setaffinity(0, settings.cores)
-    torch.set_num_threads(_threads_of_torch(settings))
+    if settings.spec.kind == DeviceKind.CPU:
+        torch.set_num_threads(1)  # the replica has its own threads
+    else:
+        workers = parse_workers(settings.training.settings.workers)
+        torch.set_num_threads(adding_threads(workers, len(os.sched_getaffinity(0))))
     try:
         device = device_for(settings.spec)
         with device.use():

@@ -31,7 +31,7 @@ from paceline.exchange.layout import Chunk, Layout, Slot
 from paceline.links.arena import Arena
 from paceline.links.call_thread import CallThread
 from paceline.links.devices import Event, device_of
-from paceline.record.recorder import Recorder, noted
+from paceline.record.recorder import Recorder, Role, noted
 
 
 @dataclass
@@ -217,7 +217,7 @@ class DeviceTransfer:
         # If another stream scattered the means of the previous step, it may still read the buffer.
         self._device.current_stream().wait_event(self._free)
         begin = self._device.record(timed=True)
-        with recorder.pause() if recorder is not None else nullcontext():
+        with recorder.recorded(Role.PAUSE, Kind.D2H) if recorder is not None else nullcontext():
             self._gather(chunk)
         gathered = self._device.record(timed=True)
         self._now.gathers[chunk.number] = begin, gathered

@@ -28,7 +28,7 @@ from paceline.exchange.replica import Method, ModelReplica, SingleReplica
 from paceline.exchange.step import OF_CLASSES, Learning, Optimize, Share
 from paceline.exchange.synchronized import Synchronized
 from paceline.links.group import Group
-from paceline.record.recorder import Recorder
+from paceline.record.recorder import Recorder, Role
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.layer_gradients import (
     CommunicationThread,
@@ -335,7 +335,8 @@ class SubBatchPass:
 
     def _computing(self, kind: Kind, part: str) -> ExitStack:
         stack = ExitStack()
-        stack.enter_context(self._trainer.recorder.computing(kind, part, self._number))
+        recorder = self._trainer.recorder
+        stack.enter_context(recorder.recorded(Role.SUB_BATCH, kind, part, self._number))
         stack.enter_context(self._trainer.learning.autocast(self._activations.device))
         return stack
 

@@ -20,8 +20,7 @@ import torch
 from paceline.core.errors import InvalidInput, StepDiscarded, printable
 from paceline.core.wire_format import Purpose
 from paceline.links.devices import device_of
-from paceline.measure.device_profile import DeviceProfile
-from paceline.measure.profiled_machine import device_name
+from paceline.measure.device_profile import DeviceProfile, device_name
 from paceline.record.worker_trace import Trace
 from paceline.rpc import tensor_parts
 from paceline.rpc.endpoint import CopyLane, Endpoint

@@ -9,8 +9,7 @@ import torch
 from paceline.core.strategy import PricedMachine
 from paceline.core.workload import Workload
 from paceline.links.clock import clock_for
-from paceline.measure.device_profile import DeviceProfile, profile_device
-from paceline.measure.profiled_machine import ProfiledDevices
+from paceline.measure.device_profile import DeviceProfile, ProfiledDevices, profile_device
 from paceline.record.recorder import LayerMarks
 from paceline.record.worker_trace import ALL_STEPS, WorkerRecorder
 from paceline.strategies.wheel import job as jobs
@@ -31,9 +30,9 @@ def recorders_of(
 
     `name`: the device's name in the trace. `window`: the steps to record.
     """
-    clock, model = clock_for(device), server.model if server.lent is None else server.lent.model
-    marks = LayerMarks(jobs.layers_in(model, server.halves.head_names), clock)
-    recorders = [WorkerRecorder(one, name, marks, clock, window) for one in range(num_workers)]
+    model = server.model if server.lent is None else server.lent.model
+    marks = LayerMarks(jobs.layers_in(model, server.halves.head_names), clock_for(device))
+    recorders = [WorkerRecorder(one, name, marks, window) for one in range(num_workers)]
     server.watch = lambda worker, step, kind: recorders[worker].work(
         step, kind, *COPIES.get(kind, ())
     )

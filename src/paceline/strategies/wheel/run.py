@@ -32,8 +32,7 @@ from paceline.exchange.loop import score_of
 from paceline.exchange.session import TrainingSession
 from paceline.links.devices import device_of, first_device, gpus
 from paceline.links.interruption import interruptible
-from paceline.measure.device_profile import DeviceProfile
-from paceline.measure.profiled_machine import device_name
+from paceline.measure.device_profile import DeviceProfile, device_name
 from paceline.record.worker_trace import timeline_of, utilisation
 from paceline.rpc.connecting import RUN
 from paceline.rpc.workers import num_threads

@@ -29,8 +29,7 @@ from paceline.links.devices import device_named, device_of, first_device
 from paceline.links.failpoints import reach
 from paceline.links.group import boot_id
 from paceline.links.turns import Turns
-from paceline.measure.device_profile import profile_device
-from paceline.measure.profiled_machine import device_name
+from paceline.measure.device_profile import device_name, profile_device
 from paceline.record.merge import lead_of
 from paceline.record.recorder import LayerMarks
 from paceline.record.worker_trace import ALL_STEPS, Trace, WorkerRecorder
@@ -157,10 +156,10 @@ class BodyWorker:
 
     def _new_recorder(self, window: range = ALL_STEPS) -> WorkerRecorder:
         """Return a new recorder of the body, with the device's name in plans."""
-        clock = clock_for(self.device)
+        marks = LayerMarks(self._layers, clock_for(self.device))
         number = 1 + self.worker // self._spec.config.lanes
         name = device_name(device_of(self.device).kind, number)
-        return WorkerRecorder(self.worker, name, LayerMarks(self._layers, clock), clock, window)
+        return WorkerRecorder(self.worker, name, marks, window)
 
     def _train(self) -> None:
         if self._step >= self._share.num_steps:
