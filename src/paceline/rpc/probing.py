@@ -1,11 +1,11 @@
 """Let workers measure their links one after another, since links may share a wire."""
 
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from paceline.core.errors import InvalidInput
 from paceline.rpc.frames import Message
-from paceline.rpc.server import RpcRequest
 
 _MOST = 200  # most probes of one worker
 
@@ -23,44 +23,36 @@ class ProbeTurns:
         self._max_nbytes, self._deadline_s, self._clock = max_nbytes, deadline_s, clock
         self._worker: int | None = None
         self._asked_s = 0.0
-        self._counts: dict[int, int] = {}
-        self._held: list[RpcRequest] = []
+        self._counts: Counter[int] = Counter()
 
-    def reply(self, request: RpcRequest) -> Message | None:
-        """Return the reply to a probe; None if the probe must wait.
+    def reply(self, worker: int, probe: Message) -> Message | None:
+        """Return the reply to a probe; None while another worker has its turn.
 
         Raises InvalidInput for too many probes, or for too large a reply.
         """
-        worker, nbytes = request.worker, request.message.step
         if self._worker not in (None, worker):
-            self._held.append(request)
             return None
-        if not 0 <= nbytes <= self._max_nbytes:
-            raise InvalidInput("probe", f"must be 0 to {self._max_nbytes} bytes", got=nbytes)
-        self._counts[worker] = self._counts.get(worker, 0) + 1
+        if not 0 <= probe.step <= self._max_nbytes:
+            raise InvalidInput("probe", f"must be 0 to {self._max_nbytes} bytes", got=probe.step)
+        self._counts[worker] += 1
         if self._counts[worker] > _MOST:
             raise InvalidInput("probe", f"must be sent at most {_MOST} times by a worker")
         self._worker, self._asked_s = worker, self._clock()
-        return Message("probe", parts=(memoryview(bytes(nbytes)),))
+        return Message("probe", parts=(memoryview(bytes(probe.step)),))
 
-    def end(self, worker: int) -> list[RpcRequest]:
-        """End a worker's turn; return the probes that waited for this turn to end.
+    def end(self, worker: int) -> None:
+        """End the turn of a worker, if it has the turn."""
+        if self._worker == worker:
+            self._worker = None
 
-        If it is not the worker's turn, nothing changes and the result is empty.
-        """
-        if self._worker != worker:
-            return []
-        self._worker = None
-        held, self._held = self._held, []
-        return held
-
-    def forget(self, worker: int) -> list[RpcRequest]:
-        """Remove a lost worker; return the probes that waited for its turn to end."""
-        self._held = [one for one in self._held if one.worker != worker]
+    def forget(self, worker: int) -> None:
+        """Remove a lost worker."""
         self._counts.pop(worker, None)
-        return self.end(worker)
+        self.end(worker)
 
-    def overdue(self) -> int | None:
-        """Return the probing worker if it sent no probe for `deadline_s`, otherwise None."""
-        late = self._clock() - self._asked_s > self._deadline_s
-        return self._worker if late else None
+    def end_overdue(self) -> bool:
+        """End the turn of a worker that has stopped probing; return whether there is one."""
+        is_overdue = self._worker is not None and self._clock() - self._asked_s > self._deadline_s
+        if is_overdue:
+            self._worker = None
+        return is_overdue

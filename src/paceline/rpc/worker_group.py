@@ -81,19 +81,18 @@ class WorkerGroup:
         self._refusals.warning(f"worker {worker} {why}")
         return why
 
-    def drop(self, worker: int, why: str) -> bool:
-        """Continue without a worker; return True if it was training."""
+    def drop(self, worker: int, why: str) -> None:
+        """Continue without a worker."""
         self._begins.pop(worker, None)
         self.deadline.forget(worker)
         if not self.membership.drop(worker):
-            return False
+            return
         if len(self.lost) < _MOST_LOST:
             self.lost.append(f"worker {worker} {why}")
         logger.info(
             "worker %d %s: training continues without its step and its samples until it returns",
             *(worker, why),
         )
-        return True
 
     def poll(self) -> Iterator[tuple[int, str]]:
         """Yield each failed or late worker, with the reason; the caller drops it.

@@ -45,10 +45,7 @@ Handler = Callable[[RpcRequest], Message | None]
 
 
 class WorkerFailed(Exception):
-    """Raised if a worker reports its failure.
-
-    `by_input`: whether the worker failed with InvalidInput.
-    """
+    """Raised if a worker reports its failure; `by_input`: it failed with InvalidInput."""
 
     def __init__(self, why: str, by_input: bool) -> None:
         super().__init__(why)
@@ -109,8 +106,8 @@ class StepAnswers:
     def answer(self, request: RpcRequest) -> Message:
         """Run the head on received activations; return a reply with their gradients.
 
-        Raises InvalidInput if the activations or targets do not fit the model. Raises NonFinite if
-        the activations, a gradient or the loss is not finite.
+        Raises InvalidInput if the activations or targets do not fit the model, and NonFinite if a
+        value is not finite.
         """
         worker, message, at_s = request.worker, request.message, request.arrived_s
         endpoint, step = self._of_head[worker], message.step
@@ -139,28 +136,23 @@ class StepAnswers:
         return reply
 
     def update(self, request: RpcRequest) -> Message:
-        """Update all parameters with a worker's body gradients; return the reply.
-
-        Raises the errors of `ParameterServer.update`.
-        """
+        """Update all parameters with a worker's body gradients; return the reply."""
         worker, message, step = request.worker, request.message, request.message.step
-        endpoint, half = self._of_server[worker], self._server.workers.of(worker).half
-        values = endpoint.values(Purpose.GRADIENTS, message, request.arrived_s, self._num_body)
-        version = self._server.update(worker, step, message.version, values)
-        assert half is not None  # `server.update` raises StepDiscarded for None
-        self.nbytes[Purpose.GRADIENTS] += message.nbytes
+        endpoint, purpose = self._of_server[worker], Purpose.GRADIENTS
+        values = endpoint.values(purpose, message, request.arrived_s, self._num_body)
+        loss = self._server.update(worker, step, message.version, values)
+        self.nbytes[purpose] += message.nbytes
         self.nbytes[Purpose.HEAD_GRADIENTS] += self._head_nbytes
         self.num_pushed += 1
-        self._count({step // self._steps_per_epoch: half.loss})
-        return Message(Topic.GRADIENTS, step, version)
+        self._count({step // self._steps_per_epoch: loss})
+        return Message(Topic.GRADIENTS, step, self._server.version)
 
 
 class Answers:
     """Executes the requests of workers; a handler returns None if the reply must wait.
 
     The hub executes `waiting` requests again. A BEGIN request waits until the worker may begin.
-    `steps` executes the requests of steps. `children` executes the requests of child hubs. `log`
-    counts all losses. `profiles` and `trace` come from the workers.
+    `profiles` and `trace` come from the workers.
     """
 
     def __init__(
@@ -171,11 +163,11 @@ class Answers:
         log: EpochLog,
         probes: ProbeTurns,
     ) -> None:
-        self._server, self._group, self._log, self._probes = server, group, log, probes
+        self._server, self._group, self._log, self.probes = server, group, log, probes
         self.steps = StepAnswers(server, job, log.count)
         self.children = ChildHubs(server, job.spec.num_steps)
         self._gate = Gate(server.workers, job.spec.num_steps, job.layout, lambda: server.version)
-        self.waiting: list[RpcRequest] = []  # fetches of workers that are too far ahead
+        self.waiting: list[RpcRequest] = []  # fetches and probes that came too early
         self.profiles: dict[int, DeviceProfile] = {}
         self.trace = Trace()
 
@@ -198,7 +190,7 @@ class Answers:
             Topic.ACTIVATIONS: self.steps.answer,
             Topic.GRADIENTS: self.steps.update,
             Topic.BEGIN: self._begin,
-            Topic.PROBE: self._probes.reply,
+            Topic.PROBE: self._probe,
             Topic.CLOCK: lambda _: Message(Topic.CLOCK, time.monotonic_ns()),
             Topic.PROFILE: self._keep_profile,
             Topic.BUFFERS: self._load_buffers,
@@ -207,32 +199,13 @@ class Answers:
         }
         return handlers[self._gate.check(worker, message)]
 
-    def due(self) -> list[RpcRequest]:
-        """Return the waiting requests to execute again; a request may have to wait once more."""
-        waiting, self.waiting = self.waiting, []
-        return waiting
-
-    def forget(self, worker: int) -> list[RpcRequest]:
-        """Drop a worker's waiting requests, and end its turn to probe.
-
-        Returns the probes of other workers that waited for this turn to end.
-        """
+    def forget(self, worker: int) -> None:
+        """Drop a worker's waiting requests, and end its turn to probe."""
         self.waiting = [request for request in self.waiting if request.worker != worker]
-        return self._probes.forget(worker)
-
-    def overdue_probes(self) -> list[RpcRequest]:
-        """End the turn of a worker that has stopped probing, if any.
-
-        Returns the probes of other workers that waited for this turn to end.
-        """
-        slow = self._probes.overdue()
-        return [] if slow is None else self._probes.end(slow)
+        self.probes.forget(worker)
 
     def begun(self, worker: int, step: int) -> Message:
-        """Return the reply that lets a worker begin, with the worker's next step.
-
-        The reply to a child hub also has the next step of each of the child hub's workers.
-        """
+        """Return the reply that lets a worker, or a child hub with its workers, begin a step."""
         below = self._server.workers.of(worker).below
         parts = (tensor_parts.numbers_part(below),) if below else ()
         return Message(Topic.BEGIN, step, parts=parts)
@@ -257,9 +230,15 @@ class Answers:
         self._gate.check_layout(request.message)
         self._group.wait(request)
 
+    def _probe(self, request: RpcRequest) -> Message | None:
+        reply = self.probes.reply(request.worker, request.message)
+        if reply is None:
+            self.waiting.append(request)
+        return reply
+
     def _keep_profile(self, request: RpcRequest) -> Message:
         self.profiles[request.worker] = self._gate.profile(request.message)
-        self.waiting += self._probes.end(request.worker)
+        self.probes.end(request.worker)
         return _noted(request)
 
     def _load_buffers(self, request: RpcRequest) -> Message:

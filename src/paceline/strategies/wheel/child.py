@@ -1,9 +1,7 @@
 """Run a child hub, which is a worker of another hub, its parent.
 
-The parent defines the model, data, batch size and epochs. The root hub saves the trained model. A
-child hub returns the updates by its workers and the bytes that it exchanged. In a rehearsal, the
-root either starts the child hubs as processes of this module, or waits for child hubs on other
-machines.
+The parent defines the model, data, batch size and epochs. The root hub saves the trained model. In
+a rehearsal, the root may start the child hubs of its machine as processes of this module.
 """
 
 import logging
@@ -51,9 +49,8 @@ class ChildResult(Record):
 def serve_child(settings: ChildSettings, progress: Progress) -> ChildResult:
     """Serve this hub's workers until all steps are done; return the hub's updates and bytes.
 
-    Raises InvalidInput if the parent rejects this hub, or if the parent's run does not fit this
-    machine. Raises WorkerLost if the parent does not answer within the deadline, or if no worker is
-    left.
+    Raises InvalidInput if the parent rejects this hub, or if its run does not fit this machine.
+    Raises WorkerLost if the parent does not answer in time, or if no worker is left.
     """
     settings.config()  # check options before connecting
     with connected(settings, settings.parent_keys) as clients:
@@ -76,7 +73,7 @@ def _serve_workers(settings: ChildSettings, client: Client, progress: Progress) 
     devices = ("cpu",) * len(config.workers_by_device) if settings.listen is None else ()
     with ExitStack() as stack:
         stack.callback(server.close)
-        own = profile_head(job, jobs.paced_updating(job)) if spec.profile_s else None
+        own = profile_head(job) if spec.profile_s else None
         hub = Hub(stack, settings, settings.run_name, job, server, progress, devices=devices)
         server.wake = hub.rpc.wake
         hub.wait_for_workers()
@@ -106,7 +103,7 @@ def _serve_workers(settings: ChildSettings, client: Client, progress: Progress) 
 def _server_of(job: jobs.TrainingJob, parent: ParentHub, gather: int) -> ChildServer:
     return ChildServer(
         *(job.model, job.halves, parent),
-        **jobs.server_options(job, jobs.learning_in(job.spec, job.recipe)),
+        **jobs.server_options(job),
         gather=gather,
         num_steps=job.spec.num_steps,
         steps_per_epoch=job.steps_per_epoch,

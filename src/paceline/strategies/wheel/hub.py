@@ -14,7 +14,7 @@ may return.
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -103,16 +103,16 @@ class Hub:
         """Serve until all workers are ready to begin.
 
         After `settings.wait_s`, training can begin even if workers are missing. Calls `on_first`
-        when the first worker joins, before any worker measures its device. Raises InvalidInput if a
-        worker of this machine fails. Raises WorkerLost if no worker joins.
+        when the first worker joins. Raises InvalidInput if a worker of this machine fails, and
+        WorkerLost if no worker joins.
         """
         self._serve(lambda: self.group.membership.is_ready, on_first)
 
     def train(self, between: Callable[[], None] = _nothing) -> None:
         """Let the workers begin, and serve until all live workers have done their steps.
 
-        Calls `between` a few times a second, between requests. Raises InvalidInput if a loss is not
-        finite, or if a worker of this machine fails. Raises WorkerLost if no worker is left.
+        Calls `between` a few times a second. Raises InvalidInput if a loss is not finite, or if a
+        worker of this machine fails, and WorkerLost if no worker is left.
         """
         self._between = between
         self.log.begin()
@@ -192,22 +192,20 @@ class Hub:
         self._drop(worker, self.group.refused(worker, error))
         return reply
 
-    def _answer(self, requests: Iterable[RpcRequest]) -> None:
-        for request in requests:
-            self._execute(request)
-
     def _go_on(self) -> None:
-        """Answer waiting workers that may begin now, and test the model when a test is due."""
-        self._answer(self.answers.due())
+        """Execute waiting requests again, and test the model when a test is due."""
+        waiting, self.answers.waiting = self.answers.waiting, []
+        for request in waiting:
+            self._execute(request)
         started_s = self._clock()
         if self.log.test(self.group.membership.num_steps):
             self._server.model.train()
             self.group.deadline.paused(self._clock() - started_s)
 
     def _drop(self, worker: int, why: str) -> None:
-        self._answer(self.answers.forget(worker))
-        if self.group.drop(worker, why):
-            self._go_on()
+        self.answers.forget(worker)
+        self.group.drop(worker, why)
+        self._go_on()
 
     def _poll(self) -> None:
         """Check workers and show progress, a few times a second."""
@@ -217,7 +215,8 @@ class Hub:
         self._polled_s = now_s
         for worker, why in self.group.poll():
             self._drop(worker, why)
-        self._answer(self.answers.overdue_probes())
+        if self.answers.probes.end_overdue():
+            self._go_on()
         if not self.group.membership.has_begun:
             return
         self._between()

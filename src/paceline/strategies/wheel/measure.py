@@ -40,21 +40,15 @@ def recorders_of(
     return recorders
 
 
-def profile_head(job: jobs.TrainingJob, updating: jobs.Updating) -> DeviceProfile:
+def profile_head(job: jobs.TrainingJob) -> DeviceProfile:
     """Measure the hub's answers and updates with a separate copy of the model."""
     spec, device = job.spec, job.device
     model, halves = jobs.model_and_halves(spec, job.recipe, job.kept_on)
-    optimizer = updating.optimizer(model)
+    optimizer = job.updating.optimizer(model)
     for group in optimizer.param_groups:
         group["lr"] = 0.0  # keeps the parameters equal in all rounds
-    server = ParameterServer(
-        *(model, halves, optimizer),
-        num_workers=1,
-        staleness=None,
-        learning=updating.learning,
-        checks_values=spec.pace is None,
-        lent=jobs.lent_head(replace(job, halves=halves)),
-    )
+    options = jobs.server_options(replace(job, halves=halves))
+    server = ParameterServer(model, halves, optimizer, **options)
     server.workers.add(0)
     (recorder,) = recorders_of(server, device, "hub", 1)
     rows = [row % job.num_samples for row in range(ceil(spec.batch_size / spec.num_parts))]
@@ -62,7 +56,7 @@ def profile_head(job: jobs.TrainingJob, updating: jobs.Updating) -> DeviceProfil
     targets = batch.to(device).targets
     with torch.no_grad():
         inputs = batch.to(job.kept_on).inputs
-        activations = jobs.activations_of(halves, inputs, updating.learning).to(device)
+        activations = jobs.activations_of(halves, inputs, job.updating.learning).to(device)
     gradients = torch.zeros_like(server.body_parameters()[1])
 
     def run_step(number: int) -> None:

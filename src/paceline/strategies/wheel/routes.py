@@ -16,10 +16,9 @@ _MOST_NAMED = 10  # largest number of hosts in an error
 
 
 class DevicePlacement(NamedTuple):
-    """The devices of the hubs and of each worker.
+    """The devices of the root hub, of each worker's body, and of each worker's hub.
 
-    `hub`: the root hub's device. `bodies`: each worker's device. `heads`: the device of each
-    worker's hub. `lanes`: the workers of each device with bodies, in the order of their turns.
+    `lanes`: the workers of each device with bodies, in the order of their turns.
     """
 
     hub: Device
@@ -66,10 +65,7 @@ def place(machine: Machine, config: Wheel) -> DevicePlacement:
 
 
 class RouteStage(NamedTuple):
-    """One stage of a message's route.
-
-    `handled`: transfers that occupy CPU cores of the two hosts during this stage.
-    """
+    """One stage of a message's route; `handled`: its transfers on CPU cores of the two hosts."""
 
     kind: Kind
     on: tuple[Resource, ...]
@@ -78,10 +74,7 @@ class RouteStage(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A message of one step and one worker in a plan.
-
-    `way`: the stages of the route. `part`: the name of the message in task ids.
-    """
+    """A message of one step and one worker in a plan; `part`: its name in task ids."""
 
     way: Sequence[RouteStage]
     step: int
@@ -113,10 +106,10 @@ class Message(NamedTuple):
 
 def routes(
     machine: Machine,
-    placement: DevicePlacement,
-    worker: int,
-    sent: dict[Purpose, MessageSize],
+    body: Device,
+    hub: Device,
     server: Station,
+    sent: dict[Purpose, MessageSize],
 ) -> dict[Purpose, tuple[RouteStage, ...]]:
     """Return the stages of each message of a worker's step, by purpose.
 
@@ -125,7 +118,6 @@ def routes(
     The source of a message encodes, and the target decodes. `server`: the hub's device or host,
     which sends the body's parameters and receives the body's gradients.
     """
-    body, hub = placement.bodies[worker], placement.heads[worker]
     found = {}
     for purpose in (*TO_HUB, *FROM_HUB):
         there = server if purpose in (Purpose.PARAMETERS, Purpose.GRADIENTS) else hub
@@ -141,10 +133,7 @@ def routes(
 def stages(
     machine: Machine, source: Station, target: Station, lane: Resource, message: MessageSize
 ) -> tuple[RouteStage, ...]:
-    """Return the stages of a message between two devices or hosts.
-
-    `lane`: the lane that stage SEND occupies, for a device's uploads or downloads.
-    """
+    """Return the stages of a message; SEND occupies `lane`, a device's uploads or downloads."""
     cost = Cost(nbytes=message.nbytes, num_calls=1)
     one, other = _host_of(machine, source), _host_of(machine, target)
     way = []

@@ -67,16 +67,16 @@ class WheelRunner:
         self._session, settings = session, session.settings
         device, self._devices = _devices(session)
         if isinstance(settings, RehearseSettings):
-            job, self._updating = jobs.rehearsal_job(session, settings)
+            job = jobs.rehearsal_job(session, settings)
         else:
             _check_trained(session.config, settings)
-            job, self._updating = jobs.training_job(session, settings, device)
+            job = jobs.training_job(session, settings, device)
         self._job, self.workload = job, job.workload
         self._config = job.spec.tree or job.spec.config  # always names the head's first layer
         self.samples_per_step = job.num_samples / job.steps_per_epoch
         self.about = _about(session, job)
         check_codecs(job.spec.config, job.halves.body_parameters[0].dtype)
-        self._server, epochs = _server_of(job, self._updating), list[Epoch]()
+        self._server, epochs = _server_of(job), list[Epoch]()
         if session.resumed is not None:
             progress = load(session.resumed, self._server, job.layout)
             epochs = progress.epochs_over(job.steps_per_epoch)
@@ -122,7 +122,7 @@ class WheelRunner:
     def _profile_head(self, num_threads: int) -> DeviceProfile:
         torch.set_num_threads(num_threads)  # this setting and the current device are per thread
         with device_of(self._job.device).use():
-            return profile_head(self._job, self._updating)
+            return profile_head(self._job)
 
     def train(self, config: Wheel) -> Outcome:
         """Train or rehearse with the session's configuration; `config` is unused.
@@ -258,17 +258,18 @@ class WheelRunner:
         group = replace(self._session.group, device=job.device)
         # If the server is in main memory, test a copy of the model on the device.
         model = job.model if job.kept_on == job.device else deepcopy(job.model).to(job.device)
-        return tested(model, group, job.recipe, self._updating.learning)
+        return tested(model, group, job.recipe, job.updating.learning)
 
 
-def _server_of(job: jobs.TrainingJob, updating: jobs.Updating) -> ParameterServer:
-    optimizer = updating.optimizer(job.model)
+def _server_of(job: jobs.TrainingJob) -> ParameterServer:
+    optimizer, config = job.updating.optimizer(job.model), job.spec.config
     return ParameterServer(
         *(job.model, job.halves, optimizer),
-        **jobs.server_options(job, updating.learning),
-        staleness_decay=job.spec.config.staleness_decay,
-        updates_per_step=updating.updates_per_step,
-        schedule=updating.schedule(optimizer),
+        **jobs.server_options(job),
+        staleness_decay=config.staleness_decay,
+        # A rehearsal's optimizer has no learning rate to divide.
+        updates_per_step=1 if job.spec.pace else config.workers,
+        schedule=job.updating.schedule(optimizer),
     )
 
 
