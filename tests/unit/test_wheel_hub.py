@@ -16,6 +16,7 @@ from paceline.rpc.server import Server
 from paceline.rpc.workers import connected
 from paceline.strategies.wheel import hub as module_of_hub
 from paceline.strategies.wheel.config import PaceSpec, RunSpec, Wheel
+from paceline.strategies.wheel.epochs import EpochLog
 from paceline.strategies.wheel.hub import Hub
 from paceline.strategies.wheel.job import TrainingJob, model_and_halves, recipe_in
 from paceline.strategies.wheel.protocol import Topic
@@ -70,7 +71,8 @@ def hub(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         model, halves, optimizer, num_workers=2, staleness=1, checks_values=False
     )
     with ExitStack() as stack:
-        hub = Hub(stack, SETTINGS, "trials", job, server, Mock(), test=Mock(), clock=clock)
+        log = EpochLog(job, Mock())
+        hub = Hub(stack, SETTINGS, "trials", job, server, log, clock=clock)
         serving = beside(lambda: (hub.wait_for_workers(), hub.train()))
         yield hub
         until(lambda: not server.workers.live)

@@ -18,6 +18,7 @@ from math import prod
 import torch
 
 from paceline.core.errors import InvalidInput, StepDiscarded, printable
+from paceline.core.outcome import SentShare, Traffic
 from paceline.core.wire_format import Purpose
 from paceline.links.devices import device_of
 from paceline.measure.device_profile import DeviceProfile
@@ -33,11 +34,11 @@ from paceline.rpc.worker_group import WorkerGroup
 from paceline.strategies.wheel import protocol
 from paceline.strategies.wheel.epochs import EpochLog
 from paceline.strategies.wheel.gate import Gate, only_part
-from paceline.strategies.wheel.job import TrainingJob
+from paceline.strategies.wheel.job import TrainingJob, batches_of
 from paceline.strategies.wheel.measure import recorders_of
 from paceline.strategies.wheel.protocol import OF_STEPS, Topic
 from paceline.strategies.wheel.server import ParameterServer
-from paceline.strategies.wheel.split import FROM_HUB, TO_HUB
+from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, messages
 from paceline.strategies.wheel.staleness import LossSum
 from paceline.strategies.wheel.tree import ChildHubs
 
@@ -163,19 +164,14 @@ class Answers:
         log: EpochLog,
         probes: ProbeTurns,
     ) -> None:
-        self._server, self._group, self._log, self.probes = server, group, log, probes
+        self._server, self._job = server, job
+        self._group, self._log, self.probes = group, log, probes
         self.steps = StepAnswers(server, job, log.count)
         self.children = ChildHubs(server, job.spec.num_steps)
         self._gate = Gate(server.workers, job.spec.num_steps, job.layout, lambda: server.version)
         self.waiting: list[RpcRequest] = []  # fetches and probes that came too early
         self.profiles: dict[int, DeviceProfile] = {}
         self.trace = Trace()
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes that this hub exchanged with its workers and with its child hubs."""
-        of_steps = sum(self.steps.nbytes[purpose] for purpose in (*TO_HUB, *FROM_HUB))
-        return of_steps + self.children.traffic.nbytes.total()
 
     def handler(self, request: RpcRequest) -> Handler:
         """Check a request, and return its handler; raise InvalidInput if it is not allowed."""
@@ -209,6 +205,45 @@ class Answers:
         below = self._server.workers.of(worker).below
         parts = (tensor_parts.numbers_part(below),) if below else ()
         return Message(Topic.BEGIN, step, parts=parts)
+
+    def traffic(self) -> tuple[Traffic, ...]:
+        """Return the counted and planned bytes of messages, by purpose.
+
+        Includes messages between child hubs and their workers, as the child hubs report. The
+        planned bytes of this hub's workers follow from Table 1.
+        """
+        job, spec = self._job, self._job.spec
+        sizes: Counter[int] = Counter()  # how often a worker's share of a batch has a size
+        for worker in set(range(spec.config.workers)) - self.children.workers:
+            each = list(map(len, batches_of(spec, worker, job.num_samples)))
+            whole, rest = divmod(spec.num_steps, len(each))
+            sizes.update(each * whole + each[:rest])
+        planned: Counter[Purpose] = Counter()
+        for size, times in sizes.items():
+            for purpose, message in messages(job.parts.resized(size), spec.config).items():
+                planned[purpose] += times * message.nbytes
+        counted = Counter(self.steps.nbytes)
+        for report in self.children.reports.values():
+            counted.update(report.nbytes)
+            planned.update(report.planned_nbytes)
+        within = tuple(
+            Traffic(one.value, counted[one], planned[one], one in (*TO_HUB, *FROM_HUB))
+            for one in Purpose
+        )
+        return within + self.children.traffic.rows(job.parts)
+
+    def sent_share(self) -> SentShare | None:
+        """Compare the declared and measured share of sent gradients, if a codec encodes them."""
+        config = self._job.spec.config
+        size = messages(self._job.parts, config)[Purpose.GRADIENTS]
+        if size.wire_format is None:
+            return None
+        below = self.children.reports.values()
+        num_pushed = self.steps.num_pushed + sum(one.num_pushed for one in below)
+        nbytes = self.steps.nbytes[Purpose.GRADIENTS]
+        nbytes += sum(one.nbytes[Purpose.GRADIENTS] for one in below)
+        measured = size.wire_format.sent_share(size.num_values, nbytes, num_pushed)
+        return SentShare.of(config.gradients, measured)
 
     def _fetch(self, request: RpcRequest) -> Message | None:
         if not self._server.may_begin(request.worker, request.message.step):
@@ -257,7 +292,8 @@ class Answers:
         self.trace.add(self._gate.trace(worker, message, is_child=is_child))
         if is_child and (report := self._gate.report(message)) is not None:
             self.children.reports[worker] = report
-        self.children.finish(worker, message.step)
+        own = self._server.workers.of(worker)
+        own.next_step = max(own.next_step, message.step)
         self._group.finish(worker)
         return _noted(request)
 

@@ -46,10 +46,7 @@ class ServerProgress:
 
 
 def state_of(server: ParameterServer, layout: str, epochs: Sequence[Epoch] = ()) -> State:
-    """Return the state of the server and this process for a checkpoint.
-
-    A run can resume from it only if the run's `layout` is the same.
-    """
+    """Return the state of the server and this process for a checkpoint."""
     learned = learned_state(server.model, server.optimizer, server.schedule)
     of_random, random = random_state(server.device)
     tensors = {f"random/{name}": tensor for name, tensor in of_random.items()}
@@ -67,8 +64,8 @@ def state_of(server: ParameterServer, layout: str, epochs: Sequence[Epoch] = ())
 def load(state: State, server: ParameterServer, layout: str) -> ServerProgress:
     """Load a checkpoint into a new server, and return the progress in the checkpoint.
 
-    Also loads the learning rates. Raises InvalidInput, and leaves the server unchanged, if the
-    strategy, layout, model or optimizer in the checkpoint differs from the server's.
+    Raises InvalidInput, and leaves the server unchanged, if the strategy, layout, model or
+    optimizer in the checkpoint differs from the server's.
     """
     own = state.own_part(_SERVER)
     try:

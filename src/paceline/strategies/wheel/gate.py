@@ -37,10 +37,7 @@ class Gate:
         self._newest = 0  # highest version so far; a parent's restart lowers a child hub's version
 
     def check(self, worker: int, message: Message) -> Topic:
-        """Return the topic of a request.
-
-        Raises InvalidInput if the worker must not send this request now.
-        """
+        """Return the topic of a request; InvalidInput if the worker must not send it now."""
         if message.topic not in ASKED:
             raise InvalidInput("topic", "is not a request of workers", got=message.topic)
         topic = Topic(message.topic)
@@ -62,10 +59,7 @@ class Gate:
         return topic
 
     def check_layout(self, message: Message) -> None:
-        """Raise InvalidInput if a worker's run differs from the hub's run.
-
-        The error names the first difference.
-        """
+        """Raise InvalidInput with the first difference between a worker's run and the hub's."""
         there = b"".join(message.parts[:1]).decode(errors="replace")
         if (found := difference(self._layout, there)) is not None:
             raise InvalidInput("run", f"differs from the hub's: {found}")

@@ -27,10 +27,7 @@ def recorders_of(
     num_workers: int,
     window: range = ALL_STEPS,
 ) -> list[WorkerRecorder]:
-    """Let the server record its head's work; return the new recorders, one per worker.
-
-    `name`: the device's name in the trace. `window`: the steps to record.
-    """
+    """Let the server record its head's steps of `window`; return a new recorder per worker."""
     clock, model = clock_for(device), server.model if server.lent is None else server.lent.model
     marks = LayerMarks(jobs.layers_in(model, server.halves.head_names), clock)
     recorders = [WorkerRecorder(one, name, marks, clock, window) for one in range(num_workers)]
@@ -79,8 +76,7 @@ def calibrate(
 ) -> PricedMachine | None:
     """Return the measured machine and its cost model; None if a profile is missing.
 
-    The first worker of each device must have a profile. In a tree, `workers` has the profiles of
-    the child hubs; the profile of a child hub includes its workers' profiles.
+    `workers`: the profiles of the first worker of each device; in a tree, of the child hubs.
     """
     profiles, hub_of = {0: hub}, dict[int, int]()
     by_device = config.workers_by_device

@@ -22,14 +22,12 @@ class Topic(StrEnum):
 
     A step is three requests: PARAMETERS, ACTIVATIONS (with the targets) and GRADIENTS. The hub may
     reply AGAIN to any request; then the step is void, and the worker requests its next step with
-    BEGIN. The hub may also reply REFUSED, with the reason why the worker cannot take part. A child
-    hub fetches WHOLE_PARAMETERS once; later it gets the parameters in the replies to
+    BEGIN. A child hub fetches WHOLE_PARAMETERS once; later it gets the parameters in the replies to
     WHOLE_GRADIENTS.
     """
 
     PARAMETERS = Purpose.PARAMETERS.value
     ACTIVATIONS = Purpose.ACTIVATIONS.value
-    ACTIVATION_GRADIENTS = Purpose.ACTIVATION_GRADIENTS.value
     GRADIENTS = Purpose.GRADIENTS.value
     WHOLE_PARAMETERS = "whole-parameters"
     WHOLE_GRADIENTS = "whole-gradients"
@@ -41,11 +39,9 @@ class Topic(StrEnum):
     DONE = "done"
     FAILED = workers.FAILED
     AGAIN = workers.AGAIN
-    REFUSED = workers.REFUSED
 
 
-# The topics of workers' requests; the hub alone sends the other topics, as replies.
-ASKED = frozenset(Topic) - {Topic.ACTIVATION_GRADIENTS, Topic.AGAIN, Topic.REFUSED}
+ASKED = frozenset(Topic) - {Topic.AGAIN}  # the topics of workers' requests
 UPDATES = (Topic.GRADIENTS, Topic.WHOLE_GRADIENTS)
 OF_STEPS = (Topic.PARAMETERS, Topic.ACTIVATIONS, Topic.WHOLE_PARAMETERS, *UPDATES)
 

@@ -40,13 +40,13 @@ from paceline.rpc.workers import num_threads
 from paceline.strategies.wheel import job as jobs
 from paceline.strategies.wheel.checkpoint import load, state_of
 from paceline.strategies.wheel.config import Wheel
+from paceline.strategies.wheel.epochs import EpochLog, Test
 from paceline.strategies.wheel.hub import Hub
 from paceline.strategies.wheel.measure import calibrate, profile_head
 from paceline.strategies.wheel.plan import plan
 from paceline.strategies.wheel.protocol import check_codecs
 from paceline.strategies.wheel.server import ParameterServer
 from paceline.strategies.wheel.split import TO_HUB, label_share
-from paceline.strategies.wheel.traffic import sent_share_of, traffic_of
 
 logger = logging.getLogger(__name__)
 _SLACK_S = 1e-3  # tolerance, because hooks record the end of a layer late
@@ -66,11 +66,14 @@ class WheelRunner:
         session.config.check_tree()
         self._session, settings = session, session.settings
         device, self._devices = _devices(session)
+        test: Test | None = None  # a rehearsal trains nothing
+        every: int | None = None
         if isinstance(settings, RehearseSettings):
             job = jobs.rehearsal_job(session, settings)
         else:
             _check_trained(session.config, settings)
             job = jobs.training_job(session, settings, device)
+            test, every = self._test, settings.evaluate_every
         self._job, self.workload = job, job.workload
         self._config = job.spec.tree or job.spec.config  # always names the head's first layer
         self.samples_per_step = job.num_samples / job.steps_per_epoch
@@ -80,23 +83,14 @@ class WheelRunner:
         if session.resumed is not None:
             progress = load(session.resumed, self._server, job.layout)
             epochs = progress.epochs_over(job.steps_per_epoch)
+        log = EpochLog(job, session.progress, test, every, epochs)
         # Remote workers must know the run's name; workers of this machine get a unique name.
         run_id = session.run_id if settings.listen is None else settings.run_name or RUN
-        self._hub = Hub(
-            *(stack, settings, run_id, job),
-            self._server,
-            session.progress,
-            test=None if session.is_rehearsal else self._test,  # a rehearsal trains nothing
-            devices=self._devices,
-            epochs=epochs,
-        )
+        self._hub = Hub(stack, settings, run_id, job, self._server, log, devices=self._devices)
         self._calibrated: PricedMachine | None = None
 
     def measure(self) -> PricedMachine | None:
-        """Wait for the workers; return the measured machine and its prices.
-
-        Returns None without `profile_s`, or if the first worker of a device has sent no profile.
-        """
+        """Wait for the workers; return the measured machine, or None if a profile is missing."""
         session, job = self._session, self._job
         if not session.settings.profile_s:
             self._hub.wait_for_workers()
@@ -125,10 +119,7 @@ class WheelRunner:
             return profile_head(self._job)
 
     def train(self, config: Wheel) -> Outcome:
-        """Train or rehearse with the session's configuration; `config` is unused.
-
-        Raises InvalidInput if a loss is not finite. Raises WorkerLost if no worker is left.
-        """
+        """Train or rehearse with the session's configuration; `config` is unused."""
         hub, session, settings = self._hub, self._session, self._session.settings
         num_samples = round(self.samples_per_step * self._job.spec.num_steps)
         session.progress.begin(num_samples, "samples")
@@ -181,8 +172,8 @@ class WheelRunner:
             faults=None if spec.tree else tuple(faults),
             lost=tuple(hub.group.lost),
             peak_memory_bytes=(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,),
-            traffic=traffic_of(job, hub.answers),
-            sent_share=sent_share_of(job, hub.answers),
+            traffic=hub.answers.traffic(),
+            sent_share=hub.answers.sent_share(),
             wire_nbytes=wire_nbytes,
             device=self._device_names(),
             updates=self._server.updates,
@@ -224,12 +215,11 @@ class WheelRunner:
         return simulate(planned, calibrated.cost), conform(planned, happened, _SLACK_S)
 
     def _step_seconds(self) -> list[float]:
-        """Return the seconds of each measured step.
+        """Return the seconds of each measured step, which has `workers` updates.
 
-        A step lasts from one update of the model to the update that is `workers` updates later.
-        The first steps are not measured, because turns are irregular. The last step is not
-        measured, because no forward follows. In a tree, an update may contain several steps or a
-        part of a step, so the seconds are scaled by the number of samples.
+        The first steps are not measured, because turns are irregular, and not the last, because no
+        forward follows. In a tree, an update may contain several steps or a part of a step, so the
+        seconds are scaled by the number of samples.
         """
         spec, log = self._job.spec, self._hub.log
         workers = spec.config.workers
@@ -253,7 +243,6 @@ class WheelRunner:
         save_model(self._job.model, str(path))
 
     def _test(self) -> tuple[float | None, float | None]:
-        """Return the model's mean test loss and test score; without test samples, two None."""
         job = self._job
         group = replace(self._session.group, device=job.device)
         # If the server is in main memory, test a copy of the model on the device.
@@ -305,7 +294,6 @@ def _devices(session: TrainingSession) -> tuple[torch.device, tuple[str, ...]]:
     """Return the hub's device, and the devices of the bodies on this machine.
 
     Bodies use GPUs, if there are any. The hub uses a GPU that no body uses, otherwise the CPU.
-    Raises InvalidInput if the machine has GPUs, but fewer than the bodies need.
     """
     config: Wheel = session.config
     num_bodies, cpu = ceil(config.workers / config.lanes), torch.device("cpu")

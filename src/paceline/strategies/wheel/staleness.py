@@ -56,10 +56,7 @@ class WorkerState(WorkerProgress):
 
 
 class Workers:
-    """All workers of a run.
-
-    `staleness`: the most steps that a worker may be ahead of another; None: no limit.
-    """
+    """All workers of a run; `staleness`: the most steps that one may be ahead of another."""
 
     def __init__(self, num_workers: int, staleness: int | None) -> None:
         self.all = [WorkerState(0, 0) for _ in range(num_workers)]

@@ -117,16 +117,11 @@ class ChildHubs:
         self.traffic.add(_PARAMETERS, parts)
         return Message(Topic.WHOLE_PARAMETERS, message.step, version, parts=parts)
 
-    def finish(self, worker: int, step: int) -> None:
-        """Record that a child hub has completed `step` steps."""
-        own = self._server.workers.of(worker)
-        own.next_step = max(own.next_step, step)
-
     def update(self, worker: int, message: Message, *, is_first: bool) -> dict[int, LossSum]:
         """Update all parameters with a child hub's gradients; return its losses by epoch.
 
         `is_first`: whether to load the child hub's buffers, too. Raises InvalidInput if a part does
-        not fit. Raises NonFinite for NaN or infinite values.
+        not fit, and NonFinite for NaN or infinite values.
         """
         parts = tensor_parts.parts_of(message)
         if len(parts) != _NUM_PARTS:
