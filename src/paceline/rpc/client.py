@@ -28,10 +28,9 @@ _RESTARTED = "the hub was restarted or had dropped this worker: the step begins 
 
 
 class HubRestarted(PacelineError):
-    """Raised if the hub no longer knows this worker's session.
+    """Raised if the hub no longer knows this worker's session: the step must begin again.
 
-    The worker must begin its step again, because the hub's results of the step are lost. Requests
-    without a reply may have been executed.
+    Requests without a reply may have been executed.
     """
 
 
@@ -41,11 +40,10 @@ def _copy_of(error: PacelineError) -> PacelineError:
 
 
 class ReplyFuture(Future[Message]):
-    """The future reply to a sent request.
+    """The future reply to a sent request, which arrives at `arrived_s` by `time.monotonic`.
 
-    `arrived_s`: the time of the reply's arrival by `time.monotonic`. `result` raises HubRestarted
-    if the hub has lost the request, and InvalidInput if the hub refuses this worker. It raises
-    WorkerLost if the hub is unreachable until the deadline.
+    `result` raises HubRestarted if the hub has lost the request, InvalidInput if the hub refuses
+    this worker, and WorkerLost if the hub is unreachable until the deadline.
     """
 
     def __init__(self, sequence: int, message: Message) -> None:
@@ -60,8 +58,8 @@ class ReplyFuture(Future[Message]):
 class Outbox:
     """A worker's requests in order, until their replies arrive.
 
-    `changed` guards all fields. The first `failure` ends all current and later waits. After a
-    restart of the hub, open requests raise HubRestarted; if none is open, the next request does.
+    `changed` guards all fields. After a restart of the hub, open requests raise HubRestarted; if
+    none is open, the next request does.
     """
 
     def __init__(self) -> None:
@@ -90,7 +88,6 @@ class Outbox:
         """Append a request, once the limits on unanswered requests allow it.
 
         Raises InvalidInput if the request is too large, and HubRestarted if the hub was restarted.
-        After `fail`, raises a copy of `failure`.
         """
         nbytes = message.nbytes
         with self.changed:
@@ -134,9 +131,8 @@ class Outbox:
             self._max_message_nbytes = max_message_nbytes
             is_known = before in (NO_NONCE, session)
             if is_known:
-                self._unsent = deque(
-                    one for one in self._open.values() if one.sequence > last_request
-                )
+                again = (one for one in self._open.values() if one.sequence > last_request)
+                self._unsent = deque(again)
             else:
                 # Without an open request, the next request raises HubRestarted instead.
                 self._has_restarted = not self._open
@@ -144,22 +140,17 @@ class Outbox:
             self.changed.notify_all()
             return is_known
 
-    def answer(self, sequence: int, reply: Message) -> bool:
-        """Store a reply; return False if the reply had arrived over an earlier connection."""
+    def answer(self, sequence: int, reply: Message) -> None:
+        """Store a reply, unless it had arrived over an earlier connection."""
         with self.changed:
             future = self._open.pop(sequence, None)
-            if future is None:
-                return False
-            future.arrived_s = time.monotonic()
-            future.set_result(reply)
-            self.changed.notify_all()
-            return True
+            if future is not None:
+                future.arrived_s = time.monotonic()
+                future.set_result(reply)
+                self.changed.notify_all()
 
     def fail(self, error: PacelineError) -> None:
-        """Make all current and later waits raise this error.
-
-        Only the first failure counts.
-        """
+        """Make all current and later waits raise this error; only the first failure counts."""
         with self.changed:
             self.failure = self.failure or error
             self._end(self.failure)
@@ -288,10 +279,7 @@ class Client:
             self._poll(connection, min(left_s, _POLL_S), to_send=False)
 
     def _is_welcome(self, frame: Buffer, payload: Buffer) -> bool:
-        """Begin or resume the session if the message is a WELCOME; otherwise return False.
-
-        Raises Disconnected if the message is BUSY, and InvalidInput if the message is REFUSED.
-        """
+        """Begin or resume the session if the message is a WELCOME; otherwise return False."""
         try:
             header = frames.unpack(frame, payload)
             kind = int(header.kind)
@@ -339,12 +327,9 @@ class Client:
         self._send_control(connection, MessageKind.BYE)
 
     def _poll(self, connection: Connection, timeout_s: float, *, to_send: bool) -> None:
-        """Wait for messages.
-
-        Time during which this process was stopped does not count as silence of the hub.
-        """
         polled_s = self._clock()
         connection.poll(self._wakeup, timeout_s, to_send=to_send)
+        # Time during which this process was stopped is no silence of the hub.
         self._heard_s += max(0.0, self._clock() - polled_s - timeout_s)
 
     def _send_requests(self, connection: Connection, outgoing: frames.PieceQueue) -> bool:

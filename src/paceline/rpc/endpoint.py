@@ -32,7 +32,6 @@ class Endpoint:
     """Encodes and decodes one worker's messages, in the worker's process or at the hub.
 
     Endpoints share no codecs, because a codec may keep the encoding error of the last values.
-    `codecs`: the name of the codec for each purpose of a message.
     """
 
     def __init__(
@@ -48,11 +47,7 @@ class Endpoint:
     def message(
         self, purpose: Purpose, step: int, version: int, values: Tensor, before: Parts = ()
     ) -> Message:
-        """Encode values of any shape as a message.
-
-        `before`: parts that precede the values in the message. Raises NonFinite if a codec cannot
-        encode a value.
-        """
+        """Encode values as a message, after the parts `before`; NonFinite if the codec cannot."""
         codec, values = self._codecs.get(purpose), values.detach()
         if codec is None:
             buffers: tuple[Tensor, ...] = (values.contiguous().reshape(-1).view(torch.uint8),)
@@ -74,10 +69,7 @@ class Endpoint:
         return Message(purpose.value, step, version, name, parts)
 
     def values(self, purpose: Purpose, message: Message, at_s: float, count: int) -> Tensor:
-        """Decode the values of a message that arrived at time `at_s`.
-
-        Raises InvalidInput if the message does not have `count` values.
-        """
+        """Decode the `count` values of a message that arrived at time `at_s`."""
         self.recorder.received(message.step, purpose, at_s)
         buffers = self.to_device(message.step, purpose, parts_of(message))
         return self.decode(message.step, purpose, message.codec, buffers, count)

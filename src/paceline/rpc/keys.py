@@ -31,7 +31,6 @@ _ADDRESS = re.compile(r"tcp://(?:\[([\w.:%-]+)\]|([\w.%-]+)):(\d{1,5})", re.ASCI
 
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # where libzmq looks for an authenticator
 _ZAP_VERSION = b"1.0"
-_ZAP_NUM_FRAMES = 7  # version, request, domain, address, routing id, mechanism, key
 _KEY_NBYTES = 32  # of a decoded key
 
 
@@ -53,10 +52,7 @@ class WorkerKeys:
 
 
 def generate_keys(folder: Path) -> tuple[Path, ...]:
-    """Write new keys for a hub and its workers; return the files.
-
-    Raises InvalidInput instead of overwriting a file.
-    """
+    """Write new keys for a hub and its workers; return the files, none of which existed before."""
     _check_curve()
     written = []
     try:
@@ -75,12 +71,10 @@ def generate_keys(folder: Path) -> tuple[Path, ...]:
 
 
 def load_hub_keys(folder: Path) -> HubKeys:
-    """Read the hub's secret key, and the public keys of the workers that may join.
+    """Read the hub's secret key, and the workers' public keys: all .pub files except hub.pub.
 
-    The workers' keys are in all .pub files except hub.pub. Raises InvalidInput if a key is missing
-    or invalid, or if other users can read the secret key.
+    Raises InvalidInput if a key is missing or invalid, or if other users can read the secret key.
     """
-    _check_curve()
     secret = _read(folder / "hub.key", is_secret=True)
     files = [path for path in sorted(folder.glob("*.pub")) if path.stem != "hub"]
     if not files:
@@ -90,11 +84,7 @@ def load_hub_keys(folder: Path) -> HubKeys:
 
 
 def load_worker_keys(folder: Path) -> WorkerKeys:
-    """Read a worker's keys and the hub's public key.
-
-    Raises InvalidInput if a key is missing or invalid, or if other users can read the secret key.
-    """
-    _check_curve()
+    """Read a worker's keys and the hub's public key; InvalidInput as in `load_hub_keys`."""
     secret = _read(folder / "worker.key", is_secret=True)
     return WorkerKeys(secret, zmq.curve_public(secret), _read(folder / "hub.pub"))
 
@@ -110,12 +100,12 @@ def _write(path: Path, key: bytes, mode: int) -> Path:
 
 
 def _read(path: Path, *, is_secret: bool = False) -> bytes:
+    _check_curve()
     try:
         key = read_file(path, _MOST_NBYTES).strip()
     except InvalidInput as error:
-        raise InvalidInput(
-            str(path), error.problem, hint="`paceline keys FOLDER` writes keys"
-        ) from None
+        hint = "`paceline keys FOLDER` writes keys"
+        raise InvalidInput(str(path), error.problem, hint=hint) from None
     if not _Z85.fullmatch(key):
         raise InvalidInput(str(path), "must be a key: one line of 40 characters in Z85")
     mode = stat.S_IMODE(path.stat().st_mode)
@@ -133,8 +123,8 @@ def _check_curve() -> None:
 def bind_address(text: str, *, has_keys: bool) -> str:
     """Return the address that a hub binds, with 127.0.0.1 instead of localhost.
 
-    Raises InvalidInput if the host is neither localhost nor the IP address of one interface. Also
-    raises InvalidInput if the hub has no keys and the address is not a loopback address.
+    Raises InvalidInput unless the host is localhost or the IP address of one interface, which must
+    be a loopback address if the hub has no keys.
     """
     host, _ = _host_and_port(text, "listen")
     if host == "localhost":
@@ -151,10 +141,7 @@ def bind_address(text: str, *, has_keys: bool) -> str:
 
 
 def connect_address(text: str, *, has_keys: bool) -> str:
-    """Check and return the address at which a worker connects to the hub.
-
-    Raises InvalidInput if the worker has no keys and the address is not a loopback address.
-    """
+    """Check and return a hub's address, which must be a loopback address without keys."""
     host, port = _host_and_port(text, "connect")
     if not port:
         raise InvalidInput("connect", "must have the hub's port", got=text)
@@ -174,17 +161,16 @@ def _check_keys(text: str, host: str, has_keys: bool, option: str) -> None:
     with suppress(ValueError):
         is_loopback = is_loopback or ip_address(host).is_loopback
     if not has_keys and not is_loopback:
+        problem = "requires keys for every address except a loopback address"
         hint = "write keys with `paceline keys FOLDER`, and add --keys FOLDER"
-        raise InvalidInput(
-            option, "requires keys for every address except a loopback address", got=text, hint=hint
-        )
+        raise InvalidInput(option, problem, got=text, hint=hint)
 
 
 class Authenticator:
     """The hub's side of ZeroMQ's authentication protocol (ZAP, RFC 27).
 
     libzmq asks the authenticator about every connection of `context` before reading a message.
-    `report` is called with a sentence about each refused client.
+    `report` gets a sentence about each refused client.
     """
 
     def __init__(
@@ -199,21 +185,20 @@ class Authenticator:
         self.socket.bind(_ZAP_ENDPOINT)
 
     def answer(self) -> None:
-        """Answer one question of libzmq, if a question has arrived."""
+        """Answer one question of libzmq, if a question has arrived.
+
+        Its frames are the version, the request, the domain, the client's address, its routing id,
+        the mechanism, and the credentials.
+        """
         try:
             frames = self.socket.recv_multipart(zmq.DONTWAIT)
         except zmq.Again:
             return
-        status = (b"400", b"unknown key")
-        if len(frames) != _ZAP_NUM_FRAMES or frames[0] != _ZAP_VERSION:
-            self._report(f"refused a connection with {len(frames) - 6} credentials instead of 1")
-        else:
-            address, mechanism, key = frames[3], frames[5], frames[6]
-            is_key = mechanism == b"CURVE" and len(key) == _KEY_NBYTES
-            if is_key and z85.encode(key) in self._allowed:
-                status = (b"200", b"OK")
-            else:
-                sender = address.decode(errors="replace")
-                self._report(f"refused a client with an unknown key from {sender}")
-        request = frames[1] if len(frames) > 1 else b""
+        _, request, _, address, _, mechanism, *credentials = frames
+        is_key = mechanism == b"CURVE" and list(map(len, credentials)) == [_KEY_NBYTES]
+        status = (b"200", b"OK")
+        if not (is_key and z85.encode(credentials[0]) in self._allowed):
+            status = (b"400", b"unknown key")
+            sender = address.decode(errors="replace")
+            self._report(f"refused a client with an unknown key from {sender}")
         self.socket.send_multipart((_ZAP_VERSION, request, *status, b"", b""))

@@ -51,7 +51,7 @@ class PollableEvent:
     def set(self) -> None:
         """Wake the thread that polls; does nothing after `close`."""
         if self._fd >= 0:
-            with suppress(BlockingIOError):  # the counter is full, so the event is set already
+            with suppress(BlockingIOError):  # the event is set already
                 os.eventfd_write(self._fd, 1)
 
     def clear(self) -> None:
@@ -67,10 +67,7 @@ class PollableEvent:
 
 
 class Disconnected(Exception):
-    """Raised if a connection is unusable; the text has the reason.
-
-    The worker may reconnect.
-    """
+    """Raised if a connection is unusable; the worker may reconnect."""
 
 
 class Connection:
@@ -108,10 +105,7 @@ class Connection:
         return True
 
     def receive(self) -> Iterator[tuple[Buffer, Buffer]]:
-        """Yield the header and the payload of each piece that has arrived.
-
-        Raises Disconnected if a message does not have two frames.
-        """
+        """Yield the header and the payload of each piece that has arrived."""
         for _ in range(QUEUED_PIECES):  # bounded, so that the caller also sends
             try:
                 frames = self._socket.recv_multipart(zmq.DONTWAIT, copy=False)
@@ -122,18 +116,16 @@ class Connection:
             yield frames[0].buffer, frames[1].buffer
 
     def poll(self, wakeup: PollableEvent, timeout_s: float, *, to_send: bool) -> None:
-        """Wait at most `timeout_s` for a message or for `wakeup`.
+        """Wait at most `timeout_s` for a message, `wakeup` or, `to_send`, for room in the queue.
 
-        With `to_send`, room in the queue for pieces also ends the wait. Raises Disconnected if the
-        connection has ended, and InvalidInput if the hub refused the key.
+        Raises Disconnected if the connection has ended, and InvalidInput for a refused key.
         """
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN | (zmq.POLLOUT if to_send else 0))
         poller.register(self._monitor, zmq.POLLIN)
         poller.register(wakeup.fileno(), zmq.POLLIN)
         ready = dict(poller.poll(max(0, int(timeout_s * 1000))))
-        if wakeup.fileno() in ready:
-            wakeup.clear()
+        wakeup.clear()
         if self._monitor not in ready:
             return
         event = parse_monitor_message(self._monitor.recv_multipart(zmq.DONTWAIT))["event"]
@@ -148,10 +140,7 @@ class Connection:
             raise Disconnected("the connection to the hub has ended")
 
     def close(self, *, flush: bool = False) -> None:
-        """Close the connection.
-
-        With `flush`, pieces in the queue have 0.2 s to leave this machine.
-        """
+        """Close the connection; with `flush`, send the queued pieces first, within 0.2 s."""
         with suppress(zmq.ZMQError):
             self._socket.disable_monitor()
         self._monitor.close(linger=0)
@@ -159,10 +148,7 @@ class Connection:
 
 
 class Arrival(NamedTuple):
-    """A message that has arrived over the connection `route`.
-
-    `sender`: the address of the sender. `frames`: two frames, if the message is a piece.
-    """
+    """A message from the address `sender`, over the connection `route`."""
 
     route: bytes
     sender: str
@@ -170,10 +156,7 @@ class Arrival(NamedTuple):
 
 
 class Router:
-    """The hub's ROUTER socket with a bounded queue per connection.
-
-    Raises InvalidInput if the address cannot be bound.
-    """
+    """The hub's ROUTER socket with a bounded queue per connection."""
 
     def __init__(
         self, context: "zmq.Context[zmq.Socket[bytes]]", at: str, keys: HubKeys | None
@@ -206,10 +189,7 @@ class Router:
             yield Arrival(route.bytes, sender, tuple(frame.buffer for frame in frames))
 
     def send(self, route: bytes, piece: MessagePiece) -> bool:
-        """Send a piece; return False if the connection's queue is full.
-
-        Raises Disconnected if the connection is closed.
-        """
+        """Send a piece; return False if the connection's queue is full, or raise Disconnected."""
         try:
             self.socket.send_multipart((route, *piece), zmq.DONTWAIT)
         except zmq.Again:

@@ -24,10 +24,7 @@ def flatten(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def views(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """View a vector as tensors with the shapes of `like`.
-
-    Raises InvalidInput if the number or the type of the values differs.
-    """
+    """View a vector as tensors with the shapes of `like`; InvalidInput unless it fits."""
     sizes = [tensor.numel() for tensor in like]
     dtype = like[0].dtype if like else vector.dtype
     if vector.shape != (sum(sizes),) or vector.dtype != dtype:
@@ -50,11 +47,7 @@ def buffers_of(half: nn.Module) -> memoryview:
 
 @torch.no_grad()
 def load_buffers(half: nn.Module, part: memoryview) -> None:
-    """Copy the bytes from `buffers_of` into the buffers of a body or a head.
-
-    Raises InvalidInput if the number of bytes is wrong, or if the norm of the values is far too
-    large. Raises NonFinite if a value is NaN or infinite.
-    """
+    """Copy the bytes from `buffers_of` into buffers, after `check_buffers`."""
     buffers = list(half.buffers())
     sizes = [buffer.nbytes for buffer in buffers]
     values = values_of(part, torch.uint8, sum(sizes))
@@ -95,8 +88,5 @@ def numbers_part(numbers: Iterable[int]) -> memoryview:
 
 
 def numbers_of(part: memoryview) -> tuple[int, ...]:
-    """Decode the integers of a part.
-
-    Raises InvalidInput if the part's size is not a multiple of 8 bytes.
-    """
+    """Decode the integers of a part; InvalidInput if its size is no multiple of 8 bytes."""
     return tuple(values_of(part, torch.int64, part.nbytes // torch.int64.itemsize).tolist())

@@ -263,7 +263,7 @@ class Answers:
 
     def _begin(self, request: RpcRequest) -> None:
         self._gate.check_layout(request.message)
-        self._group.wait(request)
+        self._group.membership.wait(request)
 
     def _probe(self, request: RpcRequest) -> Message | None:
         reply = self.probes.reply(request.worker, request.message)
