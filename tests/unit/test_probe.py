@@ -14,7 +14,7 @@ from paceline.measure.devices import CodecFigures, DeviceFigures
 from paceline.measure.this_machine import facts
 from paceline.measure.timing import Sampler, Spread
 from paceline.rpc.frames import Message
-from paceline.rpc.probing import ProbeTurns
+from paceline.rpc.worker_group import ProbeTurns
 from paceline.strategies import EXCHANGES
 from paceline.studies.probe.link_speeds import Links
 from paceline.studies.probe.machine_description import (

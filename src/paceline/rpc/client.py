@@ -6,7 +6,6 @@ The application's threads put requests into `Outbox`; the client's thread owns t
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 
@@ -32,11 +31,6 @@ class HubRestarted(PacelineError):
 
     Requests without a reply may have been executed.
     """
-
-
-def _copy_of(error: PacelineError) -> PacelineError:
-    # Every thread raises a separate copy, because raising adds a traceback to the exception.
-    return type(error)(*error.args)
 
 
 class ReplyFuture(Future[Message]):
@@ -67,7 +61,7 @@ class Outbox:
         self.failure: PacelineError | None = None
         self.session = NO_NONCE
         self._open: dict[int, ReplyFuture] = {}  # requests without a reply, by ascending number
-        self._unsent: deque[ReplyFuture] = deque()
+        self._sent = 0  # the number of the last request that was sent over this connection
         self._next = 1  # the hub reports 0 before the first request
         self._max_message_nbytes = 0
         self._has_restarted = False
@@ -105,40 +99,39 @@ class Outbox:
                 return unacknowledged < limits.WINDOW and fits
 
             self.changed.wait_for(lambda: self.failure or self._has_restarted or has_room())
-            self.raise_failure()
+            if self.failure is not None:
+                raise self.failure
             if self._has_restarted or self.session != session:
                 self._has_restarted = False
                 raise HubRestarted(_RESTARTED)
             future = ReplyFuture(self._next, message)
             self._next += 1
             self._open[future.sequence] = future
-            self._unsent.append(future)
             return future
 
     def take(self) -> ReplyFuture | None:
-        """Remove and return the next request to send; None if there is none."""
+        """Return the next request to send over this connection; None if there is none."""
         with self.changed:
-            return self._unsent.popleft() if self._unsent else None
+            for sequence, future in self._open.items():
+                if sequence > self._sent:
+                    self._sent = sequence
+                    return future
+            return None
 
-    def join(self, session: bytes, max_message_nbytes: int, last_request: int) -> bool:
-        """Begin or resume a session; return False if `session` replaces another session.
+    def join(self, session: bytes, max_message_nbytes: int, last_request: int) -> None:
+        """Begin or resume a session, in which requests after `last_request` are sent (again).
 
-        In a resumed session, requests after `last_request` are sent again. If `session` replaces
-        another session, all open requests raise HubRestarted.
+        If `session` replaces another session, all open requests raise HubRestarted.
         """
         with self.changed:
             before, self.session = self.session, session
             self._max_message_nbytes = max_message_nbytes
-            is_known = before in (NO_NONCE, session)
-            if is_known:
-                again = (one for one in self._open.values() if one.sequence > last_request)
-                self._unsent = deque(again)
-            else:
+            self._sent = last_request
+            if before not in (NO_NONCE, session):
                 # Without an open request, the next request raises HubRestarted instead.
                 self._has_restarted = not self._open
                 self._end(HubRestarted(_RESTARTED))
             self.changed.notify_all()
-            return is_known
 
     def answer(self, sequence: int, reply: Message) -> None:
         """Store a reply, unless it had arrived over an earlier connection."""
@@ -156,25 +149,19 @@ class Outbox:
             self._end(self.failure)
             self.changed.notify_all()
 
-    def raise_failure(self) -> None:
-        """Raise the failure, if there is one."""
-        if self.failure is not None:
-            raise _copy_of(self.failure)
-
     def _end(self, error: PacelineError) -> None:
         """Fail all open requests."""
         for future in self._open.values():
-            future.set_exception(_copy_of(error))
+            future.set_exception(error)
         self._open.clear()
-        self._unsent.clear()
 
 
 class Client:
     """Exchanges a worker's messages with the hub, and reconnects after a lost connection.
 
     `deadline_s`: the longest time without a message from the hub. `settings`: bytes from the hub.
-    `sent_nbytes` and `received_nbytes` include headers and repeated messages. Raises InvalidInput
-    if the hub refuses this worker. Raises WorkerLost if no hub accepts it within `deadline_s`.
+    Raises InvalidInput if the hub refuses this worker, and WorkerLost if no hub accepts it within
+    `deadline_s`.
     """
 
     def __init__(
@@ -203,7 +190,8 @@ class Client:
         try:
             with outbox.changed:
                 outbox.changed.wait_for(lambda: outbox.failure or outbox.session != NO_NONCE)
-                outbox.raise_failure()
+            if outbox.failure is not None:
+                raise outbox.failure
         except BaseException:  # the thread and its socket must also end after an interrupt
             self.close()
             raise
@@ -298,10 +286,8 @@ class Client:
         self.received_nbytes += wire_nbytes(payload)
         session, max_nbytes, settings = frames.single_parts(header, payload, 3)
         self.settings = settings  # set before `join` ends the wait in the constructor
-        most = int.from_bytes(max_nbytes, "little")
-        if not self._outbox.join(session, most, header.sequence):
-            logger.warning("worker %d: the hub was restarted", self._worker)
-        elif self._trouble:
+        self._outbox.join(session, int.from_bytes(max_nbytes, "little"), header.sequence)
+        if self._trouble:
             logger.info("worker %d: reconnected to the hub", self._worker)
         self._trouble = ""
         return True

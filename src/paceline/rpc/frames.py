@@ -61,8 +61,9 @@ class VersionMismatch(ProtocolError):
     """Raised for frames of another protocol version; `kind`: the kind of the message."""
 
     def __init__(self, protocol: int, kind: int) -> None:
-        super().__init__(f"protocol version {protocol} instead of {PROTOCOL}")
-        self.protocol, self.kind = protocol, kind
+        problem = f"protocol version {protocol} instead of {PROTOCOL}"
+        super().__init__(f"{problem}; install the same paceline for hub and workers")
+        self.kind = kind
 
 
 @dataclass(frozen=True, slots=True)

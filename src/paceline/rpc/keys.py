@@ -14,8 +14,9 @@ import stat
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
+from typing import TypeAlias
 
 import zmq
 from zmq.utils import z85
@@ -23,11 +24,15 @@ from zmq.utils import z85
 from paceline.core.errors import InvalidInput
 from paceline.links.files.reading import read_file
 
+Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
+
 _MOST_NBYTES = 64  # of a key file
 _Z85 = re.compile(rb"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 
 # A host in brackets may be an IPv6 address, which contains colons.
 _ADDRESS = re.compile(r"tcp://(?:\[([\w.:%-]+)\]|([\w.%-]+)):(\d{1,5})", re.ASCII)
+
+_LOCALHOST = "127.0.0.1"
 
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # where libzmq looks for an authenticator
 _ZAP_VERSION = b"1.0"
@@ -57,7 +62,7 @@ def generate_keys(folder: Path) -> tuple[Path, ...]:
     written = []
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Check all four files first, so that an error leaves no secret key without its public key.
+        # Check all files first, so that an error leaves no secret key without its public key.
         for name in ("hub.key", "hub.pub", "worker.key", "worker.pub"):
             if (folder / name).exists():
                 raise InvalidInput(str(folder / name), "exists already", hint="use another folder")
@@ -84,7 +89,7 @@ def load_hub_keys(folder: Path) -> HubKeys:
 
 
 def load_worker_keys(folder: Path) -> WorkerKeys:
-    """Read a worker's keys and the hub's public key; InvalidInput as in `load_hub_keys`."""
+    """Read a worker's keys and the hub's public key, with the checks of `load_hub_keys`."""
     secret = _read(folder / "worker.key", is_secret=True)
     return WorkerKeys(secret, zmq.curve_public(secret), _read(folder / "hub.pub"))
 
@@ -126,44 +131,36 @@ def bind_address(text: str, *, has_keys: bool) -> str:
     Raises InvalidInput unless the host is localhost or the IP address of one interface, which must
     be a loopback address if the hub has no keys.
     """
-    host, _ = _host_and_port(text, "listen")
-    if host == "localhost":
-        return text.replace(host, "127.0.0.1")
-    try:
-        is_one = not ip_address(host).is_unspecified
-    except ValueError:
-        is_one = False
-    if not is_one:
+    address, _ = _host_and_port(text, "listen", has_keys=has_keys)
+    if address is None or address.is_unspecified:
         problem = "must be the address of one interface, such as tcp://10.0.0.1:5555"
         raise InvalidInput("listen", problem, got=text)
-    _check_keys(text, host, has_keys, "listen")
-    return text
+    return text.replace("localhost", _LOCALHOST)
 
 
 def connect_address(text: str, *, has_keys: bool) -> str:
     """Check and return a hub's address, which must be a loopback address without keys."""
-    host, port = _host_and_port(text, "connect")
+    _, port = _host_and_port(text, "connect", has_keys=has_keys)
     if not port:
         raise InvalidInput("connect", "must have the hub's port", got=text)
-    _check_keys(text, host, has_keys, "connect")
     return text
 
 
-def _host_and_port(text: str, option: str) -> tuple[str, int]:
+def _host_and_port(
+    text: str, option: str, *, has_keys: bool
+) -> tuple[IPv4Address | IPv6Address | None, int]:
     match = _ADDRESS.fullmatch(text)
     if match is None or int(match[3]) > 65535:
         raise InvalidInput(option, "must be an address such as tcp://10.0.0.1:5555", got=text)
-    return match[1] or match[2], int(match[3])
-
-
-def _check_keys(text: str, host: str, has_keys: bool, option: str) -> None:
-    is_loopback = host == "localhost"
-    with suppress(ValueError):
-        is_loopback = is_loopback or ip_address(host).is_loopback
-    if not has_keys and not is_loopback:
+    host = match[1] or match[2]
+    address: IPv4Address | IPv6Address | None = None
+    with suppress(ValueError):  # another name than localhost
+        address = ip_address(_LOCALHOST if host == "localhost" else host)
+    if not has_keys and not (address and address.is_loopback):
         problem = "requires keys for every address except a loopback address"
         hint = "write keys with `paceline keys FOLDER`, and add --keys FOLDER"
         raise InvalidInput(option, problem, got=text, hint=hint)
+    return address, int(match[3])
 
 
 class Authenticator:
@@ -174,10 +171,7 @@ class Authenticator:
     """
 
     def __init__(
-        self,
-        context: "zmq.Context[zmq.Socket[bytes]]",
-        allowed: frozenset[bytes],
-        report: Callable[[str], None],
+        self, context: Context, allowed: frozenset[bytes], report: Callable[[str], None]
     ) -> None:
         self._allowed, self._report = allowed, report
         self.socket = context.socket(zmq.REP)

@@ -210,11 +210,7 @@ class Server:
             else:
                 self._receive_from(session, header, payload)
         except frames.VersionMismatch as mismatch:
-            why = (
-                f"the hub speaks protocol version {frames.PROTOCOL}, this worker "
-                f"{mismatch.protocol}; install the same paceline on both"
-            )
-            self._refuse(arrival, MessageKind.REFUSED, why)
+            self._refuse(arrival, MessageKind.REFUSED, str(mismatch))
         except ProtocolError as error:
             self._refuse(arrival, MessageKind.RESET, str(error))
             if session is not None:
@@ -251,11 +247,9 @@ class Server:
 
     def _admit(self, arrival: Arrival, header: FrameHeader, payload: Buffer) -> None:
         """Resume or begin a worker's session, or refuse the worker."""
-        run_id, release, token = frames.single_parts(header, payload, 3)
-        mismatch = self._limits.mismatch(
-            header.worker, run_id.decode(errors="replace"), release.decode(errors="replace")
-        )
-        if mismatch:
+        *names, token = frames.single_parts(header, payload, 3)
+        run_id, release = (name.decode(errors="replace") for name in names)
+        if mismatch := self._limits.mismatch(header.worker, run_id, release):
             self._refuse(arrival, MessageKind.REFUSED, mismatch)
             return
         session = self._by_worker.get(header.worker)
@@ -310,10 +304,8 @@ class Server:
         return is_sent
 
     def _refuse(self, arrival: Arrival, kind: MessageKind, why: str) -> None:
-        refused, text = "refused a worker", Message("", parts=(why.encode(errors="replace"),))
-        if kind is MessageKind.RESET:
-            refused, text = "dropped a message", frames.NO_CONTENT
-        self.refusals.warning(f"{refused} from {arrival.sender}: {why}")
+        self.refusals.warning(f"refused a message from {arrival.sender}: {why}")
+        text = Message("", parts=(why.encode(errors="replace"),))
         with suppress(Disconnected):  # the worker has closed the connection already
             self._router.send(arrival.route, next(frames.split(FrameHeader(kind), text)))
 

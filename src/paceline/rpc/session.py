@@ -29,9 +29,7 @@ class WorkerSession:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.worker, self._clock = worker, clock
-        self.token = frames.NO_NONCE  # random and unique among all sessions of all hubs
-        while self.token == frames.NO_NONCE:
-            self.token = os.urandom(frames.NONCE_NBYTES)
+        self.token = os.urandom(frames.NONCE_NBYTES)  # unique among all sessions of all hubs
         self.heard_s = self._clock()
         self.last_request = last_request
         self._limits = limits

@@ -11,7 +11,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from paceline.core.errors import InvalidInput
 from paceline.rpc.frames import HEADER_NBYTES, PIECE_NBYTES, Buffer, MessagePiece
-from paceline.rpc.keys import HubKeys, WorkerKeys
+from paceline.rpc.keys import Context, HubKeys, WorkerKeys
 from paceline.rpc.limits import QUEUED_PIECES
 
 _HANDSHAKE_MS = 5000  # after this time a silent client's connection is closed
@@ -25,9 +25,7 @@ _EVENTS = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_DISCONNECTED | zmq.EVENT_C
 _ZMTP_NBYTES = 2 + 9  # ZMTP's overhead: 2 bytes for a header, at most 9 for a piece
 
 
-def _new_socket(
-    context: "zmq.Context[zmq.Socket[bytes]]", kind: int, address: str
-) -> "zmq.Socket[bytes]":
+def _new_socket(context: Context, kind: int, address: str) -> "zmq.Socket[bytes]":
     """Create a socket with bounded queues, frames and handshakes."""
     socket = context.socket(kind)
     socket.set(zmq.LINGER, 0)
@@ -51,8 +49,7 @@ class PollableEvent:
     def set(self) -> None:
         """Wake the thread that polls; does nothing after `close`."""
         if self._fd >= 0:
-            with suppress(BlockingIOError):  # the event is set already
-                os.eventfd_write(self._fd, 1)
+            os.eventfd_write(self._fd, 1)
 
     def clear(self) -> None:
         """Reset the event."""
@@ -61,8 +58,8 @@ class PollableEvent:
 
     def close(self) -> None:
         """Close the descriptor. Closing twice is fine."""
-        if self._fd >= 0:
-            descriptor, self._fd = self._fd, -1
+        descriptor, self._fd = self._fd, -1
+        if descriptor >= 0:
             os.close(descriptor)
 
 
@@ -76,7 +73,7 @@ class Connection:
     So all messages arrive once and in order, or a method raises Disconnected.
     """
 
-    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", to: str) -> None:
+    def __init__(self, context: Context, to: str) -> None:
         self._to = to
         self._socket = _new_socket(context, zmq.DEALER, to)
         # If ZeroMQ renewed the connection, it would continue in the middle of a message.
@@ -158,9 +155,7 @@ class Arrival(NamedTuple):
 class Router:
     """The hub's ROUTER socket with a bounded queue per connection."""
 
-    def __init__(
-        self, context: "zmq.Context[zmq.Socket[bytes]]", at: str, keys: HubKeys | None
-    ) -> None:
+    def __init__(self, context: Context, at: str, keys: HubKeys | None) -> None:
         self.socket = _new_socket(context, zmq.ROUTER, at)
         # By default a ROUTER silently drops messages to a full queue or a closed connection.
         self.socket.set(zmq.ROUTER_MANDATORY, 1)

@@ -1,13 +1,13 @@
-"""The workers of a hub: which of them wait, train, are lost, are done, or are late."""
+"""The workers of a hub: which of them wait, measure, train, are lost, are done, or are late."""
 
 import logging
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from statistics import median
 from typing import Protocol
 
-from paceline.core.errors import WorkerLost, printable
+from paceline.core.errors import InvalidInput, WorkerLost, printable
 from paceline.rpc.frames import Message
 from paceline.rpc.limits import MOST_TEXT, RateLimitedLog
 from paceline.rpc.server import Lost, RpcRequest, Server
@@ -20,21 +20,20 @@ _TIMES = 20.0  # a worker may take this multiple of its median time
 _TIMES_AT_FIRST = 10.0  # a worker's first request may take this multiple of `deadline_s`
 _DISMISSAL_S, _POLL_S = 2.0, 0.2
 _LEAVING_S = 5.0  # for finished processes to exit
+_MOST_PROBES = 200  # of one worker
 _MOST_LOST = 1000  # most recorded losses, because a worker may return and fail repeatedly
 
 
 class Workers(Protocol):
-    """The workers of a run, numbered from 0, and the progress of each."""
+    """The workers of a run, numbered from 0."""
 
     @property
     def live(self) -> set[int]:
         """The numbers of the workers that are training."""
 
-    def __len__(self) -> int:
-        """Return the number of all workers."""
-
-    def next_step_of(self, worker: int) -> int:
-        """Return a worker's first incomplete step."""
+    @property
+    def next_steps(self) -> list[int]:
+        """The first incomplete step of each worker."""
 
     def add(self, worker: int, step: int) -> None:
         """Mark the worker as training; its results from this step on are expected."""
@@ -58,7 +57,7 @@ class Membership:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._workers, self._wait_s, self._admit, self._clock = workers, wait_s, admit, clock
-        self._expected = set(range(len(workers)))
+        self._expected = set(range(len(workers.next_steps)))
         self.waiting: dict[int, RpcRequest] = {}  # unanswered requests to begin, by worker
         self._returning: set[int] = set()  # workers that were asked to restart the step
         self._last_end = "all workers have ended"
@@ -96,8 +95,8 @@ class Membership:
     @property
     def num_steps(self) -> int:
         """The number of steps that every training or finished worker has completed."""
-        present = self._workers.live | self.done
-        return min((self._workers.next_step_of(worker) for worker in present), default=0)
+        next_steps = self._workers.next_steps
+        return min((next_steps[worker] for worker in self._workers.live | self.done), default=0)
 
     def begin(self) -> None:
         """Begin training with the workers that wait."""
@@ -139,16 +138,15 @@ class Membership:
             self._workers.drop(worker)
 
     def poll(self) -> None:
-        """Let waiting workers begin; WorkerLost if none is left, or none was there for `wait_s`."""
+        """Let waiting workers begin; WorkerLost if none is left, or returned within `wait_s`."""
         self._check_any_is_left()
         if self._is_any_present:
             self._present_s = self._clock()
             if not self._returning:
                 self._admit_waiting()
         elif self._is_late:
-            raise WorkerLost(
-                f"all workers are lost, and no worker returned within {self._wait_s:g} s"
-            )
+            problem = f"all workers are lost, and no worker returned within {self._wait_s:g} s"
+            raise WorkerLost(problem)
 
     def _check_any_is_left(self) -> None:
         if not self._expected - self.done and not self.done:
@@ -156,18 +154,17 @@ class Membership:
 
     def _admit_waiting(self) -> None:
         """Let all waiting workers begin, each at its next step."""
-        others = [self._workers.next_step_of(worker) for worker in self._workers.live]
+        next_steps = self._workers.next_steps
+        others = [next_steps[worker] for worker in self._workers.live]
         for worker, request in sorted(self.waiting.items()):
-            own, at = self._workers.next_step_of(worker), request.message.step
+            own, at = next_steps[worker], request.message.step
             # A returning worker skips steps that all training workers have completed: repeating
             # these steps would delay everyone.
             step = max(own, min(others, default=own))
             self._workers.add(worker, step)
             if at > step:
-                logger.info(
-                    "worker %d was at step %d, this hub at step %d: %d steps are repeated",
-                    *(worker, at, step, at - step),
-                )
+                text = "worker %d was at step %d, this hub at step %d: %d steps are repeated"
+                logger.info(text, worker, at, step, at - step)
             elif step > own:
                 logger.info("worker %d continues with the others, at step %d", worker, step)
             self._admit(request, step)
@@ -216,6 +213,54 @@ class ProgressDeadline:
         return max(self._deadline_s, _TIMES * median(took))
 
 
+class ProbeTurns:
+    """Lets one worker probe its link at a time, since links may share a wire.
+
+    The `step` of a probe is the number of bytes that its reply must have. A worker loses its turn
+    if it sends no probe for `deadline_s`.
+    """
+
+    def __init__(
+        self, max_nbytes: int, deadline_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._max_nbytes, self._deadline_s, self._clock = max_nbytes, deadline_s, clock
+        self._worker: int | None = None
+        self._asked_s = 0.0
+        self._counts: Counter[int] = Counter()
+
+    def reply(self, worker: int, probe: Message) -> Message | None:
+        """Return the reply to a probe; None while another worker has its turn.
+
+        Raises InvalidInput for too many probes, or for too large a reply.
+        """
+        if self._worker not in (None, worker):
+            return None
+        if not 0 <= probe.step <= self._max_nbytes:
+            raise InvalidInput("probe", f"must be 0 to {self._max_nbytes} bytes", got=probe.step)
+        self._counts[worker] += 1
+        if self._counts[worker] > _MOST_PROBES:
+            raise InvalidInput("probe", f"must be sent at most {_MOST_PROBES} times by a worker")
+        self._worker, self._asked_s = worker, self._clock()
+        return Message("probe", parts=(memoryview(bytes(probe.step)),))
+
+    def end(self, worker: int) -> None:
+        """End the turn of a worker, if it has the turn."""
+        if self._worker == worker:
+            self._worker = None
+
+    def forget(self, worker: int) -> None:
+        """Remove a lost worker."""
+        self._counts.pop(worker, None)
+        self.end(worker)
+
+    def end_overdue(self) -> bool:
+        """End the turn of a worker that has stopped probing; return whether there is one."""
+        is_overdue = self._worker is not None and self._clock() - self._asked_s > self._deadline_s
+        if is_overdue:
+            self._worker = None
+        return is_overdue
+
+
 class WorkerGroup:
     """The workers connected by `rpc`; `pool` has the processes that the hub itself started.
 
@@ -253,11 +298,6 @@ class WorkerGroup:
         self._rpc.reply(request, reply)
         if request.worker in self._workers.live:
             self.deadline.replied(request.worker)
-
-    def finish(self, worker: int) -> None:
-        """Record that a worker has completed all its steps."""
-        self.membership.finish(worker)
-        self.deadline.forget(worker)
 
     def all_diverged(self, worker: int) -> bool:
         """Record that a worker has non-finite values; return True if now all have had such."""

@@ -28,9 +28,8 @@ from paceline.rpc import tensor_parts
 from paceline.rpc.endpoint import CopyLane, Endpoint
 from paceline.rpc.frames import Message
 from paceline.rpc.limits import MOST_TEXT
-from paceline.rpc.probing import ProbeTurns
 from paceline.rpc.server import RpcRequest
-from paceline.rpc.worker_group import WorkerGroup
+from paceline.rpc.worker_group import ProbeTurns, WorkerGroup
 from paceline.strategies.wheel import protocol
 from paceline.strategies.wheel.epochs import EpochLog
 from paceline.strategies.wheel.gate import Gate, only_part
@@ -294,7 +293,7 @@ class Answers:
             self.children.reports[worker] = report
         own = self._server.workers.of(worker)
         own.next_step = max(own.next_step, message.step)
-        self._group.finish(worker)
+        self._group.membership.finish(worker)
         return _noted(request)
 
     def _fail(self, request: RpcRequest) -> Message:

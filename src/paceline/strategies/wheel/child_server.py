@@ -129,7 +129,7 @@ class ChildServer(ParameterServer):
             tensor_parts.part_of((gradients.body / gradients.count).cpu()),
             tensor_parts.part_of((gradients.head / gradients.count).cpu()),
             tensor_parts.part_of(torch.tensor(losses, dtype=torch.float64)),
-            tensor_parts.numbers_part(one.next_step for one in self.workers.all),
+            tensor_parts.numbers_part(self.workers.next_steps),
             tensor_parts.buffers_of(self.halves.body),
             tensor_parts.buffers_of(self.halves.head),
         )

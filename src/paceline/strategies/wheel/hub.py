@@ -25,9 +25,8 @@ from paceline.rpc.connecting import WorkerProcessSettings
 from paceline.rpc.frames import Message
 from paceline.rpc.keys import load_hub_keys
 from paceline.rpc.limits import Limits
-from paceline.rpc.probing import ProbeTurns
 from paceline.rpc.server import Joined, Lost, RpcRequest, Server, Woken
-from paceline.rpc.worker_group import WorkerGroup
+from paceline.rpc.worker_group import ProbeTurns, WorkerGroup
 from paceline.rpc.workers import WorkerPool, num_threads, refusal
 from paceline.strategies.wheel.answers import Answers, WorkerFailed
 from paceline.strategies.wheel.child_server import ChildServer
