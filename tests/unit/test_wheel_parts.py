@@ -23,9 +23,8 @@ from paceline.core.wire_format import Purpose, wire_format
 from paceline.links.turns import Stopped, Turns
 from paceline.record.worker_trace import MessageTime, Trace, timeline_of, utilisation
 from paceline.rpc.batch_layout import BatchLayout
-from paceline.rpc.endpoint import CopyLane, Endpoint
 from paceline.rpc.frames import Message
-from paceline.rpc.tensor_parts import values_of
+from paceline.rpc.tensor_parts import CopyLane, Endpoint, values_of
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.protocol import check_codecs, share_of, share_part
 from paceline.strategies.wheel.split import TO_HUB

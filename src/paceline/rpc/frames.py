@@ -246,10 +246,7 @@ class Assembly:
             self._parts = [np.empty(nbytes, np.uint8) for nbytes in header.sizes]
         first = self._first
         if constant != first or header.offset != self._filled:
-            raise ProtocolError(
-                f"byte {header.offset} of message {header.sequence} instead of byte "
-                f"{self._filled} of message {first.sequence}"
-            )
+            raise ProtocolError(f"byte {header.offset} of message {header.sequence}, out of order")
         # A piece may contain the end of one part and the beginning of other parts.
         left, begin = memoryview(payload), self._filled
         self._filled += left.nbytes

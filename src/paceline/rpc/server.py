@@ -51,10 +51,7 @@ class Joined:
 
 @dataclass(frozen=True)
 class Lost:
-    """A worker is gone, and its open requests are void; the worker may join again.
-
-    `why` completes a sentence that begins with "worker 3".
-    """
+    """A worker is gone ("worker 3" `why`); its open requests are void, and it may join again."""
 
     worker: int
     why: str

@@ -66,9 +66,8 @@ class WorkerSession:
         if nbytes > max_nbytes:
             raise ProtocolError(f"a request of {nbytes} bytes, above the limit of {max_nbytes}")
         if executing + nbytes > credit:
-            raise ProtocolError(
-                f"{executing + nbytes} bytes of unanswered requests, above the limit of {credit}"
-            )
+            problem = f"{executing + nbytes} bytes of unanswered requests"
+            raise ProtocolError(f"{problem}, above the limit of {credit}")
         if len(self._executing) + len(self._replies) >= limits.WINDOW:
             raise ProtocolError(f"more than {limits.WINDOW} requests without an acknowledged reply")
         message = self._assembly.add(header, payload)

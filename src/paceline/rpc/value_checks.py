@@ -59,9 +59,8 @@ class ValueChecks:
     def finite(self, who: str, what: str, values: Iterable[Tensor]) -> None:
         """Raise NonFinite if one of the values is not finite."""
         if self._reads_values and not all_finite(values):
-            raise NonFinite(
-                f"{who}: {what} are NaN or infinite and were not used; lower learning_rate"
-            )
+            problem = f"{who}: {what} are NaN or infinite and were not used"
+            raise NonFinite(f"{problem}; lower learning_rate")
 
     def activations(self, who: str, worker: int, values: Tensor) -> None:
         """Raise NonFinite or InvalidInput for activations that would spoil the head's buffers."""

@@ -281,14 +281,10 @@ class WorkerGroup:
         self._rpc, self._workers, self._pool, self._begun = rpc, workers, pool, begun
         self.membership = Membership(workers, wait_s, self._admit, clock)
         self.deadline = ProgressDeadline(deadline_s, clock)
+        self.is_own = pool is not None  # then the workers' values can be trusted
         self.lost: list[str] = []  # one reason per loss
         self._diverged: set[int] = set()
         self._refusals = RateLimitedLog(logger)
-
-    @property
-    def is_own(self) -> bool:
-        """True if the hub started all workers itself, so that their values can be trusted."""
-        return self._pool is not None
 
     def _admit(self, request: RpcRequest, step: int) -> None:
         self.reply(request, self._begun(request.worker, step))

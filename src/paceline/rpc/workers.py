@@ -143,10 +143,7 @@ class WorkerPool:
             raise
 
     def poll(self) -> list[tuple[int, str]]:
-        """Return the workers whose process has ended, with the reason.
-
-        Stops the run if a worker has received a signal.
-        """
+        """Return the workers whose process has ended, with the reason; stop the run at a signal."""
         found: list[tuple[int, str]] = []
         names = {one: f"worker {listed(numbers)}" for one, numbers in self._processes.items()}
         self._signals.poll({process.pid: name for process, name in names.items()})

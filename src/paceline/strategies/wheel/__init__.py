@@ -6,7 +6,7 @@ whose updates are asynchronous.
 The path of a gradient from a worker to the parameters:
 
     worker.py     BodyWorker._backward      autograd computes the body's gradients as one vector
-    endpoint.py   Endpoint.message          a codec encodes the vector; the host gets a copy
+    rpc           Endpoint.message          a codec encodes the vector; the host gets a copy
                      |
                      |  rpc: request in pieces, executed once
                      v

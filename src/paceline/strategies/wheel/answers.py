@@ -25,10 +25,10 @@ from paceline.measure.device_profile import DeviceProfile
 from paceline.measure.profiled_machine import device_name
 from paceline.record.worker_trace import Trace
 from paceline.rpc import tensor_parts
-from paceline.rpc.endpoint import CopyLane, Endpoint
 from paceline.rpc.frames import Message
 from paceline.rpc.limits import MOST_TEXT
 from paceline.rpc.server import RpcRequest
+from paceline.rpc.tensor_parts import CopyLane, Endpoint
 from paceline.rpc.worker_group import ProbeTurns, WorkerGroup
 from paceline.strategies.wheel import protocol
 from paceline.strategies.wheel.epochs import EpochLog
@@ -55,9 +55,8 @@ class WorkerFailed(Exception):
 class StepAnswers:
     """Decodes the requests of steps for the parameter server, and encodes its replies.
 
-    Runs in the hub's thread. `nbytes`: the bytes of messages by purpose (figure 2 of the paper).
-    `num_pushed`: the number of messages with gradients of the body. `count`: called after each
-    update with a mapping from the update's epoch to the update's loss.
+    `nbytes`: the bytes of messages by purpose (figure 2 of the paper). `num_pushed`: the number of
+    messages with gradients of the body. `count`: called with the losses of each update, by epoch.
     """
 
     def __init__(
@@ -104,11 +103,7 @@ class StepAnswers:
         return reply
 
     def answer(self, request: RpcRequest) -> Message:
-        """Run the head on received activations; return a reply with their gradients.
-
-        Raises InvalidInput if the activations or targets do not fit the model, and NonFinite if a
-        value is not finite.
-        """
+        """Run the head on received activations; return a reply with their gradients."""
         worker, message, at_s = request.worker, request.message, request.arrived_s
         endpoint, step = self._of_head[worker], message.step
         batches, parts = self._batches, tensor_parts.parts_of(message)

@@ -73,11 +73,8 @@ def load(state: State, server: ParameterServer, layout: str) -> ServerProgress:
     except ValidationError as error:
         raise InvalidInput("resume", f"server.json: {first_fault(error)}") from None
     if (other := difference(layout, progress.layout)) is not None:
-        raise InvalidInput(
-            "resume",
-            f"the checkpoint's run differs: {other}",
-            hint="to start a new run, omit --resume",
-        )
+        hint = "to start a new run, omit --resume"
+        raise InvalidInput("resume", f"the checkpoint's run differs: {other}", hint=hint)
     load_learned_state(state, server.model, server.optimizer, server.schedule)
     restore_random_state(server.device, state.file("random"), state.parts["random"])
     server.restore(progress.version, progress.workers, progress.staleness)

@@ -61,11 +61,7 @@ class ChildServer(ParameterServer):
         self._take(self.parent.begin(self.completed))
 
     def poll_parent(self) -> bool:
-        """Load the parent's reply, if it has arrived; return whether the parent was restarted.
-
-        After a restart of the parent the summed gradients are dropped, and all workers must begin
-        their steps again.
-        """
+        """Load the parent's reply, if it has arrived; return whether the parent was restarted."""
         if self._exchange is None or not self._exchange.done():
             return False
         reply, self._exchange = self._exchange.result(), None
@@ -149,7 +145,7 @@ class ChildServer(ParameterServer):
         self.version = reply.version
         if not reply.resume:
             return
-        self._sum = None
+        self._sum = None  # the parent was restarted: all workers begin their steps again
         step, *progress = reply.resume
         workers = self.workers.all
         known = progress if len(progress) == len(workers) else [step] * len(workers)

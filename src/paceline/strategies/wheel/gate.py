@@ -43,9 +43,8 @@ class Gate:
         topic = Topic(message.topic)
         self._newest = max(self._newest, self._version())
         if not 0 <= message.version <= self._newest:
-            raise InvalidInput(
-                topic, f"version must be from 0 to {self._newest}", got=message.version
-            )
+            problem = f"version must be from 0 to {self._newest}"
+            raise InvalidInput(topic, problem, got=message.version)
         if topic is Topic.PROBE:
             return topic  # the field `step` of a PROBE has a number of bytes
         if not 0 <= message.step <= self._num_steps:
@@ -53,9 +52,8 @@ class Gate:
         reached = self._workers.of(worker).next_step
         is_over = topic in _ONCE and message.step < reached
         if is_over or (topic in _OF_BODIES and message.step > reached + _AHEAD):
-            raise InvalidInput(
-                topic, f"step must be {reached} or {reached + _AHEAD}", got=message.step
-            )
+            problem = f"step must be {reached} or {reached + _AHEAD}"
+            raise InvalidInput(topic, problem, got=message.step)
         return topic
 
     def check_layout(self, message: Message) -> None:

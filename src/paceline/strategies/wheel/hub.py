@@ -171,8 +171,8 @@ class Hub:
     def _refused(self, request: RpcRequest, error: InvalidInput | NonFinite) -> Message:
         """Drop a worker after a wrong request; the worker may join again.
 
-        A wrong request of a worker on this machine ends the run, because the other workers would
-        fail, too. The run also ends if the values of all live workers are not finite.
+        The run ends if the worker is on this machine, because the other workers would fail, too,
+        or if the values of all live workers are not finite.
         """
         reply, worker = refusal(str(error)), request.worker
         is_diverged = isinstance(error, NonFinite) and self.group.all_diverged(worker)

@@ -123,12 +123,9 @@ def training_job(
 ) -> TrainingJob:
     """Load the data, build the model, and cut it; InvalidInput if they do not fit together."""
     if settings.listen is not None and is_given(settings.model):
-        raise InvalidInput(
-            "model",
-            "must be importable by workers on other machines",
-            got=settings.model,
-            hint="name it as package.module:factory",
-        )
+        problem = "must be importable by workers on other machines"
+        hint = "name it as package.module:factory"
+        raise InvalidInput("model", problem, got=settings.model, hint=hint)
     config: Wheel = session.config
     recipe = recipe_of(settings.model, settings.data, settings.seed)
     model = built(recipe, settings.seed)
@@ -172,12 +169,10 @@ def rehearsal_job(session: TrainingSession, settings: RehearseSettings) -> Train
 def _check_long_enough(config: Wheel, num_steps: int) -> None:
     """Raise InvalidInput if `num_steps` steps have too few exchanges between hubs."""
     if config.child_hubs and num_steps * config.workers_of_hub // config.gathered < _FEWEST_MEANS:
-        least = ceil(_FEWEST_MEANS * config.gathered / config.workers_of_hub)
-        raise InvalidInput(
-            "steps",
-            f"must be at least {least - NUM_WARM_UP - NUM_LAST} with gather={config.gathered}",
-            got=num_steps - NUM_WARM_UP - NUM_LAST,
-        )
+        extra = NUM_WARM_UP + NUM_LAST
+        least = ceil(_FEWEST_MEANS * config.gathered / config.workers_of_hub) - extra
+        problem = f"must be at least {least} with gather={config.gathered}"
+        raise InvalidInput("steps", problem, got=num_steps - extra)
 
 
 def child_job(settings: ChildSettings, parent: RunSpec) -> TrainingJob:
@@ -261,10 +256,7 @@ def learning_in(spec: RunSpec, recipe: Recipe) -> Learning:
 def model_and_halves(
     spec: RunSpec, recipe: Recipe, device: torch.device, model: nn.Module | None = None
 ) -> tuple[nn.Module, Halves]:
-    """Build a run's model, or a rehearsal's stand-in, and cut it into halves.
-
-    `model`: a model to cut instead of building a new one.
-    """
+    """Build a run's `model`, unless it is given, or a rehearsal's stand-in; cut it into halves."""
     if (pace := spec.pace) is not None:
         workload = workload_of(spec.model, pace.samples, pace.input_shape)
         parts = split(workload, Wheel(head=spec.head))

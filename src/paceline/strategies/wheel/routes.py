@@ -38,24 +38,18 @@ def place(machine: Machine, config: Wheel) -> DevicePlacement:
     wanted = machine.devices[0].host if config.hub is None else config.hub
     with_devices = {device.host for device in machine.devices}
     if wanted not in with_devices:
-        raise InvalidInput(
-            "hub",
-            f"must be a host that has a device in machine {machine.name!r}",
-            got=wanted,
-            hint=f"choose one of {', '.join(sorted(with_devices)[:_MOST_NAMED])}",
-        )
+        problem = f"must be a host that has a device in machine {machine.name!r}"
+        hint = f"choose one of {', '.join(sorted(with_devices)[:_MOST_NAMED])}"
+        raise InvalidInput("hub", problem, got=wanted, hint=hint)
     hub = next(device for device in machine.devices if device.host == wanted)
     others = [device for device in machine.devices if device != hub]
     num_devices = max(config.workers_by_device)
     if num_devices > len(others):
         of_children = f" and child_hubs={config.child_hubs}" if config.child_hubs else ""
         most = max(0, config.lanes * (len(others) - config.child_hubs))
-        raise InvalidInput(
-            "workers",
-            f"must be at most {most} with lanes={config.lanes}{of_children}: {machine.name!r} has "
-            f"{len(others)} devices in addition to the hub's",
-            got=config.workers,
-        )
+        problem = f"must be at most {most} with lanes={config.lanes}{of_children}"
+        problem += f": {machine.name!r} has {len(others)} devices in addition to the hub's"
+        raise InvalidInput("workers", problem, got=config.workers)
     numbered = [hub, *others]
     lanes = {numbered[number]: own for number, own in config.workers_by_device.items()}
     bodies = tuple(device for device, workers in lanes.items() for _ in workers)

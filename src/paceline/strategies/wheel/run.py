@@ -275,19 +275,13 @@ def _about(session: TrainingSession, job: jobs.TrainingJob) -> str:
 def _check_trained(config: Wheel, settings: TrainSettings) -> None:
     """Raise InvalidInput if `child_hubs` is set, or if checkpoints are due by steps."""
     if config.child_hubs:
-        raise InvalidInput(
-            "child_hubs",
-            "cannot be used in training",
-            got=config.child_hubs,
-            hint="start each child hub with paceline hub --parent",
-        )
+        hint = "start each child hub with paceline hub --parent"
+        got = config.child_hubs
+        raise InvalidInput("child_hubs", "cannot be used in training", got=got, hint=hint)
     interval = settings.checkpoint_interval
     if interval is not None and interval.seconds is None:
-        raise InvalidInput(
-            "checkpoint_every",
-            "must be a time such as 60s, or never, because workers of wheel have no common steps",
-            got=settings.checkpoint_every,
-        )
+        problem = "must be a time such as 60s, or never, as workers of wheel have no common steps"
+        raise InvalidInput("checkpoint_every", problem, got=settings.checkpoint_every)
 
 
 def _devices(session: TrainingSession) -> tuple[torch.device, tuple[str, ...]]:
@@ -303,13 +297,9 @@ def _devices(session: TrainingSession) -> tuple[torch.device, tuple[str, ...]]:
         return first_device(), ()
     found = gpus()
     if 0 < len(found) < num_bodies:
-        raise InvalidInput(
-            "workers",
-            f"must be at most {config.lanes * len(found)} with lanes={config.lanes} on "
-            f"{len(found)} GPUs",
-            got=config.workers,
-            hint="or set CUDA_VISIBLE_DEVICES= to use CPUs",
-        )
+        most, hint = config.lanes * len(found), "or set CUDA_VISIBLE_DEVICES= to use CPUs"
+        problem = f"must be at most {most} with lanes={config.lanes} on {len(found)} GPUs"
+        raise InvalidInput("workers", problem, got=config.workers, hint=hint)
     # Divide the CPU cores, because the hub computes at the same time as its workers.
     torch.set_num_threads(num_threads(num_bodies))
     if not found:

@@ -268,11 +268,11 @@ class ParameterServer:
         except InvalidInput:
             raise
         except Exception as error:
-            raise InvalidInput(
-                "model",
+            problem = (
                 f"head or loss fails on activations {described(share.inputs)} and targets "
-                f"{described(share.targets)}: {first_line(error)}",
-            ) from error
+                f"{described(share.targets)}: {first_line(error)}"
+            )
+            raise InvalidInput("model", problem) from error
 
 
 def _check_optimizer(

@@ -112,9 +112,8 @@ def _index_of(workload: Workload, head: str) -> int:
     if head not in names[1:]:
         why = "leaves nothing for the body" if head in names else "is no layer"
         others = ", ".join(names[1:]) or "another model, as this one has a single layer"
-        raise InvalidInput(
-            "head", f"{head!r} {why} of model {workload.name}", hint=f"choose one of {others}"
-        )
+        problem = f"{head!r} {why} of model {workload.name}"
+        raise InvalidInput("head", problem, hint=f"choose one of {others}")
     if refusal := refusal_of(workload, head):
         raise InvalidInput.of(refusal)
     return names.index(head)
@@ -129,13 +128,12 @@ def _saves(parts: Split, config: Wheel) -> bool:
 
 def _not_worth(best: Split) -> InvalidInput:
     crossing, kept = 2 * best.head.input_nbytes, 2 * best.head.gradient_nbytes
-    return InvalidInput(
-        "strategy",
+    problem = (
         f"a head of {best.body.name} from {best.first} on sends {crossing / 1e6:.3g} MB of "
-        f"activations to save {kept / 1e6:.3g} MB",
-        got="wheel",
-        hint=f"choose a data-parallel strategy, reduce batch_size, or set head={best.first}",
+        f"activations to save {kept / 1e6:.3g} MB"
     )
+    hint = f"choose a data-parallel strategy, reduce batch_size, or set head={best.first}"
+    return InvalidInput("strategy", problem, got="wheel", hint=hint)
 
 
 def messages(parts: Split, config: Wheel) -> dict[Purpose, MessageSize]:

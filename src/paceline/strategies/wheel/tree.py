@@ -133,9 +133,8 @@ class ChildHubs:
         mean.losses.update(self._losses_in(parts[2]))
         below = tensor_parts.numbers_of(parts[3])
         if len(below) > _MOST_BELOW:
-            raise InvalidInput(
-                "steps", f"must have at most {_MOST_BELOW} values, one per worker", got=len(below)
-            )
+            problem = f"must have at most {_MOST_BELOW} values, one per worker"
+            raise InvalidInput("steps", problem, got=len(below))
         if any(not 0 <= step <= self._num_steps for step in below):
             raise InvalidInput("steps", f"must be from 0 to {self._num_steps}", got=max(below))
         self._server.merge(worker, message.step, mean, below)
@@ -155,9 +154,8 @@ class ChildHubs:
         for epoch, num_samples, total in rows.view(-1, _LOSS_FIELDS).tolist():
             is_whole = epoch == int(epoch) and num_samples == int(num_samples)
             if not is_whole or not 0 <= epoch < self._num_steps or num_samples < 0:
-                raise InvalidInput(
-                    "losses", f"have an invalid row: {num_samples} samples in epoch {epoch}"
-                )
+                problem = f"have an invalid row: {num_samples} samples in epoch {epoch}"
+                raise InvalidInput("losses", problem)
             if abs(total) > LARGEST_LOSS * max(1, num_samples):
                 raise NonFinite("the training loss of a child hub is too large")
             found[int(epoch)] = LossSum(int(num_samples), total)

@@ -38,8 +38,8 @@ from paceline.rpc import tensor_parts
 from paceline.rpc.batch_layout import BatchLayout
 from paceline.rpc.client import Client, HubRestarted, ReplyFuture
 from paceline.rpc.connecting import WorkerProcessSettings
-from paceline.rpc.endpoint import CopyLane, Endpoint
 from paceline.rpc.frames import Message
+from paceline.rpc.tensor_parts import CopyLane, Endpoint
 from paceline.rpc.workers import check_reply, listed, retry_after_restart, run_as_process
 from paceline.strategies.wheel import job, protocol
 from paceline.strategies.wheel.config import RunSpec
@@ -249,11 +249,8 @@ def take_part(settings: WorkerProcessSettings, clients: Mapping[int, Client]) ->
     lanes = spec.config.lanes
     expected = tuple(spec.config.workers_by_device[1 + workers[0] // lanes])
     if workers != expected:
-        raise InvalidInput(
-            "workers",
-            f"must be {listed(expected)} on this device, because the hub has lanes={lanes}",
-            got=listed(workers),
-        )
+        problem = f"must be {listed(expected)} on this device, because the hub has lanes={lanes}"
+        raise InvalidInput("workers", problem, got=listed(workers))
     device = first_device() if settings.device is None else device_named(settings.device)
     if spec.pace is not None:  # stand-ins sleep instead of computing
         device = torch.device("cpu")
