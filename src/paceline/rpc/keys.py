@@ -57,7 +57,7 @@ class WorkerKeys:
 
 
 def generate_keys(folder: Path) -> tuple[Path, ...]:
-    """Write new keys for a hub and its workers; return the files, none of which existed before."""
+    """Write new keys for a hub and its workers, overwriting no file; return the files."""
     _check_curve()
     written = []
     try:

@@ -41,8 +41,6 @@ from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, messages
 from paceline.strategies.wheel.staleness import LossSum
 from paceline.strategies.wheel.tree import ChildHubs
 
-Handler = Callable[[RpcRequest], Message | None]
-
 
 class WorkerFailed(Exception):
     """Raised if a worker reports its failure; `by_input`: it failed with InvalidInput."""
@@ -144,7 +142,7 @@ class StepAnswers:
 
 
 class Answers:
-    """Executes the requests of workers; a handler returns None if the reply must wait.
+    """Executes the requests of workers.
 
     The hub executes `waiting` requests again. A BEGIN request waits until the worker may begin.
     `profiles` and `trace` come from the workers.
@@ -167,13 +165,16 @@ class Answers:
         self.profiles: dict[int, DeviceProfile] = {}
         self.trace = Trace()
 
-    def handler(self, request: RpcRequest) -> Handler:
-        """Check a request, and return its handler; raise InvalidInput if it is not allowed."""
+    def execute(self, request: RpcRequest) -> Message | None:
+        """Check and execute a request; return the reply, or None if the reply must wait.
+
+        Raises InvalidInput if the worker must not send this request now.
+        """
         worker, message = request.worker, request.message
         if message.topic in OF_STEPS and worker not in self._server.workers.live:
             # The hub has dropped this worker or was restarted: the worker must begin again.
-            return lambda request: Message(Topic.AGAIN, request.message.step)
-        handlers: dict[Topic, Handler] = {
+            return Message(Topic.AGAIN, message.step)
+        handlers: dict[Topic, Callable[[RpcRequest], Message | None]] = {
             Topic.PARAMETERS: self._fetch,
             Topic.WHOLE_PARAMETERS: self._fetch,
             Topic.WHOLE_GRADIENTS: self._merge,
@@ -187,7 +188,7 @@ class Answers:
             Topic.DONE: self._finish,
             Topic.FAILED: self._fail,
         }
-        return handlers[self._gate.check(worker, message)]
+        return handlers[self._gate.check(worker, message)](request)
 
     def forget(self, worker: int) -> None:
         """Drop a worker's waiting requests, and end its turn to probe."""

@@ -143,7 +143,7 @@ class Hub:
         worker, message = request.worker, request.message
         self.group.deadline.requested(worker)
         try:
-            reply = self.answers.handler(request)(request)
+            reply = self.answers.execute(request)
         except StepDiscarded as error:
             logger.info("%s", error)
             reply = Message(Topic.AGAIN, message.step)

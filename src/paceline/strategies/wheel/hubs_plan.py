@@ -100,18 +100,19 @@ class HubExchanges:
     def _copied(self, step: int, worker: int) -> TaskId:
         return TaskId(step, Kind.REDUCE, COPY, worker)
 
-    def sends(self, step: int, worker: int) -> bool:
-        """Return whether a worker's gradients of this step completed a mean."""
-        return self._copied(step, worker) in self._of_worker[worker].copied
+    def replies(self, step: int, workers: list[int]) -> Iterator[Task]:
+        """Yield the root's replies to gradients of this step that completed a mean.
 
-    def reply(self, step: int, worker: int, updated: tuple[TaskId, ...]) -> Iterator[Task]:
-        """Yield the root's reply after its updates, if the worker's gradients completed a mean."""
-        if not self.sends(step, worker):
-            return
-        child, copied = self._of_worker[worker], self._copied(step, worker)
-        reply = Message(child.down, step, PARAMETERS, worker)
-        yield from reply.tasks(updated)
-        yield Task(copied, child.copying, self._copy, reply.arrival)
+        The replies follow all updates by the gradients of these workers.
+        """
+        hubs = {worker: self._of_worker[worker] for worker in workers}
+        sent = [worker for worker in workers if self._copied(step, worker) in hubs[worker].copied]
+        updates = tuple(TaskId(step, Kind.STEP, "", worker) for worker in sent)
+        for worker in sent:
+            reply = Message(hubs[worker].down, step, PARAMETERS, worker)
+            yield from reply.tasks(updates)
+            own = self._copied(step, worker)
+            yield Task(own, hubs[worker].copying, self._copy, reply.arrival)
 
     def before_fetch(self, worker: int) -> tuple[TaskId, ...]:
         """Return the exchange that a worker's next fetch of parameters waits for, if any.

@@ -178,40 +178,22 @@ class _WindowTasks:
         """Yield the tasks of all steps, in the order of turns."""
         lanes = self.placement.lanes
         turns = [(device, worker) for device, workers in lanes.items() for worker in workers]
+        # Workers whose child hubs wait for each other begin the next step together.
+        are_together = self.hubs is not None and self.hubs.in_step
+        groups = [turns] if are_together else [[turn] for turn in turns]
         before: dict[Device, _TaskIds] = dict.fromkeys(lanes, ())
         for device, worker in turns:
             before[device] = yield from self._begin(0, worker, before[device])
         for step in range(num_steps):
             for worker in range(len(self.routes)):
                 yield from self._answer(step, worker)
-            is_last = step + 1 == num_steps
-            if self.hubs is not None and self.hubs.in_step:
-                yield from self._in_step(self.hubs, step, turns, before, is_last)
-                continue
-            for device, worker in turns:
-                before[device] = yield from self._backward(step, worker, before[device])
+            for group in groups:
+                for device, worker in group:
+                    before[device] = yield from self._backward(step, worker, before[device])
                 if self.hubs is not None:
-                    yield from self.hubs.reply(step, worker, (self._update_of(step, worker),))
-                if not is_last:
+                    yield from self.hubs.replies(step, [worker for _, worker in group])
+                for device, worker in group if step + 1 < num_steps else ():
                     before[device] = yield from self._begin(step + 1, worker, before[device])
-
-    def _in_step(
-        self,
-        hubs: HubExchanges,
-        step: int,
-        turns: list[tuple[Device, int]],
-        before: dict[Device, _TaskIds],
-        is_last: bool,
-    ) -> Iterator[Task]:
-        """Yield the turns of a step in which child hubs wait for each other's updates."""
-        for device, worker in turns:
-            before[device] = yield from self._backward(step, worker, before[device])
-        sent = [worker for _, worker in turns if hubs.sends(step, worker)]
-        updates = tuple(self._update_of(step, worker) for worker in sent)
-        for worker in sent:
-            yield from hubs.reply(step, worker, updates)
-        for device, worker in () if is_last else turns:
-            before[device] = yield from self._begin(step + 1, worker, before[device])
 
     def _message(self, step: int, purpose: Purpose, worker: int) -> Message:
         return Message(self.routes[worker][purpose], step, purpose, worker)
