@@ -32,9 +32,7 @@ class ConnectingWorkers(Record, ABC):
 
     connect: str = Field(description="Address of the hub, such as tcp://10.0.0.1:5555.")
     keys: Path | None = Field(None, description="Folder of keys that `paceline keys` has written.")
-    run_name: str = Field(
-        RUN, description="Name of the run, the same for the hub and its workers."
-    )
+    run_name: str = Field(RUN, description="Name of the run, the same for the hub and its workers.")
     deadline_s: Seconds = Field(
         60.0, description="Time without an answer after which the hub is lost."
     )

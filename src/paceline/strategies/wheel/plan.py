@@ -153,7 +153,7 @@ class _WindowTasks:
             device.name: costs.computing_on(device, machine.host_of(device), devices)
             for device in devices
         }
-        self.routes = []
+        self.routes: list[dict[Purpose, tuple[RouteStage, ...]]] = []
         for body, hub in zip(placement.bodies, placement.heads, strict=True):
             server = server_of(machine, hub, config)
             own = routes(machine, body, hub, server, sent) | self._lending(machine, hub, server)
