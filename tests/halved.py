@@ -128,7 +128,8 @@ class ManualWorker:
         """Take a step; return the new version, and the loss."""
         version = self.fetch()
         gradients, loss = self.forward(step, version, inputs, labels)
-        return self.server.update(self.worker, step, version, gradients), loss
+        self.server.update(self.worker, step, version, gradients)
+        return self.server.version, loss
 
 
 Make = Callable[[nn.Module], torch.optim.Optimizer]

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property, partial
-from math import prod
+from math import ceil, prod
 
 from paceline.core.cost import Roofline, link_lane
 from paceline.core.machine import Machine
@@ -16,7 +16,7 @@ from paceline.records.machine_file import find_machine
 from paceline.strategies.allreduce import plan as allreduce
 from paceline.strategies.allreduce.config import AllReduce
 from paceline.strategies.wheel.config import Wheel
-from paceline.strategies.wheel.plan import head_devices_needed, plan
+from paceline.strategies.wheel.plan import plan
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, messages, split
 from paceline.training.recipes.named import workload_of
 from papers.paper_tables import Paper, paper_of, printed_values, read_printed
@@ -39,7 +39,8 @@ def paper() -> Paper:
     tasks = runs.plan(one, 1).tasks
     # Seconds of one answer of a fully-connected worker: the paper's p.
     answer_s = sum(runs.cost.seconds(task) for task in tasks if task.part in head)
-    needed = head_devices_needed(answer_s, _NUM_BODY_GPUS, worker_s / _FOUR_GPUS.lanes)
+    step_s = worker_s / _FOUR_GPUS.lanes
+    needed = ceil(answer_s * _NUM_BODY_GPUS / step_s)  # p k / t
     return paper_of(
         "wheel",
         {

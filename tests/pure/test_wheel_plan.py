@@ -17,7 +17,7 @@ from paceline.core.strategy import Window
 from paceline.core.wire_format import Purpose, wire_format
 from paceline.core.workload import Workload
 from paceline.strategies.wheel.config import Wheel
-from paceline.strategies.wheel.plan import head_devices_needed, memory, place, plan
+from paceline.strategies.wheel.plan import memory, place, plan
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, messages, on_the_wire, pace_of, split
 from refusals import refused
 from wheels import BODY, CROSSING, HEAD, SAMPLES, UPDATE_S, layer, model, period_of
@@ -101,7 +101,6 @@ def test_turns_on_a_device_do_not_interleave(workers, lanes, nbytes_per_s):
 def test_lanes_and_hubs_set_the_pace(places, nbytes_per_s, config, head_s, expected):
     machine = two_hosts(*places, nbytes_per_s=nbytes_per_s)
     assert period_of(model(head_s=head_s), machine, config) == pytest.approx(expected, rel=1e-6)
-    assert head_devices_needed(2.4, 3, 3.0) == 3
 
 
 @pytest.mark.parametrize("lanes", [1, 2])

@@ -20,8 +20,8 @@ from paceline.core.wire_format import Purpose
 from paceline.links.clock import Clock, clock_for
 from paceline.record.recorder import LayerMarks
 from paceline.record.worker_trace import WorkerRecorder
-from paceline.rpc.endpoint import CopyLane, Endpoint
 from paceline.rpc.frames import Message
+from paceline.rpc.tensor_parts import CopyLane, Endpoint
 from paceline.strategies.wheel.config import Wheel
 from simulated_gpu.device import RaceError
 from simulated_gpu.tensors import devices

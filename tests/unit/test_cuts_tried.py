@@ -25,7 +25,7 @@ from paceline.strategies.subbatch import head
 from paceline.strategies.subbatch.build import describe_recipe
 from paceline.strategies.subbatch.build import split as split_model
 from paceline.strategies.subbatch.config import SubBatch
-from paceline.strategies.wheel import trial as of_wheel
+from paceline.strategies.wheel import job as of_wheel
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.split import split
 from paceline.training.models.factory import names

@@ -14,8 +14,7 @@ from paceline.measure.devices import CodecFigures, DeviceFigures
 from paceline.measure.this_machine import facts
 from paceline.measure.timing import Sampler, Spread
 from paceline.rpc.frames import Message
-from paceline.rpc.probing import ProbeTurns
-from paceline.rpc.server import RpcRequest
+from paceline.rpc.worker_group import ProbeTurns
 from paceline.strategies import EXCHANGES
 from paceline.studies.probe.link_speeds import Links
 from paceline.studies.probe.machine_description import (
@@ -207,7 +206,7 @@ def test_a_probe_waits_for_ranks_that_end_later():
 
 def asks(turns: ProbeTurns, worker: int, nbytes: int = 100) -> bool:
     """Request a probe; return whether it is the worker's turn."""
-    reply = turns.reply(RpcRequest(worker, Message("probe", nbytes), b"session", 0))
+    reply = turns.reply(worker, Message("probe", nbytes))
     assert reply is None or reply.parts[0].nbytes == nbytes
     return reply is not None
 
@@ -215,13 +214,13 @@ def asks(turns: ProbeTurns, worker: int, nbytes: int = 100) -> bool:
 def test_workers_probe_in_turns():
     turns = ProbeTurns(1000, 5.0)
     assert [asks(turns, worker) for worker in (0, 1, 2)] == [True, False, False]
-    assert turns.end(1) == []  # it is not its turn
+    turns.end(1)  # it is not its turn
+    assert not asks(turns, 1)
     assert asks(turns, 0, 64)
-    assert [one.worker for one in turns.end(0)] == [1, 2]
-    # A lost worker gives up its turn or its place in the queue.
-    assert [asks(turns, worker) for worker in (1, 2, 3)] == [True, False, False]
-    assert turns.forget(2) == []
-    assert [one.worker for one in turns.forget(1)] == [3]
+    turns.end(0)
+    assert [asks(turns, worker) for worker in (1, 2)] == [True, False]
+    turns.forget(1)  # a lost worker gives up its turn
+    assert asks(turns, 2)
 
 
 def test_probes_are_of_a_bounded_size_and_number():
@@ -237,10 +236,11 @@ def test_probes_are_of_a_bounded_size_and_number():
     assert asks(turns, 0)
 
 
-def test_a_worker_that_does_not_use_its_turn_is_overdue():
+def test_a_worker_that_does_not_use_its_turn_loses_it():
     clock = Ticking()
     turns = ProbeTurns(1000, 5.0, clock.mark)
-    assert turns.overdue() is None
+    assert not turns.end_overdue()
     assert asks(turns, 3)
-    for clock.now, worker in ((4.9, None), (5.1, 3)):
-        assert turns.overdue() == worker
+    for clock.now, is_late in ((4.9, False), (5.1, True)):
+        assert turns.end_overdue() == is_late
+    assert asks(turns, 4)

@@ -90,7 +90,7 @@ class TestSession:
 
 def joined(max_nbytes: int = MAX_NBYTES) -> Outbox:
     outbox = Outbox()
-    assert outbox.join(SESSION, max_nbytes, 0)
+    outbox.join(SESSION, max_nbytes, 0)
     return outbox
 
 
@@ -133,16 +133,16 @@ class TestOutbox:
         pending = [outbox.admit(Message("a")) for _ in range(4)]
         assert [outbox.take() for _ in range(3)] == pending[:3]
         outbox.answer(2, Message("done"))
-        assert outbox.join(SESSION, MAX_NBYTES, 1)
+        outbox.join(SESSION, MAX_NBYTES, 1)
         assert [outbox.take() for _ in range(3)] == [pending[2], pending[3], None]
-        assert not outbox.answer(2, Message("done"))  # the reply came over both connections
+        outbox.answer(2, Message("done"))  # the reply came over both connections
 
     def test_a_restarted_hub_voids_the_requests_it_does_not_know(self):
         outbox = joined()
         kept, void = outbox.admit(Message("a")), outbox.admit(Message("a"))
         outbox.answer(kept.sequence, Message("done"))
         waiting = blocks(void.result)
-        assert not outbox.join(OTHER, MAX_NBYTES, 0)
+        outbox.join(OTHER, MAX_NBYTES, 0)
         with pytest.raises(HubRestarted):
             waiting.result(DEADLINE_S)
         assert outbox.take() is None

@@ -17,7 +17,8 @@ from paceline.core.timeline import Span
 from paceline.measure.device_profile import DeviceProfile, HubLink
 from paceline.record.worker_trace import MessageTime, Trace
 from paceline.rpc.frames import Message
-from paceline.rpc.membership import Membership
+from paceline.rpc.server import RpcRequest
+from paceline.rpc.worker_group import Membership
 from paceline.strategies.wheel.gate import Gate, only_part
 from paceline.strategies.wheel.protocol import Topic
 from paceline.strategies.wheel.staleness import HeadGradients, Workers
@@ -221,13 +222,18 @@ class Run:
     def __init__(self, num_workers: int = 2, wait_s: float = 60.0) -> None:
         self.clock, self.workers = Clock(), Workers(num_workers, None)
         self.admitted: list[tuple[int, int]] = []
-        admit = lambda *who: self.admitted.append(who)  # noqa: E731
-        self.membership = Membership(self.workers, wait_s, admit, self.clock)
+        self.membership = Membership(self.workers, wait_s, self._admit, self.clock)
+
+    def _admit(self, request: RpcRequest, step: int) -> None:
+        self.admitted.append((request.worker, step))
+
+    def wait(self, worker: int, step: int) -> None:
+        self.membership.wait(RpcRequest(worker, Message("begin", step), b"", 0))
 
     def begun(self) -> Self:
         """Let all workers begin."""
         for worker, _ in enumerate(self.workers.progress()):
-            self.membership.wait(worker, 0)
+            self.wait(worker, 0)
         self.membership.begin()
         return self
 
@@ -235,18 +241,18 @@ class Run:
 @pytest.mark.parametrize("late", [False, True])
 def test_a_run_begins_with_all_workers_or_after_the_wait_without_late_ones(late: bool):
     run = Run()
-    run.membership.wait(0, 0)
+    run.wait(0, 0)
     assert not run.membership.is_ready
     if late:
         run.clock.now_s += 60.1
     else:
-        run.membership.wait(1, 0)
+        run.wait(1, 0)
     assert run.membership.is_ready
     run.membership.begin()
     assert run.admitted == [(0, 0)] + [(1, 0)] * (not late)
     if late:
         run.workers.of(0).complete(7)
-        run.membership.wait(1, 0)  # a worker does not repeat steps that others have completed
+        run.wait(1, 0)  # a worker does not repeat steps that others have completed
         assert run.admitted[-1] == (1, run.workers.of(1).next_step) == (1, 7)
 
 
@@ -261,7 +267,7 @@ def test_a_run_without_workers_ends_after_the_wait():
     assert [run.membership.drop(worker) for worker in (0, 1, 0, 1)] == [True, True, False, False]
     run.clock.now_s += 59.9
     run.membership.poll()
-    run.membership.wait(0, 0)
+    run.wait(0, 0)
     run.membership.drop(0)
     run.clock.now_s += 0.2
     with pytest.raises(WorkerLost):
@@ -286,7 +292,7 @@ def test_a_run_ends_when_all_workers_are_done_or_lost():
 def test_after_a_restart_of_the_parent_all_workers_begin_together():
     run = Run().begun()
     run.membership.restart()
-    run.membership.wait(0, 3)
+    run.wait(0, 3)
     assert len(run.admitted) == 2
-    run.membership.wait(1, 2)
+    run.wait(1, 2)
     assert run.admitted[2:] == [(0, 0), (1, 0)]

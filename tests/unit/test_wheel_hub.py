@@ -16,8 +16,9 @@ from paceline.rpc.server import Server
 from paceline.rpc.workers import connected
 from paceline.strategies.wheel import hub as module_of_hub
 from paceline.strategies.wheel.config import PaceSpec, RunSpec, Wheel
+from paceline.strategies.wheel.epochs import EpochLog
 from paceline.strategies.wheel.hub import Hub
-from paceline.strategies.wheel.job import TrainingJob, paced_recipe, stand_in
+from paceline.strategies.wheel.job import TrainingJob, model_and_halves, recipe_in
 from paceline.strategies.wheel.protocol import Topic
 from paceline.strategies.wheel.server import ParameterServer
 from paceline.strategies.wheel.split import split
@@ -60,17 +61,18 @@ def clock() -> Clock:
 def hub(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A hub that ends because no worker trains, although heartbeats continue."""
     monkeypatch.setattr(module_of_hub, "Server", lambda *of, clock, **more: Server(*of, **more))
-    model, halves = stand_in(SPEC)
+    recipe, cpu = recipe_in(SPEC), torch.device("cpu")
+    model, halves = model_and_halves(SPEC, recipe, cpu)
     workload = workload_of("lenet5", 32, None)
     parts = split(workload, SPEC.config)
-    recipe, cpu = paced_recipe(SPEC), torch.device("cpu")
-    job = TrainingJob(SPEC, recipe, model, halves, workload, parts, cpu)
+    job = TrainingJob(SPEC, recipe, model, halves, workload, parts, cpu, Mock())
     optimizer = PacedSGD(model.parameters(), 0.0)
     server = ParameterServer(
         model, halves, optimizer, num_workers=2, staleness=1, checks_values=False
     )
     with ExitStack() as stack:
-        hub = Hub(stack, SETTINGS, "trials", job, server, Mock(), test=Mock(), clock=clock)
+        log = EpochLog(job, Mock())
+        hub = Hub(stack, SETTINGS, "trials", job, server, log, clock=clock)
         serving = beside(lambda: (hub.wait_for_workers(), hub.train()))
         yield hub
         until(lambda: not server.workers.live)

@@ -164,7 +164,7 @@ WINDOWS = [(IDS[index % 4], IDS[index % 4]) for index in range(40)]
 LONGER = [(ids, torch.cat([ids, IDS[0]])) for ids, _ in WINDOWS]
 
 
-def jobs_of(is_tied: bool = False, train: Any = WINDOWS, loss: Any = next_token_loss, **more: Any):
+def job_of(is_tied: bool = False, train: Any = WINDOWS, loss: Any = next_token_loss, **more: Any):
     recipe = Recipe(model=partial(Decoder, 5000, is_tied), train=train, loss=loss)
     own = {"strategy": "wheel", "workers": 2, "batch_size": 4, "momentum": MOMENTUM}
     with given(recipe) as name:
@@ -174,18 +174,18 @@ def jobs_of(is_tied: bool = False, train: Any = WINDOWS, loss: Any = next_token_
 
 
 def test_a_recipe_object_needs_workers_on_this_machine_and_an_untied_head():
-    spec = jobs_of(steps=7)[0].spec
+    spec = job_of(steps=7).spec
     assert (spec.head, spec.num_steps, spec.data, spec.precision) == ("lm_head", 7, None, "float32")
     with refused("model"):
-        jobs_of(listen="tcp://127.0.0.1:0")
+        job_of(listen="tcp://127.0.0.1:0")
     with refused("strategy"):
-        jobs_of(is_tied=True)
+        job_of(is_tied=True)
 
 
 def test_hub_and_body_agree_on_the_structure_of_a_sample():
     """They also agree on the number of samples; `difference` returns the first difference."""
     here, there = (
-        jobs_of(train=train, loss=lambda outputs, _: outputs.mean())[0].layout
+        job_of(train=train, loss=lambda outputs, _: outputs.mean()).layout
         for train in (WINDOWS, LONGER)
     )
     assert difference(here, here) is None
@@ -194,10 +194,10 @@ def test_hub_and_body_agree_on_the_structure_of_a_sample():
 
 
 def test_the_default_momentum_is_for_sgd_only():
-    job, updating = jobs_of()
-    assert updating.optimizer(job.model).param_groups[0]["momentum"] == MOMENTUM
+    job = job_of()
+    assert job.updating.optimizer(job.model).param_groups[0]["momentum"] == MOMENTUM
     for name in ("adam", "rmsprop"):
-        updating = jobs_of(optimizer=name)[1]
+        updating = job_of(optimizer=name).updating
         assert not updating.optimizer(job.model).param_groups[0].get("momentum")
     with refused("momentum"):
-        jobs_of(optimizer="adam", momentum=0.5)
+        job_of(optimizer="adam", momentum=0.5)

@@ -23,9 +23,8 @@ from paceline.core.wire_format import Purpose, wire_format
 from paceline.links.turns import Stopped, Turns
 from paceline.record.worker_trace import MessageTime, Trace, timeline_of, utilisation
 from paceline.rpc.batch_layout import BatchLayout
-from paceline.rpc.endpoint import CopyLane, Endpoint
 from paceline.rpc.frames import Message
-from paceline.rpc.tensor_parts import values_of
+from paceline.rpc.tensor_parts import CopyLane, Endpoint, values_of
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.protocol import check_codecs, share_of, share_part
 from paceline.strategies.wheel.split import TO_HUB
@@ -242,11 +241,14 @@ def tensors(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return (100 * torch.rand(shape)).to(dtype)
 
 
+def nbytes_of(layout: BatchLayout, batch: Batch) -> int:
+    return sum(part.nbytes for part in layout.parts(batch))
+
+
 def sent(layout: BatchLayout, batch: Batch, count: int) -> Any:
     """Return a batch's targets after sending them to the hub."""
     parts = layout.parts(layout.check(batch))
     assert len(parts) == layout.num_parts
-    assert sum(part.nbytes for part in parts) == count * layout.nbytes
     layout.check_parts(parts, count)
     buffers = [values_of(part, torch.uint8, part.nbytes) for part in parts]
     return layout.targets(buffers, count)
@@ -273,7 +275,7 @@ def test_targets_of_any_structure_arrive_unchanged(tree: Any, count: int, is_who
     found, structure = tree_flatten(sent(layout, batch, count))
     expected, other = tree_flatten(batch.inputs if is_whole else batch.targets)
     assert structure == other
-    assert layout.nbytes == recipe.target_nbytes(1)
+    assert nbytes_of(layout, batch) == recipe.target_nbytes(count)
     for one, two in zip(found, expected, strict=True):
         assert (one.dtype, one.shape) == (two.dtype, two.shape)
         assert torch.equal(one, two)
@@ -283,9 +285,9 @@ def test_class_labels_have_the_bytes_of_table_1_and_other_numbers_their_own():
     samples = [(torch.zeros(2), torch.tensor(i % 5)) for i in range(10)]
     classes, numbers = recipe_of(samples, num_classes=5), recipe_of(samples)
     assert (classes.target_nbytes(3), numbers.target_nbytes(3)) == (None, 24)
-    assert (BatchLayout(classes).nbytes, BatchLayout(numbers).nbytes) == (4, 8)
-    for recipe in (classes, numbers):
+    for recipe, nbytes in ((classes, 4), (numbers, 8)):
         batch = Batch.of(recipe.samples.__getitems__([4, 2]))
+        assert nbytes_of(BatchLayout(recipe), batch) == 2 * nbytes
         assert torch.equal(sent(BatchLayout(recipe), batch, 2), torch.tensor([4, 2]))
     for label in (5, -1):  # on a GPU, it would end the hub
         with refused("targets"):

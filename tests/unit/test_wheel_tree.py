@@ -18,18 +18,17 @@ from paceline.rpc.frames import Message
 from paceline.rpc.tensor_parts import part_of, parts_of
 from paceline.strategies.wheel.child_server import ChildServer
 from paceline.strategies.wheel.server import ParameterServer
-from paceline.strategies.wheel.tree import ChildHubs, HubTraffic, ParentReply, ResumePoint
+from paceline.strategies.wheel.tree import ChildHubs, HubTraffic, ParentReply
 from paceline.training.models.halves import cut
 
 CASE, CUT, DEADLINE_S = CASES["mlp"], "layers.3", 20.0
 EPOCH, STEPS = 4, 40
-START = ResumePoint(0, ())
 
 
 class Direct:
     """A parent without a connection; `gate` delays its replies."""
 
-    def __init__(self, server: ParameterServer, place: ResumePoint) -> None:
+    def __init__(self, server: ParameterServer, place: tuple[int, ...]) -> None:
         self.server, self.place = server, place
         self.children, self.traffic = ChildHubs(server, STEPS), HubTraffic()
         self.gate = threading.Event()
@@ -37,7 +36,7 @@ class Direct:
         self.losses: list[dict] = []
         self.restarts = False
 
-    def _whole(self, place: ResumePoint | None = None) -> ParentReply:
+    def _whole(self, place: tuple[int, ...] = ()) -> ParentReply:
         whole = self.children.fetch(0, Message(""))
         return ParentReply(whole.version, parts_of(whole), place)
 
@@ -53,7 +52,7 @@ class Direct:
         return self._whole()
 
 
-def tree(gather: int, num_workers: int = 2, staleness: int | None = 1, place: ResumePoint = START):
+def tree(gather: int, num_workers: int = 2, staleness: int | None = 1, place=(0,)):
     """Return a root, its child, their connection, and the child's workers."""
     root, _ = serve(CASE, CUT)
     model = CASE.model()
@@ -159,7 +158,7 @@ def test_an_incomplete_sum_is_sent_to_the_parent_at_the_end():
 
 def test_a_child_resumes_at_its_parents_steps():
     for step, below, steps in ((3, (5, 3), [5, 3]), (4, (5, 3), [5, 4]), (2, (), [2, 2])):
-        _, child, *_ = tree(2, place=ResumePoint(step, below))
+        _, child, *_ = tree(2, place=(step, *below))
         assert [child.workers.of(worker).next_step for worker in range(2)] == steps
 
 

@@ -4,8 +4,7 @@
     inputs  -> the body                         knows structure, shapes and types from its own data
     targets -- raw values, leaf by leaf ----->  the same pytree, for the loss
 
-A batch that is a mapping is both inputs and targets. All of its fields are sent, since the loss may
-read any field.
+A batch that is a mapping is both inputs and targets.
 """
 
 from collections.abc import Sequence
@@ -23,10 +22,7 @@ from paceline.training.recipes.recipe import Recipe, described
 
 
 class _Leaf(NamedTuple):
-    """A tensor of one sample.
-
-    `name`: the tensor's path in the pytree. `wire_dtype`: the tensor's type in messages.
-    """
+    """A tensor of one sample: its path, its shape, and its types here and in messages."""
 
     name: str
     shape: tuple[int, ...]
@@ -49,15 +45,10 @@ class _Structure(NamedTuple):
         """Return the structure of a batch with a single sample."""
         found, tree = tree_flatten_with_path(first)
         # Booleans are sent as uint8, because a received byte above 1 is not a valid boolean.
-        own = (
-            _Leaf(
-                keystr(path),
-                tuple(leaf.shape[1:]),
-                leaf.dtype,
-                torch.uint8 if leaf.dtype == torch.bool else leaf.dtype,
-            )
-            for path, leaf in found
-        )
+        own = []
+        for path, leaf in found:
+            wire_dtype = torch.uint8 if leaf.dtype == torch.bool else leaf.dtype
+            own.append(_Leaf(keystr(path), tuple(leaf.shape[1:]), leaf.dtype, wire_dtype))
         return cls(tree, tuple(own))
 
     def leaves_of(self, tree: Any) -> list[Tensor] | None:
@@ -81,8 +72,7 @@ class _Structure(NamedTuple):
 class BatchLayout:
     """The structure, shapes and types of a recipe's batches, taken from its first sample.
 
-    Class numbers are sent as 32-bit integers, as in Table 1 of Du et al. 2017. Raises InvalidInput
-    if the first sample has no targets.
+    Class numbers are sent as 32-bit integers, as in Table 1 of Du et al. 2017.
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -102,11 +92,6 @@ class BatchLayout:
     def num_parts(self) -> int:
         """The number of message parts for the targets: one per leaf."""
         return len(self._targets.leaves)
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of one sample's targets in a message."""
-        return sum(prod(leaf.shape) * leaf.wire_dtype.itemsize for leaf in self._targets.leaves)
 
     def as_json(self) -> dict[str, dict[str, str]]:
         """Return the structure that hub and worker must share."""

@@ -6,7 +6,6 @@ The application's threads put requests into `Outbox`; the client's thread owns t
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 
@@ -28,24 +27,17 @@ _RESTARTED = "the hub was restarted or had dropped this worker: the step begins 
 
 
 class HubRestarted(PacelineError):
-    """Raised if the hub no longer knows this worker's session.
+    """Raised if the hub no longer knows this worker's session: the step must begin again.
 
-    The worker must begin its step again, because the hub's results of the step are lost. Requests
-    without a reply may have been executed.
+    Requests without a reply may have been executed.
     """
 
 
-def _copy_of(error: PacelineError) -> PacelineError:
-    # Every thread raises a separate copy, because raising adds a traceback to the exception.
-    return type(error)(*error.args)
-
-
 class ReplyFuture(Future[Message]):
-    """The future reply to a sent request.
+    """The future reply to a sent request, which arrives at `arrived_s` by `time.monotonic`.
 
-    `arrived_s`: the time of the reply's arrival by `time.monotonic`. `result` raises HubRestarted
-    if the hub has lost the request, and InvalidInput if the hub refuses this worker. It raises
-    WorkerLost if the hub is unreachable until the deadline.
+    `result` raises HubRestarted if the hub has lost the request, InvalidInput if the hub refuses
+    this worker, and WorkerLost if the hub is unreachable until the deadline.
     """
 
     def __init__(self, sequence: int, message: Message) -> None:
@@ -60,8 +52,8 @@ class ReplyFuture(Future[Message]):
 class Outbox:
     """A worker's requests in order, until their replies arrive.
 
-    `changed` guards all fields. The first `failure` ends all current and later waits. After a
-    restart of the hub, open requests raise HubRestarted; if none is open, the next request does.
+    `changed` guards all fields. After a restart of the hub, open requests raise HubRestarted; if
+    none is open, the next request does.
     """
 
     def __init__(self) -> None:
@@ -69,7 +61,7 @@ class Outbox:
         self.failure: PacelineError | None = None
         self.session = NO_NONCE
         self._open: dict[int, ReplyFuture] = {}  # requests without a reply, by ascending number
-        self._unsent: deque[ReplyFuture] = deque()
+        self._sent = 0  # the number of the last request that was sent over this connection
         self._next = 1  # the hub reports 0 before the first request
         self._max_message_nbytes = 0
         self._has_restarted = False
@@ -90,7 +82,6 @@ class Outbox:
         """Append a request, once the limits on unanswered requests allow it.
 
         Raises InvalidInput if the request is too large, and HubRestarted if the hub was restarted.
-        After `fail`, raises a copy of `failure`.
         """
         nbytes = message.nbytes
         with self.changed:
@@ -108,82 +99,69 @@ class Outbox:
                 return unacknowledged < limits.WINDOW and fits
 
             self.changed.wait_for(lambda: self.failure or self._has_restarted or has_room())
-            self.raise_failure()
+            if self.failure is not None:
+                raise self.failure
             if self._has_restarted or self.session != session:
                 self._has_restarted = False
                 raise HubRestarted(_RESTARTED)
             future = ReplyFuture(self._next, message)
             self._next += 1
             self._open[future.sequence] = future
-            self._unsent.append(future)
             return future
 
     def take(self) -> ReplyFuture | None:
-        """Remove and return the next request to send; None if there is none."""
+        """Return the next request to send over this connection; None if there is none."""
         with self.changed:
-            return self._unsent.popleft() if self._unsent else None
+            for sequence, future in self._open.items():
+                if sequence > self._sent:
+                    self._sent = sequence
+                    return future
+            return None
 
-    def join(self, session: bytes, max_message_nbytes: int, last_request: int) -> bool:
-        """Begin or resume a session; return False if `session` replaces another session.
+    def join(self, session: bytes, max_message_nbytes: int, last_request: int) -> None:
+        """Begin or resume a session, in which requests after `last_request` are sent (again).
 
-        In a resumed session, requests after `last_request` are sent again. If `session` replaces
-        another session, all open requests raise HubRestarted.
+        If `session` replaces another session, all open requests raise HubRestarted.
         """
         with self.changed:
             before, self.session = self.session, session
             self._max_message_nbytes = max_message_nbytes
-            is_known = before in (NO_NONCE, session)
-            if is_known:
-                self._unsent = deque(
-                    one for one in self._open.values() if one.sequence > last_request
-                )
-            else:
+            self._sent = last_request
+            if before not in (NO_NONCE, session):
                 # Without an open request, the next request raises HubRestarted instead.
                 self._has_restarted = not self._open
                 self._end(HubRestarted(_RESTARTED))
             self.changed.notify_all()
-            return is_known
 
-    def answer(self, sequence: int, reply: Message) -> bool:
-        """Store a reply; return False if the reply had arrived over an earlier connection."""
+    def answer(self, sequence: int, reply: Message) -> None:
+        """Store a reply, unless it had arrived over an earlier connection."""
         with self.changed:
             future = self._open.pop(sequence, None)
-            if future is None:
-                return False
-            future.arrived_s = time.monotonic()
-            future.set_result(reply)
-            self.changed.notify_all()
-            return True
+            if future is not None:
+                future.arrived_s = time.monotonic()
+                future.set_result(reply)
+                self.changed.notify_all()
 
     def fail(self, error: PacelineError) -> None:
-        """Make all current and later waits raise this error.
-
-        Only the first failure counts.
-        """
+        """Make all current and later waits raise this error; only the first failure counts."""
         with self.changed:
             self.failure = self.failure or error
             self._end(self.failure)
             self.changed.notify_all()
 
-    def raise_failure(self) -> None:
-        """Raise the failure, if there is one."""
-        if self.failure is not None:
-            raise _copy_of(self.failure)
-
     def _end(self, error: PacelineError) -> None:
         """Fail all open requests."""
         for future in self._open.values():
-            future.set_exception(_copy_of(error))
+            future.set_exception(error)
         self._open.clear()
-        self._unsent.clear()
 
 
 class Client:
     """Exchanges a worker's messages with the hub, and reconnects after a lost connection.
 
     `deadline_s`: the longest time without a message from the hub. `settings`: bytes from the hub.
-    `sent_nbytes` and `received_nbytes` include headers and repeated messages. Raises InvalidInput
-    if the hub refuses this worker. Raises WorkerLost if no hub accepts it within `deadline_s`.
+    Raises InvalidInput if the hub refuses this worker, and WorkerLost if no hub accepts it within
+    `deadline_s`.
     """
 
     def __init__(
@@ -212,7 +190,8 @@ class Client:
         try:
             with outbox.changed:
                 outbox.changed.wait_for(lambda: outbox.failure or outbox.session != NO_NONCE)
-                outbox.raise_failure()
+            if outbox.failure is not None:
+                raise outbox.failure
         except BaseException:  # the thread and its socket must also end after an interrupt
             self.close()
             raise
@@ -288,10 +267,7 @@ class Client:
             self._poll(connection, min(left_s, _POLL_S), to_send=False)
 
     def _is_welcome(self, frame: Buffer, payload: Buffer) -> bool:
-        """Begin or resume the session if the message is a WELCOME; otherwise return False.
-
-        Raises Disconnected if the message is BUSY, and InvalidInput if the message is REFUSED.
-        """
+        """Begin or resume the session if the message is a WELCOME; otherwise return False."""
         try:
             header = frames.unpack(frame, payload)
             kind = int(header.kind)
@@ -310,10 +286,8 @@ class Client:
         self.received_nbytes += wire_nbytes(payload)
         session, max_nbytes, settings = frames.single_parts(header, payload, 3)
         self.settings = settings  # set before `join` ends the wait in the constructor
-        most = int.from_bytes(max_nbytes, "little")
-        if not self._outbox.join(session, most, header.sequence):
-            logger.warning("worker %d: the hub was restarted", self._worker)
-        elif self._trouble:
+        self._outbox.join(session, int.from_bytes(max_nbytes, "little"), header.sequence)
+        if self._trouble:
             logger.info("worker %d: reconnected to the hub", self._worker)
         self._trouble = ""
         return True
@@ -339,12 +313,9 @@ class Client:
         self._send_control(connection, MessageKind.BYE)
 
     def _poll(self, connection: Connection, timeout_s: float, *, to_send: bool) -> None:
-        """Wait for messages.
-
-        Time during which this process was stopped does not count as silence of the hub.
-        """
         polled_s = self._clock()
         connection.poll(self._wakeup, timeout_s, to_send=to_send)
+        # Time during which this process was stopped is no silence of the hub.
         self._heard_s += max(0.0, self._clock() - polled_s - timeout_s)
 
     def _send_requests(self, connection: Connection, outgoing: frames.PieceQueue) -> bool:

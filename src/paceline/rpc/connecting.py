@@ -1,7 +1,4 @@
-"""Settings of processes that connect to a hub.
-
-The descriptions of fields are the help texts of the command line.
-"""
+"""Settings of processes that connect to a hub, with the help texts of the command line."""
 
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -12,8 +9,6 @@ from pydantic import BeforeValidator, Field
 from paceline.core.settings import Record, Seconds
 
 RUN = "paceline"  # default name of a run
-_KEYS = "Folder of keys that `paceline keys` has written."
-_RUN = "Name of the run, the same for the hub and its workers."
 
 
 def _numbers(text: Any) -> Any:
@@ -36,8 +31,8 @@ class ConnectingWorkers(Record, ABC):
     """Settings of a process that connects one or more workers to a hub."""
 
     connect: str = Field(description="Address of the hub, such as tcp://10.0.0.1:5555.")
-    keys: Path | None = Field(None, description=_KEYS)
-    run_name: str = Field(RUN, description=_RUN)
+    keys: Path | None = Field(None, description="Folder of keys that `paceline keys` has written.")
+    run_name: str = Field(RUN, description="Name of the run, the same for the hub and its workers.")
     deadline_s: Seconds = Field(
         60.0, description="Time without an answer after which the hub is lost."
     )

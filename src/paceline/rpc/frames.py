@@ -1,11 +1,9 @@
 """Encode and decode the frames of messages between the hub and its workers.
 
-Every transmission has two frames: a header, and a piece of at most PIECE_NBYTES. The sender splits
-a larger message into several pieces, so that socket buffers stay small, and every arriving piece
-shows that the sender is alive. A CRC-32 of each frame detects corrupted bytes. Nothing is pickled.
-
-All protocol versions share the first six header bytes and the text in a REFUSED, so that two
-versions can recognize each other.
+Every transmission has two frames: a header, and a piece of at most PIECE_NBYTES. A larger message
+is split into several pieces, so that socket buffers stay small, and every arriving piece shows that
+the sender is alive. A CRC-32 of each frame detects corrupted bytes. Nothing is pickled. All
+protocol versions share the first six header bytes and the text in a REFUSED.
 """
 
 import io
@@ -60,14 +58,12 @@ class ProtocolError(ValueError):
 
 
 class VersionMismatch(ProtocolError):
-    """Raised for frames of another protocol version.
-
-    `protocol`: the other version. `kind`: the kind of the frame's message.
-    """
+    """Raised for frames of another protocol version; `kind`: the kind of the message."""
 
     def __init__(self, protocol: int, kind: int) -> None:
-        super().__init__(f"protocol version {protocol} instead of {PROTOCOL}")
-        self.protocol, self.kind = protocol, kind
+        problem = f"protocol version {protocol} instead of {PROTOCOL}"
+        super().__init__(f"{problem}; install the same paceline for hub and workers")
+        self.kind = kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,20 +108,15 @@ def unpack(frame: Buffer, piece: Buffer) -> FrameHeader:
     """Decode and verify the header of a piece; raise ProtocolError for any corruption."""
     _, _, kind, num_parts, nonce, worker, nbytes, *rest = _FIXED.unpack(_verified(frame))
     sequence, acknowledged, step, version, topic, codec, *sizes, offset, checksum = rest
-    if memoryview(piece).nbytes != nbytes:
-        raise ProtocolError(f"a piece of {memoryview(piece).nbytes} bytes instead of {nbytes}")
-    if zlib.crc32(piece) != checksum:
-        raise ProtocolError(f"wrong checksum of a piece of {nbytes} bytes")
+    if memoryview(piece).nbytes != nbytes or zlib.crc32(piece) != checksum:
+        raise ProtocolError(f"a piece of {nbytes} bytes, cut off or with a wrong checksum")
     if num_parts > MAX_PARTS or any(sizes[num_parts:]):
         raise ProtocolError(f"{num_parts} parts, more than {MAX_PARTS} or fewer than the sizes")
     total = sum(sizes)
-    if total > MAX_MESSAGE_NBYTES or offset + nbytes > total or nbytes > PIECE_NBYTES:
-        raise ProtocolError(
-            f"a piece of {nbytes} bytes at byte {offset} of a message of {total} bytes"
-        )
-    if total and not nbytes:
-        # Only an empty message may have an empty piece.
-        raise ProtocolError(f"an empty piece of a message of {total} bytes")
+    is_within = total <= MAX_MESSAGE_NBYTES and offset + nbytes <= total and nbytes <= PIECE_NBYTES
+    if not is_within or (total and not nbytes):  # only an empty message has an empty piece
+        problem = f"a piece of {nbytes} bytes at byte {offset} of a message of {total} bytes"
+        raise ProtocolError(problem)
     if kind not in _KINDS:
         raise ProtocolError(f"unknown message kind {kind}")
     topic = topic.rstrip(b"\0").decode("ascii", errors="replace")
@@ -157,9 +148,9 @@ class Message:
     """A request or a reply: a topic, and raw bytes in at most eight parts.
 
     Only the application uses `step`, `version` and `codec`, the name of the codec of the parts.
-    `topic` and `codec` have at most 24 printable ASCII characters. Parts are contiguous buffers,
-    such as `memoryview(array)`, and are not copied. Keep a request unchanged until its reply
-    arrives, and keep a reply unchanged until its acknowledgement. The receiver owns received parts.
+    Parts are contiguous buffers, such as `memoryview(array)`, and are not copied. Keep a request
+    unchanged until its reply arrives, and a reply until its acknowledgement. The receiver owns
+    received parts.
     """
 
     topic: str
@@ -193,10 +184,7 @@ class MessagePiece(NamedTuple):
 
 
 def split(header: FrameHeader, message: Message) -> Iterator[MessagePiece]:
-    """Yield the pieces of a message.
-
-    The message's step, version, codec, topic and sizes replace the fields of `header`.
-    """
+    """Yield the pieces of a message, whose fields replace the fields of `header`."""
     views = []
     for part in message.parts:
         view = memoryview(part)
@@ -216,20 +204,12 @@ def split(header: FrameHeader, message: Message) -> Iterator[MessagePiece]:
 
 
 class PieceQueue:
-    """The pieces to send.
-
-    `next_message` returns the header and the content of the next message, or None.
-    """
+    """The pieces to send, of the messages that `next_message` returns."""
 
     def __init__(self, next_message: Callable[[], tuple[FrameHeader, Message] | None]) -> None:
         self._next_message = next_message
         self._pieces: Iterator[MessagePiece] = iter(())
         self._first: MessagePiece | None = None
-
-    @property
-    def is_blocked(self) -> bool:
-        """Whether a peeked piece has yet to be sent."""
-        return self._first is not None
 
     def peek(self) -> MessagePiece | None:
         """Return the next piece without removing it; None if there is none."""
@@ -254,7 +234,7 @@ class Assembly:
         self._filled = 0
 
     def add(self, header: FrameHeader, payload: Buffer) -> Message | None:
-        """Add a piece; return the message if it is complete, otherwise None.
+        """Add the next piece; return the message if it is complete.
 
         Raises ProtocolError for a piece out of order.
         """
@@ -262,15 +242,11 @@ class Assembly:
         constant = replace(header, offset=0, acknowledged=0)
         if self._first is None:
             self._first, self._filled = constant, 0
-            # The kernel maps memory on the first write, so a large message that never arrives takes
-            # no memory.
+            # Memory is mapped on the first write, so a message that never arrives takes none.
             self._parts = [np.empty(nbytes, np.uint8) for nbytes in header.sizes]
         first = self._first
         if constant != first or header.offset != self._filled:
-            raise ProtocolError(
-                f"byte {header.offset} of message {header.sequence} instead of byte "
-                f"{self._filled} of message {first.sequence}"
-            )
+            raise ProtocolError(f"byte {header.offset} of message {header.sequence}, out of order")
         # A piece may contain the end of one part and the beginning of other parts.
         left, begin = memoryview(payload), self._filled
         self._filled += left.nbytes
@@ -288,14 +264,9 @@ class Assembly:
 
 
 def single_parts(header: FrameHeader, payload: Buffer, count: int) -> tuple[bytes, ...]:
-    """Return the `count` parts of a message that arrived in one piece.
-
-    Raises ProtocolError if the message has several pieces, or another number of parts.
-    """
-    name = header.kind.name
-    if header.offset or header.total_nbytes != memoryview(payload).nbytes:
-        raise ProtocolError(f"a {name} in several pieces")
-    if len(header.sizes) != count:
-        raise ProtocolError(f"a {name} with {len(header.sizes)} parts instead of {count}")
+    """Return the parts of a message; ProtocolError unless it is one piece with `count` parts."""
+    is_whole = not header.offset and header.total_nbytes == memoryview(payload).nbytes
+    if not is_whole or len(header.sizes) != count:
+        raise ProtocolError(f"a {header.kind.name} that is not one piece with {count} parts")
     content = io.BytesIO(payload)
     return tuple(content.read(size) for size in header.sizes)

@@ -14,8 +14,9 @@ import stat
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
+from typing import TypeAlias
 
 import zmq
 from zmq.utils import z85
@@ -23,15 +24,18 @@ from zmq.utils import z85
 from paceline.core.errors import InvalidInput
 from paceline.links.files import read_file
 
+Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
+
 _MOST_NBYTES = 64  # of a key file
 _Z85 = re.compile(rb"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 
 # A host in brackets may be an IPv6 address, which contains colons.
 _ADDRESS = re.compile(r"tcp://(?:\[([\w.:%-]+)\]|([\w.%-]+)):(\d{1,5})", re.ASCII)
 
+_LOCALHOST = "127.0.0.1"
+
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # where libzmq looks for an authenticator
 _ZAP_VERSION = b"1.0"
-_ZAP_NUM_FRAMES = 7  # version, request, domain, address, routing id, mechanism, key
 _KEY_NBYTES = 32  # of a decoded key
 
 
@@ -53,15 +57,12 @@ class WorkerKeys:
 
 
 def generate_keys(folder: Path) -> tuple[Path, ...]:
-    """Write new keys for a hub and its workers; return the files.
-
-    Raises InvalidInput instead of overwriting a file.
-    """
+    """Write new keys for a hub and its workers, overwriting no file; return the files."""
     _check_curve()
     written = []
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Check all four files first, so that an error leaves no secret key without its public key.
+        # Check all files first, so that an error leaves no secret key without its public key.
         for name in ("hub.key", "hub.pub", "worker.key", "worker.pub"):
             if (folder / name).exists():
                 raise InvalidInput(str(folder / name), "exists already", hint="use another folder")
@@ -75,12 +76,10 @@ def generate_keys(folder: Path) -> tuple[Path, ...]:
 
 
 def load_hub_keys(folder: Path) -> HubKeys:
-    """Read the hub's secret key, and the public keys of the workers that may join.
+    """Read the hub's secret key, and the workers' public keys: all .pub files except hub.pub.
 
-    The workers' keys are in all .pub files except hub.pub. Raises InvalidInput if a key is missing
-    or invalid, or if other users can read the secret key.
+    Raises InvalidInput if a key is missing or invalid, or if other users can read the secret key.
     """
-    _check_curve()
     secret = _read(folder / "hub.key", is_secret=True)
     files = [path for path in sorted(folder.glob("*.pub")) if path.stem != "hub"]
     if not files:
@@ -90,11 +89,7 @@ def load_hub_keys(folder: Path) -> HubKeys:
 
 
 def load_worker_keys(folder: Path) -> WorkerKeys:
-    """Read a worker's keys and the hub's public key.
-
-    Raises InvalidInput if a key is missing or invalid, or if other users can read the secret key.
-    """
-    _check_curve()
+    """Read a worker's keys and the hub's public key, with the checks of `load_hub_keys`."""
     secret = _read(folder / "worker.key", is_secret=True)
     return WorkerKeys(secret, zmq.curve_public(secret), _read(folder / "hub.pub"))
 
@@ -110,12 +105,12 @@ def _write(path: Path, key: bytes, mode: int) -> Path:
 
 
 def _read(path: Path, *, is_secret: bool = False) -> bytes:
+    _check_curve()
     try:
         key = read_file(path, _MOST_NBYTES).strip()
     except InvalidInput as error:
-        raise InvalidInput(
-            str(path), error.problem, hint="`paceline keys FOLDER` writes keys"
-        ) from None
+        hint = "`paceline keys FOLDER` writes keys"
+        raise InvalidInput(str(path), error.problem, hint=hint) from None
     if not _Z85.fullmatch(key):
         raise InvalidInput(str(path), "must be a key: one line of 40 characters in Z85")
     mode = stat.S_IMODE(path.stat().st_mode)
@@ -133,65 +128,50 @@ def _check_curve() -> None:
 def bind_address(text: str, *, has_keys: bool) -> str:
     """Return the address that a hub binds, with 127.0.0.1 instead of localhost.
 
-    Raises InvalidInput if the host is neither localhost nor the IP address of one interface. Also
-    raises InvalidInput if the hub has no keys and the address is not a loopback address.
+    Raises InvalidInput unless the host is localhost or the IP address of one interface, which must
+    be a loopback address if the hub has no keys.
     """
-    host, _ = _host_and_port(text, "listen")
-    if host == "localhost":
-        return text.replace(host, "127.0.0.1")
-    try:
-        is_one = not ip_address(host).is_unspecified
-    except ValueError:
-        is_one = False
-    if not is_one:
+    address, _ = _host_and_port(text, "listen", has_keys=has_keys)
+    if address is None or address.is_unspecified:
         problem = "must be the address of one interface, such as tcp://10.0.0.1:5555"
         raise InvalidInput("listen", problem, got=text)
-    _check_keys(text, host, has_keys, "listen")
-    return text
+    return text.replace("localhost", _LOCALHOST)
 
 
 def connect_address(text: str, *, has_keys: bool) -> str:
-    """Check and return the address at which a worker connects to the hub.
-
-    Raises InvalidInput if the worker has no keys and the address is not a loopback address.
-    """
-    host, port = _host_and_port(text, "connect")
+    """Check and return a hub's address, which must be a loopback address without keys."""
+    _, port = _host_and_port(text, "connect", has_keys=has_keys)
     if not port:
         raise InvalidInput("connect", "must have the hub's port", got=text)
-    _check_keys(text, host, has_keys, "connect")
     return text
 
 
-def _host_and_port(text: str, option: str) -> tuple[str, int]:
+def _host_and_port(
+    text: str, option: str, *, has_keys: bool
+) -> tuple[IPv4Address | IPv6Address | None, int]:
     match = _ADDRESS.fullmatch(text)
     if match is None or int(match[3]) > 65535:
         raise InvalidInput(option, "must be an address such as tcp://10.0.0.1:5555", got=text)
-    return match[1] or match[2], int(match[3])
-
-
-def _check_keys(text: str, host: str, has_keys: bool, option: str) -> None:
-    is_loopback = host == "localhost"
-    with suppress(ValueError):
-        is_loopback = is_loopback or ip_address(host).is_loopback
-    if not has_keys and not is_loopback:
+    host = match[1] or match[2]
+    address: IPv4Address | IPv6Address | None = None
+    with suppress(ValueError):  # another name than localhost
+        address = ip_address(_LOCALHOST if host == "localhost" else host)
+    if not has_keys and not (address and address.is_loopback):
+        problem = "requires keys for every address except a loopback address"
         hint = "write keys with `paceline keys FOLDER`, and add --keys FOLDER"
-        raise InvalidInput(
-            option, "requires keys for every address except a loopback address", got=text, hint=hint
-        )
+        raise InvalidInput(option, problem, got=text, hint=hint)
+    return address, int(match[3])
 
 
 class Authenticator:
     """The hub's side of ZeroMQ's authentication protocol (ZAP, RFC 27).
 
     libzmq asks the authenticator about every connection of `context` before reading a message.
-    `report` is called with a sentence about each refused client.
+    `report` gets a sentence about each refused client.
     """
 
     def __init__(
-        self,
-        context: "zmq.Context[zmq.Socket[bytes]]",
-        allowed: frozenset[bytes],
-        report: Callable[[str], None],
+        self, context: Context, allowed: frozenset[bytes], report: Callable[[str], None]
     ) -> None:
         self._allowed, self._report = allowed, report
         self.socket = context.socket(zmq.REP)
@@ -199,21 +179,20 @@ class Authenticator:
         self.socket.bind(_ZAP_ENDPOINT)
 
     def answer(self) -> None:
-        """Answer one question of libzmq, if a question has arrived."""
+        """Answer one question of libzmq, if a question has arrived.
+
+        Its frames are the version, the request, the domain, the client's address, its routing id,
+        the mechanism, and the credentials.
+        """
         try:
             frames = self.socket.recv_multipart(zmq.DONTWAIT)
         except zmq.Again:
             return
-        status = (b"400", b"unknown key")
-        if len(frames) != _ZAP_NUM_FRAMES or frames[0] != _ZAP_VERSION:
-            self._report(f"refused a connection with {len(frames) - 6} credentials instead of 1")
-        else:
-            address, mechanism, key = frames[3], frames[5], frames[6]
-            is_key = mechanism == b"CURVE" and len(key) == _KEY_NBYTES
-            if is_key and z85.encode(key) in self._allowed:
-                status = (b"200", b"OK")
-            else:
-                sender = address.decode(errors="replace")
-                self._report(f"refused a client with an unknown key from {sender}")
-        request = frames[1] if len(frames) > 1 else b""
+        _, request, _, address, _, mechanism, *credentials = frames
+        is_key = mechanism == b"CURVE" and list(map(len, credentials)) == [_KEY_NBYTES]
+        status = (b"200", b"OK")
+        if not (is_key and z85.encode(credentials[0]) in self._allowed):
+            status = (b"400", b"unknown key")
+            sender = address.decode(errors="replace")
+            self._report(f"refused a client with an unknown key from {sender}")
         self.socket.send_multipart((_ZAP_VERSION, request, *status, b"", b""))

@@ -28,10 +28,7 @@ MOST_TEXT = 300  # most characters of a peer's text in a log line or an error
 
 
 def nonce_of(run_id: str) -> bytes:
-    """Return the nonce that identifies a run in every header.
-
-    Raises InvalidInput if the run's name is invalid.
-    """
+    """Return the nonce that identifies a run in every header; InvalidInput for a wrong name."""
     is_valid = run_id.isascii() and run_id.isprintable() and 0 < len(run_id) <= _MAX_RUN_ID
     if not is_valid:
         problem = f"must be 1 to {_MAX_RUN_ID} printable ASCII characters"
@@ -43,8 +40,8 @@ def nonce_of(run_id: str) -> bytes:
 class Limits:
     """A server's run, and its limits on the run's workers.
 
-    `max_message_nbytes`: the most bytes of a request or reply. All unanswered requests of a worker
-    together have at most `2 * max_message_nbytes`. `settings`: at most 64 KiB for every worker.
+    `max_message_nbytes`: the most bytes of a request or reply; all unanswered requests of a worker
+    have at most twice as many. `settings`: bytes for every worker.
     """
 
     run_id: str

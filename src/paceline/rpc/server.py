@@ -33,11 +33,7 @@ _TURN_PIECES = limits.QUEUED_PIECES // 2  # sent to one worker before the next w
 
 @dataclass(frozen=True)
 class RpcRequest:
-    """A worker's request, to be executed and replied to once.
-
-    `session` and `sequence` identify the request. `arrived_s`: the time by `time.monotonic` when
-    the whole request had arrived.
-    """
+    """A worker's request, to be executed and replied to once; `arrived_s`: by `time.monotonic`."""
 
     worker: int
     message: Message
@@ -48,20 +44,14 @@ class RpcRequest:
 
 @dataclass(frozen=True)
 class Joined:
-    """A worker has joined in a new session.
-
-    Requests of the worker's earlier sessions are void.
-    """
+    """A worker has joined in a new session; requests of its earlier sessions are void."""
 
     worker: int
 
 
 @dataclass(frozen=True)
 class Lost:
-    """A worker is gone, and its open requests are void; the worker may join again.
-
-    `why` completes a sentence that begins with "worker 3".
-    """
+    """A worker is gone ("worker 3" `why`); its open requests are void, and it may join again."""
 
     worker: int
     why: str
@@ -80,9 +70,8 @@ class Server:
 
     `address`: one address, such as tcp://10.0.0.1:5555; port 0 means any free port. Without `keys`,
     the address must be a loopback address. A separate thread owns the socket, so that slow requests
-    do not delay heartbeats. `refusals` logs and counts refused clients and dropped messages.
-    `sent_nbytes` and `received_nbytes` include headers. Raises InvalidInput if the address cannot
-    be bound.
+    do not delay heartbeats. `refusals` logs and counts refused clients and dropped messages. Raises
+    InvalidInput if the address cannot be bound.
     """
 
     def __init__(
@@ -124,8 +113,7 @@ class Server:
     def receive(self, timeout_s: float) -> Event | None:
         """Return the next event in order; None if no event comes within the timeout.
 
-        A worker's requests come after its Joined and never after its Lost. Raises RuntimeError if
-        the socket's thread has failed.
+        A worker's requests come after its Joined and never after its Lost.
         """
         with self._arrived:
             self._arrived.wait_for(
@@ -140,10 +128,7 @@ class Server:
         self._put(Woken())
 
     def reply(self, request: RpcRequest, message: Message) -> None:
-        """Send a reply, unless the worker was lost; any thread may call it.
-
-        Do not change the parts of the reply afterwards.
-        """
+        """Send a reply, unless the worker was lost; any thread may call it."""
         with self._lock:
             session = self._by_worker.get(request.worker)
             if session is not None and session.token == request.session:
@@ -151,10 +136,7 @@ class Server:
         self._wakeup.set()
 
     def close(self) -> None:
-        """Wait at most two seconds for acknowledgements of sent replies, then stop.
-
-        May be called twice.
-        """
+        """Wait at most two seconds for acknowledgements of sent replies, then stop."""
         deadline_s = time.monotonic() + _DRAIN_S
         while self._thread.is_alive() and time.monotonic() < deadline_s:
             with self._lock:
@@ -202,13 +184,14 @@ class Server:
             for session in self._by_worker.values():
                 for _ in range(_TURN_PIECES):
                     piece = session.outgoing.peek()
-                    if piece is None or not self._send(session, piece):
+                    if piece is None:
+                        break
+                    if not self._send(session, piece):
+                        wait_ms = min(wait_ms, _BLOCKED_MS)
                         break
                     session.outgoing.advance()
                 else:
                     wait_ms = 0  # this worker may have more pieces
-                if session.outgoing.is_blocked:
-                    wait_ms = min(wait_ms, _BLOCKED_MS)
             return wait_ms
 
     def _process(self, arrival: Arrival) -> None:
@@ -224,11 +207,7 @@ class Server:
             else:
                 self._receive_from(session, header, payload)
         except frames.VersionMismatch as mismatch:
-            why = (
-                f"the hub speaks protocol version {frames.PROTOCOL}, this worker "
-                f"{mismatch.protocol}; install the same paceline on both"
-            )
-            self._refuse(arrival, MessageKind.REFUSED, why)
+            self._refuse(arrival, MessageKind.REFUSED, str(mismatch))
         except ProtocolError as error:
             self._refuse(arrival, MessageKind.RESET, str(error))
             if session is not None:
@@ -265,11 +244,9 @@ class Server:
 
     def _admit(self, arrival: Arrival, header: FrameHeader, payload: Buffer) -> None:
         """Resume or begin a worker's session, or refuse the worker."""
-        run_id, release, token = frames.single_parts(header, payload, 3)
-        mismatch = self._limits.mismatch(
-            header.worker, run_id.decode(errors="replace"), release.decode(errors="replace")
-        )
-        if mismatch:
+        *names, token = frames.single_parts(header, payload, 3)
+        run_id, release = (name.decode(errors="replace") for name in names)
+        if mismatch := self._limits.mismatch(header.worker, run_id, release):
             self._refuse(arrival, MessageKind.REFUSED, mismatch)
             return
         session = self._by_worker.get(header.worker)
@@ -311,10 +288,7 @@ class Server:
         self._send(session, next(frames.split(header, message)))
 
     def _send(self, session: WorkerSession, piece: frames.MessagePiece) -> bool:
-        """Send a piece to a worker.
-
-        Returns False if the worker is disconnected, or if its queue is full.
-        """
+        """Send a piece; return False if the worker is disconnected, or if its queue is full."""
         if session.route is None:
             return False
         try:
@@ -327,10 +301,8 @@ class Server:
         return is_sent
 
     def _refuse(self, arrival: Arrival, kind: MessageKind, why: str) -> None:
-        refused, text = "refused a worker", Message("", parts=(why.encode(errors="replace"),))
-        if kind is MessageKind.RESET:
-            refused, text = "dropped a message", frames.NO_CONTENT
-        self.refusals.warning(f"{refused} from {arrival.sender}: {why}")
+        self.refusals.warning(f"refused a message from {arrival.sender}: {why}")
+        text = Message("", parts=(why.encode(errors="replace"),))
         with suppress(Disconnected):  # the worker has closed the connection already
             self._router.send(arrival.route, next(frames.split(FrameHeader(kind), text)))
 
@@ -342,12 +314,12 @@ class Server:
     def _drop(self, session: WorkerSession, why: str) -> None:
         self._disconnect(session)
         del self._by_worker[session.worker]
+
+        def is_void(event: Event) -> bool:
+            return isinstance(event, RpcRequest) and event.session == session.token
+
         with self._arrived:
-            self._events = deque(
-                event
-                for event in self._events
-                if not (isinstance(event, RpcRequest) and event.session == session.token)
-            )
+            self._events = deque(one for one in self._events if not is_void(one))
         self._put(Lost(session.worker, why))
 
     def _put(self, event: Event) -> None:

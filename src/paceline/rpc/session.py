@@ -15,10 +15,10 @@ class WorkerSession:
 
     A worker sends its requests in ascending order, and repeats interrupted requests in that order
     over a new connection. So all requests after `last_request`, the last complete request, are new.
-    The hub executes no request twice. The session keeps a reply until the worker acknowledges it.
+    The session keeps a reply until the worker acknowledges it.
 
     `route`: the current connection, or None. `disconnected_s`: the time of the last disconnection.
-    `heard_s`: the time of the worker's last message. Times are by `clock`.
+    `heard_s`: the time of the worker's last message.
     """
 
     def __init__(
@@ -29,9 +29,7 @@ class WorkerSession:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.worker, self._clock = worker, clock
-        self.token = frames.NO_NONCE  # random and unique among all sessions of all hubs
-        while self.token == frames.NO_NONCE:
-            self.token = os.urandom(frames.NONCE_NBYTES)
+        self.token = os.urandom(frames.NONCE_NBYTES)  # unique among all sessions of all hubs
         self.heard_s = self._clock()
         self.last_request = last_request
         self._limits = limits
@@ -45,10 +43,7 @@ class WorkerSession:
         return sorted(self._replies)
 
     def connect(self, route: bytes | None) -> None:
-        """Resume over a new connection, and resend the unacknowledged replies.
-
-        If `route` is None, wait for a connection instead.
-        """
+        """Resume over a new connection with the unacknowledged replies; None: there is none."""
         self.route = route
         self._assembly = frames.Assembly()
         self.outgoing = frames.PieceQueue(self._next_reply)
@@ -59,10 +54,9 @@ class WorkerSession:
     def receive(self, header: FrameHeader, payload: Buffer) -> Message | None:
         """Process a piece of a request; return the request if it is complete and new.
 
-        If the request was complete before, the session sends the reply again. Raises ProtocolError
-        if the piece is out of order, or if the request exceeds the limits.
+        Raises ProtocolError if the piece is out of order, or if the request exceeds the limits.
         """
-        if header.sequence <= self.last_request:
+        if header.sequence <= self.last_request:  # the worker lacks the reply
             self._queue_reply(header.sequence)
             return None
         # Check the limits before allocating memory for the request.
@@ -72,9 +66,8 @@ class WorkerSession:
         if nbytes > max_nbytes:
             raise ProtocolError(f"a request of {nbytes} bytes, above the limit of {max_nbytes}")
         if executing + nbytes > credit:
-            raise ProtocolError(
-                f"{executing + nbytes} bytes of unanswered requests, above the limit of {credit}"
-            )
+            problem = f"{executing + nbytes} bytes of unanswered requests"
+            raise ProtocolError(f"{problem}, above the limit of {credit}")
         if len(self._executing) + len(self._replies) >= limits.WINDOW:
             raise ProtocolError(f"more than {limits.WINDOW} requests without an acknowledged reply")
         message = self._assembly.add(header, payload)
@@ -95,8 +88,8 @@ class WorkerSession:
             del self._replies[known]
 
     def _queue_reply(self, sequence: int) -> None:
-        has_reply = sequence in self._replies
-        if self.route is not None and has_reply and sequence not in self._unsent:
+        is_known = sequence in self._replies and sequence not in self._unsent
+        if self.route is not None and is_known:
             self._unsent.append(sequence)
 
     def _next_reply(self) -> tuple[FrameHeader, Message] | None:

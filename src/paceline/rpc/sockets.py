@@ -11,7 +11,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from paceline.core.errors import InvalidInput
 from paceline.rpc.frames import HEADER_NBYTES, PIECE_NBYTES, Buffer, MessagePiece
-from paceline.rpc.keys import HubKeys, WorkerKeys
+from paceline.rpc.keys import Context, HubKeys, WorkerKeys
 from paceline.rpc.limits import QUEUED_PIECES
 
 _HANDSHAKE_MS = 5000  # after this time a silent client's connection is closed
@@ -25,9 +25,7 @@ _EVENTS = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_DISCONNECTED | zmq.EVENT_C
 _ZMTP_NBYTES = 2 + 9  # ZMTP's overhead: 2 bytes for a header, at most 9 for a piece
 
 
-def _new_socket(
-    context: "zmq.Context[zmq.Socket[bytes]]", kind: int, address: str
-) -> "zmq.Socket[bytes]":
+def _new_socket(context: Context, kind: int, address: str) -> "zmq.Socket[bytes]":
     """Create a socket with bounded queues, frames and handshakes."""
     socket = context.socket(kind)
     socket.set(zmq.LINGER, 0)
@@ -51,8 +49,7 @@ class PollableEvent:
     def set(self) -> None:
         """Wake the thread that polls; does nothing after `close`."""
         if self._fd >= 0:
-            with suppress(BlockingIOError):  # the counter is full, so the event is set already
-                os.eventfd_write(self._fd, 1)
+            os.eventfd_write(self._fd, 1)
 
     def clear(self) -> None:
         """Reset the event."""
@@ -61,16 +58,13 @@ class PollableEvent:
 
     def close(self) -> None:
         """Close the descriptor. Closing twice is fine."""
-        if self._fd >= 0:
-            descriptor, self._fd = self._fd, -1
+        descriptor, self._fd = self._fd, -1
+        if descriptor >= 0:
             os.close(descriptor)
 
 
 class Disconnected(Exception):
-    """Raised if a connection is unusable; the text has the reason.
-
-    The worker may reconnect.
-    """
+    """Raised if a connection is unusable; the worker may reconnect."""
 
 
 class Connection:
@@ -79,7 +73,7 @@ class Connection:
     So all messages arrive once and in order, or a method raises Disconnected.
     """
 
-    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", to: str) -> None:
+    def __init__(self, context: Context, to: str) -> None:
         self._to = to
         self._socket = _new_socket(context, zmq.DEALER, to)
         # If ZeroMQ renewed the connection, it would continue in the middle of a message.
@@ -108,10 +102,7 @@ class Connection:
         return True
 
     def receive(self) -> Iterator[tuple[Buffer, Buffer]]:
-        """Yield the header and the payload of each piece that has arrived.
-
-        Raises Disconnected if a message does not have two frames.
-        """
+        """Yield the header and the payload of each piece that has arrived."""
         for _ in range(QUEUED_PIECES):  # bounded, so that the caller also sends
             try:
                 frames = self._socket.recv_multipart(zmq.DONTWAIT, copy=False)
@@ -122,18 +113,16 @@ class Connection:
             yield frames[0].buffer, frames[1].buffer
 
     def poll(self, wakeup: PollableEvent, timeout_s: float, *, to_send: bool) -> None:
-        """Wait at most `timeout_s` for a message or for `wakeup`.
+        """Wait at most `timeout_s` for a message, `wakeup` or, `to_send`, for room in the queue.
 
-        With `to_send`, room in the queue for pieces also ends the wait. Raises Disconnected if the
-        connection has ended, and InvalidInput if the hub refused the key.
+        Raises Disconnected if the connection has ended, and InvalidInput for a refused key.
         """
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN | (zmq.POLLOUT if to_send else 0))
         poller.register(self._monitor, zmq.POLLIN)
         poller.register(wakeup.fileno(), zmq.POLLIN)
         ready = dict(poller.poll(max(0, int(timeout_s * 1000))))
-        if wakeup.fileno() in ready:
-            wakeup.clear()
+        wakeup.clear()
         if self._monitor not in ready:
             return
         event = parse_monitor_message(self._monitor.recv_multipart(zmq.DONTWAIT))["event"]
@@ -148,10 +137,7 @@ class Connection:
             raise Disconnected("the connection to the hub has ended")
 
     def close(self, *, flush: bool = False) -> None:
-        """Close the connection.
-
-        With `flush`, pieces in the queue have 0.2 s to leave this machine.
-        """
+        """Close the connection; with `flush`, send the queued pieces first, within 0.2 s."""
         with suppress(zmq.ZMQError):
             self._socket.disable_monitor()
         self._monitor.close(linger=0)
@@ -159,10 +145,7 @@ class Connection:
 
 
 class Arrival(NamedTuple):
-    """A message that has arrived over the connection `route`.
-
-    `sender`: the address of the sender. `frames`: two frames, if the message is a piece.
-    """
+    """A message from the address `sender`, over the connection `route`."""
 
     route: bytes
     sender: str
@@ -170,14 +153,9 @@ class Arrival(NamedTuple):
 
 
 class Router:
-    """The hub's ROUTER socket with a bounded queue per connection.
+    """The hub's ROUTER socket with a bounded queue per connection."""
 
-    Raises InvalidInput if the address cannot be bound.
-    """
-
-    def __init__(
-        self, context: "zmq.Context[zmq.Socket[bytes]]", at: str, keys: HubKeys | None
-    ) -> None:
+    def __init__(self, context: Context, at: str, keys: HubKeys | None) -> None:
         self.socket = _new_socket(context, zmq.ROUTER, at)
         # By default a ROUTER silently drops messages to a full queue or a closed connection.
         self.socket.set(zmq.ROUTER_MANDATORY, 1)
@@ -206,10 +184,7 @@ class Router:
             yield Arrival(route.bytes, sender, tuple(frame.buffer for frame in frames))
 
     def send(self, route: bytes, piece: MessagePiece) -> bool:
-        """Send a piece; return False if the connection's queue is full.
-
-        Raises Disconnected if the connection is closed.
-        """
+        """Send a piece; return False if the connection's queue is full, or raise Disconnected."""
         try:
             self.socket.send_multipart((route, *piece), zmq.DONTWAIT)
         except zmq.Again:

@@ -20,10 +20,7 @@ _MOST_TIMES_PARAMETERS = 1e6  # limit on a norm, relative to the norm of the par
 
 
 class NormCheck:
-    """Compares the norm of a worker's values with norms that were accepted before.
-
-    `what`: the name of the values in errors.
-    """
+    """Compares the norm of a worker's values with norms that were accepted before."""
 
     def __init__(self, what: str = "gradients") -> None:
         self._what = what
@@ -40,9 +37,7 @@ class NormCheck:
             usual, most, whose = median(others), _MOST_TIMES, "other workers'"
         else:
             usual, most, whose = 1 + parameters_norm(), _MOST_TIMES_PARAMETERS, "parameters'"
-        if norm > most * usual:
-            problem = f"must have a norm similar to the {whose}, {usual:.3g}"
-            raise InvalidInput(self._what, problem, got=float(f"{norm:.3g}"))
+        _check_norm(self._what, norm, most, usual, whose)
         self._accepted.append((worker, norm))
 
 
@@ -64,15 +59,11 @@ class ValueChecks:
     def finite(self, who: str, what: str, values: Iterable[Tensor]) -> None:
         """Raise NonFinite if one of the values is not finite."""
         if self._reads_values and not all_finite(values):
-            raise NonFinite(
-                f"{who}: {what} are NaN or infinite and were not used; lower learning_rate"
-            )
+            problem = f"{who}: {what} are NaN or infinite and were not used"
+            raise NonFinite(f"{problem}; lower learning_rate")
 
     def activations(self, who: str, worker: int, values: Tensor) -> None:
-        """Check activations before a head uses them.
-
-        Raises NonFinite or InvalidInput for activations that would spoil the head's buffers.
-        """
+        """Raise NonFinite or InvalidInput for activations that would spoil the head's buffers."""
         if not len(values):
             return
         self.finite(who, "activations", [values])
@@ -82,10 +73,7 @@ class ValueChecks:
                 self._of_activations.check(worker, norm, lambda: norm_of(self._parameters))
 
     def gradients(self, who: str, what: str, worker: int, values: Sequence[Tensor]) -> None:
-        """Check gradients before an update uses them.
-
-        Raises NonFinite or InvalidInput for gradients that would spoil the parameters.
-        """
+        """Raise NonFinite or InvalidInput for gradients that would spoil the parameters."""
         self.finite(who, what, values)
         if self.compares_norms and self._reads_values and not self._is_clipped:
             with naming(who):
@@ -109,24 +97,22 @@ def naming(who: str) -> Iterator[None]:
 
 
 def check_buffers(found: Sequence[Tensor], known: Sequence[Tensor]) -> None:
-    """Check buffers, such as running means, before a model uses them.
-
-    Raises NonFinite or InvalidInput for buffers that would spoil the model.
-    """
+    """Raise NonFinite or InvalidInput for buffers, such as means, that would spoil the model."""
     norm = norm_of(one for one in found if one.is_floating_point())
     if not isfinite(norm):
         raise NonFinite("buffers are NaN or infinite; lower learning_rate")
     usual = 1 + norm_of(one for one in known if one.is_floating_point())
-    if norm > _MOST_TIMES_PARAMETERS * usual:
-        problem = f"must have a norm similar to the previous one, {usual:.3g}"
-        raise InvalidInput("buffers", problem, got=float(f"{norm:.3g}"))
+    _check_norm("buffers", norm, _MOST_TIMES_PARAMETERS, usual, "previous one")
+
+
+def _check_norm(what: str, norm: float, most: float, usual: float, whose: str) -> None:
+    if norm > most * usual:
+        problem = f"must have a norm similar to the {whose}, {usual:.3g}"
+        raise InvalidInput(what, problem, got=float(f"{norm:.3g}"))
 
 
 def norm_of(vectors: Iterable[Tensor]) -> float:
-    """Return the norm of all values together.
-
-    The result is not finite if a value is not finite.
-    """
+    """Return the norm of all values together; not finite if a value is not finite."""
     return hypot(*map(_norm, vectors))
 
 

@@ -1,27 +1,270 @@
-"""The workers of a hub: their processes, membership, deadlines and losses."""
+"""The workers of a hub: which of them wait, measure, train, are lost, are done, or are late."""
 
 import logging
 import time
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
+from statistics import median
+from typing import Protocol
 
-from paceline.core.errors import printable
+from paceline.core.errors import InvalidInput, WorkerLost, printable
 from paceline.rpc.frames import Message
 from paceline.rpc.limits import MOST_TEXT, RateLimitedLog
-from paceline.rpc.membership import Membership, ProgressDeadline, Workers
 from paceline.rpc.server import Lost, RpcRequest, Server
 from paceline.rpc.workers import WorkerPool, refusal
 
 logger = logging.getLogger(__name__)
+
+_KEPT = 32  # most recorded times of a worker, each from a reply to the next request
+_TIMES = 20.0  # a worker may take this multiple of its median time
+_TIMES_AT_FIRST = 10.0  # a worker's first request may take this multiple of `deadline_s`
 _DISMISSAL_S, _POLL_S = 2.0, 0.2
 _LEAVING_S = 5.0  # for finished processes to exit
+_MOST_PROBES = 200  # of one worker
 _MOST_LOST = 1000  # most recorded losses, because a worker may return and fail repeatedly
+
+
+class Workers(Protocol):
+    """The workers of a run, numbered from 0."""
+
+    @property
+    def live(self) -> set[int]:
+        """The numbers of the workers that are training."""
+
+    @property
+    def next_steps(self) -> list[int]:
+        """The first incomplete step of each worker."""
+
+    def add(self, worker: int, step: int) -> None:
+        """Mark the worker as training; its results from this step on are expected."""
+
+    def drop(self, worker: int) -> None:
+        """Expect no more results of the worker."""
+
+
+class Membership:
+    """The hub's record of the worker processes in a run.
+
+    Training begins when all workers have joined, or after `wait_s` without the missing workers.
+    Workers that join later begin at once. `admit(request, step)` answers a request to begin.
+    """
+
+    def __init__(
+        self,
+        workers: Workers,
+        wait_s: float,
+        admit: Callable[[RpcRequest, int], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._workers, self._wait_s, self._admit, self._clock = workers, wait_s, admit, clock
+        self._expected = set(range(len(workers.next_steps)))
+        self.waiting: dict[int, RpcRequest] = {}  # unanswered requests to begin, by worker
+        self._returning: set[int] = set()  # workers that were asked to restart the step
+        self._last_end = "all workers have ended"
+        self._present_s = self._clock()  # the last time a worker was present
+        self.has_begun = False
+        self.done: set[int] = set()
+
+    @property
+    def _is_any_present(self) -> bool:
+        return bool(self._workers.live or self._returning or self.waiting)
+
+    @property
+    def _is_late(self) -> bool:
+        return self._clock() - self._present_s > self._wait_s
+
+    @property
+    def _missing(self) -> set[int]:
+        return self._expected - self.done - self.waiting.keys()
+
+    @property
+    def is_over(self) -> bool:
+        """True once some worker is done and no worker trains, returns or waits."""
+        return bool(self.done) and not self._is_any_present
+
+    @property
+    def is_ready(self) -> bool:
+        """True if training can begin; raises WorkerLost if no worker joins or is left."""
+        self._check_any_is_left()
+        if self._missing and not self._is_late:
+            return False
+        if not self.waiting:
+            raise WorkerLost(f"no worker has joined within {self._wait_s:g} s")
+        return True
+
+    @property
+    def num_steps(self) -> int:
+        """The number of steps that every training or finished worker has completed."""
+        next_steps = self._workers.next_steps
+        return min((next_steps[worker] for worker in self._workers.live | self.done), default=0)
+
+    def begin(self) -> None:
+        """Begin training with the workers that wait."""
+        if self._missing:
+            logger.info("training begins without workers %s", sorted(self._missing))
+        self.has_begun, self._present_s = True, self._clock()
+        self._admit_waiting()
+
+    def wait(self, request: RpcRequest) -> None:
+        """Let a worker wait until it may begin; only then its request is answered."""
+        self._returning.discard(request.worker)
+        self.waiting[request.worker] = request
+        if self.has_begun and not self._returning:
+            self._admit_waiting()
+
+    def finish(self, worker: int) -> None:
+        """Record that a worker has completed all its steps."""
+        self.done.add(worker)
+        self._workers.drop(worker)
+
+    def drop(self, worker: int) -> bool:
+        """Record that a worker is gone; return True if it was training."""
+        self.waiting.pop(worker, None)
+        was_training = worker in self._workers.live | self._returning
+        self._returning.discard(worker)
+        self._workers.drop(worker)
+        return was_training
+
+    def mark_dead(self, worker: int, why: str) -> None:
+        """Record that a worker's process has ended, so that it cannot return."""
+        self._expected.discard(worker)
+        if worker not in self.done:
+            self._last_end = f"worker {worker} {why}"
+
+    def restart(self) -> None:
+        """Let all training workers begin their step again, together."""
+        self._returning |= self._workers.live
+        for worker in self._workers.live:
+            self._workers.drop(worker)
+
+    def poll(self) -> None:
+        """Let waiting workers begin; WorkerLost if none is left, or returned within `wait_s`."""
+        self._check_any_is_left()
+        if self._is_any_present:
+            self._present_s = self._clock()
+            if not self._returning:
+                self._admit_waiting()
+        elif self._is_late:
+            problem = f"all workers are lost, and no worker returned within {self._wait_s:g} s"
+            raise WorkerLost(problem)
+
+    def _check_any_is_left(self) -> None:
+        if not self._expected - self.done and not self.done:
+            raise WorkerLost(f"{self._last_end}: no worker is left")
+
+    def _admit_waiting(self) -> None:
+        """Let all waiting workers begin, each at its next step."""
+        next_steps = self._workers.next_steps
+        others = [next_steps[worker] for worker in self._workers.live]
+        for worker, request in sorted(self.waiting.items()):
+            own, at = next_steps[worker], request.message.step
+            # A returning worker skips steps that all training workers have completed: repeating
+            # these steps would delay everyone.
+            step = max(own, min(others, default=own))
+            self._workers.add(worker, step)
+            if at > step:
+                text = "worker %d was at step %d, this hub at step %d: %d steps are repeated"
+                logger.info(text, worker, at, step, at - step)
+            elif step > own:
+                logger.info("worker %d continues with the others, at step %d", worker, step)
+            self._admit(request, step)
+        self.waiting.clear()
+
+
+class ProgressDeadline:
+    """Limits the time from a reply to a worker until its next request.
+
+    The limit is a multiple of the worker's median time, but at least `deadline_s`.
+    """
+
+    def __init__(self, deadline_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._deadline_s, self._clock = deadline_s, clock
+        self._since_s: dict[int, float] = {}
+        self._took_s: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=_KEPT))
+
+    def replied(self, worker: int) -> None:
+        """Record that the hub has replied to a worker."""
+        self._since_s[worker] = self._clock()
+
+    def requested(self, worker: int) -> None:
+        """Record that a worker's request has arrived."""
+        since_s = self._since_s.pop(worker, None)
+        if since_s is not None:
+            self._took_s[worker].append(self._clock() - since_s)
+
+    def forget(self, worker: int) -> None:
+        """Expect no request from the worker."""
+        self._since_s.pop(worker, None)
+
+    def paused(self, seconds: float) -> None:
+        """Exclude a pause of the hub from the times of all workers."""
+        self._since_s = {worker: one + seconds for worker, one in self._since_s.items()}
+
+    def overdue(self) -> dict[int, float]:
+        """Return the seconds since the hub's last reply, for each late worker."""
+        now_s = self._clock()
+        late = {worker: now_s - since_s for worker, since_s in self._since_s.items()}
+        return {worker: one for worker, one in late.items() if one > self._allowed_s(worker)}
+
+    def _allowed_s(self, worker: int) -> float:
+        took = self._took_s[worker]
+        if not took:
+            return _TIMES_AT_FIRST * self._deadline_s
+        return max(self._deadline_s, _TIMES * median(took))
+
+
+class ProbeTurns:
+    """Lets one worker probe its link at a time, since links may share a wire.
+
+    The `step` of a probe is the number of bytes that its reply must have. A worker loses its turn
+    if it sends no probe for `deadline_s`.
+    """
+
+    def __init__(
+        self, max_nbytes: int, deadline_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._max_nbytes, self._deadline_s, self._clock = max_nbytes, deadline_s, clock
+        self._worker: int | None = None
+        self._asked_s = 0.0
+        self._counts: Counter[int] = Counter()
+
+    def reply(self, worker: int, probe: Message) -> Message | None:
+        """Return the reply to a probe; None while another worker has its turn.
+
+        Raises InvalidInput for too many probes, or for too large a reply.
+        """
+        if self._worker not in (None, worker):
+            return None
+        if not 0 <= probe.step <= self._max_nbytes:
+            raise InvalidInput("probe", f"must be 0 to {self._max_nbytes} bytes", got=probe.step)
+        self._counts[worker] += 1
+        if self._counts[worker] > _MOST_PROBES:
+            raise InvalidInput("probe", f"must be sent at most {_MOST_PROBES} times by a worker")
+        self._worker, self._asked_s = worker, self._clock()
+        return Message("probe", parts=(memoryview(bytes(probe.step)),))
+
+    def end(self, worker: int) -> None:
+        """End the turn of a worker, if it has the turn."""
+        if self._worker == worker:
+            self._worker = None
+
+    def forget(self, worker: int) -> None:
+        """Remove a lost worker."""
+        self._counts.pop(worker, None)
+        self.end(worker)
+
+    def end_overdue(self) -> bool:
+        """End the turn of a worker that has stopped probing; return whether there is one."""
+        is_overdue = self._worker is not None and self._clock() - self._asked_s > self._deadline_s
+        if is_overdue:
+            self._worker = None
+        return is_overdue
 
 
 class WorkerGroup:
     """The workers connected by `rpc`; `pool` has the processes that the hub itself started.
 
-    `begun(worker, step)` returns the reply that lets a worker begin a step. `Membership` uses
-    `wait_s`, and `ProgressDeadline` uses `deadline_s`.
+    `begun(worker, step)` returns the reply that lets a worker begin a step.
     """
 
     def __init__(
@@ -38,23 +281,13 @@ class WorkerGroup:
         self._rpc, self._workers, self._pool, self._begun = rpc, workers, pool, begun
         self.membership = Membership(workers, wait_s, self._admit, clock)
         self.deadline = ProgressDeadline(deadline_s, clock)
-        self._begins: dict[int, RpcRequest] = {}  # unanswered requests to begin, by worker
+        self.is_own = pool is not None  # then the workers' values can be trusted
         self.lost: list[str] = []  # one reason per loss
         self._diverged: set[int] = set()
         self._refusals = RateLimitedLog(logger)
 
-    @property
-    def is_own(self) -> bool:
-        """True if the hub started all workers itself, so that their values can be trusted."""
-        return self._pool is not None
-
-    def wait(self, request: RpcRequest) -> None:
-        """Let a worker wait until it may begin; only then its request is answered."""
-        self._begins[request.worker] = request
-        self.membership.wait(request.worker, request.message.step)
-
-    def _admit(self, worker: int, step: int) -> None:
-        self.reply(self._begins.pop(worker), self._begun(worker, step))
+    def _admit(self, request: RpcRequest, step: int) -> None:
+        self.reply(request, self._begun(request.worker, step))
 
     def reply(self, request: RpcRequest, reply: Message) -> None:
         """Reply to a worker, and start its deadline if it is training."""
@@ -62,16 +295,8 @@ class WorkerGroup:
         if request.worker in self._workers.live:
             self.deadline.replied(request.worker)
 
-    def finish(self, worker: int) -> None:
-        """Record that a worker has completed all its steps."""
-        self.membership.finish(worker)
-        self.deadline.forget(worker)
-
     def all_diverged(self, worker: int) -> bool:
-        """Record that a worker has non-finite values.
-
-        Returns True if every training worker has had non-finite values.
-        """
+        """Record that a worker has non-finite values; return True if now all have had such."""
         self._diverged.add(worker)
         return self._workers.live <= self._diverged
 
@@ -81,25 +306,22 @@ class WorkerGroup:
         self._refusals.warning(f"worker {worker} {why}")
         return why
 
-    def drop(self, worker: int, why: str) -> bool:
-        """Continue without a worker; return True if it was training."""
-        self._begins.pop(worker, None)
+    def drop(self, worker: int, why: str) -> None:
+        """Continue without a worker."""
         self.deadline.forget(worker)
         if not self.membership.drop(worker):
-            return False
+            return
         if len(self.lost) < _MOST_LOST:
             self.lost.append(f"worker {worker} {why}")
         logger.info(
             "worker %d %s: training continues without its step and its samples until it returns",
             *(worker, why),
         )
-        return True
 
     def poll(self) -> Iterator[tuple[int, str]]:
-        """Yield each failed or late worker, with the reason; the caller drops it.
+        """Yield each failed or late worker, with the reason; then let waiting workers begin.
 
-        Afterwards, lets waiting workers begin. Raises WorkerLost if no worker is left, or if all
-        workers are lost and no worker returns in time.
+        The caller drops these workers. Raises WorkerLost if no worker is left or returns in time.
         """
         for worker, why in self._pool.poll() if self._pool else ():
             self.membership.mark_dead(worker, why)
@@ -111,12 +333,9 @@ class WorkerGroup:
         self._refusals.flush()
 
     def dismiss(self, why: str, waiting: list[RpcRequest]) -> None:
-        """Refuse the next request of every worker within two seconds, so that the workers end.
-
-        `why`: the reason in the refusals. `waiting`: requests without a reply, refused first.
-        """
+        """Refuse `waiting` requests, and the next of every worker, so that the workers end."""
         until_s, left = time.monotonic() + _DISMISSAL_S, set(self._workers.live)
-        for request in (*waiting, *self._begins.values()):
+        for request in (*waiting, *self.membership.waiting.values()):
             self._rpc.reply(request, refusal(why))
         while left and time.monotonic() < until_s:
             event = self._rpc.receive(_POLL_S)

@@ -1,7 +1,7 @@
 """Connect, start and end the worker processes of a hub.
 
-A strategy with a hub has a module whose `main` calls `run_as_process`. The hub runs this module
-once for each device of its machine; on other machines, `paceline worker` serves workers.
+The hub runs a module, whose `main` calls `run_as_process`, once for each device of its machine; on
+other machines, `paceline worker` serves workers.
 """
 
 import json
@@ -33,10 +33,9 @@ class WorkerRefused(InvalidInput):
 
 
 def check_reply(reply: Message, hub: str = "") -> Message:
-    """Return the reply, unless the hub restarts the step or refuses the worker.
+    """Return the reply; raises HubRestarted for AGAIN, and WorkerRefused for REFUSED.
 
-    Raises HubRestarted for the topic AGAIN, and WorkerRefused for the topic REFUSED. `hub`: a text
-    to put before the reason in WorkerRefused.
+    `hub`: a text to put before the reason in WorkerRefused.
     """
     if reply.topic == AGAIN:
         raise HubRestarted("the hub restarts the step")
@@ -51,10 +50,7 @@ def refusal(why: str) -> Message:
 
 
 def retry_after_restart(report: Callable[[], None]) -> None:
-    """Call `report`, which sends a worker's measurements to the hub.
-
-    Calls it again if the hub restarts in the meantime.
-    """
+    """Call `report`, which sends measurements to the hub, again after each restart of the hub."""
     while True:
         try:
             report()
@@ -65,10 +61,7 @@ def retry_after_restart(report: Callable[[], None]) -> None:
 
 @contextmanager
 def connected(settings: ConnectingWorkers, folder: Path | None) -> Iterator[dict[int, Client]]:
-    """Connect workers to the hub, and yield their clients by worker number.
-
-    `folder`: the folder of keys, if any. An error of the block is reported to the hub.
-    """
+    """Connect workers to the hub, and yield their clients; report an error of the block to it."""
     keys = None if folder is None else load_worker_keys(folder)
     clients: dict[int, Client] = {}
     with ExitStack() as stack:
@@ -82,9 +75,8 @@ def connected(settings: ConnectingWorkers, folder: Path | None) -> Iterator[dict
             raise
         except Exception as error:
             by_input = int(isinstance(error, InvalidInput))
-            message = Message(
-                FAILED, by_input, parts=(error_line(error, listed(settings.numbers)).encode(),)
-            )
+            text = error_line(error, listed(settings.numbers)).encode()
+            message = Message(FAILED, by_input, parts=(text,))
             for client in clients.values():
                 with suppress(PacelineError):  # raised if the hub is gone
                     client.request(message).result()
@@ -92,10 +84,7 @@ def connected(settings: ConnectingWorkers, folder: Path | None) -> Iterator[dict
 
 
 def difference(here: str, there: str) -> str | None:
-    """Return the first difference between two JSON layouts; None if the layouts are equal.
-
-    Raises InvalidInput if `there`, the layout of another run, is invalid.
-    """
+    """Return the first difference between two JSON layouts; InvalidInput if `there` is invalid."""
     own, other = json.loads(here), read_json(there.encode(), "run")
     if not isinstance(other, dict):
         raise InvalidInput("run", "must be a mapping")
@@ -134,9 +123,8 @@ def run_as_process(
             work(settings, clients)
     except Exception as error:
         if not isinstance(error, WorkerRefused):
-            logger.error(
-                "%s: %s", listed(settings.numbers), error_line(error, listed(settings.numbers))
-            )
+            numbers = listed(settings.numbers)
+            logger.error("%s: %s", numbers, error_line(error, numbers))
         sys.exit(exit_code(error))
 
 
@@ -144,44 +132,37 @@ class WorkerPool:
     """For each item of `settings`, starts a worker process that runs `module`."""
 
     def __init__(self, module: str, settings: Sequence[ConnectingWorkers]) -> None:
-        self._processes: list[tuple[ConnectingWorkers, processes.Process]] = []
+        self._processes: dict[processes.Process, tuple[int, ...]] = {}  # worker numbers of each
         self._signals = WorkerSignals()
         try:
             for one in settings:
                 process = self._signals.start(module, one.model_dump_json())
-                self._processes.append((one, process))
+                self._processes[process] = one.numbers
         except BaseException:
             self.close()
             raise
 
     def poll(self) -> list[tuple[int, str]]:
-        """Return the workers whose process has ended, with the reason.
-
-        Stops the run if a worker has received a signal.
-        """
+        """Return the workers whose process has ended, with the reason; stop the run at a signal."""
         found: list[tuple[int, str]] = []
-        self._signals.poll(
-            {process.pid: f"worker {listed(one.numbers)}" for one, process in self._processes}
-        )
-        for settings, process in [one for one in self._processes if one[1].poll()]:
-            self._signals.ended(process, f"worker {listed(settings.numbers)}")
-            ended = f"(process {process.pid}) {processes.reason(process.poll())}"
-            found += [(worker, ended) for worker in settings.numbers]
-            self._processes.remove((settings, process))
-            process.close()
+        names = {one: f"worker {listed(numbers)}" for one, numbers in self._processes.items()}
+        self._signals.poll({process.pid: name for process, name in names.items()})
+        for process, name in names.items():
+            if process.poll():
+                self._signals.ended(process, name)
+                ended = f"(process {process.pid}) {processes.reason(process.poll())}"
+                found += [(worker, ended) for worker in self._processes.pop(process)]
+                process.close()
         return found
 
     def close(self, wait_s: float = 0.0) -> None:
         """End the processes that still run after `wait_s`."""
-        running = [process for _, process in self._processes]
+        running = list(self._processes)
         self._processes.clear()
         processes.end(running, wait_s=wait_s, termination_s=0.0)
         self._signals.close()
 
 
-def num_threads(num_devices: int, num_others: int = 1) -> int:
-    """Return the number of threads for each device that computes on CPU cores.
-
-    `num_others`: the number of other processes that share the cores.
-    """
-    return max(1, len(physical_cores(sched_getaffinity(0))) // (num_devices + num_others))
+def num_threads(num_devices: int) -> int:
+    """Return the number of threads for the hub, and for each device that computes on CPU cores."""
+    return max(1, len(physical_cores(sched_getaffinity(0))) // (num_devices + 1))

@@ -5,15 +5,15 @@ whose updates are asynchronous.
 
 The path of a gradient from a worker to the parameters:
 
-    worker.py     BodyWorker._backward      autograd computes the body's gradients as one vector
-    endpoint.py   Endpoint.message          a codec encodes the vector; the host gets a copy
-                     |
-                     |  rpc: request in pieces, executed once
-                     v
-    hub.py        Hub._execute              the gate checks the request
-    answers.py    StepAnswers.update        a codec decodes the vector
-    server.py     ParameterServer.update    joins the body's and the head's gradients of a step
-    server.py     ParameterServer._apply    the optimizer takes a step; the version grows by 1
+    worker.py         BodyWorker._backward     autograd computes the gradients as one vector
+    tensor_parts.py   Endpoint.message         a codec encodes the vector; the host gets a copy
+                         |
+                         |  rpc: request in pieces, executed once
+                         v
+    hub.py            Hub._execute             the gate checks the request
+    answers.py        StepAnswers.update       a codec decodes the vector
+    server.py         ParameterServer.update   joins body's and head's gradients of a step
+    server.py         ParameterServer._apply   the optimizer takes a step; the version grows by 1
 
 In a child hub, `ChildServer._apply` adds the gradients to a sum instead; the child hub then sends
 the mean to the parent hub (`child_server`, `tree`).
@@ -43,7 +43,7 @@ STRATEGY = Strategy(
         calibrate=None,
         repeats_after=lambda config: config.period,
         sizes=plan.placements,
-        trial="paceline.strategies.wheel.trial",
+        trial="paceline.strategies.wheel.job",
         shares_devices=True,
         is_asynchronous=True,
         limit=plan.limit,

@@ -18,36 +18,31 @@ from math import prod
 import torch
 
 from paceline.core.errors import InvalidInput, StepDiscarded, printable
+from paceline.core.outcome import SentShare, Traffic
 from paceline.core.wire_format import Purpose
 from paceline.links.devices import device_of
 from paceline.measure.device_profile import DeviceProfile, device_name
 from paceline.record.worker_trace import Trace
 from paceline.rpc import tensor_parts
-from paceline.rpc.endpoint import CopyLane, Endpoint
 from paceline.rpc.frames import Message
 from paceline.rpc.limits import MOST_TEXT
-from paceline.rpc.probing import ProbeTurns
 from paceline.rpc.server import RpcRequest
-from paceline.rpc.worker_group import WorkerGroup
+from paceline.rpc.tensor_parts import CopyLane, Endpoint
+from paceline.rpc.worker_group import ProbeTurns, WorkerGroup
 from paceline.strategies.wheel import protocol
 from paceline.strategies.wheel.epochs import EpochLog
 from paceline.strategies.wheel.gate import Gate, only_part
-from paceline.strategies.wheel.job import TrainingJob
+from paceline.strategies.wheel.job import TrainingJob, batches_of
 from paceline.strategies.wheel.measure import recorders_of
 from paceline.strategies.wheel.protocol import OF_STEPS, Topic
 from paceline.strategies.wheel.server import ParameterServer
-from paceline.strategies.wheel.split import FROM_HUB, TO_HUB
+from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, messages
 from paceline.strategies.wheel.staleness import LossSum
 from paceline.strategies.wheel.tree import ChildHubs
 
-Handler = Callable[[RpcRequest], Message | None]
-
 
 class WorkerFailed(Exception):
-    """Raised if a worker reports its failure.
-
-    `by_input`: whether the worker failed with InvalidInput.
-    """
+    """Raised if a worker reports its failure; `by_input`: it failed with InvalidInput."""
 
     def __init__(self, why: str, by_input: bool) -> None:
         super().__init__(why)
@@ -57,9 +52,8 @@ class WorkerFailed(Exception):
 class StepAnswers:
     """Decodes the requests of steps for the parameter server, and encodes its replies.
 
-    Runs in the hub's thread. `nbytes`: the bytes of messages by purpose (figure 2 of the paper).
-    `num_pushed`: the number of messages with gradients of the body. `count`: called after each
-    update with a mapping from the update's epoch to the update's loss.
+    `nbytes`: the bytes of messages by purpose (figure 2 of the paper). `num_pushed`: the number of
+    messages with gradients of the body. `count`: called with the losses of each update, by epoch.
     """
 
     def __init__(
@@ -106,11 +100,7 @@ class StepAnswers:
         return reply
 
     def answer(self, request: RpcRequest) -> Message:
-        """Run the head on received activations; return a reply with their gradients.
-
-        Raises InvalidInput if the activations or targets do not fit the model. Raises NonFinite if
-        the activations, a gradient or the loss is not finite.
-        """
+        """Run the head on received activations; return a reply with their gradients."""
         worker, message, at_s = request.worker, request.message, request.arrived_s
         endpoint, step = self._of_head[worker], message.step
         batches, parts = self._batches, tensor_parts.parts_of(message)
@@ -138,28 +128,23 @@ class StepAnswers:
         return reply
 
     def update(self, request: RpcRequest) -> Message:
-        """Update all parameters with a worker's body gradients; return the reply.
-
-        Raises the errors of `ParameterServer.update`.
-        """
+        """Update all parameters with a worker's body gradients; return the reply."""
         worker, message, step = request.worker, request.message, request.message.step
-        endpoint, half = self._of_server[worker], self._server.workers.of(worker).half
-        values = endpoint.values(Purpose.GRADIENTS, message, request.arrived_s, self._num_body)
-        version = self._server.update(worker, step, message.version, values)
-        assert half is not None  # `server.update` raises StepDiscarded for None
-        self.nbytes[Purpose.GRADIENTS] += message.nbytes
+        endpoint, purpose = self._of_server[worker], Purpose.GRADIENTS
+        values = endpoint.values(purpose, message, request.arrived_s, self._num_body)
+        loss = self._server.update(worker, step, message.version, values)
+        self.nbytes[purpose] += message.nbytes
         self.nbytes[Purpose.HEAD_GRADIENTS] += self._head_nbytes
         self.num_pushed += 1
-        self._count({step // self._steps_per_epoch: half.loss})
-        return Message(Topic.GRADIENTS, step, version)
+        self._count({step // self._steps_per_epoch: loss})
+        return Message(Topic.GRADIENTS, step, self._server.version)
 
 
 class Answers:
-    """Executes the requests of workers; a handler returns None if the reply must wait.
+    """Executes the requests of workers.
 
     The hub executes `waiting` requests again. A BEGIN request waits until the worker may begin.
-    `steps` executes the requests of steps. `children` executes the requests of child hubs. `log`
-    counts all losses. `profiles` and `trace` come from the workers.
+    `profiles` and `trace` come from the workers.
     """
 
     def __init__(
@@ -170,71 +155,89 @@ class Answers:
         log: EpochLog,
         probes: ProbeTurns,
     ) -> None:
-        self._server, self._group, self._log, self._probes = server, group, log, probes
+        self._server, self._job = server, job
+        self._group, self._log, self.probes = group, log, probes
         self.steps = StepAnswers(server, job, log.count)
         self.children = ChildHubs(server, job.spec.num_steps)
         self._gate = Gate(server.workers, job.spec.num_steps, job.layout, lambda: server.version)
-        self.waiting: list[RpcRequest] = []  # fetches of workers that are too far ahead
+        self.waiting: list[RpcRequest] = []  # fetches and probes that came too early
         self.profiles: dict[int, DeviceProfile] = {}
         self.trace = Trace()
 
-    @property
-    def nbytes(self) -> int:
-        """The bytes that this hub exchanged with its workers and with its child hubs."""
-        of_steps = sum(self.steps.nbytes[purpose] for purpose in (*TO_HUB, *FROM_HUB))
-        return of_steps + self.children.traffic.nbytes.total()
+    def execute(self, request: RpcRequest) -> Message | None:
+        """Check and execute a request; return the reply, or None if the reply must wait.
 
-    def handler(self, request: RpcRequest) -> Handler:
-        """Check a request, and return its handler; raise InvalidInput if it is not allowed."""
+        Raises InvalidInput if the worker must not send this request now.
+        """
         worker, message = request.worker, request.message
         if message.topic in OF_STEPS and worker not in self._server.workers.live:
             # The hub has dropped this worker or was restarted: the worker must begin again.
-            return lambda request: Message(Topic.AGAIN, request.message.step)
-        handlers: dict[Topic, Handler] = {
+            return Message(Topic.AGAIN, message.step)
+        handlers: dict[Topic, Callable[[RpcRequest], Message | None]] = {
             Topic.PARAMETERS: self._fetch,
             Topic.WHOLE_PARAMETERS: self._fetch,
             Topic.WHOLE_GRADIENTS: self._merge,
             Topic.ACTIVATIONS: self.steps.answer,
             Topic.GRADIENTS: self.steps.update,
             Topic.BEGIN: self._begin,
-            Topic.PROBE: self._probes.reply,
+            Topic.PROBE: self._probe,
             Topic.CLOCK: lambda _: Message(Topic.CLOCK, time.monotonic_ns()),
             Topic.PROFILE: self._keep_profile,
             Topic.BUFFERS: self._load_buffers,
             Topic.DONE: self._finish,
             Topic.FAILED: self._fail,
         }
-        return handlers[self._gate.check(worker, message)]
+        return handlers[self._gate.check(worker, message)](request)
 
-    def due(self) -> list[RpcRequest]:
-        """Return the waiting requests to execute again; a request may have to wait once more."""
-        waiting, self.waiting = self.waiting, []
-        return waiting
-
-    def forget(self, worker: int) -> list[RpcRequest]:
-        """Drop a worker's waiting requests, and end its turn to probe.
-
-        Returns the probes of other workers that waited for this turn to end.
-        """
+    def forget(self, worker: int) -> None:
+        """Drop a worker's waiting requests, and end its turn to probe."""
         self.waiting = [request for request in self.waiting if request.worker != worker]
-        return self._probes.forget(worker)
-
-    def overdue_probes(self) -> list[RpcRequest]:
-        """End the turn of a worker that has stopped probing, if any.
-
-        Returns the probes of other workers that waited for this turn to end.
-        """
-        slow = self._probes.overdue()
-        return [] if slow is None else self._probes.end(slow)
+        self.probes.forget(worker)
 
     def begun(self, worker: int, step: int) -> Message:
-        """Return the reply that lets a worker begin, with the worker's next step.
-
-        The reply to a child hub also has the next step of each of the child hub's workers.
-        """
+        """Return the reply that lets a worker, or a child hub with its workers, begin a step."""
         below = self._server.workers.of(worker).below
         parts = (tensor_parts.numbers_part(below),) if below else ()
         return Message(Topic.BEGIN, step, parts=parts)
+
+    def traffic(self) -> tuple[Traffic, ...]:
+        """Return the counted and planned bytes of messages, by purpose.
+
+        Includes messages between child hubs and their workers, as the child hubs report. The
+        planned bytes of this hub's workers follow from Table 1.
+        """
+        job, spec = self._job, self._job.spec
+        sizes: Counter[int] = Counter()  # how often a worker's share of a batch has a size
+        for worker in set(range(spec.config.workers)) - self.children.workers:
+            each = list(map(len, batches_of(spec, worker, job.num_samples)))
+            whole, rest = divmod(spec.num_steps, len(each))
+            sizes.update(each * whole + each[:rest])
+        planned: Counter[Purpose] = Counter()
+        for size, times in sizes.items():
+            for purpose, message in messages(job.parts.resized(size), spec.config).items():
+                planned[purpose] += times * message.nbytes
+        counted = Counter(self.steps.nbytes)
+        for report in self.children.reports.values():
+            counted.update(report.nbytes)
+            planned.update(report.planned_nbytes)
+        within = tuple(
+            Traffic(one.value, counted[one], planned[one], one in (*TO_HUB, *FROM_HUB))
+            for one in Purpose
+        )
+        return within + self.children.traffic.rows(job.parts)
+
+    def sent_share(self) -> SentShare | None:
+        """Compare the declared and measured share of sent gradients, if a codec encodes them."""
+        config = self._job.spec.config
+        size = messages(self._job.parts, config)[Purpose.GRADIENTS]
+        if size.wire_format is None:
+            return None
+        below = self.children.reports.values()
+        num_pushed = self.steps.num_pushed + sum(one.num_pushed for one in below)
+        nbytes = self.steps.nbytes[Purpose.GRADIENTS]
+        nbytes += sum(one.nbytes[Purpose.GRADIENTS] for one in below)
+        measured = size.wire_format.sent_share(size.num_values, nbytes, num_pushed)
+        return SentShare.of(config.gradients, measured)
 
     def _fetch(self, request: RpcRequest) -> Message | None:
         if not self._server.may_begin(request.worker, request.message.step):
@@ -254,11 +257,17 @@ class Answers:
 
     def _begin(self, request: RpcRequest) -> None:
         self._gate.check_layout(request.message)
-        self._group.wait(request)
+        self._group.membership.wait(request)
+
+    def _probe(self, request: RpcRequest) -> Message | None:
+        reply = self.probes.reply(request.worker, request.message)
+        if reply is None:
+            self.waiting.append(request)
+        return reply
 
     def _keep_profile(self, request: RpcRequest) -> Message:
         self.profiles[request.worker] = self._gate.profile(request.message)
-        self.waiting += self._probes.end(request.worker)
+        self.probes.end(request.worker)
         return _noted(request)
 
     def _load_buffers(self, request: RpcRequest) -> Message:
@@ -277,8 +286,9 @@ class Answers:
         self.trace.add(self._gate.trace(worker, message, is_child=is_child))
         if is_child and (report := self._gate.report(message)) is not None:
             self.children.reports[worker] = report
-        self.children.finish(worker, message.step)
-        self._group.finish(worker)
+        own = self._server.workers.of(worker)
+        own.next_step = max(own.next_step, message.step)
+        self._group.membership.finish(worker)
         return _noted(request)
 
     def _fail(self, request: RpcRequest) -> Message:

@@ -46,10 +46,7 @@ class ServerProgress:
 
 
 def state_of(server: ParameterServer, layout: str, epochs: Sequence[Epoch] = ()) -> State:
-    """Return the state of the server and this process for a checkpoint.
-
-    A run can resume from it only if the run's `layout` is the same.
-    """
+    """Return the state of the server and this process for a checkpoint."""
     learned = learned_state(server.model, server.optimizer, server.schedule)
     of_random, random = random_state(server.device)
     tensors = {f"random/{name}": tensor for name, tensor in of_random.items()}
@@ -67,8 +64,8 @@ def state_of(server: ParameterServer, layout: str, epochs: Sequence[Epoch] = ())
 def load(state: State, server: ParameterServer, layout: str) -> ServerProgress:
     """Load a checkpoint into a new server, and return the progress in the checkpoint.
 
-    Also loads the learning rates. Raises InvalidInput, and leaves the server unchanged, if the
-    strategy, layout, model or optimizer in the checkpoint differs from the server's.
+    Raises InvalidInput, and leaves the server unchanged, if the strategy, layout, model or
+    optimizer in the checkpoint differs from the server's.
     """
     own = state.own_part(_SERVER)
     try:
@@ -76,11 +73,8 @@ def load(state: State, server: ParameterServer, layout: str) -> ServerProgress:
     except ValidationError as error:
         raise InvalidInput("resume", f"server.json: {first_fault(error)}") from None
     if (other := difference(layout, progress.layout)) is not None:
-        raise InvalidInput(
-            "resume",
-            f"the checkpoint's run differs: {other}",
-            hint="to start a new run, omit --resume",
-        )
+        hint = "to start a new run, omit --resume"
+        raise InvalidInput("resume", f"the checkpoint's run differs: {other}", hint=hint)
     load_learned_state(state, server.model, server.optimizer, server.schedule)
     restore_random_state(server.device, state.file("random"), state.parts["random"])
     server.restore(progress.version, progress.workers, progress.staleness)

@@ -1,9 +1,7 @@
 """Run a child hub, which is a worker of another hub, its parent.
 
-The parent defines the model, data, batch size and epochs. The root hub saves the trained model. A
-child hub returns the updates by its workers and the bytes that it exchanged. In a rehearsal, the
-root either starts the child hubs as processes of this module, or waits for child hubs on other
-machines.
+The parent defines the model, data, batch size and epochs. The root hub saves the trained model. In
+a rehearsal, the root may start the child hubs of its machine as processes of this module.
 """
 
 import logging
@@ -20,10 +18,10 @@ from paceline.rpc.workers import connected, retry_after_restart, run_as_process
 from paceline.strategies.wheel import job as jobs
 from paceline.strategies.wheel.child_server import ChildServer
 from paceline.strategies.wheel.config import RunSpec
+from paceline.strategies.wheel.epochs import EpochLog
 from paceline.strategies.wheel.hub import Hub
 from paceline.strategies.wheel.measure import profile_head
 from paceline.strategies.wheel.remote import ChildSettings
-from paceline.strategies.wheel.traffic import traffic_of
 from paceline.strategies.wheel.tree import ChildReport, HubPurpose, ParentHub
 
 logger = logging.getLogger(__name__)
@@ -51,9 +49,8 @@ class ChildResult(Record):
 def serve_child(settings: ChildSettings, progress: Progress) -> ChildResult:
     """Serve this hub's workers until all steps are done; return the hub's updates and bytes.
 
-    Raises InvalidInput if the parent rejects this hub, or if the parent's run does not fit this
-    machine. Raises WorkerLost if the parent does not answer within the deadline, or if no worker is
-    left.
+    Raises InvalidInput if the parent rejects this hub, or if its run does not fit this machine.
+    Raises WorkerLost if the parent does not answer in time, or if no worker is left.
     """
     settings.config()  # check options before connecting
     with connected(settings, settings.parent_keys) as clients:
@@ -64,10 +61,8 @@ def _serve_workers(settings: ChildSettings, client: Client, progress: Progress) 
     parent_spec = RunSpec.from_json(client.settings)
     job = jobs.child_job(settings, parent_spec)
     spec, config = job.spec, job.spec.config
-    logger.info(
-        "%s: worker %d of the hub at %s; hub of %d workers, %d per device",
-        *(spec.model, settings.number, settings.connect, config.workers, config.lanes),
-    )
+    own = spec.model, settings.number, settings.connect, config.workers, config.lanes
+    logger.info("%s: worker %d of the hub at %s; hub of %d workers, %d per device", *own)
     layout = jobs.layout_of(parent_spec, job.halves, job.recipe, job.batches)
     gather = parent_spec.tree.gathered if parent_spec.tree else settings.gather or config.workers
     server = _server_of(job, ParentHub(client, layout), gather)
@@ -76,26 +71,27 @@ def _serve_workers(settings: ChildSettings, client: Client, progress: Progress) 
     devices = ("cpu",) * len(config.workers_by_device) if settings.listen is None else ()
     with ExitStack() as stack:
         stack.callback(server.close)
-        own = profile_head(job, jobs.paced_updating(job)) if spec.profile_s else None
-        hub = Hub(stack, settings, settings.run_name, job, server, progress, devices=devices)
+        profile = profile_head(job) if spec.profile_s else None
+        log = EpochLog(job, progress)
+        hub = Hub(stack, settings, settings.run_name, job, server, log, devices=devices)
         server.wake = hub.rpc.wake
         hub.wait_for_workers()
-        if own is not None:
+        if profile is not None:
             lanes = config.workers_by_device.values()
             below = [hub.answers.profiles[one[0]] for one in lanes]
-            retry_after_restart(partial(server.parent.measure, own, below, job.whole_nbytes))
+            retry_after_restart(partial(server.parent.measure, profile, below, job.whole_nbytes))
         server.begin()
         num_parts = job.steps_per_epoch * spec.place[1]
         progress.begin(job.num_samples * spec.num_steps // num_parts, "samples")
         hub.train()
-        server.finish(None if spec.pace is None else _report(job, hub))
+        server.finish(None if spec.pace is None else _report(hub))
         wire_nbytes = hub.close()
     return ChildResult(
         settings=settings,
         model=spec.model,
         num_pushed=server.parent.traffic.times[HubPurpose.GRADIENTS],
         updates=server.updates,
-        traffic=traffic_of(job, hub.answers),
+        traffic=hub.answers.traffic(),
         parent_traffic=server.parent.traffic.rows(job.parts),
         wire_nbytes=wire_nbytes,
         parent_wire_nbytes=(client.sent_nbytes, client.received_nbytes),
@@ -106,15 +102,15 @@ def _serve_workers(settings: ChildSettings, client: Client, progress: Progress) 
 def _server_of(job: jobs.TrainingJob, parent: ParentHub, gather: int) -> ChildServer:
     return ChildServer(
         *(job.model, job.halves, parent),
-        **jobs.server_options(job, jobs.learning_in(job.spec, job.recipe)),
+        **jobs.server_options(job),
         gather=gather,
         num_steps=job.spec.num_steps,
         steps_per_epoch=job.steps_per_epoch,
     )
 
 
-def _report(job: jobs.TrainingJob, hub: Hub) -> ChildReport:
-    rows = {Purpose(one.purpose): one for one in traffic_of(job, hub.answers)}
+def _report(hub: Hub) -> ChildReport:
+    rows = {Purpose(one.purpose): one for one in hub.answers.traffic()}
     return ChildReport(
         nbytes={purpose: int(one.nbytes) for purpose, one in rows.items()},
         planned_nbytes={purpose: int(one.planned_nbytes) for purpose, one in rows.items()},

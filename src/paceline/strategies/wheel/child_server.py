@@ -11,6 +11,7 @@ from paceline.rpc import tensor_parts
 from paceline.rpc.frames import Message
 from paceline.strategies.wheel.protocol import Topic
 from paceline.strategies.wheel.server import GradientSum, ParameterServer
+from paceline.strategies.wheel.staleness import LossSum
 from paceline.strategies.wheel.tree import ChildReport, ParentHub, ParentReply, vector_like
 from paceline.training.models.halves import Halves, trainable
 
@@ -22,7 +23,7 @@ class ChildServer(ParameterServer):
     one exchange with the parent runs at a time. With a `staleness` of 0, workers wait for the
     parent's reply; otherwise workers continue until the next sum is complete. `num_steps`: the
     number of steps of each worker. `wake`: called by another thread when `poll_parent` can load a
-    reply. `options`: other arguments of `ParameterServer`.
+    reply.
     """
 
     def __init__(
@@ -56,60 +57,42 @@ class ChildServer(ParameterServer):
         return min(there, default=0)
 
     def begin(self) -> None:
-        """Wait until the parent begins, and load its parameters.
-
-        Raises the errors of `ParentHub.begin`.
-        """
+        """Wait until the parent begins, and load its parameters."""
         self._take(self.parent.begin(self.completed))
 
     def poll_parent(self) -> bool:
-        """Load the parent's reply, if it has arrived; return whether the parent was restarted.
-
-        After a restart of the parent the summed gradients are dropped, and all workers must begin
-        their steps again. Raises the errors of `ParentHub.exchange`.
-        """
+        """Load the parent's reply, if it has arrived; return whether the parent was restarted."""
         if self._exchange is None or not self._exchange.done():
             return False
         reply, self._exchange = self._exchange.result(), None
         self._take(reply)
         self._send(self._gather)
-        return reply.resume is not None
+        return bool(reply.resume)
 
     def finish(self, report: ChildReport | None = None) -> None:
-        """Send the remaining gradients and the report to the parent.
-
-        Call it when all workers are done.
-        """
+        """Send the remaining gradients and the report to the parent, when all workers are done."""
         self._wait_for_reply()
         self._send(1)
         self._wait_for_reply()
         self.parent.finish(self._num_steps, report)
 
     def close(self) -> None:
-        """Shut down without waiting for a running exchange.
-
-        That exchange ends when the connection to the parent is closed.
-        """
+        """Shut down; a running exchange ends when the connection to the parent is closed."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def may_begin(self, worker: int, step: int) -> bool:
-        """Return whether the worker may begin a step now.
-
-        Updates, and replies of the parent, can change the result.
-        """
+        """Return whether the worker may begin a step now."""
         may = super().may_begin(worker, step)
         is_full = self._sum is not None and self._sum.count >= self._gather
         return may and not (self._exchange is not None and (self._waits or is_full))
 
-    def update(self, worker: int, step: int, version: int, gradients: Tensor) -> int:
-        """Add the gradients of a step to the sum; return the unchanged version."""
-        half = self.workers.of(worker).half
-        version = super().update(worker, step, version, gradients)
-        assert half is not None  # `super().update` raises StepDiscarded for None
+    def update(self, worker: int, step: int, version: int, gradients: Tensor) -> LossSum:
+        """Add the gradients of a step to the sum; return the step's loss."""
+        loss = super().update(worker, step, version, gradients)
         assert self._sum is not None
-        self._sum.losses[step // self._steps_per_epoch] += half.loss
+        self._sum.losses[step // self._steps_per_epoch] += loss
         self._send(self._gather)
-        return version
+        return loss
 
     def merge(self, worker: int, step: int, mean: GradientSum, below: tuple[int, ...]) -> None:
         """Add a child hub's mean gradients to this hub's sum, as one update."""
@@ -132,10 +115,7 @@ class ChildServer(ParameterServer):
         self._staleness[self.version - version] += 1
 
     def _send(self, least: int) -> None:
-        """Start sending the mean gradients in another thread.
-
-        Does nothing if fewer than `least` steps are summed, or if an exchange is running.
-        """
+        """Send the mean gradients, unless an exchange is running or the sum has too few steps."""
         gradients = self._sum
         if self._exchange is not None or gradients is None or gradients.count < least:
             return
@@ -145,7 +125,7 @@ class ChildServer(ParameterServer):
             tensor_parts.part_of((gradients.body / gradients.count).cpu()),
             tensor_parts.part_of((gradients.head / gradients.count).cpu()),
             tensor_parts.part_of(torch.tensor(losses, dtype=torch.float64)),
-            tensor_parts.numbers_part(one.next_step for one in self.workers.all),
+            tensor_parts.numbers_part(self.workers.next_steps),
             tensor_parts.buffers_of(self.halves.body),
             tensor_parts.buffers_of(self.halves.head),
         )
@@ -163,12 +143,12 @@ class ChildServer(ParameterServer):
         for parameters, part in zip((self._body, self._head), reply.parts, strict=True):
             tensor_parts.load_vector(parameters, vector_like(parameters, part))
         self.version = reply.version
-        if reply.resume is None:
+        if not reply.resume:
             return
-        self._sum = None
-        step, progress = reply.resume
+        self._sum = None  # the parent was restarted: all workers begin their steps again
+        step, *progress = reply.resume
         workers = self.workers.all
-        known = progress if len(progress) == len(workers) else (step,) * len(workers)
+        known = progress if len(progress) == len(workers) else [step] * len(workers)
         for worker, own in zip(workers, known, strict=True):
             if worker.next_step < self._num_steps:  # a worker that is done repeats no step
                 worker.next_step = max(own, step)

@@ -75,13 +75,11 @@ class Wheel:
         if self.gather is not None and not self.child_hubs:
             raise InvalidInput("gather", "requires child_hubs")
         if self.child_hubs and self.workers % self.child_hubs:
-            raise InvalidInput(
-                "child_hubs", f"must divide the {self.workers} workers", got=self.child_hubs
-            )
+            problem = f"must divide the {self.workers} workers"
+            raise InvalidInput("child_hubs", problem, got=self.child_hubs)
         if self.staleness == 0 and self.lanes > 1:
-            raise InvalidInput(
-                "staleness", "must be at least 1 if lanes alternate", got=0, hint="or set lanes=1"
-            )
+            problem = "must be at least 1 if lanes alternate"
+            raise InvalidInput("staleness", problem, got=0, hint="or set lanes=1")
 
     @property
     def workers_of_hub(self) -> int:
@@ -201,8 +199,5 @@ class RunSpec(Record):
         return read_record(TypeAdapter(cls), data, "hub settings")
 
     def seed_of(self, worker: int, step: int) -> int:
-        """Return the random seed of a worker's step.
-
-        A repeated step draws the same random numbers, because it has the same seed.
-        """
+        """Return the random seed of a worker's step, even if the step is repeated."""
         return hash((self.seed, self.part(worker), step)) % 2**63

@@ -3,7 +3,7 @@
 import time
 from bisect import bisect
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from paceline.core.outcome import Epoch, Evaluation
 from paceline.exchange.loop import epoch_of, score_of
@@ -19,23 +19,22 @@ Test = Callable[[], tuple[float | None, float | None]]
 class EpochLog:
     """Records updates, and tests the model after each epoch and every `evaluate_every` steps.
 
-    `test` returns the mean loss and the score on the test samples; both are None without test
-    samples. In a rehearsal `test` itself is None. `epochs`: the epochs that were completed before
-    the run was resumed; new epochs are appended.
+    `test` returns the mean loss and the score on the test samples; without it, nothing is tested.
+    `epochs`: the completed epochs of a resumed run.
     """
 
     def __init__(
         self,
         job: TrainingJob,
         progress: Progress,
-        test: Test | None,
-        evaluate_every: int | None,
-        epochs: list[Epoch],
+        test: Test | None = None,
+        evaluate_every: int | None = None,
+        epochs: Sequence[Epoch] = (),
     ) -> None:
         self._num_steps, self._steps_per_epoch = job.spec.num_steps, job.steps_per_epoch
         self._score, self._progress = score_of(job.recipe), progress
         self._test, self._every = test, evaluate_every
-        self.epochs, self.evaluations = epochs, list[Evaluation]()
+        self.epochs, self.evaluations = [*epochs], list[Evaluation]()
         self.num_samples = 0
         self.update_ends_s: list[float] = []  # when each update ended, in seconds of training
         self.update_samples: list[int] = []  # samples so far, after each update
@@ -59,10 +58,7 @@ class EpochLog:
         self._began_s = time.monotonic()
 
     def count(self, losses: Mapping[int, LossSum]) -> None:
-        """Count the samples of an update, and add its losses.
-
-        `losses`: the losses by epoch.
-        """
+        """Count the samples of an update, and add its losses by epoch."""
         for epoch, loss in losses.items():
             self.num_samples += loss.num_samples
             self.update_ends_s.append(self.trained_s)
@@ -71,10 +67,9 @@ class EpochLog:
             self._progress.advance(loss.num_samples)
 
     def test(self, num_steps: int) -> bool:
-        """Test the model if a test is due; return whether it was tested.
+        """Test the model if a test is due after `num_steps` steps; return whether it was tested.
 
-        `num_steps`: the number of steps that all workers have completed. Raises InvalidInput if a
-        loss is not finite.
+        Raises InvalidInput if a loss is not finite.
         """
         started_s, seconds, was = time.monotonic(), self.trained_s - self._epochs_s, self._tested
         is_over = num_steps == self._num_steps and num_steps % self._steps_per_epoch > 0
@@ -90,8 +85,7 @@ class EpochLog:
     def _end_epoch(self, number: int, seconds: float) -> None:
         loss = self._losses.pop(number, LossSum())
         train_loss = loss.total / max(1, loss.num_samples)
-        end = min(self._num_steps, (number + 1) * self._steps_per_epoch)
-        found = self._evaluate(end)
+        found = self._evaluate(min(self._num_steps, (number + 1) * self._steps_per_epoch))
         epoch = epoch_of(number, train_loss, found, seconds)
         self.epochs.append(epoch)
         if self._test is not None:

@@ -37,18 +37,14 @@ class Gate:
         self._newest = 0  # highest version so far; a parent's restart lowers a child hub's version
 
     def check(self, worker: int, message: Message) -> Topic:
-        """Return the topic of a request.
-
-        Raises InvalidInput if the worker must not send this request now.
-        """
+        """Return the topic of a request; InvalidInput if the worker must not send it now."""
         if message.topic not in ASKED:
             raise InvalidInput("topic", "is not a request of workers", got=message.topic)
         topic = Topic(message.topic)
         self._newest = max(self._newest, self._version())
         if not 0 <= message.version <= self._newest:
-            raise InvalidInput(
-                topic, f"version must be from 0 to {self._newest}", got=message.version
-            )
+            problem = f"version must be from 0 to {self._newest}"
+            raise InvalidInput(topic, problem, got=message.version)
         if topic is Topic.PROBE:
             return topic  # the field `step` of a PROBE has a number of bytes
         if not 0 <= message.step <= self._num_steps:
@@ -56,16 +52,12 @@ class Gate:
         reached = self._workers.of(worker).next_step
         is_over = topic in _ONCE and message.step < reached
         if is_over or (topic in _OF_BODIES and message.step > reached + _AHEAD):
-            raise InvalidInput(
-                topic, f"step must be {reached} or {reached + _AHEAD}", got=message.step
-            )
+            problem = f"step must be {reached} or {reached + _AHEAD}"
+            raise InvalidInput(topic, problem, got=message.step)
         return topic
 
     def check_layout(self, message: Message) -> None:
-        """Raise InvalidInput if a worker's run differs from the hub's run.
-
-        The error names the first difference.
-        """
+        """Raise InvalidInput with the first difference between a worker's run and the hub's."""
         there = b"".join(message.parts[:1]).decode(errors="replace")
         if (found := difference(self._layout, there)) is not None:
             raise InvalidInput("run", f"differs from the hub's: {found}")

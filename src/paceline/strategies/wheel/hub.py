@@ -14,27 +14,24 @@ may return.
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 from paceline.core.errors import InvalidInput, NonFinite, StepDiscarded, WorkerLost
-from paceline.core.outcome import Epoch
 from paceline.core.settings import RehearseSettings, TrainSettings
-from paceline.exchange.session import Progress
 from paceline.links.failpoints import reach
 from paceline.rpc.connecting import WorkerProcessSettings
 from paceline.rpc.frames import Message
 from paceline.rpc.keys import load_hub_keys
 from paceline.rpc.limits import Limits
-from paceline.rpc.probing import ProbeTurns
 from paceline.rpc.server import Joined, Lost, RpcRequest, Server, Woken
-from paceline.rpc.worker_group import WorkerGroup
+from paceline.rpc.worker_group import ProbeTurns, WorkerGroup
 from paceline.rpc.workers import WorkerPool, num_threads, refusal
 from paceline.strategies.wheel.answers import Answers, WorkerFailed
 from paceline.strategies.wheel.child_server import ChildServer
 from paceline.strategies.wheel.config import RunSpec
-from paceline.strategies.wheel.epochs import EpochLog, Test
+from paceline.strategies.wheel.epochs import EpochLog
 from paceline.strategies.wheel.job import TrainingJob
 from paceline.strategies.wheel.protocol import UPDATES, Topic
 from paceline.strategies.wheel.remote import SERVING, WORKING, ChildSettings
@@ -45,17 +42,12 @@ _LOOPBACK = "tcp://127.0.0.1:0"
 _POLL_S = 0.2
 
 
-def _nothing() -> None:
-    pass
-
-
 class Hub:
     """Serves body workers until all live workers have done their steps.
 
     Without `settings.listen`, the hub starts workers on `devices` of this machine, and an error of
-    a worker ends the run. `stack` closes the hub's connections and processes. `test` tests the
-    model after each epoch and every `settings.evaluate_every` steps. `epochs`: the completed epochs
-    of a resumed run. Raises InvalidInput if the hub cannot listen on the address.
+    a worker ends the run. `stack` closes the hub's connections and processes. Raises InvalidInput
+    if the hub cannot listen on the address.
     """
 
     def __init__(
@@ -65,11 +57,9 @@ class Hub:
         run_id: str,
         job: TrainingJob,
         server: ParameterServer,
-        progress: Progress,
+        log: EpochLog,
         *,
-        test: Test | None = None,
         devices: Sequence[str] = (),
-        epochs: list[Epoch] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         spec, deadline_s = job.spec, settings.deadline_s
@@ -86,8 +76,7 @@ class Hub:
             server.checks.compares_norms = True  # remote workers may send tensors of a wrong scale
             own = self.rpc.address, spec.config.workers
             logger.info("listening on %s; waiting for %d workers", *own)
-        every = settings.evaluate_every if isinstance(settings, TrainSettings) else None
-        self.log = EpochLog(job, progress, test, every, [] if epochs is None else epochs)
+        self.log = log
         self.group = WorkerGroup(
             *(self.rpc, server.workers, pool),
             lambda worker, step: self.answers.begun(worker, step),
@@ -96,23 +85,26 @@ class Hub:
             clock=clock,
         )
         probes = ProbeTurns(largest, deadline_s, clock)
-        self.answers = Answers(server, job, self.group, self.log, probes)
-        self._server, self._clock, self._polled_s, self._between = server, clock, 0.0, _nothing
+        self.answers = Answers(server, job, self.group, log, probes)
+        self._server, self._clock, self._polled_s = server, clock, 0.0
+        self._on_first: Callable[[], None] = lambda: None
+        self._between: Callable[[], None] = lambda: None
 
-    def wait_for_workers(self, on_first: Callable[[], None] = _nothing) -> None:
+    def wait_for_workers(self, on_first: Callable[[], None] = lambda: None) -> None:
         """Serve until all workers are ready to begin.
 
         After `settings.wait_s`, training can begin even if workers are missing. Calls `on_first`
-        when the first worker joins, before any worker measures its device. Raises InvalidInput if a
-        worker of this machine fails. Raises WorkerLost if no worker joins.
+        when the first worker joins. Raises InvalidInput if a worker of this machine fails, and
+        WorkerLost if no worker joins.
         """
-        self._serve(lambda: self.group.membership.is_ready, on_first)
+        self._on_first = on_first
+        self._serve(lambda: self.group.membership.is_ready)
 
-    def train(self, between: Callable[[], None] = _nothing) -> None:
+    def train(self, between: Callable[[], None] = lambda: None) -> None:
         """Let the workers begin, and serve until all live workers have done their steps.
 
-        Calls `between` a few times a second, between requests. Raises InvalidInput if a loss is not
-        finite, or if a worker of this machine fails. Raises WorkerLost if no worker is left.
+        Calls `between` a few times a second. Raises InvalidInput if a loss is not finite, or if a
+        worker of this machine fails, and WorkerLost if no worker is left.
         """
         self._between = between
         self.log.begin()
@@ -125,7 +117,7 @@ class Hub:
         self.group.close()
         return self.rpc.sent_nbytes, self.rpc.received_nbytes
 
-    def _serve(self, is_over: Callable[[], bool], on_first: Callable[[], None] = _nothing) -> None:
+    def _serve(self, is_over: Callable[[], bool]) -> None:
         try:
             while not is_over():
                 event = self.rpc.receive(_POLL_S)
@@ -134,8 +126,8 @@ class Hub:
                 elif isinstance(event, Lost):
                     self._drop(event.worker, event.why)
                 elif isinstance(event, Joined):
-                    on_first()
-                    on_first = _nothing
+                    self._on_first()
+                    self._on_first = lambda: None
                 elif isinstance(event, Woken):
                     # A restarted parent voids the summed gradients, so the workers begin again.
                     if isinstance(self._server, ChildServer) and self._server.poll_parent():
@@ -151,7 +143,7 @@ class Hub:
         worker, message = request.worker, request.message
         self.group.deadline.requested(worker)
         try:
-            reply = self.answers.handler(request)(request)
+            reply = self.answers.execute(request)
         except StepDiscarded as error:
             logger.info("%s", error)
             reply = Message(Topic.AGAIN, message.step)
@@ -179,8 +171,8 @@ class Hub:
     def _refused(self, request: RpcRequest, error: InvalidInput | NonFinite) -> Message:
         """Drop a worker after a wrong request; the worker may join again.
 
-        A wrong request of a worker on this machine ends the run, because the other workers would
-        fail, too. The run also ends if the values of all live workers are not finite.
+        The run ends if the worker is on this machine, because the other workers would fail, too,
+        or if the values of all live workers are not finite.
         """
         reply, worker = refusal(str(error)), request.worker
         is_diverged = isinstance(error, NonFinite) and self.group.all_diverged(worker)
@@ -192,22 +184,20 @@ class Hub:
         self._drop(worker, self.group.refused(worker, error))
         return reply
 
-    def _answer(self, requests: Iterable[RpcRequest]) -> None:
-        for request in requests:
-            self._execute(request)
-
     def _go_on(self) -> None:
-        """Answer waiting workers that may begin now, and test the model when a test is due."""
-        self._answer(self.answers.due())
+        """Execute waiting requests again, and test the model when a test is due."""
+        waiting, self.answers.waiting = self.answers.waiting, []
+        for request in waiting:
+            self._execute(request)
         started_s = self._clock()
         if self.log.test(self.group.membership.num_steps):
             self._server.model.train()
             self.group.deadline.paused(self._clock() - started_s)
 
     def _drop(self, worker: int, why: str) -> None:
-        self._answer(self.answers.forget(worker))
-        if self.group.drop(worker, why):
-            self._go_on()
+        self.answers.forget(worker)
+        self.group.drop(worker, why)
+        self._go_on()
 
     def _poll(self) -> None:
         """Check workers and show progress, a few times a second."""
@@ -217,11 +207,12 @@ class Hub:
         self._polled_s = now_s
         for worker, why in self.group.poll():
             self._drop(worker, why)
-        self._answer(self.answers.overdue_probes())
+        if self.answers.probes.end_overdue():
+            self._go_on()
         if not self.group.membership.has_begun:
             return
         self._between()
-        self.log.show(self._server, self.answers.nbytes)
+        self.log.show(self._server, self.rpc.sent_nbytes + self.rpc.received_nbytes)
 
 
 def _own_processes(

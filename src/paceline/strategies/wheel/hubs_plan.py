@@ -77,7 +77,6 @@ class HubExchanges:
         self._waits = config.staleness == 0
         # Child hubs can wait for each other only if every mean is complete at the end of a step.
         self.in_step = self._waits and config.gathered % config.workers_of_hub == 0
-        self._exchanged: set[TaskId] = set()
         self._sum = Cost(nbytes=_SUM_TRAFFIC * nbytes, num_calls=1)
         self._copy = Cost(nbytes=_COPY_TRAFFIC * nbytes, num_calls=1)
         self._update = update_cost(workload)
@@ -87,10 +86,7 @@ class HubExchanges:
         return TaskId(step, Kind.REDUCE, SUM, worker)
 
     def add(self, step: int, worker: int, halves: tuple[TaskId, ...]) -> Iterator[Task]:
-        """Yield the task that adds a worker's gradients to its hub's sum.
-
-        Gradients that complete the sum are followed by the mean's message and the root's update.
-        """
+        """Yield a worker's sum; a complete sum is followed by its message and the root's update."""
         child, own = self._of_worker[worker], self.summed(step, worker)
         yield Task(own, child.copying, self._sum, halves)
         child.num_summed += 1
@@ -100,32 +96,28 @@ class HubExchanges:
             own = TaskId(step, Kind.STEP, "", worker)
             yield Task(own, self._on_root, self._update, mean.arrival)
             child.copied.append(self._copied(step, worker))
-            self._exchanged.add(self._copied(step, worker))
 
     def _copied(self, step: int, worker: int) -> TaskId:
         return TaskId(step, Kind.REDUCE, COPY, worker)
 
-    def sends(self, step: int, worker: int) -> bool:
-        """Return whether a worker's gradients of this step completed a mean."""
-        return self._copied(step, worker) in self._exchanged
+    def replies(self, step: int, workers: list[int]) -> Iterator[Task]:
+        """Yield the root's replies to gradients of this step that completed a mean.
 
-    def reply(self, step: int, worker: int, updated: tuple[TaskId, ...]) -> Iterator[Task]:
-        """Yield the root's reply, if the worker's gradients of this step completed a mean.
-
-        `updated`: the root's updates, which must end before the reply starts.
+        The replies follow all updates by the gradients of these workers.
         """
-        if not self.sends(step, worker):
-            return
-        child, copied = self._of_worker[worker], self._copied(step, worker)
-        reply = Message(child.down, step, PARAMETERS, worker)
-        yield from reply.tasks(updated)
-        yield Task(copied, child.copying, self._copy, reply.arrival)
+        hubs = {worker: self._of_worker[worker] for worker in workers}
+        sent = [worker for worker in workers if self._copied(step, worker) in hubs[worker].copied]
+        updates = tuple(TaskId(step, Kind.STEP, "", worker) for worker in sent)
+        for worker in sent:
+            reply = Message(hubs[worker].down, step, PARAMETERS, worker)
+            yield from reply.tasks(updates)
+            own = self._copied(step, worker)
+            yield Task(own, hubs[worker].copying, self._copy, reply.arrival)
 
     def before_fetch(self, worker: int) -> tuple[TaskId, ...]:
-        """Return the exchange that a worker's next fetch of parameters waits for.
+        """Return the exchange that a worker's next fetch of parameters waits for, if any.
 
-        With a staleness of 0 it is the last exchange, otherwise the last but one. The result is
-        empty if there is no such exchange.
+        With a staleness of 0 it is the last exchange, otherwise the last but one.
         """
         child = self._of_worker[worker]
         number = child.num_summed // self._gather - (1 if self._waits else 2)

@@ -6,9 +6,9 @@ All processes of a run build equal models. In a rehearsal, the layers sleep inst
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_leaves
 
 from paceline.codecs.stand_ins import stand_ins_for
+from paceline.core.cutting import with_refused_cuts
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import DeviceKind
 from paceline.core.settings import RehearseSettings, TrainSettings
@@ -33,7 +34,6 @@ from paceline.strategies.wheel.config import MOMENTUM, RunSpec, Wheel
 from paceline.strategies.wheel.lent import LentHead
 from paceline.strategies.wheel.remote import ChildSettings
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, Split, messages, pace_of, split
-from paceline.strategies.wheel.trial import with_possible_cut
 from paceline.training.data.batch import Batch, call
 from paceline.training.data.dataset import TensorSamples
 from paceline.training.data.sampler import ShardedBatches
@@ -52,6 +52,14 @@ _SPAN_NBYTES = 400  # upper bound of a traced span in JSON
 _MIN_MESSAGE_NBYTES = 4 << 20
 
 
+class Updating(NamedTuple):
+    """The optimizer, the loss and the learning-rate schedule of a hub's model."""
+
+    optimizer: Optimize
+    learning: Learning
+    schedule: Callable[[Optimizer], LRScheduler | None] = lambda optimizer: None
+
+
 @dataclass(frozen=True)
 class TrainingJob:
     """A run's spec, and the recipe, model and halves that were built from it.
@@ -67,6 +75,7 @@ class TrainingJob:
     workload: Workload
     parts: Split
     device: torch.device
+    updating: Updating
 
     @property
     def kept_on(self) -> torch.device:
@@ -75,12 +84,12 @@ class TrainingJob:
 
     @cached_property
     def batches(self) -> BatchLayout:
-        """The structure of the batches, to decode the targets that workers send."""
+        """The structure of the batches."""
         return BatchLayout(self.recipe)
 
     @property
     def layout(self) -> str:
-        """The description of the run, as JSON, which must be the same at every worker."""
+        """The description of the run that all workers must share."""
         return layout_of(self.spec, self.halves, self.recipe, self.batches)
 
     @property
@@ -109,34 +118,14 @@ class TrainingJob:
         return max(_MIN_MESSAGE_NBYTES, most + most // 8)
 
 
-@dataclass(frozen=True)
-class Updating:
-    """The optimizer, schedule and loss of a hub's model.
-
-    The learning rate is divided by `updates_per_step`, the number of updates in a step of all
-    workers.
-    """
-
-    optimizer: Optimize
-    learning: Learning
-    schedule: Callable[[Optimizer], LRScheduler | None] = lambda optimizer: None
-    updates_per_step: int = 1
-
-
 def training_job(
     session: TrainingSession, settings: TrainSettings, device: torch.device
-) -> tuple[TrainingJob, Updating]:
-    """Load the data, build the model, and cut it into body and head.
-
-    Raises InvalidInput if data, model and settings do not fit together.
-    """
+) -> TrainingJob:
+    """Load the data, build the model, and cut it; InvalidInput if they do not fit together."""
     if settings.listen is not None and is_given(settings.model):
-        raise InvalidInput(
-            "model",
-            "must be importable by workers on other machines",
-            got=settings.model,
-            hint="name it as package.module:factory",
-        )
+        problem = "must be importable by workers on other machines"
+        hint = "name it as package.module:factory"
+        raise InvalidInput("model", problem, got=settings.model, hint=hint)
     config: Wheel = session.config
     recipe = recipe_of(settings.model, settings.data, settings.seed)
     model = built(recipe, settings.seed)
@@ -147,25 +136,18 @@ def training_job(
     sizes = epoch_steps(len(batches), settings)
     own = {"model": settings.model, "data": settings.data, "precision": settings.precision}
     spec = _traced(session, split(workload, config), sizes, seed=settings.seed, **own)
-    updating = _updating(recipe, settings, spec.num_steps * config.workers, config.workers)
-    return _job(spec, recipe, workload, device, model), updating
-
-
-def _updating(
-    recipe: Recipe, settings: TrainSettings, num_updates: int, num_workers: int
-) -> Updating:
     # Schedules count updates; each step has one update per worker.
-    counted = settings.model_copy(update={"warmup_steps": settings.warmup_steps * num_workers})
+    counted: dict[str, Any] = {"warmup_steps": settings.warmup_steps * config.workers}
     is_sgd = settings.optimizer == "sgd" or (not settings.optimizer and not recipe.optimizer)
     if settings.momentum == MOMENTUM and not is_sgd:  # this default is for sgd only
-        counted = counted.model_copy(update={"momentum": None})
-    optimizer, schedule = learning_by(recipe, counted, num_updates)
-    return Updating(optimizer, learning_of(recipe, settings), schedule, num_workers)
+        counted["momentum"] = None
+    num_updates = spec.num_steps * config.workers
+    optimizer, schedule = learning_by(recipe, settings.model_copy(update=counted), num_updates)
+    updating = Updating(optimizer, learning_of(recipe, settings), schedule)
+    return _job(spec, recipe, workload, device, updating, model)
 
 
-def rehearsal_job(
-    session: TrainingSession, settings: RehearseSettings
-) -> tuple[TrainingJob, Updating]:
+def rehearsal_job(session: TrainingSession, settings: RehearseSettings) -> TrainingJob:
     """Build a job whose layers sleep for as long as `session.device` would compute."""
     device = session.device
     if device is None:
@@ -179,26 +161,22 @@ def rehearsal_job(
     _check_long_enough(session.config, num_steps)
     own = {"model": settings.model, "data": None, "seed": 0, "pace": pace}
     spec = _traced(session, parts, [num_steps], **own)
-    job = _job(spec, paced_recipe(spec), workload, torch.device("cpu"))
-    return job, paced_updating(job, pace.update_s)
+    recipe = recipe_in(spec)
+    updating = _paced_updating(spec, recipe, pace.update_s)
+    return _job(spec, recipe, workload, torch.device("cpu"), updating)
 
 
 def _check_long_enough(config: Wheel, num_steps: int) -> None:
     """Raise InvalidInput if `num_steps` steps have too few exchanges between hubs."""
     if config.child_hubs and num_steps * config.workers_of_hub // config.gathered < _FEWEST_MEANS:
-        least = ceil(_FEWEST_MEANS * config.gathered / config.workers_of_hub)
-        raise InvalidInput(
-            "steps",
-            f"must be at least {least - NUM_WARM_UP - NUM_LAST} with gather={config.gathered}",
-            got=num_steps - NUM_WARM_UP - NUM_LAST,
-        )
+        extra = NUM_WARM_UP + NUM_LAST
+        least = ceil(_FEWEST_MEANS * config.gathered / config.workers_of_hub) - extra
+        problem = f"must be at least {least} with gather={config.gathered}"
+        raise InvalidInput("steps", problem, got=num_steps - extra)
 
 
 def child_job(settings: ChildSettings, parent: RunSpec) -> TrainingJob:
-    """Build the job of a child hub from its parent's run.
-
-    Raises InvalidInput if the run does not fit this machine.
-    """
+    """Build the job of a child hub from its parent's run; InvalidInput if it does not fit."""
     if parent.pace is None:
         config = settings.config(parent.head)
     elif parent.tree is None:
@@ -212,11 +190,14 @@ def child_job(settings: ChildSettings, parent: RunSpec) -> TrainingJob:
         unmeasured["profile_s"] = 0
     spec = parent.model_copy(update=own | unmeasured)
     recipe = recipe_in(spec)
+    # The parent's optimizer updates the parameters.
+    updating = _paced_updating(spec, recipe, 0.0)
     if spec.pace is not None:
         workload = workload_of(spec.model, spec.pace.samples, spec.pace.input_shape)
-        return _job(spec, recipe, workload, torch.device("cpu"))
+        return _job(spec, recipe, workload, torch.device("cpu"), updating)
     size, model = ceil(spec.batch_size / spec.num_parts), built(recipe, spec.seed)
-    return _job(spec, recipe, _described(recipe, model, size, spec.model), first_device(), model)
+    workload = _described(recipe, model, size, spec.model)
+    return _job(spec, recipe, workload, first_device(), updating, model)
 
 
 def _job(
@@ -224,75 +205,47 @@ def _job(
     recipe: Recipe,
     workload: Workload,
     device: torch.device,
+    updating: Updating,
     model: nn.Module | None = None,
 ) -> TrainingJob:
     model, halves = model_and_halves(spec, recipe, _kept_on(spec, device), model)
     parts = split(workload, spec.config)
-    return TrainingJob(spec, recipe, model, halves, workload, parts, device)
+    return TrainingJob(spec, recipe, model, halves, workload, parts, device, updating)
 
 
 def _kept_on(spec: RunSpec, device: torch.device) -> torch.device:
     return torch.device("cpu") if spec.config.server_memory == "host" else device
 
 
-def lent_head(job: TrainingJob) -> LentHead | None:
-    """Return the head on the device, for a server in main memory.
-
-    Returns None for a server on the device.
-    """
-    if job.kept_on == job.device:
-        return None
-    model, halves = model_and_halves(job.spec, job.recipe, job.kept_on)
-    return LentHead(model, halves.head, job.halves.head, job.device)
-
-
-def server_options(job: TrainingJob, learning: Learning) -> dict[str, Any]:
-    """Return the arguments of `ParameterServer` that roots and child hubs share."""
-    return {
-        "num_workers": job.spec.config.workers,
-        "staleness": job.spec.config.staleness,
-        "learning": learning,
-        "checks_values": job.spec.pace is None,
-        "lent": lent_head(job),
-    }
-
-
-def paced_updating(job: TrainingJob, seconds: float = 0.0) -> Updating:
-    """Return a rehearsal's `Updating`, whose optimizer sleeps for `seconds` in each update.
-
-    At a child hub `seconds` is 0, because the parent updates the parameters.
-    """
-    learning = learning_in(job.spec, job.recipe)
+def _paced_updating(spec: RunSpec, recipe: Recipe, seconds: float) -> Updating:
+    learning = learning_in(spec, recipe)
     return Updating(lambda model: PacedSGD(model.parameters(), seconds), learning)
 
 
+def server_options(job: TrainingJob) -> dict[str, Any]:
+    """Return the arguments of `ParameterServer` that roots and child hubs share."""
+    lent = None
+    if job.kept_on != job.device:
+        model, halves = model_and_halves(job.spec, job.recipe, job.kept_on)
+        lent = LentHead(model, halves.head, job.halves.head, job.device)
+    return {
+        "num_workers": job.spec.config.workers,
+        "staleness": job.spec.config.staleness,
+        "learning": job.updating.learning,
+        "checks_values": job.spec.pace is None,
+        "lent": lent,
+    }
+
+
 def recipe_in(spec: RunSpec) -> Recipe:
-    """Return the recipe of a training or rehearsal; raise InvalidInput if it is unknown."""
-    return recipe_of(spec.model, spec.data, spec.seed) if spec.pace is None else paced_recipe(spec)
-
-
-def paced_recipe(spec: RunSpec) -> Recipe:
-    """Return a rehearsal's recipe: samples are zeros, and targets have the real size."""
-    assert spec.pace is not None
+    """Return a run's recipe; in a rehearsal, samples are zeros, and targets have the real size."""
+    if spec.pace is None:
+        return recipe_of(spec.model, spec.data, spec.seed)
     num_samples = spec.num_steps * spec.batch_size
     inputs = torch.zeros(1, 1).expand(num_samples, -1)
     targets = torch.zeros(1, spec.pace.target_nbytes, dtype=torch.uint8).expand(num_samples, -1)
     samples, loss = TensorSamples(inputs, targets), lambda scores, _: scores.mean()
     return Recipe(name=spec.model, model=nn.Module, train=samples, loss=loss)
-
-
-def stand_in(spec: RunSpec) -> tuple[PacedWhole, Halves]:
-    """Return the model and halves of a rehearsal, whose layers sleep.
-
-    Raises InvalidInput if the model's layers cannot be replaced.
-    """
-    pace = spec.pace
-    assert pace is not None
-    workload = workload_of(spec.model, pace.samples, pace.input_shape)
-    parts = split(workload, Wheel(head=spec.head))
-    times = pace.forward_s, pace.backward_s
-    like = stand_ins_for(spec.config.gradients)
-    return paced_halves(parts.body, parts.head, *times, gradient_like=like)
 
 
 def learning_in(spec: RunSpec, recipe: Recipe) -> Learning:
@@ -303,12 +256,13 @@ def learning_in(spec: RunSpec, recipe: Recipe) -> Learning:
 def model_and_halves(
     spec: RunSpec, recipe: Recipe, device: torch.device, model: nn.Module | None = None
 ) -> tuple[nn.Module, Halves]:
-    """Build a run's model, or a rehearsal's stand-in, and cut it into halves.
-
-    `model`: a model to cut instead of building a new one.
-    """
-    if spec.pace is not None:
-        return stand_in(spec)
+    """Build a run's `model`, unless it is given, or a rehearsal's stand-in; cut it into halves."""
+    if (pace := spec.pace) is not None:
+        workload = workload_of(spec.model, pace.samples, pace.input_shape)
+        parts = split(workload, Wheel(head=spec.head))
+        times = pace.forward_s, pace.backward_s
+        like = stand_ins_for(spec.config.gradients)
+        return paced_halves(parts.body, parts.head, *times, gradient_like=like)
     model = (built(recipe, spec.seed) if model is None else model).to(device).train()
     rows = range(min(_NUM_EXAMPLES, len(recipe.samples)))  # example inputs, to try the cut
     inputs, _ = Batch.of(recipe.samples.__getitems__(rows)).to(device)
@@ -356,11 +310,18 @@ def _described(recipe: Recipe, model: nn.Module, size: int, name: str) -> Worklo
     return replace(workload, target_nbytes=recipe.target_nbytes(size))
 
 
-def _tried(workload: Workload, config: Wheel, model: nn.Module, recipe: Recipe) -> Workload:
+def with_possible_cut(model: nn.Module, inputs: Any, workload: Workload, config: Wheel) -> Workload:
     """Try cuts until a cut succeeds; return the workload with the failed cuts (`refused_cuts`).
 
-    Raises InvalidInput if no cut is possible, for example because of tied embeddings.
+    `inputs`: a batch of at least two samples, on the model's device (meta is allowed).
+    Raises InvalidInput if no cut is possible.
     """
+    attempt = partial(cut, model, inputs)
+    return with_refused_cuts(workload, config, lambda *own: split(*own).first, attempt)
+
+
+def _tried(workload: Workload, config: Wheel, model: nn.Module, recipe: Recipe) -> Workload:
+    """Return the workload with the failed cuts; an error names tied embeddings as the reason."""
     try:
         split(workload, config)
     except InvalidInput:
@@ -372,21 +333,17 @@ def _tried(workload: Workload, config: Wheel, model: nn.Module, recipe: Recipe) 
 
 
 def _traced(session: TrainingSession, parts: Split, sizes: Sequence[int], **fields: Any) -> RunSpec:
-    """Return the run's spec, with the steps to trace.
-
-    `sizes`: the number of steps of each epoch. `fields`: the other fields of the spec.
-    """
+    """Return the spec of a run with epochs of `sizes` steps; `fields`: the other fields."""
     named = replace(session.config, head=parts.first)
-    config, tree = named.of_root, named if named.child_hubs else None
-    own = {"batch_size": session.settings.batch_size, "profile_s": session.settings.profile_s}
     epoch, step = traced_steps(sizes)
     return RunSpec(
         boot_id=boot_id(),
-        config=config,
-        tree=tree,
+        config=named.of_root,
+        tree=named if named.child_hubs else None,
+        batch_size=session.settings.batch_size,
+        profile_s=session.settings.profile_s,
         num_steps=sum(sizes),
         first_traced=sum(sizes[:epoch]) + step,
         num_traced=sizes[epoch] - step,
-        **own,
         **fields,
     )

@@ -23,10 +23,9 @@ COPIES = {
 
 
 class LentHead:
-    """Computes answers on a device with parameters that are kept in main memory.
+    """Computes answers on a device with the parameters of `kept`, the head in main memory.
 
-    `kept`: the head in main memory; each answer updates the buffers of `kept`. `model`: a second
-    copy of the model. `head`: the head of `model`, which moves to the device.
+    `model`: a second copy of the model. `head`: the head of `model`, which moves to the device.
     """
 
     def __init__(
@@ -34,6 +33,7 @@ class LentHead:
     ) -> None:
         self.model, self.head = model, head.to(device)
         self._kept, self.device = kept, device
+        self.parameters = trainable(self.head)  # empty except during an answer
         self.empty()
 
     def fill(self) -> None:
@@ -57,8 +57,3 @@ class LentHead:
     def _copy_buffers(self, source: nn.Module, target: nn.Module) -> None:
         for found, own in zip(source.buffers(), target.buffers(), strict=True):
             own.copy_(found)
-
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """The trainable parameters on the device, which are empty except during an answer."""
-        return trainable(self.head)

@@ -26,10 +26,7 @@ def recorders_of(
     num_workers: int,
     window: range = ALL_STEPS,
 ) -> list[WorkerRecorder]:
-    """Let the server record its head's work; return the new recorders, one per worker.
-
-    `name`: the device's name in the trace. `window`: the steps to record.
-    """
+    """Let the server record its head's steps of `window`; return a new recorder per worker."""
     model = server.model if server.lent is None else server.lent.model
     marks = LayerMarks(jobs.layers_in(model, server.halves.head_names), clock_for(device))
     recorders = [WorkerRecorder(one, name, marks, window) for one in range(num_workers)]
@@ -39,21 +36,15 @@ def recorders_of(
     return recorders
 
 
-def profile_head(job: jobs.TrainingJob, updating: jobs.Updating) -> DeviceProfile:
+def profile_head(job: jobs.TrainingJob) -> DeviceProfile:
     """Measure the hub's answers and updates with a separate copy of the model."""
     spec, device = job.spec, job.device
     model, halves = jobs.model_and_halves(spec, job.recipe, job.kept_on)
-    optimizer = updating.optimizer(model)
+    optimizer = job.updating.optimizer(model)
     for group in optimizer.param_groups:
         group["lr"] = 0.0  # keeps the parameters equal in all rounds
-    server = ParameterServer(
-        *(model, halves, optimizer),
-        num_workers=1,
-        staleness=None,
-        learning=updating.learning,
-        checks_values=spec.pace is None,
-        lent=jobs.lent_head(replace(job, halves=halves)),
-    )
+    options = jobs.server_options(replace(job, halves=halves))
+    server = ParameterServer(model, halves, optimizer, **options)
     server.workers.add(0)
     (recorder,) = recorders_of(server, device, "hub", 1)
     rows = [row % job.num_samples for row in range(ceil(spec.batch_size / spec.num_parts))]
@@ -61,7 +52,7 @@ def profile_head(job: jobs.TrainingJob, updating: jobs.Updating) -> DeviceProfil
     targets = batch.to(device).targets
     with torch.no_grad():
         inputs = batch.to(job.kept_on).inputs
-        activations = jobs.activations_of(halves, inputs, updating.learning).to(device)
+        activations = jobs.activations_of(halves, inputs, job.updating.learning).to(device)
     gradients = torch.zeros_like(server.body_parameters()[1])
 
     def run_step(number: int) -> None:
@@ -84,8 +75,7 @@ def calibrate(
 ) -> PricedMachine | None:
     """Return the measured machine and its cost model; None if a profile is missing.
 
-    The first worker of each device must have a profile. In a tree, `workers` has the profiles of
-    the child hubs; the profile of a child hub includes its workers' profiles.
+    `workers`: the profiles of the first worker of each device; in a tree, of the child hubs.
     """
     profiles, hub_of = {0: hub}, dict[int, int]()
     by_device = config.workers_by_device

@@ -98,9 +98,7 @@ def memory(workload: Workload, machine: Machine, config: Wheel) -> Mapping[str, 
 def placements(workload: Workload, config: Wheel) -> Iterator[Wheel]:
     """Yield the configuration, and variants with child hubs or a server in main memory.
 
-    The rule of section 3.4.1 for the number of child hubs (`head_devices_needed`) is not used,
-    because it ignores devices and links, which plans consider. A server in main memory suits
-    devices with little memory (section 3.4.2).
+    A server in main memory suits devices with little memory (section 3.4.2).
     """
     counts = [config.child_hubs]
     if config.child_hubs == 0 and config.head != LOSS:
@@ -136,52 +134,32 @@ def limit(machine: Machine, config: Wheel, timeline: Timeline) -> str | None:
     ratio, share = ratio_of(busiest), busy[busiest.name] / timeline.makespan_s
     if ratio <= 1 or share < _SATURATED:
         return None
-    count = len(served[busiest])
-    body_s = sum(busy[body.name] for body in served[busiest]) / count
-    needed = len(served) * head_devices_needed(busy[busiest.name] / count, count, body_s)
     return (
         f"{busiest.name} is the bottleneck: heads and updates take {ratio:.2f} times as long as a "
-        f"body's device computes (p k / t); use {needed} devices with heads (child_hubs), or fewer "
-        "bodies"
+        f"body's device computes (p k / t); use {len(served) * ceil(ratio)} devices with heads "
+        "(child_hubs), or fewer bodies"
     )
 
 
-def head_devices_needed(head_s: float, num_body_devices: int, step_s: float) -> int:
-    """Return the number of devices with heads that keeps all bodies busy.
-
-    The number is p k / t of section 3.4.1. `head_s` (p): the seconds of one answer. Each of the
-    `num_body_devices` (k) requests one answer per step. `step_s` (t): the seconds of a step. Raises
-    ValueError if a time is not positive.
-    """
-    if head_s <= 0 or step_s <= 0:
-        raise ValueError(f"an answer of {head_s} s and a step of {step_s} s must be positive")
-    return ceil(head_s * num_body_devices / step_s)
-
-
 class _WindowTasks:
-    """Makes the tasks of a window.
-
-    `prefetches`: whether workers fetch parameters in advance.
-    """
+    """Makes the tasks of a window."""
 
     def __init__(self, workload: Workload, machine: Machine, config: Wheel) -> None:
         self.placement, self.parts = place(machine, config), split(workload, config)
-        sent, workers = messages(self.parts, config), range(config.workers)
-        servers = [server_of(machine, hub, config) for hub in self.placement.heads]
-        self.routes = [
-            routes(machine, self.placement, worker, sent, servers[worker]) for worker in workers
-        ]
-        self.prefetches = config.lanes > 1
-        placement = self.placement
+        self.prefetches = config.lanes > 1  # workers fetch parameters in advance
+        placement, sent = self.placement, messages(self.parts, config)
         devices = list(dict.fromkeys((placement.hub, *placement.heads, *placement.lanes)))
         self._computing = {
             device.name: costs.computing_on(device, machine.host_of(device), devices)
             for device in devices
         }
+        self.routes: list[dict[Purpose, tuple[RouteStage, ...]]] = []
+        for body, hub in zip(placement.bodies, placement.heads, strict=True):
+            server = server_of(machine, hub, config)
+            own = routes(machine, body, hub, server, sent) | self._lending(machine, hub, server)
+            self.routes.append(own)
         root = server_of(machine, placement.hub, config)
         self._updating = updating_on(root, self._computing[placement.hub.name])
-        for own, hub, server in zip(self.routes, placement.heads, servers, strict=True):
-            own |= self._lending(machine, hub, server)
         self.hubs: HubExchanges | None = None
         if config.child_hubs:
             self.hubs = HubExchanges(workload, machine, config, placement, self._updating)
@@ -197,46 +175,25 @@ class _WindowTasks:
         }
 
     def tasks(self, num_steps: int) -> Iterator[Task]:
-        """Yield the tasks of all steps, in the order of turns.
-
-        An exchange of a child hub with the root follows the step that completes its mean.
-        """
+        """Yield the tasks of all steps, in the order of turns."""
         lanes = self.placement.lanes
         turns = [(device, worker) for device, workers in lanes.items() for worker in workers]
+        # Workers whose child hubs wait for each other begin the next step together.
+        are_together = self.hubs is not None and self.hubs.in_step
+        groups = [turns] if are_together else [[turn] for turn in turns]
         before: dict[Device, _TaskIds] = dict.fromkeys(lanes, ())
         for device, worker in turns:
             before[device] = yield from self._begin(0, worker, before[device])
         for step in range(num_steps):
             for worker in range(len(self.routes)):
                 yield from self._answer(step, worker)
-            is_last = step + 1 == num_steps
-            if self.hubs is not None and self.hubs.in_step:
-                yield from self._in_step(self.hubs, step, turns, before, is_last)
-                continue
-            for device, worker in turns:
-                before[device] = yield from self._backward(step, worker, before[device])
+            for group in groups:
+                for device, worker in group:
+                    before[device] = yield from self._backward(step, worker, before[device])
                 if self.hubs is not None:
-                    yield from self.hubs.reply(step, worker, (self._update_of(step, worker),))
-                if not is_last:
+                    yield from self.hubs.replies(step, [worker for _, worker in group])
+                for device, worker in group if step + 1 < num_steps else ():
                     before[device] = yield from self._begin(step + 1, worker, before[device])
-
-    def _in_step(
-        self,
-        hubs: HubExchanges,
-        step: int,
-        turns: list[tuple[Device, int]],
-        before: dict[Device, _TaskIds],
-        is_last: bool,
-    ) -> Iterator[Task]:
-        """Yield the turns of a step in which child hubs wait for each other's updates."""
-        for device, worker in turns:
-            before[device] = yield from self._backward(step, worker, before[device])
-        sent = [worker for _, worker in turns if hubs.sends(step, worker)]
-        updates = tuple(self._update_of(step, worker) for worker in sent)
-        for worker in sent:
-            yield from hubs.reply(step, worker, updates)
-        for device, worker in () if is_last else turns:
-            before[device] = yield from self._begin(step + 1, worker, before[device])
 
     def _message(self, step: int, purpose: Purpose, worker: int) -> Message:
         return Message(self.routes[worker][purpose], step, purpose, worker)
@@ -278,11 +235,7 @@ class _WindowTasks:
         yield from self._layers(step, Kind.FORWARD, self.parts.body, worker, device, after)
 
     def _answer(self, step: int, worker: int) -> Iterator[Task]:
-        """Yield the tasks of an answer.
-
-        They are the uploads, the head's forward and backward, and the message with activation
-        gradients.
-        """
+        """Yield the tasks of an answer, from the uploads to the reply."""
         hub, head = self.placement.heads[worker], self.parts.head
         loaded = TaskId(step, Kind.LOAD, "", worker)
         yield from self._message(step, Purpose.LABELS, worker).tasks((loaded,))
@@ -307,10 +260,7 @@ class _WindowTasks:
     def _lending(
         self, machine: Machine, hub: Device, server: Station
     ) -> dict[Purpose, tuple[RouteStage, ...]]:
-        """Return the routes of the head's parameters and gradients between server and device.
-
-        The result is empty unless the server is in main memory.
-        """
+        """Return the routes between a server in main memory and the head's device, if any."""
         head = self.parts.head
         if not (isinstance(server, Host) and head.layers):
             return {}
@@ -360,10 +310,7 @@ class _WindowTasks:
     def _layers(
         self, step: int, kind: Kind, part: Workload, worker: int, device: Device, after: _TaskIds
     ) -> Iterator[Task]:
-        """Yield the tasks of the layers of `part`, one after another.
-
-        On a GPU the last task includes a synchronisation with the host.
-        """
+        """Yield the tasks of the layers of `part`; the last may synchronise a GPU with its host."""
         on = self._computing[device.name]
         layers = part.layers if kind is Kind.FORWARD else part.in_backward_order
         # Between a head's forward and backward the host does not wait.
@@ -377,10 +324,7 @@ class _WindowTasks:
             after = (done,)
 
     def _end(self, step: int, kind: Kind, worker: int, part: Workload | None = None) -> TaskId:
-        """Return the last task of a forward or backward.
-
-        `part`: the body or the head; by default the body.
-        """
+        """Return the last task of a forward or backward of `part`; by default of the body."""
         part = part or self.parts.body
         layers = part.layers if kind is Kind.FORWARD else part.in_backward_order
         return TaskId(step, kind, layers[-1].name, worker)

@@ -6,7 +6,6 @@ from enum import StrEnum
 import torch
 from torch import Tensor, nn
 
-from paceline.codecs.names import find_codec
 from paceline.core.errors import InvalidInput
 from paceline.core.wire_format import Purpose, remembers
 from paceline.rpc import workers
@@ -22,14 +21,12 @@ class Topic(StrEnum):
 
     A step is three requests: PARAMETERS, ACTIVATIONS (with the targets) and GRADIENTS. The hub may
     reply AGAIN to any request; then the step is void, and the worker requests its next step with
-    BEGIN. The hub may also reply REFUSED, with the reason why the worker cannot take part. A child
-    hub fetches WHOLE_PARAMETERS once; later it gets the parameters in the replies to
+    BEGIN. A child hub fetches WHOLE_PARAMETERS once; later it gets the parameters in the replies to
     WHOLE_GRADIENTS.
     """
 
     PARAMETERS = Purpose.PARAMETERS.value
     ACTIVATIONS = Purpose.ACTIVATIONS.value
-    ACTIVATION_GRADIENTS = Purpose.ACTIVATION_GRADIENTS.value
     GRADIENTS = Purpose.GRADIENTS.value
     WHOLE_PARAMETERS = "whole-parameters"
     WHOLE_GRADIENTS = "whole-gradients"
@@ -41,11 +38,9 @@ class Topic(StrEnum):
     DONE = "done"
     FAILED = workers.FAILED
     AGAIN = workers.AGAIN
-    REFUSED = workers.REFUSED
 
 
-# The topics of workers' requests; the hub alone sends the other topics, as replies.
-ASKED = frozenset(Topic) - {Topic.ACTIVATION_GRADIENTS, Topic.AGAIN, Topic.REFUSED}
+ASKED = frozenset(Topic) - {Topic.AGAIN}  # the topics of workers' requests
 UPDATES = (Topic.GRADIENTS, Topic.WHOLE_GRADIENTS)
 OF_STEPS = (Topic.PARAMETERS, Topic.ACTIVATIONS, Topic.WHOLE_PARAMETERS, *UPDATES)
 
@@ -58,17 +53,11 @@ def take_gradients(names: Sequence[str], parameters: Sequence[nn.Parameter]) -> 
     gradients = []
     for name, gradient in zip(names, found, strict=True):
         if gradient is None:
-            raise InvalidInput(
-                "model",
-                f"parameter {name!r} got no gradient",
-                hint="freeze it (requires_grad = False), or use a data-parallel strategy",
-            )
+            hint = "freeze it (requires_grad = False), or use a data-parallel strategy"
+            raise InvalidInput("model", f"parameter {name!r} got no gradient", hint=hint)
         if gradient.layout != torch.strided:
-            raise InvalidInput(
-                "model",
-                f"parameter {name!r} has sparse gradients",
-                hint="build its layer with sparse=False for strategy wheel",
-            )
+            hint = "build its layer with sparse=False for strategy wheel"
+            raise InvalidInput("model", f"parameter {name!r} has sparse gradients", hint=hint)
         gradients.append(gradient)
     return gradients
 
@@ -79,28 +68,20 @@ def share_part(num_samples: int, weight: float) -> memoryview:
 
 
 def share_of(part: memoryview) -> tuple[int, float]:
-    """Decode the number of samples and the weight of a share of a batch.
-
-    Raises InvalidInput if a number is out of range.
-    """
+    """Decode a share of a batch; InvalidInput if a number is out of range."""
     count, weight = values_of(part, torch.float64, 2).tolist()
     is_weight = weight == 0 or 1 / _MOST_WEIGHT <= weight <= _MOST_WEIGHT
     if not (is_weight and 0 <= count <= _MAX_SAMPLES and count == int(count)):
-        raise InvalidInput(
-            "activations", f"have an invalid share of {count} samples with weight {weight}"
-        )
+        problem = f"have an invalid share of {count} samples with weight {weight}"
+        raise InvalidInput("activations", problem)
     return int(count), weight
 
 
 def check_codecs(config: Wheel, dtype: torch.dtype) -> None:
     """Raise InvalidInput if a codec does not support `dtype` or the purpose of a message."""
     for purpose, codec in config.codecs.items():
-        find_codec(codec)
         if dtype != torch.float32:
             raise InvalidInput("codec", f"requires a float32 model, not {dtype}", got=codec)
         if purpose is not Purpose.GRADIENTS and remembers(codec):
-            raise InvalidInput(
-                "codec",
-                "has error feedback, which only gradients support",
-                got=f"{purpose}={codec}",
-            )
+            problem = "has error feedback, which only gradients support"
+            raise InvalidInput("codec", problem, got=f"{purpose}={codec}")

@@ -16,10 +16,9 @@ _MOST_NAMED = 10  # largest number of hosts in an error
 
 
 class DevicePlacement(NamedTuple):
-    """The devices of the hubs and of each worker.
+    """The devices of the root hub, of each worker's body, and of each worker's hub.
 
-    `hub`: the root hub's device. `bodies`: each worker's device. `heads`: the device of each
-    worker's hub. `lanes`: the workers of each device with bodies, in the order of their turns.
+    `lanes`: the workers of each device with bodies, in the order of their turns.
     """
 
     hub: Device
@@ -39,24 +38,18 @@ def place(machine: Machine, config: Wheel) -> DevicePlacement:
     wanted = machine.devices[0].host if config.hub is None else config.hub
     with_devices = {device.host for device in machine.devices}
     if wanted not in with_devices:
-        raise InvalidInput(
-            "hub",
-            f"must be a host that has a device in machine {machine.name!r}",
-            got=wanted,
-            hint=f"choose one of {', '.join(sorted(with_devices)[:_MOST_NAMED])}",
-        )
+        problem = f"must be a host that has a device in machine {machine.name!r}"
+        hint = f"choose one of {', '.join(sorted(with_devices)[:_MOST_NAMED])}"
+        raise InvalidInput("hub", problem, got=wanted, hint=hint)
     hub = next(device for device in machine.devices if device.host == wanted)
     others = [device for device in machine.devices if device != hub]
     num_devices = max(config.workers_by_device)
     if num_devices > len(others):
         of_children = f" and child_hubs={config.child_hubs}" if config.child_hubs else ""
         most = max(0, config.lanes * (len(others) - config.child_hubs))
-        raise InvalidInput(
-            "workers",
-            f"must be at most {most} with lanes={config.lanes}{of_children}: {machine.name!r} has "
-            f"{len(others)} devices in addition to the hub's",
-            got=config.workers,
-        )
+        problem = f"must be at most {most} with lanes={config.lanes}{of_children}"
+        problem += f": {machine.name!r} has {len(others)} devices in addition to the hub's"
+        raise InvalidInput("workers", problem, got=config.workers)
     numbered = [hub, *others]
     lanes = {numbered[number]: own for number, own in config.workers_by_device.items()}
     bodies = tuple(device for device, workers in lanes.items() for _ in workers)
@@ -66,10 +59,7 @@ def place(machine: Machine, config: Wheel) -> DevicePlacement:
 
 
 class RouteStage(NamedTuple):
-    """One stage of a message's route.
-
-    `handled`: transfers that occupy CPU cores of the two hosts during this stage.
-    """
+    """One stage of a message's route; `handled`: its transfers on CPU cores of the two hosts."""
 
     kind: Kind
     on: tuple[Resource, ...]
@@ -78,10 +68,7 @@ class RouteStage(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A message of one step and one worker in a plan.
-
-    `way`: the stages of the route. `part`: the name of the message in task ids.
-    """
+    """A message of one step and one worker in a plan; `part`: its name in task ids."""
 
     way: Sequence[RouteStage]
     step: int
@@ -113,10 +100,10 @@ class Message(NamedTuple):
 
 def routes(
     machine: Machine,
-    placement: DevicePlacement,
-    worker: int,
-    sent: dict[Purpose, MessageSize],
+    body: Device,
+    hub: Device,
     server: Station,
+    sent: dict[Purpose, MessageSize],
 ) -> dict[Purpose, tuple[RouteStage, ...]]:
     """Return the stages of each message of a worker's step, by purpose.
 
@@ -125,7 +112,6 @@ def routes(
     The source of a message encodes, and the target decodes. `server`: the hub's device or host,
     which sends the body's parameters and receives the body's gradients.
     """
-    body, hub = placement.bodies[worker], placement.heads[worker]
     found = {}
     for purpose in (*TO_HUB, *FROM_HUB):
         there = server if purpose in (Purpose.PARAMETERS, Purpose.GRADIENTS) else hub
@@ -141,10 +127,7 @@ def routes(
 def stages(
     machine: Machine, source: Station, target: Station, lane: Resource, message: MessageSize
 ) -> tuple[RouteStage, ...]:
-    """Return the stages of a message between two devices or hosts.
-
-    `lane`: the lane that stage SEND occupies, for a device's uploads or downloads.
-    """
+    """Return the stages of a message; SEND occupies `lane`, a device's uploads or downloads."""
     cost = Cost(nbytes=message.nbytes, num_calls=1)
     one, other = _host_of(machine, source), _host_of(machine, target)
     way = []

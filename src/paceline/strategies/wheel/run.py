@@ -39,13 +39,13 @@ from paceline.rpc.workers import num_threads
 from paceline.strategies.wheel import job as jobs
 from paceline.strategies.wheel.checkpoint import load, state_of
 from paceline.strategies.wheel.config import Wheel
+from paceline.strategies.wheel.epochs import EpochLog, Test
 from paceline.strategies.wheel.hub import Hub
 from paceline.strategies.wheel.measure import calibrate, profile_head
 from paceline.strategies.wheel.plan import plan
 from paceline.strategies.wheel.protocol import check_codecs
 from paceline.strategies.wheel.server import ParameterServer
 from paceline.strategies.wheel.split import TO_HUB, label_share
-from paceline.strategies.wheel.traffic import sent_share_of, traffic_of
 
 logger = logging.getLogger(__name__)
 _SLACK_S = 1e-3  # tolerance, because hooks record the end of a layer late
@@ -65,37 +65,31 @@ class WheelRunner:
         session.config.check_tree()
         self._session, settings = session, session.settings
         device, self._devices = _devices(session)
+        test: Test | None = None  # a rehearsal trains nothing
+        every: int | None = None
         if isinstance(settings, RehearseSettings):
-            job, self._updating = jobs.rehearsal_job(session, settings)
+            job = jobs.rehearsal_job(session, settings)
         else:
             _check_trained(session.config, settings)
-            job, self._updating = jobs.training_job(session, settings, device)
+            job = jobs.training_job(session, settings, device)
+            test, every = self._test, settings.evaluate_every
         self._job, self.workload = job, job.workload
         self._config = job.spec.tree or job.spec.config  # always names the head's first layer
         self.samples_per_step = job.num_samples / job.steps_per_epoch
         self.about = _about(session, job)
         check_codecs(job.spec.config, job.halves.body_parameters[0].dtype)
-        self._server, epochs = _server_of(job, self._updating), list[Epoch]()
+        self._server, epochs = _server_of(job), list[Epoch]()
         if session.resumed is not None:
             progress = load(session.resumed, self._server, job.layout)
             epochs = progress.epochs_over(job.steps_per_epoch)
+        log = EpochLog(job, session.progress, test, every, epochs)
         # Remote workers must know the run's name; workers of this machine get a unique name.
         run_id = session.run_id if settings.listen is None else settings.run_name or RUN
-        self._hub = Hub(
-            *(stack, settings, run_id, job),
-            self._server,
-            session.progress,
-            test=None if session.is_rehearsal else self._test,  # a rehearsal trains nothing
-            devices=self._devices,
-            epochs=epochs,
-        )
+        self._hub = Hub(stack, settings, run_id, job, self._server, log, devices=self._devices)
         self._calibrated: PricedMachine | None = None
 
     def measure(self) -> PricedMachine | None:
-        """Wait for the workers; return the measured machine and its prices.
-
-        Returns None without `profile_s`, or if the first worker of a device has sent no profile.
-        """
+        """Wait for the workers; return the measured machine, or None if a profile is missing."""
         session, job = self._session, self._job
         if not session.settings.profile_s:
             self._hub.wait_for_workers()
@@ -121,13 +115,10 @@ class WheelRunner:
     def _profile_head(self, num_threads: int) -> DeviceProfile:
         torch.set_num_threads(num_threads)  # this setting and the current device are per thread
         with device_of(self._job.device).use():
-            return profile_head(self._job, self._updating)
+            return profile_head(self._job)
 
     def train(self, config: Wheel) -> Outcome:
-        """Train or rehearse with the session's configuration; `config` is unused.
-
-        Raises InvalidInput if a loss is not finite. Raises WorkerLost if no worker is left.
-        """
+        """Train or rehearse with the session's configuration; `config` is unused."""
         hub, session, settings = self._hub, self._session, self._session.settings
         num_samples = round(self.samples_per_step * self._job.spec.num_steps)
         session.progress.begin(num_samples, "samples")
@@ -180,8 +171,8 @@ class WheelRunner:
             faults=None if spec.tree else tuple(faults),
             lost=tuple(hub.group.lost),
             peak_memory_bytes=(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,),
-            traffic=traffic_of(job, hub.answers),
-            sent_share=sent_share_of(job, hub.answers),
+            traffic=hub.answers.traffic(),
+            sent_share=hub.answers.sent_share(),
             wire_nbytes=wire_nbytes,
             device=self._device_names(),
             updates=self._server.updates,
@@ -223,12 +214,11 @@ class WheelRunner:
         return simulate(planned, calibrated.cost), conform(planned, happened, _SLACK_S)
 
     def _step_seconds(self) -> list[float]:
-        """Return the seconds of each measured step.
+        """Return the seconds of each measured step, which has `workers` updates.
 
-        A step lasts from one update of the model to the update that is `workers` updates later.
-        The first steps are not measured, because turns are irregular. The last step is not
-        measured, because no forward follows. In a tree, an update may contain several steps or a
-        part of a step, so the seconds are scaled by the number of samples.
+        The first steps are not measured, because turns are irregular, and not the last, because no
+        forward follows. In a tree, an update may contain several steps or a part of a step, so the
+        seconds are scaled by the number of samples.
         """
         spec, log = self._job.spec, self._hub.log
         workers = spec.config.workers
@@ -252,22 +242,22 @@ class WheelRunner:
         save_model(self._job.model, str(path))
 
     def _test(self) -> tuple[float | None, float | None]:
-        """Return the model's mean test loss and test score; without test samples, two None."""
         job = self._job
         group = replace(self._session.group, device=job.device)
         # If the server is in main memory, test a copy of the model on the device.
         model = job.model if job.kept_on == job.device else deepcopy(job.model).to(job.device)
-        return tested(model, group, job.recipe, self._updating.learning)
+        return tested(model, group, job.recipe, job.updating.learning)
 
 
-def _server_of(job: jobs.TrainingJob, updating: jobs.Updating) -> ParameterServer:
-    optimizer = updating.optimizer(job.model)
+def _server_of(job: jobs.TrainingJob) -> ParameterServer:
+    optimizer, config = job.updating.optimizer(job.model), job.spec.config
     return ParameterServer(
         *(job.model, job.halves, optimizer),
-        **jobs.server_options(job, updating.learning),
-        staleness_decay=job.spec.config.staleness_decay,
-        updates_per_step=updating.updates_per_step,
-        schedule=updating.schedule(optimizer),
+        **jobs.server_options(job),
+        staleness_decay=config.staleness_decay,
+        # A rehearsal's optimizer has no learning rate to divide.
+        updates_per_step=1 if job.spec.pace else config.workers,
+        schedule=job.updating.schedule(optimizer),
     )
 
 
@@ -284,26 +274,19 @@ def _about(session: TrainingSession, job: jobs.TrainingJob) -> str:
 def _check_trained(config: Wheel, settings: TrainSettings) -> None:
     """Raise InvalidInput if `child_hubs` is set, or if checkpoints are due by steps."""
     if config.child_hubs:
-        raise InvalidInput(
-            "child_hubs",
-            "cannot be used in training",
-            got=config.child_hubs,
-            hint="start each child hub with paceline hub --parent",
-        )
+        hint = "start each child hub with paceline hub --parent"
+        got = config.child_hubs
+        raise InvalidInput("child_hubs", "cannot be used in training", got=got, hint=hint)
     interval = settings.checkpoint_interval
     if interval is not None and interval.seconds is None:
-        raise InvalidInput(
-            "checkpoint_every",
-            "must be a time such as 60s, or never, because workers of wheel have no common steps",
-            got=settings.checkpoint_every,
-        )
+        problem = "must be a time such as 60s, or never, as workers of wheel have no common steps"
+        raise InvalidInput("checkpoint_every", problem, got=settings.checkpoint_every)
 
 
 def _devices(session: TrainingSession) -> tuple[torch.device, tuple[str, ...]]:
     """Return the hub's device, and the devices of the bodies on this machine.
 
     Bodies use GPUs, if there are any. The hub uses a GPU that no body uses, otherwise the CPU.
-    Raises InvalidInput if the machine has GPUs, but fewer than the bodies need.
     """
     config: Wheel = session.config
     num_bodies, cpu = ceil(config.workers / config.lanes), torch.device("cpu")
@@ -313,13 +296,9 @@ def _devices(session: TrainingSession) -> tuple[torch.device, tuple[str, ...]]:
         return first_device(), ()
     found = gpus()
     if 0 < len(found) < num_bodies:
-        raise InvalidInput(
-            "workers",
-            f"must be at most {config.lanes * len(found)} with lanes={config.lanes} on "
-            f"{len(found)} GPUs",
-            got=config.workers,
-            hint="or set CUDA_VISIBLE_DEVICES= to use CPUs",
-        )
+        most, hint = config.lanes * len(found), "or set CUDA_VISIBLE_DEVICES= to use CPUs"
+        problem = f"must be at most {most} with lanes={config.lanes} on {len(found)} GPUs"
+        raise InvalidInput("workers", problem, got=config.workers, hint=hint)
     # Divide the CPU cores, because the hub computes at the same time as its workers.
     torch.set_num_threads(num_threads(num_bodies))
     if not found:

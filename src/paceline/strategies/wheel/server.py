@@ -114,10 +114,7 @@ class ParameterServer:
         )
 
     def may_begin(self, worker: int, step: int) -> bool:
-        """Return whether the worker may begin a step now.
-
-        Any update can change the result.
-        """
+        """Return whether the worker may begin a step now."""
         return self.workers.may_begin(worker, step)
 
     def body_parameters(self) -> tuple[int, Tensor]:
@@ -137,9 +134,8 @@ class ParameterServer:
 
         `version`: the version of the body's parameters that computed `activations`. `weight`:
         scales the batch's mean loss, so that all samples of a step have equal weight. The head's
-        gradients wait for the body's gradients, and replace the worker's waiting head gradients, if
-        any. Raises InvalidInput if the tensors do not fit. Raises NonFinite if activations or
-        gradients are NaN or infinite, or the loss is too large.
+        gradients wait for the body's gradients. Raises InvalidInput if the tensors do not fit, and
+        NonFinite if activations or gradients are NaN or infinite, or the loss is too large.
         """
         who, share = f"worker {worker}, step {step}", Share(activations, targets, weight)
         self.checks.activations(who, worker, activations)
@@ -155,8 +151,8 @@ class ParameterServer:
         self.workers.of(worker).half = half
         return of_inputs, loss
 
-    def update(self, worker: int, step: int, version: int, gradients: Tensor) -> int:
-        """Update all parameters with the body's gradients of a step; return the new version.
+    def update(self, worker: int, step: int, version: int, gradients: Tensor) -> LossSum:
+        """Update all parameters with the body's gradients of a step; return the step's loss.
 
         Raises StepDiscarded if the head's gradients were dropped, because the worker was lost after
         the answer. Raises NonFinite or InvalidInput for wrong gradients. After an error the
@@ -176,7 +172,7 @@ class ParameterServer:
         with self.watch(worker, step, Kind.STEP):
             self._apply(version, of_body, half.gradients)
         own.complete(step + 1)
-        return self.version
+        return half.loss
 
     def merge(self, worker: int, step: int, mean: GradientSum, below: tuple[int, ...]) -> None:
         """Update all parameters with a child hub's mean gradients.
@@ -196,10 +192,7 @@ class ParameterServer:
     def restore(
         self, version: int, workers: Sequence[WorkerProgress], staleness: Mapping[int, int]
     ) -> None:
-        """Restore the version, the workers' progress, and the counts of staleness.
-
-        The parameters and the optimizer's state are restored separately.
-        """
+        """Restore the version, the workers' progress, and the counts of staleness."""
         self.version, self._staleness = version, Counter(staleness)
         self.workers.restore(workers)
         if self.schedule is not None:  # determines the schedule's next learning rate
@@ -207,10 +200,7 @@ class ParameterServer:
         self.optimizer.zero_grad(set_to_none=True)
 
     def _apply(self, version: int, body: list[Tensor], head: list[Tensor]) -> None:
-        """Take an optimizer step.
-
-        `version`: the version of the parameters for which the gradients were computed.
-        """
+        """Take an optimizer step with gradients for the parameters of `version`."""
         staleness = self.version - version
         for parameter, gradient in zip((*self._body, *self._head), (*body, *head), strict=True):
             parameter.grad = gradient
@@ -243,8 +233,7 @@ class ParameterServer:
         try:
             with watch(worker, step, Kind.H2D):
                 lent.fill()
-            found = self._run(lent.head, lent.parameters, worker, step, share)
-            of_inputs, loss, gradients = found
+            of_inputs, loss, gradients = self._run(lent.head, lent.parameters, worker, step, share)
             with watch(worker, step, Kind.D2H):
                 return of_inputs, loss, lent.done(gradients)
         finally:
@@ -273,21 +262,17 @@ class ParameterServer:
         return inputs.grad, float(loss.detach()), gradients
 
     def _loss(self, head: nn.Module, share: Share) -> Tensor:
-        """Return the weighted loss.
-
-        Raises InvalidInput if the head or the loss fails, or if the loss is not a differentiable
-        scalar.
-        """
+        """Return the weighted loss; InvalidInput if the head or the loss fails."""
         try:
             return self._learning.forward(head, share)
         except InvalidInput:
             raise
         except Exception as error:
-            raise InvalidInput(
-                "model",
+            problem = (
                 f"head or loss fails on activations {described(share.inputs)} and targets "
-                f"{described(share.targets)}: {first_line(error)}",
-            ) from error
+                f"{described(share.targets)}: {first_line(error)}"
+            )
+            raise InvalidInput("model", problem) from error
 
 
 def _check_optimizer(
@@ -301,9 +286,8 @@ def _check_optimizer(
         if staleness_decay:
             raise InvalidInput("staleness_decay", f"requires an optimizer with lr, not {kind}")
         if updates_per_step > 1:
-            raise InvalidInput(
-                "optimizer", "requires a learning rate (lr)", got=kind, hint="or set workers=1"
-            )
+            hint = "or set workers=1"
+            raise InvalidInput("optimizer", "requires a learning rate (lr)", got=kind, hint=hint)
     updated = {id(one) for group in optimizer.param_groups for one in group["params"]}
     names = (*halves.body_names, *halves.head_names)
     own = (*halves.body_parameters, *halves.head_parameters)

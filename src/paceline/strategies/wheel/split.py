@@ -30,11 +30,7 @@ FROM_HUB = (Purpose.ACTIVATION_GRADIENTS, Purpose.PARAMETERS)
 
 
 class MessageSize(NamedTuple):
-    """The size of the messages with one purpose.
-
-    `nbytes`: the bytes after encoding. `wire_format`: the codec's format, if the values are
-    encoded.
-    """
+    """The size of the messages with one purpose, and the format if a codec encodes them."""
 
     num_values: int
     nbytes: int
@@ -54,10 +50,7 @@ class Split(NamedTuple):
 
     @classmethod
     def before(cls, workload: Workload, first: int) -> "Split":
-        """Split the workload before the layer with index `first`.
-
-        If `first` is the number of layers, the head is the loss alone.
-        """
+        """Split before layer number `first`; if there is no such layer, the head is the loss."""
         layers, order = workload.layers, workload.backward_order
         handed_on = layers[first - 1].activation_nbytes
         in_body = tuple(i for i in order if i < first)
@@ -88,13 +81,11 @@ def split(workload: Workload, config: Wheel) -> Split:
 
     Without `config.head`, the head consists of fully-connected layers at the model's end. If such
     layers apply to several places of a sample, such as tokens, the head is only the last layer.
-    Skips cuts in `workload.refused_cuts`. The head is the loss alone if no cut remains, or if no
-    cut sends fewer bytes than data parallelism. The strategy is then asynchronous data parallelism
-    (section 3.4.4).
+    The head is the loss alone if each cut is in `workload.refused_cuts` or sends more bytes than
+    data parallelism (section 3.4.4).
 
     Raises InvalidInput if `config.head` is unknown or is the first layer. Also raises InvalidInput
-    if the head would be the loss alone, but the model's outputs have more bytes than its
-    parameters.
+    if the head would be the loss alone, but the outputs have more bytes than the parameters.
     """
     if config.head is not None:
         return Split.before(workload, _index_of(workload, config.head))
@@ -121,19 +112,15 @@ def _index_of(workload: Workload, head: str) -> int:
     if head not in names[1:]:
         why = "leaves nothing for the body" if head in names else "is no layer"
         others = ", ".join(names[1:]) or "another model, as this one has a single layer"
-        raise InvalidInput(
-            "head", f"{head!r} {why} of model {workload.name}", hint=f"choose one of {others}"
-        )
+        problem = f"{head!r} {why} of model {workload.name}"
+        raise InvalidInput("head", problem, hint=f"choose one of {others}")
     if refusal := refusal_of(workload, head):
         raise InvalidInput.of(refusal)
     return names.index(head)
 
 
 def _saves(parts: Split, config: Wheel) -> bool:
-    """Return whether a cut sends fewer bytes than data parallelism.
-
-    The cut sends activations and their gradients, instead of the head's parameters and gradients.
-    """
+    """Return whether activations have fewer bytes than the head, with the gradients of both."""
     sent = messages(parts, config)
     crossing = sent[Purpose.ACTIVATIONS].nbytes + sent[Purpose.ACTIVATION_GRADIENTS].nbytes
     return crossing < sent[Purpose.HEAD_PARAMETERS].nbytes + sent[Purpose.HEAD_GRADIENTS].nbytes
@@ -141,32 +128,27 @@ def _saves(parts: Split, config: Wheel) -> bool:
 
 def _not_worth(best: Split) -> InvalidInput:
     crossing, kept = 2 * best.head.input_nbytes, 2 * best.head.gradient_nbytes
-    return InvalidInput(
-        "strategy",
+    problem = (
         f"a head of {best.body.name} from {best.first} on sends {crossing / 1e6:.3g} MB of "
-        f"activations to save {kept / 1e6:.3g} MB",
-        got="wheel",
-        hint=f"choose a data-parallel strategy, reduce batch_size, or set head={best.first}",
+        f"activations to save {kept / 1e6:.3g} MB"
     )
+    hint = f"choose a data-parallel strategy, reduce batch_size, or set head={best.first}"
+    return InvalidInput("strategy", problem, got="wheel", hint=hint)
 
 
 def messages(parts: Split, config: Wheel) -> dict[Purpose, MessageSize]:
     """Return the sizes of the messages of one worker's step, by purpose (Table 1).
 
-    Each message is encoded as one vector. Raises InvalidInput for a codec whose number of bytes
-    depends on the values.
+    Raises InvalidInput for a codec whose number of bytes depends on the values.
     """
-    body, head = parts.body, parts.head
+    body, head = parts
     sizes = [p.element_size for layer in (*head.layers, *body.layers) for p in layer.parameters]
-    crossing = (parts.head.input_nbytes // (sizes[0] if sizes else 4), parts.head.input_nbytes)
+    crossing = (head.input_nbytes // (sizes[0] if sizes else 4), head.input_nbytes)
     in_body = (body.num_parameters, body.gradient_nbytes)
     in_head = (head.num_parameters, head.gradient_nbytes)
-    targets = body.target_nbytes
+    targets, size = body.target_nbytes, body.batch_size
     values = {
-        Purpose.LABELS: (
-            body.batch_size,
-            LABEL_NBYTES * body.batch_size if targets is None else targets,
-        ),
+        Purpose.LABELS: (size, LABEL_NBYTES * size if targets is None else targets),
         Purpose.ACTIVATIONS: crossing,
         Purpose.ACTIVATION_GRADIENTS: crossing,
         Purpose.PARAMETERS: in_body,
@@ -198,9 +180,8 @@ def pace_of(
 ) -> PaceSpec:
     """Return the times that a rehearsal's layers and updates take.
 
-    `times`: the layers' times on the device. `rate`: the device's speed. As in the plan, a GPU
-    synchronises with the host after the body's forward, the body's backward and the head's
-    backward. The layer before a synchronisation includes the synchronisation time.
+    As in the plan, a GPU synchronises with the host after the body's forward, the body's backward
+    and the head's backward. The layer before a synchronisation includes the time of it.
     """
     forward_s, backward_s = list(times.forward_s), list(times.backward_s)
     if is_gpu:
@@ -223,8 +204,8 @@ def pace_of(
 def _possible(workload: Workload) -> Iterator[int]:
     """Yield the indices of layers with which the head may begin, last layer first.
 
-    In the head, only fully-connected layers have matrices: the head has no embedding table and no
-    convolution. Only the model's last layer may multiply several places of a sample by its matrix.
+    The head has no embedding table and no convolution. Only the model's last layer may multiply
+    several places of a sample by its matrix.
     """
     layers = workload.layers
     dimensions = [_dimensions(layer) for layer in layers]

@@ -56,10 +56,7 @@ class WorkerState(WorkerProgress):
 
 
 class Workers:
-    """All workers of a run.
-
-    `staleness`: the most steps that a worker may be ahead of another; None: no limit.
-    """
+    """All workers of a run; `staleness`: the most steps that one may be ahead of another."""
 
     def __init__(self, num_workers: int, staleness: int | None) -> None:
         self.all = [WorkerState(0, 0) for _ in range(num_workers)]
@@ -70,12 +67,10 @@ class Workers:
         """The numbers of the workers that train."""
         return {number for number, one in enumerate(self.all) if one.is_live}
 
-    def __len__(self) -> int:
-        return len(self.all)
-
-    def next_step_of(self, worker: int) -> int:
-        """Return the first step that a worker has not completed."""
-        return self.of(worker).next_step
+    @property
+    def next_steps(self) -> list[int]:
+        """The first incomplete step of each worker."""
+        return [one.next_step for one in self.all]
 
     def of(self, worker: int) -> WorkerState:
         """Return a worker by its number."""

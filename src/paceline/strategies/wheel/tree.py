@@ -58,9 +58,8 @@ _GRADIENTS = (HubPurpose.GRADIENTS, HubPurpose.HEAD_GRADIENTS)
 
 
 class ChildReport(Record):
-    """The bytes that a child hub and its workers exchanged in a rehearsal.
+    """The bytes that a child hub and its workers exchanged in a rehearsal, by purpose.
 
-    `nbytes`: the counted bytes by purpose. `planned_nbytes`: the planned bytes by purpose.
     `num_pushed`: the number of messages with gradients of the body.
     """
 
@@ -83,24 +82,17 @@ class HubTraffic:
             self.nbytes[purpose] += memoryview(part).nbytes
 
     def rows(self, parts: Split) -> tuple[Traffic, ...]:
-        """Return the counted and planned bytes of each purpose.
-
-        The planned bytes are the size of the model's halves times the number of messages.
-        """
+        """Return the counted bytes of each purpose, and the bytes of as many halves of a model."""
         halves_nbytes = parts.body.gradient_nbytes, parts.head.gradient_nbytes
-        planned = dict(zip(HubPurpose, 2 * halves_nbytes, strict=True))
         return tuple(
-            Traffic(purpose.value, self.nbytes[purpose], times * planned[purpose])
-            for purpose in HubPurpose
+            Traffic(purpose.value, self.nbytes[purpose], times * half_nbytes)
+            for purpose, half_nbytes in zip(HubPurpose, 2 * halves_nbytes, strict=True)
             if (times := self.times[purpose])
         )
 
 
 def vector_like(parameters: Sequence[Tensor], part: memoryview) -> Tensor:
-    """Decode a vector that has the parameters' size, dtype and device.
-
-    Raises InvalidInput if the part has another size.
-    """
+    """Decode a vector of the parameters' dtype and device; InvalidInput for another size."""
     if not parameters:
         return tensor_parts.values_of(part, torch.float32, 0)
     count, like = sum(one.numel() for one in parameters), parameters[0]
@@ -108,15 +100,12 @@ def vector_like(parameters: Sequence[Tensor], part: memoryview) -> Tensor:
 
 
 class ChildHubs:
-    """Answers the requests that child hubs send to this parent hub.
-
-    `workers`: the child hubs' numbers.
-    """
+    """Answers the requests that child hubs send to this parent hub."""
 
     def __init__(self, server: ParameterServer, num_steps: int) -> None:
         self._server, self._num_steps = server, num_steps
         self.traffic = HubTraffic()
-        self.workers: set[int] = set()
+        self.workers: set[int] = set()  # the numbers of the child hubs
         self.reports: dict[int, ChildReport] = {}  # from child hubs at the end of a rehearsal
 
     def fetch(self, worker: int, message: Message) -> Message:
@@ -128,16 +117,11 @@ class ChildHubs:
         self.traffic.add(_PARAMETERS, parts)
         return Message(Topic.WHOLE_PARAMETERS, message.step, version, parts=parts)
 
-    def finish(self, worker: int, step: int) -> None:
-        """Record that a child hub has completed `step` steps."""
-        own = self._server.workers.of(worker)
-        own.next_step = max(own.next_step, step)
-
     def update(self, worker: int, message: Message, *, is_first: bool) -> dict[int, LossSum]:
         """Update all parameters with a child hub's gradients; return its losses by epoch.
 
         `is_first`: whether to load the child hub's buffers, too. Raises InvalidInput if a part does
-        not fit. Raises NonFinite for NaN or infinite values.
+        not fit, and NonFinite for NaN or infinite values.
         """
         parts = tensor_parts.parts_of(message)
         if len(parts) != _NUM_PARTS:
@@ -149,9 +133,8 @@ class ChildHubs:
         mean.losses.update(self._losses_in(parts[2]))
         below = tensor_parts.numbers_of(parts[3])
         if len(below) > _MOST_BELOW:
-            raise InvalidInput(
-                "steps", f"must have at most {_MOST_BELOW} values, one per worker", got=len(below)
-            )
+            problem = f"must have at most {_MOST_BELOW} values, one per worker"
+            raise InvalidInput("steps", problem, got=len(below))
         if any(not 0 <= step <= self._num_steps for step in below):
             raise InvalidInput("steps", f"must be from 0 to {self._num_steps}", got=max(below))
         self._server.merge(worker, message.step, mean, below)
@@ -171,48 +154,37 @@ class ChildHubs:
         for epoch, num_samples, total in rows.view(-1, _LOSS_FIELDS).tolist():
             is_whole = epoch == int(epoch) and num_samples == int(num_samples)
             if not is_whole or not 0 <= epoch < self._num_steps or num_samples < 0:
-                raise InvalidInput(
-                    "losses", f"have an invalid row: {num_samples} samples in epoch {epoch}"
-                )
+                problem = f"have an invalid row: {num_samples} samples in epoch {epoch}"
+                raise InvalidInput("losses", problem)
             if abs(total) > LARGEST_LOSS * max(1, num_samples):
                 raise NonFinite("the training loss of a child hub is too large")
             found[int(epoch)] = LossSum(int(num_samples), total)
         return found
 
 
-class ResumePoint(NamedTuple):
-    """The next step of a child hub, and of each of its workers, if known."""
-
-    step: int
-    progress: tuple[int, ...]
-
-
 class ParentReply(NamedTuple):
     """The parent's reply: all parameters, and their version.
 
-    `resume`: where to resume; set in the reply to a hub that joins or joins again.
+    `resume`: in the reply to a hub that joins or joins again, the next step of the hub, and then
+    of each of its workers, if known.
     """
 
     version: int
     parts: Parts
-    resume: ResumePoint | None = None
+    resume: tuple[int, ...] = ()
 
 
 class ParentHub:
-    """Sends requests to the parent, over connections that may break.
-
-    `layout`: the description of the run, which must be the same at both hubs.
-    """
+    """Sends requests to the parent; `layout`: the run's description, the same at both hubs."""
 
     def __init__(self, client: Client, layout: str) -> None:
         self._client, self._layout = client, memoryview(layout.encode())
         self.traffic = HubTraffic()
 
     def begin(self, step: int) -> ParentReply:
-        """Join after `step` completed steps; return the parameters and where to resume.
+        """Join after `step` steps and wait until the parent begins; return its reply.
 
-        Waits until the parent begins. Raises InvalidInput if the parent rejects this hub. Raises
-        WorkerLost if the parent does not answer.
+        Raises InvalidInput if the parent rejects this hub, and WorkerLost if it does not answer.
         """
         while True:
             try:
@@ -221,16 +193,14 @@ class ParentHub:
             except HubRestarted:
                 logger.info("the parent hub was restarted; this hub is at step %d", step)
                 continue
-            progress = (
-                tensor_parts.numbers_of(tensor_parts.parts_of(begun)[0]) if begun.parts else ()
-            )
-            return self._parameters(whole, ResumePoint(begun.step, progress))
+            parts = tensor_parts.parts_of(begun)
+            progress = tensor_parts.numbers_of(parts[0]) if parts else ()
+            return self._parameters(whole, (begun.step, *progress))
 
     def exchange(self, gradients: Message) -> ParentReply:
         """Send mean gradients to the parent; return its updated parameters.
 
-        If the parent was restarted in the meantime, the gradients are lost, and this hub joins
-        again.
+        If the parent was restarted, the gradients are lost, and this hub joins again.
         """
         try:
             whole = self._ask(gradients)
@@ -243,10 +213,7 @@ class ParentHub:
     def measure(
         self, own: DeviceProfile, below: Sequence[DeviceProfile], whole_nbytes: int
     ) -> None:
-        """Measure the link to the parent, and send profiles to the parent.
-
-        `own`: the profile of this hub. `below`: the profiles of this hub's workers.
-        """
+        """Measure the link to the parent; send it the profiles of this hub and its workers."""
 
         def exchange(up: int, down: int) -> None:
             self._ask(Message(Topic.PROBE, down, parts=(memoryview(bytes(up)),)))
@@ -276,7 +243,7 @@ class ParentHub:
     def _ask(self, message: Message) -> Message:
         return check_reply(self._client.request(message).result(), "the parent hub: ")
 
-    def _parameters(self, whole: Message, resume: ResumePoint | None = None) -> ParentReply:
+    def _parameters(self, whole: Message, resume: tuple[int, ...] = ()) -> ParentReply:
         parts = tensor_parts.parts_of(whole)
         if len(parts) != len(_PARAMETERS):
             raise InvalidInput(whole.topic, f"must have {len(_PARAMETERS)} parts", got=len(parts))

@@ -16,7 +16,7 @@ machines.
 import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,8 +37,8 @@ from paceline.rpc import tensor_parts
 from paceline.rpc.batch_layout import BatchLayout
 from paceline.rpc.client import Client, HubRestarted, ReplyFuture
 from paceline.rpc.connecting import WorkerProcessSettings
-from paceline.rpc.endpoint import CopyLane, Endpoint
 from paceline.rpc.frames import Message
+from paceline.rpc.tensor_parts import CopyLane, Endpoint
 from paceline.rpc.workers import check_reply, listed, retry_after_restart, run_as_process
 from paceline.strategies.wheel import job, protocol
 from paceline.strategies.wheel.config import RunSpec
@@ -54,10 +54,7 @@ _MIN_PROBE_NBYTES = 64 * 1024
 
 
 class Forward(NamedTuple):
-    """A forward whose backward has not been computed.
-
-    `version`: the version of the parameters. `answer`: the future reply with activation gradients.
-    """
+    """A forward of parameters `version`; `answer`: the future reply with activation gradients."""
 
     version: int
     outputs: Tensor
@@ -65,10 +62,7 @@ class Forward(NamedTuple):
 
 
 class BodyWorker:
-    """A lane: one body worker, which trains the model's body on a share of the samples.
-
-    Raises InvalidInput if the model cannot be cut.
-    """
+    """A lane: one body worker, which trains the model's body on a share of the samples."""
 
     def __init__(
         self,
@@ -101,10 +95,7 @@ class BodyWorker:
         self._batch: Future[Batch] | None = None
 
     def run(self) -> None:
-        """Train on the worker's share of all steps, from the step in the hub's reply.
-
-        Raises InvalidInput for unusable data. Raises WorkerLost if the hub does not answer.
-        """
+        """Train on the worker's share of all steps, from the step in the hub's reply."""
         while True:
             self._turns.check()
             try:
@@ -132,8 +123,7 @@ class BodyWorker:
 
         def run_step(number: int) -> None:
             with recorder.work(number, Kind.LOAD):
-                batch = self._batches.check(share.batch(number % share.num_steps))
-                inputs = Batch(batch.inputs, ()).to(device).inputs
+                inputs = self._inputs(self._batches.check(share.batch(number % share.num_steps)))
             with recorder.work(number, Kind.FORWARD):
                 outputs = job.activations_of(self._halves, inputs, self._learning)
             activation_gradients = torch.randn_like(outputs)
@@ -205,7 +195,7 @@ class BodyWorker:
         with recorder.work(step, Kind.LOAD):
             assert self._batch is not None
             batch = self._batch.result()
-            inputs = Batch(batch.inputs, ()).to(self.device).inputs
+            inputs = self._inputs(batch)
         torch.manual_seed(self._spec.seed_of(self.worker, step))
         with recorder.work(step, Kind.FORWARD):
             outputs = job.activations_of(self._halves, inputs, self._learning)
@@ -232,6 +222,9 @@ class BodyWorker:
         reach("worker.pushed", worker=self.worker, step=step)
         return pushed
 
+    def _inputs(self, batch: Batch) -> Any:
+        return Batch(batch.inputs, ()).to(self.device).inputs
+
     def _load(self, step: int) -> Future[Batch] | None:
         """Read the samples of a step in another thread, while the device computes."""
         if step >= self._share.num_steps:
@@ -249,21 +242,14 @@ class BodyWorker:
 
 
 def take_part(settings: WorkerProcessSettings, clients: Mapping[int, Client]) -> None:
-    """Train the connected workers until the hub's run ends.
-
-    Raises InvalidInput if the workers do not fit the run. Raises WorkerLost if the hub does not
-    answer.
-    """
+    """Train the connected workers until the hub's run ends; InvalidInput if they do not fit it."""
     workers = settings.numbers
     spec = RunSpec.from_json(clients[workers[0]].settings)
     lanes = spec.config.lanes
     expected = tuple(spec.config.workers_by_device[1 + workers[0] // lanes])
     if workers != expected:
-        raise InvalidInput(
-            "workers",
-            f"must be {listed(expected)} on this device, because the hub has lanes={lanes}",
-            got=listed(workers),
-        )
+        problem = f"must be {listed(expected)} on this device, because the hub has lanes={lanes}"
+        raise InvalidInput("workers", problem, got=listed(workers))
     device = first_device() if settings.device is None else device_named(settings.device)
     if spec.pace is not None:  # stand-ins sleep instead of computing
         device = torch.device("cpu")
