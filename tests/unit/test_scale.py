@@ -16,8 +16,8 @@ from paceline.records.result import read_result
 from paceline.records.scale import ScaleCell, ScaleResult, ScaleSettings
 from paceline.report import write_report
 from paceline.report.advice import findings
-from paceline.report.scale import page_of
 from paceline.report.metrics import of_study
+from paceline.report.scale import page_of
 from paceline.report.tables import Table
 from paceline.strategies import find_exchange
 from paceline.studies.scale.study import study_model

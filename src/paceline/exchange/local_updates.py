@@ -116,7 +116,7 @@ class LocalUpdates:
         deadline_s: float | None = None,
         manager: "Manager | None" = None,
     ) -> None:
-        settings = {
+        given = {
             "sync_every": sync_every,
             "fragments": fragments,
             "delay": delay,
@@ -126,7 +126,7 @@ class LocalUpdates:
             "outer_learning_rate": outer_learning_rate,
             "outer_momentum": outer_momentum,
         }
-        self._rounds = validated(Rounds, settings)
+        self._rounds = validated(Rounds, given)
         self._model, self.weight, self._steps = model, weight, InnerSteps(model, optimizer)
         self._fragments = fragments_of(model, fragments)
         self._place, self.log = RoundPlace(self._rounds), ExchangeLog()

@@ -208,7 +208,8 @@ class Probes:
             return {}
         num_workers = places.count(places[group.rank])
         own = {
-            name: lost_beside(one.of_all.num_cores, num_workers) for name, one in self._probed.items()
+            name: lost_beside(one.of_all.num_cores, num_workers)
+            for name, one in self._probed.items()
         }
         rows = group.gather(own)
         return {name: max(row[name] for row in rows) for name in own}

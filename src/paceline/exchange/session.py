@@ -138,4 +138,3 @@ class Runner(Protocol):
 
     def save(self, path: Path) -> None:
         """Write the trained model as safetensors, on the process that writes files."""
-

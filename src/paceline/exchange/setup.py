@@ -86,9 +86,7 @@ def setup_of(session: TrainingSession) -> TrainingSetup:
     # paced layers ignore the sample, and the loss of a single class takes no time
     share = Share(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64), 1.0)
     return TrainingSetup(
-        model=PacedModel(
-            workload, times.forward_s, times.backward_s, gradient_like=like
-        ),
+        model=PacedModel(workload, times.forward_s, times.backward_s, gradient_like=like),
         workload=workload,
         source=lambda epoch, first_step=0: repeat(share),
         epoch_steps=rehearsed_steps(settings),

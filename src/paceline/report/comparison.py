@@ -104,8 +104,8 @@ def _figures(result: RunResult) -> dict[tuple[str, str], float]:
     values = {
         (f"test {result.score}", "share"): result.accuracy,
         (f"test {result.score}", ""): last.score if last and result.accuracy is None else None,
-        ("test loss", ""): last and last.test_loss,
-        ("training loss", ""): last and last.train_loss,
+        ("test loss", ""): last.test_loss if last else None,
+        ("training loss", ""): last.train_loss if last else None,
         ("all epochs, without tests", "s"): sum(one.seconds for one in epochs) if last else None,
         ("step, untraced", "s"): result.step_s,
         ("samples/s", ""): result.samples_per_s,

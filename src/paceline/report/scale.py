@@ -263,7 +263,7 @@ def _breakdowns(cells: Sequence[TimedCell]) -> Described:
         shared |= {"showlegend": method == methods[0]}
         bars = []
         for name, fill in _FILLS.items():
-            own = {"name": fill.label, "legendgroup": fill.label} | shared
+            own: Described = {"name": fill.label, "legendgroup": fill.label} | shared
             own["marker"] = fill.marker({"width": 0})
             seconds = [parts[name] for parts in known]
             bars.append(_bar(found, seconds, factor, f"{fill.label} ", **own))

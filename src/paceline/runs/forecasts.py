@@ -179,7 +179,7 @@ def candidates_of(
     else:
         shown = [f"{name} {duration(step_s)}" for name, step_s in predicted.items()]
         decide(f"auto: trying {', '.join(names)}; predicted {', '.join(shown)} a step")
-    candidates = {}
+    candidates: dict[str, Callable[[], ModelReplica]] = {}
     for name in names:
         found = by_name[name]
         make = find_strategy(found.strategy).runner().replica

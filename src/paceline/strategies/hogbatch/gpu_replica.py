@@ -213,7 +213,7 @@ class GpuReplica:
         missing = self._begun[-1].place if self._begun else None
         for run in self.sharing.runs:
             run.take(batch.place, missing)
-        self.sharing.taken = self.streams.compute.record()
+        self.sharing.taken = self._device.record()
         self._marks.watch(batch.step is not None)
         loss = self._learner.loss(batch.samples)
         batch.marks["forward"] = mark()

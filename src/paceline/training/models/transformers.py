@@ -38,10 +38,13 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, T, C) to (B, T, C)."""
-        parts = self.qkv(x).chunk(3, dim=-1)  # queries, keys and values, each (B, T, C)
-        heads = (one.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for one in parts)
+        heads = (self.num_heads, x.shape[-1] // self.num_heads)
+        parts = self.qkv(x).chunk(3, dim=-1)
+        query, key, value = (one.unflatten(2, heads).transpose(1, 2) for one in parts)
         dropout = self.dropout if self.training else 0.0
-        x = F.scaled_dot_product_attention(*heads, dropout_p=dropout, is_causal=self.causal)
+        x = F.scaled_dot_product_attention(
+            query, key, value, dropout_p=dropout, is_causal=self.causal
+        )
         result: Tensor = self.output(x.transpose(1, 2).flatten(2))  # (B, T, H, D), then (B, T, C)
         return result
 

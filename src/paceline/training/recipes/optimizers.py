@@ -68,7 +68,7 @@ def optimizer_of(
     if "momentum" not in fields:
         momentum = momentum or None  # zero momentum is the same as no momentum
     settings = {"lr": learning_rate, "momentum": momentum}
-    own = {field: value for field, value in settings.items() if value is not None}
+    own: dict[str, Any] = {field: value for field, value in settings.items() if value is not None}
     for field in own:
         if field not in fields and not _takes_any(fields):
             problem = f"is not supported by optimizer {name}"
