@@ -29,7 +29,6 @@ PURE = {
     ],
     "paceline.record": ["trace"],
     "paceline.report": ["comparison", "plans"],
-    "paceline.training.data": ["sampler"],
     "paceline.records": ["built_in", "config_file", "machine_file"],
     "paceline.runs": ["planning"],
     "paceline.studies.scale": ["journal", "study_runs"],

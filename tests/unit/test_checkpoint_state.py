@@ -265,7 +265,7 @@ def test_a_random_state_of_another_device_causes_a_warning(caplog: pytest.LogCap
     with caplog.at_level(logging.WARNING):
         restore_random_state(CPU, tensors | {"device": torch.zeros(16)}, values)
     (warning,) = caplog.records
-    assert warning.args == (CPU,)
+    assert warning.args[0] == CPU
     assert drawn() == expected
 
 

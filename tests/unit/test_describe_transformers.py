@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from paceline.training.models import describe
-from paceline.training.models.describe import AttentionAsOnCpu
+from paceline.training.models.fused_attention import attention_as_on_cpu
 from paceline.training.models.transformers import GPT
 
 B, T, C, H, V = 3, 10, 12, 2, 17
@@ -124,7 +124,7 @@ CASES: dict[str, tuple[bool, dict[str, Any]]] = {
 def test_meta_runs_the_operations_of_the_cpu(case: str) -> None:
     is_fused, options = CASES[case]
     real = attended("cpu", **options)
-    with AttentionAsOnCpu():
+    with attention_as_on_cpu():
         meta = attended("meta", **options)
     assert meta == real
     assert (FUSED in [name for name, _ in real]) is is_fused
@@ -132,9 +132,9 @@ def test_meta_runs_the_operations_of_the_cpu(case: str) -> None:
 
 def test_attention_with_dropout_and_after_the_context_is_unchanged() -> None:
     before = attended("meta")
-    with pytest.raises(KeyError), AttentionAsOnCpu():
+    with pytest.raises(KeyError), attention_as_on_cpu():
         raise KeyError
-    with AttentionAsOnCpu():
+    with attention_as_on_cpu():
         assert attended("meta") != before
         # PyTorch draws the mask of dropout with another operation on meta tensors.
         assert FUSED not in [name for name, _ in attended("meta", dropout_p=0.1)]

@@ -151,8 +151,7 @@ class TestTokens:
         assert inputs.tolist() == [numbers[950:960].tolist()]
         assert targets.tolist() == [numbers[951:961].tolist()]
 
-    def test_all_blocks_are_searched_for_extremes(self, tmp_path: Path, monkeypatch) -> None:
-        monkeypatch.setattr("paceline.training.data.text._BLOCK", 64)
+    def test_all_tokens_are_searched_for_extremes(self, tmp_path: Path) -> None:
         numbers = np.zeros(1000, np.uint16)
         numbers[999] = 40_000
         assert load(f"tokens:{saved(tmp_path, numbers)}", (10,)).num_classes == 40_001

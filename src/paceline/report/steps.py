@@ -42,10 +42,10 @@ def excerpt(timeline: Timeline) -> Excerpt:
     if no device has two updates.
     """
     tracks = timeline.tracks
-    steps: list[list[float]] = [
-        [one.end_s for one in track if one.kind is Kind.STEP] for track in tracks.values()
+    steps = [
+        sorted(one.end_s for one in track if one.kind is Kind.STEP) for track in tracks.values()
     ]
-    ends = sorted(max(steps, key=len, default=list[float]()))
+    ends: list[float] = max(steps, key=len, default=[])
     if len(ends) < 2:
         borders, end = [timeline.start_s], timeline.end_s
     else:

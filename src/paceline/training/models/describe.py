@@ -13,15 +13,12 @@ backward segment ends when the layer's last gradient has been accumulated.
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._ops import OpOverload
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from paceline.core.error_lines import blamed
@@ -30,6 +27,7 @@ from paceline.core.workload import Cost, Layer, Parameter, Workload
 from paceline.links.devices import random_numbers_restored
 from paceline.training.data.batch import call
 from paceline.training.models.flops import allocates, flops_of, nbytes_of, tensors_in
+from paceline.training.models.fused_attention import attention_as_on_cpu
 from paceline.training.models.layers import LayerModule, copied, duplicate, layers_of
 from paceline.training.models.live_memory import (
     LiveMemory,
@@ -37,8 +35,6 @@ from paceline.training.models.live_memory import (
     storage_of,
     workspace_nbytes,
 )
-
-_FLASH = 1  # number of the fused attention kernel in torch._fused_sdp_choice
 
 
 class Lap(NamedTuple):
@@ -124,7 +120,7 @@ def _trace(model: nn.Module, batch: Any, label: str) -> _Step:
     state = random.getstate()
     try:
         with random_numbers_restored(devices), torch.inference_mode(False), torch.enable_grad():
-            with AttentionAsOnCpu():
+            with attention_as_on_cpu():
                 is_recurrent = any(isinstance(one, nn.RNNBase) for one in model.modules())
                 device = torch.device("cpu" if is_recurrent else "meta")
                 try:
@@ -290,52 +286,3 @@ class CostCounter(TorchDispatchMode):
         if not in_place:
             self.alive.update_peak(workspace_nbytes(func, args))
         return out
-
-
-class AttentionAsOnCpu(TorchFunctionMode):
-    """Within the context, traces attention on meta tensors as one operation, as on the CPU.
-
-    For meta tensors, PyTorch's `scaled_dot_product_attention` runs two products and a softmax, and
-    keeps all T x T scores for backward. The CPU's fused kernel keeps only the result and one number
-    per row of scores, and recomputes the scores in backward.
-    """
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """Call the function; replace attention on meta tensors."""
-        kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention and (args or [kwargs["query"]])[0].is_meta:
-            return _attention(*args, **kwargs)
-        return func(*args, **kwargs)
-
-
-def _attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    **options: Any,
-) -> Any:
-    with _disable_current_modes():
-        mask = None if attn_mask is None else _on_cpu(attn_mask)
-        own = _on_cpu(query), _on_cpu(key), _on_cpu(value), mask, dropout_p, is_causal
-        choice = torch._fused_sdp_choice(*own, **options)
-    if choice != _FLASH:
-        given = query, key, value, attn_mask, dropout_p, is_causal
-        return F.scaled_dot_product_attention(*given, **options)
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        shown = torch.scalar_tensor(0.0, dtype=query.dtype, device=query.device)
-        hidden = torch.scalar_tensor(-inf, dtype=query.dtype, device=query.device)
-        attn_mask = torch.where(attn_mask, shown, hidden)
-    kernel, scale = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu, options.get("scale")
-    return kernel(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
-
-
-def _on_cpu(tensor: Tensor) -> Tensor:
-    """Return a CPU tensor of the same shape in a few bytes, by expanding one value."""
-    is_dense = tensor.dim() > 0 and tensor.stride(-1) == 1
-    values = torch.empty(tensor.shape[-1:] if is_dense else 1, dtype=tensor.dtype, device="cpu")
-    return values.expand(tensor.shape).requires_grad_(tensor.requires_grad)
