@@ -232,7 +232,10 @@ FORKED = """
 import forked
 from paceline.links.forking import forked_from_here
 from paceline.links.processes import module_command, start
-forked.run = lambda: signal.pause()
+def wait():
+    while True:
+        signal.pause()
+forked.run = wait
 with forked_from_here():
     print(start(module_command("forked")).pid, flush=True)
     signal.pause()
