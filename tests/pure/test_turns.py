@@ -93,16 +93,6 @@ def test_a_single_alternative_is_chosen_without_a_turn():
     assert Turns(["plain"]).settled
 
 
-@pytest.mark.parametrize(("seconds", "expected"), [(0.8, "tree"), (0.89, "host"), (2.0, "host")])
-def test_an_added_alternative_has_one_turn_and_must_be_faster(seconds, expected):
-    turns = Turns(["plain", "host"], num_rounds=3)
-    takes = {"plain": 1.0, "host": 0.9, "tree": seconds}
-    chosen(turns, lambda name, _: takes[name])
-    turns.also("tree")
-    assert set(chosen(turns, lambda name, _: takes[name])) == {"tree"}
-    assert turns.name == expected
-
-
 def test_a_dropped_alternative_is_not_chosen():
     turns = Turns(["plain", "host", "tree"], num_rounds=3)
     turns.add([1.0] * 6)

@@ -22,12 +22,15 @@ def pause(samples: torch.Tensor) -> None:
 
 def compared(
     slowdown: str, parts: tuple[int, int], *late_s: float
-) -> tuple[float, dict[str, float], bool, bool]:
-    """Compare one rank alone with each exchange; check that the run's model is unchanged.
+) -> tuple[float, dict[str, float], bool, bool, int]:
+    """Compare one rank alone with each exchange.
+
+    Also returns whether the run's model is unchanged, and the number of steps with an exchange.
 
     `late_s`: seconds by which each exchange delays a step; by default one exchange without delay.
     With `late_s`, the computation takes 10 ms per sample.
     """
+    steps: list[float] = []
     group, strategy = joined(torch.device("cpu"), 30.0), EXCHANGES["allreduce"]
     settings = RehearseSettings.model_validate(
         {"model": "mlp-64-256-10", "batch_size": sum(parts), "slowdown": slowdown}
@@ -37,8 +40,12 @@ def compared(
     with start(session) as runner:
         before = [one.clone() for one in runner.setup.model.parameters()]
 
+        def late(seconds: float) -> None:
+            steps.append(seconds)
+            time.sleep(seconds)
+
         def replicate(module: nn.Module, seconds: float) -> ModelReplica:
-            module.register_forward_hook(lambda *_: time.sleep(seconds))
+            module.register_forward_hook(lambda *_: late(seconds))
             return strategy.runner().replica(module, config=config, group=group)
 
         if late_s:
@@ -47,32 +54,38 @@ def compared(
         found = compare_with_alone(runner.setup, group, exchanges, parts, lone_rank=0)
         after = runner.setup.model.parameters()
         is_same = all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
-    return (*found, is_same)
+    return (*found, is_same, len(steps))
 
 
 @pytest.mark.parametrize("parts", [(8, 8), (8, 0)])
 def test_a_rank_is_faster_without_a_very_slow_one(pair, parts):
     """Worker 1 sleeps 500 times as long as its layers compute."""
-    for alone_s, together_s, is_alone_faster, is_same in pair(compared, "1,500", parts):
+    for alone_s, together_s, is_alone_faster, is_same, _ in pair(compared, "1,500", parts):
         assert is_alone_faster
         assert alone_s < together_s["0.0"]
         assert is_same
 
 
 def test_all_ranks_are_faster_than_a_slow_one_alone(pair):
-    for _, _, is_alone_faster, is_same in pair(compared, "50,1", (1, 4095)):
+    for _, _, is_alone_faster, is_same, _ in pair(compared, "50,1", (1, 4095)):
         assert not is_alone_faster
         assert is_same
 
 
 def test_a_rank_alone_must_be_faster_than_each_exchange(pair):
     """The first exchange needs 200 ms, one rank alone 160, the second exchange 80."""
-    for alone_s, together_s, is_alone_faster, _ in pair(compared, "1,1", (8, 8), 0.12, 0.0):
+    for alone_s, together_s, is_alone_faster, _, _ in pair(compared, "1,1", (8, 8), 0.12, 0.0):
         assert not is_alone_faster
         assert together_s["0.0"] < alone_s < together_s["0.12"]
 
 
 def test_no_second_exchange_is_tried_if_a_rank_alone_is_much_faster(pair):
-    for _, together_s, is_alone_faster, _ in pair(compared, "1,1", (8, 8), 0.4, 0.0):
+    for _, together_s, is_alone_faster, _, _ in pair(compared, "1,1", (8, 8), 0.4, 0.0):
         assert is_alone_faster
         assert list(together_s) == ["0.4"]
+
+
+def test_an_exchange_that_is_far_slower_ends_after_three_steps(pair):
+    for _, _, is_alone_faster, _, num_steps in pair(compared, "1,1", (8, 8), 2.0):
+        assert is_alone_faster
+        assert num_steps == 3

@@ -15,6 +15,7 @@ from statistics import median
 
 WORTH = 0.02  # least gain over a simpler alternative
 HOPELESS = 1.25  # alternatives slower than the fastest by this factor have no further turns
+_NUM_SETTLING = 3
 _CHANGE = 0.1  # relative change of steps after which the choice is made again
 _LARGE_CHANGE = 0.25  # the same for steps right after the choice
 _SIGNIFICANT = 1.645  # standard deviations: one-sided 5 %
@@ -29,10 +30,9 @@ class Turns:
     timed steps.
     """
 
-    def __init__(
-        self, names: Sequence[str], num_rounds: int = 2, num_settling: int = 3, num_timed: int = 6
-    ) -> None:
-        self._num_settling, self.num_timed = num_settling, num_timed
+    num_timed = 6
+
+    def __init__(self, names: Sequence[str], num_rounds: int = 2) -> None:
         self._steps: dict[str, list[float]] = {name: [] for name in names}
         rounds = (names if number % 2 == 0 else names[::-1] for number in range(num_rounds))
         self._left = [*chain.from_iterable(rounds)]
@@ -48,7 +48,7 @@ class Turns:
     @property
     def num_settling(self) -> int:
         """Number of untimed steps of this turn; 0 if it has the previous turn's alternative."""
-        return 0 if self._last == self.name else self._num_settling
+        return 0 if self._last == self.name else _NUM_SETTLING
 
     @property
     def steps(self) -> list[float]:
@@ -69,11 +69,6 @@ class Turns:
         if len(self._steps.get(self._first, ())) <= self.num_timed:
             self._slow.discard(self._first)  # its only turn may have warmed the run up
         self._left = [name for name in self._left if name not in self._slow]
-        self._choose()
-
-    def also(self, name: str) -> None:
-        """Time a further alternative for one turn, after the others."""
-        self._steps[name], self._left = [], [name]
         self._choose()
 
     def drop(self) -> None:

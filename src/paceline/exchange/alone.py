@@ -7,11 +7,12 @@ ranks make the same choice, because the slowest rank's time counts as the time o
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from statistics import median
 from typing import NamedTuple
 
 from torch import nn
 
-from paceline.core.turns import HOPELESS, Turns
+from paceline.core.turns import HOPELESS, is_faster
 from paceline.exchange.replica import ModelReplica, SingleReplica
 from paceline.exchange.setup import TrainingSetup
 from paceline.exchange.step import Share, train_step
@@ -23,7 +24,9 @@ from paceline.record.recorder import Recorder
 from paceline.training.models.paced import Stretched
 
 ALONE = "alone"
+_NUM_SETTLING, _NUM_TIMED = 2, 4  # the first step constructs an exchange
 _FAR = 1.5  # further exchanges are not tried if the first is slower than a rank alone by this
+_VERY_FAR = 3.0  # an exchange slower by this factor is not tried any longer
 _LONGEST_WAIT_S = 0.5
 Step = Callable[[], object]
 Replicate = Callable[[nn.Module], ModelReplica]
@@ -60,48 +63,67 @@ def compare_with_alone(
     """Compare steps of `lone_rank` alone with steps of all ranks; collective.
 
     `exchanges`: factories of replicas, the exchange predicted to be fastest first. The others are
-    tried as long as the rank alone is faster, because the prediction may be wrong. `parts`: number
-    of samples of each rank in a step of all ranks.
+    tried as long as the rank alone is faster, because the prediction may be wrong. An exchange that
+    is far slower ends after three steps. `parts`: number of samples of each rank in a step of all
+    ranks.
     """
-    first, *others = exchanges
-    # a tie goes to all ranks, because a rank that leaves does not return
-    turns = Turns((first, ALONE), num_rounds=2, num_settling=2, num_timed=4)
     whole = [sum(parts) if rank == lone_rank else 0 for rank in range(group.world_size)]
     weight = parts[group.rank] * group.world_size / sum(parts)
 
-    def take_turns() -> None:
-        while not turns.settled:
-            if turns.name == ALONE:
-                made = stepping(setup, group, whole[group.rank], 1.0, None)
-            else:
-                made = stepping(setup, group, parts[group.rank], weight, exchanges[turns.name])
-            with made as step:
-                turns.add(_timed(step, turns.num_settling, turns.num_timed, group))
+    def alone() -> list[float]:
+        with stepping(setup, group, whole[group.rank], 1.0, None) as step:
+            return _steps_alone(step, group)
 
-    take_turns()
-    for name in others:
-        found = turns.seconds
-        if turns.name != ALONE or found[first] > _FAR * found[ALONE]:
+    def together(name: str) -> list[float]:
+        with stepping(setup, group, parts[group.rank], weight, exchanges[name]) as step:
+            return _steps_together(step, group, median(alone_s), 1 if seconds else 2)
+
+    first, *others = exchanges
+    seconds: dict[str, list[float]] = {}
+    alone_s = alone()
+    seconds[first] = together(first)
+    if is_close := median(seconds[first]) <= _FAR * median(alone_s):
+        alone_s += alone()
+    for name in others if is_close else ():
+        if not _is_faster_than_each(alone_s, seconds):
             break
-        turns.also(name)
-        take_turns()
-    together_s = turns.seconds
-    return Comparison(together_s.pop(ALONE), together_s, turns.name == ALONE)
+        seconds[name] = together(name)
+    together_s = {name: median(steps) for name, steps in seconds.items()}
+    return Comparison(median(alone_s), together_s, _is_faster_than_each(alone_s, seconds))
 
 
-def _timed(step: Step, num_settling: int, num_timed: int, group: Group) -> list[float]:
-    """Take steps, and return the seconds of the timed steps on the slowest rank; collective."""
-    clock, seconds = clock_for(group.device), list[float]()
-    num_steps, num_left = 1, num_settling + num_timed
-    while num_left:
-        [own] = timed([step], clock, num_steps)
-        slowest = [max(of_ranks) for of_ranks in zip(*group.gather(own), strict=True)]
-        seconds += slowest
-        num_left -= num_steps
-        # A rank without steps waits for the others: for one step, or for several short steps,
-        # because each wait delays the next step.
-        num_steps = min(num_left, max(1, int(_LONGEST_WAIT_S / slowest[-1])))
-    return seconds[-num_timed:]
+def _is_faster_than_each(alone_s: Sequence[float], seconds: Mapping[str, Sequence[float]]) -> bool:
+    # A tie goes to all ranks, because a rank that leaves does not return. An exchange that is far
+    # slower has too few steps for a test.
+    return all(len(steps) == 1 or is_faster(alone_s, steps) for steps in seconds.values())
+
+
+def _steps_alone(step: Step, group: Group) -> list[float]:
+    seconds = _steps(step, group, 1)
+    while (left := _NUM_SETTLING + _NUM_TIMED - len(seconds)) > 0:
+        # Other ranks wait: for one step, or for several short steps, because each wait delays the
+        # next step.
+        most = max(1, int(_LONGEST_WAIT_S / seconds[-1]))
+        seconds += _steps(step, group, min(left, most))
+    return seconds[_NUM_SETTLING:]
+
+
+def _steps_together(step: Step, group: Group, alone_s: float, num_turns: int) -> list[float]:
+    """Return the seconds of steps; of a single one if steps are far slower than `alone_s`."""
+    settling = _steps(step, group, _NUM_SETTLING)
+    seconds = _steps(step, group, 1)
+    if min(settling[-1], *seconds) > _VERY_FAR * alone_s:
+        return seconds
+    seconds += _steps(step, group, _NUM_TIMED - 1)
+    if num_turns == 2 and median(seconds) <= _FAR * alone_s:
+        seconds += _steps(step, group, _NUM_TIMED)
+    return seconds
+
+
+def _steps(step: Step, group: Group, num_steps: int) -> list[float]:
+    """Take steps, and return each step's seconds on the slowest rank; collective."""
+    [own] = timed([step], clock_for(group.device), num_steps)
+    return [max(of_ranks) for of_ranks in zip(*group.gather(own), strict=True)]
 
 
 @contextmanager
