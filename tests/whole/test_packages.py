@@ -149,7 +149,7 @@ def test_the_loop_of_the_readme_runs_and_prints_the_chosen_exchange(start, tmp_p
     readme = (ROOT / "README.md").read_text()
     ((name, program),) = re.findall(r"```python\n# (\S+\.py)\n(.*?)```", readme, re.S)
     (tmp_path / name).write_text(program)
-    (asked,) = re.findall(r"Start it with `torchrun (.+?)`", readme)
+    (asked,) = re.findall(r"Run `torchrun (.+?)`", readme)
     arguments = shlex.split(asked)
     assert arguments[-1] == name
     # --standalone uses a free port; other tests may use torchrun's default port.
