@@ -102,8 +102,9 @@ def joined(
         with own.use():
             _initialise(own, timeout)
     if not dist.is_initialized() or dist.get_world_size(process_group) == 1:
-        return Group.alone(device, (timeout or default_pg_timeout).total_seconds(), process_group)
-    timeout = timeout or _timeout_of(process_group, device)
+        alone_s = default_pg_timeout.total_seconds() if deadline_s is None else deadline_s
+        return Group.alone(device, alone_s, process_group)
+    timeout = _timeout_of(process_group, device) if timeout is None else timeout
     rank, world_size = dist.get_rank(process_group), dist.get_world_size(process_group)
     member, control = myself(rank, device), _gloo_group_of(process_group, timeout)
     known, deadline_s = (member,) * world_size, timeout.total_seconds()
