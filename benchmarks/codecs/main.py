@@ -1,4 +1,4 @@
-"""Measure the speed, errors and accuracy of codecs against alternatives in the same run.
+"""Measure the speed and accuracy of codecs against alternatives in the same run.
 
 The environment variable OMP_NUM_THREADS sets the threads of our kernels and of bitsandbytes.
 """
@@ -9,7 +9,6 @@ from typing import Any
 
 import pays
 import speed
-import table2
 import two_hosts
 
 import learning
@@ -31,7 +30,6 @@ def trained(quick: bool) -> dict[str, Any]:
 
 PARTS = {
     "kernels": Part(speed.measure, speed.text, "Kernels on the CPU"),
-    "table2": Part(table2.measure, table2.text, "Table 2 of the paper"),
     "training": Part(trained, learning.text, "Training"),
     **{
         rate: Part(

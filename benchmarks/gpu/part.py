@@ -26,7 +26,7 @@ from torch.utils import collect_env
 from paceline.links.devices import Device, device_of, gpus
 from paceline.measure.this_machine import facts
 
-_PACKAGES = ("triton", "bitsandbytes", "numpy", "pytest")
+_PACKAGES = ("triton", "bitsandbytes", "numpy")
 
 
 class PartFailedError(Exception):

@@ -1,7 +1,6 @@
 """Measure hogbatch with uneven workers: the coordinator's cost and the policies' gains."""
 
 import coordinator
-import ideal
 import public
 import ratios
 import small
@@ -15,6 +14,5 @@ PARTS = {
     "ratios": Part(ratios.measure, tables.of_ratios),
     "small": Part(small.measure, tables.of_small),
     "target": Part(target.measure, tables.of_target),
-    "ideal": Part(ideal.measure, tables.of_ideal),
     "public": Part(public.measure, tables.of_public),
 }

@@ -68,17 +68,6 @@ def of_target(figures: dict[str, Any]) -> str:
     return table("Time to the target loss", head, rows)
 
 
-def of_ideal(figures: dict[str, Any]) -> str:
-    """Return the table of part ideal."""
-    rows = [
-        (speeds, way, _times(row["faster"]), f"{row['updates']:,}")
-        for speeds, ways in figures.items()
-        for way, row in ways.items()
-    ]
-    head = ("speeds", "way", "times as fast", "updates to the loss")
-    return table("Update by update, as if nothing but arithmetic took time", head, rows)
-
-
 def of_public(figures: dict[str, Any]) -> str:
     """Return the table of part public."""
     rows = [(way, _shown(row["epoch_s"]), _shown(row["seconds"])) for way, row in figures.items()]

@@ -30,7 +30,7 @@ def _case(count: int, group: Group, quick: bool) -> dict[str, Any]:
     everyone = group.world_size
     variants = [
         Variant("arena", timed(_sum_in(arena), 1), everyone),
-        Variant("gloo", timed(lambda: _all_reduce(gradients), 1), everyone),
+        Variant("gloo", timed(lambda: dist.all_reduce(gradients), 1), everyone),
     ]
     if mpi.installed():
         variants.append(Variant("openmpi", partial(_openmpi, everyone, count), 1))
@@ -76,10 +76,6 @@ def _check(arena: Arena, count: int, num_ranks: int) -> None:
         means = arena.shared_result(parity).view(torch.float32)
         if not bool((means[:count] == (num_ranks + 1) / 2).all()):
             raise RuntimeError("the arena's result is not the mean of the ranks' values")
-
-
-def _all_reduce(gradients: torch.Tensor) -> None:
-    dist.all_reduce(gradients)
 
 
 def _openmpi(num_ranks: int, count: int, num_times: int) -> list[float]:

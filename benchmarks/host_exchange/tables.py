@@ -68,37 +68,5 @@ def _remarks(figures: Mapping[str, Any]) -> Iterable[str]:
         yield f"auto: {figures['why']}"
 
 
-def chunks(ranks: str, figures: Mapping[str, Any]) -> str:
-    """Format the tables of the searches and the sweep."""
-    searches = [
-        (
-            name,
-            str(row["chunk"]),
-            str(row["num_trials"]),
-            f"{row['seconds'] * 1e3:.1f}",
-            f"{row['slower']:+.1%}",
-        )
-        for name, row in figures["searches"].items()
-    ]
-    head = ("search", "picks", "trials", "ms a step in the sweep", "slower than the best")
-    best = figures["best"]
-    sweep = [
-        (str(size), shown(figure, 1e3, 1), _predicted(figures, size))
-        for size, figure in figures["sweep"].items()
-    ]
-    return "\n\n".join(
-        [
-            table(f"{figures['model']}, {ranks}, {figures['num_layers']} layers", head, searches),
-            f"The best of the sweep is {best['chunk']}, with {best['seconds'] * 1e3:.1f} ms.",
-            table("The sweep", ("chunk", "ms a step, median [quartiles]", "predicted ms"), sweep),
-        ]
-    )
-
-
-def _predicted(figures: Mapping[str, Any], size: str) -> str:
-    seconds = figures["predicted_s"].get(size)
-    return "" if seconds is None else f"{seconds * 1e3:.1f}"
-
-
 def _ratios(row: Mapping[str, Any]) -> tuple[str, str]:
     return f"{row['ratio_of_medians']:.3f}", shown(row["ratio"])

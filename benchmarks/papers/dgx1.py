@@ -24,9 +24,8 @@ from paceline.strategies.allreduce.config import AllReduce
 from paceline.strategies.tree import plan as tree
 from paceline.strategies.tree.config import Tree
 from paceline.training.recipes.named import workload_of
-from papers.alpha_beta import ring_s, tree_s
 from papers.dgx1_memory import SMALLEST_BATCH, largest_batch, memory_gb
-from papers.paper_tables import Paper, Values, paper_of
+from papers.paper_tables import Paper, paper_of
 
 Method = Literal["P2P", "NCCL"]
 
@@ -83,34 +82,7 @@ def paper() -> Paper:
             "table 4": lambda which, name, size: memory_gb(name, size, which),
             "section 5-d": lambda name: largest_batch(name, _MACHINE.devices[0].memory_bytes),
         },
-        alpha_beta=_without_overlap(),
     )
-
-
-def _without_overlap() -> dict[str, Values]:
-    """Return alpha-beta's values: the planned step of one GPU, then the exchange."""
-
-    def seconds(name: str, method: Method, gpus: int, size: int = _BATCH) -> float:
-        nbytes = workload(name, size).gradient_nbytes
-        exchange_s = tree_s if method == "P2P" else ring_s
-        devices = _MACHINE.first_devices(gpus)
-        return planned_s(name, size, method) + exchange_s(_MACHINE, devices, nbytes)
-
-    def speedup(name: str, method: Method, gpus: int, size: int = _BATCH) -> float:
-        return gpus * seconds(name, method, 1, size) / seconds(name, method, gpus, size)
-
-    lenet_s = {size: seconds("LeNet", "P2P", 4, size) / size for size in _BATCHES}
-    best = max(speedup(name, "P2P", 2, size) for name in _TRAINED for size in _BATCHES)
-    return {
-        "lenet": lambda method, gpus: speedup("LeNet", method, gpus),
-        "batches": {
-            _LENET_32: lenet_s[16] / lenet_s[32],
-            _LENET_64: lenet_s[16] / lenet_s[64],
-            _BEST_OF_TWO: best,
-        },
-        "gains": lambda name, gpus: seconds(name, "P2P", gpus) / seconds(name, "NCCL", gpus),
-        "table 2": lambda name, size: 1.0,  # one GPU exchanges nothing
-    }
 
 
 def _speedup(network: str, method: Method, gpus: int, batch_size: int = _BATCH) -> float:

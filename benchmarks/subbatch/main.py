@@ -1,6 +1,6 @@
 """Measure bytes, speed-ups and 8-bit accuracy of strategy subbatch.
 
-Parts network and timeline require root, for two network namespaces.
+Part network requires root, for two network namespaces.
 """
 
 from pathlib import Path
@@ -9,11 +9,10 @@ from typing import Any
 import errors
 import rehearsed
 import sizes
-import timeline
 
 import learning
 import network
-from figures import Part, Picture
+from figures import Part
 from ranks import on_ranks
 
 _PRINTED = "Section 3.4 prints F(4,4) = 0.54, p = 0.71 for model parallelism on MNIST."
@@ -34,8 +33,6 @@ PARTS = {
     "rehearsed": Part(rehearsed.measure, rehearsed.text, "Four GPUs on a board, rehearsed"),
     "sizes": Part(sizes.measure, sizes.text, "Sub-batch sizes on 96 GPUs, rehearsed"),
     "network": Part(network.measure, network.text, "Two hosts, 1 Gbit/s"),
-    "timeline": Part(timeline.measure, timeline.text, "The way through the head"),
     "accuracy": Part(learnt, text_of_learnt, "What is learned"),
     "errors": Part(errors.measure, errors.text, "Errors of the types on the digits"),
 }
-PICTURES = {"benchmarks/subbatch/timeline.svg": Picture(timeline.drawn, "timeline")}
