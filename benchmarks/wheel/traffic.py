@@ -11,10 +11,6 @@ from hosts import TwoHosts
 from hub_and_bodies import carried_out, on_ranks
 
 from figures import table
-from paceline.strategies.wheel.config import Wheel
-from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, messages, split
-from papers.paper_tables import read_printed
-from papers.wheel import ungrouped_alexnet
 
 _SAMPLES, _DEVICE = 256, "k40-gigabit/gpu0"
 _PACE = ("--forward-ms", "20", "--backward-ms", "40", "--update-ms", "1")
@@ -45,7 +41,6 @@ def measure(quick: bool) -> dict[str, Any]:
         "with_headers_nbytes": (sum(many["wire_nbytes"]) - sum(few["wire_nbytes"])) / updates,
         "interface_nbytes": (many_nbytes - few_nbytes) / updates,
         "data_parallel_nbytes": ddp,
-        "ungrouped": _ungrouped(),
     }
 
 
@@ -57,18 +52,6 @@ def _wheel(hosts: TwoHosts, steps: int) -> tuple[dict[str, Any], int, str]:
     result = carried_out(hosts, [*words, *sizes], (1,), workers=2, lanes=2)
     counted = hosts.nbytes()[0] - before
     return result, counted.sent + counted.received, result["config"]["head"]
-
-
-def _ungrouped() -> dict[str, float]:
-    """Return Table 1's totals in millions of values, printed and by the formula."""
-    printed = read_printed("wheel")["table_1_totals"]
-    config = Wheel()
-    sent = messages(split(ungrouped_alexnet(), config), config)
-    return {
-        "printed_hybrid": printed["hybrid"],
-        "printed_data": printed["data"],
-        "hybrid": sum(sent[one].num_values for one in (*TO_HUB, *FROM_HUB)) / 1e6,
-    }
 
 
 def text(figures: dict[str, Any]) -> str:
@@ -98,13 +81,10 @@ def text(figures: dict[str, Any]) -> str:
     ]
     head = ("purpose", "where", "MB an update", "by the formula", "more")
     title = f"AlexNet, {_SAMPLES} images a worker; the head begins with {figures['head']}"
-    ddp, ungrouped = figures["data_parallel_nbytes"], figures["ungrouped"]
+    ddp = figures["data_parallel_nbytes"]
     said = (
         f"Data parallelism (DDP float32, a rank on each host): {_mb(ddp)} MB a step by the "
-        f"interface, {ddp / counted:.1f} times as many. Table 1, whose AlexNet has no groups: "
-        f"{ungrouped['printed_data']:g} M and {ungrouped['printed_hybrid']:g} M values, "
-        f"{ungrouped['printed_data'] / ungrouped['printed_hybrid']:.1f} times; by the formula "
-        f"{ungrouped['hybrid']:.1f} M."
+        f"interface, {ddp / counted:.1f} times as many."
     )
     return f"{table(title, head, lines)}\n\n{said}"
 
