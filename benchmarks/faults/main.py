@@ -12,7 +12,6 @@ from typing import Any
 import fuzz
 import lies
 import loop
-from fuzzing.child import CPU_S, MEMORY_NBYTES
 
 from figures import Part, table
 
@@ -37,7 +36,7 @@ def _frames(quick: bool) -> dict[str, Any]:
 
 def _fuzzed(count: int, *, is_frame: bool) -> dict[str, Any]:
     rows = fuzz.measure(count, _SEED, is_frame=is_frame)
-    return {"seed": _SEED, "memory_nbytes": MEMORY_NBYTES, "seconds": CPU_S, "parsers": rows}
+    return {"seed": _SEED, "memory_nbytes": fuzz.MEMORY_NBYTES, "seconds": fuzz.CPU_S, "parsers": rows}
 
 
 def _text_of_lies(figures: Mapping[str, Any]) -> str:

@@ -10,21 +10,11 @@ from rich.console import Console
 
 from command_line import steps, write_run
 from fuzzing.changes import JSON, NODES, TOML, VALUES
-from fuzzing.parser import Parser
+from fuzzing.parser import Parser, on_file
 from paceline.commands.options import fields_of
+from paceline.core import outcome as parts
 from paceline.core.compare import compare
 from paceline.core.errors import InvalidInput
-from paceline.core.outcome import (
-    ChunkTrial,
-    Epoch,
-    Evaluation,
-    Finding,
-    SentShare,
-    SplitHead,
-    Traffic,
-    UnevenWorker,
-    Updates,
-)
 from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.core.timeline import Origin
 from paceline.record.trace import read_timeline, read_trace, write_trace
@@ -55,8 +45,8 @@ def _asynchronous() -> RunResult:
         strategy="hogbatch",
         machine={"processor": "some", "cores": 2, "memory_bytes": 2**34},
         config={"policy": "adaptive"},
-        epochs=tuple(Epoch(i, 2.0 / (i + 1), 1.9, 0.5, 3.0) for i in range(3)),
-        evaluations=(Evaluation(10, 1.5, 0.4), Evaluation(20, 1.2, None)),
+        epochs=tuple(parts.Epoch(i, 2.0 / (i + 1), 1.9, 0.5, 3.0) for i in range(3)),
+        evaluations=(parts.Evaluation(10, 1.5, 0.4), parts.Evaluation(20, 1.2, None)),
         accuracy=0.5,
         samples_per_s=1000.0,
         trained_s=9.0,
@@ -64,11 +54,11 @@ def _asynchronous() -> RunResult:
         decisions=("because",),
         lost=("worker 1 was ended by SIGKILL",),
         peak_memory_bytes=(2**28, 2**28),
-        traffic=(Traffic("gradients", 1e6, 1e6), Traffic("parameters", 2e6, 2e6, travels=False)),
+        traffic=(parts.Traffic("gradients", 1e6, 1e6), parts.Traffic("parameters", 2e6, 2e6, travels=False)),
         wire_nbytes=(3000, 4000),
-        sent_share=SentShare("threshold:0.1", 0.1, 0.11, None),
-        head=SplitHead(("out",), 4000, (2000, 2000)),
-        updates=Updates(
+        sent_share=parts.SentShare("threshold:0.1", 0.1, 0.11, None),
+        head=parts.SplitHead(("out",), 4000, (2000, 2000)),
+        updates=parts.Updates(
             100,
             dict.fromkeys(names, 50),
             {name: {0: 10, 1: 30, 40: 10} for name in names},
@@ -76,7 +66,7 @@ def _asynchronous() -> RunResult:
             ((0.5, 1), (1.0, 3)),
         ),
         workers=tuple(
-            UnevenWorker(name, "cpu:1", 500.0, 3000, 0.5, 0.5, ((0.1, 64), (0.2, 128)))
+            parts.UnevenWorker(name, "cpu:1", 500.0, 3000, 0.5, 0.5, ((0.1, 64), (0.2, 128)))
             for name in names
         ),
         utilisation=dict.fromkeys(names, 0.9),
@@ -94,7 +84,7 @@ def _rehearsal() -> RunResult:
         config={"chunk": 3},
         machine={},
         plans=(plan_row(workers=1, notes=("a note",)),),
-        trials=(ChunkTrial(3, 0.01, 0.011), ChunkTrial(5, 0.012, 0.013)),
+        trials=(parts.ChunkTrial(3, 0.01, 0.011), parts.ChunkTrial(5, 0.012, 0.013)),
         samples_per_s=10.0,
         predicted_step_s=0.01,
         step_s=0.011,
@@ -123,7 +113,7 @@ def _plan() -> PlanResult:
 
 def _scale() -> ScaleResult:
     cells = (*study({"allreduce": 1.0, "tree": 2.0}, (1, 2, 4), (16, 32)), cell(), failed())
-    found = Finding(code="exchange", metric="exposed", value=0.3, threshold=0.03, message="Wait.")
+    found = parts.Finding(code="exchange", metric="exposed", value=0.3, threshold=0.03, message="Wait.")
     settings = ScaleSettings(model="lenet5", workers=(1, 2, 4), batch_size=(16, 32))
     return ScaleResult(
         id="scale", paceline="0", settings=settings, machine={}, cells=cells, findings=(found,)
@@ -144,42 +134,32 @@ def _traces(folder: Path) -> list[bytes]:
     return [path.read_bytes()]
 
 
-def _read_result(data: bytes, folder: Path) -> object:
-    (folder / "result.json").write_bytes(data)
-    return read_result(folder)
-
-
-def _read_trace(data: bytes, folder: Path) -> object:
-    path = folder / "trace.json"
-    path.write_bytes(data)
-    return read_trace(path)
-
-
-def _report(data: bytes, folder: Path) -> object:
-    """Write the report of a changed result or trace, with a valid trace or result."""
+def _beside_a_valid_file(data: bytes, folder: Path) -> Path:
+    """Write a changed result or trace, with a valid trace or result; return the run's folder."""
     is_trace = b'"traceEvents"' in data or b'"displayTimeUnit"' in data
     result, trace = _fixed(folder.with_name("fixed"))
     (folder / "result.json").write_bytes(result if is_trace else data)
     (folder / "trace.json").write_bytes(data if is_trace else trace)
-    page = write_report(folder).read_text(encoding="utf-8")
+    return folder
+
+
+def _report(data: bytes, folder: Path) -> object:
+    """Write the report of a run."""
+    page = write_report(_beside_a_valid_file(data, folder)).read_text(encoding="utf-8")
     if "<script>alert" in page:
         raise AssertionError("text of the file became markup in the page")
     return page
 
 
 def _compare(data: bytes, folder: Path) -> object:
-    """Compare a run that has a changed result or trace with a valid timeline."""
-    is_trace = b'"traceEvents"' in data or b'"displayTimeUnit"' in data
-    result, trace = _fixed(folder.with_name("fixed"))
-    (folder / "result.json").write_bytes(result if is_trace else data)
-    (folder / "trace.json").write_bytes(data if is_trace else trace)
-    left = read_timeline(folder / "trace.json", Origin.MEASURED)
-    right = steps(0.02, "measured")
+    """Compare a run with a valid timeline."""
+    run_folder = _beside_a_valid_file(data, folder)
+    left = read_timeline(run_folder / "trace.json", Origin.MEASURED)
     try:
-        table = compare(left, right)
+        table = compare(left, steps(0.02, "measured"))
     except ValueError as error:
         raise InvalidInput.of(str(error)) from None
-    run = read_run(folder)
+    run = read_run(run_folder)
     changed = differences(run, run, table)
     out = StringIO()
     console = Console(file=out, markup=False, emoji=False, highlight=False)
@@ -203,9 +183,7 @@ def _machine_seeds(folder: Path) -> list[bytes]:
     return [*texts, machine_text(read_machine(files[0])).encode()]
 
 
-def _machine(data: bytes, folder: Path) -> object:
-    path = folder / "machine.toml"
-    path.write_bytes(data)
+def _machine(path: Path) -> object:
     found = read_machine(path)
     return machine_text(found), found.num_devices
 
@@ -217,12 +195,6 @@ def _config_seeds(folder: Path) -> list[bytes]:
     write_config(folder, settings)
     table = {"model": "mlp", "strategy": "hogbatch", "workers": "cpu:1,cpu:1", "learning_rate": 0.1}
     return [(folder / "run.toml").read_bytes(), to_toml(table).encode()]
-
-
-def _config(data: bytes, folder: Path) -> object:
-    path = folder / "run.toml"
-    path.write_bytes(data)
-    return validated_settings(read_config(path, TrainSettings))
 
 
 def _journal_seeds(folder: Path) -> list[bytes]:
@@ -250,11 +222,14 @@ def _option_seeds(folder: Path) -> list[bytes]:
 
 
 PARSERS = (
-    Parser("machine", 3, _machine_seeds, TOML, _machine),
-    Parser("configuration", 2, _config_seeds, TOML, _config),
+    Parser("machine", 3, _machine_seeds, TOML, on_file("machine.toml", _machine)),
+    Parser(
+        *("configuration", 2, _config_seeds, TOML),
+        on_file("run.toml", lambda path: validated_settings(read_config(path, TrainSettings))),
+    ),
     Parser("option", 1, _option_seeds, VALUES, _option),
-    Parser("result", 3, _results, JSON, _read_result),
-    Parser("trace", 3, _traces, JSON, _read_trace),
+    Parser("result", 3, _results, JSON, on_file("result.json", lambda path: read_result(path.parent))),
+    Parser("trace", 3, _traces, JSON, on_file("trace.json", read_trace)),
     Parser("report", 0.5, lambda one: [*_results(one), *_traces(one)], NODES, _report),
     Parser("compare", 1, lambda one: [_results(one)[0], *_traces(one)], NODES, _compare),
     Parser("journal", 2, _journal_seeds, JSON, _journal),
