@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from gpu import supervise
 from processes import has_ended
 
 GPU = Path(__file__).parent
-PARTS = ("sums", "hidden", "codecs", "hogbatch", "predicted")
+PARTS = ("sums", "hidden", "beside", "codecs", "hogbatch", "predicted")
 FAILING = """
 def run(part):
     part.keep("a", {"b": 1}, "one")
@@ -70,18 +69,6 @@ def test_two_ranks_are_measured_on_one_gpu_and_on_two(start, tmp_path, monkeypat
         "2 ranks on one GPU",
         "2 ranks, a GPU each",
     ]
-
-
-@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
-def test_timed_kernels_run_and_report_their_bytes(start, monkeypatch):
-    """Run without simulated GPUs, which do not support Triton and import it too early."""
-    monkeypatch.delenv("PACELINE_SIMULATED_GPUS", raising=False)
-    done = start(str(GPU / "programs" / "evidence_kernels.py"), afresh=True).finish()
-    assert done.code == 0, done.err
-    found = json.loads(done.out.splitlines()[-1])
-    once = 5 * 5000 + 4 * 5
-    ways = {"encode": once, "decode": once, "decode and add": once + 4 * 5000}
-    assert found == {f"dynamic8, {way}": nbytes for way, nbytes in ways.items()}
 
 
 @pytest.fixture
