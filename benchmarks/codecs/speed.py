@@ -9,11 +9,12 @@ itself. Therefore everything is measured twice: with this default, and with free
 import ctypes
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import chain
 from statistics import median
 from typing import Any, NamedTuple
 
-import bnb
 import torch
 from torch import Tensor
 
@@ -34,6 +35,7 @@ _BLOCK_SIZES = (1024, 4096)  # our default, and bitsandbytes'
 _SETS = ("avx512", "avx2", "portable")
 _THEIRS = "bitsandbytes"
 _FLOAT32 = 4.0  # bytes per value
+_INSTALL = "pip install --no-deps --target build/bitsandbytes -r benchmarks/codecs/requirements.txt"
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of glibc's malloc.h
 
 
@@ -101,8 +103,11 @@ def _whole_calls(values: Tensor) -> Iterator[tuple[str, Timed]]:
 
 
 def _bitsandbytes(values: Tensor) -> Iterator[tuple[str, Timed]]:
-    functional = bnb.functional()
-    for block_size in _BLOCK_SIZES if functional else ():
+    if find_spec(_THEIRS) is None:
+        print(f"{_THEIRS} is left out, because it is not installed: {_INSTALL}", flush=True)
+        return
+    functional = import_module(f"{_THEIRS}.functional")
+    for block_size in _BLOCK_SIZES:
         encode = partial(functional.quantize_blockwise, values, blocksize=block_size)
         decode = partial(functional.dequantize_blockwise, *encode())
         by = f"{_THEIRS}, blocks of {block_size}"

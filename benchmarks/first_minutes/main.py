@@ -9,8 +9,7 @@ from statistics import median
 from typing import Any
 
 from clone import clone, demos
-from commands import commands
-from installed import installed
+from commands import commands, installed
 
 from figures import Part, shown, table
 
