@@ -265,5 +265,4 @@ def _figures(found: Taken) -> dict[str, Any]:
         auto = found.trainees["auto"].parallel
         assert isinstance(auto, DataParallel)
         figures["why"] = auto.why
-        figures["trials"] = [trial._asdict() for trial in auto.trials]
     return figures

@@ -14,8 +14,10 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ _STOPPED_S = (0.2, 3 * cases.DEADLINE_S)
 _LATEST_S = 14.0  # latest moment of the first fault; runs are about this long
 _ENDS_S = 240.0  # a run that takes seconds on an idle machine counts as hanging after this,
 _SAVED_S = 60.0  # unless it wrote to its folder this recently: checkpoints are due every second
+_AT_ONCE, _MOST_S = 2, 7200.0  # trials at a time, and the limit of all
 _CODES = {"INT": 130, "TERM": 143}
 
 
@@ -62,30 +65,20 @@ class Judged:
     wrong: list[str] = field(default_factory=list)
 
 
-def measure(num_faults: int, seed: int, beside: int, most_s: float) -> dict[str, Any]:
-    """Run `beside` trials at a time, up to `num_faults` faults or `most_s`; return all trials."""
-    lock, judged = threading.Lock(), list[Judged]()
-    until_s = time.monotonic() + most_s
+def measure(num_faults: int, seed: int) -> dict[str, Any]:
+    """Run two trials at a time, up to `num_faults` faults or two hours; return all trials."""
+    judged, numbers = list[Judged](), count(seed)
+    until_s = time.monotonic() + _MOST_S
 
     def go_on() -> None:
-        while True:
-            with lock:
-                num_tried = sum(len(one.faults) for one in judged)
-                if num_tried >= num_faults or time.monotonic() > until_s:
-                    return
-                number = go_on_from[0]
-                go_on_from[0] += 1
-            found = tried(cases.NAMES[number % len(cases.NAMES)], number)
-            with lock:
-                judged.append(found)
-                print(json.dumps(asdict(found)), file=sys.stderr, flush=True)
+        while sum(len(one.faults) for one in judged) < num_faults and time.monotonic() < until_s:
+            number = next(numbers)
+            judged.append(tried(cases.NAMES[number % len(cases.NAMES)], number))
+            print(json.dumps(asdict(judged[-1])), file=sys.stderr, flush=True)
 
-    go_on_from = [seed]
-    threads = [threading.Thread(target=go_on) for _ in range(beside)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        for done in [pool.submit(go_on) for _ in range(_AT_ONCE)]:
+            done.result()
     return {"seed": seed, "trials": [asdict(one) for one in judged]}
 
 

@@ -15,7 +15,7 @@ import loop
 
 from figures import Part, table
 
-_SEED, _MOST_S = 1, 7200.0
+_SEED = 1
 
 
 def _lies(quick: bool) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def _lies(quick: bool) -> dict[str, Any]:
 
 
 def _loop(quick: bool) -> dict[str, Any]:
-    return loop.measure(10 if quick else 500, _SEED, beside=2, most_s=_MOST_S)
+    return loop.measure(10 if quick else 500, _SEED)
 
 
 def _files(quick: bool) -> dict[str, Any]:
