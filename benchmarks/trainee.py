@@ -31,21 +31,18 @@ class Task:
         architecture = find(name)
         generator = torch.Generator().manual_seed(0)
         shape = (batch_size, *(architecture.input_shape or ()))
+        num_classes, optimizer = architecture.num_classes or 1, SGD(learning_rate=1e-4).optimizer
         if architecture.input_dtype == torch.int64:
-            tokens = torch.randint(architecture.num_classes or 1, shape, generator=generator)
-            return cls(
-                build=lambda: architecture.build(None).to(device),
-                optimizer=lambda model: torch.optim.AdamW(model.parameters(), 1e-4),
-                inputs=tokens.to(device),
-                targets=tokens.roll(-1, 1).to(device),
-            )
-        # Draw many classes: a single class is learnt in five steps. Gradients are then subnormal,
-        # and some processors compute with subnormal numbers twenty times slower.
-        inputs = torch.randn(shape, generator=generator)
-        targets = torch.randint(architecture.num_classes or 1, (batch_size,), generator=generator)
+            inputs = torch.randint(num_classes, shape, generator=generator)
+            targets, optimizer = inputs.roll(-1, 1), _adamw
+        else:
+            # Draw many classes: a single class is learnt in five steps. Gradients are then
+            # subnormal, and some processors compute with subnormal numbers twenty times slower.
+            inputs = torch.randn(shape, generator=generator)
+            targets = torch.randint(num_classes, (batch_size,), generator=generator)
         return cls(
             build=lambda: architecture.build(None).to(device),
-            optimizer=SGD(learning_rate=1e-4).optimizer,
+            optimizer=optimizer,
             inputs=inputs.to(device),
             targets=targets.to(device),
         )
@@ -59,6 +56,10 @@ class Task:
             inputs=torch.zeros(1, 1),
             targets=torch.zeros(1, dtype=torch.int64),
         )
+
+
+def _adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), 1e-4)
 
 
 @dataclass

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from hosts import TwoHosts, on_hosts
-from steps_to_loss import CASES, FREE, Shape, shape_of, steps_needed
+from steps_to_loss import CASES, FREE, SHAPES, Shape, steps_needed
 from ways import ALONE, SYNC_EVERY, local_name
 
 from command import paceline
@@ -86,7 +86,7 @@ def _rows(
         needed = steps_needed(losses, known["lone"])
         if name.startswith("local"):
             for codec in (None, "dynamic8", "dynamic4"):
-                step_s = _steps_of(shape_of(name), codec, blocks)
+                step_s = _steps_of(SHAPES[name], codec, blocks)
                 ways.append((f"{name}, {codec or 'float32'}", needed, step_s))
         elif name != FREE:
             ways.append((name, needed, blocks[name]))

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from command_line import steps, write_run
+from findings import run_result
 from fuzzing.changes import JSON, NODES, TOML, VALUES
 from fuzzing.parser import Parser, on_file
 from paceline.commands.options import fields_of
@@ -35,26 +36,30 @@ _MACHINES = Path(__file__).parents[3] / "machines"
 _STUDY = JournalHeader(id="study", paceline="0", settings=ScaleSettings(model="lenet5"))
 
 
-def _asynchronous() -> RunResult:
-    """Return the result of an asynchronous run, with every field that such a run can have."""
+def _runs() -> list[RunResult]:
+    """Return an asynchronous run with every field that a result can have, and a rehearsal."""
     names = ("cpu0", "cpu1")
-    return RunResult(
-        origin="measured",
-        id="20261122-030000-mlp-abcd",
+    with_all = run_result(
         settings=TrainSettings(model="mlp", strategy="hogbatch", workers="cpu:1,cpu:2@slow=16"),
         strategy="hogbatch",
         machine={"processor": "some", "cores": 2, "memory_bytes": 2**34},
         config={"policy": "adaptive"},
+        plans=(plan_row(workers=1, notes=("a note",)),),
+        trials=(parts.ChunkTrial(3, 0.01, 0.011), parts.ChunkTrial(5, 0.012, 0.013)),
         epochs=tuple(parts.Epoch(i, 2.0 / (i + 1), 1.9, 0.5, 3.0) for i in range(3)),
         evaluations=(parts.Evaluation(10, 1.5, 0.4), parts.Evaluation(20, 1.2, None)),
-        accuracy=0.5,
-        samples_per_s=1000.0,
         trained_s=9.0,
         tokens_per_s=5.0,
+        predicted_step_s=0.01,
+        step_s=0.011,
+        lower_quartile_s=0.01,
+        upper_quartile_s=0.012,
+        comparison=compare(steps(0.011, "predicted"), steps(0.01, "rehearsed")),
+        faults=("s0/step@worker0 is missing",),
         decisions=("because",),
         lost=("worker 1 was ended by SIGKILL",),
         peak_memory_bytes=(2**28, 2**28),
-        traffic=(parts.Traffic("gradients", 1e6, 1e6), parts.Traffic("parameters", 2e6, 2e6, travels=False)),
+        traffic=(parts.Traffic("gradients", 1e6, 1e6), parts.Traffic("labels", 2e6, 2e6, False)),
         wire_nbytes=(3000, 4000),
         sent_share=parts.SentShare("threshold:0.1", 0.1, 0.11, None),
         head=parts.SplitHead(("out",), 4000, (2000, 2000)),
@@ -72,28 +77,8 @@ def _asynchronous() -> RunResult:
         utilisation=dict.fromkeys(names, 0.9),
         predicted_utilisation=dict.fromkeys(names, 0.8),
     )
-
-
-def _rehearsal() -> RunResult:
-    timelines = steps(0.011, "predicted"), steps(0.01, "rehearsed")
-    return RunResult(
-        origin="rehearsed",
-        id="20261122-030000-lenet5-abcd",
-        settings=RehearseSettings(model="lenet5", workers=1, slowdown=(4.0,), strategy="host"),
-        strategy="host",
-        config={"chunk": 3},
-        machine={},
-        plans=(plan_row(workers=1, notes=("a note",)),),
-        trials=(parts.ChunkTrial(3, 0.01, 0.011), parts.ChunkTrial(5, 0.012, 0.013)),
-        samples_per_s=10.0,
-        predicted_step_s=0.01,
-        step_s=0.011,
-        lower_quartile_s=0.01,
-        upper_quartile_s=0.012,
-        comparison=compare(*timelines),
-        faults=("s0/step@worker0 is missing",),
-        peak_memory_bytes=(1,),
-    )
+    settings = RehearseSettings(model="lenet5", workers=1, slowdown=(4.0,), strategy="host")
+    return [with_all, run_result(origin="rehearsed", settings=settings, epochs=(), accuracy=None)]
 
 
 def _plan() -> PlanResult:
@@ -101,13 +86,9 @@ def _plan() -> PlanResult:
     rows = RankingRows(
         plans=plans, refused=(), workers_worth=2, alone_samples_per_s=1.0, advice=None
     )
+    facts = {"paceline": "0"}
     return PlanResult(
-        id="plan",
-        model="lenet5",
-        machine="two",
-        batch_size=64,
-        facts={"paceline": "0"},
-        ranking=rows,
+        id="plan", model="lenet5", machine="two", batch_size=64, facts=facts, ranking=rows
     )
 
 
@@ -124,7 +105,7 @@ def _results(folder: Path) -> list[bytes]:
     write_run(folder / "run", 0.01, 0.011)
     write_profile(folder / "profile", profile_result(largest=LARGEST))
     written = [(folder / name / "result.json").read_bytes() for name in ("run", "profile")]
-    made = _asynchronous(), _rehearsal(), _plan(), _scale()
+    made = *_runs(), _plan(), _scale()
     return written + [one.model_dump_json().encode() for one in made]
 
 
