@@ -226,7 +226,6 @@ def _never() -> None:
 def _settle(trainee: Trainee, group: Group) -> None:
     """Run steps until the model tries no further exchanges and chunk sizes."""
     parallel = trainee.parallel
-    assert isinstance(parallel, DataParallel)
     before, now = -1, 0
     while now > before or "being measured" in parallel.why:
         for _ in range(_INTERVAL):
@@ -263,6 +262,5 @@ def _figures(found: Taken) -> dict[str, Any]:
     }
     if "auto" in found.trainees:
         auto = found.trainees["auto"].parallel
-        assert isinstance(auto, DataParallel)
         figures["why"] = auto.why
     return figures

@@ -77,8 +77,7 @@ def _in_a_process(name: str, seed: int, count: int) -> dict[str, Any]:
             check=False,
         )
         if done.returncode == 0:
-            found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-            return found
+            return json.loads(done.stdout.splitlines()[-1])
         if not at_work.exists():
             raise SystemExit(f"{name}: the process ended before the first input: {done.stderr}")
         shown = at_work.read_bytes()[:1000]

@@ -77,7 +77,6 @@ def lighthouse(min_replicas: int = 1) -> Iterator[str]:
         "signal.pause()"
     )
     process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
     try:
         yield f"http://127.0.0.1:{process.stdout.readline().strip().rpartition(':')[2]}"
     finally:

@@ -68,8 +68,7 @@ def _losses(part: str) -> dict[str, Any]:
     figures: dict[str, Any] = json.loads((_HERE / "result.json").read_text())["figures"]
     if part not in figures:
         sys.exit(f"part {part} comes first")
-    known: dict[str, Any] = figures[part]
-    return known
+    return figures[part]
 
 
 def _rows(

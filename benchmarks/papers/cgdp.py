@@ -87,23 +87,20 @@ def _head(channels: int) -> nn.Sequential:
 class CountedNetwork:
     """A network with its modules as layers (`fine`), and with the paper's layers (`workload`).
 
-    `members`: the names of the modules in each of the paper's layers.
+    `members`: the places of the modules in each of the paper's layers.
     """
 
     fine: Workload
     workload: Workload
-    members: Mapping[str, tuple[str, ...]]
+    members: Sequence[Sequence[int]]
 
     def merged(self, times: costs.LayerTimes) -> costs.LayerTimes:
         """Sum the modules' times to times of the paper's layers."""
-        names = [layer.name for layer in self.fine.layers]
-
-        def summed(seconds: Sequence[float]) -> tuple[float, ...]:
-            by_name = dict(zip(names, seconds, strict=True))
-            members = (self.members[layer.name] for layer in self.workload.layers)
-            return tuple(sum(by_name[name] for name in own) for own in members)
-
-        return costs.LayerTimes(summed(times.forward_s), summed(times.backward_s), times.update_s)
+        forward_s, backward_s = (
+            tuple(sum(seconds[i] for i in own) for own in self.members)
+            for seconds in (times.forward_s, times.backward_s)
+        )
+        return costs.LayerTimes(forward_s, backward_s, times.update_s)
 
 
 @cache
@@ -115,25 +112,27 @@ def network(name: str, batch_size: int | None = None) -> CountedNetwork:
             fine = workload_of(TrainedGoogLeNet(), size, (3, 224, 224))
     else:
         fine = step_of(name, size)
-    members: dict[str, list[Layer]] = defaultdict(list)
-    for layer in fine.layers:
-        members[layer_of(layer.name)].append(layer)
+    members: dict[str, list[int]] = defaultdict(list)
+    for place, layer in enumerate(fine.layers):
+        members[layer_of(layer.name)].append(place)
     merged = tuple(
-        Layer(
-            name,
-            tuple(parameter for layer in layers for parameter in layer.parameters),
-            layers[-1].activation_nbytes,
-            sum((layer.forward for layer in layers), Cost()),
-            sum((layer.backward for layer in layers), Cost()),
-        )
-        for name, layers in members.items()
+        _merged(name, [fine.layers[i] for i in places]) for name, places in members.items()
     )
     # A layer's gradients are ready when its last module's gradients are ready.
     ready = {layer_of(layer.name): i for i, layer in enumerate(fine.in_backward_order)}
     order = tuple(sorted(range(len(merged)), key=lambda i: ready[merged[i].name]))
     workload = Workload(fine.name, fine.batch_size, merged, order, fine.input_nbytes)
-    own = {name: tuple(layer.name for layer in layers) for name, layers in members.items()}
-    return CountedNetwork(fine, workload, own)
+    return CountedNetwork(fine, workload, tuple(members.values()))
+
+
+def _merged(name: str, layers: Sequence[Layer]) -> Layer:
+    return Layer(
+        name,
+        tuple(parameter for layer in layers for parameter in layer.parameters),
+        layers[-1].activation_nbytes,
+        sum((layer.forward for layer in layers), Cost()),
+        sum((layer.backward for layer in layers), Cost()),
+    )
 
 
 def layer_of(module: str) -> str:

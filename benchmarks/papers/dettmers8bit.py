@@ -32,8 +32,7 @@ def paper() -> Paper:
     """Compute the paper's tables with our values."""
 
     def on_cluster(what: str, sub_batch: int, bits: int) -> float:
-        found: float = getattr(planned(sub_batch, bits), what)
-        return found
+        return getattr(planned(sub_batch, bits), what)
 
     tables = ("table 5, planned", "table 6, planned, single", "table 6, planned, total")
     tables += ("table 7, planned",)

@@ -50,8 +50,7 @@ def _row(configuration: Configuration, hosts: TwoHosts | None) -> dict[str, Any]
 def _range_share(result: dict[str, Any]) -> float:
     """Return `range_share` of the plan that the run used."""
     plans = [one for one in result["plans"] if one["step_s"] == result["predicted_step_s"]]
-    share: float = plans[0]["range_share"]
-    return share
+    return plans[0]["range_share"]
 
 
 PARTS = {name: Part(partial(measure, name), partial(tables.of, name)) for name in CASES}

@@ -45,8 +45,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _error(row: dict[str, Any]) -> float:
-    error: float = row["predicted_s"] / row["step_s"] - 1
-    return error
+    return row["predicted_s"] / row["step_s"] - 1
 
 
 def _is_within(row: dict[str, Any]) -> bool:
@@ -56,8 +55,7 @@ def _is_within(row: dict[str, Any]) -> bool:
 def _loss(rivals: Sequence[dict[str, Any]]) -> float:
     """Return the step time of the predicted best, relative to the measured best."""
     chosen = min(rivals, key=lambda row: row["predicted_s"])
-    loss: float = chosen["step_s"] / min(row["step_s"] for row in rivals)
-    return loss
+    return chosen["step_s"] / min(row["step_s"] for row in rivals)
 
 
 def _with_quartiles(row: dict[str, Any]) -> str:

@@ -127,7 +127,6 @@ def _layers(group: Group) -> list[PacedHeadLayer]:
     made = []
     for layer in alexnet().layers[len(CONVOLUTIONS) :]:
         matrix, outputs = matrix_of(layer), num_outputs(layer)
-        assert matrix is not None  # all head layers are linear
         sharding = Sharding.even(outputs, group.world_size)
         times = partial(_seconds, rate, layer, rows_ratio)
         made.append(PacedHeadLayer(layer.name, matrix.shape[1], sharding, group.rank, times))

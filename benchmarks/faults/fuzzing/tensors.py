@@ -158,7 +158,6 @@ def _checkpoint(data: bytes, folder: Path) -> object:
         whole = manifest.Manifest(7, entries)
         (path / manifest.MANIFEST).write_bytes(manifest.to_bytes(whole))
     loaded = found.latest()
-    assert loaded is not None
     return loaded.tensors("model"), loaded.json("progress")
 
 

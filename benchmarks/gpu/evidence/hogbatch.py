@@ -63,7 +63,6 @@ def _trained(workers: str, policy: str, smoke: bool) -> dict[str, Any]:
     with runner_of(wanted) as runner:
         until = time.monotonic() + _RUN_S
         outcome = trained(runner, lambda _: time.monotonic() > until)
-    assert outcome.updates is not None  # every run has updates
     return {
         "samples_per_s": outcome.samples_per_s,
         "loss": outcome.epochs[-1].test_loss,

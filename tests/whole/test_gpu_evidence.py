@@ -10,8 +10,10 @@ import pytest
 from gpu import supervise
 from processes import has_ended
 
-GPU = Path(__file__).parent
+ROOT = Path(__file__).parents[2]
+GPU = ROOT / "benchmarks" / "gpu"
 PARTS = ("sums", "hidden", "beside", "codecs", "hogbatch", "predicted")
+pytestmark = pytest.mark.slow
 FAILING = """
 def run(part):
     part.keep("a", {"b": 1}, "one")
@@ -76,7 +78,7 @@ def own_parts(tmp_path: Path, monkeypatch) -> Path:
     """Write two test parts as importable modules; return the folder for their results."""
     (tmp_path / "failing.py").write_text(FAILING)
     (tmp_path / "hanging.py").write_text(HANGING)
-    instead = Path(__file__).parents[2] / "tests" / "simulated_gpu" / "children"
+    instead = ROOT / "tests" / "simulated_gpu" / "children"
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{instead}")
     return tmp_path
 

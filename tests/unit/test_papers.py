@@ -11,6 +11,10 @@ from papers.networks import step_of
 from papers.paper_tables import Paper, PaperCell, PaperTable, headlines, markdown, read_printed
 
 
+PAPERS = Path(__file__).parents[2] / "benchmarks" / "papers"
+pytestmark = pytest.mark.slow
+
+
 def test_the_headline_has_the_mean_error_of_numbers_and_counts_choices():
     cells = (
         PaperCell("one", 100.0, 110.0),
@@ -21,11 +25,10 @@ def test_the_headline_has_the_mean_error_of_numbers_and_counts_choices():
     assert "| one | 2 | 7.0% | 0 of 1 |" in headlines([Paper("one", (PaperTable("", cells),))])
 
 
-@pytest.mark.slow  # plans many cells
 @pytest.mark.parametrize("name", NAMES)
 def test_pages_match_the_plans(name):
     found = paper(name)
-    assert markdown(found) in (Path(__file__).parent / f"{name}.md").read_text()
+    assert markdown(found) in (PAPERS / f"{name}.md").read_text()
     kinds = {row["kind"] for table in read_printed(name)["tables"] for row in table["cells"]}
     assert kinds <= {"predicted", "calibrated", "derived", "exact"}
 
