@@ -16,8 +16,15 @@ from paceline.core.strategy import Window
 from paceline.records.machine_file import find_machine
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.plan import LABELS, LOSS, plan, returned_of, weights_of
-from papers.dettmers8bit_network import CONNECTED, CONVOLUTIONS, FC_MS, TOTAL_MS, alexnet
-from papers.dettmers8bit_planned import planned
+from papers.dettmers8bit_planned import (
+    CONNECTED,
+    CONVOLUTIONS,
+    FC_MS,
+    TOTAL_MS,
+    alexnet,
+    body_ms,
+    planned,
+)
 from papers.paper_tables import Paper, paper_of, printed_values
 
 GPUS = 4
@@ -100,19 +107,14 @@ def simulated(bits: int, total_ms: float = TOTAL_MS, as_table_3: bool = False) -
 def _task_ms(task: Task, total_ms: float, bits: int | None) -> float | None:
     """Return a task's milliseconds from table 4 or, with `bits`, table 3; otherwise None.
 
-    Loading is the part of `TOTAL_MS` that table 4 does not list. Loading and convolutions are
-    scaled to a total of `total_ms`. Optimizer and labels, which table 4 omits, take no time.
+    Loading and convolutions are scaled to a total of `total_ms`. Optimizer and labels, which table
+    4 omits, take no time.
     """
-    scale = (total_ms - FC_MS) / (TOTAL_MS - FC_MS)
-    if task.kind is Kind.STEP or task.part == LABELS:
+    if task.part == LABELS:
         return 0.0
-    if task.kind is Kind.LOAD:
-        listed = sum(sum(row.baseline_ms) for row in CONVOLUTIONS)
-        return scale * (TOTAL_MS - FC_MS - listed)
+    if (ms := body_ms(task)) is not None:
+        return ms * (total_ms - FC_MS) / (TOTAL_MS - FC_MS)
     times: dict[tuple[Kind, str], float] = {}
-    for row in CONVOLUTIONS:
-        times[Kind.FORWARD, row.label] = scale * row.baseline_ms[0]
-        times[Kind.BACKWARD, row.label] = scale * sum(row.baseline_ms[1:])
     for row in CONNECTED:
         forward, errors, weights = row.parallel_ms
         times[Kind.FORWARD, row.label] = forward

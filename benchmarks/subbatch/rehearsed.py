@@ -26,7 +26,7 @@ from paceline.strategies.subbatch.paced import PacedHeadLayer
 from paceline.training.models.paced import PacedModel
 from paceline.training.models.sharded import Sharding
 from papers import dettmers8bit as board
-from papers import dettmers8bit_network as network
+from papers import dettmers8bit_planned as network
 from ranks import Variant, alternate, on_ranks, timed
 
 SLOWER = 40.0

@@ -26,8 +26,14 @@ from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.head import layer_work, matrix_of, num_outputs
 from paceline.strategies.subbatch.paced import PacedHeadLayer
 from paceline.training.models.sharded import Sharding
-from papers.dettmers8bit_network import BATCH, CONVOLUTIONS, TOTAL_MS
-from papers.dettmers8bit_planned import GPUS, alexnet, planned
+from papers.dettmers8bit_planned import (
+    BATCH,
+    CONVOLUTIONS,
+    GPUS,
+    TOTAL_MS,
+    planned,
+    priced_alexnet,
+)
 from papers.paper_tables import printed_values
 from ranks import Variant, alternate, on_ranks, timed
 
@@ -125,7 +131,7 @@ def _layers(group: Group) -> list[PacedHeadLayer]:
     rate = Roofline.of(machine).rates[compute_lane(machine.devices[0].name)]
     rows_ratio = _IMAGES * GPUS / group.world_size
     made = []
-    for layer in alexnet().layers[len(CONVOLUTIONS) :]:
+    for layer in priced_alexnet().layers[len(CONVOLUTIONS) :]:
         matrix, outputs = matrix_of(layer), num_outputs(layer)
         sharding = Sharding.even(outputs, group.world_size)
         times = partial(_seconds, rate, layer, rows_ratio)
