@@ -101,7 +101,8 @@ class Attempt:
         while not is_so():
             if not self.is_running:
                 return False
-            _check(self._began_s)
+            if time.monotonic() - self._began_s > _DEADLINE_S:
+                sys.exit(f"a run was not where it was waited for after {_DEADLINE_S:g} s")
             time.sleep(_POLL_S)
         return True
 
@@ -207,8 +208,3 @@ def end_all(temporary: str) -> None:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
-
-
-def _check(began_s: float) -> None:
-    if time.monotonic() - began_s > _DEADLINE_S:
-        sys.exit(f"a run was not where it was waited for after {_DEADLINE_S:g} s")

@@ -9,17 +9,13 @@ def of_coordinator(figures: dict[str, Any]) -> str:
     """Return the table of part coordinator."""
     rows = [
         ("messages per second of the coordinator's CPU", f"{figures['messages_per_cpu_s']:,.0f}"),
-        ("messages per second, with workers that hardly compute", _count(figures)),
+        ("messages per second, with workers that hardly compute", f"{figures['messages_per_s']:,.0f}"),
         ("between two batches of a worker", f"{shown(figures['between_batches_s'], 1e6, 0)} us"),
         ("without a coordinator", f"{shown(figures['unasked_s'], 1e6, 0)} us"),
         ("share of a worker's time at batch 64", f"{figures['share_of_worker']:.2%}"),
         ("of which asking", f"{figures['share_of_asking']:.2%}"),
     ]
     return table("The coordinator", ("", ""), rows)
-
-
-def _count(figures: dict[str, Any]) -> str:
-    return f"{figures['messages_per_s']:,.0f}"
 
 
 def of_ratios(figures: dict[str, Any]) -> str:
@@ -58,7 +54,7 @@ def of_target(figures: dict[str, Any]) -> str:
     """Return the table of part target."""
     rows = [
         (
-            *(ratio, way, _shown(row["rate"]), _shown(row["median_s"]), _list(row["seconds"])),
+            *(ratio, way, _shown(row["rate"]), _shown(row["median_s"]), ", ".join(map(_shown, row["seconds"]))),
             _times(row.get("faster")),
         )
         for ratio, ways in figures.items()
@@ -79,10 +75,6 @@ def _times(faster: dict[str, float] | None) -> str:
     if faster is None:
         return "-"
     return f"{faster['of_medians']:.2f} ({faster['least']:.2f} to {faster['most']:.2f})"
-
-
-def _list(values: list[float | None]) -> str:
-    return ", ".join(map(_shown, values))
 
 
 def _shown(value: float | None) -> str:

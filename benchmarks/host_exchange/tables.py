@@ -20,16 +20,14 @@ def sums(ranks: str, cases: Mapping[str, Rows]) -> str:
         head = ("way", "ms, median [quartiles]", "times the arena's", "block by block")
         parts.append(table(f"{case}, {ranks}", head, lines))
         if "limit" in rows:
-            parts.append(_sentence(rows["limit"]))
+            limit = rows["limit"]
+            parts.append(
+                f"Copying on all cores at once moves {limit['bandwidth_bytes_per_s'] / 1e9:.1f} "
+                f"GB/s, read and written; at that speed the sum would take "
+                f"{limit['seconds'] * 1e3:.2f} ms. The arena reaches {limit['share_reached']:.0%} "
+                "of it."
+            )
     return "\n\n".join(parts)
-
-
-def _sentence(limit: Mapping[str, float]) -> str:
-    return (
-        f"Copying on all cores at once moves {limit['bandwidth_bytes_per_s'] / 1e9:.1f} GB/s, read "
-        f"and written; at that speed the sum would take {limit['seconds'] * 1e3:.2f} ms. The arena "
-        f"reaches {limit['share_reached']:.0%} of it."
-    )
 
 
 def steps(ranks: str, cases: Mapping[str, Mapping[str, Any]]) -> str:

@@ -45,11 +45,6 @@ def _update_of(spans: Sequence[Span], pushes: bool) -> Update | None:
     return Update(min(reads, default=step.start_s), ends[0], step.num_samples)
 
 
-def num_samples(timeline: Timeline) -> dict[str, int]:
-    """Return the number of samples that each device trained on."""
-    return {name: sum(one.num_samples for one in own) for name, own in updates(timeline).items()}
-
-
 def utilisation(timeline: Timeline) -> dict[str, float]:
     """Return the share of the makespan in which each device computes (figure 7)."""
     held = timeline.utilisation

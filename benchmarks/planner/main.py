@@ -31,6 +31,7 @@ def measure(part: str, quick: bool) -> list[dict[str, Any]]:
 
 def _row(configuration: Configuration, hosts: TwoHosts | None) -> dict[str, Any]:
     result = paceline(*configuration.command, hosts=hosts, deadline_s=_DEADLINE_S)
+    (plan, *_) = (one for one in result["plans"] if one["step_s"] == result["predicted_step_s"])
     kind = "measured" if configuration.device is None else "rehearsed"
     row = {
         "case": configuration.case,
@@ -38,19 +39,13 @@ def _row(configuration: Configuration, hosts: TwoHosts | None) -> dict[str, Any]
         "kind": kind,
         "predicted_s": result["predicted_step_s"],
         "step_s": result["step_s"],
-        "range_share": _range_share(result),
+        "range_share": plan["range_share"],
         "quartiles_s": [result.get("lower_quartile_s"), result.get("upper_quartile_s")],
     }
     error = row["predicted_s"] / row["step_s"] - 1
     shown = f"{1e3 * row['predicted_s']:9.2f} {1e3 * row['step_s']:9.2f} {error:+7.1%}"
     print(f"{shown}  {row['case']}: {row['way']}", file=sys.stderr, flush=True)
     return row
-
-
-def _range_share(result: dict[str, Any]) -> float:
-    """Return `range_share` of the plan that the run used."""
-    plans = [one for one in result["plans"] if one["step_s"] == result["predicted_step_s"]]
-    return plans[0]["range_share"]
 
 
 PARTS = {name: Part(partial(measure, name), partial(tables.of, name)) for name in CASES}

@@ -37,19 +37,16 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
     errors = [abs(_error(row)) for row in rows]
     cases = [list(rivals) for _, rivals in groupby(rows, key=lambda row: row["case"])]
     good = [_loss(rivals) <= _WITHIN for rivals in cases]
+    within = sum(abs(one["step_s"] / one["predicted_s"] - 1) <= one["range_share"] for one in rows)
     return (
         f"{len(rows)} configurations, mean absolute error {mean(errors):.1%}, worst "
-        f"{max(errors):.1%}; {sum(map(_is_within, rows))} steps lie within the range of their "
+        f"{max(errors):.1%}; {within} steps lie within the range of their "
         f"prediction; the choice is within 3 % of the best in {sum(good)} of {len(good)} cases"
     )
 
 
 def _error(row: dict[str, Any]) -> float:
     return row["predicted_s"] / row["step_s"] - 1
-
-
-def _is_within(row: dict[str, Any]) -> bool:
-    return abs(row["step_s"] / row["predicted_s"] - 1) <= float(row["range_share"])
 
 
 def _loss(rivals: Sequence[dict[str, Any]]) -> float:

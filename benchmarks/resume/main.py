@@ -125,7 +125,9 @@ class Runs:
                 break
             num_attempts += 1
             if run is None or not _steps(run):
-                self._check_refused(run)
+                if run is not None:  # `--resume` must refuse a run without a checkpoint
+                    refusal = self.resume(run).end()
+                    self.kills[-1]["refusal"] = [refusal.code, refusal.said]
                 attempt, output = self.begin()
             else:
                 attempt = self.resume(run)
@@ -167,12 +169,6 @@ class Runs:
         self.kills.append(kill)
         print(json.dumps(kill), file=sys.stderr, flush=True)
         return ended
-
-    def _check_refused(self, run: Path | None) -> None:
-        """Record how `--resume` refuses a run without a checkpoint, if a run folder exists."""
-        if run is not None:
-            ended = self.resume(run).end()
-            self.kills[-1]["refusal"] = [ended.code, ended.said]
 
     def learnt(self, run: Path) -> Learnt:
         """Read a run's model and epochs."""

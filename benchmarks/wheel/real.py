@@ -69,18 +69,10 @@ def text(figures: dict[str, Any]) -> str:
             f"{row['samples_per_s'] / plain:.2f}",
             f"{row['samples_per_s'] / hook:.2f}",
             f"{row['predicted_samples_per_s']:.2f}" if "predicted_samples_per_s" in row else "",
-            _idle(row),
-            _bytes(name, row),
+            ", ".join(f"{share:.0%}" for share in row.get("idle", {}).values()),
+            "" if name == ALONE else f"{row['wire_nbytes'] / 1e6:.1f}",
         )
         for name, row in (wheels | rows).items()
     ]
     head = ("", "samples/s", "times DDP float32", "times its hook", "predicted", "idle", "MB")
     return table("AlexNet, 16 images a worker, 200 Mbit/s", head, lines)
-
-
-def _idle(row: dict[str, Any]) -> str:
-    return ", ".join(f"{share:.0%}" for share in row.get("idle", {}).values())
-
-
-def _bytes(name: str, row: dict[str, Any]) -> str:
-    return "" if name == ALONE else f"{row['wire_nbytes'] / 1e6:.1f}"

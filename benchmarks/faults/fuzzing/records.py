@@ -194,21 +194,17 @@ def _journal(data: bytes, folder: Path) -> object:
         return journal.header, tuple(journal.cells)
 
 
-def _option(data: bytes, folder: Path) -> object:
-    return fields_of([os.fsdecode(data)], "--strategy-option")
-
-
-def _option_seeds(folder: Path) -> list[bytes]:
-    return [b"chunk=3", b'lanes=["a", "b"]', b"rate=0.5", b"policy=adaptive", b'x={"a": [1, 2.5]}']
-
-
+_OPTIONS = [b"chunk=3", b'lanes=["a", "b"]', b"rate=0.5", b"policy=adaptive", b'x={"a": [1, 2.5]}']
 PARSERS = (
     Parser("machine", 3, _machine_seeds, TOML, on_file("machine.toml", _machine)),
     Parser(
         *("configuration", 2, _config_seeds, TOML),
         on_file("run.toml", lambda path: validated_settings(read_config(path, TrainSettings))),
     ),
-    Parser("option", 1, _option_seeds, VALUES, _option),
+    Parser(
+        *("option", 1, lambda _: _OPTIONS, VALUES),
+        lambda data, _: fields_of([os.fsdecode(data)], "--strategy-option"),
+    ),
     Parser("result", 3, _results, JSON, on_file("result.json", lambda path: read_result(path.parent))),
     Parser("trace", 3, _traces, JSON, on_file("trace.json", read_trace)),
     Parser("report", 0.5, lambda one: [*_results(one), *_traces(one)], NODES, _report),

@@ -37,10 +37,6 @@ def _libsvm(path: Path) -> object:
     return found.train[0], found.num_classes
 
 
-def _packed_seeds(folder: Path) -> list[bytes]:
-    return [bz2.compress(one) for one in _libsvm_seeds(folder)]
-
-
 def _of_the_text(change: Change) -> Change:
     def packed(data: bytes) -> bytes:
         try:
@@ -164,10 +160,6 @@ def _checkpoint(data: bytes, folder: Path) -> object:
 _WHOLE: dict[str, bytes] = {}
 
 
-def _values_seeds(folder: Path) -> list[bytes]:
-    return [json_values.dumps("values", _VALUES), json.dumps({"a": [1, 2]}).encode()]
-
-
 def _json_values(data: bytes, folder: Path) -> object:
     try:
         return (json_values.loads(data),)
@@ -175,9 +167,10 @@ def _json_values(data: bytes, folder: Path) -> object:
         raise InvalidInput.of(str(error)) from None
 
 
+_JSON_VALUES = [json_values.dumps("values", _VALUES), json.dumps({"a": [1, 2]}).encode()]
 PARSERS = (
     Parser("libsvm", 3, _libsvm_seeds, TEXT, on_file("data.libsvm", _libsvm)),
-    Parser("packed libsvm", 1, _packed_seeds,
+    Parser("packed libsvm", 1, lambda one: [bz2.compress(text) for text in _libsvm_seeds(one)],
         BYTES | _BOMBS | TEXT.map(_of_the_text), on_file("data.bz2", _libsvm),
     ),
     Parser("images", 2, _image_seeds, BYTES | st.builds(_huge, _PIXELS, _PIXELS), _image),
@@ -185,5 +178,5 @@ PARSERS = (
         on_file("tokens.npy", lambda path: load_tokens(str(path), (16,), 0).num_classes),
     ),
     Parser("checkpoint", 3, _checkpoint_seeds, _NAMED, _checkpoint),
-    Parser("checkpoint values", 2, _values_seeds, JSON, _json_values),
+    Parser("checkpoint values", 2, lambda _: _JSON_VALUES, JSON, _json_values),
 )  # fmt: skip
