@@ -49,8 +49,12 @@ def tasks(*hidden: int) -> dict[str, Task]:
     digits, widths = load("digits"), (64, *hidden, _NUM_CLASSES)
     shown = digits.train[:], digits.test[:]
     drawn = moved(_NUM_TRAIN, 1), moved(_NUM_TEST, 2)
+
+    def perceptron() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU())
+
     return {
-        "digits": Task(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU()), widths, *shown, 64, 25, 0.1),
+        "digits": Task(perceptron, widths, *shown, 64, 25, 0.1),
         "3x32x32": Task(_convolutions, widths, *drawn, 64, 20, 0.05),
     }
 

@@ -21,15 +21,16 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from hypothesis import HealthCheck, given, settings
+from hypothesis import seed as seeded
+
 HERE = Path(__file__).parent
 _MODULES = [str(HERE), str(HERE.parent), str(HERE.parents[1] / "tests")]
 sys.path[:0] = _MODULES
 
-from hypothesis import HealthCheck, given, settings  # noqa: E402
-from hypothesis import seed as seeded  # noqa: E402
+from fuzzing.parser import FRAMES, NAMES, Parser, parser_of  # noqa: E402
 
 from attempt import peak_nbytes  # noqa: E402
-from fuzzing.parser import FRAMES, NAMES, Parser, parser_of  # noqa: E402
 
 CPU_S, WALL_S = 5.0, 60.0  # limits of an input; WALL_S allows for a busy machine
 MEMORY_NBYTES = 2**29  # above the memory in use before the first input

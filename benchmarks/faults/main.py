@@ -20,7 +20,8 @@ _SEED = 1
 
 def _fuzzed(count: int, is_frame: bool) -> dict[str, Any]:
     rows = fuzz.measure(count, _SEED, is_frame=is_frame)
-    return {"seed": _SEED, "memory_nbytes": fuzz.MEMORY_NBYTES, "seconds": fuzz.CPU_S, "parsers": rows}
+    limits = {"memory_nbytes": fuzz.MEMORY_NBYTES, "seconds": fuzz.CPU_S}
+    return {"seed": _SEED, **limits, "parsers": rows}
 
 
 def _text_of_lies(figures: Mapping[str, Any]) -> str:

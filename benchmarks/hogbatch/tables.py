@@ -7,9 +7,10 @@ from figures import shown, table
 
 def of_coordinator(figures: dict[str, Any]) -> str:
     """Return the table of part coordinator."""
+    messages = f"{figures['messages_per_s']:,.0f}"
     rows = [
         ("messages per second of the coordinator's CPU", f"{figures['messages_per_cpu_s']:,.0f}"),
-        ("messages per second, with workers that hardly compute", f"{figures['messages_per_s']:,.0f}"),
+        ("messages per second, with workers that hardly compute", messages),
         ("between two batches of a worker", f"{shown(figures['between_batches_s'], 1e6, 0)} us"),
         ("without a coordinator", f"{shown(figures['unasked_s'], 1e6, 0)} us"),
         ("share of a worker's time at batch 64", f"{figures['share_of_worker']:.2%}"),
@@ -54,8 +55,8 @@ def of_target(figures: dict[str, Any]) -> str:
     """Return the table of part target."""
     rows = [
         (
-            *(ratio, way, _shown(row["rate"]), _shown(row["median_s"]), ", ".join(map(_shown, row["seconds"]))),
-            _times(row.get("faster")),
+            *(ratio, way, _shown(row["rate"]), _shown(row["median_s"])),
+            *(", ".join(map(_shown, row["seconds"])), _times(row.get("faster"))),
         )
         for ratio, ways in figures.items()
         for way, row in ways.items()

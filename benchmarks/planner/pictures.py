@@ -1,4 +1,4 @@
-"""Draw a predicted step of each strategy as SVG, for docs/strategies: a row a lane, a box a span."""
+"""Draw a predicted step of each strategy as SVG: a row a lane, a box a span."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -75,9 +75,7 @@ def drawn(scene: Scene) -> str:
     return "\n".join([*opening, *_drawn_rows(rows, start_s, end_s), "</svg>"]) + "\n"
 
 
-def _drawn_rows(
-    rows: dict[str, Sequence[Span]], start_s: float, end_s: float
-) -> Iterator[str]:
+def _drawn_rows(rows: dict[str, Sequence[Span]], start_s: float, end_s: float) -> Iterator[str]:
     used: set[Kind] = set()
     scale = (_WIDTH - _LEFT - _RIGHT) / (end_s - start_s)
     for row, (lane, spans) in enumerate(rows.items()):

@@ -24,7 +24,7 @@ _HIDDEN, _NUM_CLASSES, _DROPOUT = 1024, 10, (0.2, 0.3, 0.3)
 _OFFSET = 10.0  # "while other numbers used an exponent offset of 10^1"
 _BLOCKS, _WHOLE = "blocks", "whole"
 _SCALED = ("dynamic8", "linear8")  # section 3.4 divides values by the tensor's largest magnitude
-# Table 2, "MNIST model parallel" and "MNIST data parallel": mean relative errors of three layers, %.
+# Table 2, "MNIST model parallel" and "MNIST data parallel": relative errors of three layers in %.
 _PRINTED = {
     "activations": {
         "dynamic8": "0.5 / 2 / 2",
@@ -39,6 +39,7 @@ _PRINTED = {
         "static8": "4 / 4 / 5",
     },
 }
+_KEYS = ("what", "layer", "type", "scale")
 _LAYERS = ("input", "hidden", "scores")
 _PARAMETERS = ("first.weight", "first.bias", "last.weight", "last.bias")
 
@@ -100,8 +101,8 @@ def measure(quick: bool) -> dict[str, Any]:
     with torch.no_grad():
         accuracy = float((model(images).argmax(1) == labels).double().mean())
     rows = [
-        {"what": what, "layer": layer, "type": name, "scale": scale, "relative": errors.total / errors.count}
-        for (what, layer, name, scale), errors in found.items()
+        dict(zip(_KEYS, key, strict=True)) | {"relative": errors.total / errors.count}
+        for key, errors in found.items()
     ]
     return {"epochs": epochs, "accuracy": accuracy, "rows": rows}
 
@@ -142,10 +143,7 @@ def _train(
 
 def text(figures: dict[str, Any]) -> str:
     """Return the tables of errors."""
-    known = {
-        (row["what"], row["layer"], row["type"], row["scale"]): row["relative"]
-        for row in figures["rows"]
-    }
+    known = {tuple(row[key] for key in _KEYS): row["relative"] for row in figures["rows"]}
     parts = {"activations": _LAYERS, "activation_gradients": _LAYERS, "gradients": _PARAMETERS}
     said = (
         f"{_HIDDEN:,} rectifiers, {figures['epochs']} epochs, test accuracy "

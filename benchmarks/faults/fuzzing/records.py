@@ -94,7 +94,7 @@ def _plan() -> PlanResult:
 
 def _scale() -> ScaleResult:
     cells = (*study({"allreduce": 1.0, "tree": 2.0}, (1, 2, 4), (16, 32)), cell(), failed())
-    found = parts.Finding(code="exchange", metric="exposed", value=0.3, threshold=0.03, message="Wait.")
+    found = parts.Finding(code="exchange", metric="exposed", value=1, threshold=0.1, message="Wait.")
     settings = ScaleSettings(model="lenet5", workers=(1, 2, 4), batch_size=(16, 32))
     return ScaleResult(
         id="scale", paceline="0", settings=settings, machine={}, cells=cells, findings=(found,)
@@ -205,7 +205,9 @@ PARSERS = (
         *("option", 1, lambda _: _OPTIONS, VALUES),
         lambda data, _: fields_of([os.fsdecode(data)], "--strategy-option"),
     ),
-    Parser("result", 3, _results, JSON, on_file("result.json", lambda path: read_result(path.parent))),
+    Parser(
+        "result", 3, _results, JSON, on_file("result.json", lambda one: read_result(one.parent))
+    ),
     Parser("trace", 3, _traces, JSON, on_file("trace.json", read_trace)),
     Parser("report", 0.5, lambda one: [*_results(one), *_traces(one)], NODES, _report),
     Parser("compare", 1, lambda one: [_results(one)[0], *_traces(one)], NODES, _compare),

@@ -20,7 +20,7 @@ from paceline.training.data.images import load_images
 from paceline.training.data.libsvm import load_libsvm
 from paceline.training.data.text import load_tokens
 
-_VALUES = {"step": 3, "rate": 0.5, "order": (1, 2), "best": float("inf"), "by": {1: "a"}, "x": [None]}
+_VALUES = {"step": 3, "rate": 0.5, "order": (1, 2), "best": float("inf"), "by": {1: "a"}, "x": []}
 
 
 _FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "PNG")

@@ -169,7 +169,8 @@ def _beside_line(found: Mapping[str, Any]) -> str:
     row = found[_COPIES]
     ended = "" if row["outlasted_steps"] else " (the copies ended before)"
     share = shown(row["beside_exchange"], 1e2, 1)
-    return f"alone {shown(found[_ALONE]['seconds'], 1e3, 1)} ms; beside copies {share} % longer{ended}"
+    alone = shown(found[_ALONE]["seconds"], 1e3, 1)
+    return f"alone {alone} ms; beside copies {share} % longer{ended}"
 
 
 def _buckets_line(found: Mapping[str, Any]) -> str:
