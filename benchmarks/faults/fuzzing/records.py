@@ -94,10 +94,10 @@ def _plan() -> PlanResult:
 
 def _scale() -> ScaleResult:
     cells = (*study({"allreduce": 1.0, "tree": 2.0}, (1, 2, 4), (16, 32)), cell(), failed())
-    found = parts.Finding(code="exchange", metric="exposed", value=1, threshold=0.1, message="Wait.")
+    one = parts.Finding(code="exchange", metric="exposed", value=1, threshold=0.1, message="Wait.")
     settings = ScaleSettings(model="lenet5", workers=(1, 2, 4), batch_size=(16, 32))
     return ScaleResult(
-        id="scale", paceline="0", settings=settings, machine={}, cells=cells, findings=(found,)
+        id="scale", paceline="0", settings=settings, machine={}, cells=cells, findings=(one,)
     )
 
 
