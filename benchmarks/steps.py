@@ -34,9 +34,9 @@ class Together:
 
     def __init__(self, model: nn.Module, group: Group) -> None:
         self._model, self._device = model, device_of(group.device)
-        self._arena = Arena(group, 8, 1, 0, DEADLINE_S)
-        self._arena.set_chunks([[]])
-        self._steps = itertools.count(1)
+        arena = Arena(group, 8, 1, 0, DEADLINE_S)
+        arena.set_chunks([[]])
+        self._exchange = exchanging(arena)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Run the forward pass."""
@@ -46,10 +46,20 @@ class Together:
 
     def _meet(self) -> None:
         self._device.synchronize()  # wait for backward, which may still run on a GPU
-        self._arena.begin(next(self._steps))
-        self._arena.post(0)
-        self._arena.commit()
-        self._arena.wait_step()
+        self._exchange()
+
+
+def exchanging(arena: Arena) -> Callable[[], None]:
+    """Return a function that runs an exchange of the arena's only chunk."""
+    steps = itertools.count(1)
+
+    def once() -> None:
+        arena.begin(next(steps))
+        arena.post(0)
+        arena.commit()
+        arena.wait_step()
+
+    return once
 
 
 def alone(model: nn.Module) -> nn.Module:

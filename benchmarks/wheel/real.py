@@ -12,6 +12,7 @@ from hub_and_bodies import carried_out, idle, on_ranks
 
 from figures import table
 
+_MODEL = "paceline.training.models.networks:AlexNet"  # with 1,000 classes
 _RATE, _SAMPLES, _LANES = "200mbit", 16, 2
 _ENCODED = "gradients=dynamic8,parameters=half,activations=dynamic8,activation_gradients=dynamic8"
 
@@ -44,7 +45,7 @@ def _wheel(
     batch = workers * _SAMPLES
     data = f"synthetic:3x227x227,samples={batch * steps}"
     sizes = ("--batch-size", str(batch), "--epochs", "1", "--momentum", "0.9")
-    words = ["hub", "networks:alexnet", "--data", data, *sizes, "--learning-rate", "0.0001"]
+    words = ["hub", _MODEL, "--data", data, *sizes, "--learning-rate", "0.0001"]
     words += ["--codec", codec] if codec else []
     result = carried_out(hosts, words, bodies, workers=workers, lanes=_LANES)
     step_s, predicted_s = result["step_s"], result["predicted_step_s"]
