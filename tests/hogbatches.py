@@ -9,8 +9,7 @@ from paceline.core.plan import Cost
 from paceline.core.simulate import simulate
 from paceline.core.timeline import Timeline
 from paceline.core.workload import Layer, Parameter, Workload
-from papers.hogbatch import plan_until
-from papers.updates import updates
+from papers.hogbatch import plan_until, updates
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

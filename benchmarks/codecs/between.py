@@ -17,8 +17,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from figures import shown, table
 from paceline.links.group import Group
 from ranks import compare, on_ranks
-from steps import alone, buckets, ddp, ours, taken
-from trainee import Task, Wrap
+from steps import Task, Wrap, alone, buckets, ddp, ours, taken
 
 _HERE = Path(__file__).parent
 _BATCH_SIZE = 16

@@ -19,7 +19,7 @@ from paceline.strategies import STRATEGIES
 from paceline.studies.profile.largest_batch import largest
 from paceline.studies.profile.memory_use import make_momentum, track
 from paceline.training.recipes.named import workload_of
-from trainee import Task
+from steps import Task
 
 _ANY_SPEED = Speed(1e9, 1e9)  # memory does not depend on it
 _NUM_STEPS = 2  # because PyTorch's first step differs from later steps

@@ -12,7 +12,7 @@ from paceline.core.cost import Roofline, Totals, compute_lane, layer_times
 from paceline.links.group import Group
 from paceline.records.machine_file import find_machine
 from paceline.training.recipes.named import workload_of
-from trainee import Task
+from steps import Task
 
 _BATCH_SIZE = 256
 _TABLE_3 = Totals(forward_s=0.0506, backward_s=0.104, update_s=0.0051)

@@ -17,8 +17,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 import paceline
 from paceline.links.group import Group
 from paceline.training.data.batch import Batch
-from steps import alone, buckets, ddp, taken
-from trainee import Task, Trainee
+from steps import Task, Trainee, alone, buckets, ddp, taken
 
 ALONE, BUILT_IN, BATCH_SIZE = "alone", "gpt-10m", 2  # windows of 256 tokens per worker
 SYNC_EVERY, DELAY = 5, 1  # steps per round, and steps during an exchange

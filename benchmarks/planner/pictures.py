@@ -1,8 +1,13 @@
-"""Draw a predicted step of each strategy as SVG: a row a lane, a box a span."""
+"""Draw a predicted step of each strategy, a row a lane, and the output of `paceline plan`."""
 
+import re
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from io import StringIO
 from typing import NamedTuple
+
+from rich.console import Console
 
 import svg
 from paceline.core.plan import Kind
@@ -15,6 +20,12 @@ from paceline.strategies import STRATEGIES
 from paceline.training.recipes.named import workload_of
 
 _LEFT, _WIDTH, _ROW, _RIGHT = 190, 900, 26, 10
+_COMMAND = (
+    "paceline plan resnet50 --machine two-laptops-gigabit --batch-size 32 "
+    "--strategy allreduce,host,tree"
+)
+_CHARACTERS = 92  # of a line in the terminal
+_FONTS = re.compile(r"@font-face \{.*?\}\n?", re.DOTALL)  # fonts from another website
 
 
 class Scene(NamedTuple):
@@ -105,3 +116,16 @@ def _legend(used: set[Kind], top: float) -> Iterator[str]:
             yield svg.box(left, top + 4, 12, 12, *_look(kind))
             yield svg.text(left + 16, top + 15, fill.label, 'font-size="12" fill="#222"')
             left += 34 + 7.2 * len(fill.label)
+
+
+def terminal() -> str:
+    """Run `paceline plan`, and return an SVG of a terminal with its output."""
+    found = subprocess.run(
+        [sys.executable, "-m", *_COMMAND.split()], capture_output=True, text=True, check=True
+    )
+    console = Console(
+        record=True, file=StringIO(), width=_CHARACTERS, markup=False, highlight=False, emoji=False
+    )
+    console.print(f"$ {_COMMAND}")
+    console.print(re.sub(" +$", "", found.stdout, flags=re.MULTILINE))
+    return _FONTS.sub("", console.export_svg(title="predicted, nothing has run"))

@@ -23,7 +23,7 @@ from paceline.strategies.subbatch.profile import planned_nbytes
 from paceline.strategies.subbatch.trainer import SplitTrainer
 from paceline.training.recipes.named import workload_of
 from ranks import compare
-from trainee import Task
+from steps import Task
 
 _MODEL, _BATCH_SIZE, _BUCKETS_MB = "alexnet", 16, (10, 25, 100)
 _PAYLOAD = 1448 / 1514  # of a full Ethernet frame: TCP payload / frame bytes

@@ -18,8 +18,7 @@ from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
 from paceline.strategies.hogbatch.plan import PricedWorkers, memory, plan
 from paceline.strategies.hogbatch.policy import policy_of, updates_of
 from paceline.strategies.hogbatch.statistics import staleness
-from papers.hogbatch import plan_until
-from papers.updates import updates, utilisation
+from papers.hogbatch import plan_until, updates, utilisation
 from refusals import refused
 
 EQUAL = Hogbatch(policy="hogbatch", threads=1)

@@ -23,7 +23,7 @@ from paceline.strategies.hogbatch.speed_trial import (
     predict,
     traced_sizes,
 )
-from papers.updates import updates, utilisation
+from papers.hogbatch import updates, utilisation
 
 BATCH = 64
 ONE = Layer("one", (Parameter("w", (8,)),), 32, Cost(), Cost(flops=1e6 * BATCH))

@@ -23,7 +23,7 @@ import steps
 from figures import shown, spread
 from paceline.links.devices import Device
 from ranks import in_turns
-from trainee import Task, Trainee, Wrap
+from steps import Task, Trainee, Wrap
 
 _NBYTES, _SMOKE_NBYTES = 2**28, 2**16  # of a copy
 _BUCKETS_MB = (1, 25, 1000)

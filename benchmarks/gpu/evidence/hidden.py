@@ -17,7 +17,7 @@ from paceline.exchange.step import SGD
 from paceline.links.group import Group
 from paceline.training.models.transformers import GPT
 from ranks import on_ranks
-from trainee import Task
+from steps import Task
 
 _HERE = Path(__file__).parent
 _NUM_BLOCKS, _NUM_STEPS, _BUDGET_S = 12, 2, 12.0
