@@ -3,6 +3,7 @@
 Steps of `subbatch` and DDP run in the same two processes, in alternating blocks.
 """
 
+from functools import partial
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from hosts import TwoHosts, on_hosts
 
 import steps
 from figures import shown, table
+from paceline.core.workload import Workload
 from paceline.exchange.step import SGD, Share
 from paceline.links.clock import clock_for
 from paceline.links.group import Group
@@ -48,32 +50,29 @@ def measure(group: Group, quick: bool) -> dict[str, Any]:
     """Return the seconds and bytes of all variants, as measured by this rank."""
     task = Task.synthetic(_MODEL, _BATCH_SIZE, group.device)
     wraps = {_ALONE: steps.alone, **{_DDP.format(mb): steps.ddp(mb) for mb in _BUCKETS_MB}}
-    ours = {name: _SubBatch(codecs, task, group) for name, codecs in _CODECS.items()}
-    others = [(name, one.step) for name, one in ours.items()]
+    configs = {name: SubBatch(workers=group.world_size, **own) for name, own in _CODECS.items()}
+    ours = {name: _trainer(config, task, group) for name, config in configs.items()}
+    source = repeat(Share(task.inputs, task.targets, 1.0))
+    others = [(name, partial(one.step, source)) for name, one in ours.items()]
     found = steps.taken(task, wraps, group, *((2, 1) if quick else (6, 2)), others=others)
     rows = compare(found.blocks, _DDP.format(_BUCKETS_MB[0]))
     for name, row in rows.items():
         row["wire_nbytes"] = (found.sent_nbytes[name] + found.received_nbytes[name]) / 2
     for name, one in ours.items():
-        rows[name] |= {"sent": one.trainer.sent_nbytes, "planned": one.planned}
-        one.trainer.close()
+        planned = planned_nbytes(_workload(), find_machine("two-hosts-gigabit"), configs[name])
+        rows[name] |= {"sent": one.sent_nbytes, "planned": planned}
+        one.close()
     return {"samples": _BATCH_SIZE * group.world_size, "variants": rows}
 
 
-class _SubBatch:
-    """Takes real steps of strategy subbatch on the task's batch."""
+def _workload() -> Workload:
+    return workload_of(_MODEL, _BATCH_SIZE)
 
-    def __init__(self, codecs: dict[str, str], task: Task, group: Group) -> None:
-        config = SubBatch(workers=group.world_size, **codecs)
-        workload = workload_of(_MODEL, _BATCH_SIZE)
-        model = split(task.build, workload, config, group, 0)
-        recorder = Recorder(clock_for(group.device), f"cpu{group.rank}", group.rank)
-        self.trainer = SplitTrainer(model, config, group, recorder, SGD(1e-4).optimizer)
-        self._source = repeat(Share(task.inputs, task.targets, 1.0))
-        self.planned = planned_nbytes(workload, find_machine("two-hosts-gigabit"), config)
 
-    def step(self) -> None:
-        self.trainer.step(self._source)
+def _trainer(config: SubBatch, task: Task, group: Group) -> SplitTrainer:
+    model = split(task.build, _workload(), config, group, 0)
+    recorder = Recorder(clock_for(group.device), f"cpu{group.rank}", group.rank)
+    return SplitTrainer(model, config, group, recorder, SGD(1e-4).optimizer)
 
 
 def text(figures: dict[str, Any]) -> str:

@@ -8,13 +8,14 @@ All times are `SLOWER` times longer, so that loopback keeps up.
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-from paced_thread import HEADER, PacedTrainer
+from paced_thread import HEADER, paced_trainer
 from torch import Tensor, nn
 
 from figures import shown, spread, table
@@ -23,6 +24,7 @@ from paceline.links.group import Group
 from paceline.records.machine_file import find_machine
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.paced import PacedHeadLayer
+from paceline.strategies.subbatch.trainer import SplitTrainer
 from paceline.training.models.paced import PacedModel
 from paceline.training.models.sharded import Sharding
 from papers import dettmers8bit as board
@@ -56,9 +58,10 @@ def measure(group: Group, quick: bool) -> dict[str, Any]:
     together = {bits: _together(group, codec) for bits, codec in _CODECS.items()}
     variants = [Variant(_ALONE, timed(alone.step), group.world_size)]
     for bits, one in together.items():
-        one.step()
+        step = partial(one.step, loaded())
+        step()
         one.thread.forget()
-        variants.append(Variant(str(bits), timed(one.step), group.world_size))
+        variants.append(Variant(str(bits), timed(step), group.world_size))
     found = alternate(variants, group, blocks, steps)
     seconds = {name: list(chain.from_iterable(times)) for name, times in found.items()}
     late = {str(bits): max(group.gather(one.thread.late)) for bits, one in together.items()}
@@ -148,12 +151,12 @@ class _Board:
         return 1e-3 * SLOWER * board.sync_ms(self._board, nbytes, bits, is_gradient)
 
 
-def _together(group: Group, codec: str | None) -> PacedTrainer:
+def _together(group: Group, codec: str | None) -> SplitTrainer:
     """Return a trainer of this rank for the paced model."""
     config = SubBatch(workers=group.world_size, activations=codec, activation_gradients=codec)
     pace = _Board(32 if codec is None else 8, group.world_size)
     head = [_layer(row, group) for row in network.CONNECTED]
-    return PacedTrainer(group, config, pace, paced_body(), head, loaded(), network.BATCH)
+    return paced_trainer(group, config, pace, paced_body(), head, network.BATCH)
 
 
 def text(figures: dict[str, Any]) -> str:

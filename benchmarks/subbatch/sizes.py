@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from paced_thread import HEADER, PacedTrainer
+from paced_thread import HEADER, paced_trainer
 from rehearsed import SLOWER, loaded, paced_body
 from torch import Tensor
 
@@ -25,6 +25,7 @@ from paceline.records.machine_file import find_machine
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.head import layer_work, matrix_of, num_outputs
 from paceline.strategies.subbatch.paced import PacedHeadLayer
+from paceline.strategies.subbatch.trainer import SplitTrainer
 from paceline.training.models.sharded import Sharding
 from papers.dettmers8bit_planned import (
     BATCH,
@@ -69,7 +70,8 @@ def measure(group: Group, quick: bool) -> dict[str, Any]:
     trainers = {
         name: _together(group, size, _CODECS[bits]) for name, (size, bits) in _cases(quick).items()
     }
-    variants = [Variant(name, timed(one.step), group.world_size) for name, one in trainers.items()]
+    steps = {name: partial(one.step, loaded(_OWN)) for name, one in trainers.items()}
+    variants = [Variant(name, timed(step), group.world_size) for name, step in steps.items()]
     found = alternate(variants, group, 2 if quick else 3, 1)
     late = {name: max(group.gather(one.thread.late)) for name, one in trainers.items()}
     for one in trainers.values():
@@ -116,13 +118,13 @@ class _Cluster:
         return SLOWER * (GPUS - 1) * (self._latency_s + nbytes / self._nbytes_per_s)
 
 
-def _together(group: Group, size: int, codec: str | None) -> PacedTrainer:
+def _together(group: Group, size: int, codec: str | None) -> SplitTrainer:
     """Return a trainer of this rank for sub-batches of `size` samples of all 96 GPUs."""
     num_passes, workers = _SAMPLES // size, group.world_size
     config = SubBatch(*(workers, None, codec, codec), sub_batch=workers * _OWN // num_passes)
     assert config.num_sub_batches(_OWN) == num_passes
     pace = _Cluster(codec, workers)
-    return PacedTrainer(group, config, pace, paced_body(), _layers(group), loaded(_OWN), _OWN)
+    return paced_trainer(group, config, pace, paced_body(), _layers(group), _OWN)
 
 
 def _layers(group: Group) -> list[PacedHeadLayer]:
