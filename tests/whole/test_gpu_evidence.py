@@ -85,7 +85,7 @@ def own_parts(tmp_path: Path, monkeypatch) -> Path:
 
 def test_a_failed_part_keeps_its_figures_and_the_reason(own_parts):
     path = own_parts / "failing.json"
-    assert not supervise.run(path, "failing:run", 600.0, smoke=True)
+    assert not supervise.run(path, "failing", 600.0, smoke=True)
     content = json.loads(path.read_text())
     assert (content["outcome"], content["figures"]) == ("failed", {"a": {"b": 1}})
     assert content["why"] == "ValueError: no such thing"
@@ -96,7 +96,7 @@ def test_a_hanging_part_is_ended_at_its_deadline_and_leaves_no_process(own_parts
     path, deadline_s, found = own_parts / "hanging.json", 4.0, {}
     while not found:  # on a busy machine, the deadline may precede the figure
         deadline_s *= 2
-        assert not supervise.run(path, "hanging:run", deadline_s, smoke=True)
+        assert not supervise.run(path, "hanging", deadline_s, smoke=True)
         content = json.loads(path.read_text())
         assert content["outcome"] == "ended at its deadline"
         found = content.get("figures", {})
