@@ -44,12 +44,6 @@ class Ended(NamedTuple):
     ended_s: float
     left: list[str]
 
-    @property
-    def complaint(self) -> str:
-        """The last line of stderr that begins with `paceline: `, or an empty string."""
-        lines = [one for one in self.said.splitlines() if one.startswith("paceline: ")]
-        return lines[-1] if lines else ""
-
 
 @dataclass
 class Attempt:

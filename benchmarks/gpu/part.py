@@ -2,7 +2,8 @@
 
     part.py MODULE FILE [--smoke]
 
-calls the module's function `run` with a `Part`. SIGTERM ends the process after it has printed its stack traces.
+calls the module's function `run` with a `Part`. SIGTERM ends the process after it has printed its
+stack traces.
 """
 
 import faulthandler

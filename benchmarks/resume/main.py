@@ -89,10 +89,9 @@ class Runs:
         self.num_begun += 1
         output = self.folder / f"run-{self.num_begun}"
         case = self.case
-        asked = (f"small:{case.recipe}", *case.options.split(), *_TRAINED)
-        asked = ("-m", "paceline", "train", *asked, "--output", str(output))
-        asked = (*asked, "--checkpoint-every", case.every)
-        return Attempt(asked, self.folder, case.lead, HERE), output
+        asked = ("-m", "paceline", "train", f"small:{case.recipe}", *case.options.split())
+        where = ("--output", str(output), "--checkpoint-every", case.every)
+        return Attempt((*asked, *_TRAINED, *where), self.folder, case.lead, HERE), output
 
     def resume(self, run: Path) -> Attempt:
         """Continue a run with `--resume`."""
@@ -160,11 +159,9 @@ class Runs:
         ended = attempt.end()
         if role is None:
             return None
-        run = _run_in(output)
         kill = {"role": role, "when": when, "begun_at": begun_at, "code": ended.code}
-        kill |= {"ended_s": ended.ended_s, "left": ended.left, "said": ended.complaint}
+        kill |= {"ended_s": ended.ended_s, "left": ended.left}
         kill["half_written"] = _is_writing(attempt, output)
-        kill["goes_on_at"] = max(_steps(run), default=None) if run is not None else None
         kill["traceback"] = ended.said if "Traceback" in ended.said else ""
         self.kills.append(kill)
         print(json.dumps(kill), file=sys.stderr, flush=True)
