@@ -148,17 +148,13 @@ def _timed(folder: Path, *command: object) -> tuple[float, float]:
 
 def _runs(title: str, columns: Mapping[str, str], runs: Sequence[Mapping[str, float]]) -> str:
     """Return a table with each run's seconds by part, their sum, and the median sum."""
+    sums = [sum(run[name] for name in columns) for run in runs]
     lines = [
-        (str(number), *(f"{run[name]:.1f}" for name in columns), f"{_sum(run, columns):.1f}")
-        for number, run in enumerate(runs, 1)
+        (str(number), *(f"{run[name]:.1f}" for name in columns), f"{whole:.1f}")
+        for number, (run, whole) in enumerate(zip(runs, sums, strict=True), 1)
     ]
-    middle = median(_sum(run, columns) for run in runs)
-    lines.append(("median", *("" for _ in columns), f"{middle:.1f}"))
+    lines.append(("median", *("" for _ in columns), f"{median(sums):.1f}"))
     return table(title, ("run", *columns.values(), "together"), lines)
-
-
-def _sum(run: Mapping[str, float], columns: Mapping[str, str]) -> float:
-    return sum(run[name] for name in columns)
 
 
 def _clone(figures: dict[str, Any]) -> str:
