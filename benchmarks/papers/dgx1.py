@@ -156,15 +156,13 @@ def machine_with(method: Method) -> Machine:
             slower = {"bandwidth_bytes_per_s": COPY_EFFICIENCY * link.bandwidth_bytes_per_s}
             links.append(link.model_copy(update=slower))
         return _MACHINE.model_copy(update={"links": tuple(links)})
-    devices = []
-    for device in _MACHINE.devices:
-        slower = {
-            "flops_per_s": device.flops_per_s / NCCL_STRETCH,
-            "memory_bandwidth_bytes_per_s": device.memory_bandwidth_bytes_per_s / NCCL_STRETCH,
-            "call_latency_s": device.call_latency_s * NCCL_STRETCH,
-        }
-        devices.append(device.model_copy(update=slower))
-    return _MACHINE.model_copy(update={"devices": tuple(devices)})
+    first = _MACHINE.devices[0]  # all are equal
+    return _MACHINE.with_each(
+        "devices",
+        flops_per_s=first.flops_per_s / NCCL_STRETCH,
+        memory_bandwidth_bytes_per_s=first.memory_bandwidth_bytes_per_s / NCCL_STRETCH,
+        call_latency_s=first.call_latency_s * NCCL_STRETCH,
+    )
 
 
 def fed_in_turn(plan: Plan) -> Plan:
