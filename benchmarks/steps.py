@@ -34,8 +34,6 @@ _NUM_WARM_UP = 2  # DistributedDataParallel rebuilds its buckets after the first
 _INTERVAL = 11  # steps within which an unfinished chunk search measures another size
 _BUCKETS_MB = (10, 25, 100)
 _WIRE = Path("/sys/class/net/wire/statistics")  # exists on two simulated hosts
-
-
 Wrap = Callable[[nn.Module], Callable[[Tensor], Tensor]]
 
 
