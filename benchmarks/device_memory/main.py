@@ -35,6 +35,4 @@ def _table(network: str, ranks: str, found: Mapping[str, Any]) -> str:
     return table(title, head, rows)
 
 
-PARTS = {
-    name: Part(partial(measure, name), partial(text, name)) for name in ("lenet5", "alexnet")
-}
+PARTS = {name: Part(partial(measure, name), partial(text, name)) for name in ("lenet5", "alexnet")}

@@ -101,8 +101,7 @@ def _in_a_part(place: int, change: Change) -> Rule:
     """Change one part."""
     return _on_parts(
         lambda parts: [
-            change(bytes(part)) if i == place % len(parts) else part
-            for i, part in enumerate(parts)
+            change(bytes(part)) if i == place % len(parts) else part for i, part in enumerate(parts)
         ]
     )
 
