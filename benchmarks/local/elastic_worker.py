@@ -105,9 +105,9 @@ def train_among_faults(name: str, every: int) -> None:
         found = exchange(given)
         say(
             number=found.given.number,
-            kept=found.weight if found.mean is not None else 0.0,
+            kept=found.given.weight if found.mean is not None else 0.0,
             workers=updates._workers.count,
-            taken=found.taken is not None,
+            taken=found.peer_state is not None,
             repaired=len(found.repaired),
         )
         return found

@@ -60,6 +60,7 @@ class Copies:
             lambda: other.copy_(back, non_blocking=True),
         ]
         self._works = [(device.new_stream(), work) for work in works]
+        device.synchronize()  # the tensors are written
         self.begin(1)  # warm up
         device.synchronize()
         begun = time.perf_counter()
