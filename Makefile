@@ -21,7 +21,7 @@ test: .venv/tested
 
 # Everything that needs no GPU: before an issue is resolved, and before a release.
 test-all: .venv/developed
-	$(PYTEST) tests benchmarks --ignore=tests/gpu $(PARALLEL)
+	$(PYTEST) tests --ignore=tests/gpu $(PARALLEL)
 
 test-gpu: .venv/tested
 	$(BIN)/python -m pytest tests/gpu

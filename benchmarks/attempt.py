@@ -44,12 +44,6 @@ class Ended(NamedTuple):
     ended_s: float
     left: list[str]
 
-    @property
-    def complaint(self) -> str:
-        """The last line of stderr that begins with `paceline: `, or an empty string."""
-        lines = [one for one in self.said.splitlines() if one.startswith("paceline: ")]
-        return lines[-1] if lines else ""
-
 
 @dataclass
 class Attempt:
@@ -101,7 +95,8 @@ class Attempt:
         while not is_so():
             if not self.is_running:
                 return False
-            _check(self._began_s)
+            if time.monotonic() - self._began_s > _DEADLINE_S:
+                sys.exit(f"a run was not where it was waited for after {_DEADLINE_S:g} s")
             time.sleep(_POLL_S)
         return True
 
@@ -207,8 +202,3 @@ def end_all(temporary: str) -> None:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
-
-
-def _check(began_s: float) -> None:
-    if time.monotonic() - began_s > _DEADLINE_S:
-        sys.exit(f"a run was not where it was waited for after {_DEADLINE_S:g} s")

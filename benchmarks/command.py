@@ -33,5 +33,4 @@ def paceline(
             if done.returncode:
                 raise CommandFailed(f"paceline {words[0]}: {done.returncode}\n{done.stderr}")
             found = done.stdout
-    result: dict[str, Any] = json.loads(found)
-    return result
+    return json.loads(found)

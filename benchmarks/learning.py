@@ -43,26 +43,20 @@ class Task:
     epochs: int
     learning_rate: float
 
-    @property
-    def num_parameters(self) -> int:
-        """The number of parameters of body and linear layers."""
-        head = sum((one + 1) * other for one, other in pairwise(self.widths))
-        return head + sum(one.numel() for one in self.body().parameters())
-
 
 def tasks(*hidden: int) -> dict[str, Task]:
     """Return the tasks by name, with linear layers of these widths between body and output."""
     digits, widths = load("digits"), (64, *hidden, _NUM_CLASSES)
     shown = digits.train[:], digits.test[:]
     drawn = moved(_NUM_TRAIN, 1), moved(_NUM_TEST, 2)
+
+    def perceptron() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU())
+
     return {
-        "digits": Task(_perceptron, widths, *shown, 64, 25, 0.1),
+        "digits": Task(perceptron, widths, *shown, 64, 25, 0.1),
         "3x32x32": Task(_convolutions, widths, *drawn, 64, 20, 0.05),
     }
-
-
-def _perceptron() -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU())
 
 
 def _convolutions() -> nn.Module:
@@ -129,11 +123,13 @@ def accuracies(
     figures = {}
     for name, task in known.items():
         seeds, epochs = (range(2), 1) if quick else (range(_NUM_SEEDS), task.epochs)
+        num_parameters = sum((one + 1) * other for one, other in pairwise(task.widths))
+        num_parameters += sum(one.numel() for one in task.body().parameters())
         figures[name] = {
             "batch_size": task.batch_size,
             "epochs": epochs,
             "learning_rate": task.learning_rate,
-            "num_parameters": task.num_parameters,
+            "num_parameters": num_parameters,
             "accuracies": {
                 codec: [trained(task, epochs, codec, seed) for seed in seeds]
                 for codec in codecs[name]

@@ -6,27 +6,103 @@ Each variant has its own copy of the model and its own optimizer, and runs real 
 import gc
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
+from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline import DataParallel, ddp_hook
+from paceline.core.cost import LayerTimes
+from paceline.core.workload import Workload
 from paceline.exchange.replica import Statistics
+from paceline.exchange.step import SGD
 from paceline.links.arena import Arena
 from paceline.links.devices import device_of
 from paceline.links.group import Group
+from paceline.training.models import find
+from paceline.training.models.paced import PacedModel, PacedSGD
 from ranks import DEADLINE_S, Blocks, Variant, alternate, compare, rounds_within, timed
-from trainee import Task, Trainee, Wrap
 
 _NUM_WARM_UP = 2  # DistributedDataParallel rebuilds its buckets after the first step
 _INTERVAL = 11  # steps within which an unfinished chunk search measures another size
 _BUCKETS_MB = (10, 25, 100)
 _WIRE = Path("/sys/class/net/wire/statistics")  # exists on two simulated hosts
+Wrap = Callable[[nn.Module], Callable[[Tensor], Tensor]]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model, its data and its optimizer."""
+
+    build: Callable[[], nn.Module]
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer]
+    inputs: Tensor
+    targets: Tensor
+
+    @classmethod
+    def synthetic(cls, name: str, batch_size: int, device: torch.device) -> "Task":
+        """Build a built-in model on random data: AdamW for tokens, else SGD with momentum."""
+        architecture = find(name)
+        generator = torch.Generator().manual_seed(0)
+        shape = (batch_size, *(architecture.input_shape or ()))
+        num_classes, optimizer = architecture.num_classes or 1, SGD(learning_rate=1e-4).optimizer
+        if architecture.input_dtype == torch.int64:
+            inputs = torch.randint(num_classes, shape, generator=generator)
+            targets, optimizer = inputs.roll(-1, 1), _adamw
+        else:
+            # Draw many classes: a single class is learnt in five steps. Gradients are then
+            # subnormal, and some processors compute with subnormal numbers twenty times slower.
+            inputs = torch.randn(shape, generator=generator)
+            targets = torch.randint(num_classes, (batch_size,), generator=generator)
+        return cls(
+            build=lambda: architecture.build(None).to(device),
+            optimizer=optimizer,
+            inputs=inputs.to(device),
+            targets=targets.to(device),
+        )
+
+    @classmethod
+    def paced(cls, workload: Workload, times: LayerTimes) -> "Task":
+        """Build a model whose layers sleep for these times instead of computing."""
+        return cls(
+            build=lambda: PacedModel(workload, times.forward_s, times.backward_s),
+            optimizer=lambda model: PacedSGD(model.parameters(), times.update_s),
+            inputs=torch.zeros(1, 1),
+            targets=torch.zeros(1, dtype=torch.int64),
+        )
+
+
+def _adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), 1e-4)
+
+
+@dataclass
+class Trainee:
+    """A wrapped copy of the task's model, its optimizer, and a plain PyTorch training step."""
+
+    task: Task
+    wrap: Wrap
+
+    def __post_init__(self) -> None:
+        torch.manual_seed(0)
+        model = self.task.build()
+        self.parallel = self.wrap(model)
+        self.optimizer = self.task.optimizer(model)
+
+    def step(self) -> None:
+        """Run forward and backward, and update the weights."""
+        scores = self.parallel(self.task.inputs).flatten(0, -2)  # rows: samples or tokens
+        loss = cross_entropy(scores, self.task.targets.flatten())
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
 
 
 class Together:
@@ -34,9 +110,9 @@ class Together:
 
     def __init__(self, model: nn.Module, group: Group) -> None:
         self._model, self._device = model, device_of(group.device)
-        self._arena = Arena(group, 8, 1, 0, DEADLINE_S)
-        self._arena.set_chunks([[]])
-        self._steps = itertools.count(1)
+        arena = Arena(group, 8, 1, 0, DEADLINE_S)
+        arena.set_chunks([[]])
+        self._exchange = exchanging(arena)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Run the forward pass."""
@@ -46,10 +122,20 @@ class Together:
 
     def _meet(self) -> None:
         self._device.synchronize()  # wait for backward, which may still run on a GPU
-        self._arena.begin(next(self._steps))
-        self._arena.post(0)
-        self._arena.commit()
-        self._arena.wait_step()
+        self._exchange()
+
+
+def exchanging(arena: Arena) -> Callable[[], None]:
+    """Return a function that runs an exchange of the arena's only chunk."""
+    steps = itertools.count(1)
+
+    def once() -> None:
+        arena.begin(next(steps))
+        arena.post(0)
+        arena.commit()
+        arena.wait_step()
+
+    return once
 
 
 def alone(model: nn.Module) -> nn.Module:
@@ -226,7 +312,6 @@ def _never() -> None:
 def _settle(trainee: Trainee, group: Group) -> None:
     """Run steps until the model tries no further exchanges and chunk sizes."""
     parallel = trainee.parallel
-    assert isinstance(parallel, DataParallel)
     before, now = -1, 0
     while now > before or "being measured" in parallel.why:
         for _ in range(_INTERVAL):
@@ -263,7 +348,5 @@ def _figures(found: Taken) -> dict[str, Any]:
     }
     if "auto" in found.trainees:
         auto = found.trainees["auto"].parallel
-        assert isinstance(auto, DataParallel)
         figures["why"] = auto.why
-        figures["trials"] = [trial._asdict() for trial in auto.trials]
     return figures

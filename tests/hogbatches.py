@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 
 from boxes import FLOPS_PER_S, link
 from paceline.core.plan import Cost
+from paceline.core.timeline import Timeline
 from paceline.core.workload import Layer, Parameter, Workload
-from papers.hogbatch import plan_until, simulate_until
+from papers.hogbatch import plan_until, simulate_until, updates
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
 POLICIES = ("hogwild", "hogbatch", "cpu_gpu", "proportional", "adaptive")
 WAYS = [link("gpu1", "h", 1e6, 1e-3), link("gpu2", "h", 1.3e6, 1e-3)]
 SHARED = [link("gpu1", "gpu2", 1e6), link("gpu2", "h", 1e6)]
+
+
+def num_samples(timeline: Timeline) -> dict[str, int]:
+    """Return the number of samples that each device trained on."""
+    return {name: sum(one.num_samples for one in own) for name, own in updates(timeline).items()}
 
 
 def per_sample(batch_size: int, numel: int = 1, seconds: float = 1.0) -> Workload:

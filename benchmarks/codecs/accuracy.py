@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,13 +15,14 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from learning import FLOAT32, Task, accuracies, fit, tasks
+from learning import FLOAT32, NUM_RANKS, Task, accuracies, fit, tasks, tested
 from paceline import ddp_hook
 from paceline.codecs.codec import Codec
 from paceline.codecs.feedback import OneBit
 from paceline.codecs.quantization import FOUR_BIT_TABLES, TABLES
 from paceline.core.wire_format import FEEDBACK
 from paceline.links.group import Group
+from ranks import on_ranks
 
 _CODECS: Mapping[str, str | Codec | None] = {
     FLOAT32: None,
@@ -32,6 +34,11 @@ _CODECS: Mapping[str, str | Codec | None] = {
 }
 _SLOWLY = "3x32x32, slowly"
 _ONE_BIT = (FLOAT32, "onebit", "onebit without error feedback")
+
+
+def part(quick: bool) -> dict[str, Any]:
+    """Return the test accuracy of two ranks with each codec, and F-tests."""
+    return tested(on_ranks(Path(__file__).parent, "accuracy", NUM_RANKS, quick))
 
 
 def measure(group: Group, quick: bool) -> dict[str, Any]:

@@ -1,23 +1,36 @@
 """Measure time and sent bytes of AlexNet steps with each codec, on two ranks.
 
-Each rank has one core. A case is the link between the ranks: "100mbit", "1gbit" or "loopback".
+Each rank has one core. The ranks are on two hosts with a link of 100 Mbit/s or 1 Gbit/s (needs
+root), or on loopback.
 """
 
+from pathlib import Path
 from typing import Any
 
+import pays
 import torch
 import torch.distributed as dist
+from hosts import TwoHosts, on_hosts
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
+from figures import shown, table
 from paceline.links.group import Group
-from ranks import compare
-from steps import alone, buckets, ddp, ours, taken
-from trainee import Task, Wrap
+from ranks import compare, on_ranks
+from steps import Task, Wrap, alone, buckets, ddp, ours, taken
 
+_HERE = Path(__file__).parent
 _BATCH_SIZE = 16
 _SETTLING = {"auto": 24}  # steps after which codec="auto" has decided
 _CASES = {"100mbit": (3, 1), "1gbit": (5, 2), "loopback": (5, 2)}  # blocks, and steps per block
+
+
+def part(rate: str, quick: bool) -> dict[str, Any]:
+    """Return the figures for a link rate between two hosts, or for "loopback"."""
+    if rate == "loopback":
+        return on_ranks(_HERE, "between", 2, quick, case=rate)
+    with TwoHosts(rate) as hosts:
+        return on_hosts(hosts, _HERE, "between", quick, (rate,))
 
 
 def measure(group: Group, quick: bool, rate: str) -> dict[str, Any]:
@@ -56,3 +69,27 @@ def _as_it_is(
     future: torch.futures.Future[Tensor] = torch.futures.Future()
     future.set_result(bucket.buffer())
     return future
+
+
+def text(rate: str, figures: dict[str, Any]) -> str:
+    """Return the table for a link rate or "loopback"."""
+    rows = figures["variants"]
+    plans = pays.planned_s(rate, rows)
+    best = min(
+        (row["seconds"]["median"], row["sent_nbytes"])
+        for name, row in rows.items()
+        if name.startswith("DDP") and "hook" not in name
+    )
+    half = min(row["seconds"]["median"] for name, row in rows.items() if "fp16" in name)
+    lines = []
+    for name, row in sorted(rows.items(), key=lambda one: one[1]["seconds"]["median"]):
+        own = row["seconds"]["median"]
+        sent = row["sent_nbytes"]
+        share = f"{sent / 1e6:.1f} ({sent / best[1]:.3f} x)" if sent else "-"
+        plan = plans.get(name)
+        planned = "" if plan is None else f"{1e3 * plan:.0f} ({plan / own - 1:+.1%})"
+        times = f"{best[0] / own:.2f}", f"{half / own:.2f}"
+        lines.append((name, shown(row["seconds"], 1e3, 0), planned, *times, share))
+    head = ("variant", "ms a step", "planned", "over the best DDP", "over the best fp16 hook")
+    found = table("", (*head, "MB sent"), lines)
+    return f"{found}\n\nauto: {figures['auto']}" if figures["auto"] else found

@@ -4,17 +4,15 @@ The environment variable OMP_NUM_THREADS sets the threads of our kernels and of 
 """
 
 from functools import partial
-from pathlib import Path
-from typing import Any
 
+import accuracy
+import between
 import pays
 import speed
 import table2
-import two_hosts
 
 import learning
 from figures import Part, Picture
-from ranks import on_ranks
 
 _PLACES = {
     "1gbit": "two hosts at 1 Gbit/s",
@@ -23,20 +21,14 @@ _PLACES = {
 }
 
 
-def trained(quick: bool) -> dict[str, Any]:
-    """Return the test accuracy of two ranks with each codec, and F-tests."""
-    found = on_ranks(Path(__file__).parent, "accuracy", learning.NUM_RANKS, quick)
-    return learning.tested(found)
-
-
 PARTS = {
     "kernels": Part(speed.measure, speed.text, "Kernels on the CPU"),
     "table2": Part(table2.measure, table2.text, "Table 2 of the paper"),
-    "training": Part(trained, learning.text, "Training"),
+    "training": Part(accuracy.part, learning.text, "Training"),
     **{
         rate: Part(
-            partial(two_hosts.measure, rate),
-            partial(two_hosts.text, rate),
+            partial(between.part, rate),
+            partial(between.text, rate),
             f"AlexNet, 16 images a rank: {place}",
         )
         for rate, place in _PLACES.items()

@@ -43,10 +43,7 @@ _SECONDS = (0.5, 32.0)
 
 def planned(workload: Workload, machine: Machine, codec: str, nbytes_per_s: float) -> float:
     """Plan a step with a codec at this link rate; return its seconds."""
-    [link] = machine.links
-    linked = machine.model_copy(
-        update={"links": (link.model_copy(update={"bandwidth_bytes_per_s": nbytes_per_s}),)}
-    )
+    linked = machine.with_each("links", bandwidth_bytes_per_s=nbytes_per_s)
     config = AllReduce(workers=_WORKERS, codec=None if codec == "none" else codec)
     samples = _BATCH_SIZE * _WORKERS
     return forecast(workload, linked, find_exchange("allreduce"), config, samples).step_s
@@ -60,8 +57,7 @@ def planned_s(rate: str, variants: Mapping[str, Any]) -> dict[str, float]:
     if rate not in _MEASURED_AT:
         return {}
     workload = workload_of("alexnet", _BATCH_SIZE, None)
-    alone_s = variants["apart"]["seconds"]["median"]
-    machine = _as_fast(alone_s)
+    machine = _as_fast(variants["apart"]["seconds"]["median"])
     nbytes_per_s = _MEASURED_AT[rate] * _PAYLOAD
     return {
         variant: planned(workload, machine, codec, nbytes_per_s)

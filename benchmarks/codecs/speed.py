@@ -7,58 +7,50 @@ itself. Therefore everything is measured twice: with this default, and with free
 """
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import chain
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
-import bnb
 import torch
 from torch import Tensor
 
 from figures import shown, spread
 from figures import table as markdown
-from paceline.codecs.blockwise import EightBit, FourBit
+from paceline.codecs.blockwise import EightBit
 from paceline.codecs.names import find_codec
-from paceline.codecs.quantization import FOUR_BIT_TABLES, table
+from paceline.codecs.quantization import table
 from paceline.links.rendezvous import process_group
-from paceline.native import Codebook, DType, FourBitTable, cast_into
+from paceline.native import Codebook
 from ranks import DEADLINE_S, Variant, alternate, timed
 
 _COUNT, _QUICK_COUNT = 16_000_000, 1_000_000
 _ROUNDS, _QUICK_ROUNDS = 25, 3
 _TYPE = "dynamic8"
+_OTHER_TYPES = {"e3m0": 0.5, "dynamic4": 0.5, "half": 2.0, "bfloat16": 2.0}  # bytes per value
 _BLOCK_SIZES = (1024, 4096)  # our default, and bitsandbytes'
 _SETS = ("avx512", "avx2", "portable")
-_THEIRS, _ADDING = "bitsandbytes", "decode and add"
-_THEIRS_IN_4_BITS = f"{_THEIRS} with 4 bits"
-_THEIR_4_BIT_BLOCKS = (1024, 64)  # our default, and bitsandbytes'
-_CASTS = {"half": DType.FLOAT16, "bfloat16": DType.BFLOAT16}
-_ADD, _COPY = "torch: add_", "torch: copy_"
-# A variant's name is its operation, and then its type unless that is dynamic8. Bytes per value that
-# are read and written: _NBYTES counts float32, _ENCODED_NBYTES encoded values (default 1 byte).
-_NBYTES = {"encode": 4.0, "decode": 4.0, _ADDING: 8.0, _ADD: 12.0, _COPY: 8.0}
-_ENCODED_NBYTES = {
-    **dict.fromkeys((*FOUR_BIT_TABLES, _THEIRS_IN_4_BITS), 0.5),
-    **dict.fromkeys(_CASTS, 2.0),
-}
-
+_THEIRS = "bitsandbytes"
+_FLOAT32 = 4.0  # bytes per value
+_INSTALL = "pip install --no-deps --target build/bitsandbytes -r benchmarks/codecs/requirements.txt"
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of glibc's malloc.h
 
-Runs = dict[str, Callable[[], object]]
-Blocks = dict[str, list[list[float]]]
+
+class Timed(NamedTuple):
+    """A function to time, and the bytes per value that it reads and writes."""
+
+    run: Callable[[], object]
+    nbytes: float
 
 
 def measure(quick: bool) -> dict[str, Any]:
     """Return seconds and ratios to bitsandbytes, with freed memory returned and kept."""
     count, rounds = (_QUICK_COUNT, _QUICK_ROUNDS) if quick else (_COUNT, _ROUNDS)
     values = torch.randn(count, generator=torch.Generator().manual_seed(0))
-    runs = _kernels(values) | _whole_calls(values) | _bitsandbytes(values)
-    for name in FOUR_BIT_TABLES:
-        runs |= _kernels(values, name)
-    runs |= _casts(values) | _other_whole_calls(values) | _bitsandbytes_4_bit(values)
-    runs |= _torch(values)
+    runs = dict(chain.from_iterable(of(values) for of in _GROUPS))
     freed = {"given back": _compared(runs, rounds, count)}
     _keep_freed_memory()
     freed["kept"] = _compared(runs, rounds, count)
@@ -71,47 +63,20 @@ def _keep_freed_memory() -> None:
     libc.mallopt(_MMAP_MAX, 0)
 
 
-def _compared(runs: Runs, rounds: int, count: int) -> dict[str, Any]:
-    variants = [Variant(name, timed(run, 1), 1) for name, run in runs.items()]
-    with process_group(DEADLINE_S) as group:
-        blocks = alternate(variants, group, rounds, 1)
-    return {
-        "variants": {name: _speed(name, times, count) for name, times in blocks.items()},
-        "over_bitsandbytes": _over_bitsandbytes(blocks, ("",), f"{_THEIRS},"),
-        "over_bitsandbytes_4_bit": _over_bitsandbytes(
-            blocks, tuple(FOUR_BIT_TABLES), _THEIRS_IN_4_BITS
-        ),
-    }
-
-
-def _kernels(values: Tensor, name: str = "") -> Runs:
-    """Return a type's kernels for each instruction set, with our default block size."""
-    block_size, threads = _BLOCK_SIZES[0], torch.get_num_threads()
-    one = table(name or _TYPE)
-    native = (FourBitTable if name else Codebook)(one.magnitudes.tolist(), one.thresholds.tolist())
-    codes = torch.empty(-(-len(values) // (2 if name else 1)), dtype=torch.uint8)
+def _kernels(values: Tensor) -> Iterator[tuple[str, Timed]]:
+    """Yield the kernels for each instruction set, with our default block size."""
+    block_size, threads, one = _BLOCK_SIZES[0], torch.get_num_threads(), table(_TYPE)
+    native = Codebook(one.magnitudes.tolist(), one.thresholds.tolist())
+    codes = torch.empty(len(values), dtype=torch.uint8)
     scales = torch.empty(-(-len(values) // block_size))
     decoded, total = torch.empty_like(values), torch.zeros_like(values)
     encode = partial(native.encode_into, codes, scales, values, block_size, True, threads)
     decode = partial(native.decode_into, decoded, codes, scales, block_size, False, threads)
     add = partial(native.decode_into, total, codes, scales, block_size, True, threads)
-    runs: Runs = {}
     for known in filter(_is_known, _SETS):
-        by = f"{name}, {known}" if name else known
-        runs[f"encode: {by}"] = partial(encode, known)
-        runs[f"decode: {by}"] = partial(decode, known)
-        runs[f"{_ADDING}: {by}"] = partial(add, known)
-    return runs
-
-
-def _casts(values: Tensor) -> Runs:
-    """Return the casts to 16-bit types."""
-    rounded, threads = torch.empty(2 * len(values), dtype=torch.uint8), torch.get_num_threads()
-    return {
-        f"encode: {name}, {known}": partial(cast_into, rounded, values, dtype, threads, known)
-        for name, dtype in _CASTS.items()
-        for known in filter(_is_known, _SETS)
-    }
+        yield f"encode: {known}", Timed(partial(encode, known), _FLOAT32 + 1)
+        yield f"decode: {known}", Timed(partial(decode, known), _FLOAT32 + 1)
+        yield f"decode and add: {known}", Timed(partial(add, known), 2 * _FLOAT32 + 1)
 
 
 def _is_known(instruction_set: str) -> bool:
@@ -125,103 +90,70 @@ def _is_known(instruction_set: str) -> bool:
     return True
 
 
-def _whole_calls(values: Tensor) -> Runs:
-    runs: Runs = {}
-    for block_size in _BLOCK_SIZES:
-        codec = EightBit(_TYPE, block_size)
-        payload, by = codec.encode(values), f"whole call, blocks of {block_size}"
-        runs[f"encode: {by}"] = partial(codec.encode, values)
-        runs[f"decode: {by}"] = partial(codec.decode, payload)
-    return runs
-
-
-def _other_whole_calls(values: Tensor) -> Runs:
-    """Return whole calls that encode and decode 4-bit types and casts."""
-    runs: Runs = {}
-    for name in (*FOUR_BIT_TABLES, *_CASTS):
-        codec = FourBit(name) if name in FOUR_BIT_TABLES else find_codec(name)
+def _whole_calls(values: Tensor) -> Iterator[tuple[str, Timed]]:
+    known: dict[str, tuple[Any, float]] = {
+        f"whole call, blocks of {size}": (EightBit(_TYPE, size), 1.0) for size in _BLOCK_SIZES
+    }
+    for name, nbytes in _OTHER_TYPES.items():
+        known[f"{name}, whole call"] = find_codec(name), nbytes
+    for by, (codec, nbytes) in known.items():
         payload = codec.encode(values)
-        runs[f"encode: {name}, whole call"] = partial(codec.encode, values)
-        runs[f"decode: {name}, whole call"] = partial(codec.decode, payload)
-    return runs
+        yield f"encode: {by}", Timed(partial(codec.encode, values), _FLOAT32 + nbytes)
+        yield f"decode: {by}", Timed(partial(codec.decode, payload), _FLOAT32 + nbytes)
 
 
-def _bitsandbytes_4_bit(values: Tensor) -> Runs:
-    """Return bitsandbytes' 4-bit calls; print a message and return {} without CPU support."""
-    functional, runs = bnb.functional(), Runs()
-    for block_size in _THEIR_4_BIT_BLOCKS if functional else ():
-        encode = partial(functional.quantize_4bit, values, blocksize=block_size, quant_type="fp4")
-        try:
-            codes, state = encode()
-            functional.dequantize_4bit(codes, state)
-        except (RuntimeError, NotImplementedError) as error:
-            print(f"bitsandbytes' 4 bits are left out: {error}", flush=True)
-            return {}
-        by = f"{_THEIRS_IN_4_BITS}, blocks of {block_size}"
-        runs[f"encode: {by}"] = encode
-        runs[f"decode: {by}"] = partial(functional.dequantize_4bit, codes, state)
-    return runs
-
-
-def _bitsandbytes(values: Tensor) -> Runs:
-    functional = bnb.functional()
-    runs: Runs = {}
-    for block_size in _BLOCK_SIZES if functional else ():
-        codes, state = functional.quantize_blockwise(values, blocksize=block_size)
-        encode, decode = functional.quantize_blockwise, functional.dequantize_blockwise
+def _bitsandbytes(values: Tensor) -> Iterator[tuple[str, Timed]]:
+    if find_spec(_THEIRS) is None:
+        print(f"{_THEIRS} is left out, because it is not installed: {_INSTALL}", flush=True)
+        return
+    functional = import_module(f"{_THEIRS}.functional")
+    for block_size in _BLOCK_SIZES:
+        encode = partial(functional.quantize_blockwise, values, blocksize=block_size)
+        decode = partial(functional.dequantize_blockwise, *encode())
         by = f"{_THEIRS}, blocks of {block_size}"
-        runs[f"encode: {by}"] = partial(encode, values, blocksize=block_size)
-        runs[f"decode: {by}"] = partial(decode, codes, state)
-    return runs
+        yield f"encode: {by}", Timed(encode, _FLOAT32 + 1)
+        yield f"decode: {by}", Timed(decode, _FLOAT32 + 1)
 
 
-def _torch(values: Tensor) -> Runs:
+def _torch(values: Tensor) -> Iterator[tuple[str, Timed]]:
     copied, total = torch.empty_like(values), torch.zeros_like(values)
-    return {_ADD: partial(total.add_, values), _COPY: partial(copied.copy_, values)}
+    yield "torch: add_", Timed(partial(total.add_, values), 3 * _FLOAT32)
+    yield "torch: copy_", Timed(partial(copied.copy_, values), 2 * _FLOAT32)
 
 
-def _speed(name: str, times: list[list[float]], count: int) -> dict[str, Any]:
-    seconds = list(chain.from_iterable(times))
-    nbytes = _NBYTES.get(name) or _NBYTES[name.partition(":")[0]] + _encoded_nbytes(name)
-    return {
-        "seconds": spread(seconds),
-        "values_per_s": spread([count / one for one in seconds]),
-        "bytes_per_s": spread([nbytes * count / one for one in seconds]),
+_GROUPS = (_kernels, _whole_calls, _bitsandbytes, _torch)
+
+
+def _compared(runs: Mapping[str, Timed], rounds: int, count: int) -> dict[str, Any]:
+    variants = [Variant(name, timed(one.run, 1), 1) for name, one in runs.items()]
+    with process_group(DEADLINE_S) as group:
+        blocks = alternate(variants, group, rounds, 1)
+    seconds = {name: list(chain.from_iterable(times)) for name, times in blocks.items()}
+    rows = {
+        name: {
+            "seconds": spread(own),
+            "values_per_s": spread([count / one for one in own]),
+            "bytes_per_s": spread([runs[name].nbytes * count / one for one in own]),
+        }
+        for name, own in seconds.items()
     }
+    return {"variants": rows, "over_bitsandbytes": _over_bitsandbytes(seconds)}
 
 
-def _type_of(name: str) -> str:
-    """Return the type in a variant's name, or an empty string."""
-    named = name.partition(": ")[2].partition(",")[0]
-    return named if named in _ENCODED_NBYTES else ""
-
-
-def _encoded_nbytes(name: str) -> float:
-    return _ENCODED_NBYTES.get(_type_of(name), 1.0)
-
-
-def _over_bitsandbytes(
-    blocks: Blocks, types: tuple[str, ...], rival: str
-) -> dict[str, dict[str, Any]]:
-    """Return speedups over each variant of `rival`, for our variants of these types."""
+def _over_bitsandbytes(seconds: Mapping[str, list[float]]) -> dict[str, dict[str, Any]]:
+    """Return the speedups of our variants of the same type over each variant of bitsandbytes."""
     rows: dict[str, dict[str, Any]] = {}
-    for name in blocks:
+    for name, own in seconds.items():
         operation, _, by = name.partition(": ")
-        theirs = [other for other in blocks if other.startswith(f"{operation}: {rival}")]
-        if theirs and _type_of(name) in types and not by.startswith(_THEIRS):
-            rows[name] = {
-                other.partition(": ")[2]: _faster(blocks, name, other) for other in theirs
-            }
+        if by.startswith((_THEIRS, *_OTHER_TYPES)):
+            continue
+        for other, theirs in seconds.items():
+            if other.startswith(f"{operation}: {_THEIRS}"):
+                rows.setdefault(name, {})[other.partition(": ")[2]] = {
+                    "ratio_of_medians": median(theirs) / median(own),
+                    "ratio": spread([a / b for a, b in zip(theirs, own, strict=True)]),
+                }
     return rows
-
-
-def _faster(blocks: Blocks, name: str, other: str) -> dict[str, Any]:
-    """Return `other`'s seconds divided by `name`'s: of medians, and round by round."""
-    own, others = (list(chain.from_iterable(blocks[one])) for one in (name, other))
-    return {
-        "ratio_of_medians": median(others) / median(own),
-        "ratio": spread([theirs / ours for ours, theirs in zip(own, others, strict=True)]),
-    }
 
 
 def text(figures: dict[str, Any]) -> str:
@@ -236,34 +168,26 @@ def text(figures: dict[str, Any]) -> str:
 
 
 def _tables(title: str, compared: dict[str, Any]) -> Iterator[str]:
-    yield markdown(
-        title,
-        ("variant", "ms, median [quartiles]", "G values/s", "GB/s, read and written"),
-        [
-            (
-                name,
-                shown(row["seconds"], 1e3, 2),
-                f"{row['values_per_s']['median'] / 1e9:.2f}",
-                f"{row['bytes_per_s']['median'] / 1e9:.1f}",
-            )
-            for name, row in compared["variants"].items()
-        ],
-    )
-    if compared["over_bitsandbytes"]:
-        yield _of_bitsandbytes(compared["over_bitsandbytes"], "Times as fast as bitsandbytes")
-    if compared.get("over_bitsandbytes_4_bit"):
-        rows, title = compared["over_bitsandbytes_4_bit"], "Times as fast as bitsandbytes' 4 bits"
-        yield _of_bitsandbytes(rows, title)
+    lines = [
+        (
+            name,
+            shown(row["seconds"], 1e3, 2),
+            f"{row['values_per_s']['median'] / 1e9:.2f}",
+            f"{row['bytes_per_s']['median'] / 1e9:.1f}",
+        )
+        for name, row in compared["variants"].items()
+    ]
+    head = ("variant", "ms, median [quartiles]", "G values/s", "GB/s, read and written")
+    yield markdown(title, head, lines)
+    if rows := compared["over_bitsandbytes"]:
+        blocks = [theirs.partition(", ")[2] for theirs in next(iter(rows.values()))]
+        ratios = [
+            (name, *(cell for row in own.values() for cell in _ratios(row)))
+            for name, own in rows.items()
+        ]
+        columns = (column for one in blocks for column in (one, "round by round"))
+        yield markdown("Times as fast as bitsandbytes", ("variant", *columns), ratios)
 
 
-def _of_bitsandbytes(rows: dict[str, dict[str, Any]], title: str) -> str:
-    head = ["variant"]
-    for theirs in next(iter(rows.values())):
-        head += [theirs.partition(", ")[2], "round by round"]
-    lines = []
-    for name, by_theirs in rows.items():
-        line = [name]
-        for row in by_theirs.values():
-            line += [f"{row['ratio_of_medians']:.1f}", shown(row["ratio"], 1, 1)]
-        lines.append(line)
-    return markdown(title, head, lines)
+def _ratios(row: dict[str, Any]) -> tuple[str, str]:
+    return f"{row['ratio_of_medians']:.1f}", shown(row["ratio"], 1, 1)

@@ -4,16 +4,16 @@ Each distribution has 25 M values. As in the paper, dynamic8 and linear8 are sca
 magnitude of all values, mantissa8 and static8 by a fixed offset.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, NamedTuple
 
-import bnb
 import torch
 from torch import Tensor
 
-from coding_errors import Errors
 from figures import table
 from paceline.codecs.blockwise import EightBit
 from paceline.codecs.quantization import TABLES
@@ -25,8 +25,7 @@ _NEAREST, _BITSANDBYTES = "nearest", "bitsandbytes"
 Coding = Callable[[Tensor], Tensor]
 
 
-@dataclass(frozen=True)
-class Distribution:
+class Distribution(NamedTuple):
     """A row of the table: N(0, deviation^2), or U(0,1) if `deviation` is None.
 
     `printed`: the paper's mean "absolute" error and mean relative error in percent, by type.
@@ -93,7 +92,7 @@ def _errors(distribution: Distribution, count: int) -> dict[str, Any]:
     """Return the mean errors of each coding on one distribution."""
     scale = max(float(piece.abs().max()) for piece in _pieces(distribution, count))
     codings = _codings(scale, distribution.offset)
-    errors = {key: Errors() for key in codings}
+    errors = {key: _Errors() for key in codings}
     for piece in _pieces(distribution, count):
         for key, coding in codings.items():
             errors[key].add(piece, coding(piece))
@@ -106,6 +105,29 @@ def _errors(distribution: Distribution, count: int) -> dict[str, Any]:
     return {"largest": scale, "types": types}
 
 
+class _Errors:
+    """Sums of coding errors over the values so far."""
+
+    def __init__(self) -> None:
+        self._count = self._count_nonzero = 0
+        self._sums: dict[str, float] = defaultdict(float)
+
+    def add(self, values: Tensor, coded: Tensor) -> None:
+        """Add the errors of the decoded values `coded` against the original `values`."""
+        errors, sizes = (coded.double() - values).abs(), values.abs().double()
+        nonzero = sizes > 0
+        self._count += len(values)
+        self._count_nonzero += int(nonzero.sum())
+        self._sums["absolute"] += float(errors.sum())
+        self._sums["squared"] += float(errors.square().sum())
+        self._sums["relative"] += float((errors[nonzero] / sizes[nonzero]).sum())
+
+    def means(self) -> dict[str, float]:
+        """Return the mean errors; relative errors are averaged over nonzero values."""
+        counts = {"relative": self._count_nonzero}
+        return {way: total / counts.get(way, self._count) for way, total in self._sums.items()}
+
+
 def _pieces(distribution: Distribution, count: int) -> Iterator[Tensor]:
     return (distribution.piece(number, _PIECE) for number in range(count // _PIECE))
 
@@ -116,7 +138,7 @@ def _codings(largest: float, offset: float) -> Mapping[tuple[str, str], Coding]:
     for name in TABLES:
         scale = largest if name in _SCALED else offset
         codings[name, _NEAREST] = partial(_by_codec, EightBit(name, offset=scale))
-    if bnb.functional():
+    if find_spec(_BITSANDBYTES):
         codings["dynamic8", _BITSANDBYTES] = partial(_by_bitsandbytes, largest)
     return codings
 
@@ -128,7 +150,7 @@ def _by_codec(codec: EightBit, values: Tensor) -> Tensor:
 def _by_bitsandbytes(largest: float, values: Tensor) -> Tensor:
     # It scales a block by its largest value: append the largest of all values to a single block.
     block = torch.cat([values, torch.tensor([largest])])
-    functional = bnb.functional()
+    functional = import_module("bitsandbytes.functional")
     codes, state = functional.quantize_blockwise(block, blocksize=len(block))
     coded: Tensor = functional.dequantize_blockwise(codes, state)[:-1]
     return coded

@@ -7,6 +7,7 @@ a message to a false message, or to None if the rule does not apply.
 import struct
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from fuzzing.changes import FLIPS, LITERALS, NODES, PLACES, Change, spliced
 from hypothesis import HealthCheck, Phase, given, seed, settings
@@ -59,52 +60,50 @@ def _with(field: str, value: object) -> Rule:
     return lambda message: replace(message, **{field: value})
 
 
-def _fewer_parts(place: int) -> Rule:
-    """Remove a part."""
+def _on_parts(change: Callable[[list[Any]], list[Any]]) -> Rule:
+    """Return a rule that changes the list of parts; it does not apply if nothing changes."""
 
     def lie(message: Message) -> Message | None:
         parts = list(message.parts)
-        if parts:
-            del parts[place % len(parts)]
-        return replace(message, parts=tuple(parts)) if message.parts else None
+        changed = change(list(parts))[:MAX_PARTS]
+        return replace(message, parts=tuple(changed)) if changed != parts else None
 
     return lie
+
+
+def _fewer_parts(place: int) -> Rule:
+    """Remove a part."""
+    return _on_parts(lambda parts: [p for i, p in enumerate(parts) if i != place % len(parts)])
 
 
 def _more_parts(place: int, chosen: int) -> Rule:
     """Insert an empty part, a part of one byte, or a copy of a part."""
 
-    def lie(message: Message) -> Message:
-        parts = list(message.parts)
+    def change(parts: list[Any]) -> list[Any]:
         known = (b"", b"x", *parts)
         parts.insert(place % (len(parts) + 1), known[chosen % len(known)])
-        return replace(message, parts=tuple(parts[:MAX_PARTS]))
+        return parts
 
-    return lie
+    return _on_parts(change)
 
 
 def _other_order(places: list[int]) -> Rule:
     """Reorder the parts."""
 
-    def lie(message: Message) -> Message | None:
-        order = sorted(range(len(message.parts)), key=lambda i: places[i % len(places)])
-        parts = tuple(message.parts[i] for i in reversed(order))
-        return replace(message, parts=parts) if len(parts) > 1 else None
+    def change(parts: list[Any]) -> list[Any]:
+        order = sorted(range(len(parts)), key=lambda i: places[i % len(places)], reverse=True)
+        return [parts[i] for i in order]
 
-    return lie
+    return _on_parts(change)
 
 
 def _in_a_part(place: int, change: Change) -> Rule:
     """Change one part."""
-
-    def lie(message: Message) -> Message | None:
-        parts = list(message.parts)
-        if not parts:
-            return None
-        parts[place % len(parts)] = change(bytes(parts[place % len(parts)]))
-        return replace(message, parts=tuple(parts))
-
-    return lie
+    return _on_parts(
+        lambda parts: [
+            change(bytes(part)) if i == place % len(parts) else part for i, part in enumerate(parts)
+        ]
+    )
 
 
 def _in_a_record(change: Change) -> Rule:

@@ -14,15 +14,57 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import cases
+from attempt import Attempt, Ended
+from paceline.rpc.keys import generate_keys
+from proxy import Proxy
 
-from attempt import Ended
+_HERE = Path(__file__).parent
+_MODULES = _HERE.parent / "resume"  # its recipes train in seconds
+_DEADLINE_S = 4.0
+_COMMAND = ("-m", "paceline")
+_TRAINED = (
+    *("--batch-size", "24", "--profile-s", "0.2", "--timeout", str(_DEADLINE_S)),
+    *("--checkpoint-every", "1s"),
+)
 
+
+class Case(NamedTuple):
+    """A recipe, its options and number of epochs, and the role of its first process."""
+
+    recipe: str
+    options: str
+    epochs: int
+    lead: str = "launcher"
+
+
+_LAUNCHED = {
+    "allreduce": Case("with_all", "--strategy allreduce --workers 2", 100),
+    "host": Case("with_all", "--strategy host --workers 3", 100),
+    "tree": Case("with_all", "--strategy tree --workers 2", 100),
+    "subbatch": Case("classes", "--strategy subbatch --workers 2", 60),
+    "hogbatch": Case(
+        "classes",
+        "--strategy hogbatch --workers cpu:1 --strategy-option policy=hogbatch",
+        60,
+        "coordinator",
+    ),
+    "wheel": Case("plain", "--strategy wheel --workers 2 --strategy-option lanes=1", 40, "hub"),
+    "local": Case("plain", "--strategy local --workers 2 --strategy-option sync_every=5", 100),
+}
+_SERVED = {
+    "wheel, hub apart": Case("plain", "--strategy wheel --strategy-option lanes=1", 60, "hub"),
+}
+_OWN_LOOP = "a user's loop"
+_NAMES = (*_LAUNCHED, *_SERVED, _OWN_LOOP)
+_OWN_STEPS, _OWN_RANKS, _SERVED_WORKERS = 4000, 2, 2
+_OWN_ENDS_S = 240.0  # if torchrun is killed, its ranks train to their last step
 _KINDS = {  # with their relative frequencies
     "KILL": 5,
     "TERM": 4,
@@ -32,11 +74,77 @@ _KINDS = {  # with their relative frequencies
     "STOP, CONT": 3,
 }
 _PROXY_KINDS = {"cut": 5, "hold": 4}
-_STOPPED_S = (0.2, 3 * cases.DEADLINE_S)
+_STOPPED_S = (0.2, 3 * _DEADLINE_S)
 _LATEST_S = 14.0  # latest moment of the first fault; runs are about this long
 _ENDS_S = 240.0  # a run that takes seconds on an idle machine counts as hanging after this,
 _SAVED_S = 60.0  # unless it wrote to its folder this recently: checkpoints are due every second
+_AT_ONCE, _MOST_S = 2, 7200.0  # trials at a time, and the limit of all
 _CODES = {"INT": 130, "TERM": 143}
+
+
+class Trial:
+    """The commands of one run: the first writes the result, the others are its workers.
+
+    `proxies` connect the workers to their hub; `stack` closes them.
+    """
+
+    def __init__(self, stack: ExitStack, name: str, folder: Path) -> None:
+        self.name, self.folder = name, folder
+        self.output = folder / "runs"
+        self.proxies: list[Proxy] = []
+        self.workers: list[Attempt] = []
+        if name in _LAUNCHED:
+            self.first = self._launched(_LAUNCHED[name])
+        elif name in _SERVED:
+            self.first = self._served(_SERVED[name])
+            stack.callback(self._close_proxies)
+        else:
+            self.first = self._own_loop()
+
+    @property
+    def attempts(self) -> list[Attempt]:
+        """The first command, then its workers."""
+        return [self.first, *self.workers]
+
+    def join(self) -> None:
+        """Start the workers of a separate hub, each behind a proxy, once the hub listens."""
+        if self.name not in _SERVED or (port := self.first.port()) is None:
+            return
+        for number in range(_SERVED_WORKERS):
+            self.proxies.append(Proxy(port))
+            arguments = (
+                *(*_COMMAND, "worker", "--connect", f"tcp://127.0.0.1:{self.proxies[-1].port}"),
+                *("--worker-ids", str(number), "--keys", "keys", "--device", "cpu"),
+                *("--threads", "1", "--timeout", str(_DEADLINE_S)),
+            )
+            self.workers.append(Attempt(arguments, self.folder, f"worker {number}", _MODULES))
+
+    def _launched(self, case: Case) -> Attempt:
+        return Attempt((*_COMMAND, "train", *self._asked(case)), self.folder, case.lead, _MODULES)
+
+    def _served(self, case: Case) -> Attempt:
+        generate_keys(self.folder / "keys")
+        arguments = (
+            *(*_COMMAND, "hub", *self._asked(case), "--workers", str(_SERVED_WORKERS)),
+            *("--listen", "tcp://127.0.0.1:0", "--keys", "keys", "--wait", "20"),
+        )
+        return Attempt(arguments, self.folder, case.lead, _MODULES)
+
+    def _own_loop(self) -> Attempt:
+        arguments = (
+            *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(_OWN_RANKS)),
+            *(str(_HERE / "own_loop.py"), str(_OWN_STEPS), str(_DEADLINE_S)),
+        )
+        return Attempt(arguments, self.folder, "torchrun", _MODULES, _OWN_ENDS_S)
+
+    def _asked(self, case: Case) -> tuple[str, ...]:
+        recipe, options = f"small:{case.recipe}", case.options.split()
+        epochs = ("--epochs", str(case.epochs), "--output", str(self.output))
+        return (recipe, *options, *_TRAINED, *epochs)
+
+    def _close_proxies(self) -> None:
+        for proxy in self.proxies:
+            proxy.close()
 
 
 @dataclass
@@ -62,30 +170,20 @@ class Judged:
     wrong: list[str] = field(default_factory=list)
 
 
-def measure(num_faults: int, seed: int, beside: int, most_s: float) -> dict[str, Any]:
-    """Run `beside` trials at a time, up to `num_faults` faults or `most_s`; return all trials."""
-    lock, judged = threading.Lock(), list[Judged]()
-    until_s = time.monotonic() + most_s
+def measure(num_faults: int, seed: int) -> dict[str, Any]:
+    """Run two trials at a time, up to `num_faults` faults or two hours; return all trials."""
+    judged, numbers = list[Judged](), count(seed)
+    until_s = time.monotonic() + _MOST_S
 
     def go_on() -> None:
-        while True:
-            with lock:
-                num_tried = sum(len(one.faults) for one in judged)
-                if num_tried >= num_faults or time.monotonic() > until_s:
-                    return
-                number = go_on_from[0]
-                go_on_from[0] += 1
-            found = tried(cases.NAMES[number % len(cases.NAMES)], number)
-            with lock:
-                judged.append(found)
-                print(json.dumps(asdict(found)), file=sys.stderr, flush=True)
+        while sum(len(one.faults) for one in judged) < num_faults and time.monotonic() < until_s:
+            number = next(numbers)
+            judged.append(tried(_NAMES[number % len(_NAMES)], number))
+            print(json.dumps(asdict(judged[-1])), file=sys.stderr, flush=True)
 
-    go_on_from = [seed]
-    threads = [threading.Thread(target=go_on) for _ in range(beside)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        for done in [pool.submit(go_on) for _ in range(_AT_ONCE)]:
+            done.result()
     return {"seed": seed, "trials": [asdict(one) for one in judged]}
 
 
@@ -94,7 +192,7 @@ def tried(name: str, seed: int) -> Judged:
     choice = random.Random(f"{name} {seed}")  # noqa: S311 - no secret
     judged = Judged(name, seed)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        trial = cases.Trial(stack, name, Path(folder))
+        trial = Trial(stack, name, Path(folder))
         began_s = time.monotonic()
         joining = threading.Thread(target=trial.join)
         joining.start()
@@ -112,7 +210,7 @@ def tried(name: str, seed: int) -> Judged:
     return judged
 
 
-def _happen(trial: cases.Trial, choice: random.Random, began_s: float) -> Fault | None:
+def _happen(trial: Trial, choice: random.Random, began_s: float) -> Fault | None:
     """Inject one fault; return None if its victim has already ended."""
     at_s = time.monotonic() - began_s
     kinds = _KINDS | (_PROXY_KINDS if trial.proxies else {})
@@ -149,13 +247,13 @@ def _continue(pid: int) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
-def _sleep(trial: cases.Trial, seconds: float) -> None:
+def _sleep(trial: Trial, seconds: float) -> None:
     until_s = time.monotonic() + seconds
     while trial.first.is_running and time.monotonic() < until_s:
         time.sleep(0.01)
 
 
-def _ends(trial: cases.Trial, joining: threading.Thread) -> list[Ended | None]:
+def _ends(trial: Trial, joining: threading.Thread) -> list[Ended | None]:
     """Wait for all commands to end; kill commands that hang, and return None for each."""
     joining.join()
     until_s = time.monotonic() + _ENDS_S
@@ -171,13 +269,13 @@ def _ends(trial: cases.Trial, joining: threading.Thread) -> list[Ended | None]:
     return [None if id(one) in hang else end for one, end in zip(trial.attempts, ends, strict=True)]
 
 
-def _goes_on(trial: cases.Trial) -> bool:
+def _goes_on(trial: Trial) -> bool:
     """Whether the run wrote to its folder in the last `_SAVED_S` seconds."""
     saved = [path.stat().st_mtime for path in trial.output.glob("*/*")]
     return time.time() - max(saved, default=0.0) < _SAVED_S
 
 
-def _judge(judged: Judged, trial: cases.Trial, ends: list[Ended | None]) -> None:
+def _judge(judged: Judged, trial: Trial, ends: list[Ended | None]) -> None:
     """Record in `judged` how the trial ended, and the violations."""
     for attempt, end in zip(trial.attempts, ends, strict=True):
         if end is None:
@@ -188,7 +286,7 @@ def _judge(judged: Judged, trial: cases.Trial, ends: list[Ended | None]) -> None
     first = ends[0]
     judged.code = -1 if first is None else first.code
     judged.wrong += _halves(trial.output)
-    is_whole = trial.name == cases.OWN_LOOP or any(trial.output.glob("*/result.json"))
+    is_whole = trial.name == _OWN_LOOP or any(trial.output.glob("*/result.json"))
     if judged.code == 0 and not is_whole:
         judged.wrong.append("exit code 0, and no result")
     recovered = judged.code == 0

@@ -12,32 +12,16 @@ from typing import Any
 import fuzz
 import lies
 import loop
-from fuzzing.child import CPU_S, MEMORY_NBYTES
 
 from figures import Part, table
 
-_SEED, _MOST_S = 1, 7200.0
+_SEED = 1
 
 
-def _lies(quick: bool) -> dict[str, Any]:
-    return lies.measure(20 if quick else 2000, _SEED)
-
-
-def _loop(quick: bool) -> dict[str, Any]:
-    return loop.measure(10 if quick else 500, _SEED, beside=2, most_s=_MOST_S)
-
-
-def _files(quick: bool) -> dict[str, Any]:
-    return _fuzzed(500 if quick else 100_000, is_frame=False)
-
-
-def _frames(quick: bool) -> dict[str, Any]:
-    return _fuzzed(1000 if quick else 1_000_000, is_frame=True)
-
-
-def _fuzzed(count: int, *, is_frame: bool) -> dict[str, Any]:
+def _fuzzed(count: int, is_frame: bool) -> dict[str, Any]:
     rows = fuzz.measure(count, _SEED, is_frame=is_frame)
-    return {"seed": _SEED, "memory_nbytes": MEMORY_NBYTES, "seconds": CPU_S, "parsers": rows}
+    limits = {"memory_nbytes": fuzz.MEMORY_NBYTES, "seconds": fuzz.CPU_S}
+    return {"seed": _SEED, **limits, "parsers": rows}
 
 
 def _text_of_lies(figures: Mapping[str, Any]) -> str:
@@ -46,9 +30,9 @@ def _text_of_lies(figures: Mapping[str, Any]) -> str:
         runs = [one for one in figures["runs"] if one["strategy"] == strategy]
         peak = max(one["peak_nbytes"] for one in runs)
         well = sum(not one["faults"] for one in runs)
-        lies = sum(one["lies"] for one in runs)
+        told = sum(one["lies"] for one in runs)
         memory = f"{_mib(peak)} of {_mib(bound)}; {_mib(figures['honest_nbytes'][strategy])}"
-        lines.append([strategy, str(len(runs)), f"{lies:,}", str(well), memory])
+        lines.append([strategy, str(len(runs)), f"{told:,}", str(well), memory])
     head = ["strategy", "runs", "lies", "ended with a result", "memory of the hub, MiB: peak of "]
     head[-1] += "bound; without lies"
     rules = ", ".join(f"{name} {count}" for name, count in Counter(figures["lies"]).most_common())
@@ -90,8 +74,8 @@ def _mib(nbytes: int) -> str:
 
 
 PARTS = {
-    "lies": Part(_lies, _text_of_lies),
-    "frames": Part(_frames, _text_of_fuzzed),
-    "files": Part(_files, _text_of_fuzzed),
-    "loop": Part(_loop, _text_of_loop),
+    "lies": Part(lambda quick: lies.measure(20 if quick else 2000, _SEED), _text_of_lies),
+    "frames": Part(lambda quick: _fuzzed(1000 if quick else 1_000_000, True), _text_of_fuzzed),
+    "files": Part(lambda quick: _fuzzed(500 if quick else 100_000, False), _text_of_fuzzed),
+    "loop": Part(lambda quick: loop.measure(10 if quick else 500, _SEED), _text_of_loop),
 }

@@ -4,30 +4,157 @@ Clones of the last commit and virtual environments are created in a temporary fo
 include pip's downloads of torch and other dependencies from its configured index.
 """
 
-from collections.abc import Mapping, Sequence
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from clone import clone, demos
-from commands import commands
-from installed import installed
+from figures import Part, shown, spread, table
+from paceline.records.result import RunResult
 
-from figures import Part, shown, table
+_ROOT = Path(__file__).parents[2]
+_DEADLINE_S = 900.0
+_TAKES_A_CORE = "while True: pass"
+_COMMANDS = {
+    "paceline --help": "--help",
+    "paceline plan alexnet --machine two-hosts-gigabit": (
+        "plan alexnet --machine two-hosts-gigabit"
+    ),
+    "the same of 16,384 workers": (
+        "plan alexnet --machine cluster-16384 --workers 16384 --batch-size 262144"
+    ),
+}
+_REPEATS, _QUICK_REPEATS = 9, 2
+_MINE = """
+from torch import nn
+
+
+def net():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
+"""
+
+
+def clone(quick: bool) -> dict[str, Any]:
+    """Return the seconds of cloning, of a demo with installation, and of a second demo."""
+    runs = []
+    for _ in range(1 if quick else 2):
+        with _cloned() as (folder, cloned_s):
+            first_s, again_s = _demo(folder), _demo(folder)
+        runs.append({"cloned_s": cloned_s, "first_demo_s": first_s, "second_demo_s": again_s})
+    return {"runs": runs}
+
+
+def demos(quick: bool) -> dict[str, Any]:
+    """Return each demo's predicted step, predicted range and measured step.
+
+    Half of the demos run next to a program that keeps a core busy.
+    """
+    count = 1 if quick else 10
+    with _cloned() as (folder, _):
+        _demo(folder)  # installs
+        quiet = [_told(folder) for _ in range(count)]
+        with subprocess.Popen([sys.executable, "-c", _TAKES_A_CORE]) as work:
+            try:
+                beside = [_told(folder) for _ in range(count)]
+            finally:
+                work.kill()
+    return {"quiet": quiet, "beside a program that takes a core": beside}
+
+
+def _told(folder: Path) -> dict[str, float]:
+    _demo(folder)
+    newest = max(folder.glob("runs/*/result.json"), key=lambda path: path.stat().st_mtime)
+    result = RunResult.model_validate_json(newest.read_text())
+    predicted, span = result.predicted_step_s, result.predicted_range_s
+    if predicted is None or span is None or result.step_s is None:
+        sys.exit(f"{newest}: has no prediction beside a measured step")
+    known = {"predicted_s": predicted, "least_s": span[0], "most_s": span[1]}
+    return known | {"measured_s": result.step_s}
+
+
+@contextmanager
+def _cloned() -> Iterator[tuple[Path, float]]:
+    """Clone the last commit; yield the folder and the seconds of cloning."""
+    with TemporaryDirectory() as name:
+        folder = Path(name) / "paceline"
+        yield folder, _timed(Path(name), _program("git"), "clone", "--quiet", _ROOT, folder)[0]
+
+
+def _demo(folder: Path) -> float:
+    """Run `make demo`; return its seconds, or exit if it writes no report."""
+    before = set(folder.glob("runs/*/report.html"))
+    took_s, _ = _timed(folder, _program("make"), "demo", f"PYTHON={sys.executable}")
+    if len(set(folder.glob("runs/*/report.html")) - before) != 1:
+        sys.exit(f"{folder}: `make demo` has left no report")
+    print(json.dumps({"demo_s": round(took_s, 1)}), file=sys.stderr, flush=True)
+    return took_s
+
+
+def _program(name: str) -> str:
+    """Return the path of a program; exit if it is not installed."""
+    return shutil.which(name) or sys.exit(f"{name} is needed, and there is none")
+
+
+def commands(quick: bool) -> dict[str, Any]:
+    """Return the CPU time and the elapsed time of each command."""
+    program, found = Path(sys.executable).with_name("paceline"), {}
+    for name, words in _COMMANDS.items():
+        count = _QUICK_REPEATS if quick else _REPEATS
+        taken = [_timed(Path.cwd(), program, *words.split()) for _ in range(count)]
+        elapsed, processor = zip(*taken, strict=True)
+        found[name] = {"processor_s": spread(processor), "elapsed_s": spread(elapsed)}
+    return found
+
+
+def installed(quick: bool) -> dict[str, Any]:
+    """Return the seconds of installing the wheel with dependencies, and of a first plan."""
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps")
+        _timed(folder, *pip, "--wheel-dir", folder, _ROOT)
+        (wheel,) = folder.glob("paceline-*.whl")
+        return {"runs": [_first_time(wheel, folder / str(i)) for i in range(1 if quick else 2)]}
+
+
+def _first_time(wheel: Path, folder: Path) -> dict[str, float]:
+    folder.mkdir()
+    (folder / "mine.py").write_text(_MINE)
+    _timed(folder, sys.executable, "-m", "venv", "env")
+    programs = folder / "env" / "bin"
+    pip = (programs / "python", "-m", "pip", "install", "--quiet")
+    installed_s, _ = _timed(folder, *pip, "-c", _ROOT / "constraints.txt", f"{wheel}[data]")
+    plan = (programs / "paceline", "plan", "mine:net", "--data", "digits")
+    return {"installed_s": installed_s, "planned_s": _timed(folder, *plan)[0]}
+
+
+def _timed(folder: Path, *command: object) -> tuple[float, float]:
+    """Run a command to its end; return its elapsed time and CPU time in seconds."""
+    began_s, before = time.monotonic(), os.times()
+    words = [str(part) for part in command]
+    subprocess.run(words, cwd=folder, stdout=subprocess.DEVNULL, timeout=_DEADLINE_S, check=True)
+    after = os.times()
+    used_s = after.children_user - before.children_user
+    used_s += after.children_system - before.children_system
+    return time.monotonic() - began_s, used_s
 
 
 def _runs(title: str, columns: Mapping[str, str], runs: Sequence[Mapping[str, float]]) -> str:
     """Return a table with each run's seconds by part, their sum, and the median sum."""
+    sums = [sum(run[name] for name in columns) for run in runs]
     lines = [
-        (str(number), *(f"{run[name]:.1f}" for name in columns), f"{_sum(run, columns):.1f}")
-        for number, run in enumerate(runs, 1)
+        (str(number), *(f"{run[name]:.1f}" for name in columns), f"{whole:.1f}")
+        for number, (run, whole) in enumerate(zip(runs, sums, strict=True), 1)
     ]
-    middle = median(_sum(run, columns) for run in runs)
-    lines.append(("median", *("" for _ in columns), f"{middle:.1f}"))
+    lines.append(("median", *("" for _ in columns), f"{median(sums):.1f}"))
     return table(title, ("run", *columns.values(), "together"), lines)
-
-
-def _sum(run: Mapping[str, float], columns: Mapping[str, str]) -> float:
-    return sum(run[name] for name in columns)
 
 
 def _clone(figures: dict[str, Any]) -> str:

@@ -1,8 +1,9 @@
 """Run one part of the GPU measurements and save its figures.
 
-    part.py MODULE:FUNCTION FILE [--smoke]
+    part.py MODULE FILE [--smoke]
 
-calls the function with a `Part`. SIGTERM ends the process after it has printed its stack traces.
+calls the module's function `run` with a `Part`. SIGTERM ends the process after it has printed its
+stack traces.
 """
 
 import faulthandler
@@ -26,7 +27,7 @@ from torch.utils import collect_env
 from paceline.links.devices import Device, device_of, gpus
 from paceline.measure.this_machine import facts
 
-_PACKAGES = ("triton", "bitsandbytes", "numpy", "pytest")
+_PACKAGES = ("triton", "bitsandbytes", "numpy")
 
 
 class PartFailedError(Exception):
@@ -97,11 +98,10 @@ def _versions() -> dict[str, str | None]:
 def main() -> None:
     """Run the part named on the command line."""
     faulthandler.register(signal.SIGTERM, chain=True)
-    function, file, *options = sys.argv[1:]
+    module, file, *options = sys.argv[1:]
     part = Part(Path(file), smoke="--smoke" in options)
-    module, _, name = function.partition(":")
     try:
-        getattr(import_module(module), name)(part)
+        import_module(module).run(part)
     except Exception as error:
         part.write("failed", f"{type(error).__name__}: {error}")
         raise

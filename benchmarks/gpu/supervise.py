@@ -27,12 +27,12 @@ _WARNING = (
 )
 
 
-def run(path: Path, function: str, deadline_s: float, *, smoke: bool) -> bool:
+def run(path: Path, module: str, deadline_s: float, *, smoke: bool) -> bool:
     """Run a part, which writes its results to `path`; return whether it succeeded."""
     path.unlink(missing_ok=True)  # remove results of an earlier run
     print(f"\n== {path.stem}: at most {deadline_s:g} s", flush=True)
     begun = time.monotonic()
-    code, said = _ended([function, str(path), *(["--smoke"] if smoke else [])], deadline_s)
+    code, said = _ended([module, str(path), *(["--smoke"] if smoke else [])], deadline_s)
     content: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     outcome = {None: "ended at its deadline", 0: "done"}.get(code, "failed")
     content |= {

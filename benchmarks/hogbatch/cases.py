@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from math import log
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from paceline.core.errors import InvalidInput
 from paceline.core.outcome import Epoch, Outcome
@@ -19,19 +19,19 @@ from paceline.strategies.hogbatch import STRATEGY
 from paceline.strategies.hogbatch.run import HogbatchRunner, start
 from paceline.strategies.hogbatch.statistics import BatchRecord
 from paceline.training.data import load
+from paceline.training.models import find
 from papers.lookalike import covtype_like
 
-MODEL, NUM_SAMPLES = "covtype-mlp", 125_000  # a fifth are test samples
+_MODEL, NUM_SAMPLES = "covtype-mlp", 125_000  # a fifth are test samples
 RACE_MODEL, NUM_OF_RACE = "mlp-54-256-256-2", 25_000  # smaller, for a hundred runs
 QUICK_MODEL, QUICK_DATA = "mlp-64-128-10", "digits"
-_TRIAL_S = 0.5
 
 
 def settings(quick: bool, **values: Any) -> TrainSettings:
     """Return a run's settings; `quick` selects a small network and data, `values` override."""
-    model = QUICK_MODEL if quick else MODEL
+    model = QUICK_MODEL if quick else _MODEL
     data = QUICK_DATA if quick else covtype_like(NUM_SAMPLES)
-    given = {"model": model, "data": data, "profile_s": 2 * _TRIAL_S, "keep_all": True}
+    given = {"model": model, "data": data, "profile_s": 1.0, "keep_all": True}
     given["momentum"] = 0.0  # the paper trains without momentum
     return validated_settings(given | {"strategy": "hogbatch"} | values)
 
@@ -73,8 +73,14 @@ def dataset(quick: bool, seed: int) -> Any:
     return load(race_data(quick), None, seed)
 
 
-@dataclass(frozen=True)
-class Goal:
+def race_model(quick: bool) -> nn.Module:
+    """Build the network of a run to a target loss, with the weights of seed 0."""
+    torch.manual_seed(0)
+    network = find(QUICK_MODEL if quick else RACE_MODEL)
+    return network.build(dataset(quick, 0).num_classes)
+
+
+class Goal(NamedTuple):
     """A target test loss, and the maximum number of epochs."""
 
     loss: float
@@ -84,8 +90,8 @@ class Goal:
 def seconds_to(goal: Goal, wanted: TrainSettings) -> dict[str, float | None]:
     """Train until the goal; return the seconds of training, and other figures of the run.
 
-    `epoch_s`: mean time of an epoch. `samples`: samples trained in `seconds`. `seconds` and
-    `samples` are None if the run misses the goal; all values are None if the loss is not finite.
+    `epoch_s`: mean time of an epoch. `seconds` is None if the run misses the goal; all values are
+    None if the loss is not finite.
     """
     start_loss = log(dataset(wanted.data == QUICK_DATA, wanted.seed).num_classes)
     try:
@@ -94,18 +100,20 @@ def seconds_to(goal: Goal, wanted: TrainSettings) -> dict[str, float | None]:
     except InvalidInput as error:
         if not str(error).startswith("learning_rate: "):
             raise
-        return {"seconds": None, "epoch_s": None, "samples": None, "samples_per_s": None}
+        return {"seconds": None, "epoch_s": None, "samples_per_s": None}
     tested = [(epoch.seconds, epoch.test_loss) for epoch in outcome.epochs]
-    seconds = crossing_s(goal, start_loss, tested)
-    return {
-        "seconds": seconds,
-        "epoch_s": sum(own_s for own_s, _ in tested) / len(tested),
-        "samples": None if seconds is None else seconds * outcome.samples_per_s,
-        "samples_per_s": outcome.samples_per_s,
-    }
+    return {**reached(goal, start_loss, tested), "samples_per_s": outcome.samples_per_s}
 
 
-def crossing_s(goal: Goal, start_loss: float, tested: list[tuple[float, float]]) -> float | None:
+def reached(
+    goal: Goal, start_loss: float, tested: list[tuple[float, float]]
+) -> dict[str, float | None]:
+    """Return the seconds to the goal, and the mean seconds of an epoch."""
+    epoch_s = sum(seconds for seconds, _ in tested) / len(tested)
+    return {"seconds": _crossing_s(goal, start_loss, tested), "epoch_s": epoch_s}
+
+
+def _crossing_s(goal: Goal, start_loss: float, tested: list[tuple[float, float]]) -> float | None:
     """Interpolate the time at which the test loss crosses the goal; None if it never does.
 
     `tested`: each epoch's seconds and its final test loss. `start_loss`: loss before training.

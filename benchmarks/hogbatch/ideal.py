@@ -15,7 +15,18 @@ from typing import Any, NamedTuple
 
 import torch
 from cases import QUICK_MODEL, RACE_MODEL, dataset
-from target import ALONE_SIZES, BATCH, GOAL, QUICK_GOAL, QUICK_SIZES, RATES, RATIOS, SEEDS
+from target import (
+    ALONE_SIZES,
+    BATCH,
+    GOAL,
+    QUICK_GOAL,
+    QUICK_SIZES,
+    RATES,
+    RATIOS,
+    SEEDS,
+    SPREAD,
+    TUNED,
+)
 from torch import nn
 
 from paceline.core.machine import DeviceKind
@@ -25,8 +36,6 @@ from paceline.training.data.sampler import shuffled
 from paceline.training.models import find
 from paceline.training.recipes.losses import class_loss
 
-_SPREAD = 4
-_TUNED = 100
 _TESTS_AN_EPOCH = 4
 
 
@@ -54,7 +63,7 @@ def measure(quick: bool) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for ratio in RATIOS[:1] if quick else RATIOS:
         ways = {
-            f"adaptive, {max(1, most // _SPREAD)} to {most}": (max(1, most // _SPREAD), "adaptive"),
+            f"adaptive, {max(1, most // SPREAD)} to {most}": (max(1, most // SPREAD), "adaptive"),
             f"fixed equal, {most}": (most, "cpu_gpu"),
         }
         found[f"{ratio}:1"] = {
@@ -78,7 +87,7 @@ def _compared(
 def _tuned(way: _Way, quick: bool) -> tuple[float, float]:
     """Return the shortest time to the goal over the grid of learning rates, and its rate."""
     rates = RATES[2:3] if quick else RATES
-    return min((_time_to(way, rate, _TUNED, quick)[0], rate) for rate in rates)
+    return min((_time_to(way, rate, TUNED, quick)[0], rate) for rate in rates)
 
 
 def _time_to(way: _Way, rate: float, seed: int, quick: bool) -> tuple[float, int]:

@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 import torch.multiprocessing as mp
-from cases import QUICK_MODEL, RACE_MODEL, Goal, crossing_s, dataset, race, seconds_to
+from cases import Goal, dataset, race, race_model, reached, seconds_to
 from target import GOAL, QUICK_GOAL
 from torch import nn
 
 from paceline.links.cores import physical_cores
 from paceline.training.data.sampler import shuffled
-from paceline.training.models import find
 from paceline.training.recipes.losses import class_loss
 
 _BATCH, _RATE = 64, 0.5
@@ -47,8 +46,7 @@ def _tensorflow(goal: Goal, quick: bool) -> dict[str, Any]:
         sys.stderr.write("TensorFlow is left out: TENSORFLOW_PYTHON names no interpreter with it\n")
         return {"seconds": None, "epoch_s": None}
     data = dataset(quick, 0)
-    torch.manual_seed(0)
-    model = find(QUICK_MODEL if quick else RACE_MODEL).build(data.num_classes)
+    model = race_model(quick)
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
     (inputs, targets), (test_inputs, test_targets) = (
         part.__getitems__(range(len(part))) for part in (data.train, data.test)
@@ -68,17 +66,13 @@ def _tensorflow(goal: Goal, quick: bool) -> dict[str, Any]:
             timeout=_WAITING_S,
             check=True,
         )
-    tested = json.loads(done.stdout)["tested"]
-    epoch_s = sum(seconds for seconds, _ in tested) / len(tested)
-    return {"seconds": crossing_s(goal, log(data.num_classes), tested), "epoch_s": epoch_s}
+    return reached(goal, log(data.num_classes), json.loads(done.stdout)["tested"])
 
 
 def _recipe(num_processes: int, goal: Goal, quick: bool) -> dict[str, float | None]:
     """Train as in torch's Hogwild example: share_memory(), and one optimizer per process."""
     context = mp.get_context("spawn")
-    torch.manual_seed(0)
-    data = dataset(quick, 0)
-    model = find(QUICK_MODEL if quick else RACE_MODEL).build(data.num_classes)
+    model = race_model(quick)
     model.share_memory()
     barrier, stop = context.Barrier(num_processes + 1), context.Event()
     processes = [
@@ -103,9 +97,8 @@ def _supervise(
     model: nn.Module, barrier: Any, stop: Any, goal: Goal, quick: bool
 ) -> dict[str, float | None]:
     tested: list[tuple[float, float]] = []
-    start_loss = log(dataset(quick, 0).num_classes)
-    samples = dataset(quick, 0).test
-    inputs, targets = samples.__getitems__(range(len(samples)))
+    data = dataset(quick, 0)
+    inputs, targets = data.test.__getitems__(range(len(data.test)))
     for _ in range(goal.epochs):
         barrier.wait(_WAITING_S)
         began = time.monotonic()
@@ -115,8 +108,7 @@ def _supervise(
             tested.append((seconds, float(class_loss(model(inputs), targets))))
         if tested[-1][1] <= goal.loss:
             break
-    epoch_s = sum(seconds for seconds, _ in tested) / len(tested)
-    return {"seconds": crossing_s(goal, start_loss, tested), "epoch_s": epoch_s}
+    return reached(goal, log(data.num_classes), tested)
 
 
 def _train(

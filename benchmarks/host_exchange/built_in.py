@@ -4,7 +4,7 @@ from typing import Any
 
 import steps
 from paceline.links.group import Group
-from trainee import Task
+from steps import Task
 
 # Name; (batch per rank, blocks, steps per block); DDP buckets in MB, any of which holds LeNet-5.
 _CASES = {

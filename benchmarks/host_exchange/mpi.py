@@ -51,5 +51,4 @@ def sums(cpus: Sequence[int], count: int, num_times: int) -> list[float]:
     words = [str(_HERE / "mpi_rank.py"), str(count), str(num_times), *map(str, cpus)]
     command = [*launcher, "-n", str(len(cpus)), str(_BIN / "python"), *words]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    seconds: list[float] = json.loads(done.stdout)
-    return seconds
+    return json.loads(done.stdout)

@@ -8,11 +8,11 @@ have the same times, which exclude the 7 ms that the paper's exchange adds to ba
 from typing import Any
 
 import steps
-from paceline.core.cost import Rate, Roofline, Totals, compute_lane, layer_times
+from paceline.core.cost import Roofline, Totals, compute_lane, layer_times
 from paceline.links.group import Group
 from paceline.records.machine_file import find_machine
 from paceline.training.recipes.named import workload_of
-from trainee import Task
+from steps import Task
 
 _BATCH_SIZE = 256
 _TABLE_3 = Totals(forward_s=0.0506, backward_s=0.104, update_s=0.0051)
@@ -22,14 +22,10 @@ _NUM_BLOCKS, _NUM_STEPS = 6, 4
 def measure(group: Group, quick: bool) -> dict[str, Any]:
     """Time steps of the rehearsed model with each variant."""
     workload = workload_of("alexnet", _BATCH_SIZE, None)
-    task = Task.paced(workload, layer_times(workload, p100(), _TABLE_3))
+    machine = find_machine("power8-p100")
+    p100 = Roofline.of(machine).rates[compute_lane(machine.devices[0].name)]
+    task = Task.paced(workload, layer_times(workload, p100, _TABLE_3))
     num_blocks, num_steps = (2, 2) if quick else (_NUM_BLOCKS, _NUM_STEPS)
     wraps = steps.wraps(group, "host", "tree")
     case = f"AlexNet, {_BATCH_SIZE} images a rank, rehearsed"
     return {case: steps.measure(task, wraps, group, num_blocks, num_steps)}
-
-
-def p100() -> Rate:
-    """Return the compute and memory rates of the paper's GPUs."""
-    machine = find_machine("power8-p100")
-    return Roofline.of(machine).rates[compute_lane(machine.devices[0].name)]

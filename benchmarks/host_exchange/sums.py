@@ -1,7 +1,6 @@
 """Time sums of float32 gradients by the arena, gloo and OpenMPI, and by memory bandwidth."""
 
 import ctypes
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch.distributed as dist
 from paceline.links.arena import Arena, Segment
 from paceline.links.group import Group
 from ranks import DEADLINE_S, Variant, alternate, compare, cpu_of, num_cores, timed, unpinned
+from steps import exchanging
 
 LARGE, SMALL = 60_000_000, 60_000  # numbers of values: about AlexNet and LeNet-5
 _NUM_BLOCKS, _NUM_SUMS = 12, {LARGE: 5, SMALL: 200}
@@ -29,8 +29,8 @@ def _case(count: int, group: Group, quick: bool) -> dict[str, Any]:
     gradients = torch.zeros(count)
     everyone = group.world_size
     variants = [
-        Variant("arena", timed(_sum_in(arena), 1), everyone),
-        Variant("gloo", timed(lambda: _all_reduce(gradients), 1), everyone),
+        Variant("arena", timed(exchanging(arena), 1), everyone),
+        Variant("gloo", timed(lambda: dist.all_reduce(gradients), 1), everyone),
     ]
     if mpi.installed():
         variants.append(Variant("openmpi", partial(_openmpi, everyone, count), 1))
@@ -57,29 +57,11 @@ def _open(count: int, group: Group) -> Arena:
     return arena
 
 
-def _sum_in(arena: Arena) -> Callable[[], None]:
-    step = 0
-
-    def once() -> None:
-        nonlocal step
-        step += 1
-        arena.begin(step)
-        arena.post(0)
-        arena.commit()
-        arena.wait_step()
-
-    return once
-
-
 def _check(arena: Arena, count: int, num_ranks: int) -> None:
     for parity in (0, 1):
         means = arena.shared_result(parity).view(torch.float32)
         if not bool((means[:count] == (num_ranks + 1) / 2).all()):
             raise RuntimeError("the arena's result is not the mean of the ranks' values")
-
-
-def _all_reduce(gradients: torch.Tensor) -> None:
-    dist.all_reduce(gradients)
 
 
 def _openmpi(num_ranks: int, count: int, num_times: int) -> list[float]:

@@ -17,11 +17,10 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from counted import num_computed
+import psutil
 
 from figures import shown, spread, table
 
@@ -42,8 +41,7 @@ _WAYS = {
 _NUM_STEPS, _EVERY, _REPEATS = 1000, 50, 3
 
 
-@dataclass(frozen=True)
-class Fault:
+class Fault(NamedTuple):
     """A fault of one worker at a failpoint of its next exchange."""
 
     kind: str
@@ -59,15 +57,12 @@ def drawn(num_faults: int) -> list[Fault]:
     chance.shuffle(kinds)
     if num_faults < len(kinds):
         kinds = [*_KINDS, *kinds][:num_faults]
-    return [
-        Fault(
-            kind,
-            chance.randrange(_WORKERS),
-            chance.choice(_PLACES),
-            chance.uniform(*_STOPPED_S.get(kind, (0.0, 0.0))),
-        )
-        for kind in kinds
-    ]
+    found = []
+    for kind in kinds:
+        worker, after = chance.randrange(_WORKERS), chance.choice(_PLACES)
+        lasts_s = chance.uniform(*_STOPPED_S.get(kind, (0.0, 0.0)))
+        found.append(Fault(kind, worker, after, lasts_s))
+    return found
 
 
 @contextmanager
@@ -81,7 +76,6 @@ def lighthouse(min_replicas: int = 1) -> Iterator[str]:
         "signal.pause()"
     )
     process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
     try:
         yield f"http://127.0.0.1:{process.stdout.readline().strip().rpartition(':')[2]}"
     finally:
@@ -119,14 +113,13 @@ class Site:
         aside.write_text(json.dumps({"after": fault.after, "do": _DO[fault.kind]}))
         aside.rename(self._folder / f"{self.name}.order")
 
-    def is_ordered(self) -> bool:
-        """Return whether the worker has not yet read its order."""
-        return (self._folder / f"{self.name}.order").exists()
+    def has_read_its_order(self) -> bool:
+        """Return whether the worker has read its last order."""
+        return not (self._folder / f"{self.name}.order").exists()
 
     def is_stopped(self) -> bool:
         """Return whether a signal has stopped the process."""
-        stat = Path(f"/proc/{self.process.pid}/stat").read_text()
-        return stat.rpartition(")")[2].split()[0] in "Tt"
+        return psutil.Process(self.process.pid).status() == psutil.STATUS_STOPPED
 
     def has_ended(self) -> bool:
         """Return whether the process has ended."""
@@ -134,13 +127,12 @@ class Site:
 
     def revive(self) -> None:
         """Restart the process if it has ended."""
-        if self.process.poll() is not None:
+        if self.has_ended():
             self.process = self._start()
 
     def close(self) -> None:
         """End the process."""
-        if self.process.poll() is None:
-            self.process.kill()
+        self.process.kill()
         self.process.wait()
 
 
@@ -195,7 +187,7 @@ def _struck(sites: list[Site], fault: Fault) -> bool:
         happened = _awaited(site.has_ended)
         site.revive()
     elif fault.kind == "cut":
-        happened = _awaited(lambda: not site.is_ordered())
+        happened = _awaited(site.has_read_its_order)
     else:
         happened = _awaited(site.is_stopped)
         time.sleep(fault.lasts_s)
@@ -213,7 +205,7 @@ def _figures(folder: Path, sites: list[Site]) -> dict[str, Any]:
         if "digest" in row:
             digests[row["number"]].add(row["digest"])
     ends = [row for own in told for row in own if "bits" in row]
-    computed = num_computed(folder)
+    computed = sum(path.stat().st_size for path in folder.glob("*.steps"))
     return {
         "exchanges": len(kept),
         "differing": sum(len(own) > 1 for own in digests.values()),

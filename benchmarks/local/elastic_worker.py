@@ -13,19 +13,21 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 import torchft
-from counted import recipe
 from sized_gpt import tiny
 from torch import Tensor, nn
 from torch.distributed import TCPStore
-from torch.utils.data import DataLoader
+from torch.nn.functional import mse_loss
+from torch.utils.data import DataLoader, TensorDataset
 from torchft.local_sgd import DiLoCo
 
 import paceline
@@ -34,19 +36,15 @@ from paceline.training.recipes.optimizers import schedule_of
 
 LOOPBACK, DEADLINE_S, QUORUM_S = "127.0.0.1", 5, 300
 BATCH_SIZE, TOKENS_BATCH_SIZE = 48, 16
-_RATE = 0.003
+_RATE, _WIDTH = 0.003, 32
+_STEP_S = 0.02  # slept instead of computing a larger model, because processes share two cores
 _TEST_BATCH_SIZE, _TEST_BATCHES = 64, 20
 
 
-class Told:
-    """A file of JSON lines about the exchanges and results of this process."""
-
-    def __init__(self, name: str) -> None:
-        self._file = Path(f"{name}.{os.getpid()}.jsonl").open("a", buffering=1)  # noqa: SIM115
-
-    def say(self, **values: Any) -> None:
-        """Write and flush one line."""
-        self._file.write(json.dumps(values) + "\n")
+def telling(name: str) -> Callable[..., object]:
+    """Return a function that writes its arguments as a line of JSON to this process's file."""
+    file = Path(f"{name}.{os.getpid()}.jsonl").open("a", buffering=1)  # noqa: SIM115
+    return lambda **values: file.write(json.dumps(values) + "\n")
 
 
 class CountingGloo(torchft.ProcessGroupGloo):
@@ -88,22 +86,28 @@ def gloo() -> CountingGloo:
 
 
 def train_among_faults(name: str, every: int) -> None:
-    """Train until a file `end` exists, and arm each ordered fault."""
-    task = recipe()
-    model = task.model()
+    """Train until a file `end` exists, and arm each ordered fault.
+
+    The perceptron of 100,000 parameters learns a product of its inputs. Each step adds a byte to a
+    file, so that steps of killed processes are counted, too.
+    """
+    steps = Path(f"{name}.{os.getpid()}.steps").open("ab", 0)  # noqa: SIM115
+    sizes = pairwise((_WIDTH, 256, 256, 8))
+    layers = [layer for own in sizes for layer in (nn.Linear(*own), nn.ReLU())]
+    model = nn.Sequential(*layers[:-1])
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    batches = DataLoader(task.train, BATCH_SIZE, shuffle=True)
-    manager, told = manager_of(name, gloo()), Told(name)
+    batches = DataLoader(_samples(4800, 0), BATCH_SIZE, shuffle=True)
+    manager, say = manager_of(name, gloo()), telling(name)
     updates = paceline.LocalUpdates(model, optimizer, every, codec="e3m0+feedback", manager=manager)
     exchange = updates._workers.exchange
 
     def recorded(given: Any) -> Any:
         found = exchange(given)
-        told.say(
+        say(
             number=found.given.number,
-            kept=found.weight if found.mean is not None else 0.0,
+            kept=found.given.weight if found.mean is not None else 0.0,
             workers=updates._workers.count,
-            taken=found.taken is not None,
+            taken=found.peer_state is not None,
             repaired=len(found.repaired),
         )
         return found
@@ -115,16 +119,23 @@ def train_among_faults(name: str, every: int) -> None:
             for inputs, targets in batches:
                 _arm(name, updates.num_exchanges)
                 optimizer.zero_grad()
-                task.loss(model(inputs), targets).backward()
+                mse_loss(model(inputs), targets).backward()
+                time.sleep(_STEP_S)
+                steps.write(b".")
                 optimizer.step()
                 if updates.num_exchanges != known:
                     known = updates.num_exchanges
-                    told.say(number=known - 1, digest=updates._averaging.digest)
+                    say(number=known - 1, digest=updates._averaging.digest)
                     if Path("end").exists():
                         break
     bits = sha256(b"".join(one.detach().numpy().tobytes() for one in model.parameters()))
-    told.say(bits=bits.hexdigest(), loss=_loss(model, task.test, task.loss))
+    say(bits=bits.hexdigest(), loss=_loss(model, _samples(480, 1), mse_loss))
     manager.shutdown()
+
+
+def _samples(count: int, seed: int) -> TensorDataset:
+    inputs = torch.randn(count, _WIDTH, generator=torch.Generator().manual_seed(seed))
+    return TensorDataset(inputs, 3 * (inputs[:, :8] * inputs[:, 8:16]).tanh() + 2)
 
 
 def _arm(name: str, number: int) -> None:
@@ -147,7 +158,7 @@ def train_small_gpt(
     batches = iter(DataLoader(task.train, TOKENS_BATCH_SIZE, shuffle=True, generator=order))
     optimizer = torch.optim.AdamW(model.parameters(), _RATE)
     schedule = schedule_of("cosine", num_steps // 15)(optimizer, num_steps)
-    process_group, told = gloo(), Told(name)
+    process_group, say = gloo(), telling(name)
     if by == "paceline":
         manager = manager_of(name, process_group)
         outer = {"outer_learning_rate": 0.7, "outer_momentum": 0.5}
@@ -170,7 +181,7 @@ def train_small_gpt(
         seconds = time.monotonic() - started
     is_ours = isinstance(loop, paceline.LocalUpdates)
     nbytes = loop.statistics().bytes_sent if is_ours else process_group.nbytes_sent
-    told.say(
+    say(
         tokens_per_s=num_tokens / seconds,
         nbytes_per_exchange=nbytes / (num_steps / every),
         loss=_loss(model, task.test, task.loss),

@@ -47,7 +47,6 @@ def measure(group: Group, quick: bool) -> dict[str, Any]:
     """Return the runs' tokens, seconds and losses, and each exchange's bytes and seconds."""
     base = _base(10 if quick else _NUM_BASE_STEPS)
     data = load_text(_HEADERS, (_CONTEXT,), seed=0)
-    assert data.test is not None
     tested = torch.stack([data.test[row][0] for row in range(min(_NUM_TESTED, len(data.test)))])
     every, repeats = (4, 1) if quick else (_SYNC_EVERY, _REPEATS)
     run = partial(_run, base, data.train, tested, group, every)
@@ -90,8 +89,7 @@ def _adapted(base: nn.Module) -> nn.Module:
 
     torch.manual_seed(0)
     lora = LoraConfig(r=16, target_modules=["c_attn", "c_fc"], fan_in_fan_out=True)
-    model: nn.Module = get_peft_model(copy.deepcopy(base), lora)
-    return model
+    return get_peft_model(copy.deepcopy(base), lora)
 
 
 def _trained(model: nn.Module) -> list[nn.Parameter]:

@@ -11,7 +11,6 @@ import exchange
 import inner
 import lora
 import loss
-import picture
 import steps_to_loss
 import time_to_loss
 import two_hosts
@@ -47,6 +46,5 @@ PARTS = {
     "uneven": Part(uneven.part, uneven.text),
 }
 PICTURES = {
-    "docs/images/time-to-loss.svg": Picture(picture.picture),
     "src/paceline/strategies/local/loss_table.toml": Picture(steps_to_loss.loss_table),
 }

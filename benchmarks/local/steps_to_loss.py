@@ -7,7 +7,6 @@ reach the lone host's loss. "free" exchanges unencoded gradients and needs the f
 are not measured here, but in `time_to_loss.py`.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from statistics import median
@@ -22,7 +21,6 @@ _HEADER = """\
 # Steps of local updates to a loss, as times those of synchronous training of as large batches:
 # read by loss_table.py. `python benchmarks/run.py local --fill` writes these rows."""
 _FURTHEST = 1.1  # losses are extrapolated to this multiple of a run's length
-_LOCAL = re.compile(r"local, H=(\d+)(?:, delay (\d+))?(, average)?")
 PARAMETERS = {"0.1m": 120_576, "1m": 989_600, "10m": 10_795_008}
 
 
@@ -38,13 +36,6 @@ class Shape(NamedTuple):
         """The name in tables."""
         delay = f", delay {self.delay}" if self.delay else ""
         return f"local, H={self.sync_every}{delay}{', average' * (self.outer == 'average')}"
-
-
-def shape_of(name: str) -> Shape:
-    """Parse a `Shape.name`."""
-    found = _LOCAL.fullmatch(name)
-    assert found is not None
-    return Shape(int(found[1]), int(found[2] or 0), "average" if found[3] else "auto")
 
 
 class Case(NamedTuple):
@@ -70,6 +61,9 @@ CASES: Mapping[str, Case] = {
     "1m": Case(*("small", 16, 1500, 0.002), (0.65, 0.85), (Shape(10), Shape(30)), (0, 1), ()),
     "10m": Case(*("large", 4, 1000, 0.001), (0.65, 0.85), (Shape(10, 2, "average"),), (0,), ()),
 }
+
+
+SHAPES = {shape.name: shape for case in CASES.values() for shape in case.rounds}
 
 
 def measure(case: Case, quick: bool) -> dict[str, Any]:
@@ -145,7 +139,7 @@ def _toml_rows(part: str, figures: dict[str, Any]) -> Iterator[str]:
     for name, losses in figures["losses"].items():
         needed = steps_needed(losses, figures["lone"])
         if name.startswith("local") and max(*needed, *free) < float("inf"):
-            shape = shape_of(name)
+            shape = SHAPES[name]
             times = [own / other for own, other in zip(needed, free, strict=True)]
             yield (
                 f"[[rows]]\nparameters = {PARAMETERS[part]}\n"

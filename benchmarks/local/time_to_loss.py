@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from hosts import TwoHosts, on_hosts
-from steps_to_loss import CASES, FREE, Shape, shape_of, steps_needed
+from steps_to_loss import CASES, FREE, SHAPES, Shape, steps_needed
 from ways import ALONE, SYNC_EVERY, local_name
 
 from command import paceline
@@ -68,8 +68,7 @@ def _losses(part: str) -> dict[str, Any]:
     figures: dict[str, Any] = json.loads((_HERE / "result.json").read_text())["figures"]
     if part not in figures:
         sys.exit(f"part {part} comes first")
-    known: dict[str, Any] = figures[part]
-    return known
+    return figures[part]
 
 
 def _rows(
@@ -86,7 +85,7 @@ def _rows(
         needed = steps_needed(losses, known["lone"])
         if name.startswith("local"):
             for codec in (None, "dynamic8", "dynamic4"):
-                step_s = _steps_of(shape_of(name), codec, blocks)
+                step_s = _steps_of(SHAPES[name], codec, blocks)
                 ways.append((f"{name}, {codec or 'float32'}", needed, step_s))
         elif name != FREE:
             ways.append((name, needed, blocks[name]))

@@ -5,7 +5,6 @@ and on both; the slow host runs a quarter of the steps in each round. Runs of tw
 a full schedule, show when both hosts reach the lone host's loss.
 """
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from sized_gpt import small
 from slow_host import ALONE, SLOWER
 from steps_to_loss import steps_needed
 from torch import Tensor
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import DataLoader
 
 from figures import table
 from paceline import LocalUpdates
@@ -68,7 +67,10 @@ def _run(
     every = sync_every // slower
     updates = nullcontext() if name == ALONE else LocalUpdates(model, optimizer, every, **known)
     with updates:
-        batches = _batches(recipe, 2 * seed + group.rank)
+        order = torch.Generator().manual_seed(2 * seed + group.rank)
+        batches = DataLoader(
+            recipe.train, _BATCH_SIZE, shuffle=True, drop_last=True, generator=order
+        )
         seconds = slow_host.train(batches, step, own_steps, is_slow=slower > 1)
     windows = num_steps * (1.0 if name == ALONE else 1 + 1 / SLOWER) * _BATCH_SIZE
     tokens = windows * recipe.example(1).shape[1]
@@ -76,11 +78,6 @@ def _run(
     loss, _ = evaluate(model, recipe.test_samples, alone, recipe)
     own = loss / len(recipe.test_samples)
     return {"steps": num_steps, "tokens": tokens, "seconds": seconds, "loss": own}
-
-
-def _batches(recipe: Recipe, seed: int) -> Iterator[list[Tensor]]:
-    order = RandomSampler(recipe.train, generator=torch.Generator().manual_seed(seed))  # type: ignore[arg-type]
-    yield from DataLoader(recipe.train, _BATCH_SIZE, sampler=order, drop_last=True)  # type: ignore[arg-type]
 
 
 def text(figures: dict[str, Any]) -> str:

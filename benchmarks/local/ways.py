@@ -5,6 +5,7 @@ local updates. The optional second case is the only variant to measure.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -16,8 +17,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 import paceline
 from paceline.links.group import Group
 from paceline.training.data.batch import Batch
-from steps import alone, buckets, ddp, taken
-from trainee import Task, Trainee
+from steps import Task, Trainee, alone, buckets, ddp, taken
 
 ALONE, BUILT_IN, BATCH_SIZE = "alone", "gpt-10m", 2  # windows of 256 tokens per worker
 SYNC_EVERY, DELAY = 5, 1  # steps per round, and steps during an exchange
@@ -59,21 +59,14 @@ def _local_updates(task: Task) -> Iterator[tuple[str, Callable[[], None]]]:
     """Yield name and step function of local updates: each codec, with and without delay."""
     for codec, delay in product(_CODECS, (0, DELAY)):
         trainee = Trainee(task, alone)
-        model: Any = trainee.parallel
-        updates = paceline.LocalUpdates(
-            model, trainee.optimizer, SYNC_EVERY, codec=codec, delay=delay
-        )
-        yield local_name(codec, is_delayed=delay > 0), _stepping(trainee, updates)
+        model, optimizer = trainee.parallel, trainee.optimizer
+        updates = paceline.LocalUpdates(model, optimizer, SYNC_EVERY, codec=codec, delay=delay)
+        yield local_name(codec, is_delayed=delay > 0), partial(_step, trainee, updates)
 
 
-def _stepping(trainee: Trainee, updates: paceline.LocalUpdates) -> Callable[[], None]:
-    """Return a step function that keeps `updates` alive."""
-
-    def step() -> None:
-        assert updates is not None
-        trainee.step()
-
-    return step
+def _step(trainee: Trainee, updates: paceline.LocalUpdates) -> None:
+    """Take a step; `updates` exchange as long as they are referenced."""
+    trainee.step()
 
 
 def local_name(codec: str | None, *, is_delayed: bool) -> str:

@@ -65,7 +65,6 @@ class Host:
             text=True,
             start_new_session=True,  # Ctrl-C reaches the owner only
         )
-        assert self._process.stdout is not None
         if self._process.stdout.readline() != "ready\n":
             raise NoTestBed(f"cannot create a host: {self._process.communicate()[1].strip()}")
 

@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,16 +59,14 @@ def _probed(hosts: TwoHosts, way: str, nbytes: int, repeats: int) -> list[float]
 
 def text(figures: Mapping[str, Any]) -> str:
     """Format the table of the wires."""
-    head = ("rate", "latency", "TCP one way, Mbit/s", "both ways at once, each, Mbit/s")
-    return table("", (*head, "round trip, µs", "frame bytes per byte sent"), _rows(figures))
-
-
-def _rows(figures: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    rows = []
     for wire in figures["wires"]:
         name = (wire["rate"] or "unshaped", wire["latency"] or "none")
         ways = (shown(wire[f"{way}_bits_per_s"], 1e-6, 1) for way in ("one_way", "both_ways"))
         frames = f"{wire['frame_bytes_per_byte']:.4f}"
-        yield (*name, *ways, shown(wire["round_trip_s"], 1e6, 0), frames)
+        rows.append((*name, *ways, shown(wire["round_trip_s"], 1e6, 0), frames))
+    head = ("rate", "latency", "TCP one way, Mbit/s", "both ways at once, each, Mbit/s")
+    return table("", (*head, "round trip, µs", "frame bytes per byte sent"), rows)
 
 
 PARTS = {"wires": Part(measure, text)}

@@ -60,11 +60,7 @@ def one_way(connection: socket.socket, data: bytes) -> None:
 
 def both_ways(connection: socket.socket, data: bytes) -> None:
     """Send the data in both directions at once; each rank answers with a byte."""
-
-    def send() -> None:
-        connection.sendall(data)
-
-    sender = Thread(target=send)
+    sender = Thread(target=connection.sendall, args=(data,))
     sender.start()
     receive(connection, len(data))
     sender.join()

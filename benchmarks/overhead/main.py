@@ -20,7 +20,7 @@ from paceline.exchange.step import Share, train_step
 from paceline.links.clock import clock_for
 from paceline.record.recorder import Recorder
 from ranks import in_turns, timed
-from trainee import Task
+from steps import Task
 
 _CASES = {"alexnet batch 16": ("alexnet", 16, 20), "lenet5 batch 32": ("lenet5", 32, 1000)}
 _QUICK_ROUNDS, _WARM_UP = 2, 3

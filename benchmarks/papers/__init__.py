@@ -12,5 +12,4 @@ def paper(name: str) -> Paper:
     """Compute a paper's tables with our values. Raises InvalidInput for an unknown name."""
     if name not in NAMES:
         raise not_known("paper", name, NAMES)
-    found: Paper = import_module(f"papers.{name}").paper()
-    return found
+    return import_module(f"papers.{name}").paper()

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import fsum
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +23,8 @@ from paceline.core import cost as costs
 from paceline.core.chunks import RuntimeSearch
 from paceline.core.machine import Machine
 from paceline.core.plan import Kind, Plan, PriceKey
-from paceline.core.simulate import period, simulate
+from paceline.core.simulate import period
 from paceline.core.strategy import Window
-from paceline.core.timeline import Timeline
 from paceline.core.workload import Cost, Layer, Workload
 from paceline.records.machine_file import find_machine
 from paceline.strategies.host import plan as host
@@ -35,7 +33,6 @@ from paceline.strategies.tree import plan as tree
 from paceline.strategies.tree.config import Tree
 from paceline.training.models.inception import GoogLeNet
 from paceline.training.recipes.named import workload_of
-from papers import alpha_beta
 from papers.networks import step_of
 from papers.paper_tables import Paper, paper_of, printed_values, read_printed
 
@@ -90,23 +87,20 @@ def _head(channels: int) -> nn.Sequential:
 class CountedNetwork:
     """A network with its modules as layers (`fine`), and with the paper's layers (`workload`).
 
-    `members`: the names of the modules in each of the paper's layers.
+    `members`: the places of the modules in each of the paper's layers.
     """
 
     fine: Workload
     workload: Workload
-    members: Mapping[str, tuple[str, ...]]
+    members: Sequence[Sequence[int]]
 
     def merged(self, times: costs.LayerTimes) -> costs.LayerTimes:
         """Sum the modules' times to times of the paper's layers."""
-        names = [layer.name for layer in self.fine.layers]
-
-        def summed(seconds: Sequence[float]) -> tuple[float, ...]:
-            by_name = dict(zip(names, seconds, strict=True))
-            members = (self.members[layer.name] for layer in self.workload.layers)
-            return tuple(sum(by_name[name] for name in own) for own in members)
-
-        return costs.LayerTimes(summed(times.forward_s), summed(times.backward_s), times.update_s)
+        forward_s, backward_s = (
+            tuple(sum(seconds[i] for i in own) for own in self.members)
+            for seconds in (times.forward_s, times.backward_s)
+        )
+        return costs.LayerTimes(forward_s, backward_s, times.update_s)
 
 
 @cache
@@ -118,25 +112,27 @@ def network(name: str, batch_size: int | None = None) -> CountedNetwork:
             fine = workload_of(TrainedGoogLeNet(), size, (3, 224, 224))
     else:
         fine = step_of(name, size)
-    members: dict[str, list[Layer]] = defaultdict(list)
-    for layer in fine.layers:
-        members[layer_of(layer.name)].append(layer)
+    members: dict[str, list[int]] = defaultdict(list)
+    for place, layer in enumerate(fine.layers):
+        members[layer_of(layer.name)].append(place)
     merged = tuple(
-        Layer(
-            name,
-            tuple(parameter for layer in layers for parameter in layer.parameters),
-            layers[-1].activation_nbytes,
-            sum((layer.forward for layer in layers), Cost()),
-            sum((layer.backward for layer in layers), Cost()),
-        )
-        for name, layers in members.items()
+        _merged(name, [fine.layers[i] for i in places]) for name, places in members.items()
     )
     # A layer's gradients are ready when its last module's gradients are ready.
     ready = {layer_of(layer.name): i for i, layer in enumerate(fine.in_backward_order)}
     order = tuple(sorted(range(len(merged)), key=lambda i: ready[merged[i].name]))
     workload = Workload(fine.name, fine.batch_size, merged, order, fine.input_nbytes)
-    own = {name: tuple(layer.name for layer in layers) for name, layers in members.items()}
-    return CountedNetwork(fine, workload, own)
+    return CountedNetwork(fine, workload, tuple(members.values()))
+
+
+def _merged(name: str, layers: Sequence[Layer]) -> Layer:
+    return Layer(
+        name,
+        tuple(parameter for layer in layers for parameter in layer.parameters),
+        layers[-1].activation_nbytes,
+        sum((layer.forward for layer in layers), Cost()),
+        sum((layer.backward for layer in layers), Cost()),
+    )
 
 
 def layer_of(module: str) -> str:
@@ -152,26 +148,14 @@ def layer_of(module: str) -> str:
     return "stem" if module.startswith("stem.") else module
 
 
-class Phases(NamedTuple):
-    """The phases of one iteration of AlexNet on four GPUs in milliseconds, as in table 3."""
-
-    broadcast: float
-    forward: float
-    backward: float
-    accumulate: float
-    update: float
-
-
 # Printed milliseconds of an iteration, by strategy, network and number of GPUs.
 TABLE_2: Mapping[tuple[str, str, int], float] = printed_values("cgdp", "table 2")
 TABLE_3 = printed_values("cgdp", "table 3")
-# Layers 8 to 1, in the order of backward.
-TABLE_4: list[tuple[float, float, float]] = read_printed("cgdp")["table_4"]
-_PHASES = Phases(*(TABLE_3[TREE, phase] for phase in Phases._fields))
-_COMPUTE = _PHASES.forward + _PHASES.backward
+_FORWARD, _BACKWARD, _UPDATE = (TABLE_3[TREE, one] for one in ("forward", "backward", "update"))
+_COMPUTE = _FORWARD + _BACKWARD
 # Slowdown of computation when other GPUs run: the compute phases on four GPUs (table 3) relative to
 # an iteration on one GPU (table 2).
-BESIDE_OTHERS = (_COMPUTE + _PHASES.update) / TABLE_2[TREE, "alexnet", 1]
+BESIDE_OTHERS = (_COMPUTE + _UPDATE) / TABLE_2[TREE, "alexnet", 1]
 
 
 @cache
@@ -190,7 +174,7 @@ def update_s(workload: Workload) -> float:
     """Return the seconds of a weight update on one GPU, in proportion to the number of weights."""
     alexnet = network("alexnet").workload
     share = workload.num_parameters / alexnet.num_parameters
-    return _PHASES.update / 1e3 / BESIDE_OTHERS * share
+    return _UPDATE / 1e3 / BESIDE_OTHERS * share
 
 
 @cache
@@ -200,8 +184,8 @@ def times_alone(name: str) -> costs.LayerTimes:
     step_s = TABLE_2[TREE, name, 1] / 1e3
     rest_s = step_s - update_s(known.workload)
     totals = costs.Totals(
-        rest_s * _PHASES.forward / _COMPUTE,
-        rest_s * _PHASES.backward / _COMPUTE,
+        rest_s * _FORWARD / _COMPUTE,
+        rest_s * _BACKWARD / _COMPUTE,
         update_s(known.workload),
     )
     return known.merged(costs.layer_times(known.fine, rate(), totals))
@@ -224,17 +208,13 @@ def times_of_resnet(batch_size: int) -> costs.LayerTimes:
 
 @dataclass(frozen=True)
 class Iteration:
-    """A training iteration of a network with known layer times, on `workers` GPUs.
-
-    `moves`: known seconds of copies and sums of chunks, as in `ProfiledCost`.
-    """
+    """A training iteration of a network with known layer times, on several GPUs."""
 
     network: CountedNetwork
     times: costs.LayerTimes
     strategy: str
     workers: int
     chunk: int = 1
-    moves: Mapping[PriceKey, float] | None = None
 
     def plan(self, num_steps: int) -> Plan:
         """Return the plan of `num_steps` steps."""
@@ -247,15 +227,18 @@ class Iteration:
     @property
     def cost(self) -> costs.ProfiledCost:
         """The cost model of all tasks."""
-        slower = BESIDE_OTHERS if self.workers > 1 else 1.0
-        durations = dict(self.moves or {})
+        durations: dict[PriceKey, float] = {}
         for device in machine().devices:
             durations[PriceKey(device.name, Kind.LOAD)] = 0.0  # loaded during the previous step
-            durations[PriceKey(device.name, Kind.STEP)] = slower * self.times.update_s
+            durations[PriceKey(device.name, Kind.STEP)] = BESIDE_OTHERS * self.times.update_s
             for i, layer in enumerate(self.network.workload.layers):
                 forward_s, backward_s = self.times.forward_s[i], self.times.backward_s[i]
-                durations[PriceKey(device.name, Kind.FORWARD, layer.name)] = slower * forward_s
-                durations[PriceKey(device.name, Kind.BACKWARD, layer.name)] = slower * backward_s
+                forward, backward = (
+                    PriceKey(device.name, kind, layer.name)
+                    for kind in (Kind.FORWARD, Kind.BACKWARD)
+                )
+                durations[forward] = BESIDE_OTHERS * forward_s
+                durations[backward] = BESIDE_OTHERS * backward_s
         return costs.ProfiledCost(durations, costs.Roofline.of(machine()))
 
     @property
@@ -263,63 +246,20 @@ class Iteration:
         """Milliseconds of an iteration in the steady state."""
         return 1e3 * period(self.plan, self.cost, _WINDOW)
 
-    def timeline(self, num_steps: int) -> Timeline:
-        """Simulate `num_steps` steps."""
-        return simulate(self.plan(num_steps), self.cost)
-
-
-@cache
-def table_2_iteration(name: str, strategy: str, workers: int) -> Iteration:
-    """Return the iteration of a table 2 cell, with copy times if table 4 prints them."""
-    moves: dict[PriceKey, float] | None = None
-    if (strategy, name, workers) == (HOST, "alexnet", 4):
-        moves, host_name = {}, machine().hosts[0].name
-        for chunk, (to_host_ms, accumulate_ms, to_gpu_ms) in enumerate(TABLE_4):
-            moves[PriceKey(host_name, Kind.REDUCE, str(chunk))] = accumulate_ms / 1e3
-            for device in machine().devices:
-                moves[PriceKey(device.name, Kind.D2H, str(chunk))] = to_host_ms / 1e3
-                moves[PriceKey(device.name, Kind.H2D, str(chunk))] = to_gpu_ms / 1e3
-    return Iteration(network(name), times_alone(name), strategy, workers, moves=moves)
-
 
 def paper() -> Paper:
     """Return the paper's tables with the times of the plans."""
-
-    def step_ms(strategy: str, name: str, workers: int = _MAX_WORKERS) -> float:
-        return table_2_iteration(name, strategy, workers).step_ms
-
     return paper_of(
         "cgdp",
         {
-            "table 2": step_ms,
+            "table 2": lambda strategy, name, workers: (
+                Iteration(network(name), times_alone(name), strategy, workers).step_ms
+            ),
             "table 5": less_memory_mb,
             "section 5.3": _gain_of_best_chunk,
             "figure 2": _resnet,
         },
-        alpha_beta={
-            "table 2": lambda strategy, name, workers: (
-                TABLE_2[TREE, name, 1] + exchange_ms(strategy, name, workers)
-            ),
-            # Without overlap, the chunk size has no effect.
-            "section 5.3": lambda name: 1.0,
-            "figure 2": lambda *of: _resnet_without_overlap(),
-        },
     )
-
-
-def exchange_ms(strategy: str, name: str, workers: int) -> float:
-    """Return the milliseconds of an exchange of all gradients, by the alpha-beta model."""
-    exchange_s = {TREE: alpha_beta.tree_s, HOST: alpha_beta.host_s}[strategy]
-    nbytes = network(name).workload.gradient_nbytes
-    return 1e3 * exchange_s(machine(), machine().first_devices(workers), nbytes)
-
-
-def _resnet_without_overlap() -> float:
-    """Return ResNet-152's speed-up with host over tree on four GPUs, by alpha-beta."""
-    times = times_of_resnet(_BATCH_SIZE)
-    alone_ms = 1e3 * fsum((*times.forward_s, *times.backward_s, times.update_s))
-    of_tree, of_host = (exchange_ms(one, "resnet152", _MAX_WORKERS) for one in (TREE, HOST))
-    return (alone_ms + of_tree) / (alone_ms + of_host)
 
 
 def less_memory_mb(name: str) -> float:

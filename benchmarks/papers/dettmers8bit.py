@@ -16,21 +16,19 @@ from paceline.core.strategy import Window
 from paceline.records.machine_file import find_machine
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.plan import LABELS, LOSS, plan, returned_of, weights_of
-from papers.alpha_beta import ring_s
-from papers.dettmers8bit_network import (
+from papers.dettmers8bit_planned import (
     CONNECTED,
     CONVOLUTIONS,
     FC_MS,
     TOTAL_MS,
     alexnet,
+    body_ms,
+    planned,
 )
-from papers.dettmers8bit_planned import planned
 from papers.paper_tables import Paper, paper_of, printed_values
 
 GPUS = 4
-_BOARD, _CLUSTER = "pcie-4gpu", "infiniband-96gpu"
-
-
+_BOARD = "pcie-4gpu"
 ACTIVATION = "conv 3 activation"
 
 # Milliseconds of an exchange, by row of table 3 and bits per value.
@@ -39,34 +37,16 @@ SYNC_MS: dict[tuple[Any, ...], float] = printed_values("dettmers8bit", "table 3"
 
 def paper() -> Paper:
     """Compute the paper's tables with our values."""
+
+    def on_cluster(what: str, sub_batch: int, bits: int) -> float:
+        return getattr(planned(sub_batch, bits), what)
+
+    tables = ("table 5, planned", "table 6, planned, single", "table 6, planned, total")
+    tables += ("table 7, planned",)
     return paper_of(
         "dettmers8bit",
-        {
-            "table 3": table_3,
-            "simulated": simulated,
-            "table 5, planned": planned_value,
-            "table 6, planned, single": planned_value,
-            "table 6, planned, total": planned_value,
-            "table 7, planned": planned_value,
-        },
-        alpha_beta={
-            "simulated": lambda bits, total_ms: _without_overlap(_BOARD, GPUS, bits, total_ms),
-            "table 7, planned": lambda _, sub_batch, bits: _without_overlap(_CLUSTER, 96, bits),
-        },
+        {"table 3": table_3, "simulated": simulated, **dict.fromkeys(tables, on_cluster)},
     )
-
-
-def planned_value(what: str, sub_batch: int, bits: int) -> float:
-    """Plan strategy subbatch on 96 GPUs; return the field `what` of `Planned`."""
-    found: float = getattr(planned(sub_batch, bits), what)
-    return found
-
-
-def _without_overlap(name: str, gpus: int, bits: int, total_ms: float = TOTAL_MS) -> float:
-    """Return alpha-beta's speed-up: computation, then a ring all-reduce of all gradients."""
-    machine = find_machine(name).for_workers(gpus)
-    exchange_s = ring_s(machine, machine.first_devices(gpus), alexnet().gradient_nbytes * bits / 32)
-    return gpus * total_ms / (total_ms + 1e3 * exchange_s)
 
 
 def message_sizes() -> dict[str, float]:
@@ -127,19 +107,14 @@ def simulated(bits: int, total_ms: float = TOTAL_MS, as_table_3: bool = False) -
 def _task_ms(task: Task, total_ms: float, bits: int | None) -> float | None:
     """Return a task's milliseconds from table 4 or, with `bits`, table 3; otherwise None.
 
-    Loading is the part of `TOTAL_MS` that table 4 does not list. Loading and convolutions are
-    scaled to a total of `total_ms`. Optimizer and labels, which table 4 omits, take no time.
+    Loading and convolutions are scaled to a total of `total_ms`. Optimizer and labels, which table
+    4 omits, take no time.
     """
-    scale = (total_ms - FC_MS) / (TOTAL_MS - FC_MS)
-    if task.kind is Kind.STEP or task.part == LABELS:
+    if task.part == LABELS:
         return 0.0
-    if task.kind is Kind.LOAD:
-        listed = sum(sum(row.baseline_ms) for row in CONVOLUTIONS)
-        return scale * (TOTAL_MS - FC_MS - listed)
+    if (ms := body_ms(task)) is not None:
+        return ms * (total_ms - FC_MS) / (TOTAL_MS - FC_MS)
     times: dict[tuple[Kind, str], float] = {}
-    for row in CONVOLUTIONS:
-        times[Kind.FORWARD, row.label] = scale * row.baseline_ms[0]
-        times[Kind.BACKWARD, row.label] = scale * sum(row.baseline_ms[1:])
     for row in CONNECTED:
         forward, errors, weights = row.parallel_ms
         times[Kind.FORWARD, row.label] = forward

@@ -24,9 +24,8 @@ from paceline.strategies.allreduce.config import AllReduce
 from paceline.strategies.tree import plan as tree
 from paceline.strategies.tree.config import Tree
 from paceline.training.recipes.named import workload_of
-from papers.alpha_beta import ring_s, tree_s
 from papers.dgx1_memory import SMALLEST_BATCH, largest_batch, memory_gb
-from papers.paper_tables import Paper, Values, paper_of
+from papers.paper_tables import Paper, paper_of
 
 Method = Literal["P2P", "NCCL"]
 
@@ -83,34 +82,7 @@ def paper() -> Paper:
             "table 4": lambda which, name, size: memory_gb(name, size, which),
             "section 5-d": lambda name: largest_batch(name, _MACHINE.devices[0].memory_bytes),
         },
-        alpha_beta=_without_overlap(),
     )
-
-
-def _without_overlap() -> dict[str, Values]:
-    """Return alpha-beta's values: the planned step of one GPU, then the exchange."""
-
-    def seconds(name: str, method: Method, gpus: int, size: int = _BATCH) -> float:
-        nbytes = workload(name, size).gradient_nbytes
-        exchange_s = tree_s if method == "P2P" else ring_s
-        devices = _MACHINE.first_devices(gpus)
-        return planned_s(name, size, method) + exchange_s(_MACHINE, devices, nbytes)
-
-    def speedup(name: str, method: Method, gpus: int, size: int = _BATCH) -> float:
-        return gpus * seconds(name, method, 1, size) / seconds(name, method, gpus, size)
-
-    lenet_s = {size: seconds("LeNet", "P2P", 4, size) / size for size in _BATCHES}
-    best = max(speedup(name, "P2P", 2, size) for name in _TRAINED for size in _BATCHES)
-    return {
-        "lenet": lambda method, gpus: speedup("LeNet", method, gpus),
-        "batches": {
-            _LENET_32: lenet_s[16] / lenet_s[32],
-            _LENET_64: lenet_s[16] / lenet_s[64],
-            _BEST_OF_TWO: best,
-        },
-        "gains": lambda name, gpus: seconds(name, "P2P", gpus) / seconds(name, "NCCL", gpus),
-        "table 2": lambda name, size: 1.0,  # one GPU exchanges nothing
-    }
 
 
 def _speedup(network: str, method: Method, gpus: int, batch_size: int = _BATCH) -> float:
@@ -184,15 +156,13 @@ def machine_with(method: Method) -> Machine:
             slower = {"bandwidth_bytes_per_s": COPY_EFFICIENCY * link.bandwidth_bytes_per_s}
             links.append(link.model_copy(update=slower))
         return _MACHINE.model_copy(update={"links": tuple(links)})
-    devices = []
-    for device in _MACHINE.devices:
-        slower = {
-            "flops_per_s": device.flops_per_s / NCCL_STRETCH,
-            "memory_bandwidth_bytes_per_s": device.memory_bandwidth_bytes_per_s / NCCL_STRETCH,
-            "call_latency_s": device.call_latency_s * NCCL_STRETCH,
-        }
-        devices.append(device.model_copy(update=slower))
-    return _MACHINE.model_copy(update={"devices": tuple(devices)})
+    first = _MACHINE.devices[0]  # all are equal
+    return _MACHINE.with_each(
+        "devices",
+        flops_per_s=first.flops_per_s / NCCL_STRETCH,
+        memory_bandwidth_bytes_per_s=first.memory_bandwidth_bytes_per_s / NCCL_STRETCH,
+        call_latency_s=first.call_latency_s * NCCL_STRETCH,
+    )
 
 
 def fed_in_turn(plan: Plan) -> Plan:

@@ -63,8 +63,7 @@ class _Activation(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         x, _ = ctx.saved_tensors
-        gradient: Tensor = torch.ops.aten.threshold_backward(gradients[0], x, 0.0)
-        return gradient
+        return torch.ops.aten.threshold_backward(gradients[0], x, 0.0)
 
 
 class KeepsInputs(TorchFunctionMode):

@@ -4,27 +4,29 @@ The paper has no table of results. The cells are the numbers that its text gives
 the workloads are the networks of table II.
 """
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from math import inf
+from typing import NamedTuple
 
 from pydantic import TypeAdapter
 
 from paceline.core.cost import Roofline, compute_lane
 from paceline.core.losses import WITHIN_A_HOST
 from paceline.core.machine import DeviceKind, Machine
-from paceline.core.plan import Plan
+from paceline.core.plan import Kind, Plan
 from paceline.core.simulate import period, simulate
 from paceline.core.strategy import Window
-from paceline.core.timeline import Origin, Timeline
+from paceline.core.timeline import Origin, Span, Timeline
 from paceline.core.workload import Cost, Layer, Parameter, Workload
 from paceline.records.machine_file import find_machine
 from paceline.strategies.hogbatch.config import Hogbatch, PolicyName, WorkerSpec
-from paceline.strategies.hogbatch.plan import EventLoop, PricedWorkers, plan
+from paceline.strategies.hogbatch.plan import MODEL, EventLoop, PricedWorkers, plan
 from paceline.strategies.hogbatch.policy import updates_of
 from papers.paper_tables import Paper, paper_of, read_printed
-from papers.updates import updates, utilisation
 
 _NBYTES = 8  # float64: 64,700 x 300 x 8 is w8a's 155 MB, and 72,309 x 20,958 x 8 real-sim's 12.1 GB
 _FLOPS = 2  # a float64 operation takes as long as two float32 operations, on CPU and GPU
@@ -37,6 +39,8 @@ HORIZON_S = 10.0  # shorter than Hogwild's epoch on every data set, as in the pa
 # Threads of a batch wait for the slowest thread, like workers that exchange in each step.
 WAITING = WITHIN_A_HOST.slowdown(0.0, THREADS)
 ALMOST_ALL = 0.9  # our reading of "almost exclusive"
+
+_UPDATE_KINDS = frozenset({Kind.H2D, Kind.FORWARD, Kind.STEP, Kind.REDUCE})
 
 
 @dataclass(frozen=True)
@@ -198,3 +202,57 @@ def cpu_share(data: DataSet, policy: PolicyName) -> float:
     beta, made = configuration(data, policy).beta, updates(run(data, policy)[1])
     counted = {name: len(made[name]) * updates_of(one, inf, beta) for name, one in workers.items()}
     return counted["cpu0"] / sum(counted.values())
+
+
+class Update(NamedTuple):
+    """A batch, with fields of a run's `BatchRecord`; it starts when its worker reads the model."""
+
+    started_s: float
+    ended_s: float
+    num_samples: int
+
+
+class Update(NamedTuple):
+    """A batch, with fields of a run's `BatchRecord`; it starts when its worker reads the model."""
+
+    started_s: float
+    ended_s: float
+    num_samples: int
+
+
+def updates(timeline: Timeline) -> dict[str, list[Update]]:
+    """Return each device's updates in a planned timeline, in the format of a run's log.
+
+    Each STEP span of a device is an update. An update of a GPU that shares the model reaches the
+    model at the end of the following REDUCE. Updates in transit at the end do not count. Batches of
+    a GPU overlap, so spans are grouped by batch number.
+    """
+    spans: dict[str, dict[int, list[Span]]] = defaultdict(lambda: defaultdict(list))
+    for span in timeline.spans:
+        if span.kind in _UPDATE_KINDS:
+            spans[span.on[0].owner][span.step].append(span)
+    found = {}
+    for device, batches in spans.items():
+        pushes = any(span.part == MODEL for own in batches.values() for span in own)
+        made = (_update_of(own, pushes) for own in batches.values())
+        known = (one for one in made if one is not None)
+        found[device] = sorted(known, key=lambda one: one.ended_s)
+    return found
+
+
+def _update_of(spans: Sequence[Span], pushes: bool) -> Update | None:
+    """Return the update of a batch with these spans; None if it has not reached the model."""
+    last = Kind.REDUCE if pushes else Kind.STEP
+    ends = [span.end_s for span in spans if span.kind is last]
+    if not ends:
+        return None
+    step = next(span for span in spans if span.kind is Kind.STEP)
+    reading = Kind.H2D if pushes else Kind.FORWARD
+    reads = (span.start_s for span in spans if span.kind is reading and span.part != "batch")
+    return Update(min(reads, default=step.start_s), ends[0], step.num_samples)
+
+
+def utilisation(timeline: Timeline) -> dict[str, float]:
+    """Return the share of the makespan in which each device computes (figure 7)."""
+    held = timeline.utilisation
+    return {device: held.get(compute_lane(device), 0.0) for device in updates(timeline)}

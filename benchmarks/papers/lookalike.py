@@ -105,16 +105,14 @@ def task() -> tuple[Callable[[Random, int], Values], Function]:
 
     def scores(inputs: Values) -> Values:
         line, curve = parts(inputs)
-        whole: Values = line * factors[0] + curve * factors[1]
-        return whole
+        return line * factors[0] + curve * factors[1]
 
     offset = _offset_for(scores(pilot), _SECOND_CLASS)
     return draw, lambda inputs: _sigmoid(scores(inputs) + offset)
 
 
 def _sigmoid(values: Values) -> Values:
-    chances: Values = 0.5 + 0.5 * np.tanh(0.5 * values)
-    return chances
+    return 0.5 + 0.5 * np.tanh(0.5 * values)
 
 
 def _offset_for(scores: Values, share: float) -> np.float32:

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 from papers import NAMES, paper
-from papers.headline import HOW_TO_READ, fill_page, headlines, markdown
+from papers.paper_tables import fill_page, headlines, markdown
 
 
 def main() -> None:
@@ -28,7 +28,7 @@ def main() -> None:
         print(f"# {one.name}\n\n{markdown(one)}\n")
         if asked.fill:
             fill_page(one)
-    print(f"{headlines(found)}\n\n{HOW_TO_READ}")
+    print(headlines(found))
 
 
 if __name__ == "__main__":

@@ -34,8 +34,7 @@ class _Embedding(nn.Module):
         """(B, T) to (B, T, C)."""
         places = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.tokens(tokens) + self.positions(places) + self.segments(torch.zeros_like(places))
-        normed: Tensor = self.norm(x)
-        return normed
+        return self.norm(x)
 
 
 class _Block(nn.Module):
@@ -51,8 +50,7 @@ class _Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, C) to (B, T, C)."""
         x = self.norm1(x + self.attention(x))
-        result: Tensor = self.norm2(x + self.feed_forward(x))
-        return result
+        return self.norm2(x + self.feed_forward(x))
 
 
 def bert(width: int, num_layers: int, num_heads: int) -> nn.Module:

@@ -1,109 +1,80 @@
-"""Combine a paper's printed values with our values and the values of naive predictors.
+"""Combine a paper's printed values with our values, and format them as Markdown tables.
 
 The file NAME.toml next to this module has the printed values of a paper. Each of its cells has
 
 - `cell`, its name; `printed`, its value; `of`, the arguments from which our value is computed;
 - `kind`: we compute only "predicted" cells, from inputs other than the cell's own run: the network,
   the machine file, and constants from other runs. "calibrated" cells provided such constants,
-  "derived" cells follow from another printed cell, and "exact" cells are definitions. These three
-  kinds count only for the mean of a table;
-- the ideal value, if the cell is a time or a speed-up of several workers: a time is the value of
-  the cell named by `alone`, divided by `workers`; a speed-up is `workers`;
-- `series`, if a table has cells of several kinds: a mean is computed within each series.
+  "derived" cells follow from another printed cell, and "exact" cells are definitions.
 """
 
 import tomllib
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, NamedTuple
+
+_HERE = Path(__file__).parent
+_COLUMNS = ("", "printed", "ours", "error")
+_HEADLINES = ("", "predicted", "error", "choices")
 
 
-@dataclass(frozen=True, slots=True)
-class PaperCell:
-    """One printed value, a number or a choice such as the fastest method, and our value.
-
-    `mean`, `alpha_beta`: values of predictors without simulation; None if undefined. `mean`: the
-    mean printed value of the cell's series, including this cell. If the cell has an ideal value,
-    the series' slow-downs or efficiencies are averaged instead. `alpha_beta`: computation, then the
-    exchange of all gradients, on the same machine. `ideal`: the value of workers without overhead,
-    from the printed values and from ours.
-    """
+class PaperCell(NamedTuple):
+    """One printed value, a number or a choice such as the fastest method, and our value."""
 
     name: str
     printed: float | str
     ours: float | str
-    mean: float | None = None
-    alpha_beta: float | None = None
-    ideal: tuple[float, float] | None = None
-
-    def __post_init__(self) -> None:
-        if isinstance(self.printed, str) != isinstance(self.ours, str):
-            raise ValueError(f"{self.name}: {self.printed!r} and {self.ours!r} cannot be compared")
 
     @property
     def error(self) -> float | None:
         """Our relative error; None for choices, and for a printed 0."""
-        return None if isinstance(self.ours, str) else self.error_of(self.ours)
-
-    def error_of(self, value: float) -> float | None:
-        """Return the relative error of `value`; None for choices, and for a printed 0."""
-        if isinstance(self.printed, str) or not self.printed:
+        if isinstance(self.ours, str) or isinstance(self.printed, str) or not self.printed:
             return None
-        return value / self.printed - 1
-
-    @property
-    def overhead_error(self) -> float | None:
-        """The relative error of our overhead; None without an ideal value or printed overhead.
-
-        The overhead is the difference between a step time or speed-up and its ideal value.
-        """
-        if self.ideal is None or isinstance(self.printed, str) or isinstance(self.ours, str):
-            return None
-        lost = self.printed - self.ideal[0]
-        return (self.ours - self.ideal[1]) / lost - 1 if lost else None
+        return self.ours / self.printed - 1
 
     @property
     def agrees(self) -> bool | None:
         """Whether a choice matches the paper; None for numbers."""
         return self.printed == self.ours if isinstance(self.printed, str) else None
 
+    def texts(self) -> tuple[str, ...]:
+        """Return a table row with the columns `_COLUMNS`."""
+        if self.agrees is None:
+            said = "" if self.error is None else f"{self.error:+.1%}"
+        else:
+            said = "agrees" if self.agrees else "differs"
+        return self.name, _shown(self.printed), _shown(self.ours), said
 
-@dataclass(frozen=True, slots=True)
-class PaperTable:
+
+class PaperTable(NamedTuple):
     """The predicted cells of a paper's table or figure; `title` has its name and the unit."""
 
     title: str
     cells: tuple[PaperCell, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Paper:
+class Paper(NamedTuple):
     """A paper and its tables."""
 
     name: str
     tables: tuple[PaperTable, ...]
 
     @property
-    def cells(self) -> Iterator[PaperCell]:
+    def cells(self) -> tuple[PaperCell, ...]:
         """All cells of all tables."""
-        return (cell for table in self.tables for cell in table.cells)
+        return tuple(cell for table in self.tables for cell in table.cells)
 
 
 # Values of a table's cells: by cell name, or a function of the cell's arguments `of`.
 Ours = Mapping[str, float | str] | Callable[..., float | str]
-# Values of alpha-beta; None or a missing name if it does not predict the cell.
-Values = Mapping[str, float] | Callable[..., float | None]
-Row = Mapping[str, Any]
 
 
 @cache
 def read_printed(name: str) -> dict[str, Any]:
     """Read the data file of a paper, NAME.toml."""
-    return tomllib.loads((Path(__file__).parent / f"{name}.toml").read_text(encoding="utf-8"))
+    return tomllib.loads((_HERE / f"{name}.toml").read_text(encoding="utf-8"))
 
 
 def printed_values(name: str, table: str) -> dict[tuple[Any, ...], Any]:
@@ -115,61 +86,62 @@ def printed_values(name: str, table: str) -> dict[tuple[Any, ...], Any]:
     return {tuple(row.get("of", [row["cell"]])): row["printed"] for row in found["cells"]}
 
 
-def paper_of(name: str, ours: Mapping[str, Ours], alpha_beta: Mapping[str, Values] = {}) -> Paper:
-    """Return a paper with our and alpha-beta's values, which are given by table name."""
+def paper_of(name: str, ours: Mapping[str, Ours]) -> Paper:
+    """Return a paper with our values of its predicted cells, which are given by table name."""
     tables = {table["name"]: table for table in read_printed(name)["tables"]}
     found = []
     for table, own in ours.items():
-        cells = table_cells(tables[table]["cells"], own, alpha_beta.get(table, {}))
+        cells = (
+            PaperCell(row["cell"], row["printed"], _value(own, row))
+            for row in tables[table]["cells"]
+            if row["kind"] == "predicted"
+        )
         found.append(PaperTable(tables[table]["title"], tuple(cells)))
     return Paper(name, tuple(found))
 
 
-def table_cells(rows: Sequence[Row], ours: Ours, alpha_beta: Values) -> Iterator[PaperCell]:
-    """Yield a table's predicted cells; numbers also have the naive predictors' values."""
-    means, by_name = series_means(rows), {row["cell"]: row for row in rows}
-    for row in rows:
-        if row["kind"] != "predicted":
-            continue
-        label, printed, own = row["cell"], row["printed"], _value(ours, row)
-        if isinstance(printed, str):
-            yield PaperCell(label, printed, own)
-            continue
-        ideal = None
-        if "alone" in row:
-            alone, workers = by_name[row["alone"]], row.get("workers", 1)
-            ideal = alone["printed"] / workers, float(_value(ours, alone)) / workers
-        elif "workers" in row:
-            ideal = float(row["workers"]), float(row["workers"])
-        yield PaperCell(label, printed, own, means.get(label), _naive(alpha_beta, row), ideal)
-
-
-def series_means(rows: Sequence[Row]) -> dict[str, float]:
-    """Predict each cell by the mean of its series; return the values by cell name.
-
-    Cells with an ideal value are averaged separately, relative to it. Series of fewer than two
-    different values are omitted, because their mean is the cell itself.
-    """
-    printed = {row["cell"]: row["printed"] for row in rows}
-    series: dict[tuple[str | None, bool], list[tuple[str, float, float]]] = defaultdict(list)
-    for row in rows:
-        if not isinstance(row["printed"], str):
-            is_alone = "alone" not in row and "workers" not in row
-            alone = printed[row["alone"]] / row.get("workers", 1) if "alone" in row else None
-            scale = float(alone or row.get("workers", 1))
-            entry = row["cell"], scale, row["printed"] / scale
-            series[row.get("series"), is_alone].append(entry)
-    found: dict[str, float] = {}
-    for entries in series.values():
-        if len({ratio for _, _, ratio in entries}) > 1:
-            middle = mean(ratio for _, _, ratio in entries)
-            found |= {label: scale * middle for label, scale, _ in entries}
-    return found
-
-
-def _value(ours: Ours, row: Row) -> float | str:
+def _value(ours: Ours, row: Mapping[str, Any]) -> float | str:
     return ours[row["cell"]] if isinstance(ours, Mapping) else ours(*row["of"])
 
 
-def _naive(values: Values, row: Row) -> float | None:
-    return values.get(row["cell"]) if isinstance(values, Mapping) else values(*row["of"])
+def headlines(papers: Sequence[Paper]) -> str:
+    """Format a Markdown table of each paper's errors, and of all papers if several."""
+    rows = [_headline(paper.name, paper.cells) for paper in papers]
+    if len(papers) > 1:
+        rows.append(_headline("all papers", [cell for paper in papers for cell in paper.cells]))
+    return _table(_HEADLINES, rows)
+
+
+def _headline(name: str, cells: Iterable[PaperCell]) -> tuple[str, ...]:
+    errors = [abs(cell.error) for cell in cells if cell.error is not None]
+    choices = [cell.agrees for cell in cells if cell.agrees is not None]
+    error = f"{mean(errors):.1%}" if errors else ""
+    return name, str(len(errors)), error, f"{sum(choices)} of {len(choices)}" if choices else ""
+
+
+def markdown(paper: Paper) -> str:
+    """Format a paper's tables and its errors as Markdown."""
+    blocks = [
+        f"**{table.title}**\n\n{_table(_COLUMNS, [cell.texts() for cell in table.cells])}"
+        for table in paper.tables
+    ]
+    return "\n\n".join([*blocks, headlines([paper])])
+
+
+def fill_page(paper: Paper) -> None:
+    """Write a paper's tables into its page, NAME.md."""
+    path = _HERE / f"{paper.name}.md"
+    before, _, rest = path.read_text().partition("<!-- tables -->\n")
+    after = rest.partition("<!-- /tables -->")[2]
+    path.write_text(f"{before}<!-- tables -->\n{markdown(paper)}\n<!-- /tables -->{after}")
+
+
+def _shown(value: float | str) -> str:
+    if isinstance(value, str):
+        return value
+    return f"{value:,.10g}" if float(value).is_integer() else f"{value:.4g}"
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    head = [f"| {' | '.join(columns)} |", "|---|" + "---:|" * (len(columns) - 1)]
+    return "\n".join([*head, *(f"| {' | '.join(row)} |" for row in rows)])

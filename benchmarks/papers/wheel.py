@@ -1,6 +1,5 @@
 """Simulate Du et al., "Wheel: Accelerating CNNs with Distributed GPUs" (MM 2017)."""
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property, partial
 from math import ceil, prod
@@ -10,14 +9,13 @@ from paceline.core.machine import Machine
 from paceline.core.plan import Cost, Kind, Plan, TaskId
 from paceline.core.simulate import period, simulate
 from paceline.core.strategy import Window
-from paceline.core.wire_format import Purpose
 from paceline.core.workload import Layer, Parameter, Workload
 from paceline.records.machine_file import find_machine
 from paceline.strategies.allreduce import plan as allreduce
 from paceline.strategies.allreduce.config import AllReduce
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.plan import plan
-from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, messages, split
+from paceline.strategies.wheel.split import split
 from paceline.training.recipes.named import workload_of
 from papers.paper_tables import Paper, paper_of, printed_values, read_printed
 
@@ -33,7 +31,6 @@ _FOUR_GPUS = Wheel(workers=2 * _NUM_BODY_GPUS, lanes=2)
 def paper() -> Paper:
     """Return the paper's tables with our values."""
     runs = Runs.calibrated()
-    caffe_s = runs.caffe_s
     one, worker_s = Wheel(workers=1), runs.period_s(_FOUR_GPUS)
     head = {layer.name for layer in split(runs.workload, one).head.layers}
     tasks = runs.plan(one, 1).tasks
@@ -45,7 +42,7 @@ def paper() -> Paper:
         "wheel",
         {
             "section 4.1, times": {
-                "Caffe": caffe_s,
+                "Caffe": runs.caffe_s,
                 "partitioned over two servers": runs.forward_to_backward_s(_PARTITIONED),
             },
             "section 4.1, network": {
@@ -54,7 +51,6 @@ def paper() -> Paper:
             "figure 8": figure_8(runs),
             "section 3.4.1": {"GPUs for fully-connected workers, k = 3": str(needed)},
         },
-        alpha_beta=_without_overlap(runs, caffe_s),
     )
 
 
@@ -65,32 +61,6 @@ def figure_8(runs: "Runs") -> dict[str, float]:
         "partitioned, two GPUs": runs.images_s(_PARTITIONED),
         "Wheel, two GPUs": runs.images_s(_TWO_GPUS),
         "Wheel, four GPUs": runs.images_s(_FOUR_GPUS),
-    }
-
-
-def _without_overlap(runs: "Runs", caffe_s: float) -> dict[str, dict[str, float]]:
-    """Return alpha-beta's values: Caffe's iteration, then all messages of a worker.
-
-    Messages contain activations, and the parameters and gradients of convolutions only.
-    """
-    sent = messages(split(runs.workload, _PARTITIONED), _PARTITIONED)
-    (ethernet,) = (link for link in runs.machine.links if "gpu" not in link.name)
-
-    def seconds(purposes: Collection[Purpose]) -> float:
-        nbytes = sum(sent[purpose].nbytes for purpose in purposes)
-        return len(purposes) * ethernet.latency_s + nbytes / ethernet.bandwidth_bytes_per_s
-
-    step_s = caffe_s + seconds((*TO_HUB, *FROM_HUB))
-    upwards = sum(sent[purpose].nbytes for purpose in TO_HUB)
-    activations = (Purpose.ACTIVATIONS, Purpose.ACTIVATION_GRADIENTS)
-    return {
-        "section 4.1, times": {"partitioned over two servers": caffe_s + seconds(activations)},
-        # Two of the three GPUs with convolutions are in the other station.
-        "section 4.1, network": {"up": (_NUM_BODY_GPUS - 1) * upwards / step_s / 1e6},
-        "figure 8": {
-            "partitioned, two GPUs": _NUM_ITERATIONS * step_s,
-            "Wheel, four GPUs": _NUM_ITERATIONS * step_s / _NUM_BODY_GPUS,
-        },
     }
 
 

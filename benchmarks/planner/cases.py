@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 _STRATEGIES = ("allreduce", "tree", "host")
 
@@ -55,30 +56,23 @@ def _rivals(
     workers: int = 2,
     codecs: tuple[str | None, ...] = (None,),
     strategies: tuple[str, ...] = _STRATEGIES,
+    settings: tuple[str, ...] = (),
 ) -> list[Configuration]:
     what = device or "trained"
     case = f"{model}, {what}, {workers} workers, {batch_size} samples, {place}"
+    case += ", rounds" if settings else ""
+    sizes = workers, batch_size, steps, settings
     return [
-        Configuration(case, place, model, device, strategy, codec, workers, batch_size, steps)
+        Configuration(case, place, model, device, strategy, codec, *sizes)
         for strategy, codec in product(strategies, codecs)
         if not (strategy == "tree" and codec)
     ]
 
 
-def _local(
-    place: str, model: str, device: str | None, batch_size: int, steps: int, every: int
-) -> list[Configuration]:
-    """Return `local` with `sync_every=every`: a separate case, because it trains differently."""
-    case = f"{model}, {device or 'trained'}, 2 workers, {batch_size} samples, {place}, rounds"
-    known = (case, place, model, device, "local")
-    settings = (f"sync_every={every}",)
-    return [
-        Configuration(*known, codec, 2, batch_size, steps, settings) for codec in (None, "dynamic8")
-    ]
-
-
 P100, K40 = "power8-p100/gpu0", "k40-gigabit/gpu0"
 _ENCODED = (None, "dynamic8")
+# Of `local`: a separate case, because it trains differently.
+_ROUNDS: Any = {"codecs": _ENCODED, "strategies": ("local",), "settings": ("sync_every=8",)}
 _FAST = ("allreduce", "host")  # for cases in which tree would take minutes
 
 CASES = {
@@ -92,7 +86,7 @@ CASES = {
         *_rivals("loopback", "resnet18", K40, 64, 12, workers=4),
         *_rivals("loopback", "gpt-1m", K40, 16, 24),
         *_rivals("loopback", "gpt-10m", P100, 16, 12),
-        *_local("loopback", "gpt-1m", K40, 16, 48, 8),
+        *_rivals("loopback", "gpt-1m", K40, 16, 48, **_ROUNDS),
     ],
     "1gbit": [
         *_rivals("1gbit", "googlenet", K40, 32, 12, codecs=_ENCODED),
@@ -100,17 +94,17 @@ CASES = {
         *_rivals("1gbit", "resnet50", K40, 16, 10, codecs=_ENCODED),
         *_rivals("1gbit", "alexnet", K40, 128, 8, codecs=_ENCODED, strategies=_FAST),
         *_rivals("1gbit", "gpt-1m", K40, 16, 24, codecs=_ENCODED, strategies=_FAST),
-        *_local("1gbit", "gpt-10m", K40, 16, 48, 8),
+        *_rivals("1gbit", "gpt-10m", K40, 16, 48, **_ROUNDS),
     ],
     "100mbit": [
         *_rivals("100mbit", "googlenet", K40, 32, 8, codecs=_ENCODED, strategies=_FAST),
         *_rivals("100mbit", "lenet5", K40, 64, 30, codecs=_ENCODED),
-        *_local("100mbit", "gpt-1m", K40, 16, 48, 8),
+        *_rivals("100mbit", "gpt-1m", K40, 16, 48, **_ROUNDS),
     ],
     "trained": [
         *_rivals("loopback", "lenet5", None, 256, 24),
         *_rivals("loopback", "mlp-64-1024-1024-10", None, 128, 24),
         *_rivals("loopback", "gpt-1m", None, 8, 40),
-        *_local("loopback", "gpt-1m", None, 8, 48, 8),
+        *_rivals("loopback", "gpt-1m", None, 8, 48, **_ROUNDS),
     ],
 }

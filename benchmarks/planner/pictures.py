@@ -1,14 +1,31 @@
-"""Draw a predicted step of each strategy, for docs/strategies."""
+"""Draw a predicted step of each strategy, a row a lane, and the output of `paceline plan`."""
 
+import re
+import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from io import StringIO
 from typing import NamedTuple
 
-import lanes
+from rich.console import Console
+
+import svg
+from paceline.core.plan import Kind
+from paceline.core.timeline import Span
 from paceline.planner import Forecast, forecast
 from paceline.planner.drawing import some_step
 from paceline.records.machine_file import find_machine
+from paceline.report.figures import KINDS
 from paceline.strategies import STRATEGIES
 from paceline.training.recipes.named import workload_of
+
+_LEFT, _WIDTH, _ROW, _RIGHT = 190, 900, 26, 10
+_COMMAND = (
+    "paceline plan resnet50 --machine two-laptops-gigabit --batch-size 32 "
+    "--strategy allreduce,host,tree"
+)
+_CHARACTERS = 92  # of a line in the terminal
+_FONTS = re.compile(r"@font-face \{.*?\}\n?", re.DOTALL)  # fonts from another website
 
 
 class Scene(NamedTuple):
@@ -18,82 +35,25 @@ class Scene(NamedTuple):
     machine: str
     workers: int
     batch_size: int  # per worker
-    lanes: tuple[str, ...]
+    lanes: str
     devices: tuple[str, ...] = ()  # the workers' devices; by default the machine's first devices
     sync_every: int | None = None  # steps per round; the picture shows a whole round
 
 
+_TWO_HOSTS = "cpu0/compute host0->host1/wire cpu1/compute"
+_TREE = "gpu0/compute gpu1->gpu0/wire gpu0->gpu1/wire gpu1/compute"
+_WHEEL = "gpu1/compute gpu2/compute station1->station0/wire station0->station1/wire gpu0/compute"
+_HIERARCHY = "gpu0/compute gpu0/d2h station0/reduce station0->station1/wire gpu0/h2d"
+_HOGBATCH = "cpu0/compute gpu0/compute gpu0/h2d gpu0/d2h"
 SCENES = (
-    Scene(
-        "allreduce",
-        "two-hosts-gigabit",
-        2,
-        16,
-        ("cpu0/compute", "host0->host1/wire", "cpu1/compute"),
-    ),
-    Scene(
-        "tree",
-        "power8-p100",
-        4,
-        256,
-        ("gpu0/compute", "gpu1->gpu0/wire", "gpu0->gpu1/wire", "gpu1/compute"),
-    ),
-    Scene(
-        "host",
-        "power8-p100",
-        4,
-        256,
-        ("gpu0/compute", "gpu0/d2h", "power8/reduce", "gpu0/h2d"),
-    ),
-    Scene(
-        "wheel",
-        "k40-gigabit",
-        4,
-        256,
-        (
-            "gpu1/compute",
-            "gpu2/compute",
-            "station1->station0/wire",
-            "station0->station1/wire",
-            "gpu0/compute",
-        ),
-    ),
-    Scene(
-        "subbatch",
-        "pcie-4gpu",
-        4,
-        128,
-        ("gpu0/compute", "gpu0/exchange", "gpu1/compute"),
-    ),
-    Scene(
-        "hogbatch",
-        "p3-16xlarge",
-        2,
-        1024,
-        ("cpu0/compute", "gpu0/compute", "gpu0/h2d", "gpu0/d2h"),
-        ("gpu0", "cpu0"),
-    ),
-    Scene(
-        "local",
-        "two-hosts-gigabit",
-        2,
-        16,
-        ("cpu0/compute", "host0->host1/wire", "cpu1/compute"),
-        sync_every=4,
-    ),
-    Scene(
-        "hierarchy",
-        "k40-gigabit",
-        4,
-        128,
-        (
-            "gpu0/compute",
-            "gpu0/d2h",
-            "station0/reduce",
-            "station0->station1/wire",
-            "gpu0/h2d",
-        ),
-    ),
+    Scene("allreduce", "two-hosts-gigabit", 2, 16, _TWO_HOSTS),
+    Scene("tree", "power8-p100", 4, 256, _TREE),
+    Scene("host", "power8-p100", 4, 256, "gpu0/compute gpu0/d2h power8/reduce gpu0/h2d"),
+    Scene("wheel", "k40-gigabit", 4, 256, _WHEEL),
+    Scene("subbatch", "pcie-4gpu", 4, 128, "gpu0/compute gpu0/exchange gpu1/compute"),
+    Scene("hogbatch", "p3-16xlarge", 2, 1024, _HOGBATCH, devices=("gpu0", "cpu0")),
+    Scene("local", "two-hosts-gigabit", 2, 16, _TWO_HOSTS, sync_every=4),
+    Scene("hierarchy", "k40-gigabit", 4, 128, _HIERARCHY),
 )
 
 
@@ -111,17 +71,61 @@ def predicted(scene: Scene) -> Forecast:
 
 
 def drawn(scene: Scene) -> str:
-    """Return the picture of a scene as SVG."""
+    """Return the picture of a scene as SVG, with title and legend."""
     found = predicted(scene)
     title = f"{scene.strategy}: AlexNet on {scene.machine}, {scene.workers} workers, "
     title += f"{1e3 * found.step_s:.4g} ms a step, predicted"
     period_s = found.step_s * (scene.sync_every or 1)
-    return lanes.picture(title, _rows(scene, found), *some_step(found.timeline, period_s))
-
-
-def _rows(scene: Scene, found: Forecast) -> list[lanes.Row]:
-    tracks = {str(lane): (str(lane), track) for lane, track in found.timeline.tracks.items()}
-    missing = [lane for lane in scene.lanes if lane not in tracks]
-    if missing:
+    tracks = {str(lane): track for lane, track in found.timeline.tracks.items()}
+    lanes = scene.lanes.split()
+    if missing := [lane for lane in lanes if lane not in tracks]:
         sys.exit(f"{scene.strategy}: no lane {missing[0]!r}; known: {', '.join(tracks)}")
-    return [tracks[lane] for lane in scene.lanes]
+    rows = {lane: tracks[lane] for lane in lanes}
+    start_s, end_s = some_step(found.timeline, period_s)
+    opening = svg.opening(_WIDTH, _ROW * (len(rows) + 2) + 20), svg.text(8, 18, title)
+    return "\n".join([*opening, *_drawn_rows(rows, start_s, end_s), "</svg>"]) + "\n"
+
+
+def _drawn_rows(rows: dict[str, Sequence[Span]], start_s: float, end_s: float) -> Iterator[str]:
+    used: set[Kind] = set()
+    scale = (_WIDTH - _LEFT - _RIGHT) / (end_s - start_s)
+    for row, (lane, spans) in enumerate(rows.items()):
+        top = 30 + _ROW * row
+        yield svg.text(8, top + 15, lane, 'font-size="12" fill="#222"')
+        yield svg.box(_LEFT, top, _WIDTH - _LEFT - _RIGHT, _ROW - 6, "#f3f5f7")
+        for span in spans:
+            left, right = max(span.start_s, start_s), min(span.end_s, end_s)
+            if right > left:
+                used.add(span.kind)
+                place = _LEFT + (left - start_s) * scale
+                width = max((right - left) * scale, 0.6)
+                yield svg.box(place, top, width, _ROW - 6, *_look(span.kind))
+    yield from _legend(used, 30 + _ROW * len(rows))
+
+
+def _look(kind: Kind) -> tuple[str, float]:
+    """Return the report's colour for a kind, and opacity 0.5 if the report hatches it."""
+    return KINDS[kind].colour, 0.5 if KINDS[kind].hatched else 1.0
+
+
+def _legend(used: set[Kind], top: float) -> Iterator[str]:
+    left = float(_LEFT) if len(used) < 8 else 8.0
+    for kind in Kind:
+        if kind in used:
+            fill = KINDS[kind]
+            yield svg.box(left, top + 4, 12, 12, *_look(kind))
+            yield svg.text(left + 16, top + 15, fill.label, 'font-size="12" fill="#222"')
+            left += 34 + 7.2 * len(fill.label)
+
+
+def terminal() -> str:
+    """Run `paceline plan`, and return an SVG of a terminal with its output."""
+    found = subprocess.run(
+        [sys.executable, "-m", *_COMMAND.split()], capture_output=True, text=True, check=True
+    )
+    console = Console(
+        record=True, file=StringIO(), width=_CHARACTERS, markup=False, highlight=False, emoji=False
+    )
+    console.print(f"$ {_COMMAND}")
+    console.print(re.sub(" +$", "", found.stdout, flags=re.MULTILINE))
+    return _FONTS.sub("", console.export_svg(title="predicted, nothing has run"))

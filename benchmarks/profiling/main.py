@@ -26,13 +26,18 @@ def measure(network: str, quick: bool) -> dict[str, Any]:
     """Return a network's median step time, and each run's overhead and errors."""
     steps = _QUICK_STEPS if quick else _STEPS[network]
     runs = [_profile(network, steps) for _ in range(_QUICK_RUNS if quick else _RUNS)]
+    phases: dict[str, Any] = {}
+    for phase in (row.phase for row in runs[0].agreement):
+        rows = [row for run in runs for row in run.agreement if row.phase == phase]
+        seconds = median(row.ours_s for row in rows)
+        phases[phase] = {"seconds": seconds, "error": [row.error for row in rows]}
     return {
         "images": SHAPES[network],
         "steps": steps,
         "step_s": median(run.step.median_s for run in runs),
         "cost": [run.cost for run in runs],
         "stages_error": [run.stages_error for run in runs],
-        "phases": {row.phase: _phase(runs, row.phase) for row in runs[0].agreement},
+        "phases": phases,
     }
 
 
@@ -42,11 +47,6 @@ def _profile(network: str, steps: int) -> ProfileResult:
     found = ProfileResult.model_validate(paceline(*words, cwd=_SCALING))
     print(f"{network}: recording {found.cost:+.1%}", file=sys.stderr, flush=True)
     return found
-
-
-def _phase(runs: list[ProfileResult], phase: str) -> dict[str, Any]:
-    rows = [row for run in runs for row in run.agreement if row.phase == phase]
-    return {"seconds": median(row.ours_s for row in rows), "error": [row.error for row in rows]}
 
 
 def text(network: str, figures: Mapping[str, Any]) -> str:

@@ -4,11 +4,10 @@ A plan of many LeNet-5 steps is simulated on GPUs, and each step is stretched by
 1.05 to 1.1; one step in 97 by up to 3.3. The folder has a result and a trace, as if measured.
 """
 
-import random
-from bisect import bisect_right
-from collections.abc import Callable, Iterator
-from itertools import accumulate
+from functools import partial
 from pathlib import Path
+
+import numpy as np
 
 from paceline.core.compare import compare, conform
 from paceline.core.cost import Roofline
@@ -31,41 +30,18 @@ _BATCH, _EPOCHS, _MACHINE = 256, 20, "power8-p100"
 
 def stretched(timeline: Timeline, seed: int = 0) -> Timeline:
     """Return the timeline as if measured, with each step stretched by a random factor."""
-    later = _warp(_step_ends(timeline), random.Random(seed))  # noqa: S311 - no secret
+    draw = np.random.default_rng(seed)
+    first = timeline.spans[0].on[0].owner
+    steps = [span for span in timeline.spans if span.kind is Kind.STEP]
+    ends = [0.0, *(span.end_s for span in steps if span.on[0].owner == first), timeline.makespan_s]
+    slopes = 1.05 + 0.05 * draw.random(len(ends) - 1)
+    slopes[50::97] *= 1 + 2 * draw.random(len(slopes[50::97]))
+    later = partial(np.interp, xp=ends, fp=[0.0, *np.cumsum(slopes * np.diff(ends))])
     spans = (
-        span._replace(start_s=later(span.start_s), end_s=later(span.end_s))
+        span._replace(start_s=float(later(span.start_s)), end_s=float(later(span.end_s)))
         for span in timeline.spans
     )
     return Timeline(spans, "measured")
-
-
-def _step_ends(timeline: Timeline) -> list[float]:
-    first = timeline.spans[0].on[0].owner
-    return [
-        span.end_s
-        for span in timeline.spans
-        if span.kind is Kind.STEP and span.on[0].owner == first
-    ]
-
-
-def _warp(ends: list[float], draw: random.Random) -> Callable[[float], float]:
-    """Return a piecewise linear function that maps simulated times to stretched times."""
-    starts = [0.0, *ends]
-
-    def factors() -> Iterator[float]:
-        for number in range(len(ends) + 1):
-            slow = 1 + 2 * draw.random() if number % 97 == 50 else 1.0
-            yield slow * (1.05 + 0.05 * draw.random())
-
-    slopes = list(factors())
-    lengths = [late - early for early, late in zip(starts, ends, strict=False)]
-    offsets = [0.0, *accumulate(s * n for s, n in zip(slopes, lengths, strict=False))]
-
-    def later(time: float) -> float:
-        step = min(bisect_right(ends, time), len(ends))
-        return offsets[step] + slopes[step] * (time - starts[step])
-
-    return later
 
 
 def write_long_run(folder: Path, num_steps: int = 1000, workers: int = 4) -> None:

@@ -11,7 +11,6 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -69,11 +68,7 @@ CASES = {
 }
 
 
-class Learnt(NamedTuple):
-    """A run's result: the bytes of its model, and its epochs without their seconds."""
-
-    model: bytes
-    epochs: list[dict[str, Any]]
+Learnt = tuple[bytes, list[dict[str, Any]]]  # a model's bytes, and its epochs without seconds
 
 
 @dataclass
@@ -94,10 +89,9 @@ class Runs:
         self.num_begun += 1
         output = self.folder / f"run-{self.num_begun}"
         case = self.case
-        asked = (f"small:{case.recipe}", *case.options.split(), *_TRAINED)
-        asked = ("-m", "paceline", "train", *asked, "--output", str(output))
-        asked = (*asked, "--checkpoint-every", case.every)
-        return Attempt(asked, self.folder, case.lead, HERE), output
+        asked = ("-m", "paceline", "train", f"small:{case.recipe}", *case.options.split())
+        where = ("--output", str(output), "--checkpoint-every", case.every)
+        return Attempt((*asked, *_TRAINED, *where), self.folder, case.lead, HERE), output
 
     def resume(self, run: Path) -> Attempt:
         """Continue a run with `--resume`."""
@@ -114,7 +108,7 @@ class Runs:
         run = _run_in(output)
         if ended.code or ended.left or run is None:
             sys.exit(f"the undisturbed run ended with {ended}")
-        self.expected, self.num_steps = learnt(run), max(_steps(run))
+        self.expected, self.num_steps = self.learnt(run), max(_steps(run))
 
     def killed_and_resumed(self, num_kills: int) -> dict[str, Any]:
         """Kill and resume a run until it ends, at most `num_kills` times; return the outcome."""
@@ -130,7 +124,9 @@ class Runs:
                 break
             num_attempts += 1
             if run is None or not _steps(run):
-                self._check_refused(run)
+                if run is not None:  # `--resume` must refuse a run without a checkpoint
+                    refusal = self.resume(run).end()
+                    self.kills[-1]["refusal"] = [refusal.code, refusal.said]
                 attempt, output = self.begin()
             else:
                 attempt = self.resume(run)
@@ -141,8 +137,9 @@ class Runs:
         if ended.code or run is None:
             return {"is_equal": False, "attempts": num_attempts, "said": ended.said}
         partial = [one.name for one in (run / "checkpoints").glob(".*")]
-        found = {"is_equal": self._is_as_expected(run), "attempts": num_attempts}
-        return found | {"left": ended.left + partial, "epochs": len(learnt(run).epochs)}
+        found = self.learnt(run)
+        known = {"is_equal": found == self.expected, "attempts": num_attempts}
+        return known | {"left": ended.left + partial, "epochs": len(found[1])}
 
     def _kill(self, attempt: Attempt, output: Path) -> Ended | None:
         """Kill a process at a random moment; return None if the attempt ended first."""
@@ -162,31 +159,22 @@ class Runs:
         ended = attempt.end()
         if role is None:
             return None
-        run = _run_in(output)
         kill = {"role": role, "when": when, "begun_at": begun_at, "code": ended.code}
-        kill |= {"ended_s": ended.ended_s, "left": ended.left, "said": ended.complaint}
+        kill |= {"ended_s": ended.ended_s, "left": ended.left}
         kill["half_written"] = _is_writing(attempt, output)
-        kill["goes_on_at"] = max(_steps(run), default=None) if run is not None else None
         kill["traceback"] = ended.said if "Traceback" in ended.said else ""
         self.kills.append(kill)
         print(json.dumps(kill), file=sys.stderr, flush=True)
         return ended
 
-    def _check_refused(self, run: Path | None) -> None:
-        """Record how `--resume` refuses a run without a checkpoint, if a run folder exists."""
-        if run is not None:
-            ended = self.resume(run).end()
-            self.kills[-1]["refusal"] = [ended.code, ended.said]
-
-    def _is_as_expected(self, run: Path) -> bool:
-        assert self.expected is not None
-        own, expected = learnt(run), self.expected
-        if own.model != expected.model:
-            return False
+    def learnt(self, run: Path) -> Learnt:
+        """Read a run's model and epochs."""
+        epochs = json.loads((run / "result.json").read_text())["epochs"]
+        without = {"seconds"}
         if self.case.lead == "hub":  # a training loss covers only the epoch since the last start
-            names = ("number", "test_loss")
-            return _only(own.epochs, names) == _only(expected.epochs, names)
-        return own.epochs == expected.epochs
+            without = {*epochs[0]} - {"number", "test_loss"}
+        kept = [{key: one for key, one in epoch.items() if key not in without} for epoch in epochs]
+        return (run / "model.safetensors").read_bytes(), kept
 
 
 def measure(name: str, quick: bool) -> dict[str, Any]:
@@ -197,27 +185,11 @@ def measure(name: str, quick: bool) -> dict[str, Any]:
         choice = random.Random(f"{name} {num_kills}")  # noqa: S311 - nothing is kept secret
         runs = Runs(case, Path(folder), choice)
         runs.undisturbed()
-        ends = list(_until(runs, num_kills))
+        ends = []
+        while (left := num_kills - sum(one["when"] != AFTER for one in runs.kills)) > 0:
+            ends.append(runs.killed_and_resumed(left))
+            print(json.dumps(ends[-1]), file=sys.stderr, flush=True)
     return {"trained_s": runs.trained_s, "kills": runs.kills, "runs": ends}
-
-
-def _until(runs: Runs, num_kills: int) -> Iterator[dict[str, Any]]:
-    while (num_left := num_kills - sum(one["when"] != AFTER for one in runs.kills)) > 0:
-        end = runs.killed_and_resumed(num_left)
-        print(json.dumps(end), file=sys.stderr, flush=True)
-        yield end
-
-
-def learnt(run: Path) -> Learnt:
-    """Read a run's model and epochs."""
-    epochs = json.loads((run / "result.json").read_text())["epochs"]
-    for epoch in epochs:
-        del epoch["seconds"]
-    return Learnt((run / "model.safetensors").read_bytes(), epochs)
-
-
-def _only(epochs: list[dict[str, Any]], names: tuple[str, ...]) -> list[list[Any]]:
-    return [[epoch[name] for name in names] for epoch in epochs]
 
 
 def _run_in(output: Path) -> Path | None:
@@ -256,7 +228,8 @@ def _sleep(attempt: Attempt, seconds: float) -> None:
 
 def text(name: str, figures: dict[str, Any]) -> str:
     """Format a case's kills by process and moment, and the outcomes of its runs."""
-    kills, runs = figures["kills"], _disturbed(figures["runs"])
+    kills = figures["kills"]
+    runs = [one for one in figures["runs"] if one["attempts"] > 1]  # a kill ended an attempt
     head = ["killed", *_MOMENTS, "all gone after at most, s"]
     lines = []
     for role in sorted({one["role"] for one in kills}):
@@ -272,11 +245,6 @@ def text(name: str, figures: dict[str, Any]) -> str:
         f"to the bits of the undisturbed one; left behind: {', '.join(left) or 'nothing'}"
     )
     return table(verdict, head, lines)
-
-
-def _disturbed(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the runs with more than one attempt, because a kill ended an attempt."""
-    return [one for one in runs if one["attempts"] > 1]
 
 
 PARTS = {name: Part(partial(measure, name), partial(text, name)) for name in CASES}

@@ -40,8 +40,7 @@ class Network(nn.Module):
     def forward(self, left: Tensor, right: Tensor) -> Tensor:
         """Return the outputs of a batch."""
         features = self.dropout(self.norm(self.body(torch.cat((left, right), 1))).relu())
-        outputs: Tensor = self.head(self.hidden(features).relu())
-        return outputs
+        return self.head(self.hidden(features).relu())
 
 
 def with_all() -> Recipe:

@@ -3,6 +3,8 @@
 Two cores can train on these images. Weights have their original shapes, except for ten classes.
 """
 
+from functools import partial
+
 from torch import nn
 
 from paceline.training.models.inception import GoogLeNet, InceptionV3
@@ -18,9 +20,10 @@ SHAPES = {
 }
 
 
-def lenet() -> nn.Module:
-    """Return LeNet-5, for its original image size."""
-    return LeNet5(_CLASSES)
+lenet = partial(LeNet5, _CLASSES)
+googlenet = partial(GoogLeNet, _CLASSES)
+inception = partial(InceptionV3, _CLASSES)  # the smallest images that it accepts
+resnet = partial(resnet50, _CLASSES)  # the ResNet of table IV
 
 
 def alexnet() -> nn.Module:
@@ -31,18 +34,3 @@ def alexnet() -> nn.Module:
     model = AlexNet(_CLASSES)
     model.features.append(nn.AdaptiveAvgPool2d(6))
     return model
-
-
-def googlenet() -> nn.Module:
-    """Return GoogLeNet."""
-    return GoogLeNet(_CLASSES)
-
-
-def inception() -> nn.Module:
-    """Return Inception-v3, for the smallest images that it accepts."""
-    return InceptionV3(_CLASSES)
-
-
-def resnet() -> nn.Module:
-    """Return ResNet-50, the ResNet of table IV."""
-    return resnet50(_CLASSES)

@@ -66,8 +66,7 @@ def half_of(family: Family) -> str:
 
 def source_of(family: Family) -> str:
     """Return the name of a family's source, without details and address."""
-    name: str = family["source"].split(",")[0].split("(")[0].strip()
-    return name
+    return family["source"].split(",")[0].split("(")[0].strip()
 
 
 def method_of(family: Family) -> str:

@@ -7,6 +7,7 @@ code. The tasks are those of benchmarks/codecs, with a head of two layers.
 
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,10 +15,24 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from learning import FLOAT32, Task, accuracies, fit, tasks
+import learning
+from learning import FLOAT32, NUM_RANKS, Task, accuracies, fit, tasks, tested
 from paceline.codecs import all_gather
 from paceline.codecs.quantization import TABLES
 from paceline.links.group import Group
+from ranks import on_ranks
+
+_PRINTED = "Section 3.4 prints F(4,4) = 0.54, p = 0.71 for model parallelism on MNIST."
+
+
+def part(quick: bool) -> dict[str, Any]:
+    """Return the accuracies of two ranks, and F-tests."""
+    return tested(on_ranks(Path(__file__).parent, "model_parallel", NUM_RANKS, quick))
+
+
+def text(figures: dict[str, Any]) -> str:
+    """Return the tables of accuracies."""
+    return f"{learning.text(figures)}\n\n{_PRINTED}"
 
 
 class _Head(nn.Module):

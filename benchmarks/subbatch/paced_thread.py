@@ -5,13 +5,12 @@ its bytes. The emulated link transfers one exchange at a time.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from torch import Tensor, nn
 
 from paceline.codecs.gathering import Pending
-from paceline.exchange.step import Share
 from paceline.links.clock import clock_for
 from paceline.links.group import Group
 from paceline.record.recorder import Recorder
@@ -84,31 +83,18 @@ class PacedThread(CommunicationThread):
         return head.activations_sent + head.activation_gradients_sent, loss.activations_sent
 
 
-class PacedTrainer:
-    """Takes the strategy's real steps with paced body, head layers and link."""
-
-    def __init__(
-        self,
-        group: Group,
-        config: SubBatch,
-        pace: Pace,
-        body: nn.Module,
-        head: Sequence[PacedHeadLayer],
-        source: Iterator[Share],
-        batch_size: int,
-    ) -> None:
-        self.thread = PacedThread(group, pace)
-        model = SplitModel(module=body, body=body, head=tuple(head), batch_size=batch_size)
-        recorder = Recorder(clock_for(group.device), f"gpu{group.rank}", group.rank)
-        updates = paced_optimizer(0.0)  # table 4 has no times of weight updates
-        self._trainer = SplitTrainer(model, config, group, recorder, updates, thread=self.thread)
-        self.thread.counted = self._trainer
-        self._source = source
-
-    def step(self) -> None:
-        """Take a step."""
-        self._trainer.step(self._source)
-
-    def close(self) -> None:
-        """Close the trainer and its threads."""
-        self._trainer.close()
+def paced_trainer(
+    group: Group,
+    config: SubBatch,
+    pace: Pace,
+    body: nn.Module,
+    head: Sequence[PacedHeadLayer],
+    batch_size: int,
+) -> SplitTrainer:
+    """Return a trainer that takes the strategy's real steps, with paced body, head and link."""
+    thread = PacedThread(group, pace)
+    model = SplitModel(module=body, body=body, head=tuple(head), batch_size=batch_size)
+    recorder = Recorder(clock_for(group.device), f"gpu{group.rank}", group.rank)
+    updates = paced_optimizer(0.0)  # table 4 has no times of weight updates
+    thread.counted = SplitTrainer(model, config, group, recorder, updates, thread=thread)
+    return thread.counted

@@ -12,7 +12,7 @@ from paceline.checkpoints.state import module_state, optimizer_state
 from paceline.checkpoints.writer import BackgroundWriter
 from paceline.links.group import Group
 from ranks import DEADLINE_S, timed
-from trainee import Task, Trainee
+from steps import Task, Trainee
 
 _BATCH_SIZE, _NUM_STEPS, _NUM_CHECKPOINTS = 4, 3, 6
 _FIRST = 1  # not counted: the first checkpoint allocates memory for its copies

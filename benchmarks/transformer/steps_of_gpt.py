@@ -6,8 +6,7 @@ import torch
 
 from paceline.links.group import Group
 from ranks import compare
-from steps import buckets, ddp, ours, taken
-from trainee import Task
+from steps import Task, buckets, ddp, ours, taken
 
 _BATCH_SIZE = {"gpt-10m": 2, "gpt-30m": 1}  # per rank: windows of 256 and of 512 tokens
 _NUM_BLOCKS, _NUM_STEPS = 5, 2

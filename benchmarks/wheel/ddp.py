@@ -14,8 +14,7 @@ from paceline.links.group import Group
 from paceline.records.machine_file import find_device
 from paceline.training.recipes.named import workload_of
 from ranks import compare
-from steps import alone, ddp, taken
-from trainee import Task
+from steps import Task, alone, ddp, taken
 
 FLOAT32, ALONE, FP16 = "DDP float32", "alone, nothing exchanged", "DDP, fp16_compress_hook"
 _WRAPS = {ALONE: alone, FLOAT32: ddp(), FP16: ddp(25, fp16_compress_hook)}

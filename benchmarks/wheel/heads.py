@@ -12,11 +12,6 @@ from hosts import TwoHosts
 from hub_and_bodies import carried_out, tree_carried_out
 
 from figures import table
-from paceline.core.strategy import Strategy
-from paceline.planner import Forecast, forecast_one
-from paceline.records.built_in import recorded
-from paceline.records.machine_file import find_machine
-from paceline.strategies import find_strategy
 
 _RATE, _SAMPLES, _LANES, _MACHINE = "1gbit", 256, 2, "k40-gigabit"
 _HEAVY, _USUAL = "features.8", "classifier.1"
@@ -28,7 +23,7 @@ _BEST_ON_ONE = f"on one device, before {_USUAL}"
 
 
 def measure(quick: bool) -> dict[str, Any]:
-    """Return predicted and rehearsed samples/s, and the plan's notes on the hub."""
+    """Return predicted and rehearsed samples/s."""
     with TwoHosts(_RATE) as hosts:
         return {
             _ON_ONE: _on_one(hosts, _HEAVY, quick),
@@ -47,23 +42,13 @@ def _words(head: str, workers: int, quick: bool) -> tuple[str, ...]:
 def _on_one(hosts: TwoHosts, head: str, quick: bool) -> dict[str, Any]:
     workers = _LANES * len(_BODIES)
     words = _words(head, workers, quick)
-    result = carried_out(hosts, words, _BODIES, workers=workers, lanes=_LANES)
-    planned = _planned(find_strategy("wheel"), workers, head)
-    return _figures(result, workers) | {"says": planned.notes}
+    return _figures(carried_out(hosts, words, _BODIES, workers=workers, lanes=_LANES), workers)
 
 
 def _on_two(hosts: TwoHosts, quick: bool) -> dict[str, Any]:
     workers, gather = 2 * _LANES, 4 if quick else _GATHER
     words = _words(_HEAVY, workers, quick)
     return _figures(tree_carried_out(hosts, words, lanes=_LANES, gather=gather), workers)
-
-
-def _planned(wheel: Strategy, workers: int, head: str) -> Forecast:
-    def workload_of(samples: int) -> Any:
-        return recorded("alexnet", samples)
-
-    config = wheel.config(workers=workers, lanes=_LANES, head=head)
-    return forecast_one(workload_of, find_machine(_MACHINE), wheel, config, workers * _SAMPLES)
 
 
 def _figures(result: dict[str, Any], workers: int) -> dict[str, Any]:
@@ -77,7 +62,7 @@ def _figures(result: dict[str, Any], workers: int) -> dict[str, Any]:
 
 
 def text(figures: dict[str, Any]) -> str:
-    """Return the table and the plan's notes."""
+    """Return the table."""
     one = figures[_ON_ONE]["rehearsed"]
     lines = [
         (
@@ -90,6 +75,4 @@ def text(figures: dict[str, Any]) -> str:
         for name, row in figures.items()
     ]
     head = ("", "predicted", "rehearsed", "error", "times the first")
-    said = "; ".join(figures[_ON_ONE]["says"])
-    shown = table("Samples a second of four devices", head, lines)
-    return f"{shown}\n\nThe plan of the first says: {said}."
+    return table("Samples a second of four devices", head, lines)

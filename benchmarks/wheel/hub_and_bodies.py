@@ -27,7 +27,6 @@ def carried_out(
     *,
     workers: int,
     lanes: int,
-    deadline_s: float = 600.0,
     trace: Path | None = None,
 ) -> dict[str, Any]:
     """Run `paceline WORDS` as a hub with body processes; return its result.
@@ -44,15 +43,15 @@ def carried_out(
         for number, host in enumerate(bodies):
             own = range(number * lanes, min((number + 1) * lanes, workers))
             roles[host].append(_body(_HUB, keys, own))
-        found = _finished(hosts, roles, deadline_s)
+        found = _finished(hosts, roles)
         if trace is not None:
             (written,) = Path(folder).glob("*/trace.json")
             copyfile(written, trace)
-    return _whole(json.loads(found))
+        return _whole(json.loads(found))
 
 
 def tree_carried_out(
-    hosts: TwoHosts, words: Sequence[str], *, lanes: int, gather: int, deadline_s: float = 600.0
+    hosts: TwoHosts, words: Sequence[str], *, lanes: int, gather: int
 ) -> dict[str, Any]:
     """Run `paceline WORDS` as a root hub with child hubs on both hosts; return its result.
 
@@ -73,7 +72,7 @@ def tree_carried_out(
             options = ("--listen", address, "--keys", str(keys), "--timeout", "120")
             roles[child].append([*_PACELINE, "hub", *parent, *own, *options])
             roles[child].append(_body(address, keys, range(lanes)))
-        _finished(hosts, roles, deadline_s)
+        _finished(hosts, roles)
         # Read the file, because a child hub prints to the same stdout as the root.
         (written,) = Path(folder).glob("*/result.json")
         return _whole(json.loads(written.read_text()))
@@ -92,13 +91,12 @@ def _whole(result: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _finished(hosts: TwoHosts, roles: list[list[list[str]]], deadline_s: float) -> str:
+def _finished(hosts: TwoHosts, roles: list[list[list[str]]]) -> str:
     """Run each host's commands as its ranks; return the first host's stdout."""
     per_host = max(map(len, roles))
     commands = [words for role in roles for words in [*role, *[[]] * (per_host - len(role))]]
     program = [sys.executable, str(HERE / "role.py"), json.dumps(commands)]
-    place = {"cores": (0, 1), "cwd": HERE / "trained", "deadline_s": deadline_s}
-    return hosts.checked(program, per_host, KEEPING_MEMORY, **place)
+    return hosts.checked(program, per_host, KEEPING_MEMORY, cores=(0, 1), cwd=HERE / "trained")
 
 
 def idle(result: dict[str, Any]) -> dict[str, dict[str, float]]:

@@ -4,7 +4,6 @@ Wheel has one body, on the host without the hub, or one body on each host. Distr
 has a rank on each host, without and with torch's fp16 hook.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 from ddp import ALONE, FLOAT32, FP16
@@ -13,24 +12,16 @@ from hub_and_bodies import carried_out, idle, on_ranks
 
 from figures import table
 
+MODEL = "paceline.training.models.networks:AlexNet"  # with 1,000 classes
 _RATE, _SAMPLES, _LANES = "200mbit", 16, 2
-_HOOK = FP16  # on gloo, torch's bf16 hooks are refused and its PowerSGD hook crashes
 _ENCODED = "gradients=dynamic8,parameters=half,activations=dynamic8,activation_gradients=dynamic8"
 
 
-@dataclass(frozen=True)
-class _Case:
-    """A run of wheel: the host of each body, and the codecs of its messages."""
-
-    bodies: tuple[int, ...]
-    codec: str | None = None
-
-
-_CASES = {
-    "wheel, a body beside the hub's host": _Case((1,)),
-    "wheel, a body on each host": _Case((1, 0)),
-    "wheel, a body beside the hub's host, encoded": _Case((1,), _ENCODED),
-    "wheel, a body on each host, encoded": _Case((1, 0), _ENCODED),
+_CASES: dict[str, tuple[tuple[int, ...], str | None]] = {  # the host of each body, and the codecs
+    "wheel, a body beside the hub's host": ((1,), None),
+    "wheel, a body on each host": ((1, 0), None),
+    "wheel, a body beside the hub's host, encoded": ((1,), _ENCODED),
+    "wheel, a body on each host, encoded": ((1, 0), _ENCODED),
 }
 
 
@@ -39,22 +30,24 @@ def measure(quick: bool) -> dict[str, Any]:
     cases = dict(list(_CASES.items())[:2]) if quick else _CASES
     steps = 6 if quick else 20
     with TwoHosts(_RATE) as hosts:
-        wheels = {name: _wheel(hosts, case, steps) for name, case in cases.items()}
-        case = {"batch_size": _SAMPLES, "device": None, "hooks": [_HOOK], "blocks": 4, "steps": 1}
+        wheels = {name: _wheel(hosts, *case, steps) for name, case in cases.items()}
+        case = {"batch_size": _SAMPLES, "device": None, "hooks": [FP16], "blocks": 4, "steps": 1}
         rows = on_ranks(hosts, case, quick)
     for row in rows.values():
         row["samples_per_s"] = row["samples"] / row["seconds"]["median"]
     return {"wheel": wheels, "ddp": rows}
 
 
-def _wheel(hosts: TwoHosts, case: _Case, steps: int) -> dict[str, Any]:
-    workers = _LANES * len(case.bodies)
+def _wheel(
+    hosts: TwoHosts, bodies: tuple[int, ...], codec: str | None, steps: int
+) -> dict[str, Any]:
+    workers = _LANES * len(bodies)
     batch = workers * _SAMPLES
     data = f"synthetic:3x227x227,samples={batch * steps}"
     sizes = ("--batch-size", str(batch), "--epochs", "1", "--momentum", "0.9")
-    words = ["hub", "networks:alexnet", "--data", data, *sizes, "--learning-rate", "0.0001"]
-    words += ["--codec", case.codec] if case.codec else []
-    result = carried_out(hosts, words, case.bodies, workers=workers, lanes=_LANES)
+    words = ["hub", MODEL, "--data", data, *sizes, "--learning-rate", "0.0001"]
+    words += ["--codec", codec] if codec else []
+    result = carried_out(hosts, words, bodies, workers=workers, lanes=_LANES)
     step_s, predicted_s = result["step_s"], result["predicted_step_s"]
     return {
         "samples_per_s": batch / step_s,
@@ -69,7 +62,7 @@ def text(figures: dict[str, Any]) -> str:
     """Return the tables."""
     wheels, rows = figures["wheel"], figures["ddp"]
     plain = rows[FLOAT32]["samples_per_s"]
-    hook = rows[_HOOK]["samples_per_s"]
+    hook = rows[FP16]["samples_per_s"]
     lines = [
         (
             name,
@@ -77,18 +70,10 @@ def text(figures: dict[str, Any]) -> str:
             f"{row['samples_per_s'] / plain:.2f}",
             f"{row['samples_per_s'] / hook:.2f}",
             f"{row['predicted_samples_per_s']:.2f}" if "predicted_samples_per_s" in row else "",
-            _idle(row),
-            _bytes(name, row),
+            ", ".join(f"{share:.0%}" for share in row.get("idle", {}).values()),
+            "" if name == ALONE else f"{row['wire_nbytes'] / 1e6:.1f}",
         )
         for name, row in (wheels | rows).items()
     ]
     head = ("", "samples/s", "times DDP float32", "times its hook", "predicted", "idle", "MB")
     return table("AlexNet, 16 images a worker, 200 Mbit/s", head, lines)
-
-
-def _idle(row: dict[str, Any]) -> str:
-    return ", ".join(f"{share:.0%}" for share in row.get("idle", {}).values())
-
-
-def _bytes(name: str, row: dict[str, Any]) -> str:
-    return "" if name == ALONE else f"{row['wire_nbytes'] / 1e6:.1f}"

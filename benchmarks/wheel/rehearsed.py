@@ -4,10 +4,13 @@ Two hosts have one core each; layers are paced, everything else is real. With fo
 first host has two: the hub, and a body that the hub reaches without the network (section 4.1).
 """
 
-from dataclasses import dataclass
-from typing import Any
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
-import k40
 from ddp import ALONE, FLOAT32, FP16
 from hosts import TwoHosts
 from hub_and_bodies import carried_out, idle, on_ranks
@@ -19,10 +22,11 @@ from papers.wheel import Runs, figure_8
 
 _RATE, _SAMPLES, _IMAGES, _DEVICE = "1gbit", 256, 5120, "k40-gigabit/gpu0"
 _NUM_DEVICES = 4
+_FILE = Path(__file__).parents[2] / "machines" / "k40-gigabit.toml"
+_CALL = re.compile(r"^call_latency_s = .*$", re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class _Bar:
+class _Bar(NamedTuple):
     """A bar of strategy wheel: the hosts of its bodies, and its name in figure 8, if any.
 
     Bars of figure 8 include the paper's hand-over time; the other bars include only ours.
@@ -53,19 +57,16 @@ def measure(quick: bool) -> dict[str, Any]:
     def known(bar: str | None) -> dict[str, float]:
         return {"printed_s": printed[bar,], "planned_s": planned[bar]} if bar else {}
 
-    with k40.device() as device:
-        bars = {_ALONE[0]: _alone(device, steps) | known(_ALONE[1])}
+    with _papers_k40() as device:
+        sizes = ("--workers", 1, "--batch-size", _SAMPLES, "--steps", steps)
+        alone = paceline("rehearse", "alexnet", "--device", device, *sizes)
+        bars = {_ALONE[0]: _seconds(alone, 1) | known(_ALONE[1])}
         with TwoHosts(_RATE) as hosts:
             for bar in _BARS:
                 own = _DEVICE if bar.printed is None else device
                 bars[bar.name] = _wheel(hosts, bar, own, steps) | known(bar.printed)
-            case = {
-                "batch_size": _SAMPLES,
-                "device": device,
-                "hooks": [FP16],
-                "blocks": 4,
-                "steps": 2,
-            }
+            case = {"batch_size": _SAMPLES, "device": device, "hooks": [FP16]}
+            case |= {"blocks": 4, "steps": 2}
             rows = on_ranks(hosts, case, quick, per_host=_NUM_DEVICES // 2)
     for name in (ALONE, FLOAT32, FP16):
         images = rows[name]["samples"]
@@ -73,19 +74,22 @@ def measure(quick: bool) -> dict[str, Any]:
     return {"bars": bars, "beside": rows}
 
 
-def _alone(device: str, steps: int) -> dict[str, float]:
-    sizes = ("--workers", 1, "--batch-size", _SAMPLES, "--steps", steps)
-    return _seconds(paceline("rehearse", "alexnet", "--device", device, *sizes), 1)
+@contextmanager
+def _papers_k40() -> Iterator[str]:
+    """Yield a device of a temporary machine file, with the hand-over time of `papers.wheel`."""
+    sync_s = Runs.calibrated().machine.devices[0].sync_latency_s or 0.0
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / _FILE.name
+        added = rf'\g<0>\nsync_latency_s = "{1e6 * sync_s:.6f} us"'
+        path.write_text(_CALL.sub(added, _FILE.read_text()))
+        yield f"{path}:gpu0"
 
 
 def _wheel(hosts: TwoHosts, bar: _Bar, device: str, steps: int) -> dict[str, Any]:
     sizes = ("--batch-size", str(_SAMPLES * bar.workers), "--steps", str(steps))
     words = ("rehearse", "alexnet", "--strategy", "wheel", "--device", device, *sizes)
     result = carried_out(hosts, words, bar.bodies, workers=bar.workers, lanes=bar.lanes)
-    return _seconds(result, bar.workers) | {
-        **idle(result),
-        "faults": len(result["faults"]),
-    }
+    return {**_seconds(result, bar.workers), **idle(result), "faults": len(result["faults"])}
 
 
 def _seconds(result: dict[str, Any], workers: int) -> dict[str, float]:

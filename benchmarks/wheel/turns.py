@@ -9,6 +9,7 @@ from typing import Any
 
 from hosts import TwoHosts
 from hub_and_bodies import carried_out, idle
+from real import MODEL
 
 import lanes
 from figures import table
@@ -24,7 +25,7 @@ def measure(quick: bool) -> dict[str, Any]:
     """Return some turns of the run's timeline, and the idle share of the body's device."""
     steps, batch = 6 if quick else 20, _SAMPLES * _LANES
     data = f"synthetic:3x227x227,samples={batch * steps}"
-    words = ["hub", "networks:alexnet", "--data", data, "--batch-size", str(batch)]
+    words = ["hub", MODEL, "--data", data, "--batch-size", str(batch)]
     words += ["--epochs", "1", "--momentum", "0.9", "--learning-rate", "0.0001"]
     with TemporaryDirectory() as folder, TwoHosts(_RATE) as hosts:
         trace = Path(folder) / "trace.json"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from boxes import at_speeds, box, link
-from hogbatches import POLICIES, SHARED, WAYS, per_sample, run
+from hogbatches import POLICIES, SHARED, WAYS, num_samples, per_sample, run
 from paceline.core.cost import Roofline
 from paceline.core.plan import COMPUTE, Cost, Kind
 from paceline.core.simulate import period, simulate
@@ -18,8 +18,7 @@ from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
 from paceline.strategies.hogbatch.plan import PricedWorkers, memory, plan
 from paceline.strategies.hogbatch.policy import policy_of, updates_of
 from paceline.strategies.hogbatch.statistics import staleness
-from papers.hogbatch import plan_until
-from papers.updates import num_samples, updates, utilisation
+from papers.hogbatch import plan_until, updates, utilisation
 from refusals import refused
 
 EQUAL = Hogbatch(policy="hogbatch", threads=1)

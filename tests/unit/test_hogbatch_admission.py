@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from findings import numbers
-from hogbatches import POLICIES
+from hogbatches import POLICIES, num_samples
 from paceline.core.compare import conform
 from paceline.core.cost import Roofline
 from paceline.core.plan import Cost, Kind
@@ -24,7 +24,7 @@ from paceline.strategies.hogbatch.speed_trial import (
     traced_sizes,
     unburdened,
 )
-from papers.updates import num_samples, updates, utilisation
+from papers.hogbatch import updates, utilisation
 
 BATCH = 64
 ONE = Layer("one", (Parameter("w", (8,)),), 32, Cost(), Cost(flops=1e6 * BATCH))

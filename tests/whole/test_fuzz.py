@@ -46,7 +46,8 @@ from dataclasses import replace
 from pathlib import Path
 
 sys.path[:0] = [{faults!r}, {benchmarks!r}, {tests!r}]
-from fuzzing import child, wire
+import fuzz
+from fuzzing import wire
 
 def broken(data, folder):
     if len(data) % 5 == 1:
@@ -54,9 +55,9 @@ def broken(data, folder):
     return data
 
 parser = replace(wire.PARSERS[2], parse=broken, seeds=lambda folder: [b"x" * 100])
-child.parser_of = lambda name: parser
-child.CPU_S = 0.2
-child.main("part", 1, 200, Path(sys.argv[1]))
+fuzz.parser_of = lambda name: parser
+fuzz.CPU_S = 0.2
+fuzz.main("part", 1, 200, Path(sys.argv[1]))
 """
 
 

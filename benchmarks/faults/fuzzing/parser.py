@@ -61,6 +61,17 @@ class Parser:
         return ("unclear", "nothing came of it") if found is None else ("accepted", "")
 
 
+def on_file(name: str, read: Callable[[Path], object]) -> Callable[[bytes, Path], object]:
+    """Return a parse function that writes the input to a file, and reads the file."""
+
+    def parse(data: bytes, folder: Path) -> object:
+        path = folder / name
+        path.write_bytes(data)
+        return read(path)
+
+    return parse
+
+
 def parser_of(name: str) -> Parser:
     """Import and return the parser with this name."""
     module = next(module for module, names in _MODULES.items() if name in names)

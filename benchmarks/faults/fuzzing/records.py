@@ -9,22 +9,13 @@ from pathlib import Path
 from rich.console import Console
 
 from command_line import steps, write_run
+from findings import run_result
 from fuzzing.changes import JSON, NODES, TOML, VALUES
-from fuzzing.parser import Parser
+from fuzzing.parser import Parser, on_file
 from paceline.commands.options import fields_of
+from paceline.core import outcome as parts
 from paceline.core.compare import compare
 from paceline.core.errors import InvalidInput
-from paceline.core.outcome import (
-    ChunkTrial,
-    Epoch,
-    Evaluation,
-    Finding,
-    SentShare,
-    SplitHead,
-    Traffic,
-    UnevenWorker,
-    Updates,
-)
 from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.core.timeline import Origin
 from paceline.record.trace import read_timeline, read_trace, write_trace
@@ -46,30 +37,34 @@ _MACHINES = Path(__file__).parents[3] / "machines"
 _STUDY = JournalHeader(id="study", paceline="0", settings=ScaleSettings(model="lenet5"))
 
 
-def _asynchronous() -> RunResult:
-    """Return the result of an asynchronous run, with every field that such a run can have."""
+def _runs() -> list[RunResult]:
+    """Return an asynchronous run with every field that a result can have, and a rehearsal."""
     names = ("cpu0", "cpu1")
-    return RunResult(
-        origin="measured",
-        id="20261122-030000-mlp-abcd",
+    with_all = run_result(
         settings=TrainSettings(model="mlp", strategy="hogbatch", workers="cpu:1,cpu:2@slow=16"),
         strategy="hogbatch",
         machine={"processor": "some", "cores": 2, "memory_bytes": 2**34},
         config={"policy": "adaptive"},
-        epochs=tuple(Epoch(i, 2.0 / (i + 1), 1.9, 0.5, 3.0) for i in range(3)),
-        evaluations=(Evaluation(10, 1.5, 0.4), Evaluation(20, 1.2, None)),
-        accuracy=0.5,
-        samples_per_s=1000.0,
+        plans=(plan_row(workers=1, notes=("a note",)),),
+        trials=(parts.ChunkTrial(3, 0.01, 0.011), parts.ChunkTrial(5, 0.012, 0.013)),
+        epochs=tuple(parts.Epoch(i, 2.0 / (i + 1), 1.9, 0.5, 3.0) for i in range(3)),
+        evaluations=(parts.Evaluation(10, 1.5, 0.4), parts.Evaluation(20, 1.2, None)),
         trained_s=9.0,
         tokens_per_s=5.0,
+        predicted_step_s=0.01,
+        step_s=0.011,
+        lower_quartile_s=0.01,
+        upper_quartile_s=0.012,
+        comparison=compare(steps(0.011, "predicted"), steps(0.01, "rehearsed")),
+        faults=("s0/step@worker0 is missing",),
         decisions=("because",),
         lost=("worker 1 was ended by SIGKILL",),
         peak_memory_bytes=(2**28, 2**28),
-        traffic=(Traffic("gradients", 1e6, 1e6), Traffic("parameters", 2e6, 2e6, travels=False)),
+        traffic=(parts.Traffic("gradients", 1e6, 1e6), parts.Traffic("labels", 2e6, 2e6, False)),
         wire_nbytes=(3000, 4000),
-        sent_share=SentShare("threshold:0.1", 0.1, 0.11, None),
-        head=SplitHead(("out",), 4000, (2000, 2000)),
-        updates=Updates(
+        sent_share=parts.SentShare("threshold:0.1", 0.1, 0.11, None),
+        head=parts.SplitHead(("out",), 4000, (2000, 2000)),
+        updates=parts.Updates(
             100,
             dict.fromkeys(names, 50),
             {name: {0: 10, 1: 30, 40: 10} for name in names},
@@ -77,34 +72,14 @@ def _asynchronous() -> RunResult:
             ((0.5, 1), (1.0, 3)),
         ),
         workers=tuple(
-            UnevenWorker(name, "cpu:1", 500.0, 3000, 0.5, 0.5, ((0.1, 64), (0.2, 128)))
+            parts.UnevenWorker(name, "cpu:1", 500.0, 3000, 0.5, 0.5, ((0.1, 64), (0.2, 128)))
             for name in names
         ),
         utilisation=dict.fromkeys(names, 0.9),
         predicted_utilisation=dict.fromkeys(names, 0.8),
     )
-
-
-def _rehearsal() -> RunResult:
-    timelines = steps(0.011, "predicted"), steps(0.01, "rehearsed")
-    return RunResult(
-        origin="rehearsed",
-        id="20261122-030000-lenet5-abcd",
-        settings=RehearseSettings(model="lenet5", workers=1, slowdown=(4.0,), strategy="host"),
-        strategy="host",
-        config={"chunk": 3},
-        machine={},
-        plans=(plan_row(workers=1, notes=("a note",)),),
-        trials=(ChunkTrial(3, 0.01, 0.011), ChunkTrial(5, 0.012, 0.013)),
-        samples_per_s=10.0,
-        predicted_step_s=0.01,
-        step_s=0.011,
-        lower_quartile_s=0.01,
-        upper_quartile_s=0.012,
-        comparison=compare(*timelines),
-        faults=("s0/step@worker0 is missing",),
-        peak_memory_bytes=(1,),
-    )
+    settings = RehearseSettings(model="lenet5", workers=1, slowdown=(4.0,), strategy="host")
+    return [with_all, run_result(origin="rehearsed", settings=settings, epochs=(), accuracy=None)]
 
 
 def _plan() -> PlanResult:
@@ -112,22 +87,18 @@ def _plan() -> PlanResult:
     rows = RankingRows(
         plans=plans, refused=(), workers_worth=2, alone_samples_per_s=1.0, advice=None
     )
+    facts = {"paceline": "0"}
     return PlanResult(
-        id="plan",
-        model="lenet5",
-        machine="two",
-        batch_size=64,
-        facts={"paceline": "0"},
-        ranking=rows,
+        id="plan", model="lenet5", machine="two", batch_size=64, facts=facts, ranking=rows
     )
 
 
 def _scale() -> ScaleResult:
     cells = (*study({"allreduce": 1.0, "tree": 2.0}, (1, 2, 4), (16, 32)), cell(), failed())
-    found = Finding(code="exchange", metric="exposed", value=0.3, threshold=0.03, message="Wait.")
+    one = parts.Finding(code="exchange", metric="exposed", value=1, threshold=0.1, message="Wait.")
     settings = ScaleSettings(model="lenet5", workers=(1, 2, 4), batch_size=(16, 32))
     return ScaleResult(
-        id="scale", paceline="0", settings=settings, machine={}, cells=cells, findings=(found,)
+        id="scale", paceline="0", settings=settings, machine={}, cells=cells, findings=(one,)
     )
 
 
@@ -135,7 +106,7 @@ def _results(folder: Path) -> list[bytes]:
     write_run(folder / "run", 0.01, 0.011)
     write_profile(folder / "profile", profile_result(largest=LARGEST))
     written = [(folder / name / "result.json").read_bytes() for name in ("run", "profile")]
-    made = _asynchronous(), _rehearsal(), _plan(), _scale()
+    made = *_runs(), _plan(), _scale()
     return written + [one.model_dump_json().encode() for one in made]
 
 
@@ -145,42 +116,32 @@ def _traces(folder: Path) -> list[bytes]:
     return [path.read_bytes()]
 
 
-def _read_result(data: bytes, folder: Path) -> object:
-    (folder / "result.json").write_bytes(data)
-    return read_result(folder)
-
-
-def _read_trace(data: bytes, folder: Path) -> object:
-    path = folder / "trace.json"
-    path.write_bytes(data)
-    return read_trace(path)
-
-
-def _report(data: bytes, folder: Path) -> object:
-    """Write the report of a changed result or trace, with a valid trace or result."""
+def _beside_a_valid_file(data: bytes, folder: Path) -> Path:
+    """Write a changed result or trace, with a valid trace or result; return the run's folder."""
     is_trace = b'"traceEvents"' in data or b'"displayTimeUnit"' in data
     result, trace = _fixed(folder.with_name("fixed"))
     (folder / "result.json").write_bytes(result if is_trace else data)
     (folder / "trace.json").write_bytes(data if is_trace else trace)
-    page = write_report(folder).read_text(encoding="utf-8")
+    return folder
+
+
+def _report(data: bytes, folder: Path) -> object:
+    """Write the report of a run."""
+    page = write_report(_beside_a_valid_file(data, folder)).read_text(encoding="utf-8")
     if "<script>alert" in page:
         raise AssertionError("text of the file became markup in the page")
     return page
 
 
 def _compare(data: bytes, folder: Path) -> object:
-    """Compare a run that has a changed result or trace with a valid timeline."""
-    is_trace = b'"traceEvents"' in data or b'"displayTimeUnit"' in data
-    result, trace = _fixed(folder.with_name("fixed"))
-    (folder / "result.json").write_bytes(result if is_trace else data)
-    (folder / "trace.json").write_bytes(data if is_trace else trace)
-    left = read_timeline(folder / "trace.json", Origin.MEASURED)
-    right = steps(0.02, "measured")
+    """Compare a run with a valid timeline."""
+    run_folder = _beside_a_valid_file(data, folder)
+    left = read_timeline(run_folder / "trace.json", Origin.MEASURED)
     try:
-        table = compare(left, right)
+        table = compare(left, steps(0.02, "measured"))
     except ValueError as error:
         raise InvalidInput.of(str(error)) from None
-    run = read_run(folder)
+    run = read_run(run_folder)
     changed = differences(run, run, table)
     out = StringIO()
     console = Console(file=out, markup=False, emoji=False, highlight=False)
@@ -205,9 +166,7 @@ def _machine_seeds(folder: Path) -> list[bytes]:
     return [*texts, machine_text(read_machine(files[0])).encode()]
 
 
-def _machine(data: bytes, folder: Path) -> object:
-    path = folder / "machine.toml"
-    path.write_bytes(data)
+def _machine(path: Path) -> object:
     found = read_machine(path)
     return machine_text(found), found.num_devices
 
@@ -219,12 +178,6 @@ def _config_seeds(folder: Path) -> list[bytes]:
     write_config(folder, settings)
     table = {"model": "mlp", "strategy": "hogbatch", "workers": "cpu:1,cpu:1", "learning_rate": 0.1}
     return [(folder / "run.toml").read_bytes(), to_toml(table).encode()]
-
-
-def _config(data: bytes, folder: Path) -> object:
-    path = folder / "run.toml"
-    path.write_bytes(data)
-    return validated_settings(read_config(path, TrainSettings))
 
 
 def _journal_seeds(folder: Path) -> list[bytes]:
@@ -243,20 +196,21 @@ def _journal(data: bytes, folder: Path) -> object:
         return journal.header, tuple(journal.cells)
 
 
-def _option(data: bytes, folder: Path) -> object:
-    return fields_of([os.fsdecode(data)], "--strategy-option")
-
-
-def _option_seeds(folder: Path) -> list[bytes]:
-    return [b"chunk=3", b'lanes=["a", "b"]', b"rate=0.5", b"policy=adaptive", b'x={"a": [1, 2.5]}']
-
-
+_OPTIONS = [b"chunk=3", b'lanes=["a", "b"]', b"rate=0.5", b"policy=adaptive", b'x={"a": [1, 2.5]}']
 PARSERS = (
-    Parser("machine", 3, _machine_seeds, TOML, _machine),
-    Parser("configuration", 2, _config_seeds, TOML, _config),
-    Parser("option", 1, _option_seeds, VALUES, _option),
-    Parser("result", 3, _results, JSON, _read_result),
-    Parser("trace", 3, _traces, JSON, _read_trace),
+    Parser("machine", 3, _machine_seeds, TOML, on_file("machine.toml", _machine)),
+    Parser(
+        *("configuration", 2, _config_seeds, TOML),
+        on_file("run.toml", lambda path: validated_settings(read_config(path, TrainSettings))),
+    ),
+    Parser(
+        *("option", 1, lambda _: _OPTIONS, VALUES),
+        lambda data, _: fields_of([os.fsdecode(data)], "--strategy-option"),
+    ),
+    Parser(
+        "result", 3, _results, JSON, on_file("result.json", lambda one: read_result(one.parent))
+    ),
+    Parser("trace", 3, _traces, JSON, on_file("trace.json", read_trace)),
     Parser("report", 0.5, lambda one: [*_results(one), *_traces(one)], NODES, _report),
     Parser("compare", 1, lambda one: [_results(one)[0], *_traces(one)], NODES, _compare),
     Parser("journal", 2, _journal_seeds, JSON, _journal),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fuzzing.changes import BYTES, JSON, TEXT, Change
-from fuzzing.parser import Parser
+from fuzzing.parser import Parser, on_file
 from paceline.checkpoints import json_values, manifest
 from paceline.checkpoints.folder import CheckpointFolder
 from paceline.core.errors import InvalidInput
@@ -20,14 +20,10 @@ from paceline.training.data.images import load_images
 from paceline.training.data.libsvm import load_libsvm
 from paceline.training.data.text import load_tokens
 
-_VALUES = {
-    "step": 3,
-    "rate": 0.5,
-    "order": (1, 2),
-    "best": float("inf"),
-    "by": {1: "a"},
-    "x": [None],
-}
+_VALUES = {"step": 3, "rate": 0.5, "order": (1, 2), "best": float("inf"), "by": {1: "a"}, "x": []}
+
+
+_FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "PNG")
 
 
 def _libsvm_seeds(folder: Path) -> list[bytes]:
@@ -36,15 +32,9 @@ def _libsvm_seeds(folder: Path) -> list[bytes]:
     return ["\n".join(rows).encode() + b"\n", "\n".join(more).encode()]
 
 
-def _libsvm(data: bytes, folder: Path) -> object:
-    path = folder / "data.libsvm"
-    path.write_bytes(data)
+def _libsvm(path: Path) -> object:
     found = load_libsvm(str(path), None, 0)
     return found.train[0], found.num_classes
-
-
-def _packed_seeds(folder: Path) -> list[bytes]:
-    return [bz2.compress(one) for one in _libsvm_seeds(folder)]
 
 
 def _of_the_text(change: Change) -> Change:
@@ -70,22 +60,10 @@ _BOMBS = st.builds(
 )
 
 
-def _packed(data: bytes, folder: Path) -> object:
-    path = folder / "data.bz2"
-    path.write_bytes(data)
-    return load_libsvm(str(path), None, 0).num_classes
-
-
 def _image_seeds(folder: Path) -> list[bytes]:
     pixels = np.arange(12 * 10 * 3, dtype=np.uint8).reshape(12, 10, 3)
     found = []
-    for kind, mode in (
-        ("PNG", "RGB"),
-        ("JPEG", "L"),
-        ("BMP", "RGB"),
-        ("WEBP", "RGB"),
-        ("PNG", "P"),
-    ):
+    for kind, mode in zip(_FORMATS, ("RGB", "L", "RGB", "RGB", "P"), strict=True):
         file = BytesIO()
         Image.fromarray(pixels).convert(mode).save(file, kind)
         found.append(file.getvalue())
@@ -128,12 +106,6 @@ def _token_seeds(folder: Path) -> list[bytes]:
         np.save(file, np.arange(4000, dtype=kind) % 50)
         found.append(file.getvalue())
     return found
-
-
-def _tokens(data: bytes, folder: Path) -> object:
-    path = folder / "tokens.npy"
-    path.write_bytes(data)
-    return load_tokens(str(path), (16,), 0).num_classes
 
 
 def _checkpoint_seeds(folder: Path) -> list[bytes]:
@@ -182,15 +154,10 @@ def _checkpoint(data: bytes, folder: Path) -> object:
         whole = manifest.Manifest(7, entries)
         (path / manifest.MANIFEST).write_bytes(manifest.to_bytes(whole))
     loaded = found.latest()
-    assert loaded is not None
     return loaded.tensors("model"), loaded.json("progress")
 
 
 _WHOLE: dict[str, bytes] = {}
-
-
-def _values_seeds(folder: Path) -> list[bytes]:
-    return [json_values.dumps("values", _VALUES), json.dumps({"a": [1, 2]}).encode()]
 
 
 def _json_values(data: bytes, folder: Path) -> object:
@@ -200,13 +167,16 @@ def _json_values(data: bytes, folder: Path) -> object:
         raise InvalidInput.of(str(error)) from None
 
 
+_JSON_VALUES = [json_values.dumps("values", _VALUES), json.dumps({"a": [1, 2]}).encode()]
 PARSERS = (
-    Parser("libsvm", 3, _libsvm_seeds, TEXT, _libsvm),
-    Parser("packed libsvm", 1, _packed_seeds,
-        BYTES | _BOMBS | TEXT.map(_of_the_text), _packed,
+    Parser("libsvm", 3, _libsvm_seeds, TEXT, on_file("data.libsvm", _libsvm)),
+    Parser("packed libsvm", 1, lambda one: [bz2.compress(text) for text in _libsvm_seeds(one)],
+        BYTES | _BOMBS | TEXT.map(_of_the_text), on_file("data.bz2", _libsvm),
     ),
     Parser("images", 2, _image_seeds, BYTES | st.builds(_huge, _PIXELS, _PIXELS), _image),
-    Parser("tokens", 1, _token_seeds, TEXT, _tokens),
+    Parser("tokens", 1, _token_seeds, TEXT,
+        on_file("tokens.npy", lambda path: load_tokens(str(path), (16,), 0).num_classes),
+    ),
     Parser("checkpoint", 3, _checkpoint_seeds, _NAMED, _checkpoint),
-    Parser("checkpoint values", 2, _values_seeds, JSON, _json_values),
+    Parser("checkpoint values", 2, lambda _: _JSON_VALUES, JSON, _json_values),
 )  # fmt: skip

@@ -17,7 +17,7 @@ from paceline.exchange.step import SGD
 from paceline.links.group import Group
 from paceline.training.models.transformers import GPT
 from ranks import on_ranks
-from trainee import Task
+from steps import Task
 
 _HERE = Path(__file__).parent
 _NUM_BLOCKS, _NUM_STEPS, _BUDGET_S = 12, 2, 12.0
@@ -50,20 +50,17 @@ def _line(figures: dict[str, Any]) -> str:
 def measure(group: Group, smoke: bool, name: str) -> dict[str, Any]:
     """Return the figures of all variants for a model; only on rank 0."""
     task = task_of(name, smoke, group.device)
-    if smoke:
-        wraps = steps.wraps(group, *_HOST, buckets_mb=(25,))
-        return steps.measure(task, wraps, group, 2, 2)
-    return steps.measure(
-        task, steps.wraps(group, *_HOST), group, _NUM_BLOCKS, _NUM_STEPS, _BUDGET_S
-    )
+    buckets = {"buckets_mb": (25,)} if smoke else {}
+    turns = (2, 2) if smoke else (_NUM_BLOCKS, _NUM_STEPS, _BUDGET_S)
+    return steps.measure(task, steps.wraps(group, *_HOST, **buckets), group, *turns)
 
 
 def task_of(name: str, smoke: bool, device: torch.device) -> Task:
     """Return a model by name with synthetic data and an optimizer."""
-    if name != "gpt":
-        return Task.synthetic(name, (SMOKE_SIZES if smoke else BATCH_SIZES)[name], device)
-    sizes: dict[str, Any] = _SMOKE_GPT if smoke else _GPT2
     batch_size = (SMOKE_SIZES if smoke else BATCH_SIZES)[name]
+    if name != "gpt":
+        return Task.synthetic(name, batch_size, device)
+    sizes: dict[str, Any] = _SMOKE_GPT if smoke else _GPT2
     generator = torch.Generator().manual_seed(0)
     shape = batch_size, sizes["context"] + 1
     tokens = torch.randint(sizes["vocabulary"], shape, generator=generator)

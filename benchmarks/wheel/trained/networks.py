@@ -1,13 +1,6 @@
-"""Define networks for hub and workers, with a fixed number of classes."""
+"""Define a network for hub and workers."""
 
 from torch import nn
-
-from paceline.training.models.networks import AlexNet
-
-
-def alexnet() -> nn.Module:
-    """Return AlexNet with 1,000 classes, even if the data has fewer."""
-    return AlexNet()
 
 
 def digits() -> nn.Module:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,10 @@ import pytest
 from gpu import supervise
 from processes import has_ended
 
-GPU = Path(__file__).parent
-PARTS = ("sums", "hidden", "codecs", "hogbatch", "tests", "probe", "profile", "predicted")
+ROOT = Path(__file__).parents[2]
+GPU = ROOT / "benchmarks" / "gpu"
+PARTS = ("sums", "hidden", "beside", "codecs", "hogbatch", "predicted")
+pytestmark = pytest.mark.slow
 FAILING = """
 def run(part):
     part.keep("a", {"b": 1}, "one")
@@ -72,32 +73,19 @@ def test_two_ranks_are_measured_on_one_gpu_and_on_two(start, tmp_path, monkeypat
     ]
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
-def test_timed_kernels_run_and_report_their_bytes(start, monkeypatch):
-    """Run without simulated GPUs, which do not support Triton and import it too early."""
-    monkeypatch.delenv("PACELINE_SIMULATED_GPUS", raising=False)
-    done = start(str(GPU / "programs" / "evidence_kernels.py"), afresh=True).finish()
-    assert done.code == 0, done.err
-    found = json.loads(done.out.splitlines()[-1])
-    for name in ("dynamic8", "static8", "mantissa8", "linear8"):
-        assert found[f"{name}, encode"] == found[f"{name}, decode"] == 5 * 5000 + 4 * 5
-        assert found[f"{name}, decode and add"] == 9 * 5000 + 4 * 5
-    assert len(found) == 12
-
-
 @pytest.fixture
 def own_parts(tmp_path: Path, monkeypatch) -> Path:
     """Write two test parts as importable modules; return the folder for their results."""
     (tmp_path / "failing.py").write_text(FAILING)
     (tmp_path / "hanging.py").write_text(HANGING)
-    instead = Path(__file__).parents[2] / "tests" / "simulated_gpu" / "children"
+    instead = ROOT / "tests" / "simulated_gpu" / "children"
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{instead}")
     return tmp_path
 
 
 def test_a_failed_part_keeps_its_figures_and_the_reason(own_parts):
     path = own_parts / "failing.json"
-    assert not supervise.run(path, "failing:run", 600.0, smoke=True)
+    assert not supervise.run(path, "failing", 600.0, smoke=True)
     content = json.loads(path.read_text())
     assert (content["outcome"], content["figures"]) == ("failed", {"a": {"b": 1}})
     assert content["why"] == "ValueError: no such thing"
@@ -108,7 +96,7 @@ def test_a_hanging_part_is_ended_at_its_deadline_and_leaves_no_process(own_parts
     path, deadline_s, found = own_parts / "hanging.json", 4.0, {}
     while not found:  # on a busy machine, the deadline may precede the figure
         deadline_s *= 2
-        assert not supervise.run(path, "hanging:run", deadline_s, smoke=True)
+        assert not supervise.run(path, "hanging", deadline_s, smoke=True)
         content = json.loads(path.read_text())
         assert content["outcome"] == "ended at its deadline"
         found = content.get("figures", {})

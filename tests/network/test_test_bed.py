@@ -14,10 +14,11 @@ from hosts import Traffic, TwoHosts
 from faults import told
 from processes import has_ended
 
-BED = Path(__file__).parent
+BED = Path(__file__).parents[2] / "benchmarks" / "network"
 PROBE = [sys.executable, str(BED / "probe.py")]
-PROGRAMS = BED / "programs"
+PROGRAMS = Path(__file__).parent / "programs"
 NBYTES = 5_000_000
+pytestmark = pytest.mark.slow
 
 
 def settled(hosts: TwoHosts) -> tuple[Traffic, Traffic]:
