@@ -102,6 +102,16 @@ class Network:
         self._routes[start, goal] = found
         return found
 
+    def reached_from(self, start: str) -> set[str]:
+        """Return all reachable places, including the start."""
+        reached, waiting = {start}, [start]
+        while waiting:
+            for hop in self._hops.get(waiting.pop(), ()):
+                if hop.target not in reached:
+                    reached.add(hop.target)
+                    waiting.append(hop.target)
+        return reached
+
     def _shared(self, place: str) -> tuple[Hop, ...]:
         """Return the hop that all messages through a switch share, if there is one."""
         link = self.within.get(place) if place in self._switches else None

@@ -84,14 +84,13 @@ def _check_connected(machine: Machine, path: Path) -> None:
     CPU devices of one host communicate through its memory, and need no link. A host without devices
     may be a server.
     """
-    first, host = place_of(machine.devices[0]), machine.devices[0].host
-    route = machine.network.route
+    first = place_of(machine.devices[0])
+    reached = machine.network.reached_from(first)
     occupied = {device.host for device in machine.devices}
     free = [host.name for host in machine.hosts if host.name not in occupied]
     for place in (*map(place_of, machine.devices), *free):
-        if route(first, place) is None:
-            near = host if route(first, host) else first
-            hint = f'add a [[links]] table with between = ["{near}", "{place}"]'
+        if place not in reached:
+            hint = f'add a [[links]] table with between = ["{min(reached)}", "{place}"]'
             problem = f"links: no route from {first!r} to {place!r}"
             raise InvalidInput(str(path), problem, hint=hint)
 

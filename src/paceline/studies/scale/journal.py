@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO, Self
 
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
 from paceline.core.errors import InvalidInput
-from paceline.core.reading import read_finite_record
+from paceline.core.reading import read_finite_record, read_record
 from paceline.core.settings import Record
 from paceline.links.files import limits, read_file, write_text
 from paceline.records.scale import ScaleCell, ScaleSettings
@@ -29,7 +29,14 @@ class JournalHeader(Record):
     settings: ScaleSettings
 
 
-_HEADER_RECORD, _CELL = TypeAdapter(JournalHeader), TypeAdapter(ScaleCell)
+class _Version(BaseModel):
+    """The field that all versions of a header share."""
+
+    paceline: str
+
+
+_VERSION, _HEADER_RECORD = TypeAdapter(_Version), TypeAdapter(JournalHeader)
+_CELL = TypeAdapter(ScaleCell)
 
 
 class Journal:
@@ -81,10 +88,11 @@ def _agreed(path: Path, header: JournalHeader) -> JournalHeader:
         write_text(path, header.model_dump_json(indent=2) + "\n")
         return header
     text = read_file(path, limits.JOURNAL_HEADER)
-    found = read_finite_record(_HEADER_RECORD, text, str(path))
-    if found.paceline != header.paceline:
-        problem = f"has a study by Paceline {found.paceline}, and this is {header.paceline}"
+    version = read_finite_record(_VERSION, text, str(path)).paceline
+    if version != header.paceline:
+        problem = f"has a study by Paceline {version}, and this is {header.paceline}"
         raise InvalidInput("output", problem, hint="name another folder")
+    found = read_record(_HEADER_RECORD, text, str(path))
     for field in ScaleSettings.model_fields:
         begun, asked = getattr(found.settings, field), getattr(header.settings, field)
         if begun != asked:

@@ -137,6 +137,17 @@ def _lstm_layer(args: Sequence[Any], out: Any) -> int:
     return int(_rnn(args, out) + num_units * (4 + 3 * 4 + 2 * 5 + 4))
 
 
+def _trilinear(args: Sequence[Any], out: Any) -> int:
+    """Count two multiplications and an addition per element of the tensors' broadcast shape."""
+    shapes = []
+    for tensor, new_dims in zip(args[:3], args[3:6], strict=True):
+        shape = list(tensor.shape)
+        for dim in sorted(new_dims):
+            shape.insert(dim, 1)
+        shapes.append(shape)
+    return 3 * int(prod(torch.broadcast_shapes(*shapes)))
+
+
 _aten = torch.ops.aten
 _FORMULAS: dict[str, _Formula] = {
     "convolution_backward": _convolution_backward,
@@ -144,8 +155,7 @@ _FORMULAS: dict[str, _Formula] = {
     "pow": lambda args, out: (
         out.numel() * (3 if isinstance(args[1], Tensor) or args[1] not in {2, 0.5, -1} else 1)
     ),
-    # Per sample and weight of nn.Bilinear: two multiplications and an addition.
-    "_trilinear": lambda args, out: 3 * len(args[0]) * args[1].numel(),
+    "_trilinear": _trilinear,
     "mv": lambda args, out: 2 * args[0].numel(),
     "addmv": lambda args, out: 2 * args[1].numel(),
     "dot": lambda args, out: 2 * args[0].numel(),

@@ -117,10 +117,10 @@ def tied(model: nn.Module, first: str | None) -> str:
     known: dict[int, str] = {}
     for name, module in model.named_modules():
         for key, one in module.named_parameters(recurse=False):
+            if first in (None, name) and id(one) in known:
+                return f"'{name}.{key}' is tied to {known[id(one)]!r}"
             if isinstance(module, nn.Embedding):
                 known[id(one)] = f"{name}.{key}"
-            elif first in (None, name) and id(one) in known:
-                return f"'{name}.{key}' is tied to {known[id(one)]!r}"
     return ""
 
 
@@ -182,8 +182,11 @@ def _compared(
         raise _refused(of, problem) from error
     # Kernels of a GPU may add values in another order. On meta tensors, only shapes are compared.
     rtol, atol = (0.0, 0.0) if activations.device.type == "cpu" else (1e-3, 1e-5)
+    (found, form), (expected, form_of_whole) = tree_flatten(outputs), tree_flatten(whole)
     try:
-        torch.testing.assert_close(outputs, whole, rtol=rtol, atol=atol, equal_nan=True)
+        if form != form_of_whole:
+            raise TypeError("they have another structure")
+        torch.testing.assert_close(found, expected, rtol=rtol, atol=atol, equal_nan=True)
     except (AssertionError, TypeError) as error:
         problem = f"the halves do not return the model's output: {first_line(error)}"
         raise _refused(of, problem, hint=_OTHER_LAYER) from error

@@ -137,7 +137,7 @@ def _fields_of(factory: Callable[..., Any]) -> _Fields:
     except (NameError, TypeError):  # annotations that cannot be evaluated here
         signature = inspect.signature(factory)
     except ValueError:  # C functions may have no signature
-        return {}
+        return {"": inspect.Parameter("fields", _ANYTHING)}
     return dict(list(signature.parameters.items())[1:])
 
 
