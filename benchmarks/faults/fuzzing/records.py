@@ -55,7 +55,6 @@ def _runs() -> list[RunResult]:
         step_s=0.011,
         lower_quartile_s=0.01,
         upper_quartile_s=0.012,
-        comparison=compare(steps(0.011, "predicted"), steps(0.01, "rehearsed")),
         faults=("s0/step@worker0 is missing",),
         decisions=("because",),
         lost=("worker 1 was ended by SIGKILL",),
@@ -79,7 +78,16 @@ def _runs() -> list[RunResult]:
         predicted_utilisation=dict.fromkeys(names, 0.8),
     )
     settings = RehearseSettings(model="lenet5", workers=1, slowdown=(4.0,), strategy="host")
-    return [with_all, run_result(origin="rehearsed", settings=settings, epochs=(), accuracy=None)]
+    compared = compare(steps(0.011, "predicted"), steps(0.01, "rehearsed"))
+    rehearsal = run_result(
+        origin="rehearsed",
+        settings=settings,
+        epochs=(),
+        accuracy=None,
+        step_s=0.01,
+        comparison=compared,
+    )
+    return [with_all, rehearsal]
 
 
 def _plan() -> PlanResult:
