@@ -212,14 +212,6 @@ class Update(NamedTuple):
     num_samples: int
 
 
-class Update(NamedTuple):
-    """A batch, with fields of a run's `BatchRecord`; it starts when its worker reads the model."""
-
-    started_s: float
-    ended_s: float
-    num_samples: int
-
-
 def updates(timeline: Timeline) -> dict[str, list[Update]]:
     """Return each device's updates in a planned timeline, in the format of a run's log.
 
