@@ -234,14 +234,8 @@ def buckets_made_anew() -> None:
     place = Place.here()
     hooked = Hooked(place, "onebit")
     loss_of(hooked.parallel, place.rank, 0).backward()
-<<<<<<< HEAD
     errors = hooked.state.codecs.state_dict().values()
     assert max(float(error.abs().max()) for error in errors) > 0.01
-=======
-    assert (
-        max(float(error.abs().max()) for error in hooked.state.codecs.state_dict().values()) > 0.01
-    )
->>>>>>> x9
     hooked.parallel.zero_grad()
     (loss_of(hooked.parallel, place.rank, 0) * 0).backward()
     assert max(float(one.grad.abs().max()) for one in hooked.module.parameters()) == 0
