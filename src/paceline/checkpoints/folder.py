@@ -134,7 +134,7 @@ class CheckpointFolder:
     def latest(self) -> Loaded | None:
         """Return the newest complete checkpoint; None if the folder has no checkpoints.
 
-        Raises InvalidInput for a newer format, or if all checkpoints are damaged or other files.
+        Raises InvalidInput for a newer format, or if it holds only damaged checkpoints or unrelated files.
         """
         skipped: list[str] = []
         known = self._found()

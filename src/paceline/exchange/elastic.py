@@ -233,7 +233,7 @@ class ElasticWorkers:
         }
 
     def _load_state(self, state: dict[str, Any]) -> None:
-        """Load a peer's state, except the inner state, which the loop loads later.
+        """Load a peer's state, except the inner optimizer's state, which the loop loads later.
 
         This worker's steps since its last exchange are lost.
         """

@@ -55,7 +55,7 @@ def start(session: TrainingSession) -> Iterator["ReplicaRunner"]:
 
 
 def prober(strategy: Strategy, config: Any, group: Group) -> Prober:
-    """Return a factory of probes for a strategy's exchange."""
+    """Return a factory of probes, which measure the time of a strategy's exchange."""
     replica = strategy.runner().replica
     ends_together = strategy.running is None or strategy.running.ends_together
     make = partial(

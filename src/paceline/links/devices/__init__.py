@@ -67,8 +67,8 @@ def current_gpu() -> torch.device:
 def num_gpus() -> int:
     """Return the number of GPUs that this process's children see.
 
-    Avoids initialising CUDA, after which forks cannot use GPUs. So only `gpus` detects an old
-    driver. Raises InvalidInput if GPUs exist but PyTorch finds none.
+    Does not initialise CUDA, because forks could not use GPUs afterwards, and therefore does not
+    detect an old driver; `gpus` does. Raises InvalidInput if GPUs exist but PyTorch finds none.
     """
     return cuda.num_gpus()
 

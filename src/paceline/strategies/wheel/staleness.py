@@ -31,10 +31,11 @@ class HeadGradients(NamedTuple):
 
 @dataclass
 class WorkerProgress:
-    """The progress of a worker, as in checkpoints.
+    """A worker's progress, as a checkpoint stores it.
 
     `next_step`: the first step that is neither applied nor skipped. Steps are skipped while the
-    worker is away or the hub is down. `below`: the next steps of the workers of a child hub.
+    worker is away or the hub is down. `below`: for a child hub, the next step of each of its
+    workers.
     """
 
     next_step: int
