@@ -134,7 +134,8 @@ class CheckpointFolder:
     def latest(self) -> Loaded | None:
         """Return the newest complete checkpoint; None if the folder has no checkpoints.
 
-        Raises InvalidInput for a newer format, or if it holds only damaged checkpoints or unrelated files.
+        Raises InvalidInput for a newer format, or if the folder holds only damaged checkpoints or
+        unrelated files.
         """
         skipped: list[str] = []
         known = self._found()

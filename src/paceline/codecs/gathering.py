@@ -2,7 +2,7 @@
 
                  each rank sends                               each rank gets
 all_gather       its encoded rows to every other rank          the rows of all ranks, in rank order
-reduce_scatter   to each other rank, that rank's encoded rows  its rows, summed over all ranks
+reduce_scatter   to each other rank, its encoded rows         its rows, summed over all ranks
 
 A model-parallel layer gathers activations in forward, and sums their gradients in backward.
 Activations and gradients each have their own codec. If a codec is None, values are sent unencoded.
