@@ -51,7 +51,7 @@ def requested(verb: Verb, values: Mapping[str, Any], **how: bool) -> RunRequest:
     Raises InvalidInput, which names the wrong setting.
     """
     settings: TrainSettings | RehearseSettings
-    if under_torchrun() and (started := os.environ.get("WORLD_SIZE")):
+    if started := os.environ.get("WORLD_SIZE"):
         values = {"workers": int(started), **values}
     if verb == "rehearse":
         settings = validated_rehearsal(values)
