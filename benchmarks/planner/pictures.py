@@ -3,23 +3,18 @@
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
 from io import StringIO
 from typing import NamedTuple
 
 from rich.console import Console
 
-import svg
-from paceline.core.plan import Kind
-from paceline.core.timeline import Span
+import lanes
 from paceline.planner import Forecast, forecast
 from paceline.planner.drawing import some_step
 from paceline.records.machine_file import find_machine
-from paceline.report.figures import KINDS
 from paceline.strategies import STRATEGIES
 from paceline.training.recipes.named import workload_of
 
-_LEFT, _WIDTH, _ROW, _RIGHT = 190, 900, 26, 10
 _COMMAND = (
     "paceline plan resnet50 --machine two-laptops-gigabit --batch-size 32 "
     "--strategy allreduce,host,tree"
@@ -77,45 +72,11 @@ def drawn(scene: Scene) -> str:
     title += f"{1e3 * found.step_s:.4g} ms a step, predicted"
     period_s = found.step_s * (scene.sync_every or 1)
     tracks = {str(lane): track for lane, track in found.timeline.tracks.items()}
-    lanes = scene.lanes.split()
-    if missing := [lane for lane in lanes if lane not in tracks]:
+    names = scene.lanes.split()
+    if missing := [lane for lane in names if lane not in tracks]:
         sys.exit(f"{scene.strategy}: no lane {missing[0]!r}; known: {', '.join(tracks)}")
-    rows = {lane: tracks[lane] for lane in lanes}
-    start_s, end_s = some_step(found.timeline, period_s)
-    opening = svg.opening(_WIDTH, _ROW * (len(rows) + 2) + 20), svg.text(8, 18, title)
-    return "\n".join([*opening, *_drawn_rows(rows, start_s, end_s), "</svg>"]) + "\n"
-
-
-def _drawn_rows(rows: dict[str, Sequence[Span]], start_s: float, end_s: float) -> Iterator[str]:
-    used: set[Kind] = set()
-    scale = (_WIDTH - _LEFT - _RIGHT) / (end_s - start_s)
-    for row, (lane, spans) in enumerate(rows.items()):
-        top = 30 + _ROW * row
-        yield svg.text(8, top + 15, lane, 'font-size="12" fill="#222"')
-        yield svg.box(_LEFT, top, _WIDTH - _LEFT - _RIGHT, _ROW - 6, "#f3f5f7")
-        for span in spans:
-            left, right = max(span.start_s, start_s), min(span.end_s, end_s)
-            if right > left:
-                used.add(span.kind)
-                place = _LEFT + (left - start_s) * scale
-                width = max((right - left) * scale, 0.6)
-                yield svg.box(place, top, width, _ROW - 6, *_look(span.kind))
-    yield from _legend(used, 30 + _ROW * len(rows))
-
-
-def _look(kind: Kind) -> tuple[str, float]:
-    """Return the report's colour for a kind, and opacity 0.5 if the report hatches it."""
-    return KINDS[kind].colour, 0.5 if KINDS[kind].hatched else 1.0
-
-
-def _legend(used: set[Kind], top: float) -> Iterator[str]:
-    left = float(_LEFT) if len(used) < 8 else 8.0
-    for kind in Kind:
-        if kind in used:
-            fill = KINDS[kind]
-            yield svg.box(left, top + 4, 12, 12, *_look(kind))
-            yield svg.text(left + 16, top + 15, fill.label, 'font-size="12" fill="#222"')
-            left += 34 + 7.2 * len(fill.label)
+    rows = [(lane, tracks[lane]) for lane in names]
+    return lanes.picture(title, rows, *some_step(found.timeline, period_s))
 
 
 def terminal() -> str:

@@ -70,6 +70,16 @@ def test_the_state_of_another_run_is_refused_and_changes_nothing(other, num_epoc
             assert torch.equal(parameter, own)
 
 
+def test_a_checkpoint_with_another_log_of_batches_is_refused():
+    """Its times would be read in another unit."""
+    with runner() as one:
+        tensors, parts = one.state()
+        tensors = {name: one.clone() for name, one in tensors.items()}
+    tensors["log/batches"] = tensors.pop("log/batches_s")
+    with runner() as one, refused("resume"):
+        one.restore(State(tensors, json.loads(json.dumps(parts))))
+
+
 def test_steps_are_batches_of_the_batch_size():
     counts = [{"epochs": 3}, {"steps": 5}, {"steps": 10}, {"steps": 25}]
     settings = [TrainSettings(model="mine:recipe", batch_size=8, **count) for count in counts]

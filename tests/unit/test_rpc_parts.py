@@ -142,7 +142,8 @@ class TestOutbox:
         kept, void = outbox.admit(Message("a")), outbox.admit(Message("a"))
         outbox.answer(kept.sequence, Message("done"))
         waiting = blocks(void.result)
-        outbox.join(OTHER, MAX_NBYTES, 0)
+        assert outbox.join(SESSION, MAX_NBYTES, 1)
+        assert not outbox.join(OTHER, MAX_NBYTES, 0)
         with pytest.raises(HubRestarted):
             waiting.result(DEADLINE_S)
         assert outbox.take() is None
@@ -259,6 +260,8 @@ def test_a_hub_binds_never_all_interfaces_and_without_keys_only_loopback():
     for text, has_keys in [*wide, ("tcp://10.0.0.1:5555", False)]:
         with refused("listen"):
             bind_address(text, has_keys=has_keys)
+    with refused("listen", hint=""):  # with keys, too, no hub may listen on all interfaces
+        bind_address("tcp://0.0.0.0:5555", has_keys=False)
     assert connect_address("tcp://localhost:5555", has_keys=False)
     with refused("connect"):
         connect_address("tcp://hub.example:5555", has_keys=False)

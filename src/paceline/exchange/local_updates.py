@@ -158,6 +158,7 @@ class LocalUpdates:
             # the first forward pass would otherwise wait for all workers, to broadcast buffers
             one.require_backward_grad_sync = one.require_forward_param_sync = False
         self._is_open, self._thread = True, CallThread("paceline-local-updates")
+        self._thread.end_with(self)
         self._steps.watch(self._after_step, self._workers.lock)
         # at exit, killing a daemon thread that runs torch code would abort the process
         self._at_exit = weakly(self.abort)
@@ -323,10 +324,9 @@ class LocalUpdates:
 
     def _load(self, mixing: float | None = None) -> None:
         """Wait for the running exchange, and load the group's parameters."""
-        exchange, self._running = self._running, None
-        if exchange is None:
+        if (exchange := self._running) is None:
             return
-        found = self._wait(exchange)
+        found, self._running = self._wait(exchange), None
         given, loading_s = found.given, time.monotonic()
         if found.peer_state is not None:
             self._load_peer_state(found.peer_state, given)
@@ -390,11 +390,11 @@ class LocalUpdates:
             return
         self._is_open = False
         atexit.unregister(self._at_exit)
-        self._steps.remove()
         for one in self._suspended:
             one.require_backward_grad_sync = True
         running, self._running = self._running, None
         if running is not None and not running.is_done:
             self._workers.abort()
         self._thread.close()
+        self._steps.remove()  # unlocks the state of a failed step, which no peer may copy any more
         self._workers.close()

@@ -278,11 +278,15 @@ class Synchronized(DistributedDataParallel):
         super()._setup_in_backward_optimizers()
 
     def _update_process_group(self, new_process_group: Any) -> None:
-        self._refuse_hooks("_update_process_group", hint="or wrap the module again")
+        self._require_torch_reducer("_update_process_group", hint="or wrap the module again")
         super()._update_process_group(new_process_group)
 
-    def _refuse_hooks(self, what: str, hint: str = "") -> None:
-        if not self._is_alone and not self._method.uses_torch_reducer:
+    def _refuse_hooks(self, what: str) -> None:
+        if not self._is_alone:
+            self._require_torch_reducer(what)
+
+    def _require_torch_reducer(self, what: str, hint: str = "") -> None:
+        if not self._method.uses_torch_reducer:
             problem = f"requires exchange='allreduce', not {self._method.name!r}"
             raise InvalidInput(what, problem, hint=hint)
 

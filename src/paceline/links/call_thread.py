@@ -3,6 +3,7 @@
 import atexit
 import queue
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -44,6 +45,10 @@ class CallThread:
         self._calls.put(None)
         self._thread.join(within_s)
 
+    def end_with(self, owner: object) -> None:
+        """End the thread after the queued calls when `owner` is freed without `close`."""
+        weakref.finalize(owner, self._calls.put, None).atexit = False
+
     def _run(self) -> None:
         own, failure = self._device, None
         with own.use(own.new_stream() if own.is_asynchronous else None):
@@ -52,7 +57,7 @@ class CallThread:
                     if failure is not None:
                         raise failure
                     future.set_result(call())
-                except Exception as error:
+                except BaseException as error:
                     failure = None if self._goes_on else error
                     future.set_exception(error)
                 del future, call  # free their tensors before waiting for the next call

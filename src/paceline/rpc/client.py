@@ -33,6 +33,11 @@ class HubRestarted(PacelineError):
     """
 
 
+def _copy_of(error: PacelineError) -> PacelineError:
+    # Every thread raises a separate copy, because raising adds a traceback to the exception.
+    return type(error)(*error.args)
+
+
 class ReplyFuture(Future[Message]):
     """The future reply to a sent request, which arrives at `arrived_s` by `time.monotonic`.
 
@@ -100,7 +105,7 @@ class Outbox:
 
             self.changed.wait_for(lambda: self.failure or self._has_restarted or has_room())
             if self.failure is not None:
-                raise self.failure
+                raise _copy_of(self.failure)
             if self._has_restarted or self.session != session:
                 self._has_restarted = False
                 raise HubRestarted(_RESTARTED)
@@ -118,20 +123,23 @@ class Outbox:
                     return future
             return None
 
-    def join(self, session: bytes, max_message_nbytes: int, last_request: int) -> None:
+    def join(self, session: bytes, max_message_nbytes: int, last_request: int) -> bool:
         """Begin or resume a session, in which requests after `last_request` are sent (again).
 
-        If `session` replaces another session, all open requests raise HubRestarted.
+        Returns False if `session` replaces another session; all open requests then raise
+        HubRestarted.
         """
         with self.changed:
             before, self.session = self.session, session
             self._max_message_nbytes = max_message_nbytes
             self._sent = last_request
-            if before not in (NO_NONCE, session):
+            is_known = before in (NO_NONCE, session)
+            if not is_known:
                 # Without an open request, the next request raises HubRestarted instead.
                 self._has_restarted = not self._open
                 self._end(HubRestarted(_RESTARTED))
             self.changed.notify_all()
+            return is_known
 
     def answer(self, sequence: int, reply: Message) -> None:
         """Store a reply, unless it had arrived over an earlier connection."""
@@ -152,7 +160,7 @@ class Outbox:
     def _end(self, error: PacelineError) -> None:
         """Fail all open requests."""
         for future in self._open.values():
-            future.set_exception(error)
+            future.set_exception(_copy_of(error))
         self._open.clear()
 
 
@@ -191,7 +199,7 @@ class Client:
             with outbox.changed:
                 outbox.changed.wait_for(lambda: outbox.failure or outbox.session != NO_NONCE)
             if outbox.failure is not None:
-                raise outbox.failure
+                raise _copy_of(outbox.failure)
         except BaseException:  # the thread and its socket must also end after an interrupt
             self.close()
             raise
@@ -286,8 +294,10 @@ class Client:
         self.received_nbytes += wire_nbytes(payload)
         session, max_nbytes, settings = frames.single_parts(header, payload, 3)
         self.settings = settings  # set before `join` ends the wait in the constructor
-        self._outbox.join(session, int.from_bytes(max_nbytes, "little"), header.sequence)
-        if self._trouble:
+        most = int.from_bytes(max_nbytes, "little")
+        if not self._outbox.join(session, most, header.sequence):
+            logger.warning("worker %d: the hub was restarted", self._worker)
+        elif self._trouble:
             logger.info("worker %d: reconnected to the hub", self._worker)
         self._trouble = ""
         return True

@@ -58,12 +58,11 @@ class ProtocolError(ValueError):
 
 
 class VersionMismatch(ProtocolError):
-    """Raised for frames of another protocol version; `kind`: the kind of the message."""
+    """Raised for frames of another version, `protocol`; `kind`: the kind of the message."""
 
     def __init__(self, protocol: int, kind: int) -> None:
-        problem = f"protocol version {protocol} instead of {PROTOCOL}"
-        super().__init__(f"{problem}; install the same paceline for hub and workers")
-        self.kind = kind
+        super().__init__(f"protocol version {protocol} instead of {PROTOCOL}")
+        self.protocol, self.kind = protocol, kind
 
 
 @dataclass(frozen=True, slots=True)

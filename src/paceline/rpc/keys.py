@@ -131,10 +131,11 @@ def bind_address(text: str, *, has_keys: bool) -> str:
     Raises InvalidInput unless the host is localhost or the IP address of one interface, which must
     be a loopback address if the hub has no keys.
     """
-    address, _ = _host_and_port(text, "listen", has_keys=has_keys)
+    address, _ = _host_and_port(text, "listen", has_keys=True)
     if address is None or address.is_unspecified:
         problem = "must be the address of one interface, such as tcp://10.0.0.1:5555"
         raise InvalidInput("listen", problem, got=text)
+    _host_and_port(text, "listen", has_keys=has_keys)
     return text.replace("localhost", _LOCALHOST)
 
 

@@ -207,7 +207,11 @@ class Server:
             else:
                 self._receive_from(session, header, payload)
         except frames.VersionMismatch as mismatch:
-            self._refuse(arrival, MessageKind.REFUSED, str(mismatch))
+            why = (
+                f"the hub speaks protocol version {frames.PROTOCOL}, this worker "
+                f"{mismatch.protocol}; install the same paceline on both"
+            )
+            self._refuse(arrival, MessageKind.REFUSED, why)
         except ProtocolError as error:
             self._refuse(arrival, MessageKind.RESET, str(error))
             if session is not None:
@@ -301,7 +305,8 @@ class Server:
         return is_sent
 
     def _refuse(self, arrival: Arrival, kind: MessageKind, why: str) -> None:
-        self.refusals.warning(f"refused a message from {arrival.sender}: {why}")
+        refused = "dropped a message" if kind is MessageKind.RESET else "refused a worker"
+        self.refusals.warning(f"{refused} from {arrival.sender}: {why}")
         text = Message("", parts=(why.encode(errors="replace"),))
         with suppress(Disconnected):  # the worker has closed the connection already
             self._router.send(arrival.route, next(frames.split(FrameHeader(kind), text)))

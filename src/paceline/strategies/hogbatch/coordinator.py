@@ -37,7 +37,7 @@ from paceline.strategies.hogbatch.statistics import BatchLog, BatchRecord
 logger = logging.getLogger(__name__)
 
 _NS = 1e-9
-_LOG = "log/batches"
+_LOG = "log/batches_s"
 
 
 @dataclass(eq=False, kw_only=True)
@@ -253,7 +253,8 @@ class Coordinator:
         if not self.processes.running:
             raise WorkerLost(f"{reason}; no worker is left")
         logger.warning("%s: continuing without it", reason)
-        self._hand_out(self.processes.running)
+        # A message to a busy worker would extend its deadline.
+        self._hand_out([one for one in self.processes.running if not one.progress.assigned])
 
     def state(self) -> tuple[Tensors, dict[str, Any]]:
         """Pause, and return the state for a checkpoint, without the model."""
@@ -282,6 +283,9 @@ class Coordinator:
         If `specs` differ from the checkpoint's workers, all optimizers and random number generators
         start fresh.
         """
+        if _LOG not in tensors or "known" not in values:
+            problem = "the checkpoint is from an earlier version of Paceline"
+            raise InvalidInput("resume", problem, hint="start a new run")
         self.scheduler.restore(values)
         self._clock.restore(values["clock"])
         past, workers = [KnownWorker(*one) for one in values["known"]], values["workers"]

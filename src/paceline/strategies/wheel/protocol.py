@@ -6,6 +6,7 @@ from enum import StrEnum
 import torch
 from torch import Tensor, nn
 
+from paceline.codecs.names import find_codec
 from paceline.core.errors import InvalidInput
 from paceline.core.wire_format import Purpose, remembers
 from paceline.rpc import workers
@@ -80,6 +81,7 @@ def share_of(part: memoryview) -> tuple[int, float]:
 def check_codecs(config: Wheel, dtype: torch.dtype) -> None:
     """Raise InvalidInput if a codec does not support `dtype` or the purpose of a message."""
     for purpose, codec in config.codecs.items():
+        find_codec(codec)
         if dtype != torch.float32:
             raise InvalidInput("codec", f"requires a float32 model, not {dtype}", got=codec)
         if purpose is not Purpose.GRADIENTS and remembers(codec):
