@@ -354,6 +354,9 @@ def test_a_process_alone_trains_as_without(exchange: str):
     statistics = parallel.statistics()
     assert (statistics.num_steps, statistics.bytes_sent) == (0, 0)
     assert {str(span.kind.value) for span in parallel.timeline().spans} == {"forward", "step"}
+    if exchange not in ("auto", "allreduce"):
+        with refused("_update_process_group"):
+            parallel._update_process_group(None)
     parallel.close()
 
 

@@ -139,7 +139,7 @@ class Ring:
 
     @cached_property
     def _by_pace(self) -> dict[_Pace, tuple[Hop, ...]]:
-        """One route of each pace: large rings have few of them, and are priced often."""
+        """A route for each speed; large rings have few speeds, and their cost is computed often."""
         found: dict[_Pace, tuple[Hop, ...]] = {}
         for hops in self.routes:
             latency_s = sum(hop.link.latency_s for hop in hops)
