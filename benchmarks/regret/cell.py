@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from math import inf
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -174,11 +175,12 @@ def _timed(ways: dict[str, Any], group: Group, num_rounds: int) -> dict[str, lis
     order = random.Random(0)  # noqa: S311 - no secret
     for number in range(num_rounds):
         limit_s = _HOPELESS * min((one[0] for one in seconds.values() if one), default=1e9)
-        names = [name for name in ways if not number or seconds[name][0] <= limit_s]
+        names = [name for name in ways if not number or name == AUTO or seconds[name][0] <= limit_s]
         for name in order.sample(names, len(names)):
             group.barrier()
             with ways[name]() as step:
-                seconds[name].append(_mean_step(step, group, limit_s))
+                most_s = inf if name == AUTO else limit_s
+                seconds[name].append(_mean_step(step, group, most_s))
             limit_s = min(limit_s, _HOPELESS * seconds[name][-1])
     return seconds
 

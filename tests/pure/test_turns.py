@@ -66,16 +66,17 @@ def test_a_hopeless_alternative_has_one_turn():
     assert turns.name == "host"
 
 
-def test_the_timing_ends_when_only_one_alternative_is_left():
+@pytest.mark.parametrize(("slow", "fast"), [("alone", "together"), ("together", "alone")])
+def test_the_timing_ends_when_only_one_alternative_is_left(slow, fast):
     turns = Turns(["together", "alone"], num_rounds=3)
-    used = chosen(turns, lambda name, _: 1.5 if name == "alone" else 1.0)
-    assert (len(used), turns.name) == (18, "together")
+    used = chosen(turns, lambda name, _: 1.6 if name == slow else 1.0)
+    assert (len(used), turns.name) == (18, fast)
 
 
 def test_the_simplest_alternative_has_a_second_turn_after_a_slow_first_one():
     """Steps of the first turn may be slow, because the machine warms up."""
     turns = Turns(["together", "alone"])
-    chosen(turns, lambda name, step: 1.4 if name == "alone" else 3.0 if step < 9 else 1.0)
+    chosen(turns, lambda name, step: 1.4 if name == "alone" else 2.0 if step < 9 else 1.0)
     assert turns.name == "together"
     turns = Turns(["together", "alone"])
     chosen(turns, lambda name, step: 1.0 if name == "alone" else 1.4)

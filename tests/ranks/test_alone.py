@@ -1,6 +1,7 @@
 """Training on one rank alone, compared with training on both when one may be slower."""
 
 import time
+from collections.abc import Sequence
 from functools import partial
 
 import pytest
@@ -21,8 +22,8 @@ def pause(samples: torch.Tensor) -> None:
 
 
 def compared(
-    slowdown: str, parts: tuple[int, int], *late_s: float
-) -> tuple[float, dict[str, float], bool, bool, int]:
+    slowdown: str, parts: tuple[int, int], predicted_s: float = 0.0, late_s: Sequence[float] = ()
+) -> tuple[float, dict[str, float], bool, bool, bool, int]:
     """Compare one rank alone with each exchange.
 
     Also returns whether the run's model is unchanged, and the number of steps with an exchange.
@@ -51,7 +52,7 @@ def compared(
         if late_s:
             runner.setup.model.register_forward_hook(lambda _, args, __: pause(args[0]))
         exchanges = {str(late): partial(replicate, seconds=late) for late in late_s or (0.0,)}
-        found = compare_with_alone(runner.setup, group, exchanges, parts, lone_rank=0)
+        found = compare_with_alone(runner.setup, group, exchanges, parts, 0, predicted_s)
         after = runner.setup.model.parameters()
         is_same = all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
     return (*found, is_same, len(steps))
@@ -60,32 +61,42 @@ def compared(
 @pytest.mark.parametrize("parts", [(8, 8), (8, 0)])
 def test_a_rank_is_faster_without_a_very_slow_one(pair, parts):
     """Worker 1 sleeps 500 times as long as its layers compute."""
-    for alone_s, together_s, is_alone_faster, is_same, _ in pair(compared, "1,500", parts):
+    for alone_s, together_s, is_alone_faster, _, is_same, _ in pair(compared, "1,500", parts):
         assert is_alone_faster
         assert alone_s < together_s["0.0"]
         assert is_same
 
 
 def test_all_ranks_are_faster_than_a_slow_one_alone(pair):
-    for _, _, is_alone_faster, is_same, _ in pair(compared, "50,1", (1, 4095)):
+    for _, _, is_alone_faster, _, is_same, _ in pair(compared, "50,1", (1, 4095)):
         assert not is_alone_faster
         assert is_same
 
 
 def test_a_rank_alone_must_be_faster_than_each_exchange(pair):
     """The first exchange needs 200 ms, one rank alone 160, the second exchange 80."""
-    for alone_s, together_s, is_alone_faster, _, _ in pair(compared, "1,1", (8, 8), 0.12, 0.0):
+    for alone_s, together_s, is_alone_faster, _, _, _ in pair(
+        compared, "1,1", (8, 8), 0.0, (0.12, 0.0)
+    ):
         assert not is_alone_faster
         assert together_s["0.0"] < alone_s < together_s["0.12"]
 
 
 def test_no_second_exchange_is_tried_if_a_rank_alone_is_much_faster(pair):
-    for _, together_s, is_alone_faster, _, _ in pair(compared, "1,1", (8, 8), 0.4, 0.0):
+    for _, together_s, is_alone_faster, _, _, _ in pair(compared, "1,1", (8, 8), 0.0, (0.4, 0.0)):
         assert is_alone_faster
         assert list(together_s) == ["0.4"]
 
 
-def test_an_exchange_that_is_far_slower_ends_after_three_steps(pair):
-    for _, _, is_alone_faster, _, num_steps in pair(compared, "1,1", (8, 8), 2.0):
-        assert is_alone_faster
-        assert num_steps == 3
+@pytest.mark.parametrize(("late_s", "num_steps"), [(0.4, 4), (0.0, 4), (0.08, 10)])
+def test_only_a_close_comparison_needs_many_steps(pair, late_s, num_steps):
+    """One rank alone needs 160 ms, both need 80 ms and the delay."""
+    for *_, num_taken in pair(compared, "1,1", (8, 8), 0.0, (late_s,)):
+        assert num_taken == num_steps
+
+
+def test_no_exchange_is_tried_that_is_predicted_to_be_hopeless(pair):
+    results = pair(compared, "1,1", (8, 8), 1.0, (0.0,))
+    for _, together_s, is_alone_faster, is_predicted, _, num_steps in results:
+        assert (is_alone_faster, is_predicted) == (True, True)
+        assert (together_s, num_steps) == ({"0.0": 1.0}, 0)

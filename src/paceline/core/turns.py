@@ -14,7 +14,8 @@ from math import sqrt
 from statistics import median
 
 WORTH = 0.02  # least gain over a simpler alternative
-HOPELESS = 1.25  # alternatives slower than the fastest by this factor have no further turns
+HOPELESS = 1.15  # alternatives slower than the fastest by this factor have no further turns
+_HOPELESS_AT_FIRST = 1.5  # the same for the first turn, which may warm the run up
 _NUM_SETTLING = 3
 _CHANGE = 0.1  # relative change of steps after which the choice is made again
 _LARGE_CHANGE = 0.25  # the same for steps right after the choice
@@ -64,10 +65,10 @@ class Turns:
         """Add the timed steps of this turn, and begin the next one."""
         self._steps[self.name] += seconds
         self._last = self._left.pop(0)
-        limit = HOPELESS * min(self.seconds.values())
-        self._slow = {name for name, one in self.seconds.items() if one > limit}
-        if len(self._steps.get(self._first, ())) <= self.num_timed:
-            self._slow.discard(self._first)  # its only turn may have warmed the run up
+        least_s = min(self.seconds.values())
+        self._slow = {
+            name for name, one in self.seconds.items() if one > self._hopeless(name) * least_s
+        }
         self._left = [name for name in self._left if name not in self._slow]
         self._choose()
 
@@ -81,6 +82,10 @@ class Turns:
         """End the timing, and use the fastest alternative timed so far."""
         self._left.clear()
         self._choose()
+
+    def _hopeless(self, name: str) -> float:
+        is_at_first = name == self._first and len(self._steps[name]) <= self.num_timed
+        return _HOPELESS_AT_FIRST if is_at_first else HOPELESS
 
     def _choose(self) -> None:
         if len(self._steps.keys() - self._slow) < 2:

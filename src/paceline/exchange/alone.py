@@ -25,22 +25,26 @@ from paceline.training.models.paced import Stretched
 
 ALONE = "alone"
 _NUM_SETTLING, _NUM_TIMED = 2, 4  # the first step constructs an exchange
-_FAR = 1.5  # further exchanges are not tried if the first is slower than a rank alone by this
-_VERY_FAR = 3.0  # an exchange slower by this factor is not tried any longer
+_FAR = 1.3  # further exchanges are not tried if the first is slower than a rank alone by this
+_HOPELESS_PREDICTION = 2.0  # exchanges predicted to be slower by this factor are not tried
+_CLEAR, _VERY_CLEAR = 0.1, 0.25  # relative differences that end a comparison early
 _LONGEST_WAIT_S = 0.5
 Step = Callable[[], object]
 Replicate = Callable[[nn.Module], ModelReplica]
 
 
 class Comparison(NamedTuple):
-    """Median step times for the same samples: one rank alone, and all ranks with each exchange.
+    """Step times for the same samples: one rank alone, and all ranks with each exchange.
 
     `is_alone_faster`: whether the rank alone is faster than all ranks with each exchange.
+    `is_predicted`: whether `together_s` is a prediction, because it is so slow that no exchange was
+    tried; otherwise it has medians of measured steps.
     """
 
     alone_s: float
     together_s: Mapping[str, float]
     is_alone_faster: bool
+    is_predicted: bool = False
 
     @property
     def best_s(self) -> float:
@@ -59,12 +63,13 @@ def compare_with_alone(
     exchanges: Mapping[str, Replicate],
     parts: Sequence[int],
     lone_rank: int,
+    predicted_s: float,
 ) -> Comparison:
     """Compare steps of `lone_rank` alone with steps of all ranks; collective.
 
-    `exchanges`: factories of replicas, the exchange predicted to be fastest first. The others are
-    tried as long as the rank alone is faster, because the prediction may be wrong. An exchange that
-    is far slower ends after three steps. `parts`: number of samples of each rank in a step of all
+    `exchanges`: factories of replicas, the exchange predicted to be fastest first, with
+    `predicted_s` for a step. The other exchanges are tried as long as the rank alone is faster,
+    because the prediction may be wrong. `parts`: number of samples of each rank in a step of all
     ranks.
     """
     whole = [sum(parts) if rank == lone_rank else 0 for rank in range(group.world_size)]
@@ -76,26 +81,34 @@ def compare_with_alone(
 
     def together(name: str) -> list[float]:
         with stepping(setup, group, parts[group.rank], weight, exchanges[name]) as step:
-            return _steps_together(step, group, median(alone_s), 1 if seconds else 2)
+            return _steps_together(step, group, alone_s)
 
     first, *others = exchanges
-    seconds: dict[str, list[float]] = {}
     alone_s = alone()
-    seconds[first] = together(first)
-    if is_close := median(seconds[first]) <= _FAR * median(alone_s):
+    if predicted_s > _HOPELESS_PREDICTION * median(alone_s):
+        return Comparison(median(alone_s), {first: predicted_s}, True, is_predicted=True)
+    seconds = {first: together(first)}
+    if not _is_clear(alone_s, seconds[first]):
         alone_s += alone()
-    for name in others if is_close else ():
-        if not _is_faster_than_each(alone_s, seconds):
-            break
-        seconds[name] = together(name)
+    if median(seconds[first]) <= _FAR * median(alone_s):
+        for name in others:
+            if not _is_faster_than_each(alone_s, seconds):
+                break
+            seconds[name] = together(name)
     together_s = {name: median(steps) for name, steps in seconds.items()}
     return Comparison(median(alone_s), together_s, _is_faster_than_each(alone_s, seconds))
 
 
 def _is_faster_than_each(alone_s: Sequence[float], seconds: Mapping[str, Sequence[float]]) -> bool:
-    # A tie goes to all ranks, because a rank that leaves does not return. An exchange that is far
-    # slower has too few steps for a test.
-    return all(len(steps) == 1 or is_faster(alone_s, steps) for steps in seconds.values())
+    # A tie goes to all ranks, because a rank that leaves does not return.
+    return all(is_faster(alone_s, steps) for steps in seconds.values())
+
+
+def _is_clear(
+    alone_s: Sequence[float], together_s: Sequence[float], difference: float = _CLEAR
+) -> bool:
+    pairs = (alone_s, together_s), (together_s, alone_s)
+    return any(is_faster(one, other, difference) for one, other in pairs)
 
 
 def _steps_alone(step: Step, group: Group) -> list[float]:
@@ -108,14 +121,13 @@ def _steps_alone(step: Step, group: Group) -> list[float]:
     return seconds[_NUM_SETTLING:]
 
 
-def _steps_together(step: Step, group: Group, alone_s: float, num_turns: int) -> list[float]:
-    """Return the seconds of steps; of a single one if steps are far slower than `alone_s`."""
-    settling = _steps(step, group, _NUM_SETTLING)
-    seconds = _steps(step, group, 1)
-    if min(settling[-1], *seconds) > _VERY_FAR * alone_s:
-        return seconds
-    seconds += _steps(step, group, _NUM_TIMED - 1)
-    if num_turns == 2 and median(seconds) <= _FAR * alone_s:
+def _steps_together(step: Step, group: Group, alone_s: Sequence[float]) -> list[float]:
+    """Return the seconds of two to eight steps: more if they are about as long as `alone_s`."""
+    _steps(step, group, _NUM_SETTLING)
+    seconds = _steps(step, group, _NUM_TIMED // 2)
+    if not _is_clear(alone_s, seconds, _VERY_CLEAR):
+        seconds += _steps(step, group, _NUM_TIMED // 2)
+    if not _is_clear(alone_s, seconds):
         seconds += _steps(step, group, _NUM_TIMED)
     return seconds
 

@@ -183,7 +183,9 @@ def candidates_of(
     for name in names:
         found = by_name[name]
         make = find_strategy(found.strategy).runner().replica
-        candidates[name] = partial(make, model, found.config, group)
+        # the first exchange gives all ranks the same parameters
+        is_first = name == names[0]
+        candidates[name] = partial(make, model, found.config, group, init_sync=is_first)
     return candidates
 
 
@@ -271,24 +273,30 @@ def alone_or_together(
     if settings.strategy != AUTO:
         forecasts = [one for one in forecasts if one.strategy == session.strategy.name]
     # Rank 0 decides, because profiles differ between ranks.
-    lone_rank, names = group.gather(_plausible(seconds, forecasts, group.world_size))[0]
+    lone_rank, predicted = group.gather(_plausible(seconds, forecasts, group.world_size))[0]
     parts = apportion(
         settings.batch_size,
         [1.0] * group.world_size if settings.balance is None else [1 / one for one in seconds],
     )
     parts = group.gather(parts)[0]
-    if not names:
+    if not predicted:
         return Found()
     exchanges, by_name = {}, {one.exchange: one for one in forecasts}
-    for name in names:
+    for name in predicted:
         replica = find_strategy(by_name[name].strategy).runner().replica
-        exchanges[name] = partial(replica, config=by_name[name].config, group=group)
-    found = compare_with_alone(runner.setup, group, exchanges, parts, lone_rank)
+        # copies of the model are discarded after a few steps
+        exchanges[name] = partial(
+            replica, config=by_name[name].config, group=group, init_sync=False
+        )
+    found = compare_with_alone(
+        runner.setup, group, exchanges, parts, lone_rank, min(predicted.values())
+    )
     if not found.is_alone_faster:
         return Found(slow=found.slow)
     figures = (
         f"worker {lone_rank} alone takes {duration(found.alone_s)} a step, all "
         f"{group.world_size} workers {duration(found.best_s)}"
+        f"{' (predicted)' if found.is_predicted else ''}"
     )
     if lone_rank == 0:
         return Found(f"{figures}: it continues without the others (--keep-all keeps them)")
@@ -306,8 +314,10 @@ def may_be_alone(settings: RunSettings) -> bool:
 
 def _plausible(
     seconds: Sequence[float], forecasts: Sequence[Forecast], num_ranks: int
-) -> tuple[int, list[str]]:
-    """Return the fastest rank, and the exchanges to compare it with: none if it is too slow.
+) -> tuple[int, dict[str, float]]:
+    """Return the fastest rank, and the predicted step times of exchanges to compare it with.
+
+    There is no such exchange if the fastest rank is too slow.
 
     Ranks of one machine share its cores; a rank that trains alone has all cores.
     """
@@ -317,11 +327,11 @@ def _plausible(
     on_one_machine = len({device.host for device in best.machine.devices[:num_ranks]}) == 1
     alone_s = seconds[fastest] / (num_ranks if on_one_machine else 1)
     limit_s = _HOPELESS * best.step_s
-    best_of = dict[str, str]()
+    best_of = dict[str, Forecast]()
     for one in worth_trying(forecasts):
         if alone_s <= limit_s and one.step_s <= limit_s:
-            best_of.setdefault(one.strategy, one.exchange)  # forecasts are sorted
-    return fastest, list(best_of.values())
+            best_of.setdefault(one.strategy, one)  # forecasts are sorted
+    return fastest, {one.exchange: one.step_s for one in best_of.values()}
 
 
 def _seconds_of_samples(profiled: Profile, factor: float) -> list[float]:

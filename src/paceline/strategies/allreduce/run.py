@@ -20,7 +20,9 @@ def method(
     return Method("allreduce", compression=compression)
 
 
-def replica(module: nn.Module, config: AllReduce, group: Group) -> ModelReplica:
+def replica(
+    module: nn.Module, config: AllReduce, group: Group, *, init_sync: bool = True
+) -> ModelReplica:
     """Wrap the module, so that its gradients are averaged over the group."""
     return Synchronized(
         module,
@@ -28,5 +30,6 @@ def replica(module: nn.Module, config: AllReduce, group: Group) -> ModelReplica:
         group=group,
         device_ids=[group.device] if device_of(group.device).is_asynchronous else None,
         bucket_cap_mb=config.bucket_mb,
+        init_sync=init_sync,
         gradient_as_bucket_view=config.gradient_as_bucket_view,
     )
