@@ -88,11 +88,11 @@ def test_no_second_exchange_is_tried_if_a_rank_alone_is_much_faster(pair):
         assert list(together_s) == ["0.4"]
 
 
-@pytest.mark.parametrize(("late_s", "num_steps"), [(0.4, 4), (0.0, 4), (0.08, 10)])
-def test_only_a_close_comparison_needs_many_steps(pair, late_s, num_steps):
+@pytest.mark.parametrize(("late_s", "is_close"), [(0.4, False), (0.0, False), (0.08, True)])
+def test_only_a_close_comparison_needs_many_steps(pair, late_s, is_close):
     """One rank alone needs 160 ms, both need 80 ms and the delay."""
-    for *_, num_taken in pair(compared, "1,1", (8, 8), 0.0, (late_s,)):
-        assert num_taken == num_steps
+    for *_, num_steps in pair(compared, "1,1", (8, 8), 0.0, (late_s,)):
+        assert (num_steps > 4) == is_close
 
 
 def test_no_exchange_is_tried_that_is_predicted_to_be_hopeless(pair):
