@@ -1,7 +1,7 @@
 """Measure steps of `auto`, fixed methods and a rank alone on two one-core ranks.
 
 In each round, every method takes a few steps, in random order. A method 1.5 times as slow as
-the fastest runs only in the first round.
+the fastest runs only in the first round, except a rank alone and `auto`.
 """
 
 import copy
@@ -33,7 +33,7 @@ from paceline.runs.forecasts import alone_or_together, candidates_of, forecasts_
 from paceline.strategies import EXCHANGES
 from paceline.training.models.paced import Stretched
 
-ALONE, AUTO = "fast worker alone", "auto"
+ALONE, AUTO = _ALWAYS = "fast worker alone", "auto"
 _BUCKETS_MB = (10, 25, 100)
 _NUM_ROUNDS, _NUM_SETTLING, _NUM_TIMED = 3, 3, 6
 _SHORTEST_S, _LONGEST_S = 0.5, 6.0  # total of a method's timed steps in a round
@@ -92,8 +92,12 @@ def measure(group: Group, quick: bool, case: str) -> dict[str, Any]:
         settings, strategy, strategy.config(workers=2), "regret", group, Progress()
     )
     with start(session) as runner, _auto(session, runner) as (auto, chosen):
-        ways = {AUTO: auto, **_fixed(runner, group, setting)}
+        ways = _fixed(runner, group, setting)
+        if auto is not None:
+            ways[AUTO] = auto
         seconds = _timed(ways, group, 1 if quick else _NUM_ROUNDS)
+    # if `auto` chose the worker alone, both are the same program
+    seconds.setdefault(AUTO, seconds[ALONE])
     return {"seconds": seconds, **chosen}
 
 
@@ -127,7 +131,10 @@ def _fixed(runner: ReplicaRunner, group: Group, setting: Setting) -> dict[str, A
 
 @contextmanager
 def _auto(session: TrainingSession, runner: ReplicaRunner) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Let Paceline choose; yield a context manager with its step, and the choice's cost."""
+    """Let Paceline choose; yield a context manager with its step, and the choice's cost.
+
+    There is no context manager if the choice is the fast worker alone.
+    """
     group, setup, started = session.group, runner.setup, time.monotonic()
     forecasts = forecasts_of(session, runner)
     predicted = {one.exchange: one.step_s for one in forecasts}
@@ -136,9 +143,8 @@ def _auto(session: TrainingSession, runner: ReplicaRunner) -> Iterator[tuple[Any
     found = alone_or_together(session, runner, forecasts)
     chosen["trial_s"] = time.monotonic() - started
     if found.why_alone is not None:
-        whole = session.settings.batch_size if group.rank == 0 else 0
         chosen |= {"choice": ALONE, "num_steps": 0, "choosing_s": 0.0, "reason": found.why_alone}
-        yield lambda: stepping(setup, group, whole, 1.0, None), chosen
+        yield None, chosen
         return
     decisions, model = list[str](), copy.deepcopy(setup.model).train()
     candidates = candidates_of(model, group, forecasts, decisions.append)
@@ -175,11 +181,13 @@ def _timed(ways: dict[str, Any], group: Group, num_rounds: int) -> dict[str, lis
     order = random.Random(0)  # noqa: S311 - no secret
     for number in range(num_rounds):
         limit_s = _HOPELESS * min((one[0] for one in seconds.values() if one), default=1e9)
-        names = [name for name in ways if not number or name == AUTO or seconds[name][0] <= limit_s]
+        names = [
+            name for name in ways if not number or name in _ALWAYS or seconds[name][0] <= limit_s
+        ]
         for name in order.sample(names, len(names)):
             group.barrier()
             with ways[name]() as step:
-                most_s = inf if name == AUTO else limit_s
+                most_s = inf if name in _ALWAYS else limit_s
                 seconds[name].append(_mean_step(step, group, most_s))
             limit_s = min(limit_s, _HOPELESS * seconds[name][-1])
     return seconds
