@@ -58,7 +58,7 @@ class _Ddp:
 
     def __init__(self, module: nn.Module, bucket_mb: int, hook: Any = None) -> None:
         self._parallel = DistributedDataParallel(
-            module, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True
+            module, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True, init_sync=False
         )
         if hook is not None:
             self._parallel.register_comm_hook(None, hook)
@@ -112,7 +112,7 @@ def _fixed(runner: ReplicaRunner, group: Group, setting: Setting) -> dict[str, A
         "DDP, fp16": partial(_Ddp, bucket_mb=25, hook=fp16_compress_hook),
     }
     for name, strategy in EXCHANGES.items():
-        replica = strategy.runner().replica
+        replica = partial(strategy.runner().replica, init_sync=False)
         config = partial(strategy.config, workers=world_size)
         makes[name] = partial(replica, config=config(), group=group)
         if "codec" in strategy.options.settings:
