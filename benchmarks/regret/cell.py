@@ -38,7 +38,7 @@ _BUCKETS_MB = (10, 25, 100)
 _NUM_ROUNDS, _NUM_SETTLING, _NUM_TIMED = 3, 3, 6
 _SHORTEST_S, _LONGEST_S = 0.5, 6.0  # total of a method's timed steps in a round
 _SETTLING_S = 2.0
-_HOPELESS = 1.5
+_HOPELESS, _FAR = 1.5, 3.0  # the latter for a first step, which constructs an exchange
 _MOST_CHOOSING = 200  # limit on the steps until the decision of `auto`
 Step = Callable[[], object]
 Make = Callable[[nn.Module], Any]
@@ -207,6 +207,8 @@ def _mean_step(step: Step, group: Group, limit_s: float) -> float:
     # the first step includes the construction of an exchange
     while len(settling) < 2 or (len(settling) < _NUM_SETTLING and sum(settling) < _SETTLING_S):
         settling.append(run(1))
+        if settling[-1] > _FAR * limit_s:
+            break
     if settling[-1] > limit_s:
         return settling[-1]
     at_least, at_most = (int(seconds / median(settling)) for seconds in (_SHORTEST_S, _LONGEST_S))
