@@ -39,7 +39,8 @@ from paceline.planner.best_chunk import with_best_chunk
 from paceline.records.settings import AUTO
 from paceline.strategies import EXCHANGES, IN_STEP, find_strategy
 
-_HOPELESS = 1.5  # ways predicted or measured to be slower by this factor are not tried
+_HOPELESS = 1.5  # exchanges predicted or measured to be slower by this factor are not tried
+_HOPELESS_ALONE = 2.5  # the same for one rank alone: of two ranks, one is always tried
 _ALIKE = 1.25  # limit for preferring rank 0: its step time / step time of the fastest rank
 logger = logging.getLogger(__name__)
 
@@ -272,13 +273,13 @@ def alone_or_together(
     seconds = _seconds_of_samples(profiled, settings.batch_size / runner.workload.batch_size)
     if settings.strategy != AUTO:
         forecasts = [one for one in forecasts if one.strategy == session.strategy.name]
-    # Rank 0 decides, because profiles differ between ranks.
-    lone_rank, predicted = group.gather(_plausible(seconds, forecasts, group.world_size))[0]
     parts = apportion(
         settings.batch_size,
         [1.0] * group.world_size if settings.balance is None else [1 / one for one in seconds],
     )
-    parts = group.gather(parts)[0]
+    # Rank 0 decides, because profiles differ between ranks.
+    own = *_plausible(seconds, forecasts, group.world_size), parts
+    lone_rank, predicted, parts = group.gather(own)[0]
     if not predicted:
         return Found()
     exchanges, by_name = {}, {one.exchange: one for one in forecasts}
@@ -326,10 +327,9 @@ def _plausible(
         fastest = 0  # prefer rank 0, which has the run's folder
     on_one_machine = len({device.host for device in best.machine.devices[:num_ranks]}) == 1
     alone_s = seconds[fastest] / (num_ranks if on_one_machine else 1)
-    limit_s = _HOPELESS * best.step_s
     best_of = dict[str, Forecast]()
     for one in worth_trying(forecasts):
-        if alone_s <= limit_s and one.step_s <= limit_s:
+        if alone_s <= _HOPELESS_ALONE * best.step_s and one.step_s <= _HOPELESS * best.step_s:
             best_of.setdefault(one.strategy, one)  # forecasts are sorted
     return fastest, {one.exchange: one.step_s for one in best_of.values()}
 
