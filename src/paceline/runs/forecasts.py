@@ -41,7 +41,7 @@ from paceline.strategies import EXCHANGES, IN_STEP, find_strategy
 
 _HOPELESS = 1.5  # exchanges predicted or measured to be slower by this factor are not tried
 _HOPELESS_ALONE = 2.5  # the same for one rank alone: of two ranks, one is always tried
-_ALIKE = 1.25  # limit for preferring rank 0: its step time / step time of the fastest rank
+_ALIKE = 1.6  # limit for preferring rank 0: its step time / step time of the fastest rank
 logger = logging.getLogger(__name__)
 
 
