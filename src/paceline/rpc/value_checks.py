@@ -12,9 +12,10 @@ from torch import Tensor
 from paceline.core.errors import InvalidInput, NonFinite
 
 LARGEST_LOSS = 1e12  # a larger loss of a sample means divergence
-_KEPT = 64  # accepted norms to compare with
-_FEWEST = 4  # norms of other workers needed for a comparison
-# Norms of healthy gradients differ only by a small factor between batches.
+_KEPT = 64  # number of accepted norms that are kept for comparisons
+_FEWEST = 4  # fewest norms of other workers that suffice for a comparison
+# Limit on a norm, relative to the median of other workers' norms. Norms of healthy gradients differ
+# only by a small factor between batches.
 _MOST_TIMES = 100.0
 _MOST_TIMES_PARAMETERS = 1e6  # limit on a norm, relative to the norm of the parameters or buffers
 
@@ -34,19 +35,19 @@ class NormCheck:
         """
         others = [one for who, one in self._accepted if who != worker and one > 0]
         if len(others) >= _FEWEST:
-            usual, most, whose = median(others), _MOST_TIMES, "other workers'"
+            usual, most, whose = median(others), _MOST_TIMES, "median norm of other workers"
         else:
-            usual, most, whose = 1 + parameters_norm(), _MOST_TIMES_PARAMETERS, "parameters'"
+            usual, most, whose = 1 + parameters_norm(), _MOST_TIMES_PARAMETERS, "parameters' norm"
         _check_norm(self._what, norm, most, usual, whose)
         self._accepted.append((worker, norm))
 
 
 class ValueChecks:
-    """Checks values before a model with these `parameters` uses them.
+    """Checks received activations and gradients before the model uses them.
 
-    `reads_values`: False in a rehearsal, whose values are all zeros. `compares_norms`: whether to
-    check the norms of workers' values, because remote workers may send wrong values. `is_clipped`:
-    whether gradients are clipped, so that their norms need no check.
+    `parameters`: the parameters of the model. `reads_values`: False in a rehearsal, whose values
+    are zeros. `compares_norms`: whether to check norms, because remote workers may send wrong
+    values. `is_clipped`: whether gradients are clipped, so that their norms need no check.
     """
 
     def __init__(
@@ -59,11 +60,11 @@ class ValueChecks:
     def finite(self, who: str, what: str, values: Iterable[Tensor]) -> None:
         """Raise NonFinite if one of the values is not finite."""
         if self._reads_values and not all_finite(values):
-            problem = f"{who}: {what} are NaN or infinite and were not used"
+            problem = f"{who}: the {what} contain NaN or infinity and were not used"
             raise NonFinite(f"{problem}; lower learning_rate")
 
     def activations(self, who: str, worker: int, values: Tensor) -> None:
-        """Raise NonFinite or InvalidInput for activations that would spoil the head's buffers."""
+        """Raise NonFinite or InvalidInput for activations that would spoil running means."""
         if not len(values):
             return
         self.finite(who, "activations", [values])
@@ -89,7 +90,7 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
 
 @contextmanager
 def naming(who: str) -> Iterator[None]:
-    """Put `who` before the text of any InvalidInput that the block raises."""
+    """Put `who` before the text of an InvalidInput that the `with` block raises."""
     try:
         yield
     except InvalidInput as error:
@@ -102,12 +103,12 @@ def check_buffers(found: Sequence[Tensor], known: Sequence[Tensor]) -> None:
     if not isfinite(norm):
         raise NonFinite("buffers are NaN or infinite; lower learning_rate")
     usual = 1 + norm_of(one for one in known if one.is_floating_point())
-    _check_norm("buffers", norm, _MOST_TIMES_PARAMETERS, usual, "previous one")
+    _check_norm("buffers", norm, _MOST_TIMES_PARAMETERS, usual, "norm of the earlier buffers")
 
 
 def _check_norm(what: str, norm: float, most: float, usual: float, whose: str) -> None:
     if norm > most * usual:
-        problem = f"must have a norm similar to the {whose}, {usual:.3g}"
+        problem = f"must have a norm of at most {most:g} times the {whose}, {usual:.3g}"
         raise InvalidInput(what, problem, got=float(f"{norm:.3g}"))
 
 

@@ -1,4 +1,4 @@
-"""The workers of a hub: which of them wait, measure, train, are lost, are done, or are late."""
+"""Track which workers of a hub wait, measure their links, train, are late, lost or done."""
 
 import logging
 import time
@@ -15,13 +15,13 @@ from paceline.rpc.workers import WorkerPool, refusal
 
 logger = logging.getLogger(__name__)
 
-_KEPT = 32  # most recorded times of a worker, each from a reply to the next request
+_KEPT = 32  # number of recorded times per worker, each from a reply to the next request
 _TIMES = 20.0  # a worker may take this multiple of its median time
 _TIMES_AT_FIRST = 10.0  # a worker's first request may take this multiple of `deadline_s`
 _DISMISSAL_S, _POLL_S = 2.0, 0.2
-_LEAVING_S = 5.0  # for finished processes to exit
-_MOST_PROBES = 200  # of one worker
-_MOST_LOST = 1000  # most recorded losses, because a worker may return and fail repeatedly
+_LEAVING_S = 5.0  # time that finished processes have to exit
+_MOST_PROBES = 200  # most probes of one worker
+_MOST_LOST = 1000  # most recorded losses; a worker may return and be lost again many times
 
 
 class Workers(Protocol):
@@ -46,7 +46,7 @@ class Membership:
     """The hub's record of the worker processes in a run.
 
     Training begins when all workers have joined, or after `wait_s` without the missing workers.
-    Workers that join later begin at once. `admit(request, step)` answers a request to begin.
+    Workers that join later begin at once. `admit(request, step)` lets a worker begin at a step.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Membership:
         self._admit_waiting()
 
     def wait(self, request: RpcRequest) -> None:
-        """Let a worker wait until it may begin; only then its request is answered."""
+        """Hold a worker's request to begin until the worker may begin."""
         self._returning.discard(request.worker)
         self.waiting[request.worker] = request
         if self.has_begun and not self._returning:
@@ -118,7 +118,7 @@ class Membership:
         self._workers.drop(worker)
 
     def drop(self, worker: int) -> bool:
-        """Record that a worker is gone; return True if it was training."""
+        """Record that a worker is lost; return whether it was training."""
         self.waiting.pop(worker, None)
         was_training = worker in self._workers.live | self._returning
         self._returning.discard(worker)
@@ -138,7 +138,7 @@ class Membership:
             self._workers.drop(worker)
 
     def poll(self) -> None:
-        """Let waiting workers begin; WorkerLost if none is left, or returned within `wait_s`."""
+        """Let waiting workers begin; WorkerLost if no worker is left or returns in time."""
         self._check_any_is_left()
         if self._is_any_present:
             self._present_s = self._clock()
@@ -163,7 +163,7 @@ class Membership:
             step = max(own, min(others, default=own))
             self._workers.add(worker, step)
             if at > step:
-                text = "worker %d was at step %d, this hub at step %d: %d steps are repeated"
+                text = "worker %d was at step %d, the hub at step %d; the worker repeats %d steps"
                 logger.info(text, worker, at, step, at - step)
             elif step > own:
                 logger.info("worker %d continues with the others, at step %d", worker, step)
@@ -214,10 +214,10 @@ class ProgressDeadline:
 
 
 class ProbeTurns:
-    """Lets one worker probe its link at a time, since links may share a wire.
+    """Lets one worker at a time measure its link to the hub, because links may share a cable.
 
-    The `step` of a probe is the number of bytes that its reply must have. A worker loses its turn
-    if it sends no probe for `deadline_s`.
+    A probe is a request whose `step` is the number of bytes that the reply must have. Another
+    worker may measure if the current worker sends no probe for `deadline_s`.
     """
 
     def __init__(
@@ -229,7 +229,7 @@ class ProbeTurns:
         self._counts: Counter[int] = Counter()
 
     def reply(self, worker: int, probe: Message) -> Message | None:
-        """Return the reply to a probe; None while another worker has its turn.
+        """Return the reply to a probe; None while another worker measures its link.
 
         Raises InvalidInput for too many probes, or for too large a reply.
         """
@@ -244,7 +244,7 @@ class ProbeTurns:
         return Message("probe", parts=(memoryview(bytes(probe.step)),))
 
     def end(self, worker: int) -> None:
-        """End the turn of a worker, if it has the turn."""
+        """Let another worker measure its link, if this worker was measuring."""
         if self._worker == worker:
             self._worker = None
 
@@ -254,7 +254,7 @@ class ProbeTurns:
         self.end(worker)
 
     def end_overdue(self) -> bool:
-        """End the turn of a worker that has stopped probing; return whether there is one."""
+        """Stop waiting for a worker that sends no more probes; return whether there is one."""
         is_overdue = self._worker is not None and self._clock() - self._asked_s > self._deadline_s
         if is_overdue:
             self._worker = None
@@ -296,7 +296,7 @@ class WorkerGroup:
             self.deadline.replied(request.worker)
 
     def all_diverged(self, worker: int) -> bool:
-        """Record that a worker has non-finite values; return True if now all have had such."""
+        """Record a worker with non-finite values; return whether all live workers are recorded."""
         self._diverged.add(worker)
         return self._workers.live <= self._diverged
 
@@ -307,14 +307,14 @@ class WorkerGroup:
         return why
 
     def drop(self, worker: int, why: str) -> None:
-        """Continue without a worker."""
+        """Continue training without a worker, and log its loss."""
         self.deadline.forget(worker)
         if not self.membership.drop(worker):
             return
         if len(self.lost) < _MOST_LOST:
             self.lost.append(f"worker {worker} {why}")
         logger.info(
-            "worker %d %s: training continues without its step and its samples until it returns",
+            "worker %d %s; training continues without its samples until the worker returns",
             *(worker, why),
         )
 
@@ -333,7 +333,7 @@ class WorkerGroup:
         self._refusals.flush()
 
     def dismiss(self, why: str, waiting: list[RpcRequest]) -> None:
-        """Refuse `waiting` requests, and the next of every worker, so that the workers end."""
+        """Refuse `waiting` requests and the next request of each worker, so that workers exit."""
         until_s, left = time.monotonic() + _DISMISSAL_S, set(self._workers.live)
         for request in (*waiting, *self.membership.waiting.values()):
             self._rpc.reply(request, refusal(why))

@@ -1,8 +1,8 @@
-"""Answer the requests of workers that the gate has accepted.
+"""Answer the requests of workers that `Gate` has checked.
 
 topic                          answered by
 parameters                     StepAnswers.fetch, when no worker is too far behind
-activations, gradients         StepAnswers: run the head; update all parameters
+activations, gradients         StepAnswers: run the last layers; update all parameters
 whole-parameters, -gradients   ChildHubs: requests of child hubs
 begin                          WorkerGroup, as soon as the worker may begin
 profile, probe, clock          Answers: workers measure before training
@@ -42,7 +42,7 @@ from paceline.strategies.wheel.tree import ChildHubs
 
 
 class WorkerFailed(Exception):
-    """Raised if a worker reports its failure; `by_input`: it failed with InvalidInput."""
+    """Raised if a worker reports its failure; `by_input`: whether InvalidInput is the cause."""
 
     def __init__(self, why: str, by_input: bool) -> None:
         super().__init__(why)
@@ -52,8 +52,9 @@ class WorkerFailed(Exception):
 class StepAnswers:
     """Decodes the requests of steps for the parameter server, and encodes its replies.
 
-    `nbytes`: the bytes of messages by purpose (figure 2 of the paper). `num_pushed`: the number of
-    messages with gradients of the body. `count`: called with the losses of each update, by epoch.
+    `nbytes`: the bytes of messages by purpose (figure 2 of Du et al. 2017). `num_pushed`: the
+    number of messages with gradients of the body. `count`: is called with the losses of each
+    update, by epoch.
     """
 
     def __init__(
@@ -85,14 +86,14 @@ class StepAnswers:
 
     @property
     def trace(self) -> Trace:
-        """The recorded spans and messages of the heads of all workers."""
+        """The recorded spans and messages of the hub's answers to all workers."""
         trace = Trace()
         for recorder in self._recorders:
             trace.add(recorder.trace)
         return trace
 
     def fetch(self, request: RpcRequest) -> Message:
-        """Return a reply with the body's current parameters."""
+        """Return a reply with the current parameters of the body (the first layers)."""
         version, values = self._server.body_parameters()
         endpoint = self._of_server[request.worker]
         reply = endpoint.message(Purpose.PARAMETERS, request.message.step, version, values)
@@ -100,7 +101,7 @@ class StepAnswers:
         return reply
 
     def answer(self, request: RpcRequest) -> Message:
-        """Run the head on received activations; return a reply with their gradients."""
+        """Run the head (the last layers) on received activations; return their gradients."""
         worker, message, at_s = request.worker, request.message, request.arrived_s
         endpoint, step = self._of_head[worker], message.step
         batches, parts = self._batches, tensor_parts.parts_of(message)
@@ -128,7 +129,7 @@ class StepAnswers:
         return reply
 
     def update(self, request: RpcRequest) -> Message:
-        """Update all parameters with a worker's body gradients; return the reply."""
+        """Update all parameters with the gradients of a worker's step; return the reply."""
         worker, message, step = request.worker, request.message, request.message.step
         endpoint, purpose = self._of_server[worker], Purpose.GRADIENTS
         values = endpoint.values(purpose, message, request.arrived_s, self._num_body)
@@ -143,8 +144,8 @@ class StepAnswers:
 class Answers:
     """Executes the requests of workers.
 
-    The hub executes `waiting` requests again. A BEGIN request waits until the worker may begin.
-    `profiles` and `trace` come from the workers.
+    `waiting`: requests that the hub executes again later. `profiles`, `trace`: the measurements
+    from the workers.
     """
 
     def __init__(
@@ -160,7 +161,7 @@ class Answers:
         self.steps = StepAnswers(server, job, log.count)
         self.children = ChildHubs(server, job.spec.num_steps)
         self._gate = Gate(server.workers, job.spec.num_steps, job.layout, lambda: server.version)
-        self.waiting: list[RpcRequest] = []  # fetches and probes that came too early
+        self.waiting: list[RpcRequest] = []  # requests that came too early
         self.profiles: dict[int, DeviceProfile] = {}
         self.trace = Trace()
 
@@ -190,12 +191,12 @@ class Answers:
         return handlers[self._gate.check(worker, message)](request)
 
     def forget(self, worker: int) -> None:
-        """Drop a worker's waiting requests, and end its turn to probe."""
+        """Drop a worker's waiting requests, and let other workers measure their links."""
         self.waiting = [request for request in self.waiting if request.worker != worker]
         self.probes.forget(worker)
 
     def begun(self, worker: int, step: int) -> Message:
-        """Return the reply that lets a worker, or a child hub with its workers, begin a step."""
+        """Return the reply that lets a worker or a child hub begin a step."""
         below = self._server.workers.of(worker).below
         parts = (tensor_parts.numbers_part(below),) if below else ()
         return Message(Topic.BEGIN, step, parts=parts)
@@ -203,11 +204,11 @@ class Answers:
     def traffic(self) -> tuple[Traffic, ...]:
         """Return the counted and planned bytes of messages, by purpose.
 
-        Includes messages between child hubs and their workers, as the child hubs report. The
-        planned bytes of this hub's workers follow from Table 1.
+        Messages between child hubs and their workers are included if the child hubs report them.
+        The planned bytes follow from Table 1 of Du et al. 2017.
         """
         job, spec = self._job, self._job.spec
-        sizes: Counter[int] = Counter()  # how often a worker's share of a batch has a size
+        sizes: Counter[int] = Counter()  # number of batches, by their size
         for worker in set(range(spec.config.workers)) - self.children.workers:
             each = list(map(len, batches_of(spec, worker, job.num_samples)))
             whole, rest = divmod(spec.num_steps, len(each))
@@ -227,7 +228,7 @@ class Answers:
         return within + self.children.traffic.rows(job.parts)
 
     def sent_share(self) -> SentShare | None:
-        """Compare the declared and measured share of sent gradients, if a codec encodes them."""
+        """Compare a codec's declared share of sent gradients with the measured share."""
         config = self._job.spec.config
         size = messages(self._job.parts, config)[Purpose.GRADIENTS]
         if size.wire_format is None:
@@ -271,14 +272,14 @@ class Answers:
         return _noted(request)
 
     def _load_buffers(self, request: RpcRequest) -> Message:
-        # Buffers, such as running means, cannot be merged: load those of the first live worker.
+        # Buffers, such as running means, cannot be merged: load only the first worker's.
         values = only_part(request.message)
         if request.worker == min(self._server.workers.live, default=-1):
             tensor_parts.load_buffers(self._server.halves.body, values)
         return _noted(request)
 
     def _finish(self, request: RpcRequest) -> Message:
-        """Record that a worker is done; raise StepDiscarded if the hub has dropped it."""
+        """Record that a worker is done; raise StepDiscarded if the hub has dropped the worker."""
         worker, message = request.worker, request.message
         if worker not in self._server.workers.live:
             raise StepDiscarded(f"the hub dropped worker {worker} before it was done")

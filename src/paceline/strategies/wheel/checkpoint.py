@@ -4,7 +4,7 @@
     random.safetensors            the states of random number generators; with random.json
     server.json                   number of updates, progress of each worker, completed epochs
 
-A checkpoint has no half-done steps: in a resumed run the workers begin these steps again.
+A checkpoint has no half-done steps: in a resumed run, the workers repeat such steps.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,8 @@ _SERVER = "server"  # the name of this strategy's JSON in a checkpoint
 class ServerProgress:
     """The progress of a server after `version` updates.
 
-    `layout`: the description of the run. `staleness[k]`: the number of updates with staleness k.
+    `layout`: the description of the run, as JSON. `staleness[k]`: the number of updates whose
+    staleness was k.
     """
 
     layout: str
@@ -41,7 +42,7 @@ class ServerProgress:
 
     def epochs_over(self, steps_per_epoch: int) -> list[Epoch]:
         """Return the epochs that all workers have completed."""
-        # Omit epochs that a slower worker has yet to complete: the resumed run tests these again.
+        # Omit epochs that a slower worker has not completed: the resumed run tests them again.
         return self.epochs[: min(one.next_step for one in self.workers) // steps_per_epoch]
 
 

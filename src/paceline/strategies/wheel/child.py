@@ -1,7 +1,7 @@
-"""Run a child hub, which is a worker of another hub, its parent.
+"""Run a child hub: a hub that is a worker of another hub, the parent.
 
-The parent defines the model, data, batch size and epochs. The root hub saves the trained model. In
-a rehearsal, the root may start the child hubs of its machine as processes of this module.
+The parent defines the model, data, batch size and epochs. The root of the tree of hubs saves the
+trained model. In a rehearsal, the root starts the child hubs as processes of this module.
 """
 
 import logging
@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 class ChildResult(Record):
     """The updates and bytes of one child hub.
 
-    `updates`: the updates by this hub's own workers. `num_pushed`: the number of mean gradients
-    that it sent to its parent. `traffic`: the bytes exchanged with its workers and child hubs.
+    `updates`: the updates by this hub's workers. `num_pushed`: the number of mean gradients that
+    this hub sent to its parent. `traffic`: the bytes exchanged with its workers and child hubs.
     `parent_traffic`: the bytes exchanged with its parent.
     """
 
@@ -49,8 +49,8 @@ class ChildResult(Record):
 def serve_child(settings: ChildSettings, progress: Progress) -> ChildResult:
     """Serve this hub's workers until all steps are done; return the hub's updates and bytes.
 
-    Raises InvalidInput if the parent rejects this hub, or if its run does not fit this machine.
-    Raises WorkerLost if the parent does not answer in time, or if no worker is left.
+    Raises InvalidInput if the parent rejects this hub, or if the parent's run does not fit this
+    machine. Raises WorkerLost if the parent does not answer in time, or if no worker is left.
     """
     settings.config()  # check options before connecting
     with connected(settings, settings.parent_keys) as clients:

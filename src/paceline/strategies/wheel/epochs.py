@@ -1,4 +1,4 @@
-"""The hub's log of a run: updates, epochs, tests and seconds of training."""
+"""Record updates, epochs, tests and seconds of training at the hub."""
 
 import time
 from bisect import bisect
@@ -19,7 +19,7 @@ Test = Callable[[], tuple[float | None, float | None]]
 class EpochLog:
     """Records updates, and tests the model after each epoch and every `evaluate_every` steps.
 
-    `test` returns the mean loss and the score on the test samples; without it, nothing is tested.
+    `test` returns the mean loss and the score on the test samples; None: the model is not tested.
     `epochs`: the completed epochs of a resumed run.
     """
 

@@ -1,15 +1,15 @@
-"""The hub, which answers workers' requests in the order of arrival and tests the model.
+"""Answer the requests of workers in the order of arrival, and test the model.
 
     Server  --requests-->  Hub  --checked requests-->  Answers     the algorithm
                             |------------------------> WorkerGroup connected workers
                             |------------------------> EpochLog    epochs, tests, seconds
 
-Requests are executed at once, with three exceptions. BEGIN waits for all workers. A fetch of
-parameters waits until no live worker is too far behind (`ParameterServer.may_begin`). Workers
-measure their links one by one.
+The hub executes requests at once, with three exceptions. A worker's BEGIN waits until training
+begins. A request for parameters waits while another worker is too far behind
+(`ParameterServer.may_begin`). Workers measure their links one by one.
 
-If a worker is lost, its half-done step is dropped and the other workers continue. The lost worker
-may return.
+If a worker is lost, the hub drops its half-done step, and the other workers continue. The lost
+worker may return.
 """
 
 import logging
@@ -43,7 +43,7 @@ _POLL_S = 0.2
 
 
 class Hub:
-    """Serves body workers until all live workers have done their steps.
+    """Serves workers until all live workers have done their steps.
 
     Without `settings.listen`, the hub starts workers on `devices` of this machine, and an error of
     a worker ends the run. `stack` closes the hub's connections and processes. Raises InvalidInput
@@ -73,7 +73,7 @@ class Hub:
             pool = _own_processes(spec, self.rpc.address, run_id, deadline_s, devices)
             stack.callback(pool.close)
         else:
-            server.checks.compares_norms = True  # remote workers may send tensors of a wrong scale
+            server.checks.compares_norms = True  # remote workers may send wrong values
             own = self.rpc.address, spec.config.workers
             logger.info("listening on %s; waiting for %d workers", *own)
         self.log = log
@@ -101,7 +101,7 @@ class Hub:
         self._serve(lambda: self.group.membership.is_ready)
 
     def train(self, between: Callable[[], None] = lambda: None) -> None:
-        """Let the workers begin, and serve until all live workers have done their steps.
+        """Let the workers begin, and serve them until all live workers have done their steps.
 
         Calls `between` a few times a second. Raises InvalidInput if a loss is not finite, or if a
         worker of this machine fails, and WorkerLost if no worker is left.
@@ -113,7 +113,7 @@ class Hub:
         self.answers.trace.add(self.answers.steps.trace)
 
     def close(self) -> tuple[int, int]:
-        """Disconnect and end the hub's own processes; return the bytes sent and received."""
+        """Disconnect, and end the hub's worker processes; return the bytes sent and received."""
         self.group.close()
         return self.rpc.sent_nbytes, self.rpc.received_nbytes
 
@@ -139,7 +139,7 @@ class Hub:
             raise
 
     def _execute(self, request: RpcRequest) -> None:
-        """Execute a request and reply now or later; drop its worker if the request is wrong."""
+        """Execute a request, and reply now or later; drop its worker if the request is invalid."""
         worker, message = request.worker, request.message
         self.group.deadline.requested(worker)
         try:
@@ -159,7 +159,7 @@ class Hub:
             self._go_on()
 
     def _failed(self, request: RpcRequest, error: WorkerFailed) -> Message:
-        """Drop a failed worker; end the run if the worker is on this machine."""
+        """Drop a failed worker; end the run if this hub has started the worker."""
         reply = Message(Topic.FAILED, request.message.step)
         if self.group.is_own:
             self.rpc.reply(request, reply)
@@ -169,10 +169,10 @@ class Hub:
         return reply
 
     def _refused(self, request: RpcRequest, error: InvalidInput | NonFinite) -> Message:
-        """Drop a worker after a wrong request; the worker may join again.
+        """Drop a worker after an invalid request; the worker may join again.
 
-        The run ends if the worker is on this machine, because the other workers would fail, too,
-        or if the values of all live workers are not finite.
+        The run ends if this hub has started the worker, because the other workers would fail, too.
+        The run also ends if all live workers have sent NaN or infinite values.
         """
         reply, worker = refusal(str(error)), request.worker
         is_diverged = isinstance(error, NonFinite) and self.group.all_diverged(worker)
@@ -185,7 +185,7 @@ class Hub:
         return reply
 
     def _go_on(self) -> None:
-        """Execute waiting requests again, and test the model when a test is due."""
+        """Execute waiting requests again, and test the model if a test is due."""
         waiting, self.answers.waiting = self.answers.waiting, []
         for request in waiting:
             self._execute(request)
@@ -200,7 +200,7 @@ class Hub:
         self._go_on()
 
     def _poll(self) -> None:
-        """Check workers and show progress, a few times a second."""
+        """Check the workers, and show progress, a few times a second."""
         now_s = self._clock()
         if now_s - self._polled_s < _POLL_S:
             return

@@ -1,4 +1,4 @@
-"""Measure the hub, and describe the machine for plans from profiles of the hub and workers."""
+"""Measure the hub, and make a machine for plans from profiles of the hub and its workers."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -26,7 +26,7 @@ def recorders_of(
     num_workers: int,
     window: range = ALL_STEPS,
 ) -> list[WorkerRecorder]:
-    """Let the server record its head's steps of `window`; return a new recorder per worker."""
+    """Record the server's forwards, backwards and updates; return a recorder per worker."""
     model = server.model if server.lent is None else server.lent.model
     marks = LayerMarks(jobs.layers_in(model, server.halves.head_names), clock_for(device))
     recorders = [WorkerRecorder(one, name, marks, window) for one in range(num_workers)]
@@ -37,12 +37,12 @@ def recorders_of(
 
 
 def profile_head(job: jobs.TrainingJob) -> DeviceProfile:
-    """Measure the hub's answers and updates with a separate copy of the model."""
+    """Measure the hub's device, with a separate copy of the model."""
     spec, device = job.spec, job.device
     model, halves = jobs.model_and_halves(spec, job.recipe, job.kept_on)
     optimizer = job.updating.optimizer(model)
     for group in optimizer.param_groups:
-        group["lr"] = 0.0  # keeps the parameters equal in all rounds
+        group["lr"] = 0.0  # the parameters stay equal in all steps
     options = jobs.server_options(replace(job, halves=halves))
     server = ParameterServer(model, halves, optimizer, **options)
     server.workers.add(0)

@@ -1,12 +1,12 @@
-"""Split a workload into body and head, and count the bytes between them (Du et al. 2017, 3.1).
+"""Split a model into first layers (body) and last layers (head), and count their messages.
 
-    body worker                                   hub
+    worker                                        hub
     body    -- labels, activations ------------>  head
     body    <-------- activation gradients -----  head  -- head gradients -->  server
     body    -- body gradients ---------------------------------------------->  server
     body    <------------------------------ body parameters -----------------  server
 
-The head's parameters and gradients never leave the hub.
+The head's parameters and gradients never leave the hub (Du et al. 2017, section 3.1).
 """
 
 from collections.abc import Iterator, Mapping
@@ -38,7 +38,7 @@ class MessageSize(NamedTuple):
 
 
 class Split(NamedTuple):
-    """The two halves of a model; the body's outputs are the head's inputs."""
+    """The first and the last layers of a model; the body's outputs are the head's inputs."""
 
     body: Workload
     head: Workload
@@ -64,7 +64,7 @@ class Split(NamedTuple):
         )
 
     def resized(self, num_samples: int) -> "Split":
-        """Return the halves for another batch size; only the sizes of messages are adapted."""
+        """Return the halves for another batch size; the costs of layers do not change."""
         old, targets = self.body.batch_size, self.body.target_nbytes
         sizes: dict[str, Any] = {
             "batch_size": num_samples,
@@ -80,12 +80,12 @@ def split(workload: Workload, config: Wheel) -> Split:
     """Cut the model before `config.head`, or else where messages have the fewest bytes.
 
     Without `config.head`, the head consists of fully-connected layers at the model's end. If such
-    layers apply to several places of a sample, such as tokens, the head is only the last layer.
+    a layer multiplies several places of a sample, such as tokens, the head is only the last layer.
     The head is the loss alone if each cut is in `workload.refused_cuts` or sends more bytes than
-    data parallelism (section 3.4.4).
+    data parallelism (Du et al. 2017, section 3.4.4).
 
-    Raises InvalidInput if `config.head` is unknown or is the first layer. Also raises InvalidInput
-    if the head would be the loss alone, but the outputs have more bytes than the parameters.
+    Raises InvalidInput if `config.head` is unknown or is the first layer. Raises InvalidInput if
+    the head would be the loss alone, and the outputs have more bytes than the parameters.
     """
     if config.head is not None:
         return Split.before(workload, _index_of(workload, config.head))
@@ -94,7 +94,7 @@ def split(workload: Workload, config: Wheel) -> Split:
     if best is not None and _saves(best, config):
         return best
     whole = Split.before(workload, len(workload.layers))
-    # If the head is the loss alone, workers send the outputs in addition to all gradients.
+    # If the head is the loss alone, workers send the outputs and all gradients.
     if refusal_of(workload, LOSS) is None and whole.head.input_nbytes < workload.gradient_nbytes:
         return whole
     if best is not None:
@@ -110,7 +110,7 @@ def _index_of(workload: Workload, head: str) -> int:
     if head == LOSS and LOSS not in names:
         return len(names)
     if head not in names[1:]:
-        why = "leaves nothing for the body" if head in names else "is no layer"
+        why = "is the first layer" if head in names else "is no layer"
         others = ", ".join(names[1:]) or "another model, as this one has a single layer"
         problem = f"{head!r} {why} of model {workload.name}"
         raise InvalidInput("head", problem, hint=f"choose one of {others}")
@@ -120,7 +120,7 @@ def _index_of(workload: Workload, head: str) -> int:
 
 
 def _saves(parts: Split, config: Wheel) -> bool:
-    """Return whether activations have fewer bytes than the head, with the gradients of both."""
+    """Return whether a cut sends fewer bytes of activations than it saves of the head."""
     sent = messages(parts, config)
     crossing = sent[Purpose.ACTIVATIONS].nbytes + sent[Purpose.ACTIVATION_GRADIENTS].nbytes
     return crossing < sent[Purpose.HEAD_PARAMETERS].nbytes + sent[Purpose.HEAD_GRADIENTS].nbytes
@@ -129,8 +129,8 @@ def _saves(parts: Split, config: Wheel) -> bool:
 def _not_worth(best: Split) -> InvalidInput:
     crossing, kept = 2 * best.head.input_nbytes, 2 * best.head.gradient_nbytes
     problem = (
-        f"a head of {best.body.name} from {best.first} on sends {crossing / 1e6:.3g} MB of "
-        f"activations to save {kept / 1e6:.3g} MB"
+        f"cutting {best.body.name} before {best.first} sends {crossing / 1e6:.3g} MB of "
+        f"activations, and saves only {kept / 1e6:.3g} MB of parameters and gradients"
     )
     hint = f"choose a data-parallel strategy, reduce batch_size, or set head={best.first}"
     return InvalidInput("strategy", problem, got="wheel", hint=hint)
@@ -164,7 +164,7 @@ def messages(parts: Split, config: Wheel) -> dict[Purpose, MessageSize]:
 
 
 def label_share(parts: Split, config: Wheel) -> float:
-    """Return the share of labels in the bytes of a message with labels and activations."""
+    """Return the labels' share of bytes in a message with labels and activations."""
     sent = messages(parts, config)
     labels = sent[Purpose.LABELS].nbytes
     return labels / (labels + sent[Purpose.ACTIVATIONS].nbytes)
@@ -181,7 +181,7 @@ def pace_of(
     """Return the times that a rehearsal's layers and updates take.
 
     As in the plan, a GPU synchronises with the host after the body's forward, the body's backward
-    and the head's backward. The layer before a synchronisation includes the time of it.
+    and the head's backward. The time of a synchronisation is part of the layer before it.
     """
     forward_s, backward_s = list(times.forward_s), list(times.backward_s)
     if is_gpu:
@@ -202,10 +202,10 @@ def pace_of(
 
 
 def _possible(workload: Workload) -> Iterator[int]:
-    """Yield the indices of layers with which the head may begin, last layer first.
+    """Yield the indices of layers with which the head may begin, from last to first.
 
     The head has no embedding table and no convolution. Only the model's last layer may multiply
-    several places of a sample by its matrix.
+    several places of a sample, such as tokens.
     """
     layers = workload.layers
     dimensions = [_dimensions(layer) for layer in layers]

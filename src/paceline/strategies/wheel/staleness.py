@@ -11,7 +11,7 @@ from paceline.core.errors import InvalidInput
 
 @dataclass(frozen=True)
 class LossSum:
-    """The number of samples of one or more updates, and the sum of their losses."""
+    """The number of samples in one or more updates, and the sum of the samples' losses."""
 
     num_samples: int = 0
     total: float = 0.0
@@ -21,7 +21,7 @@ class LossSum:
 
 
 class HeadGradients(NamedTuple):
-    """The head's gradients and loss of a step, kept until the body's gradients arrive."""
+    """Gradients of the last layers, and the loss; kept until the first layers' gradients come."""
 
     step: int
     version: int
@@ -33,8 +33,8 @@ class HeadGradients(NamedTuple):
 class WorkerProgress:
     """A worker's progress, as a checkpoint stores it.
 
-    `next_step`: the first step that is neither applied nor skipped. Steps are skipped while the
-    worker is away or the hub is down. `below`: for a child hub, the next step of each of its
+    `next_step`: the first step that is neither completed nor skipped. A worker skips the steps that
+    others complete while it is lost. `below`: for a child hub, the next step of each of its
     workers.
     """
 
@@ -57,7 +57,7 @@ class WorkerState(WorkerProgress):
 
 
 class Workers:
-    """All workers of a run; `staleness`: the most steps that one may be ahead of another."""
+    """All workers of a run; `staleness`: the most steps a worker may be ahead of the slowest."""
 
     def __init__(self, num_workers: int, staleness: int | None) -> None:
         self.all = [WorkerState(0, 0) for _ in range(num_workers)]
@@ -80,7 +80,7 @@ class Workers:
         return self.all[worker]
 
     def add(self, worker: int, step: int = 0) -> None:
-        """Mark a worker as training; the worker's next step becomes at least `step`."""
+        """Mark a worker as training; raise its next step to `step`, if that is higher."""
         own = self.of(worker)
         own.is_live, own.half, own.next_step = True, None, max(own.next_step, step)
 
