@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.rpc.worker_group import ProgressDeadline
+from paceline.strategies.wheel.worker_group import ProgressDeadline
 
 DEADLINE_S = 5.0
 

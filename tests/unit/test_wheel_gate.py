@@ -18,10 +18,10 @@ from paceline.measure.device_profile import DeviceProfile, HubLink
 from paceline.record.worker_trace import MessageTime, Trace
 from paceline.rpc.frames import Message
 from paceline.rpc.server import RpcRequest
-from paceline.rpc.worker_group import Membership
 from paceline.strategies.wheel.gate import Gate, only_part
 from paceline.strategies.wheel.protocol import Topic
 from paceline.strategies.wheel.staleness import HeadGradients, Workers
+from paceline.strategies.wheel.worker_group import Membership
 from refusals import refused
 from rpc_exchange import Clock
 

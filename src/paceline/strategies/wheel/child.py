@@ -114,7 +114,7 @@ def _report(hub: Hub) -> ChildReport:
     return ChildReport(
         nbytes={purpose: int(one.nbytes) for purpose, one in rows.items()},
         planned_nbytes={purpose: int(one.planned_nbytes) for purpose, one in rows.items()},
-        num_pushed=hub.answers.steps.num_pushed,
+        num_pushed=hub.answers.num_pushed,
     )
 
 

@@ -26,7 +26,6 @@ from paceline.rpc.frames import Message
 from paceline.rpc.keys import load_hub_keys
 from paceline.rpc.limits import Limits
 from paceline.rpc.server import Joined, Lost, RpcRequest, Server, Woken
-from paceline.rpc.worker_group import ProbeTurns, WorkerGroup
 from paceline.rpc.workers import WorkerPool, num_threads, refusal
 from paceline.strategies.wheel.answers import Answers, WorkerFailed
 from paceline.strategies.wheel.child_server import ChildServer
@@ -36,6 +35,7 @@ from paceline.strategies.wheel.job import TrainingJob
 from paceline.strategies.wheel.protocol import UPDATES, Topic
 from paceline.strategies.wheel.remote import SERVING, WORKING, ChildSettings
 from paceline.strategies.wheel.server import ParameterServer
+from paceline.strategies.wheel.worker_group import ProbeTurns, WorkerGroup
 
 logger = logging.getLogger(__name__)
 _LOOPBACK = "tcp://127.0.0.1:0"
@@ -79,7 +79,6 @@ class Hub:
         self.log = log
         self.group = WorkerGroup(
             *(self.rpc, server.workers, pool),
-            lambda worker, step: self.answers.begun(worker, step),
             wait_s=settings.wait_s,
             deadline_s=deadline_s,
             clock=clock,
@@ -110,7 +109,8 @@ class Hub:
         self.log.begin()
         self.group.membership.begin()
         self._serve(lambda: self.group.membership.is_over)
-        self.answers.trace.add(self.answers.steps.trace)
+        for recorder in self.answers.recorders:
+            self.answers.trace.add(recorder.trace)
 
     def close(self) -> tuple[int, int]:
         """Disconnect, and end the hub's worker processes; return the bytes sent and received."""

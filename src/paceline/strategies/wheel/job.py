@@ -97,7 +97,7 @@ class TrainingJob:
         """The number of training samples."""
         return len(self.recipe.samples)
 
-    @property
+    @cached_property
     def steps_per_epoch(self) -> int:
         """The number of steps per epoch."""
         return len(batches_of(self.spec, 0, self.num_samples))

@@ -5,13 +5,15 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from statistics import median
-from typing import Protocol
 
 from paceline.core.errors import InvalidInput, WorkerLost, printable
 from paceline.rpc.frames import Message
 from paceline.rpc.limits import MOST_TEXT, RateLimitedLog
 from paceline.rpc.server import Lost, RpcRequest, Server
+from paceline.rpc.tensor_parts import numbers_part
 from paceline.rpc.workers import WorkerPool, refusal
+from paceline.strategies.wheel.protocol import Topic
+from paceline.strategies.wheel.staleness import Workers
 
 logger = logging.getLogger(__name__)
 
@@ -22,24 +24,6 @@ _DISMISSAL_S, _POLL_S = 2.0, 0.2
 _LEAVING_S = 5.0  # time that finished processes have to exit
 _MOST_PROBES = 200  # most probes of one worker
 _MOST_LOST = 1000  # most recorded losses; a worker may return and be lost again many times
-
-
-class Workers(Protocol):
-    """The workers of a run, numbered from 0."""
-
-    @property
-    def live(self) -> set[int]:
-        """The numbers of the workers that are training."""
-
-    @property
-    def next_steps(self) -> list[int]:
-        """The first incomplete step of each worker."""
-
-    def add(self, worker: int, step: int) -> None:
-        """Mark the worker as training; its results from this step on are expected."""
-
-    def drop(self, worker: int) -> None:
-        """Expect no more results of the worker."""
 
 
 class Membership:
@@ -262,23 +246,19 @@ class ProbeTurns:
 
 
 class WorkerGroup:
-    """The workers connected by `rpc`; `pool` has the processes that the hub itself started.
-
-    `begun(worker, step)` returns the reply that lets a worker begin a step.
-    """
+    """The workers connected by `rpc`; `pool`: the processes that the hub has started, if any."""
 
     def __init__(
         self,
         rpc: Server,
         workers: Workers,
         pool: WorkerPool | None,
-        begun: Callable[[int, int], Message],
         *,
         wait_s: float,
         deadline_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._rpc, self._workers, self._pool, self._begun = rpc, workers, pool, begun
+        self._rpc, self._workers, self._pool = rpc, workers, pool
         self.membership = Membership(workers, wait_s, self._admit, clock)
         self.deadline = ProgressDeadline(deadline_s, clock)
         self.is_own = pool is not None  # then the workers' values can be trusted
@@ -287,7 +267,9 @@ class WorkerGroup:
         self._refusals = RateLimitedLog(logger)
 
     def _admit(self, request: RpcRequest, step: int) -> None:
-        self.reply(request, self._begun(request.worker, step))
+        below = self._workers.of(request.worker).below
+        parts = (numbers_part(below),) if below else ()
+        self.reply(request, Message(Topic.BEGIN, step, parts=parts))
 
     def reply(self, request: RpcRequest, reply: Message) -> None:
         """Reply to a worker, and start its deadline if it is training."""
