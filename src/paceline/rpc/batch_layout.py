@@ -46,10 +46,11 @@ class _Structure(NamedTuple):
         """Derive the structure from the inputs or targets of a batch with one sample."""
         found, tree = tree_flatten_with_path(first)
         # Booleans are sent as uint8, because a received byte above 1 is not a valid boolean.
-        own = []
-        for path, leaf in found:
-            wire_dtype = torch.uint8 if leaf.dtype == torch.bool else leaf.dtype
-            own.append(_Leaf(keystr(path), tuple(leaf.shape[1:]), leaf.dtype, wire_dtype))
+        wire = {torch.bool: torch.uint8}
+        own = (
+            _Leaf(keystr(path), tuple(leaf.shape[1:]), leaf.dtype, wire.get(leaf.dtype, leaf.dtype))
+            for path, leaf in found
+        )
         return cls(tree, tuple(own))
 
     def leaves_of(self, tree: Any) -> list[Tensor] | None:
@@ -71,10 +72,7 @@ class _Structure(NamedTuple):
 
 
 class BatchLayout:
-    """The structure, shapes and types of a recipe's batches, taken from its first sample.
-
-    Workers send class indices as 32-bit integers, as in Table 1 of Du et al. 2017.
-    """
+    """The structure, shapes and dtypes of a recipe's batches, taken from its first sample."""
 
     def __init__(self, recipe: Recipe) -> None:
         first = Batch.of(recipe.samples.__getitems__([0]))
@@ -85,7 +83,7 @@ class BatchLayout:
         self._num_classes: int | None = None
         if recipe.target_nbytes(1) is None:
             self._num_classes = recipe.num_classes
-            (numbers,) = targets.leaves
+            (numbers,) = targets.leaves  # class indices, as in Table 1 of Du et al. 2017
             targets = targets._replace(leaves=(numbers._replace(wire_dtype=torch.int32),))
         self._targets = targets
 

@@ -58,8 +58,7 @@ class ReplyFuture(Future[Message]):
 class Outbox:
     """A queue of a worker's requests, which keeps each request until its reply arrives.
 
-    `changed` guards all fields. After a restart of the hub, every request without a reply raises
-    HubRestarted. Without such a request, the next call of `admit` raises HubRestarted.
+    `changed` guards all fields.
     """
 
     def __init__(self) -> None:
@@ -127,8 +126,8 @@ class Outbox:
     def join(self, session: bytes, max_message_nbytes: int, last_request: int) -> bool:
         """Begin or resume a session; requests after `last_request` will be sent (again).
 
-        Returns False if `session` replaces another session; then all requests without a reply raise
-        HubRestarted.
+        Returns False if `session` replaces another session. Then all requests without a reply raise
+        HubRestarted; if there are none, the next call of `admit` raises it.
         """
         with self.changed:
             before, self.session = self.session, session
@@ -136,7 +135,6 @@ class Outbox:
             self._sent = last_request
             is_known = before in (NO_NONCE, session)
             if not is_known:
-                # If no request is open, the next call of `admit` raises HubRestarted.
                 self._has_restarted = not self._open
                 self._end(HubRestarted(_RESTARTED))
             self.changed.notify_all()

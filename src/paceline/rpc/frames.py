@@ -89,7 +89,7 @@ class FrameHeader:
 
     @property
     def total_nbytes(self) -> int:
-        """The bytes of all parts of the message."""
+        """The bytes of the whole message."""
         return sum(self.sizes)
 
 
@@ -215,9 +215,9 @@ class PieceQueue:
         """Return the next piece without removing it; None if there is no message."""
         if self._first is None:
             self._first = next(self._pieces, None)
-        while self._first is None and (following := self._next_message()) is not None:
+        if self._first is None and (following := self._next_message()) is not None:
             self._pieces = split(*following)
-            self._first = next(self._pieces, None)
+            self._first = next(self._pieces)
         return self._first
 
     def advance(self) -> None:

@@ -65,7 +65,13 @@ def _serve_workers(settings: ChildSettings, client: Client, progress: Progress) 
     logger.info("%s: worker %d of the hub at %s; hub of %d workers, %d per device", *own)
     layout = jobs.layout_of(parent_spec, job.halves, job.recipe, job.batches)
     gather = parent_spec.tree.gathered if parent_spec.tree else settings.gather or config.workers
-    server = _server_of(job, ParentHub(client, layout), gather)
+    server = ChildServer(
+        *(job.model, job.halves, ParentHub(client, layout)),
+        **jobs.server_options(job),
+        gather=gather,
+        num_steps=spec.num_steps,
+        steps_per_epoch=job.steps_per_epoch,
+    )
     # Without an address to listen on, which only rehearsals allow, the hub starts all workers on
     # this machine's CPU, because the workers mostly sleep.
     devices = ("cpu",) * len(config.workers_by_device) if settings.listen is None else ()
@@ -99,16 +105,6 @@ def _serve_workers(settings: ChildSettings, client: Client, progress: Progress) 
     )
 
 
-def _server_of(job: jobs.TrainingJob, parent: ParentHub, gather: int) -> ChildServer:
-    return ChildServer(
-        *(job.model, job.halves, parent),
-        **jobs.server_options(job),
-        gather=gather,
-        num_steps=job.spec.num_steps,
-        steps_per_epoch=job.steps_per_epoch,
-    )
-
-
 def _report(hub: Hub) -> ChildReport:
     rows = {Purpose(one.purpose): one for one in hub.answers.traffic()}
     return ChildReport(
@@ -123,10 +119,5 @@ def take_part(settings: ChildSettings, clients: Mapping[int, Client]) -> None:
     _serve_workers(settings, clients[settings.number], Progress())
 
 
-def main() -> None:
-    """Run a child hub with the settings in the command-line argument."""
-    run_as_process(take_part, ChildSettings)
-
-
 if __name__ == "__main__":
-    main()
+    run_as_process(take_part, ChildSettings)

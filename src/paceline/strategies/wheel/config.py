@@ -62,12 +62,7 @@ class Wheel:
     @property
     def codecs(self) -> dict[Purpose, str]:
         """The names of the chosen codecs, by purpose of the messages."""
-        named = {
-            Purpose.ACTIVATIONS: self.activations,
-            Purpose.ACTIVATION_GRADIENTS: self.activation_gradients,
-            Purpose.PARAMETERS: self.parameters,
-            Purpose.GRADIENTS: self.gradients,
-        }
+        named: dict[Purpose, str | None] = {one: getattr(self, one, None) for one in Purpose}
         return {purpose: codec for purpose, codec in named.items() if codec is not None}
 
     def check_tree(self) -> None:

@@ -38,7 +38,7 @@ class EpochLog:
         self.num_samples = 0
         self.update_ends_s: list[float] = []  # when each update ended, in seconds of training
         self.update_samples: list[int] = []  # samples so far, after each update
-        self._losses: defaultdict[int, LossSum] = defaultdict(LossSum)  # keys: unfinished epochs
+        self._losses: defaultdict[int, LossSum] = defaultdict(LossSum)  # by unfinished epoch
         self._before_s = self._epochs_s
         self._began_s = self._paused_s = 0.0
         self._tested = 0  # the number of completed steps at the last test

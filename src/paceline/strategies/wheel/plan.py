@@ -199,21 +199,23 @@ class _WindowTasks:
     def _message(self, step: int, purpose: Purpose, worker: int) -> Message:
         return Message(self.routes[worker][purpose], step, purpose, worker)
 
-    def _update_of(self, step: int, worker: int) -> TaskId:
-        """Return the id of the update with a worker's gradients of a step."""
-        return TaskId(step, Kind.STEP, "", worker)
-
     def _held_by_hub(self, step: int, worker: int) -> TaskId:
         """Return the id of the child hub's sum or of the update with a worker's gradients."""
-        return self.hubs.summed(step, worker) if self.hubs else self._update_of(step, worker)
+        update = TaskId(step, Kind.STEP, "", worker)
+        return update if self.hubs is None else self.hubs.summed(step, worker)
 
     def _begin(self, step: int, worker: int, before: _TaskIds) -> Generator[Task, None, _TaskIds]:
         """Yield the fetch of parameters and the body's forward; return the last task."""
-        yield from self._fetch(step, worker)
-        yield from self._forward(step, worker, before)
+        fetch = self._message(step, Purpose.PARAMETERS, worker)
+        yield from fetch.tasks(self._before_fetch(step, worker))
+        device = self.placement.bodies[worker]
+        loaded = TaskId(step, Kind.LOAD, "", worker)
+        yield Task(loaded, self._computing[device.name], self._load, before)
+        after = (loaded, *fetch.arrival)
+        yield from self._layers(step, Kind.FORWARD, self.parts.body, worker, device, after)
         return (self._end(step, Kind.FORWARD, worker),)
 
-    def _fetch(self, step: int, worker: int) -> Iterator[Task]:
+    def _before_fetch(self, step: int, worker: int) -> _TaskIds:
         after: _TaskIds = ()
         if step and self.prefetches:
             # Fetch as soon as the activation gradients arrive, before they are decoded.
@@ -225,15 +227,7 @@ class _WindowTasks:
             after = (self._held_by_hub(step - 1, worker),)
         if self.hubs is not None:
             after += self.hubs.before_fetch(worker)
-        yield from self._message(step, Purpose.PARAMETERS, worker).tasks(after)
-
-    def _forward(self, step: int, worker: int, before: _TaskIds) -> Iterator[Task]:
-        """Yield the tasks that load the batch and run the body's forward."""
-        device = self.placement.bodies[worker]
-        loaded = TaskId(step, Kind.LOAD, "", worker)
-        yield Task(loaded, self._computing[device.name], self._load, before)
-        after = (loaded, *self._message(step, Purpose.PARAMETERS, worker).arrival)
-        yield from self._layers(step, Kind.FORWARD, self.parts.body, worker, device, after)
+        return after
 
     def _answer(self, step: int, worker: int) -> Iterator[Task]:
         """Yield an answer's tasks: receive activations, compute the head, send gradients."""
@@ -304,8 +298,7 @@ class _WindowTasks:
         if self.hubs is not None:
             yield from self.hubs.add(step, worker, halves)
         else:
-            updated = self._update_of(step, worker)
-            yield Task(updated, self._updating, self._update, halves)
+            yield Task(self._held_by_hub(step, worker), self._updating, self._update, halves)
         return done
 
     def _layers(

@@ -103,13 +103,8 @@ class WheelRunner:
                 lambda: found.append(thread.submit(self._profile_head, num_threads))
             )
             own = found[0].result()
-        self._calibrated = calibrate(
-            job.workload,
-            self._config,
-            own,
-            self._hub.answers.profiles,
-            is_paced=session.is_rehearsal,
-        )
+        of_workers, is_paced = self._hub.answers.profiles, session.is_rehearsal
+        self._calibrated = calibrate(job.workload, self._config, own, of_workers, is_paced=is_paced)
         return self._calibrated
 
     def _profile_head(self, num_threads: int) -> DeviceProfile:

@@ -92,7 +92,7 @@ class HubTraffic:
 
 
 def vector_like(parameters: Sequence[Tensor], part: memoryview) -> Tensor:
-    """Decode a vector with the parameters' size, dtype and device; InvalidInput if none."""
+    """Decode a vector of the parameters' size, dtype and device; InvalidInput for another size."""
     if not parameters:
         return tensor_parts.values_of(part, torch.float32, 0)
     count, like = sum(one.numel() for one in parameters), parameters[0]
@@ -120,8 +120,8 @@ class ChildHubs:
     def update(self, worker: int, message: Message, *, is_first: bool) -> dict[int, LossSum]:
         """Update all parameters with a child hub's gradients; return its losses by epoch.
 
-        `is_first`: whether to load the child hub's buffers, too. Raises InvalidInput if a part does
-        not fit, and NonFinite for NaN or infinite values.
+        `is_first`: whether to load the child hub's buffers. Raises InvalidInput or NonFinite for
+        wrong values.
         """
         parts = tensor_parts.parts_of(message)
         if len(parts) != _NUM_PARTS:
@@ -133,7 +133,7 @@ class ChildHubs:
         mean.losses.update(self._losses_in(parts[2]))
         below = tensor_parts.numbers_of(parts[3])
         if len(below) > _MOST_BELOW:
-            problem = f"must have at most {_MOST_BELOW} values, one per worker"
+            problem = f"must be at most {_MOST_BELOW} numbers, one per worker"
             raise InvalidInput("steps", problem, got=len(below))
         if any(not 0 <= step <= self._num_steps for step in below):
             raise InvalidInput("steps", f"must be from 0 to {self._num_steps}", got=max(below))

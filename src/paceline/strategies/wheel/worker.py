@@ -78,9 +78,8 @@ class BodyWorker:
         device = self.device = copies.device.torch_device
         self._turns, self._loader = turns, loader
         self._prefetches = spec.config.lanes > 1
-        own = spec.part(worker), spec.num_parts
-        shared = spec.batch_size, *own, spec.num_steps, spec.seed
-        self._share, self._batches = SampleShare(recipe.samples, *shared), BatchLayout(recipe)
+        own = spec.batch_size, spec.part(worker), spec.num_parts, spec.num_steps, spec.seed
+        self._share, self._batches = SampleShare(recipe.samples, *own), BatchLayout(recipe)
         self._learning = job.learning_in(spec, recipe)
         model, self._halves = job.model_and_halves(spec, recipe, torch.device("cpu"))
         self._body = self._halves.body.to(device)
@@ -267,10 +266,5 @@ def take_part(settings: WorkerProcessSettings, clients: Mapping[int, Client]) ->
         turns.run({body.worker: body.run for body in bodies}, device_of(device))
 
 
-def main() -> None:
-    """Run workers with the settings in the command-line argument."""
-    run_as_process(take_part, WorkerProcessSettings)
-
-
 if __name__ == "__main__":
-    main()
+    run_as_process(take_part, WorkerProcessSettings)
