@@ -26,6 +26,7 @@ from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.core.simulate import simulate
 from paceline.core.strategy import PricedMachine, Window
 from paceline.core.timeline import Timeline
+from paceline.core.wire_format import Purpose
 from paceline.exchange.checkpoints import Saver, State, interrupted
 from paceline.exchange.learner import tested
 from paceline.exchange.loop import score_of
@@ -45,7 +46,7 @@ from paceline.strategies.wheel.measure import calibrate, profile_head
 from paceline.strategies.wheel.plan import plan
 from paceline.strategies.wheel.protocol import check_codecs
 from paceline.strategies.wheel.server import ParameterServer
-from paceline.strategies.wheel.split import TO_HUB, label_share
+from paceline.strategies.wheel.split import TO_HUB, messages
 
 logger = logging.getLogger(__name__)
 _SLACK_S = 1e-3  # tolerance of comparisons: hooks record the end of a layer late
@@ -195,7 +196,10 @@ class WheelRunner:
             for number, own in config.workers_by_device.items()
             for worker in own
         }
-        traced = timeline_of(self._hub.answers.trace, names, TO_HUB, label_share(job.parts, config))
+        sent = messages(job.parts, config)
+        labels = sent[Purpose.LABELS].nbytes
+        label_share = labels / (labels + sent[Purpose.ACTIVATIONS].nbytes)
+        traced = timeline_of(self._hub.answers.trace, names, TO_HUB, label_share)
         return Timeline(traced.spans, self._session.origin), list(dict.fromkeys(names.values()))
 
     def _compared(self, happened: Timeline) -> tuple[Timeline | None, list[str]]:

@@ -97,11 +97,9 @@ def split(workload: Workload, config: Wheel) -> Split:
     # If the head is the loss alone, workers send the outputs and all gradients.
     if refusal_of(workload, LOSS) is None and whole.head.input_nbytes < workload.gradient_nbytes:
         return whole
-    if best is not None:
-        raise _not_worth(best)
-    if workload.refused_cuts:
+    if best is None and workload.refused_cuts:
         raise InvalidInput.of(workload.refused_cuts[0][1])
-    raise _nothing_connected(workload)
+    raise _no_head(workload, best)
 
 
 def _index_of(workload: Workload, head: str) -> int:
@@ -124,16 +122,6 @@ def _saves(parts: Split, config: Wheel) -> bool:
     sent = messages(parts, config)
     crossing = sent[Purpose.ACTIVATIONS].nbytes + sent[Purpose.ACTIVATION_GRADIENTS].nbytes
     return crossing < sent[Purpose.HEAD_PARAMETERS].nbytes + sent[Purpose.HEAD_GRADIENTS].nbytes
-
-
-def _not_worth(best: Split) -> InvalidInput:
-    crossing, kept = 2 * best.head.input_nbytes, 2 * best.head.gradient_nbytes
-    problem = (
-        f"cutting {best.body.name} before {best.first} sends {crossing / 1e6:.3g} MB of "
-        f"activations, and saves only {kept / 1e6:.3g} MB of parameters and gradients"
-    )
-    hint = f"choose a data-parallel strategy, reduce batch_size, or set head={best.first}"
-    return InvalidInput("strategy", problem, got="wheel", hint=hint)
 
 
 def messages(parts: Split, config: Wheel) -> dict[Purpose, MessageSize]:
@@ -161,13 +149,6 @@ def messages(parts: Split, config: Wheel) -> dict[Purpose, MessageSize]:
         known, num_values = wire_format(codec), sent[purpose].num_values
         sent[purpose] = MessageSize(num_values, known.nbytes(num_values), known)
     return sent
-
-
-def label_share(parts: Split, config: Wheel) -> float:
-    """Return the labels' share of bytes in a message with labels and activations."""
-    sent = messages(parts, config)
-    labels = sent[Purpose.LABELS].nbytes
-    return labels / (labels + sent[Purpose.ACTIVATIONS].nbytes)
 
 
 def on_the_wire(sent: Mapping[Purpose, MessageSize]) -> int:
@@ -208,18 +189,16 @@ def _possible(workload: Workload) -> Iterator[int]:
     several places of a sample, such as tokens.
     """
     layers = workload.layers
-    dimensions = [_dimensions(layer) for layer in layers]
-    known = any(layer.forward.flops for layer in layers)
-    last = len(layers) - 1
-    ahead = 0
-    for i, layer in enumerate(layers):
-        is_matrix = dimensions[i] == _MATRIX
-        is_head = is_matrix and (i == last or not known or _is_connected(workload, layer))
-        if dimensions[i] > _MATRIX or (is_matrix and not is_head):
-            ahead = i
-    for first in reversed(range(ahead + 1, len(layers))):
-        if dimensions[first] == _MATRIX and refusal_of(workload, layers[first].name) is None:
-            yield first
+    is_unknown = not any(layer.forward.flops for layer in layers)
+    for first in reversed(range(1, len(layers))):
+        layer, dimensions = layers[first], _dimensions(layers[first])
+        if dimensions > _MATRIX:
+            return
+        if dimensions == _MATRIX:
+            if not (is_unknown or first == len(layers) - 1 or _is_connected(workload, layer)):
+                return
+            if refusal_of(workload, layer.name) is None:
+                yield first
 
 
 def _is_connected(workload: Workload, layer: Layer) -> bool:
@@ -234,11 +213,19 @@ def _dimensions(layer: Layer) -> int:
     return max((len(parameter.shape) for parameter in layer.parameters), default=0)
 
 
-def _nothing_connected(workload: Workload) -> InvalidInput:
-    layers = workload.layers
-    problem = f"{workload.name} has a single layer and cannot be split"
-    if len(layers) > 1:
-        last = max(range(len(layers)), key=lambda i: (_dimensions(layers[i]) > _MATRIX, i))
-        problem = f"{workload.name} has no untied fully-connected layer after {layers[last].name}"
+def _no_head(workload: Workload, best: Split | None) -> InvalidInput:
+    """Return the error for a model that should not be cut; `best`: the best possible cut."""
+    layers, name = workload.layers, workload.name
     hint = "choose a data-parallel strategy, or set head to the head's first layer"
+    problem = f"{name} has a single layer and cannot be split"
+    if best is not None:
+        sent, kept = 2 * best.head.input_nbytes, 2 * best.head.gradient_nbytes
+        problem = (
+            f"cutting {name} before {best.first} sends {sent / 1e6:.3g} MB of activations, and "
+            f"saves only {kept / 1e6:.3g} MB of parameters and gradients"
+        )
+        hint = f"choose a data-parallel strategy, reduce batch_size, or set head={best.first}"
+    elif len(layers) > 1:
+        last = max(range(len(layers)), key=lambda i: (_dimensions(layers[i]) > _MATRIX, i))
+        problem = f"{name} has no untied fully-connected layer after {layers[last].name}"
     return InvalidInput("strategy", problem, got="wheel", hint=hint)
