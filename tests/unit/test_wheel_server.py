@@ -241,23 +241,6 @@ def test_sparse_and_missing_gradients_are_refused():
         assert name in str(caught.value)
 
 
-class Unused(nn.Linear):
-    """Has a parameter without a gradient."""
-
-    def __init__(self) -> None:
-        super().__init__(4, 3)
-        self.extra = nn.Parameter(torch.ones(2))
-
-
-def test_a_head_without_a_gradient_is_refused_by_name():
-    case = Case(lambda: nn.Sequential(nn.Linear(6, 4), Unused()), (6,), 3, ("1",))
-    server, (hand,) = serve(case, "1")
-    with refused("worker 0, step 0") as caught:
-        hand.step(0, case.inputs(), case.labels())
-    assert "'1.extra'" in str(caught.value)
-    assert all(parameter.grad is None for parameter in server.model.parameters())
-
-
 def test_what_does_not_fit_is_refused(mlp):
     case, server, (hand, *_) = mlp
     (batch,) = batches(case, 1)
