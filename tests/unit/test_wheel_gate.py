@@ -3,6 +3,7 @@
 import json
 from itertools import product
 from math import nan
+from types import SimpleNamespace
 from typing import Self
 
 import pytest
@@ -21,7 +22,7 @@ from paceline.rpc.server import RpcRequest
 from paceline.strategies.wheel.gate import Gate, only_part
 from paceline.strategies.wheel.protocol import Topic
 from paceline.strategies.wheel.staleness import HeadGradients, Workers
-from paceline.strategies.wheel.worker_group import Membership
+from paceline.strategies.wheel.worker_group import WorkerGroup
 from refusals import refused
 from rpc_exchange import Clock
 
@@ -203,83 +204,97 @@ def test_a_half_done_step_is_not_completed_for_other_workers():
     assert workers.may_begin(1, 2)
 
 
-class Run:
-    """Membership of a run, its clock, and the steps of admitted workers."""
+class Run(WorkerGroup):
+    """A group of workers without connections, its clock, and the steps of admitted workers.
 
-    def __init__(self, num_workers: int = 2, wait_s: float = 60.0) -> None:
-        self.clock, self.workers = Clock(), Workers(num_workers, None)
+    `ended`: the workers whose processes have ended, with the reasons.
+    """
+
+    def __init__(self, num_workers: int = 2) -> None:
+        self.clock, self.workers, self.ended = Clock(), Workers(num_workers, None), []
         self.admitted: list[tuple[int, int]] = []
-        self.membership = Membership(self.workers, wait_s, self._admit, self.clock)
+        pool = SimpleNamespace(poll=lambda: self.ended)
+        options = {"wait_s": 60.0, "deadline_s": 1000.0, "clock": self.clock}
+        super().__init__(None, self.workers, pool, **options)
 
-    def _admit(self, request: RpcRequest, step: int) -> None:
-        self.admitted.append((request.worker, step))
+    def reply(self, request: RpcRequest, reply: Message) -> None:
+        self.admitted.append((request.worker, reply.step))
 
-    def wait(self, worker: int, step: int) -> None:
-        self.membership.wait(RpcRequest(worker, Message("begin", step), b"", 0))
+    def ask(self, worker: int, step: int) -> None:
+        self.wait(RpcRequest(worker, Message("begin", step), b"", 0))
 
     def begun(self) -> Self:
         """Let all workers begin."""
-        for worker, _ in enumerate(self.workers.progress()):
-            self.wait(worker, 0)
-        self.membership.begin()
+        for worker in range(len(self.workers.all)):
+            self.ask(worker, 0)
+        self.begin()
         return self
+
+    def drop_ended(self) -> None:
+        for worker, why in self.poll():
+            self.drop(worker, why)
+
+    def drop_all(self, why: str = "has left") -> None:
+        for worker in range(len(self.workers.all)):
+            self.drop(worker, why)
 
 
 @pytest.mark.parametrize("late", [False, True])
 def test_a_run_begins_with_all_workers_or_after_the_wait_without_late_ones(late: bool):
     run = Run()
-    run.wait(0, 0)
-    assert not run.membership.is_ready
+    run.ask(0, 0)
+    assert not run.is_ready
     if late:
         run.clock.now_s += 60.1
     else:
-        run.wait(1, 0)
-    assert run.membership.is_ready
-    run.membership.begin()
+        run.ask(1, 0)
+    assert run.is_ready
+    run.begin()
     assert run.admitted == [(0, 0)] + [(1, 0)] * (not late)
     if late:
         run.workers.of(0).complete(7)
-        run.wait(1, 0)  # a worker does not repeat steps that others have completed
+        run.ask(1, 0)  # a worker does not repeat steps that others have completed
         assert run.admitted[-1] == (1, run.workers.of(1).next_step) == (1, 7)
 
 
 def test_a_run_without_workers_ends_after_the_wait():
     run = Run()
     run.clock.now_s += 59.9
-    assert not run.membership.is_ready
+    assert not run.is_ready
     run.clock.now_s += 0.2
     with pytest.raises(WorkerLost):
-        assert run.membership.is_ready
+        assert run.is_ready
     run = Run().begun()
-    assert [run.membership.drop(worker) for worker in (0, 1, 0, 1)] == [True, True, False, False]
+    for _ in range(2):
+        run.drop_all()
+    assert run.lost == ["worker 0 has left", "worker 1 has left"]
     run.clock.now_s += 59.9
-    run.membership.poll()
-    run.wait(0, 0)
-    run.membership.drop(0)
+    run.drop_ended()
+    run.ask(0, 0)
+    run.drop_all()
     run.clock.now_s += 0.2
     with pytest.raises(WorkerLost):
-        run.membership.poll()
+        run.drop_ended()
 
 
 def test_a_run_ends_when_all_workers_are_done_or_lost():
     run = Run().begun()
     run.workers.of(0).complete(4)
-    assert run.membership.num_steps == 0
-    run.membership.finish(0)
-    assert not run.membership.is_over
-    run.membership.drop(1)
-    assert (run.membership.is_over, run.membership.num_steps) == (True, 4)
+    assert run.num_steps == 0
+    run.finish(0)
+    assert not run.is_over
+    run.drop(1, "has left")
+    assert (run.is_over, run.num_steps) == (True, 4)
     run = Run(1).begun()
-    run.membership.mark_dead(0, "was ended by SIGKILL")
-    run.membership.drop(0)
+    run.ended = [(0, "was ended by SIGKILL")]
     with pytest.raises(WorkerLost, match="SIGKILL"):
-        run.membership.poll()
+        run.drop_ended()
 
 
 def test_after_a_restart_of_the_parent_all_workers_begin_together():
     run = Run().begun()
-    run.membership.restart()
-    run.wait(0, 3)
+    run.restart()
+    run.ask(0, 3)
     assert len(run.admitted) == 2
-    run.wait(1, 2)
+    run.ask(1, 2)
     assert run.admitted[2:] == [(0, 0), (1, 0)]

@@ -223,7 +223,7 @@ class Answers:
 
     def _begin(self, request: RpcRequest) -> None:
         self._gate.check_layout(request.message)
-        self._group.membership.wait(request)
+        self._group.wait(request)
 
     def _probe(self, request: RpcRequest) -> Message | None:
         reply = self.probes.reply(request.worker, request.message)
@@ -254,7 +254,7 @@ class Answers:
             self.children.reports[worker] = report
         own = self._server.workers.of(worker)
         own.next_step = max(own.next_step, message.step)
-        self._group.membership.finish(worker)
+        self._group.finish(worker)
         return _noted(request)
 
     def _fail(self, request: RpcRequest) -> Message:

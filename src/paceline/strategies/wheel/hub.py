@@ -97,7 +97,7 @@ class Hub:
         WorkerLost if no worker joins.
         """
         self._on_first = on_first
-        self._serve(lambda: self.group.membership.is_ready)
+        self._serve(lambda: self.group.is_ready)
 
     def train(self, between: Callable[[], None] = lambda: None) -> None:
         """Let the workers begin, and serve them until all live workers have done their steps.
@@ -107,8 +107,8 @@ class Hub:
         """
         self._between = between
         self.log.begin()
-        self.group.membership.begin()
-        self._serve(lambda: self.group.membership.is_over)
+        self.group.begin()
+        self._serve(lambda: self.group.is_over)
         for recorder in self.answers.recorders:
             self.answers.trace.add(recorder.trace)
 
@@ -131,7 +131,7 @@ class Hub:
                 elif isinstance(event, Woken):
                     # A restarted parent voids the summed gradients, so the workers begin again.
                     if isinstance(self._server, ChildServer) and self._server.poll_parent():
-                        self.group.membership.restart()
+                        self.group.restart()
                     self._go_on()
                 self._poll()
         except (InvalidInput, WorkerLost) as error:
@@ -190,7 +190,7 @@ class Hub:
         for request in waiting:
             self._execute(request)
         started_s = self._clock()
-        if self.log.test(self.group.membership.num_steps):
+        if self.log.test(self.group.num_steps):
             self._server.model.train()
             self.group.deadline.paused(self._clock() - started_s)
 
@@ -209,7 +209,7 @@ class Hub:
             self._drop(worker, why)
         if self.answers.probes.end_overdue():
             self._go_on()
-        if not self.group.membership.has_begun:
+        if not self.group.has_begun:
             return
         self._between()
         self.log.show(self._server, self.rpc.sent_nbytes + self.rpc.received_nbytes)

@@ -26,135 +26,6 @@ _MOST_PROBES = 200  # most probes of one worker
 _MOST_LOST = 1000  # most recorded losses; a worker may return and be lost again many times
 
 
-class Membership:
-    """The hub's record of the worker processes in a run.
-
-    Training begins when all workers have joined, or after `wait_s` without the missing workers.
-    Workers that join later begin at once. `admit(request, step)` lets a worker begin at a step.
-    """
-
-    def __init__(
-        self,
-        workers: Workers,
-        wait_s: float,
-        admit: Callable[[RpcRequest, int], None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._workers, self._wait_s, self._admit, self._clock = workers, wait_s, admit, clock
-        self._expected = set(range(len(workers.next_steps)))
-        self.waiting: dict[int, RpcRequest] = {}  # unanswered requests to begin, by worker
-        self._returning: set[int] = set()  # workers that were asked to restart the step
-        self._last_end = "all workers have ended"
-        self._present_s = self._clock()  # the last time a worker was present
-        self.has_begun = False
-        self.done: set[int] = set()
-
-    @property
-    def _is_any_present(self) -> bool:
-        return bool(self._workers.live or self._returning or self.waiting)
-
-    @property
-    def _is_late(self) -> bool:
-        return self._clock() - self._present_s > self._wait_s
-
-    @property
-    def _missing(self) -> set[int]:
-        return self._expected - self.done - self.waiting.keys()
-
-    @property
-    def is_over(self) -> bool:
-        """True once some worker is done and no worker trains, returns or waits."""
-        return bool(self.done) and not self._is_any_present
-
-    @property
-    def is_ready(self) -> bool:
-        """True if training can begin; raises WorkerLost if no worker joins or is left."""
-        self._check_any_is_left()
-        if self._missing and not self._is_late:
-            return False
-        if not self.waiting:
-            raise WorkerLost(f"no worker has joined within {self._wait_s:g} s")
-        return True
-
-    @property
-    def num_steps(self) -> int:
-        """The number of steps that every training or finished worker has completed."""
-        next_steps = self._workers.next_steps
-        return min((next_steps[worker] for worker in self._workers.live | self.done), default=0)
-
-    def begin(self) -> None:
-        """Begin training with the workers that wait."""
-        if self._missing:
-            logger.info("training begins without workers %s", sorted(self._missing))
-        self.has_begun, self._present_s = True, self._clock()
-        self._admit_waiting()
-
-    def wait(self, request: RpcRequest) -> None:
-        """Hold a worker's request to begin until the worker may begin."""
-        self._returning.discard(request.worker)
-        self.waiting[request.worker] = request
-        if self.has_begun and not self._returning:
-            self._admit_waiting()
-
-    def finish(self, worker: int) -> None:
-        """Record that a worker has completed all its steps."""
-        self.done.add(worker)
-        self._workers.drop(worker)
-
-    def drop(self, worker: int) -> bool:
-        """Record that a worker is lost; return whether it was training."""
-        self.waiting.pop(worker, None)
-        was_training = worker in self._workers.live | self._returning
-        self._returning.discard(worker)
-        self._workers.drop(worker)
-        return was_training
-
-    def mark_dead(self, worker: int, why: str) -> None:
-        """Record that a worker's process has ended, so that it cannot return."""
-        self._expected.discard(worker)
-        if worker not in self.done:
-            self._last_end = f"worker {worker} {why}"
-
-    def restart(self) -> None:
-        """Let all training workers begin their step again, together."""
-        self._returning |= self._workers.live
-        for worker in self._workers.live:
-            self._workers.drop(worker)
-
-    def poll(self) -> None:
-        """Let waiting workers begin; WorkerLost if no worker is left or returns in time."""
-        self._check_any_is_left()
-        if self._is_any_present:
-            self._present_s = self._clock()
-            if not self._returning:
-                self._admit_waiting()
-        elif self._is_late:
-            problem = f"all workers are lost, and no worker returned within {self._wait_s:g} s"
-            raise WorkerLost(problem)
-
-    def _check_any_is_left(self) -> None:
-        if not self._expected - self.done and not self.done:
-            raise WorkerLost(f"{self._last_end}: no worker is left")
-
-    def _admit_waiting(self) -> None:
-        """Let all waiting workers begin, each at its next step."""
-        next_steps = self._workers.next_steps
-        others = [next_steps[worker] for worker in self._workers.live]
-        for worker, request in sorted(self.waiting.items()):
-            own, at = next_steps[worker], request.message.step
-            # A returning worker skips steps that all training workers have completed: repeating
-            # these steps would delay everyone.
-            step = max(own, min(others, default=own))
-            self._workers.add(worker, step)
-            if at > step:
-                text = "worker %d was at step %d, the hub at step %d; the worker repeats %d steps"
-                logger.info(text, worker, at, step, at - step)
-            elif step > own:
-                logger.info("worker %d continues with the others, at step %d", worker, step)
-            self._admit(request, step)
-        self.waiting.clear()
-
-
 class ProgressDeadline:
     """Limits the time from a reply to a worker until its next request.
 
@@ -246,7 +117,11 @@ class ProbeTurns:
 
 
 class WorkerGroup:
-    """The workers connected by `rpc`; `pool`: the processes that the hub has started, if any."""
+    """The workers of a run; `pool`: the worker processes that the hub has started, if any.
+
+    Training begins when all workers have joined, or after `wait_s` without the missing workers.
+    Workers that join later begin at once.
+    """
 
     def __init__(
         self,
@@ -259,17 +134,77 @@ class WorkerGroup:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._rpc, self._workers, self._pool = rpc, workers, pool
-        self.membership = Membership(workers, wait_s, self._admit, clock)
+        self._wait_s, self._clock = wait_s, clock
         self.deadline = ProgressDeadline(deadline_s, clock)
         self.is_own = pool is not None  # then the workers' values can be trusted
+        self._expected = set(range(len(workers.all)))
+        self.waiting: dict[int, RpcRequest] = {}  # unanswered requests to begin, by worker
+        self._returning: set[int] = set()  # workers that were asked to restart the step
+        self._last_end = "all workers have ended"
+        self._present_s = self._clock()  # the last time a worker was present
+        self.has_begun = False
+        self.done: set[int] = set()
         self.lost: list[str] = []  # one reason per loss
         self._diverged: set[int] = set()
         self._refusals = RateLimitedLog(logger)
 
-    def _admit(self, request: RpcRequest, step: int) -> None:
-        below = self._workers.of(request.worker).below
-        parts = (numbers_part(below),) if below else ()
-        self.reply(request, Message(Topic.BEGIN, step, parts=parts))
+    @property
+    def _is_any_present(self) -> bool:
+        return bool(self._workers.live or self._returning or self.waiting)
+
+    @property
+    def _is_late(self) -> bool:
+        return self._clock() - self._present_s > self._wait_s
+
+    @property
+    def _missing(self) -> set[int]:
+        return self._expected - self.done - self.waiting.keys()
+
+    @property
+    def is_over(self) -> bool:
+        """True once some worker is done and no worker trains, returns or waits."""
+        return bool(self.done) and not self._is_any_present
+
+    @property
+    def is_ready(self) -> bool:
+        """True if training can begin; raises WorkerLost if no worker joins or is left."""
+        self._check_any_is_left()
+        if self._missing and not self._is_late:
+            return False
+        if not self.waiting:
+            raise WorkerLost(f"no worker has joined within {self._wait_s:g} s")
+        return True
+
+    @property
+    def num_steps(self) -> int:
+        """The number of steps that every training or finished worker has completed."""
+        next_steps = self._workers.next_steps
+        return min((next_steps[worker] for worker in self._workers.live | self.done), default=0)
+
+    def begin(self) -> None:
+        """Begin training with the workers that wait."""
+        if self._missing:
+            logger.info("training begins without workers %s", sorted(self._missing))
+        self.has_begun, self._present_s = True, self._clock()
+        self._admit_waiting()
+
+    def wait(self, request: RpcRequest) -> None:
+        """Hold a worker's request to begin until the worker may begin."""
+        self._returning.discard(request.worker)
+        self.waiting[request.worker] = request
+        if self.has_begun and not self._returning:
+            self._admit_waiting()
+
+    def finish(self, worker: int) -> None:
+        """Record that a worker has completed all its steps."""
+        self.done.add(worker)
+        self._workers.drop(worker)
+
+    def restart(self) -> None:
+        """Let all training workers begin their step again, together."""
+        self._returning |= self._workers.live
+        for worker in self._workers.live:
+            self._workers.drop(worker)
 
     def reply(self, request: RpcRequest, reply: Message) -> None:
         """Reply to a worker, and start its deadline if it is training."""
@@ -291,7 +226,11 @@ class WorkerGroup:
     def drop(self, worker: int, why: str) -> None:
         """Continue training without a worker, and log its loss."""
         self.deadline.forget(worker)
-        if not self.membership.drop(worker):
+        self.waiting.pop(worker, None)
+        was_training = worker in self._workers.live | self._returning
+        self._returning.discard(worker)
+        self._workers.drop(worker)
+        if not was_training:
             return
         if len(self.lost) < _MOST_LOST:
             self.lost.append(f"worker {worker} {why}")
@@ -306,18 +245,27 @@ class WorkerGroup:
         The caller drops these workers. Raises WorkerLost if no worker is left or returns in time.
         """
         for worker, why in self._pool.poll() if self._pool else ():
-            self.membership.mark_dead(worker, why)
+            self._expected.discard(worker)
+            if worker not in self.done:
+                self._last_end = f"worker {worker} {why}"
             yield worker, why
-        if self.membership.has_begun:
+        if self.has_begun:
             for worker, seconds in self.deadline.overdue().items():
                 yield worker, f"is connected, but has completed nothing for {seconds:.0f} s"
-            self.membership.poll()
+            self._check_any_is_left()
+            if self._is_any_present:
+                self._present_s = self._clock()
+                if not self._returning:
+                    self._admit_waiting()
+            elif self._is_late:
+                problem = f"all workers are lost, and no worker returned within {self._wait_s:g} s"
+                raise WorkerLost(problem)
         self._refusals.flush()
 
     def dismiss(self, why: str, waiting: list[RpcRequest]) -> None:
         """Refuse `waiting` requests and the next request of each worker, so that workers exit."""
         until_s, left = time.monotonic() + _DISMISSAL_S, set(self._workers.live)
-        for request in (*waiting, *self.membership.waiting.values()):
+        for request in (*waiting, *self.waiting.values()):
             self._rpc.reply(request, refusal(why))
         while left and time.monotonic() < until_s:
             event = self._rpc.receive(_POLL_S)
@@ -331,3 +279,27 @@ class WorkerGroup:
         self._rpc.close()
         if self._pool is not None:
             self._pool.close(_LEAVING_S)
+
+    def _check_any_is_left(self) -> None:
+        if not self._expected - self.done and not self.done:
+            raise WorkerLost(f"{self._last_end}: no worker is left")
+
+    def _admit_waiting(self) -> None:
+        """Let all waiting workers begin, each at its next step."""
+        next_steps = self._workers.next_steps
+        others = [next_steps[worker] for worker in self._workers.live]
+        for worker, request in sorted(self.waiting.items()):
+            own, at = next_steps[worker], request.message.step
+            # A returning worker skips steps that all training workers have completed: repeating
+            # these steps would delay everyone.
+            step = max(own, min(others, default=own))
+            self._workers.add(worker, step)
+            if at > step:
+                text = "worker %d was at step %d, the hub at step %d; the worker repeats %d steps"
+                logger.info(text, worker, at, step, at - step)
+            elif step > own:
+                logger.info("worker %d continues with the others, at step %d", worker, step)
+            below = self._workers.of(worker).below
+            parts = (numbers_part(below),) if below else ()
+            self.reply(request, Message(Topic.BEGIN, step, parts=parts))
+        self.waiting.clear()
