@@ -123,7 +123,7 @@ def test_a_restored_server_continues_the_schedule():
 
     case = CASES["mlp"]
     server, (hand,) = serve(case, CUT, schedule=falling)
-    server.restore(6, server.workers.progress(), {0: 6})
+    server.restore(6, server.workers.all, {0: 6})
     server.workers.add(0)
     hand.step(0, *next(batches(case, 1)))
     assert server.optimizer.param_groups[0]["lr"] == pytest.approx(0.25 / 8)

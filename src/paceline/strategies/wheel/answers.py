@@ -1,13 +1,4 @@
-"""Answer the requests of workers that `Gate` has checked.
-
-topic                          answer
-parameters                     the parameters of the first layers, when no worker is too far behind
-activations, gradients         run the last layers; update all parameters
-whole-parameters, -gradients   requests of child hubs, which `ChildHubs` answers
-begin                          as soon as the worker may begin, by `WorkerGroup`
-profile, probe, clock          measurements before training
-buffers, done                  a worker's results
-"""
+"""Check and execute the requests of workers, and encode the replies."""
 
 import time
 from collections import Counter

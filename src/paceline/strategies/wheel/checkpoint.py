@@ -34,7 +34,7 @@ class ServerProgress(Record):
 
     layout: str
     version: int
-    workers: list[WorkerProgress]
+    workers: Sequence[WorkerProgress]
     staleness: dict[int, int]
     epochs: list[Epoch]
 
@@ -52,7 +52,7 @@ def state_of(server: ParameterServer, layout: str, epochs: Sequence[Epoch] = ())
     progress = ServerProgress(
         layout=layout,
         version=server.version,
-        workers=server.workers.progress(),
+        workers=server.workers.all,
         staleness=dict(server.updates.staleness[ALL_WORKERS]),
         epochs=list(epochs),
     ).model_dump()

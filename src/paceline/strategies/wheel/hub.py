@@ -1,9 +1,5 @@
 """Answer the requests of workers in the order of arrival, and test the model.
 
-    Server  --requests-->  Hub  --checked requests-->  Answers     the algorithm
-                            |------------------------> WorkerGroup connected workers
-                            |------------------------> EpochLog    epochs, tests, seconds
-
 The hub executes requests at once, with three exceptions. A worker's BEGIN waits until training
 begins. A request for parameters waits while another worker is too far behind
 (`ParameterServer.may_begin`). Workers measure their links one by one.
@@ -90,11 +86,10 @@ class Hub:
         self._between: Callable[[], None] = lambda: None
 
     def wait_for_workers(self, on_first: Callable[[], None] = lambda: None) -> None:
-        """Serve until all workers are ready to begin.
+        """Serve until all workers are ready to begin, or for `settings.wait_s`.
 
-        After `settings.wait_s`, training can begin even if workers are missing. Calls `on_first`
-        when the first worker joins. Raises InvalidInput if a worker of this machine fails, and
-        WorkerLost if no worker joins.
+        Calls `on_first` when the first worker joins. Raises InvalidInput if a worker of this
+        machine fails, and WorkerLost if no worker joins.
         """
         self._on_first = on_first
         self._serve(lambda: self.group.is_ready)

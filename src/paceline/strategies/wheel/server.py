@@ -1,8 +1,4 @@
-"""Hold and update the parameters of all layers (Du et al. 2017, sections 3.1 and 3.3).
-
-    fetch       return the parameters of the body (first layers), and their version
-    answer      run the head (last layers) on activations and targets; return activation gradients
-    update      the body's gradients arrive: the optimizer takes a step with all gradients
+"""Hold and update the parameters of body and head (Du et al. 2017, sections 3.1 and 3.3).
 
 Updates are asynchronous: the optimizer applies gradients to the current parameters. The staleness
 of gradients is the number of updates since the worker fetched the parameters that it used.
@@ -131,7 +127,7 @@ class ParameterServer:
         targets: Any,
         weight: float,
     ) -> tuple[Tensor, float]:
-        """Run the head forward and backward; return the activation gradients and the loss.
+        """Run the head (last layers) forward and backward; return activation gradients and loss.
 
         `version`: the version of the body's parameters that computed `activations`. `weight`:
         scales the batch's mean loss, so that all samples of a step have equal weight. The server

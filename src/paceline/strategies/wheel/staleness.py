@@ -98,10 +98,6 @@ class Workers:
         slowest = min(one.next_step if one.half is None else one.half.step for one in there)
         return step - slowest <= self._staleness
 
-    def progress(self) -> list[WorkerProgress]:
-        """Return the progress of each worker, for a checkpoint."""
-        return [WorkerProgress(one.next_step, one.num_updates, one.below) for one in self.all]
-
     def restore(self, progress: Sequence[WorkerProgress]) -> None:
         """Set the progress of each worker, before any worker joins."""
         self.all = [WorkerState(**asdict(one)) for one in progress]
