@@ -44,14 +44,14 @@ class RpcRequest:
 
 @dataclass(frozen=True)
 class Joined:
-    """A worker has begun a new session; requests of its earlier sessions are void."""
+    """Reports a new session of a worker; requests of its earlier sessions are void."""
 
     worker: int
 
 
 @dataclass(frozen=True)
 class Lost:
-    """A worker was lost, because it `why`, such as "has left"; its open requests are void."""
+    """Reports a lost worker, whose open requests are void; `why`: such as "has left"."""
 
     worker: int
     why: str
@@ -59,7 +59,7 @@ class Lost:
 
 @dataclass(frozen=True)
 class Woken:
-    """The application has called `Server.wake`."""
+    """Reports a call of `Server.wake`."""
 
 
 Event: TypeAlias = RpcRequest | Joined | Lost | Woken
@@ -111,7 +111,7 @@ class Server:
         self._thread.start()
 
     def receive(self, timeout_s: float) -> Event | None:
-        """Return the next event in order; None if no event comes within the timeout.
+        """Return the next event in order; None if there is no event within the timeout.
 
         A worker's requests come after its Joined and never after its Lost.
         """

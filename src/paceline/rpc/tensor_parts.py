@@ -55,7 +55,7 @@ def buffers_of(half: nn.Module) -> memoryview:
 
 @torch.no_grad()
 def load_buffers(half: nn.Module, part: memoryview) -> None:
-    """Copy the bytes from `buffers_of` into a module's buffers; raises as `check_buffers`."""
+    """Load a module's buffers from the bytes of `buffers_of`, after `check_buffers`."""
     buffers = list(half.buffers())
     sizes = [buffer.nbytes for buffer in buffers]
     values = values_of(part, torch.uint8, sum(sizes))

@@ -1,7 +1,7 @@
 """Connect, start and end the worker processes of a hub.
 
-The hub starts a process for each device of its machine. The process runs a module, whose `main`
-calls `run_as_process`. On other machines, the user starts `paceline worker`.
+The hub starts a process for each device of its machine. The process runs a module, which calls
+`run_as_process`. On other machines, the user starts `paceline worker`.
 """
 
 import json
@@ -61,7 +61,7 @@ def retry_after_restart(report: Callable[[], None]) -> None:
 
 @contextmanager
 def connected(settings: ConnectingWorkers, folder: Path | None) -> Iterator[dict[int, Client]]:
-    """Connect workers to the hub, and yield their clients; report an error of the caller to it."""
+    """Connect workers to the hub, and yield their clients; report later errors to the hub."""
     keys = None if folder is None else load_worker_keys(folder)
     clients: dict[int, Client] = {}
     with ExitStack() as stack:
@@ -84,7 +84,7 @@ def connected(settings: ConnectingWorkers, folder: Path | None) -> Iterator[dict
 
 
 def difference(here: str, there: str) -> str | None:
-    """Return the first difference between two JSON mappings; InvalidInput if `there` is none."""
+    """Return the first difference between two JSON mappings; InvalidInput for other JSON."""
     own, other = json.loads(here), read_json(there.encode(), "run")
     if not isinstance(other, dict):
         raise InvalidInput("run", "must be a mapping")

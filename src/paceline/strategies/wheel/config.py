@@ -176,7 +176,7 @@ class RunSpec(Record):
 
     @property
     def num_parts(self) -> int:
-        """The number of workers of all hubs, among which a step's samples are divided."""
+        """The number of parts of a step's samples: one per worker of all hubs at this level."""
         return self.place[1] * self.config.workers
 
     def part(self, worker: int) -> int:

@@ -57,7 +57,7 @@ class Gate:
         return topic
 
     def check_layout(self, message: Message) -> None:
-        """Raise InvalidInput if a worker describes another run than the hub."""
+        """Raise InvalidInput if a worker's description of the run differs from the hub's."""
         there = b"".join(message.parts[:1]).decode(errors="replace")
         if (found := difference(self._layout, there)) is not None:
             raise InvalidInput("run", f"differs from the hub's: {found}")

@@ -49,15 +49,16 @@ class GradientSum:
 
 
 class ParameterServer:
-    """Holds the parameters of `model`, and updates them with a torch optimizer.
+    """Holds a model, and updates its parameters with a torch optimizer.
 
+    `halves`: the model's first layers, the body, and its last layers, the head, which runs here.
     `staleness`: the most steps that a worker may be ahead of the slowest live worker; None: no
     limit. `staleness_decay`: for gradients of staleness s, the learning rate is divided by
     `1 + staleness_decay * s`. `updates_per_step`: the number of updates in a step of all workers;
     the learning rate is also divided by this number. `learning`: the loss, and the norm to which
     gradients are clipped. `schedule`: the learning-rate schedule, which advances with each update.
     `checks_values`: False in rehearsals, whose values are zeros. `lent`: the head on a device, if
-    the parameters are in main memory.
+    the model is in main memory.
 
     Not thread-safe. `watch(worker, step, kind)` returns a context manager, which the server enters
     for each update, and for each forward, backward and copy of the head.

@@ -21,7 +21,7 @@ from paceline.core.wire_format import Purpose, WireFormat, wire_format
 from paceline.core.workload import Layer, Workload
 from paceline.strategies.wheel.config import PaceSpec, Wheel
 
-LABEL_NBYTES = 4  # a class number is sent as a 32-bit integer
+LABEL_NBYTES = 4  # a class index is sent as a 32-bit integer
 _MATRIX = 2  # dimensions of a matrix
 # A layer multiplies each sample once if it has between 0.5 and 2 matrix products per sample.
 _NO_PRODUCT, _SEVERAL = 0.5, 2
@@ -118,7 +118,7 @@ def _index_of(workload: Workload, head: str) -> int:
 
 
 def _saves(parts: Split, config: Wheel) -> bool:
-    """Return whether a cut sends fewer bytes of activations than it saves of the head."""
+    """Return whether activations and their gradients have fewer bytes than the head's."""
     sent = messages(parts, config)
     crossing = sent[Purpose.ACTIVATIONS].nbytes + sent[Purpose.ACTIVATION_GRADIENTS].nbytes
     return crossing < sent[Purpose.HEAD_PARAMETERS].nbytes + sent[Purpose.HEAD_GRADIENTS].nbytes

@@ -21,7 +21,7 @@ class LossSum:
 
 
 class HeadGradients(NamedTuple):
-    """Gradients of the last layers, and the loss; kept until the first layers' gradients come."""
+    """Gradients and loss of the last layers, until the first layers' gradients arrive."""
 
     step: int
     version: int
@@ -80,7 +80,7 @@ class Workers:
         return self.all[worker]
 
     def add(self, worker: int, step: int = 0) -> None:
-        """Mark a worker as training; raise its next step to `step`, if that is higher."""
+        """Mark a worker as training; its next step becomes at least `step`."""
         own = self.of(worker)
         own.is_live, own.half, own.next_step = True, None, max(own.next_step, step)
 

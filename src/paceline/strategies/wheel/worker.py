@@ -234,7 +234,7 @@ class BodyWorker:
         return self._result(self._client.request(Message(topic.value, step, parts=parts)))
 
     def _result(self, pending: ReplyFuture) -> Message:
-        """Return the reply. Raises WorkerRefused, HubRestarted or WorkerLost."""
+        """Wait for a reply, and return it; raises WorkerRefused, HubRestarted or WorkerLost."""
         while not pending.wait(_POLL_S):
             self._turns.check()
         return check_reply(pending.result())

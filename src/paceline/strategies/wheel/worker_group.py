@@ -167,7 +167,7 @@ class WorkerGroup:
 
     @property
     def is_ready(self) -> bool:
-        """True if training can begin; raises WorkerLost if no worker joins or is left."""
+        """True if training can begin; WorkerLost if no worker has joined in time, or is left."""
         self._check_any_is_left()
         if self._missing and not self._is_late:
             return False
@@ -213,7 +213,7 @@ class WorkerGroup:
             self.deadline.replied(request.worker)
 
     def all_diverged(self, worker: int) -> bool:
-        """Record a worker with non-finite values; return whether all live workers are recorded."""
+        """Record that a worker sent non-finite values; return whether all live workers have."""
         self._diverged.add(worker)
         return self._workers.live <= self._diverged
 
