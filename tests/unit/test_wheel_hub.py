@@ -21,7 +21,6 @@ from paceline.strategies.wheel.hub import Hub
 from paceline.strategies.wheel.job import TrainingJob, model_and_halves, recipe_in
 from paceline.strategies.wheel.protocol import Topic
 from paceline.strategies.wheel.server import ParameterServer
-from paceline.strategies.wheel.split import split
 from paceline.strategies.wheel.worker import take_part
 from paceline.training.models.paced import PacedSGD
 from paceline.training.recipes.named import workload_of
@@ -64,8 +63,7 @@ def hub(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     recipe, cpu = recipe_in(SPEC), torch.device("cpu")
     model, halves = model_and_halves(SPEC, recipe, cpu)
     workload = workload_of("lenet5", 32, None)
-    parts = split(workload, SPEC.config)
-    job = TrainingJob(SPEC, recipe, model, halves, workload, parts, cpu, Mock())
+    job = TrainingJob(SPEC, recipe, model, halves, workload, cpu, Mock())
     optimizer = PacedSGD(model.parameters(), 0.0)
     server = ParameterServer(
         model, halves, optimizer, num_workers=2, staleness=1, checks_values=False

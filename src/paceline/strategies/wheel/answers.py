@@ -11,8 +11,7 @@ import torch
 from paceline.core.errors import InvalidInput, StepDiscarded, printable
 from paceline.core.outcome import SentShare, Traffic
 from paceline.core.wire_format import Purpose
-from paceline.links.devices import device_of
-from paceline.measure.device_profile import DeviceProfile, device_name
+from paceline.measure.device_profile import DeviceProfile
 from paceline.record.worker_trace import Trace
 from paceline.rpc import tensor_parts
 from paceline.rpc.frames import Message
@@ -69,8 +68,7 @@ class Answers:
         in_body = job.halves.body_parameters
         self._num_body = sum(parameter.numel() for parameter in in_body)
         self._head_nbytes = sum(parameter.nbytes for parameter in job.halves.head_parameters)
-        name = device_name(device_of(device).kind, 0)
-        self.recorders = recorders_of(server, device, name, spec.config.workers, spec.traced)
+        self.recorders = recorders_of(server, spec.traced)
 
         def endpoints_on(where: torch.device) -> list[Endpoint]:
             copies, dtype = CopyLane(where), in_body[0].dtype

@@ -64,8 +64,8 @@ class Updating(NamedTuple):
 class TrainingJob:
     """The spec of a run, and the recipe, the model and its two halves built from the spec.
 
-    `workload`: the layers, with their costs for one worker's share of a batch. `parts`: the
-    workloads of body and head. `device`: the device on which the head computes.
+    `workload`: the layers, with their costs for one worker's share of a batch. `device`: the device
+    on which the head computes.
     """
 
     spec: RunSpec
@@ -73,9 +73,13 @@ class TrainingJob:
     model: nn.Module
     halves: Halves
     workload: Workload
-    parts: Split
     device: torch.device
     updating: Updating
+
+    @cached_property
+    def parts(self) -> Split:
+        """The workloads of body and head."""
+        return split(self.workload, self.spec.config)
 
     @property
     def kept_on(self) -> torch.device:
@@ -209,8 +213,7 @@ def _job(
     model: nn.Module | None = None,
 ) -> TrainingJob:
     model, halves = model_and_halves(spec, recipe, _kept_on(spec, device), model)
-    parts = split(workload, spec.config)
-    return TrainingJob(spec, recipe, model, halves, workload, parts, device, updating)
+    return TrainingJob(spec, recipe, model, halves, workload, device, updating)
 
 
 def _kept_on(spec: RunSpec, device: torch.device) -> torch.device:
