@@ -1,4 +1,4 @@
-"""The hub's checks of requests, the bound of staleness, and membership in a run."""
+"""The hub's checks of requests, the bound of staleness, and the group of workers."""
 
 import json
 from itertools import product
@@ -22,7 +22,7 @@ from paceline.rpc.server import RpcRequest
 from paceline.strategies.wheel.gate import Gate, only_part
 from paceline.strategies.wheel.protocol import Topic
 from paceline.strategies.wheel.staleness import HeadGradients, Workers
-from paceline.strategies.wheel.worker_group import WorkerGroup
+from paceline.strategies.wheel.worker_group import ProgressDeadline, WorkerGroup
 from refusals import refused
 from rpc_exchange import Clock
 
@@ -298,3 +298,35 @@ def test_after_a_restart_of_the_parent_all_workers_begin_together():
     assert len(run.admitted) == 2
     run.ask(1, 2)
     assert run.admitted[2:] == [(0, 0), (1, 0)]
+
+
+@pytest.mark.parametrize(("usual_s", "allowed_s"), [(0.01, 5.0), (1.0, 20.0)])
+def test_a_worker_may_take_twenty_times_its_median_and_at_least_the_deadline(usual_s, allowed_s):
+    clock = Clock()
+    deadline = ProgressDeadline(5.0, clock)
+    for _ in range(5):
+        deadline.replied(0)
+        clock.now_s += usual_s
+        deadline.requested(0)
+    clock.now_s += 1000  # the worker waits for the hub
+    assert deadline.overdue() == {}
+    deadline.replied(0)
+    clock.now_s += allowed_s - 0.001
+    assert deadline.overdue() == {}
+    clock.now_s += 0.002
+    assert deadline.overdue() == {0: pytest.approx(allowed_s + 0.001)}
+    deadline.forget(0)
+    assert deadline.overdue() == {}
+
+
+def test_the_first_step_has_a_longer_deadline_and_pauses_of_the_hub_do_not_count():
+    clock = Clock()
+    deadline = ProgressDeadline(5.0, clock)
+    deadline.replied(3)
+    clock.now_s += 49.5
+    assert deadline.overdue() == {}
+    deadline.paused(40.0)
+    clock.now_s += 40.0
+    assert deadline.overdue() == {}
+    clock.now_s += 5.0
+    assert set(deadline.overdue()) == {3}
