@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from paceline.core.errors import InvalidInput, NonFinite, StepDiscarded, WorkerLost
+from paceline.core.errors import InvalidInput, NonFinite, StepDiscarded, WorkerLost, printable
 from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.links.failpoints import reach
 from paceline.rpc.connecting import WorkerProcessSettings
 from paceline.rpc.frames import Message
 from paceline.rpc.keys import load_hub_keys
-from paceline.rpc.limits import Limits
+from paceline.rpc.limits import MOST_TEXT, Limits, RateLimitedLog
 from paceline.rpc.server import Joined, Lost, RpcRequest, Server, Woken
 from paceline.rpc.workers import WorkerPool, num_threads, refusal
 from paceline.strategies.wheel.answers import Answers, WorkerFailed
@@ -82,6 +82,8 @@ class Hub:
         probes = ProbeTurns(largest, deadline_s, clock)
         self.answers = Answers(server, job, self.group, log, probes)
         self._server, self._clock, self._polled_s = server, clock, 0.0
+        self._diverged: set[int] = set()  # workers that have sent values that are not finite
+        self._refusals = RateLimitedLog(logger)
         self._on_first: Callable[[], None] = lambda: None
         self._between: Callable[[], None] = lambda: None
 
@@ -170,13 +172,16 @@ class Hub:
         The run also ends if all live workers have sent NaN or infinite values.
         """
         reply, worker = refusal(str(error)), request.worker
-        is_diverged = isinstance(error, NonFinite) and self.group.all_diverged(worker)
-        if self.group.is_own or is_diverged:
+        is_diverged = isinstance(error, NonFinite)
+        if is_diverged:
+            self._diverged.add(worker)
+        all_have_diverged = is_diverged and self._server.workers.live <= self._diverged
+        if self.group.is_own or all_have_diverged:
             self.rpc.reply(request, reply)
-            if isinstance(error, NonFinite):
-                raise InvalidInput("learning_rate", str(error)) from None
-            raise error
-        self._drop(worker, self.group.refused(worker, error))
+            raise InvalidInput("learning_rate", str(error)) if is_diverged else error
+        why = f"was refused: {printable(str(error), MOST_TEXT)}"
+        self._refusals.warning(f"worker {worker} {why}")
+        self._drop(worker, why)
         return reply
 
     def _go_on(self) -> None:
@@ -202,6 +207,7 @@ class Hub:
         self._polled_s = now_s
         for worker, why in self.group.poll():
             self._drop(worker, why)
+        self._refusals.flush()
         if self.answers.probes.end_overdue():
             self._go_on()
         if not self.group.has_begun:

@@ -6,9 +6,8 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from statistics import median
 
-from paceline.core.errors import InvalidInput, WorkerLost, printable
+from paceline.core.errors import InvalidInput, WorkerLost
 from paceline.rpc.frames import Message
-from paceline.rpc.limits import MOST_TEXT, RateLimitedLog
 from paceline.rpc.server import Lost, RpcRequest, Server
 from paceline.rpc.tensor_parts import numbers_part
 from paceline.rpc.workers import WorkerPool, refusal
@@ -145,8 +144,6 @@ class WorkerGroup:
         self.has_begun = False
         self.done: set[int] = set()
         self.lost: list[str] = []  # one reason per loss
-        self._diverged: set[int] = set()
-        self._refusals = RateLimitedLog(logger)
 
     @property
     def _is_any_present(self) -> bool:
@@ -212,17 +209,6 @@ class WorkerGroup:
         if request.worker in self._workers.live:
             self.deadline.replied(request.worker)
 
-    def all_diverged(self, worker: int) -> bool:
-        """Record that a worker sent non-finite values; return whether all live workers have."""
-        self._diverged.add(worker)
-        return self._workers.live <= self._diverged
-
-    def refused(self, worker: int, error: Exception) -> str:
-        """Log a refused request; return the reason to drop the worker."""
-        why = f"was refused: {printable(str(error), MOST_TEXT)}"
-        self._refusals.warning(f"worker {worker} {why}")
-        return why
-
     def drop(self, worker: int, why: str) -> None:
         """Continue training without a worker, and log its loss."""
         self.deadline.forget(worker)
@@ -260,7 +246,6 @@ class WorkerGroup:
             elif self._is_late:
                 problem = f"all workers are lost, and no worker returned within {self._wait_s:g} s"
                 raise WorkerLost(problem)
-        self._refusals.flush()
 
     def dismiss(self, why: str, waiting: list[RpcRequest]) -> None:
         """Refuse `waiting` requests and the next request of each worker, so that workers exit."""
