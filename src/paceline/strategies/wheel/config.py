@@ -70,7 +70,7 @@ class Wheel:
         if self.gather is not None and not self.child_hubs:
             raise InvalidInput("gather", "requires child_hubs")
         if self.child_hubs and self.workers % self.child_hubs:
-            problem = f"must divide the {self.workers} workers"
+            problem = f"must divide workers={self.workers}"
             raise InvalidInput("child_hubs", problem, got=self.child_hubs)
         if self.staleness == 0 and self.lanes > 1:
             problem = f"must be at least 1 with lanes={self.lanes}"

@@ -63,7 +63,7 @@ class ChildSettings(ConnectingWorkers):
         """Return the configuration of this hub's workers, with the parent's `head`."""
         for name, hint in _REFUSED.items():
             if name in self.options:
-                raise InvalidInput("options", f"cannot set {name} of a child hub", hint=hint)
+                raise InvalidInput("options", f"cannot set {name} for a child hub", hint=hint)
         values = self.options | {"workers": self.workers, "head": head}
         try:
             return TypeAdapter(Wheel).validate_python(values)

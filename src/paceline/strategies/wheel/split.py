@@ -108,10 +108,9 @@ def _index_of(workload: Workload, head: str) -> int:
     if head == LOSS and LOSS not in names:
         return len(names)
     if head not in names[1:]:
-        why = "is the first layer" if head in names else "is no layer"
-        others = ", ".join(names[1:]) or "another model, as this one has a single layer"
-        problem = f"{head!r} {why} of model {workload.name}"
-        raise InvalidInput("head", problem, hint=f"choose one of {others}")
+        problem = f"must be a layer of {workload.name} after the first layer"
+        others = ", ".join(names[1:]) or LOSS
+        raise InvalidInput("head", problem, got=head, hint=f"choose one of {others}")
     if refusal := refusal_of(workload, head):
         raise InvalidInput.of(refusal)
     return names.index(head)
