@@ -63,29 +63,17 @@ def beside(function: Callable[..., Any], *arguments: Any, **options: Any) -> Fut
     return future
 
 
-def stretched(seed: bytes, nbytes: int) -> bytes:
+def stretched(seed: bytes, nbytes: int = 32) -> bytes:
     """Expand a seed to `nbytes` pseudo-random bytes."""
     return hashlib.shake_128(seed).digest(nbytes)
 
 
-def first_state(worker: int) -> bytes:
-    return hashlib.sha256(b"worker %d" % worker).digest()
-
-
-def next_state(state: bytes, push: bytes) -> bytes:
-    return hashlib.sha256(state + push).digest()
-
-
-def push_of(parameters: bytes, nbytes: int) -> bytes:
-    """Return a worker's push for these fetched parameters."""
-    return stretched(b"gradients" + hashlib.sha256(parameters).digest(), nbytes)
-
-
 def expected(worker: int, steps: int, nbytes: int) -> tuple[int, bytes]:
     """Return the state after all steps of an undisturbed exchange."""
-    state = first_state(worker)
+    state = stretched(b"worker %d" % worker)
     for _ in range(steps):
-        state = next_state(state, push_of(stretched(state, nbytes), nbytes))
+        parameters = stretched(state, nbytes)
+        state = stretched(state + stretched(parameters, nbytes))
     return steps, state
 
 
@@ -93,7 +81,20 @@ def limits_of(workers: int = 1, nbytes: int = 1000) -> Limits:
     return Limits(RUN, workers, max(nbytes, 64), SETTINGS)
 
 
-class Hub:
+class Closed:
+    """Is closed at the end of a `with` block."""
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Hub(Closed):
     """A hub in a thread: a fetch returns a worker's state, and a push computes the next state.
 
     `states`: states of a previous hub. `ends_after`: the hub ends after this number of pushes,
@@ -110,7 +111,7 @@ class Hub:
         ends_after: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.states = states or {worker: (0, first_state(worker)) for worker in range(workers)}
+        self.states = states or {worker: expected(worker, 0, 0) for worker in range(workers)}
         self.executed: list[tuple[int, int]] = []  # worker, step
         self.joined: list[int] = []
         self.lost: list[tuple[int, str]] = []
@@ -134,12 +135,6 @@ class Hub:
         self._is_closed = True
         self.ended.result(DEADLINE_S)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _serve(self) -> None:
         while len(self.executed) != self._ends_after:
             match self.server.receive(0.1):
@@ -159,7 +154,7 @@ class Hub:
             parts = (parameters[:half], b"", parameters[half:])
             reply = Message("fetch", message.step, steps, "none", parts)
         else:
-            self.states[request.worker] = steps + 1, next_state(state, b"".join(message.parts))
+            self.states[request.worker] = steps + 1, stretched(state + b"".join(message.parts))
             self.executed.append((request.worker, message.step))
             reply = Message("push", message.step, steps + 1)
         if len(self.executed) != self._ends_after:
@@ -205,14 +200,14 @@ def _step(client: Client, steps: int, nbytes: int) -> bool:
     fetched = client.request(Message("fetch")).result()
     if fetched.version == steps:
         return True
-    view, third = memoryview(push_of(b"".join(fetched.parts), nbytes)), nbytes // 3
+    view, third = memoryview(stretched(b"".join(fetched.parts), nbytes)), nbytes // 3
     step = fetched.version
     pushed = client.request(Message("push", step, step, "none", (view[:third], view[third:])))
     assert pushed.result().version == step + 1
     return False
 
 
-class Raw:
+class Raw(Closed):
     """A worker whose frames a test chooses."""
 
     def __init__(self, port: int, worker: int = 0) -> None:
@@ -265,14 +260,8 @@ class Raw:
     def close(self) -> None:
         self._socket.close()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class Proxy:
+class Proxy(Closed):
     """A proxy of a local port that can be cut, stopped and slowed down."""
 
     def __init__(self, target: int, pause_s: float = 0.0) -> None:
@@ -302,10 +291,7 @@ class Proxy:
         begin = self.num_bytes
         until(lambda: self.num_bytes - begin >= num_bytes)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self.go_on()
         shut_down(self._listener)
         self.cut()

@@ -1,6 +1,7 @@
 """Codecs and messages on a simulated GPU give the bytes of the CPU, whatever the delays."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 
@@ -16,7 +17,7 @@ from paceline.codecs.codec import Codec, Payload
 from paceline.codecs.names import find_codec
 from paceline.codecs.quantization import TABLES
 from paceline.core.plan import Kind
-from paceline.core.wire_format import Purpose
+from paceline.core.wire_format import Purpose, wire_format
 from paceline.links.clock import Clock, clock_for
 from paceline.record.recorder import LayerMarks
 from paceline.record.worker_trace import WorkerRecorder
@@ -108,6 +109,7 @@ def test_messages_between_devices_carry_the_values(device, codec):
     ends = [endpoint_on(copies, clock, **codecs) for _ in range(2)]
     values = torch.randn(6, 50).t()
     sent = ends[0].message(purpose, 3, 0, values.to(device.torch_device) + 1.0)
+    assert sent.nbytes == (1200 if codec is None else wire_format(codec).nbytes(300))
     found = ends[1].values(purpose, arrived(sent), 0.0, 300)
     expected = (values + 1.0).reshape(-1)
     if codec is not None:
@@ -140,22 +142,14 @@ def test_workers_of_one_device_copy_one_after_another(device):
     copies, clock = CopyLane(device.torch_device), clock_for(device.torch_device)
     ends = [endpoint_on(copies, clock, worker) for worker in range(3)]
     together = threading.Barrier(len(ends))
-    failed: list[Exception] = []
 
     def receive(end: Endpoint) -> None:
-        try:
-            for step in range(4):
-                together.wait()
-                end.to_device(step, Purpose.PARAMETERS, (memoryview(bytearray(4000)),))
-        except Exception as error:
-            failed.append(error)
+        for step in range(4):
+            together.wait()
+            end.to_device(step, Purpose.PARAMETERS, (memoryview(bytearray(4000)),))
 
-    threads = [threading.Thread(target=receive, args=(end,)) for end in ends]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failed == []
+    with ThreadPoolExecutor(len(ends)) as threads:
+        list(threads.map(receive, ends))
     spans = sorted(
         (span for end in ends for span in end.recorder.trace.spans), key=lambda span: span.start_s
     )

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tracemalloc
 from contextlib import suppress
-from functools import partial
 from math import inf, nan
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from paceline.core.timeline import Span
 from paceline.links.files import read_file, write_text, written_whole
 from paceline.measure.device_profile import PerSecond, Seconds
 from paceline.record.worker_trace import check_spans
-from paceline.rpc.value_checks import NormCheck, norm_of
+from paceline.rpc.value_checks import ValueChecks, norm_of
 from paceline.rpc.workers import difference
 from refusals import refused
 
@@ -232,7 +231,12 @@ def test_impossible_spans_are_refused(name: str):
 
 
 def test_a_gradient_norm_is_compared_with_those_of_other_workers():
-    check = partial(NormCheck().check, parameters_norm=lambda: 10.0)
+    checks = ValueChecks([torch.tensor([10.0])], reads_values=True, is_clipped=False)
+    checks.compares_norms = True
+
+    def check(worker: int, norm: float) -> None:
+        checks.gradients("gradients", "gradients", worker, [torch.tensor([norm])])
+
     check(0, 1e7)  # without earlier gradients, the parameters set the limit
     with refused("gradients"):
         check(0, 1.2e7)

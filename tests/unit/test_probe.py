@@ -14,8 +14,8 @@ from paceline.measure.devices import CodecFigures, DeviceFigures
 from paceline.measure.this_machine import facts
 from paceline.measure.timing import Sampler, Spread
 from paceline.rpc.frames import Message
-from paceline.rpc.worker_group import ProbeTurns
 from paceline.strategies import EXCHANGES
+from paceline.strategies.wheel.worker_group import ProbeTurns
 from paceline.studies.probe.link_speeds import Links
 from paceline.studies.probe.machine_description import (
     RankFigures,

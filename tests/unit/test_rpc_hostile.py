@@ -43,21 +43,6 @@ def raw(hub) -> Iterator[Raw]:
         yield one
 
 
-def test_a_repeated_request_is_answered_again_but_not_executed(hub, raw):
-    raw.join()
-    raw.push(1)
-    first = raw.receive(MessageKind.REPLY)[0]
-    raw.push(1)
-    assert raw.receive(MessageKind.REPLY)[0] == first
-    raw.push(2, acknowledged=1)
-    assert raw.receive(MessageKind.REPLY)[0].sequence == 2
-    raw.push(1, acknowledged=2)  # executed, but the hub no longer has the reply
-    raw.push(2, acknowledged=2)
-    raw.push(3, acknowledged=2)
-    assert raw.receive(MessageKind.REPLY)[0].sequence == 3
-    assert len(hub.steps_of()) == 3
-
-
 def piece_of(raw: Raw, nbytes: int, size: int, offset: int = 0) -> None:
     """Send a piece of `nbytes` bytes of a push of `size` bytes."""
     header = raw.header(MessageKind.REQUEST, 1, topic="push", sizes=(size,), offset=offset)

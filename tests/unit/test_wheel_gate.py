@@ -1,14 +1,15 @@
-"""The hub's checks of requests, the bound of staleness, and membership in a run."""
+"""The hub's checks of requests, the bound of staleness, and the group of workers."""
 
 import json
+from itertools import product
 from math import nan
+from types import SimpleNamespace
 from typing import Self
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halved import CASES, batches, serve
 from paceline.core.cost import compute_lane
 from paceline.core.errors import WorkerLost
 from paceline.core.machine import DeviceKind
@@ -18,10 +19,10 @@ from paceline.measure.device_profile import DeviceProfile, HubLink
 from paceline.record.worker_trace import MessageTime, Trace
 from paceline.rpc.frames import Message
 from paceline.rpc.server import RpcRequest
-from paceline.rpc.worker_group import Membership
 from paceline.strategies.wheel.gate import Gate, only_part
 from paceline.strategies.wheel.protocol import Topic
 from paceline.strategies.wheel.staleness import HeadGradients, Workers
+from paceline.strategies.wheel.worker_group import ProgressDeadline, WorkerGroup
 from refusals import refused
 from rpc_exchange import Clock
 
@@ -101,17 +102,19 @@ def test_a_layout_that_does_not_match_is_refused(gate, layout: bytes):
     gate.check_layout(of(Topic.BEGIN, b'{"samples":[4]}'))
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "1e400", "NaN", "null"])
-@pytest.mark.parametrize("field", ["bytes_per_s", "core_bytes_per_s", "lost_beside", "cores"])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *product(("bytes_per_s", "core_bytes_per_s", "cores"), ("0", "-1", "1e400", "NaN", "null")),
+        *product(("lost_beside",), ("-1", "1e400", "NaN", "null")),
+    ],
+)
 def test_invalid_profiles_are_refused(gate, field: str, value: str):
     data = PROFILE.model_dump_json()
     assert gate.profile(of(Topic.PROFILE, data.encode())) == PROFILE
     profile = json.loads(data)
     (profile if field in profile else profile["link"])[field] = "here"
     spoilt = json.dumps(profile).replace('"here"', value).encode()
-    if (field, value) == ("lost_beside", "0"):
-        gate.profile(of(Topic.PROFILE, spoilt))
-        return
     with refused("profile") as caught:
         gate.profile(of(Topic.PROFILE, spoilt))
     assert field in str(caught.value)
@@ -187,112 +190,143 @@ def test_nobody_is_further_ahead_than_the_bound(num_workers: int, bound: int | N
         assert not live or any(workers.may_begin(one, done[one]) for one in live)
 
 
-def test_a_step_requested_early_counts_the_half_done_step_before_it():
-    """With lanes, workers fetch parameters before they send the last gradients (plan.py)."""
-    case = CASES["mlp"]
-    server, (one, other) = serve(case, "layers.3", num_workers=2, staleness=1)
-    (batch,) = batches(case, 1)
-    version = one.fetch()
-    gradients, _ = one.forward(0, version, *batch)
-    assert server.may_begin(0, 1)
-    server.update(0, 0, version, gradients)
-    one.forward(1, one.fetch(), *batch)
-    assert not server.may_begin(0, 2)  # worker 1 has done none
-    assert server.may_begin(1, 0)
-    other.step(0, *batch)
-    assert not server.may_begin(0, 3)
-    server.workers.drop(1)
-    assert server.may_begin(0, 2)
-
-
 def test_a_half_done_step_is_not_completed_for_other_workers():
-    """Even if the worker has already requested its next step."""
+    """Even if the worker has already requested its next step, as with several lanes (plan.py)."""
     workers = Workers(2, 1)
     workers.add(0)
     workers.add(1)
     workers.of(1).complete(2)
     workers.of(0).half = HeadGradients(0, 0, [])
     assert workers.may_begin(0, 1)
+    assert not workers.may_begin(0, 2)
     assert not workers.may_begin(1, 2)
+    workers.drop(0)
+    assert workers.may_begin(1, 2)
 
 
-class Run:
-    """Membership of a run, its clock, and the steps of admitted workers."""
+class Run(WorkerGroup):
+    """A group of workers without connections, its clock, and the steps of admitted workers.
 
-    def __init__(self, num_workers: int = 2, wait_s: float = 60.0) -> None:
-        self.clock, self.workers = Clock(), Workers(num_workers, None)
+    `ended`: the workers whose processes have ended, with the reasons.
+    """
+
+    def __init__(self, num_workers: int = 2) -> None:
+        self.clock, self.workers, self.ended = Clock(), Workers(num_workers, None), []
         self.admitted: list[tuple[int, int]] = []
-        self.membership = Membership(self.workers, wait_s, self._admit, self.clock)
+        pool = SimpleNamespace(poll=lambda: self.ended)
+        options = {"wait_s": 60.0, "deadline_s": 1000.0, "clock": self.clock}
+        super().__init__(None, self.workers, pool, **options)
 
-    def _admit(self, request: RpcRequest, step: int) -> None:
-        self.admitted.append((request.worker, step))
+    def reply(self, request: RpcRequest, reply: Message) -> None:
+        self.admitted.append((request.worker, reply.step))
 
-    def wait(self, worker: int, step: int) -> None:
-        self.membership.wait(RpcRequest(worker, Message("begin", step), b"", 0))
+    def ask(self, worker: int, step: int) -> None:
+        self.wait(RpcRequest(worker, Message("begin", step), b"", 0))
 
     def begun(self) -> Self:
         """Let all workers begin."""
-        for worker, _ in enumerate(self.workers.progress()):
-            self.wait(worker, 0)
-        self.membership.begin()
+        for worker in range(len(self.workers.all)):
+            self.ask(worker, 0)
+        self.begin()
         return self
+
+    def drop_ended(self) -> None:
+        for worker, why in self.poll():
+            self.drop(worker, why)
+
+    def drop_all(self, why: str = "has left") -> None:
+        for worker in range(len(self.workers.all)):
+            self.drop(worker, why)
 
 
 @pytest.mark.parametrize("late", [False, True])
 def test_a_run_begins_with_all_workers_or_after_the_wait_without_late_ones(late: bool):
     run = Run()
-    run.wait(0, 0)
-    assert not run.membership.is_ready
+    run.ask(0, 0)
+    assert not run.is_ready
     if late:
         run.clock.now_s += 60.1
     else:
-        run.wait(1, 0)
-    assert run.membership.is_ready
-    run.membership.begin()
+        run.ask(1, 0)
+    assert run.is_ready
+    run.begin()
     assert run.admitted == [(0, 0)] + [(1, 0)] * (not late)
     if late:
         run.workers.of(0).complete(7)
-        run.wait(1, 0)  # a worker does not repeat steps that others have completed
+        run.ask(1, 0)  # a worker does not repeat steps that others have completed
         assert run.admitted[-1] == (1, run.workers.of(1).next_step) == (1, 7)
 
 
 def test_a_run_without_workers_ends_after_the_wait():
     run = Run()
     run.clock.now_s += 59.9
-    assert not run.membership.is_ready
+    assert not run.is_ready
     run.clock.now_s += 0.2
     with pytest.raises(WorkerLost):
-        assert run.membership.is_ready
+        assert run.is_ready
     run = Run().begun()
-    assert [run.membership.drop(worker) for worker in (0, 1, 0, 1)] == [True, True, False, False]
+    for _ in range(2):
+        run.drop_all()
+    assert run.lost == ["worker 0 has left", "worker 1 has left"]
     run.clock.now_s += 59.9
-    run.membership.poll()
-    run.wait(0, 0)
-    run.membership.drop(0)
+    run.drop_ended()
+    run.ask(0, 0)
+    run.drop_all()
     run.clock.now_s += 0.2
     with pytest.raises(WorkerLost):
-        run.membership.poll()
+        run.drop_ended()
 
 
 def test_a_run_ends_when_all_workers_are_done_or_lost():
     run = Run().begun()
     run.workers.of(0).complete(4)
-    assert run.membership.num_steps == 0
-    run.membership.finish(0)
-    assert not run.membership.is_over
-    run.membership.drop(1)
-    assert (run.membership.is_over, run.membership.num_steps) == (True, 4)
+    assert run.num_steps == 0
+    run.finish(0)
+    assert not run.is_over
+    run.drop(1, "has left")
+    assert (run.is_over, run.num_steps) == (True, 4)
     run = Run(1).begun()
-    run.membership.mark_dead(0, "was ended by SIGKILL")
-    run.membership.drop(0)
+    run.ended = [(0, "was ended by SIGKILL")]
     with pytest.raises(WorkerLost, match="SIGKILL"):
-        run.membership.poll()
+        run.drop_ended()
 
 
 def test_after_a_restart_of_the_parent_all_workers_begin_together():
     run = Run().begun()
-    run.membership.restart()
-    run.wait(0, 3)
+    run.restart()
+    run.ask(0, 3)
     assert len(run.admitted) == 2
-    run.wait(1, 2)
+    run.ask(1, 2)
     assert run.admitted[2:] == [(0, 0), (1, 0)]
+
+
+@pytest.mark.parametrize(("usual_s", "allowed_s"), [(0.01, 5.0), (1.0, 20.0)])
+def test_a_worker_may_take_twenty_times_its_median_and_at_least_the_deadline(usual_s, allowed_s):
+    clock = Clock()
+    deadline = ProgressDeadline(5.0, clock)
+    for _ in range(5):
+        deadline.replied(0)
+        clock.now_s += usual_s
+        deadline.requested(0)
+    clock.now_s += 1000  # the worker waits for the hub
+    assert deadline.overdue() == {}
+    deadline.replied(0)
+    clock.now_s += allowed_s - 0.001
+    assert deadline.overdue() == {}
+    clock.now_s += 0.002
+    assert deadline.overdue() == {0: pytest.approx(allowed_s + 0.001)}
+    deadline.forget(0)
+    assert deadline.overdue() == {}
+
+
+def test_the_first_step_has_a_longer_deadline_and_pauses_of_the_hub_do_not_count():
+    clock = Clock()
+    deadline = ProgressDeadline(5.0, clock)
+    deadline.replied(3)
+    clock.now_s += 49.5
+    assert deadline.overdue() == {}
+    deadline.paused(40.0)
+    clock.now_s += 40.0
+    assert deadline.overdue() == {}
+    clock.now_s += 5.0
+    assert set(deadline.overdue()) == {3}

@@ -9,7 +9,7 @@ import torch
 
 from paceline.core.errors import WorkerLost
 from paceline.measure.device_profile import DeviceProfile
-from paceline.rpc.client import Client, ReplyFuture
+from paceline.rpc.client import Client
 from paceline.rpc.connecting import WorkerProcessSettings
 from paceline.rpc.frames import Message
 from paceline.rpc.server import Server
@@ -21,7 +21,6 @@ from paceline.strategies.wheel.hub import Hub
 from paceline.strategies.wheel.job import TrainingJob, model_and_halves, recipe_in
 from paceline.strategies.wheel.protocol import Topic
 from paceline.strategies.wheel.server import ParameterServer
-from paceline.strategies.wheel.split import split
 from paceline.strategies.wheel.worker import take_part
 from paceline.training.models.paced import PacedSGD
 from paceline.training.recipes.named import workload_of
@@ -64,8 +63,7 @@ def hub(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     recipe, cpu = recipe_in(SPEC), torch.device("cpu")
     model, halves = model_and_halves(SPEC, recipe, cpu)
     workload = workload_of("lenet5", 32, None)
-    parts = split(workload, SPEC.config)
-    job = TrainingJob(SPEC, recipe, model, halves, workload, parts, cpu, Mock())
+    job = TrainingJob(SPEC, recipe, model, halves, workload, cpu, Mock())
     optimizer = PacedSGD(model.parameters(), 0.0)
     server = ParameterServer(
         model, halves, optimizer, num_workers=2, staleness=1, checks_values=False
@@ -88,28 +86,18 @@ def client(hub: Hub, worker: int) -> Client:
 PROBE = Message(Topic.PROBE.value, NBYTES, parts=(bytes(10),))
 
 
-def waiting_for(first: Client, second: Client) -> ReplyFuture:
-    """Let two workers probe; return the future of the second, which must wait."""
-    assert len(first.request(PROBE).result().parts[0]) == NBYTES
-    waiting = second.request(PROBE)
-    second.request(Message(Topic.CLOCK.value)).result()  # the hub handles it after the probe
-    assert not waiting.wait(0.0)
-    return waiting
-
-
-def test_a_worker_waits_until_the_previous_one_has_sent_its_profile(hub: Hub):
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_worker_probes_after_the_previous_one_has_sent_its_profile_or_stopped(hub, clock, stops):
     with closing(client(hub, 0)) as first, closing(client(hub, 1)) as second:
-        waiting = waiting_for(first, second)
+        assert len(first.request(PROBE).result().parts[0]) == NBYTES
+        waiting = second.request(PROBE)
+        second.request(Message(Topic.CLOCK.value)).result()  # the hub handles it after the probe
         assert len(first.request(PROBE).result().parts[0]) == NBYTES
         assert not waiting.wait(0.0)
-        first.request(Message(Topic.PROFILE.value, parts=(PROFILE,))).result()
-        assert len(waiting.result().parts[0]) == NBYTES
-
-
-def test_a_worker_that_stops_probing_loses_its_turn(hub: Hub, clock: Clock):
-    with closing(client(hub, 0)) as first, closing(client(hub, 1)) as second:
-        waiting = waiting_for(first, second)
-        clock.now_s += 10.1
+        if stops:
+            clock.now_s += 10.1
+        else:
+            first.request(Message(Topic.PROFILE.value, parts=(PROFILE,))).result()
         assert len(waiting.result().parts[0]) == NBYTES
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from halved import CASES, Case, Make, ManualWorker, batches, equal, plain, serve, values
+from halved import CASES, Make, ManualWorker, batches, equal, plain, serve, values
 from paceline.core.errors import NonFinite, StepDiscarded
 from paceline.exchange.step import Learning
 from paceline.rpc.value_checks import all_finite
@@ -25,14 +25,15 @@ OPTIMIZERS: dict[str, Make] = {
     ),
     "adam": lambda model: torch.optim.Adam(model.parameters(), 0.01),
 }
-CUT = "layers.3"  # of the MLP
-CUTS = {"lenet5": "fc3", "mlp": CUT, "dropping": "fc1", "resnet": "classifier.2"}
+CASE, CUT = CASES["mlp"], "layers.3"
+(BATCH,) = batches(CASE, 1)
+CUTS = [("lenet5", "fc3"), ("mlp", CUT), ("mlp", "loss"), ("dropping", "fc1")]
+RESNET = ("resnet", "classifier.2")
 
 
 @pytest.fixture
-def mlp() -> tuple[Case, ParameterServer, list[ManualWorker]]:
-    case = CASES["mlp"]
-    return case, *serve(case, CUT, num_workers=3, staleness=None)
+def mlp() -> tuple[ParameterServer, list[ManualWorker]]:
+    return serve(CASE, CUT, num_workers=3, staleness=None)
 
 
 def halving(optimizer: torch.optim.Optimizer) -> LRScheduler:
@@ -41,9 +42,10 @@ def halving(optimizer: torch.optim.Optimizer) -> LRScheduler:
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(
-    ("name", "clip"), [*((name, None) for name in CUTS), ("mlp", 0.3), ("resnet", 0.3)]
+    ("name", "first", "clip"),
+    [*((*one, None) for one in (*CUTS, RESNET)), ("mlp", CUT, 0.3), (*RESNET, 0.3)],
 )
-def test_one_worker_trains_as_if_nobody_had_cut_the_model(name: str, optimizer: str, clip):
+def test_one_worker_trains_as_if_nobody_had_cut_the_model(name, first, optimizer, clip):
     """Bit for bit in float64, including losses and running means.
 
     With `clip`, gradients of both halves are clipped together, and a schedule follows updates.
@@ -64,7 +66,7 @@ def test_one_worker_trains_as_if_nobody_had_cut_the_model(name: str, optimizer: 
             schedule.step()
     server, (hand,) = serve(
         case,
-        CUTS[name],
+        first,
         make,
         schedule=halving if clip else None,
         learning=Learning(class_loss, clip_norm=clip),
@@ -89,18 +91,17 @@ def test_one_worker_trains_as_if_nobody_had_cut_the_model(name: str, optimizer: 
 
 
 def test_a_batch_without_samples_changes_no_parameter(mlp):
-    case, server, (hand, *_) = mlp
+    server, (hand, *_) = mlp
     before = values(server.model)
-    hand.step(0, case.inputs()[:0], case.labels()[:0])
+    hand.step(0, CASE.inputs()[:0], CASE.labels()[:0])
     assert equal(values(server.model), before)
     assert server.version == 1
 
 
 def test_staleness_is_counted_and_makes_an_update_smaller():
     """The second gradient is one update old: with decay 3, the server applies a quarter of it."""
-    case = CASES["mlp"]
-    server, (one, other) = serve(case, CUT, num_workers=2, staleness=None, staleness_decay=3.0)
-    first, second = batches(case, 2)
+    server, (one, other) = serve(CASE, CUT, num_workers=2, staleness=None, staleness_decay=3.0)
+    first, second = batches(CASE, 2)
     version = one.fetch()
     late = other.fetch()
     stale, _ = other.forward(0, late, *second)
@@ -121,20 +122,18 @@ def test_a_restored_server_continues_the_schedule():
     def falling(of: torch.optim.Optimizer) -> LRScheduler:
         return LambdaLR(of, lambda step: 1 / (1 + step))
 
-    case = CASES["mlp"]
-    server, (hand,) = serve(case, CUT, schedule=falling)
-    server.restore(6, server.workers.progress(), {0: 6})
+    server, (hand,) = serve(CASE, CUT, schedule=falling)
+    server.restore(6, server.workers.all, {0: 6})
     server.workers.add(0)
-    hand.step(0, *next(batches(case, 1)))
+    hand.step(0, *BATCH)
     assert server.optimizer.param_groups[0]["lr"] == pytest.approx(0.25 / 8)
 
 
 def test_updates_of_a_step_share_its_learning_rate():
     """Four updates by quarters of a batch equal one update by the whole batch."""
-    case = CASES["mlp"]
-    server, hands = serve(case, CUT, num_workers=4, staleness=None, updates_per_step=4)
-    ((inputs, labels),) = batches(case, 1, size=8)
-    whole = case.model()
+    server, hands = serve(CASE, CUT, num_workers=4, staleness=None, updates_per_step=4)
+    ((inputs, labels),) = batches(CASE, 1, size=8)
+    whole = CASE.model()
     torch.nn.functional.cross_entropy(whole(inputs), labels).backward()
     plain(whole).step()
     done = []
@@ -149,9 +148,8 @@ def test_updates_of_a_step_share_its_learning_rate():
 
 
 def test_the_learning_rate_is_restored_even_if_an_update_fails(monkeypatch: pytest.MonkeyPatch):
-    case = CASES["mlp"]
-    server, hands = serve(case, CUT, num_workers=2, staleness=None, staleness_decay=1.0)
-    first, second = batches(case, 2)
+    server, hands = serve(CASE, CUT, num_workers=2, staleness=None, staleness_decay=1.0)
+    first, second = batches(CASE, 2)
     version = hands[0].fetch()
     gradients, _ = hands[0].forward(0, version, *first)
     hands[1].step(0, *second)
@@ -170,9 +168,9 @@ def test_the_learning_rate_is_restored_even_if_an_update_fails(monkeypatch: pyte
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_restarted_step_equals_one_without_interruption(mlp, fails: bool):
     """After a failed backward pass, or with the head's gradients of the interrupted step."""
-    case, server, (hand, *_) = mlp
-    other, (lone, *_) = serve(case, CUT)
-    first, second = batches(case, 2)
+    server, (hand, *_) = mlp
+    other, (lone, *_) = serve(CASE, CUT)
+    first, second = batches(CASE, 2)
 
     def fail(_: torch.Tensor) -> None:
         raise RuntimeError("out of memory")
@@ -190,10 +188,9 @@ def test_a_restarted_step_equals_one_without_interruption(mlp, fails: bool):
 
 
 def test_the_half_done_step_of_a_lost_worker_is_dropped_and_repeated(mlp):
-    case, server, (hand, *_) = mlp
-    (batch,) = batches(case, 1)
+    server, (hand, *_) = mlp
     version = hand.fetch()
-    gradients, _ = hand.forward(0, version, *batch)
+    gradients, _ = hand.forward(0, version, *BATCH)
     server.workers.drop(0)
     assert server.workers.of(0).half is None
     before = values(server.model)
@@ -202,26 +199,25 @@ def test_the_half_done_step_of_a_lost_worker_is_dropped_and_repeated(mlp):
         server.update(0, 0, version, gradients)
     assert equal(values(server.model), before)
     assert server.version == 0
-    assert hand.step(0, *batch)[0] == 1
+    assert hand.step(0, *BATCH)[0] == 1
 
 
 def test_values_that_are_not_finite_are_refused_with_worker_and_step(mlp):
-    case, server, hands = mlp
-    (batch,) = batches(case, 1)
+    server, hands = mlp
     before = values(server.model)
     version = hands[1].fetch()
-    gradients, _ = hands[1].forward(0, version, *batch)
+    gradients, _ = hands[1].forward(0, version, *BATCH)
     gradients[5] = nan
     with pytest.raises(NonFinite, match="worker 1, step 0"):
         server.update(1, 0, version, gradients)
-    activations = hands[2].halves.body(batch[0]).detach()
+    activations = hands[2].halves.body(BATCH[0]).detach()
     activations[0, 0] = nan
     with pytest.raises(NonFinite, match="worker 2, step 0"):
-        server.answer(2, 0, version, activations, batch[1], 1.0)
+        server.answer(2, 0, version, activations, BATCH[1], 1.0)
     assert equal(values(server.model), before)
     assert server.version == 0
     assert all(parameter.grad is None for parameter in server.model.parameters())
-    assert hands[1].step(0, *batch)[0] == 1
+    assert hands[1].step(0, *BATCH)[0] == 1
 
 
 @given(st.lists(st.floats(width=32), max_size=8), st.sampled_from([torch.float32, torch.float64]))
@@ -241,29 +237,11 @@ def test_sparse_and_missing_gradients_are_refused():
         assert name in str(caught.value)
 
 
-class Unused(nn.Linear):
-    """Has a parameter without a gradient."""
-
-    def __init__(self) -> None:
-        super().__init__(4, 3)
-        self.extra = nn.Parameter(torch.ones(2))
-
-
-def test_a_head_without_a_gradient_is_refused_by_name():
-    case = Case(lambda: nn.Sequential(nn.Linear(6, 4), Unused()), (6,), 3, ("1",))
-    server, (hand,) = serve(case, "1")
-    with refused("worker 0, step 0") as caught:
-        hand.step(0, case.inputs(), case.labels())
-    assert "'1.extra'" in str(caught.value)
-    assert all(parameter.grad is None for parameter in server.model.parameters())
-
-
 def test_what_does_not_fit_is_refused(mlp):
-    case, server, (hand, *_) = mlp
-    (batch,) = batches(case, 1)
+    server, (hand, *_) = mlp
     version = hand.fetch()
-    gradients, _ = hand.forward(0, version, *batch)
-    activations, labels = torch.zeros(4, 9, dtype=torch.float64), batch[1]
+    gradients, _ = hand.forward(0, version, *BATCH)
+    activations, labels = torch.zeros(4, 9, dtype=torch.float64), BATCH[1]
     for activated, targets in [
         (activations[:, :8], labels),
         (activations.float(), labels),
@@ -281,10 +259,9 @@ def test_what_does_not_fit_is_refused(mlp):
 
 
 def test_a_loss_without_a_gradient_is_refused_with_worker_and_step():
-    case = CASES["mlp"]
-    server, (hand,) = serve(case, CUT, learning=Learning(lambda scores, labels: 0.5))
+    server, (hand,) = serve(CASE, CUT, learning=Learning(lambda scores, labels: 0.5))
     with refused("worker 0, step 0"):
-        hand.step(0, case.inputs(), case.labels())
+        hand.step(0, *BATCH)
     assert server.version == 0
 
 
@@ -308,6 +285,6 @@ class Nothing(torch.optim.Optimizer):
 def test_unsupported_optimizers_and_settings_are_refused(
     field: str, make: Make, options: dict[str, object]
 ):
-    serve(CASES["mlp"], CUT, Nothing)
+    serve(CASE, CUT, Nothing)
     with refused(field):
-        serve(CASES["mlp"], CUT, make, **options)
+        serve(CASE, CUT, make, **options)

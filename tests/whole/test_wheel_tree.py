@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 EPOCHS, STEPS = 3, 30  # STEPS: in an epoch
 ALONE = ("--workers", "1", "--strategy-option", "lanes=1", "--strategy-option", "staleness=0")
 ROOT = (
-    *("-m", "paceline", "hub", "turning:Normed", "--strategy-option", "head=fc1"),
+    *("-m", "paceline", "hub", "turning:Small", "--strategy-option", "head=fc1"),
     *("--strategy-option", f"seed={turning.SEED}", "--strategy-option", "momentum=0.5"),
     *("--profile-s", "0", "--batch-size", str(turning.BATCH), "--json"),
 )
@@ -44,7 +44,7 @@ def in_one_piece() -> tuple[dict[str, torch.Tensor], list[float]]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return turning.in_one_piece(EPOCHS, turning.Normed)
+        return turning.in_one_piece(EPOCHS)
     finally:
         torch.set_num_threads(before)
 

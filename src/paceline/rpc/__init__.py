@@ -1,6 +1,5 @@
-"""Requests and replies between a parameter server's hub and its workers, over ZeroMQ.
+"""Carry requests from workers to a parameter server, the hub, and replies back, over ZeroMQ.
 
-`server` is the hub's end, `client` a worker's end. Each request is executed at most once, even if
-it is sent over several connections. A restarted hub knows no earlier requests, and notifies its
-workers.
+`server` is for the hub, `client` for a worker. The hub executes a request at most once, even if the
+worker sends it again over a new connection. After a restart of the hub, workers get HubRestarted.
 """

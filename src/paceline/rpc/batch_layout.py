@@ -1,10 +1,11 @@
-"""The structure of a recipe's batches, and how workers send targets to the hub.
+"""Describe the tensors of a recipe's batches, and send targets from a worker to the hub.
 
     worker                                      hub
-    inputs  -> the body                         knows structure, shapes and types from its own data
-    targets -- raw values, leaf by leaf ----->  the same pytree, for the loss
+    inputs  -> the model's first layers
+    targets -- bytes of each tensor --------->  the same pytree of tensors, for the loss
 
-A batch that is a mapping is both inputs and targets.
+Hub and worker derive structure, shapes and dtypes from their own copies of the data. If a batch is
+a mapping, the mapping serves as inputs and as targets.
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from paceline.training.recipes.recipe import Recipe, described
 
 
 class _Leaf(NamedTuple):
-    """A tensor of one sample: its path, its shape, and its types here and in messages."""
+    """A tensor of one sample, and its path in the pytree; `wire_dtype`: its dtype in messages."""
 
     name: str
     shape: tuple[int, ...]
@@ -35,24 +36,25 @@ class _Leaf(NamedTuple):
 
 
 class _Structure(NamedTuple):
-    """The structure of one sample's inputs or targets."""
+    """The pytree of one sample's inputs or targets, and its tensors."""
 
     tree: TreeSpec
     leaves: tuple[_Leaf, ...]
 
     @classmethod
     def of(cls, first: Any) -> "_Structure":
-        """Return the structure of a batch with a single sample."""
+        """Derive the structure from the inputs or targets of a batch with one sample."""
         found, tree = tree_flatten_with_path(first)
         # Booleans are sent as uint8, because a received byte above 1 is not a valid boolean.
-        own = []
-        for path, leaf in found:
-            wire_dtype = torch.uint8 if leaf.dtype == torch.bool else leaf.dtype
-            own.append(_Leaf(keystr(path), tuple(leaf.shape[1:]), leaf.dtype, wire_dtype))
+        wire = {torch.bool: torch.uint8}
+        own = (
+            _Leaf(keystr(path), tuple(leaf.shape[1:]), leaf.dtype, wire.get(leaf.dtype, leaf.dtype))
+            for path, leaf in found
+        )
         return cls(tree, tuple(own))
 
     def leaves_of(self, tree: Any) -> list[Tensor] | None:
-        """Return the tensors of a batch; None if types or shapes differ from this structure."""
+        """Return the tensors of a batch; None if their dtypes or shapes do not fit."""
         try:
             found = self.tree.flatten_up_to(tree)
         except (ValueError, TypeError):
@@ -65,15 +67,12 @@ class _Structure(NamedTuple):
         return found if all(fits) else None
 
     def as_json(self) -> dict[str, str]:
-        """Return the types and shapes of the tensors of one sample, by path in the pytree."""
+        """Return dtype and shape of each tensor of one sample, by its path in the pytree."""
         return {leaf.name or "tensor": leaf.text for leaf in self.leaves}
 
 
 class BatchLayout:
-    """The structure, shapes and types of a recipe's batches, taken from its first sample.
-
-    Class numbers are sent as 32-bit integers, as in Table 1 of Du et al. 2017.
-    """
+    """The structure, shapes and dtypes of a recipe's batches, taken from its first sample."""
 
     def __init__(self, recipe: Recipe) -> None:
         first = Batch.of(recipe.samples.__getitems__([0]))
@@ -84,21 +83,21 @@ class BatchLayout:
         self._num_classes: int | None = None
         if recipe.target_nbytes(1) is None:
             self._num_classes = recipe.num_classes
-            (numbers,) = targets.leaves
+            (numbers,) = targets.leaves  # class indices, as in Table 1 of Du et al. 2017
             targets = targets._replace(leaves=(numbers._replace(wire_dtype=torch.int32),))
         self._targets = targets
 
     @property
     def num_parts(self) -> int:
-        """The number of message parts for the targets: one per leaf."""
+        """The number of message parts for the targets: one per tensor."""
         return len(self._targets.leaves)
 
     def as_json(self) -> dict[str, dict[str, str]]:
-        """Return the structure that hub and worker must share."""
+        """Return the structure of inputs and targets, equal at the hub and its workers."""
         return {"inputs": self._inputs.as_json(), "targets": self._targets.as_json()}
 
     def check(self, batch: Batch) -> Batch:
-        """Return the batch; raises InvalidInput if it differs from the first sample."""
+        """Return the batch; InvalidInput if its shapes or dtypes differ from the first sample's."""
         parts = (("inputs", self._inputs), ("targets", self._targets))
         for (what, own), found in zip(parts, batch, strict=True):
             if own.leaves_of(found) is None:
@@ -108,7 +107,7 @@ class BatchLayout:
         return batch
 
     def parts(self, batch: Batch) -> Parts:
-        """Return the targets of a checked batch as message parts."""
+        """Return the targets of a checked batch as message parts, one per tensor."""
         leaves = self._targets.leaves_of(batch.targets)
         assert leaves is not None
         return tuple(
@@ -121,18 +120,18 @@ class BatchLayout:
         for part, own in zip(parts, self._targets.leaves, strict=True):
             expected = count * prod(own.shape) * own.wire_dtype.itemsize
             if part.nbytes != expected:
-                problem = f"must be {expected:,} bytes, {count} samples of {own.text}"
+                problem = f"must have {expected:,} bytes: {count} samples of {own.text}"
                 raise InvalidInput(f"targets{own.name}", problem, got=part.nbytes)
 
     def targets(self, buffers: Sequence[Tensor], count: int) -> Any:
-        """Rebuild the targets of `count` samples; InvalidInput for an unknown class number."""
+        """Rebuild the targets of `count` samples; InvalidInput for an unknown class index."""
         leaves = [
             buffer.view(own.wire_dtype).to(own.dtype).view(count, *own.shape)
             for buffer, own in zip(buffers, self._targets.leaves, strict=True)
         ]
         if self._num_classes is not None:
-            # On a GPU a class number out of range would abort the process.
+            # A loss on a GPU aborts the process if a class index is out of range.
             (labels,) = leaves
             if not bool(((labels >= 0) & (labels < self._num_classes)).all()):
-                raise InvalidInput("targets", f"must be class numbers below {self._num_classes}")
+                raise InvalidInput("targets", f"must be class indices below {self._num_classes}")
         return tree_unflatten(leaves, self._targets.tree)

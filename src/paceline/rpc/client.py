@@ -1,6 +1,7 @@
 """Connect a worker to the hub, and reconnect after a lost connection.
 
-The application's threads put requests into `Outbox`; the client's thread owns the socket.
+The application's threads put requests into `Outbox`. A separate thread, which owns the socket,
+sends these requests and receives the replies.
 """
 
 import logging
@@ -21,15 +22,15 @@ logger = logging.getLogger(__name__)
 
 _POLL_S = 0.25  # longest wait for a message between two checks of the deadline
 _WELCOME_S = 5.0
-_MIN_PAUSE_S, _MAX_PAUSE_S = 0.05, 1.0  # before reconnecting
+_MIN_PAUSE_S, _MAX_PAUSE_S = 0.05, 1.0  # pause before the next connection
 _STABLE_S = 1.0  # a connection that lasted longer resets the pause
-_RESTARTED = "the hub was restarted or had dropped this worker: the step begins again"
+_RESTARTED = "the hub was restarted or has dropped this worker; the worker repeats its step"
 
 
 class HubRestarted(PacelineError):
-    """Raised if the hub no longer knows this worker's session: the step must begin again.
+    """Raised if the hub has lost this worker's session; the worker must repeat its training step.
 
-    Requests without a reply may have been executed.
+    The hub may have executed requests that got no reply.
     """
 
 
@@ -39,7 +40,7 @@ def _copy_of(error: PacelineError) -> PacelineError:
 
 
 class ReplyFuture(Future[Message]):
-    """The future reply to a sent request, which arrives at `arrived_s` by `time.monotonic`.
+    """The reply to a request; `arrived_s`: when the reply arrived, by `time.monotonic`.
 
     `result` raises HubRestarted if the hub has lost the request, InvalidInput if the hub refuses
     this worker, and WorkerLost if the hub is unreachable until the deadline.
@@ -50,15 +51,14 @@ class ReplyFuture(Future[Message]):
         self.sequence, self.message, self.arrived_s = sequence, message, 0.0
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for at most `timeout_s`; return True if there is a result or an error."""
+        """Wait for at most `timeout_s`; return whether there is a reply or an error."""
         return bool(wait([self], timeout_s).done)
 
 
 class Outbox:
-    """A worker's requests in order, until their replies arrive.
+    """A queue of a worker's requests, which keeps each request until its reply arrives.
 
-    `changed` guards all fields. After a restart of the hub, open requests raise HubRestarted; if
-    none is open, the next request does.
+    `changed` guards all fields.
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Outbox:
 
     @property
     def acknowledged(self) -> int:
-        """The largest n for which requests 1 to n all have replies."""
+        """The largest n such that requests 1 to n all have replies."""
         with self.changed:
             return next(iter(self._open), self._next) - 1
 
@@ -84,7 +84,7 @@ class Outbox:
             return self._next - 1
 
     def admit(self, message: Message) -> ReplyFuture:
-        """Append a request, once the limits on unanswered requests allow it.
+        """Wait until the limits on unanswered requests allow a request, and append it.
 
         Raises InvalidInput if the request is too large, and HubRestarted if the hub was restarted.
         """
@@ -124,10 +124,10 @@ class Outbox:
             return None
 
     def join(self, session: bytes, max_message_nbytes: int, last_request: int) -> bool:
-        """Begin or resume a session, in which requests after `last_request` are sent (again).
+        """Begin or resume a session; requests after `last_request` will be sent (again).
 
-        Returns False if `session` replaces another session; all open requests then raise
-        HubRestarted.
+        Returns False if `session` replaces another session. Then all requests without a reply raise
+        HubRestarted; if there are none, the next call of `admit` raises it.
         """
         with self.changed:
             before, self.session = self.session, session
@@ -135,14 +135,13 @@ class Outbox:
             self._sent = last_request
             is_known = before in (NO_NONCE, session)
             if not is_known:
-                # Without an open request, the next request raises HubRestarted instead.
                 self._has_restarted = not self._open
                 self._end(HubRestarted(_RESTARTED))
             self.changed.notify_all()
             return is_known
 
     def answer(self, sequence: int, reply: Message) -> None:
-        """Store a reply, unless it had arrived over an earlier connection."""
+        """Store a reply, unless an earlier connection has already delivered it."""
         with self.changed:
             future = self._open.pop(sequence, None)
             if future is not None:
@@ -151,7 +150,7 @@ class Outbox:
                 self.changed.notify_all()
 
     def fail(self, error: PacelineError) -> None:
-        """Make all current and later waits raise this error; only the first failure counts."""
+        """Make all pending and later requests raise `error`, or an earlier error of `fail`."""
         with self.changed:
             self.failure = self.failure or error
             self._end(self.failure)
@@ -167,9 +166,9 @@ class Outbox:
 class Client:
     """Exchanges a worker's messages with the hub, and reconnects after a lost connection.
 
-    `deadline_s`: the longest time without a message from the hub. `settings`: bytes from the hub.
-    Raises InvalidInput if the hub refuses this worker, and WorkerLost if no hub accepts it within
-    `deadline_s`.
+    `deadline_s`: the longest time without a message from the hub. `settings`: the bytes that the
+    hub sends to every worker. Raises InvalidInput if the hub refuses this worker, and WorkerLost if
+    no hub accepts this worker within `deadline_s`.
     """
 
     def __init__(
@@ -205,7 +204,7 @@ class Client:
             raise
 
     def request(self, message: Message) -> ReplyFuture:
-        """Send a request, once the limits on unanswered requests allow it.
+        """Wait until the limits on unanswered requests allow a request, and send it.
 
         Raises the errors of `ReplyFuture.result`, and InvalidInput if the request is too large.
         """
@@ -222,7 +221,7 @@ class Client:
         self._wakeup.close()
 
     def _run(self) -> None:
-        """Connect to the hub repeatedly until `close` or the deadline."""
+        """Connect to the hub, again after every lost connection, until `close` or the deadline."""
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         pause_s = _MIN_PAUSE_S
         try:
@@ -325,7 +324,7 @@ class Client:
     def _poll(self, connection: Connection, timeout_s: float, *, to_send: bool) -> None:
         polled_s = self._clock()
         connection.poll(self._wakeup, timeout_s, to_send=to_send)
-        # Time during which this process was stopped is no silence of the hub.
+        # If this process was stopped, that time must not count as silence of the hub.
         self._heard_s += max(0.0, self._clock() - polled_s - timeout_s)
 
     def _send_requests(self, connection: Connection, outgoing: frames.PieceQueue) -> bool:

@@ -34,7 +34,7 @@ class ConnectingWorkers(Record, ABC):
     keys: Path | None = Field(None, description="Folder of keys that `paceline keys` has written.")
     run_name: str = Field(RUN, description="Name of the run, the same for the hub and its workers.")
     deadline_s: Seconds = Field(
-        60.0, description="Time without an answer after which the hub is lost."
+        60.0, description="Time without an answer from the hub after which this process gives up."
     )
 
     @property
@@ -52,11 +52,9 @@ class WorkerProcessSettings(ConnectingWorkers):
     )
     lanes: int = Field(2, ge=1, description="Number of workers on this device.")
     device: str | None = Field(
-        None, description="Device: cpu or cuda:0; by default a GPU if there is one."
+        None, description="Device, such as cpu or cuda:0. Default: a GPU if there is one."
     )
-    threads: int = Field(
-        0, ge=0, description="Number of CPU threads; 0 leaves the number to torch."
-    )
+    threads: int = Field(0, ge=0, description="Number of CPU threads; 0: torch chooses.")
 
     @property
     def numbers(self) -> tuple[int, ...]:

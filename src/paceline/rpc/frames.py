@@ -2,8 +2,8 @@
 
 Every transmission has two frames: a header, and a piece of at most PIECE_NBYTES. A larger message
 is split into several pieces, so that socket buffers stay small, and every arriving piece shows that
-the sender is alive. A CRC-32 of each frame detects corrupted bytes. Nothing is pickled. All
-protocol versions share the first six header bytes and the text in a REFUSED.
+the sender is alive. A CRC-32 of each frame detects corrupted bytes. Nothing is pickled. The first
+six bytes of a header and the text of a REFUSED are the same in all protocol versions.
 """
 
 import io
@@ -37,28 +37,28 @@ HEADER_NBYTES = _FIXED.size + _CHECKSUM.size
 
 
 class MessageKind(IntEnum):
-    """The kind of a message, for the connection's protocol."""
+    """The kind of a message in the protocol between hub and worker."""
 
     HELLO = 1  # from a worker: asks to join. Parts: run id, release, session to resume
     WELCOME = 2  # from the hub: accepted. Parts: session, largest message, settings
-    REFUSED = 3  # from the hub: refused for good. Content: the reason
-    BUSY = 4  # from the hub: the worker's number is in use, try again. Content: the reason
+    REFUSED = 3  # from the hub: the worker must not try again. Content: the reason
+    BUSY = 4  # from the hub: the number is in use, try again later. Content: the reason
     REQUEST = 5
     REPLY = 6
     HEARTBEAT = 7  # from the hub or a worker
-    RESET = 8  # from the hub: the connection is unusable, connect again
-    BYE = 9  # from a worker: it leaves
+    RESET = 8  # from the hub: the connection is unusable, so the worker connects again
+    BYE = 9  # from a worker: the worker leaves the run
 
 
 _KINDS = frozenset(MessageKind)
 
 
 class ProtocolError(ValueError):
-    """Raised for invalid frames, and for messages that the connection does not allow now."""
+    """Raised for an invalid frame, or for a message that the protocol does not allow now."""
 
 
 class VersionMismatch(ProtocolError):
-    """Raised for frames of another version, `protocol`; `kind`: the kind of the message."""
+    """Raised for a frame of another protocol version; `kind`: the number of its message kind."""
 
     def __init__(self, protocol: int, kind: int) -> None:
         super().__init__(f"protocol version {protocol} instead of {PROTOCOL}")
@@ -71,7 +71,8 @@ class FrameHeader:
 
     `nonce`: identifies the run. `acknowledged`: the sender has received all replies up to this
     number. `sizes`: the bytes of each part of the message. `offset`: the position of the piece in
-    the concatenated parts. In a WELCOME, `sequence` is the number of the last complete request.
+    the concatenated parts. In a WELCOME, `sequence` is the number of the last request that the hub
+    has received.
     """
 
     kind: MessageKind
@@ -88,7 +89,7 @@ class FrameHeader:
 
     @property
     def total_nbytes(self) -> int:
-        """The bytes of all parts of the message."""
+        """The bytes of the whole message."""
         return sum(self.sizes)
 
 
@@ -110,7 +111,7 @@ def unpack(frame: Buffer, piece: Buffer) -> FrameHeader:
     if memoryview(piece).nbytes != nbytes or zlib.crc32(piece) != checksum:
         raise ProtocolError(f"a piece of {nbytes} bytes, cut off or with a wrong checksum")
     if num_parts > MAX_PARTS or any(sizes[num_parts:]):
-        raise ProtocolError(f"{num_parts} parts, more than {MAX_PARTS} or fewer than the sizes")
+        raise ProtocolError(f"{num_parts} parts: more than {MAX_PARTS}, or fewer than the sizes")
     total = sum(sizes)
     is_within = total <= MAX_MESSAGE_NBYTES and offset + nbytes <= total and nbytes <= PIECE_NBYTES
     if not is_within or (total and not nbytes):  # only an empty message has an empty piece
@@ -127,7 +128,7 @@ def unpack(frame: Buffer, piece: Buffer) -> FrameHeader:
 
 
 def _verified(frame: Buffer) -> memoryview:
-    """Return a header frame without its checksum, after verification."""
+    """Verify a header frame, and return it without its checksum."""
     view = memoryview(frame)
     if view.nbytes < _PREFIX.size or view[:4] != MAGIC:
         raise ProtocolError(f"{view.nbytes} bytes that are not a header")
@@ -146,10 +147,10 @@ def _verified(frame: Buffer) -> memoryview:
 class Message:
     """A request or a reply: a topic, and raw bytes in at most eight parts.
 
-    Only the application uses `step`, `version` and `codec`, the name of the codec of the parts.
-    Parts are contiguous buffers, such as `memoryview(array)`, and are not copied. Keep a request
-    unchanged until its reply arrives, and a reply until its acknowledgement. The receiver owns
-    received parts.
+    `codec`: the name of the codec that encoded the parts. The protocol does not use `step`,
+    `version` and `codec`. Parts are contiguous buffers, such as `memoryview(array)`, and are not
+    copied: the sender must not change a request before its reply arrives, nor a reply before the
+    worker acknowledges it. The receiver owns received parts.
     """
 
     topic: str
@@ -183,7 +184,7 @@ class MessagePiece(NamedTuple):
 
 
 def split(header: FrameHeader, message: Message) -> Iterator[MessagePiece]:
-    """Yield the pieces of a message, whose fields replace the fields of `header`."""
+    """Yield the pieces of a message; its fields replace the fields of `header`."""
     views = []
     for part in message.parts:
         view = memoryview(part)
@@ -203,7 +204,7 @@ def split(header: FrameHeader, message: Message) -> Iterator[MessagePiece]:
 
 
 class PieceQueue:
-    """The pieces to send, of the messages that `next_message` returns."""
+    """Splits the messages that `next_message` returns into pieces to send."""
 
     def __init__(self, next_message: Callable[[], tuple[FrameHeader, Message] | None]) -> None:
         self._next_message = next_message
@@ -211,16 +212,16 @@ class PieceQueue:
         self._first: MessagePiece | None = None
 
     def peek(self) -> MessagePiece | None:
-        """Return the next piece without removing it; None if there is none."""
+        """Return the next piece without removing it; None if there is no message."""
         if self._first is None:
             self._first = next(self._pieces, None)
-        while self._first is None and (following := self._next_message()) is not None:
+        if self._first is None and (following := self._next_message()) is not None:
             self._pieces = split(*following)
-            self._first = next(self._pieces, None)
+            self._first = next(self._pieces)
         return self._first
 
     def advance(self) -> None:
-        """Remove the peeked piece, after it was sent."""
+        """Remove the piece that `peek` returned, after it was sent."""
         self._first = None
 
 

@@ -26,7 +26,7 @@ from paceline.links.files import read_file
 
 Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
 
-_MOST_NBYTES = 64  # of a key file
+_MOST_NBYTES = 64  # largest size of a key file
 _Z85 = re.compile(rb"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 
 # A host in brackets may be an IPv6 address, which contains colons.
@@ -36,7 +36,7 @@ _LOCALHOST = "127.0.0.1"
 
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # where libzmq looks for an authenticator
 _ZAP_VERSION = b"1.0"
-_KEY_NBYTES = 32  # of a decoded key
+_KEY_NBYTES = 32  # size of a decoded key
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class WorkerKeys:
 
 
 def generate_keys(folder: Path) -> tuple[Path, ...]:
-    """Write new keys for a hub and its workers, overwriting no file; return the files."""
+    """Write new keys for a hub and its workers; return the files. Overwrites no file."""
     _check_curve()
     written = []
     try:
@@ -83,7 +83,7 @@ def load_hub_keys(folder: Path) -> HubKeys:
     secret = _read(folder / "hub.key", is_secret=True)
     files = [path for path in sorted(folder.glob("*.pub")) if path.stem != "hub"]
     if not files:
-        problem = "must be a folder with worker.pub, without which no worker can join"
+        problem = "must be a folder with a worker.pub, or no worker could join"
         raise InvalidInput("keys", problem, got=str(folder))
     return HubKeys(secret, frozenset(_read(path) for path in files))
 
@@ -140,7 +140,7 @@ def bind_address(text: str, *, has_keys: bool) -> str:
 
 
 def connect_address(text: str, *, has_keys: bool) -> str:
-    """Check and return a hub's address, which must be a loopback address without keys."""
+    """Check and return a hub's address; without keys, it must be a loopback address."""
     _, port = _host_and_port(text, "connect", has_keys=has_keys)
     if not port:
         raise InvalidInput("connect", "must have the hub's port", got=text)
@@ -155,7 +155,7 @@ def _host_and_port(
         raise InvalidInput(option, "must be an address such as tcp://10.0.0.1:5555", got=text)
     host = match[1] or match[2]
     address: IPv4Address | IPv6Address | None = None
-    with suppress(ValueError):  # another name than localhost
+    with suppress(ValueError):  # a host name other than localhost
         address = ip_address(_LOCALHOST if host == "localhost" else host)
     if not has_keys and not (address and address.is_loopback):
         problem = "requires keys for every address except a loopback address"
@@ -180,10 +180,10 @@ class Authenticator:
         self.socket.bind(_ZAP_ENDPOINT)
 
     def answer(self) -> None:
-        """Answer one question of libzmq, if a question has arrived.
+        """Tell libzmq whether a client may connect, if libzmq has asked.
 
-        Its frames are the version, the request, the domain, the client's address, its routing id,
-        the mechanism, and the credentials.
+        The frames of the question are the version, the request, the domain, the client's address
+        and routing id, the mechanism, and the credentials.
         """
         try:
             frames = self.socket.recv_multipart(zmq.DONTWAIT)

@@ -17,7 +17,7 @@ HEARTBEAT_S = 1.0
 SILENCE_S = 5.0  # a connection silent for five heartbeats counts as dead
 RECONNECT_S = 5.0  # a worker without a connection for this time is lost
 LOST_S = 60.0  # a connected worker without a message for this time is lost
-CREDIT_MESSAGES = 2  # unanswered requests of maximum size: one executes while the next arrives
+CREDIT_MESSAGES = 2  # unanswered requests of the largest size: one executes, one arrives
 
 _MAX_SETTINGS_NBYTES = 64 * 1024
 _MAX_RUN_ID = 200
@@ -28,7 +28,7 @@ MOST_TEXT = 300  # most characters of a peer's text in a log line or an error
 
 
 def nonce_of(run_id: str) -> bytes:
-    """Return the nonce that identifies a run in every header; InvalidInput for a wrong name."""
+    """Derive the nonce that identifies a run in headers; InvalidInput for an invalid name."""
     is_valid = run_id.isascii() and run_id.isprintable() and 0 < len(run_id) <= _MAX_RUN_ID
     if not is_valid:
         problem = f"must be 1 to {_MAX_RUN_ID} printable ASCII characters"
@@ -38,10 +38,10 @@ def nonce_of(run_id: str) -> bytes:
 
 @dataclass(frozen=True)
 class Limits:
-    """A server's run, and its limits on the run's workers.
+    """The run of a server, and the limits on its workers.
 
-    `max_message_nbytes`: the most bytes of a request or reply; all unanswered requests of a worker
-    have at most twice as many. `settings`: bytes for every worker.
+    `max_message_nbytes`: the largest size of a request or reply. All unanswered requests of a
+    worker together may have twice this size. `settings`: bytes that every worker receives.
     """
 
     run_id: str
@@ -63,16 +63,16 @@ class Limits:
     def mismatch(self, worker: int, run_id: str, release: str) -> str:
         """Return the reason to refuse a worker; an empty text if the worker may join."""
         if run_id != self.run_id:
-            return f"its --run-name is {run_id!r}, the hub's {self.run_id!r}"
+            return f"--run-name is {run_id!r} at the worker and {self.run_id!r} at the hub"
         if release != RELEASE:
-            return f"it runs {release}, the hub {RELEASE}; install the same"
+            return f"the worker runs {release}, the hub {RELEASE}; install the same release"
         if worker >= self.num_workers:
-            return f"its number {worker} is not 0 to {self.num_workers - 1}"
+            return f"the worker's number is {worker}; must be 0 to {self.num_workers - 1}"
         return ""
 
 
 class RateLimitedLog:
-    """Logs the latest warning at most every five seconds, with the number of new warnings."""
+    """Logs the latest warning at most every five seconds, and how many were not logged."""
 
     def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
         self._logger, self._clock = logger, clock

@@ -28,12 +28,12 @@ logger = logging.getLogger(__name__)
 _DRAIN_S = 2.0
 _POLL_MS = 250
 _BLOCKED_MS = 2  # ZeroMQ does not report when one of many connections has room again: poll often
-_TURN_PIECES = limits.QUEUED_PIECES // 2  # sent to one worker before the next worker's turn
+_PIECES_PER_WORKER = limits.QUEUED_PIECES // 2  # most pieces sent before another worker's pieces
 
 
 @dataclass(frozen=True)
 class RpcRequest:
-    """A worker's request, to be executed and replied to once; `arrived_s`: by `time.monotonic`."""
+    """A worker's request, to be answered once; `arrived_s`: its arrival, by `time.monotonic`."""
 
     worker: int
     message: Message
@@ -44,14 +44,14 @@ class RpcRequest:
 
 @dataclass(frozen=True)
 class Joined:
-    """A worker has joined in a new session; requests of its earlier sessions are void."""
+    """Reports a new session of a worker; requests of its earlier sessions are void."""
 
     worker: int
 
 
 @dataclass(frozen=True)
 class Lost:
-    """A worker is gone ("worker 3" `why`); its open requests are void, and it may join again."""
+    """Reports a lost worker, whose open requests are void; `why`: such as "has left"."""
 
     worker: int
     why: str
@@ -59,7 +59,7 @@ class Lost:
 
 @dataclass(frozen=True)
 class Woken:
-    """The application has called `Server.wake`."""
+    """Reports a call of `Server.wake`."""
 
 
 Event: TypeAlias = RpcRequest | Joined | Lost | Woken
@@ -111,7 +111,7 @@ class Server:
         self._thread.start()
 
     def receive(self, timeout_s: float) -> Event | None:
-        """Return the next event in order; None if no event comes within the timeout.
+        """Return the next event in order; None if there is no event within the timeout.
 
         A worker's requests come after its Joined and never after its Lost.
         """
@@ -162,7 +162,7 @@ class Server:
             poller.register(self._authenticator.socket, zmq.POLLIN)
         try:
             while not self._closing.is_set():
-                poller.poll(self._turn())
+                poller.poll(self._receive_and_send())
                 self._wakeup.clear()
         except Exception as error:  # otherwise the application waits forever for events
             with self._arrived:
@@ -170,8 +170,8 @@ class Server:
                 self._arrived.notify_all()
             raise
 
-    def _turn(self) -> int:
-        """Receive and send without waiting; return the milliseconds to wait for the next turn."""
+    def _receive_and_send(self) -> int:
+        """Receive and send without waiting; return how many milliseconds to wait afterwards."""
         if self._authenticator is not None:
             self._authenticator.answer()
         with self._lock:
@@ -182,7 +182,7 @@ class Server:
                 self._check_workers()
             wait_ms = _POLL_MS
             for session in self._by_worker.values():
-                for _ in range(_TURN_PIECES):
+                for _ in range(_PIECES_PER_WORKER):
                     piece = session.outgoing.peek()
                     if piece is None:
                         break
@@ -260,7 +260,7 @@ class Server:
                 self._send_control(session, MessageKind.HEARTBEAT)
                 silence_s = self._clock() - session.heard_s
                 if session.route is not None and silence_s <= limits.SILENCE_S:
-                    why = f"the hub has another worker {header.worker}"
+                    why = f"another process is worker {header.worker} of this hub"
                     self._refuse(arrival, MessageKind.BUSY, why)
                     return
                 self._drop(session, "was replaced by another process")

@@ -14,8 +14,8 @@ class WorkerSession:
     """One worker's requests and replies, over one connection or several.
 
     A worker sends its requests in ascending order, and repeats interrupted requests in that order
-    over a new connection. So all requests after `last_request`, the last complete request, are new.
-    The session keeps a reply until the worker acknowledges it.
+    over a new connection. So a request is new if its number is above `last_request`, the number of
+    the last complete request. The session keeps a reply until the worker acknowledges it.
 
     `route`: the current connection, or None. `disconnected_s`: the time of the last disconnection.
     `heard_s`: the time of the worker's last message.
@@ -43,7 +43,7 @@ class WorkerSession:
         return sorted(self._replies)
 
     def connect(self, route: bytes | None) -> None:
-        """Resume over a new connection with the unacknowledged replies; None: there is none."""
+        """Use a new connection, and send unacknowledged replies again; None: disconnect."""
         self.route = route
         self._assembly = frames.Assembly()
         self.outgoing = frames.PieceQueue(self._next_reply)

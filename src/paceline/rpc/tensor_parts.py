@@ -1,4 +1,4 @@
-"""Tensors as parts of a message, encoded or not, with checks of received parts.
+"""Convert tensors to message parts and back, with or without a codec; check received parts.
 
 parameters or gradients  -- flatten -->  vector  -- part_of -->  part of a message
 received part  -- values_of -->  vector  -- views -->  tensors of the original shapes
@@ -32,7 +32,7 @@ def flatten(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def views(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """View a vector as tensors with the shapes of `like`; InvalidInput unless it fits."""
+    """View a vector as tensors with the shapes of `like`; InvalidInput if it does not fit."""
     sizes = [tensor.numel() for tensor in like]
     dtype = like[0].dtype if like else vector.dtype
     if vector.shape != (sum(sizes),) or vector.dtype != dtype:
@@ -43,19 +43,19 @@ def views(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
 
 @torch.no_grad()
 def load_vector(parameters: Sequence[nn.Parameter], vector: Tensor) -> None:
-    """Copy the values of a vector into the parameters; raise InvalidInput unless they fit."""
+    """Copy the values of a vector into the parameters; InvalidInput if they do not fit."""
     for parameter, values in zip(parameters, views(vector, parameters), strict=True):
         parameter.copy_(values)
 
 
 def buffers_of(half: nn.Module) -> memoryview:
-    """Concatenate the bytes of all buffers of a body or a head."""
+    """Concatenate the bytes of all buffers of a module, such as running means."""
     return memoryview(b"".join(part_of(buffer.detach().cpu()) for buffer in half.buffers()))
 
 
 @torch.no_grad()
 def load_buffers(half: nn.Module, part: memoryview) -> None:
-    """Copy the bytes from `buffers_of` into buffers, after `check_buffers`."""
+    """Load a module's buffers from the bytes of `buffers_of`, after `check_buffers`."""
     buffers = list(half.buffers())
     sizes = [buffer.nbytes for buffer in buffers]
     values = values_of(part, torch.uint8, sum(sizes))
@@ -75,12 +75,12 @@ def parts_of(message: Message) -> Parts:
 
 
 def part_of(tensor: Tensor) -> memoryview:
-    """View the memory of a contiguous CPU tensor."""
+    """View the memory of a contiguous CPU tensor as bytes."""
     return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 def values_of(part: memoryview, dtype: torch.dtype, count: int) -> Tensor:
-    """View a part as `count` values; raise InvalidInput if its size differs."""
+    """View a part as `count` values of `dtype`; InvalidInput if its size differs."""
     if part.nbytes != count * dtype.itemsize:
         problem = f"must be {count:,} values of {dtype}, {count * dtype.itemsize:,} bytes"
         raise InvalidInput("parameters", problem, got=part.nbytes)
@@ -101,17 +101,18 @@ def numbers_of(part: memoryview) -> tuple[int, ...]:
 
 
 class CopyLane:
-    """Copies received values to one device, one at a time, on a separate stream."""
+    """Where to copy received values: a device, its stream for copies, and a lock."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self.turn = device_of(device), threading.Lock()
+        self.device, self.lock = device_of(device), threading.Lock()
         self.stream = self.device.new_stream() if self.device.is_asynchronous else None
 
 
 class Endpoint:
     """Encodes and decodes one worker's messages, in the worker's process or at the hub.
 
-    Endpoints share no codecs, because a codec may keep the encoding error of the last values.
+    Each endpoint has separate codecs, because a codec with error feedback keeps the encoding error
+    of its last values.
     """
 
     def __init__(
@@ -127,7 +128,10 @@ class Endpoint:
     def message(
         self, purpose: Purpose, step: int, version: int, values: Tensor, before: Parts = ()
     ) -> Message:
-        """Encode values as a message, after the parts `before`; NonFinite if the codec cannot."""
+        """Encode values as a message, after the parts `before`.
+
+        Raises NonFinite if a codec cannot encode a value that is NaN or infinite.
+        """
         codec, values = self._codecs.get(purpose), values.detach()
         if codec is None:
             buffers: tuple[Tensor, ...] = (values.contiguous().reshape(-1).view(torch.uint8),)
@@ -161,7 +165,7 @@ class Endpoint:
         if stream is None:
             return buffers
         with (
-            self._copies.turn,
+            self._copies.lock,  # one copy at a time
             device.use(stream),
             self.recorder.work(step, Kind.H2D, purpose, Lane.H2D),
         ):
@@ -174,11 +178,11 @@ class Endpoint:
     def decode(
         self, step: int, purpose: Purpose, codec: str, buffers: Sequence[Tensor], count: int
     ) -> Tensor:
-        """Decode `count` values from received parts; InvalidInput for another codec or size."""
+        """Decode `count` values from received parts; InvalidInput for a wrong codec or size."""
         own = self._codecs.get(purpose)
         name = "" if own is None else own.name
         if codec != name:
-            problem = f"must be encoded by codec {name or 'none'!r}"
+            problem = f"must be encoded with codec {name or 'none'!r}"
             raise InvalidInput(purpose, problem, got=codec or "none")
         if own is not None:
             with self.recorder.work(step, Kind.DECODE, purpose):

@@ -1,7 +1,7 @@
 """Check that workers' values are finite, and that their norms are similar."""
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from math import hypot, isfinite
 from statistics import median
@@ -12,41 +12,20 @@ from torch import Tensor
 from paceline.core.errors import InvalidInput, NonFinite
 
 LARGEST_LOSS = 1e12  # a larger loss of a sample means divergence
-_KEPT = 64  # accepted norms to compare with
-_FEWEST = 4  # norms of other workers needed for a comparison
-# Norms of healthy gradients differ only by a small factor between batches.
+_KEPT = 64  # number of accepted norms that are kept for comparisons
+_FEWEST = 4  # fewest norms of other workers that suffice for a comparison
+# Limit on a norm, relative to the median of other workers' norms. Norms of healthy gradients differ
+# only by a small factor between batches.
 _MOST_TIMES = 100.0
 _MOST_TIMES_PARAMETERS = 1e6  # limit on a norm, relative to the norm of the parameters or buffers
 
 
-class NormCheck:
-    """Compares the norm of a worker's values with norms that were accepted before."""
-
-    def __init__(self, what: str = "gradients") -> None:
-        self._what = what
-        self._accepted: deque[tuple[int, float]] = deque(maxlen=_KEPT)
-
-    def check(self, worker: int, norm: float, parameters_norm: Callable[[], float]) -> None:
-        """Accept a norm; raise InvalidInput if the norm is far too large.
-
-        The limit is a multiple of the median of other workers' norms. If fewer than four of their
-        norms are known, the limit is a multiple of the parameters' norm.
-        """
-        others = [one for who, one in self._accepted if who != worker and one > 0]
-        if len(others) >= _FEWEST:
-            usual, most, whose = median(others), _MOST_TIMES, "other workers'"
-        else:
-            usual, most, whose = 1 + parameters_norm(), _MOST_TIMES_PARAMETERS, "parameters'"
-        _check_norm(self._what, norm, most, usual, whose)
-        self._accepted.append((worker, norm))
-
-
 class ValueChecks:
-    """Checks values before a model with these `parameters` uses them.
+    """Checks received activations and gradients before the model uses them.
 
-    `reads_values`: False in a rehearsal, whose values are all zeros. `compares_norms`: whether to
-    check the norms of workers' values, because remote workers may send wrong values. `is_clipped`:
-    whether gradients are clipped, so that their norms need no check.
+    `parameters`: the parameters of the model. `reads_values`: False in a rehearsal, whose values
+    are zeros. `compares_norms`: whether to check norms, because remote workers may send wrong
+    values. `is_clipped`: whether gradients are clipped, so that their norms need no check.
     """
 
     def __init__(
@@ -54,31 +33,47 @@ class ValueChecks:
     ) -> None:
         self._parameters, self._reads_values = parameters, reads_values
         self._is_clipped, self.compares_norms = is_clipped, False
-        self._of_gradients, self._of_activations = NormCheck(), NormCheck("activations")
+        self._accepted: defaultdict[str, deque[tuple[int, float]]] = defaultdict(
+            lambda: deque(maxlen=_KEPT)
+        )
 
     def finite(self, who: str, what: str, values: Iterable[Tensor]) -> None:
         """Raise NonFinite if one of the values is not finite."""
         if self._reads_values and not all_finite(values):
-            problem = f"{who}: {what} are NaN or infinite and were not used"
+            problem = f"{who}: the {what} contain NaN or infinity and were not used"
             raise NonFinite(f"{problem}; lower learning_rate")
 
     def activations(self, who: str, worker: int, values: Tensor) -> None:
-        """Raise NonFinite or InvalidInput for activations that would spoil the head's buffers."""
-        if not len(values):
-            return
-        self.finite(who, "activations", [values])
-        if self.compares_norms and self._reads_values:
-            with naming(who):
-                norm = norm_of([values]) / len(values) ** 0.5
-                self._of_activations.check(worker, norm, lambda: norm_of(self._parameters))
+        """Raise NonFinite or InvalidInput for activations that would spoil running means."""
+        if len(values):
+            self.finite(who, "activations", [values])
+            self._compare(who, "activations", worker, [values], len(values) ** 0.5)
 
     def gradients(self, who: str, what: str, worker: int, values: Sequence[Tensor]) -> None:
         """Raise NonFinite or InvalidInput for gradients that would spoil the parameters."""
         self.finite(who, what, values)
-        if self.compares_norms and self._reads_values and not self._is_clipped:
-            with naming(who):
-                norm = norm_of(values)
-                self._of_gradients.check(worker, norm, lambda: norm_of(self._parameters))
+        if not self._is_clipped:
+            self._compare(who, "gradients", worker, values, 1.0)
+
+    def _compare(
+        self, who: str, what: str, worker: int, values: Sequence[Tensor], divisor: float
+    ) -> None:
+        """Raise InvalidInput if a worker's norm is far above those of other workers.
+
+        If fewer than four norms of other workers are known, compare with the parameters' norm.
+        """
+        if not (self.compares_norms and self._reads_values):
+            return
+        norm, accepted = norm_of(values) / divisor, self._accepted[what]
+        others = [one for number, one in accepted if number != worker and one > 0]
+        if len(others) >= _FEWEST:
+            usual, most, whose = median(others), _MOST_TIMES, "median norm of other workers"
+        else:
+            usual, most = 1 + norm_of(self._parameters), _MOST_TIMES_PARAMETERS
+            whose = "parameters' norm"
+        with naming(who):
+            _check_norm(what, norm, most, usual, whose)
+        accepted.append((worker, norm))
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
@@ -89,7 +84,7 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
 
 @contextmanager
 def naming(who: str) -> Iterator[None]:
-    """Put `who` before the text of any InvalidInput that the block raises."""
+    """Put `who` before the text of an InvalidInput that the `with` block raises."""
     try:
         yield
     except InvalidInput as error:
@@ -102,12 +97,12 @@ def check_buffers(found: Sequence[Tensor], known: Sequence[Tensor]) -> None:
     if not isfinite(norm):
         raise NonFinite("buffers are NaN or infinite; lower learning_rate")
     usual = 1 + norm_of(one for one in known if one.is_floating_point())
-    _check_norm("buffers", norm, _MOST_TIMES_PARAMETERS, usual, "previous one")
+    _check_norm("buffers", norm, _MOST_TIMES_PARAMETERS, usual, "norm of the earlier buffers")
 
 
 def _check_norm(what: str, norm: float, most: float, usual: float, whose: str) -> None:
     if norm > most * usual:
-        problem = f"must have a norm similar to the {whose}, {usual:.3g}"
+        problem = f"must have a norm of at most {most:g} times the {whose}, {usual:.3g}"
         raise InvalidInput(what, problem, got=float(f"{norm:.3g}"))
 
 

@@ -1,7 +1,7 @@
 """Connect, start and end the worker processes of a hub.
 
-The hub runs a module, whose `main` calls `run_as_process`, once for each device of its machine; on
-other machines, `paceline worker` serves workers.
+The hub starts a process for each device of its machine. The process runs a module, which calls
+`run_as_process`. On other machines, the user starts `paceline worker`.
 """
 
 import json
@@ -33,19 +33,19 @@ class WorkerRefused(InvalidInput):
 
 
 def check_reply(reply: Message, hub: str = "") -> Message:
-    """Return the reply; raises HubRestarted for AGAIN, and WorkerRefused for REFUSED.
+    """Return a hub's reply; raises HubRestarted for AGAIN, and WorkerRefused for REFUSED.
 
-    `hub`: a text to put before the reason in WorkerRefused.
+    `hub`: the text before the reason in WorkerRefused, such as "the parent hub: ".
     """
     if reply.topic == AGAIN:
-        raise HubRestarted("the hub restarts the step")
+        raise HubRestarted("the hub lets this worker repeat its step")
     if reply.topic == REFUSED:
         raise WorkerRefused.of(hub + bytes(reply.parts[0]).decode(errors="replace"))
     return reply
 
 
 def refusal(why: str) -> Message:
-    """Return the reply that refuses a worker, for the reason `why`."""
+    """Return the reply that refuses a worker; `why`: the reason."""
     return Message(REFUSED, parts=(why.encode(),))
 
 
@@ -61,7 +61,7 @@ def retry_after_restart(report: Callable[[], None]) -> None:
 
 @contextmanager
 def connected(settings: ConnectingWorkers, folder: Path | None) -> Iterator[dict[int, Client]]:
-    """Connect workers to the hub, and yield their clients; report an error of the block to it."""
+    """Connect workers to the hub, and yield their clients; report later errors to the hub."""
     keys = None if folder is None else load_worker_keys(folder)
     clients: dict[int, Client] = {}
     with ExitStack() as stack:
@@ -84,7 +84,7 @@ def connected(settings: ConnectingWorkers, folder: Path | None) -> Iterator[dict
 
 
 def difference(here: str, there: str) -> str | None:
-    """Return the first difference between two JSON layouts; InvalidInput if `there` is invalid."""
+    """Return the first difference between two JSON mappings; InvalidInput for other JSON."""
     own, other = json.loads(here), read_json(there.encode(), "run")
     if not isinstance(other, dict):
         raise InvalidInput("run", "must be a mapping")
@@ -143,7 +143,7 @@ class WorkerPool:
             raise
 
     def poll(self) -> list[tuple[int, str]]:
-        """Return the workers whose process has ended, with the reason; stop the run at a signal."""
+        """Return each worker whose process has ended, and the reason; stop the run at a signal."""
         found: list[tuple[int, str]] = []
         names = {one: f"worker {listed(numbers)}" for one, numbers in self._processes.items()}
         self._signals.poll({process.pid: name for process, name in names.items()})
@@ -164,5 +164,5 @@ class WorkerPool:
 
 
 def num_threads(num_devices: int) -> int:
-    """Return the number of threads for the hub, and for each device that computes on CPU cores."""
+    """Return the number of CPU threads of each process: a hub, and a worker per device."""
     return max(1, len(physical_cores(sched_getaffinity(0))) // (num_devices + 1))

@@ -1,7 +1,6 @@
-"""Train a float64 network on the digits with strategy wheel, and with plain SGD.
+"""Train a float64 network on the digits with strategy wheel; `in_one_piece` uses plain SGD.
 
-    python turning.py alone EPOCHS HEAD  one worker with one lane, and plain SGD
-    python turning.py many WORKERS LANES [CONFIG]
+    python turning.py WORKERS LANES CONFIG
 
 Worker processes import the network from this file.
 """
@@ -19,18 +18,20 @@ BATCH, SEED, RATE, MOMENTUM = 48, 5, 0.05, 0.5
 
 
 class Small(nn.Module):
-    """A convolution, BatchNorm and two linear layers, in float64."""
+    """A convolution and two linear layers, in float64, with BatchNorm in body and head."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(1, 6, 3, dtype=torch.float64)
-        self.norm = nn.BatchNorm2d(6, dtype=torch.float64)
-        self.fc1 = nn.Linear(54, 48, dtype=torch.float64)
-        self.fc2 = nn.Linear(48, 10, dtype=torch.float64)
+        self.conv = nn.Conv2d(1, 6, 3)
+        self.norm = nn.BatchNorm2d(6)
+        self.fc1 = nn.Linear(54, 48)
+        self.inner = nn.BatchNorm1d(48)
+        self.fc2 = nn.Linear(48, 10)
+        self.double()
 
     def forward(self, images: Tensor) -> Tensor:
-        maps = self.norm(torch.relu(self.conv(images.double())))
-        return self.fc2(torch.relu(self.fc1(F.max_pool2d(maps, 2).flatten(1))))
+        maps = F.max_pool2d(self.norm(torch.relu(self.conv(images.double()))), 2)
+        return self.fc2(torch.relu(self.inner(self.fc1(maps.flatten(1)))))
 
 
 class Quiet:
@@ -72,24 +73,12 @@ def small(epochs: int, **config):
     return session_of("turning:Small", Quiet(), settings, **{"head": "fc1"} | config)
 
 
-class Normed(Small):
-    """The same network with BatchNorm in the head, too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.BatchNorm1d(48, dtype=torch.float64)
-
-    def forward(self, images: Tensor) -> Tensor:
-        maps = F.max_pool2d(self.norm(torch.relu(self.conv(images.double()))), 2)
-        return self.fc2(torch.relu(self.inner(self.fc1(maps.flatten(1)))))
-
-
-def in_one_piece(epochs: int, make=Small) -> tuple[dict[str, Tensor], list[float]]:
+def in_one_piece(epochs: int) -> tuple[dict[str, Tensor], list[float]]:
     """Train with plain SGD; return the state and the mean loss of each epoch."""
     from paceline.training.data import ShardedBatches, load
 
     torch.manual_seed(SEED)
-    model, losses = make().train(), []
+    model, losses = Small().train(), []
     data = load("digits", None, SEED)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
     batches = ShardedBatches(len(data.train), BATCH, 0, 1, SEED)
@@ -137,17 +126,8 @@ def trained(session) -> tuple[dict, dict[str, Tensor]]:
 def main() -> None:
     os.environ["PYTHONPATH"] = str(Path(__file__).parent)
     torch.set_num_threads(1)
-    case, *rest = sys.argv[1:]
-    if case == "alone":
-        session = small(int(rest[0]), head=rest[1], workers=1, lanes=1, staleness=0)
-        found, own = trained(session)
-        other, _ = in_one_piece(int(rest[0]))
-        same = {key: torch.equal(own[key], other[key]) for key in other}
-        print(json.dumps(found | {"same": same}))
-        return
-    workers, lanes, *more = rest
-    config = json.loads(more[0]) if more else {}
-    print(json.dumps(trained(small(2, workers=int(workers), lanes=int(lanes), **config))[0]))
+    workers, lanes, config = map(json.loads, sys.argv[1:])
+    print(json.dumps(trained(small(2, workers=workers, lanes=lanes, **config))[0]))
 
 
 if __name__ == "__main__":

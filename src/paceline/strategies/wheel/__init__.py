@@ -1,7 +1,7 @@
-"""Strategy wheel: workers train a model's first layers, a hub its last (Du et al. 2017).
+"""Strategy wheel: workers train a model's first layers, a hub the last layers (Du et al. 2017).
 
-The first layers are the body, the last layers the head. The hub also runs the parameter server,
-whose updates are asynchronous.
+The first layers are called the body, the last layers the head. The hub also runs a parameter
+server, which updates all parameters asynchronously.
 
 The path of a gradient from a worker to the parameters:
 
@@ -11,16 +11,16 @@ The path of a gradient from a worker to the parameters:
                          |  rpc: request in pieces, executed once
                          v
     hub.py            Hub._execute             the gate checks the request
-    answers.py        StepAnswers.update       a codec decodes the vector
+    answers.py        Answers._update          a codec decodes the vector
     server.py         ParameterServer.update   joins body's and head's gradients of a step
     server.py         ParameterServer._apply   the optimizer takes a step; the version grows by 1
 
-In a child hub, `ChildServer._apply` adds the gradients to a sum instead; the child hub then sends
-the mean to the parent hub (`child_server`, `tree`).
+In a tree of hubs, a child hub is a worker of a parent hub. Its `ChildServer._apply` adds the
+gradients to a sum instead, and sends the mean to the parent hub (`child_server`, `tree`).
 
-Planning uses `config`, `plan`, `split`, `routes` and `hubs_plan`. `job` builds the same model and
-halves in every process. `run` trains or rehearses with this process as the hub; `child` runs a hub
-that is a worker of another hub.
+Planning uses `config`, `plan`, `split`, `routes` and `hubs_plan`. `job` builds the same model, body
+and head in every process. `run` trains or rehearses with this process as the hub; `child` runs a
+child hub.
 """
 
 from paceline.core.strategy import Options, Planning, Role, Running, Strategy
@@ -58,8 +58,7 @@ STRATEGY = Strategy(
         settings=frozenset({"codec", "listen", "keys", "run_name", "wait_s"}),
         defaults={"momentum": MOMENTUM, "profile_s": 1.0},
         refused_settings={
-            "accumulate": "each worker's part of a step is one message and one update; to save "
-            "memory, reduce batch_size"
+            "accumulate": "each batch of a worker is one update; to save memory, reduce batch_size"
         },
         refused_options={"hub": "applies to plans; a run's hub is the machine that starts it"},
     ),

@@ -1,17 +1,8 @@
-"""Answer the requests of workers that the gate has accepted.
-
-topic                          answered by
-parameters                     StepAnswers.fetch, when no worker is too far behind
-activations, gradients         StepAnswers: run the head; update all parameters
-whole-parameters, -gradients   ChildHubs: requests of child hubs
-begin                          WorkerGroup, as soon as the worker may begin
-profile, probe, clock          Answers: workers measure before training
-buffers, done                  Answers: results of a worker
-"""
+"""Check and execute the requests of workers, and encode the replies."""
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 
@@ -20,15 +11,13 @@ import torch
 from paceline.core.errors import InvalidInput, StepDiscarded, printable
 from paceline.core.outcome import SentShare, Traffic
 from paceline.core.wire_format import Purpose
-from paceline.links.devices import device_of
-from paceline.measure.device_profile import DeviceProfile, device_name
+from paceline.measure.device_profile import DeviceProfile
 from paceline.record.worker_trace import Trace
 from paceline.rpc import tensor_parts
 from paceline.rpc.frames import Message
 from paceline.rpc.limits import MOST_TEXT
 from paceline.rpc.server import RpcRequest
 from paceline.rpc.tensor_parts import CopyLane, Endpoint
-from paceline.rpc.worker_group import ProbeTurns, WorkerGroup
 from paceline.strategies.wheel import protocol
 from paceline.strategies.wheel.epochs import EpochLog
 from paceline.strategies.wheel.gate import Gate, only_part
@@ -37,114 +26,25 @@ from paceline.strategies.wheel.measure import recorders_of
 from paceline.strategies.wheel.protocol import OF_STEPS, Topic
 from paceline.strategies.wheel.server import ParameterServer
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, messages
-from paceline.strategies.wheel.staleness import LossSum
 from paceline.strategies.wheel.tree import ChildHubs
+from paceline.strategies.wheel.worker_group import ProbeTurns, WorkerGroup
 
 
 class WorkerFailed(Exception):
-    """Raised if a worker reports its failure; `by_input`: it failed with InvalidInput."""
+    """Raised if a worker reports its failure; `by_input`: whether InvalidInput is the cause."""
 
     def __init__(self, why: str, by_input: bool) -> None:
         super().__init__(why)
         self.by_input = by_input
 
 
-class StepAnswers:
-    """Decodes the requests of steps for the parameter server, and encodes its replies.
-
-    `nbytes`: the bytes of messages by purpose (figure 2 of the paper). `num_pushed`: the number of
-    messages with gradients of the body. `count`: called with the losses of each update, by epoch.
-    """
-
-    def __init__(
-        self,
-        server: ParameterServer,
-        job: TrainingJob,
-        count: Callable[[Mapping[int, LossSum]], None],
-    ) -> None:
-        self._server, self._batches, self._count = server, job.batches, count
-        halves, device, spec = server.halves, job.device, job.spec
-        self._spec = spec
-        self._crossing, self._steps_per_epoch = halves.crossing, job.steps_per_epoch
-        self._num_body = sum(parameter.numel() for parameter in halves.body_parameters)
-        self._head_nbytes = sum(parameter.nbytes for parameter in halves.head_parameters)
-        dtype, name = halves.body_parameters[0].dtype, device_name(device_of(device).kind, 0)
-        self._recorders = recorders_of(server, device, name, spec.config.workers, spec.traced)
-
-        def endpoints_on(where: torch.device) -> list[Endpoint]:
-            copies = CopyLane(where)
-            return [Endpoint(spec.config.codecs, dtype, one, copies) for one in self._recorders]
-
-        # The head's device decodes activations. The server's device encodes the body's parameters
-        # and decodes its gradients.
-        self._of_head = self._of_server = endpoints_on(device)
-        if job.kept_on != device:
-            self._of_server = endpoints_on(job.kept_on)
-        self.nbytes: Counter[Purpose] = Counter()
-        self.num_pushed = 0
-
-    @property
-    def trace(self) -> Trace:
-        """The recorded spans and messages of the heads of all workers."""
-        trace = Trace()
-        for recorder in self._recorders:
-            trace.add(recorder.trace)
-        return trace
-
-    def fetch(self, request: RpcRequest) -> Message:
-        """Return a reply with the body's current parameters."""
-        version, values = self._server.body_parameters()
-        endpoint = self._of_server[request.worker]
-        reply = endpoint.message(Purpose.PARAMETERS, request.message.step, version, values)
-        self.nbytes[Purpose.PARAMETERS] += reply.nbytes
-        return reply
-
-    def answer(self, request: RpcRequest) -> Message:
-        """Run the head on received activations; return a reply with their gradients."""
-        worker, message, at_s = request.worker, request.message, request.arrived_s
-        endpoint, step = self._of_head[worker], message.step
-        batches, parts = self._batches, tensor_parts.parts_of(message)
-        if len(parts) <= 1 + batches.num_parts:
-            raise InvalidInput("activations", f"must have more than {1 + batches.num_parts} parts")
-        count, weight = protocol.share_of(parts[0])
-        of_targets, rest = parts[1 : 1 + batches.num_parts], parts[1 + batches.num_parts :]
-        for purpose in (Purpose.LABELS, Purpose.ACTIVATIONS):
-            endpoint.recorder.received(step, purpose, at_s)
-        batches.check_parts(of_targets, count)
-        targets = batches.targets(endpoint.to_device(step, Purpose.LABELS, of_targets), count)
-        buffers = endpoint.to_device(step, Purpose.ACTIVATIONS, rest)
-        num_values = count * prod(self._crossing)
-        values = endpoint.decode(step, Purpose.ACTIVATIONS, message.codec, buffers, num_values)
-        self.nbytes[Purpose.LABELS] += sum(part.nbytes for part in of_targets)
-        self.nbytes[Purpose.ACTIVATIONS] += sum(part.nbytes for part in rest)
-        torch.manual_seed(self._spec.seed_of(worker, step))
-        gradients, _ = self._server.answer(
-            worker, step, message.version, values.view(count, *self._crossing), targets, weight
-        )
-        self.nbytes[Purpose.HEAD_PARAMETERS] += self._head_nbytes
-        purpose = Purpose.ACTIVATION_GRADIENTS
-        reply = endpoint.message(purpose, step, message.version, gradients)
-        self.nbytes[purpose] += reply.nbytes
-        return reply
-
-    def update(self, request: RpcRequest) -> Message:
-        """Update all parameters with a worker's body gradients; return the reply."""
-        worker, message, step = request.worker, request.message, request.message.step
-        endpoint, purpose = self._of_server[worker], Purpose.GRADIENTS
-        values = endpoint.values(purpose, message, request.arrived_s, self._num_body)
-        loss = self._server.update(worker, step, message.version, values)
-        self.nbytes[purpose] += message.nbytes
-        self.nbytes[Purpose.HEAD_GRADIENTS] += self._head_nbytes
-        self.num_pushed += 1
-        self._count({step // self._steps_per_epoch: loss})
-        return Message(Topic.GRADIENTS, step, self._server.version)
-
-
 class Answers:
-    """Executes the requests of workers.
+    """Executes the requests of workers, and encodes the replies.
 
-    The hub executes `waiting` requests again. A BEGIN request waits until the worker may begin.
-    `profiles` and `trace` come from the workers.
+    `waiting`: requests that the hub executes again later. `profiles`, `trace`: the measurements
+    from the workers. `recorders`: have the traces of the hub's answers. `nbytes`: the bytes of
+    messages by purpose (figure 2 of Du et al. 2017). `num_pushed`: the number of messages with
+    gradients of the first layers.
     """
 
     def __init__(
@@ -157,12 +57,28 @@ class Answers:
     ) -> None:
         self._server, self._job = server, job
         self._group, self._log, self.probes = group, log, probes
-        self.steps = StepAnswers(server, job, log.count)
-        self.children = ChildHubs(server, job.spec.num_steps)
-        self._gate = Gate(server.workers, job.spec.num_steps, job.layout, lambda: server.version)
-        self.waiting: list[RpcRequest] = []  # fetches and probes that came too early
+        spec, device = job.spec, job.device
+        self.children = ChildHubs(server, spec.num_steps)
+        self._gate = Gate(server.workers, spec.num_steps, job.layout, lambda: server.version)
+        self.waiting: list[RpcRequest] = []  # requests that came too early
         self.profiles: dict[int, DeviceProfile] = {}
         self.trace = Trace()
+        self.nbytes: Counter[Purpose] = Counter()
+        self.num_pushed = 0
+        in_body = job.halves.body_parameters
+        self._num_body = sum(parameter.numel() for parameter in in_body)
+        self._head_nbytes = sum(parameter.nbytes for parameter in job.halves.head_parameters)
+        self.recorders = recorders_of(server, spec.traced)
+
+        def endpoints_on(where: torch.device) -> list[Endpoint]:
+            copies, dtype = CopyLane(where), in_body[0].dtype
+            return [Endpoint(spec.config.codecs, dtype, one, copies) for one in self.recorders]
+
+        # The head's device decodes activations. The server's device encodes the body's parameters
+        # and decodes its gradients.
+        self._of_head = self._of_server = endpoints_on(device)
+        if job.kept_on != device:
+            self._of_server = endpoints_on(job.kept_on)
 
     def execute(self, request: RpcRequest) -> Message | None:
         """Check and execute a request; return the reply, or None if the reply must wait.
@@ -177,8 +93,8 @@ class Answers:
             Topic.PARAMETERS: self._fetch,
             Topic.WHOLE_PARAMETERS: self._fetch,
             Topic.WHOLE_GRADIENTS: self._merge,
-            Topic.ACTIVATIONS: self.steps.answer,
-            Topic.GRADIENTS: self.steps.update,
+            Topic.ACTIVATIONS: self._answer,
+            Topic.GRADIENTS: self._update,
             Topic.BEGIN: self._begin,
             Topic.PROBE: self._probe,
             Topic.CLOCK: lambda _: Message(Topic.CLOCK, time.monotonic_ns()),
@@ -190,24 +106,18 @@ class Answers:
         return handlers[self._gate.check(worker, message)](request)
 
     def forget(self, worker: int) -> None:
-        """Drop a worker's waiting requests, and end its turn to probe."""
+        """Drop a worker's waiting requests, and let other workers measure their links."""
         self.waiting = [request for request in self.waiting if request.worker != worker]
         self.probes.forget(worker)
-
-    def begun(self, worker: int, step: int) -> Message:
-        """Return the reply that lets a worker, or a child hub with its workers, begin a step."""
-        below = self._server.workers.of(worker).below
-        parts = (tensor_parts.numbers_part(below),) if below else ()
-        return Message(Topic.BEGIN, step, parts=parts)
 
     def traffic(self) -> tuple[Traffic, ...]:
         """Return the counted and planned bytes of messages, by purpose.
 
-        Includes messages between child hubs and their workers, as the child hubs report. The
-        planned bytes of this hub's workers follow from Table 1.
+        Messages between child hubs and their workers are included if the child hubs report them.
+        The planned bytes follow from Table 1 of Du et al. 2017.
         """
         job, spec = self._job, self._job.spec
-        sizes: Counter[int] = Counter()  # how often a worker's share of a batch has a size
+        sizes: Counter[int] = Counter()  # number of batches, by their size
         for worker in set(range(spec.config.workers)) - self.children.workers:
             each = list(map(len, batches_of(spec, worker, job.num_samples)))
             whole, rest = divmod(spec.num_steps, len(each))
@@ -216,7 +126,7 @@ class Answers:
         for size, times in sizes.items():
             for purpose, message in messages(job.parts.resized(size), spec.config).items():
                 planned[purpose] += times * message.nbytes
-        counted = Counter(self.steps.nbytes)
+        counted = Counter(self.nbytes)
         for report in self.children.reports.values():
             counted.update(report.nbytes)
             planned.update(report.planned_nbytes)
@@ -227,25 +137,70 @@ class Answers:
         return within + self.children.traffic.rows(job.parts)
 
     def sent_share(self) -> SentShare | None:
-        """Compare the declared and measured share of sent gradients, if a codec encodes them."""
+        """Compare a codec's declared share of sent gradients with the measured share."""
         config = self._job.spec.config
         size = messages(self._job.parts, config)[Purpose.GRADIENTS]
         if size.wire_format is None:
             return None
         below = self.children.reports.values()
-        num_pushed = self.steps.num_pushed + sum(one.num_pushed for one in below)
-        nbytes = self.steps.nbytes[Purpose.GRADIENTS]
+        num_pushed = self.num_pushed + sum(one.num_pushed for one in below)
+        nbytes = self.nbytes[Purpose.GRADIENTS]
         nbytes += sum(one.nbytes[Purpose.GRADIENTS] for one in below)
         measured = size.wire_format.sent_share(size.num_values, nbytes, num_pushed)
         return SentShare.of(config.gradients, measured)
 
     def _fetch(self, request: RpcRequest) -> Message | None:
-        if not self._server.may_begin(request.worker, request.message.step):
+        """Reply with the current parameters of the body or, to a child hub, of all layers."""
+        worker, step = request.worker, request.message.step
+        if not self._server.may_begin(worker, step):
             self.waiting.append(request)
             return None
         if request.message.topic == Topic.WHOLE_PARAMETERS:
-            return self.children.fetch(request.worker, request.message)
-        return self.steps.fetch(request)
+            return self.children.fetch(worker, request.message)
+        version, values = self._server.body_parameters()
+        reply = self._of_server[worker].message(Purpose.PARAMETERS, step, version, values)
+        self.nbytes[Purpose.PARAMETERS] += reply.nbytes
+        return reply
+
+    def _answer(self, request: RpcRequest) -> Message:
+        """Run the head (the last layers) on received activations; return their gradients."""
+        worker, message, at_s = request.worker, request.message, request.arrived_s
+        endpoint, step = self._of_head[worker], message.step
+        batches, parts = self._job.batches, tensor_parts.parts_of(message)
+        if len(parts) <= 1 + batches.num_parts:
+            raise InvalidInput("activations", f"must have more than {1 + batches.num_parts} parts")
+        count, weight = protocol.share_of(parts[0])
+        of_targets, rest = parts[1 : 1 + batches.num_parts], parts[1 + batches.num_parts :]
+        for purpose in (Purpose.LABELS, Purpose.ACTIVATIONS):
+            endpoint.recorder.received(step, purpose, at_s)
+        batches.check_parts(of_targets, count)
+        targets = batches.targets(endpoint.to_device(step, Purpose.LABELS, of_targets), count)
+        buffers = endpoint.to_device(step, Purpose.ACTIVATIONS, rest)
+        shape = (count, *self._job.halves.crossing)
+        values = endpoint.decode(step, Purpose.ACTIVATIONS, message.codec, buffers, prod(shape))
+        self.nbytes[Purpose.LABELS] += sum(part.nbytes for part in of_targets)
+        self.nbytes[Purpose.ACTIVATIONS] += sum(part.nbytes for part in rest)
+        torch.manual_seed(self._job.spec.seed_of(worker, step))
+        gradients, _ = self._server.answer(
+            worker, step, message.version, values.view(shape), targets, weight
+        )
+        self.nbytes[Purpose.HEAD_PARAMETERS] += self._head_nbytes
+        purpose = Purpose.ACTIVATION_GRADIENTS
+        reply = endpoint.message(purpose, step, message.version, gradients)
+        self.nbytes[purpose] += reply.nbytes
+        return reply
+
+    def _update(self, request: RpcRequest) -> Message:
+        """Update all parameters with the gradients of a worker's step; return the reply."""
+        worker, message, step = request.worker, request.message, request.message.step
+        endpoint, purpose = self._of_server[worker], Purpose.GRADIENTS
+        values = endpoint.values(purpose, message, request.arrived_s, self._num_body)
+        loss = self._server.update(worker, step, message.version, values)
+        self.nbytes[purpose] += message.nbytes
+        self.nbytes[Purpose.HEAD_GRADIENTS] += self._head_nbytes
+        self.num_pushed += 1
+        self._log.count({step // self._job.steps_per_epoch: loss})
+        return Message(Topic.GRADIENTS, step, self._server.version)
 
     def _merge(self, request: RpcRequest) -> Message | None:
         worker, message = request.worker, request.message
@@ -257,7 +212,7 @@ class Answers:
 
     def _begin(self, request: RpcRequest) -> None:
         self._gate.check_layout(request.message)
-        self._group.membership.wait(request)
+        self._group.wait(request)
 
     def _probe(self, request: RpcRequest) -> Message | None:
         reply = self.probes.reply(request.worker, request.message)
@@ -271,14 +226,14 @@ class Answers:
         return _noted(request)
 
     def _load_buffers(self, request: RpcRequest) -> Message:
-        # Buffers, such as running means, cannot be merged: load those of the first live worker.
+        # Buffers, such as running means, cannot be merged: load only the first worker's.
         values = only_part(request.message)
         if request.worker == min(self._server.workers.live, default=-1):
             tensor_parts.load_buffers(self._server.halves.body, values)
         return _noted(request)
 
     def _finish(self, request: RpcRequest) -> Message:
-        """Record that a worker is done; raise StepDiscarded if the hub has dropped it."""
+        """Record that a worker is done; raise StepDiscarded if the hub has dropped the worker."""
         worker, message = request.worker, request.message
         if worker not in self._server.workers.live:
             raise StepDiscarded(f"the hub dropped worker {worker} before it was done")
@@ -288,7 +243,7 @@ class Answers:
             self.children.reports[worker] = report
         own = self._server.workers.of(worker)
         own.next_step = max(own.next_step, message.step)
-        self._group.membership.finish(worker)
+        self._group.finish(worker)
         return _noted(request)
 
     def _fail(self, request: RpcRequest) -> Message:

@@ -4,19 +4,18 @@
     random.safetensors            the states of random number generators; with random.json
     server.json                   number of updates, progress of each worker, completed epochs
 
-A checkpoint has no half-done steps: in a resumed run the workers begin these steps again.
+A checkpoint has no half-done steps: in a resumed run, the workers repeat such steps.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
-from pydantic.dataclasses import dataclass
+from pydantic import ValidationError
 
 from paceline.checkpoints.state import random_state, restore_random_state
 from paceline.core.errors import InvalidInput
 from paceline.core.outcome import Epoch
 from paceline.core.reading import first_fault
+from paceline.core.settings import Record
 from paceline.exchange.checkpoints import State
 from paceline.exchange.learner import learned_state, load_learned_state
 from paceline.rpc.workers import difference
@@ -26,22 +25,22 @@ from paceline.strategies.wheel.staleness import WorkerProgress
 _SERVER = "server"  # the name of this strategy's JSON in a checkpoint
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-class ServerProgress:
+class ServerProgress(Record):
     """The progress of a server after `version` updates.
 
-    `layout`: the description of the run. `staleness[k]`: the number of updates with staleness k.
+    `layout`: the description of the run, as JSON. `staleness[k]`: the number of updates whose
+    staleness was k.
     """
 
     layout: str
     version: int
-    workers: list[WorkerProgress]
+    workers: Sequence[WorkerProgress]
     staleness: dict[int, int]
     epochs: list[Epoch]
 
     def epochs_over(self, steps_per_epoch: int) -> list[Epoch]:
         """Return the epochs that all workers have completed."""
-        # Omit epochs that a slower worker has yet to complete: the resumed run tests these again.
+        # Omit epochs that a slower worker has not completed: the resumed run tests them again.
         return self.epochs[: min(one.next_step for one in self.workers) // steps_per_epoch]
 
 
@@ -51,13 +50,13 @@ def state_of(server: ParameterServer, layout: str, epochs: Sequence[Epoch] = ())
     of_random, random = random_state(server.device)
     tensors = {f"random/{name}": tensor for name, tensor in of_random.items()}
     progress = ServerProgress(
-        layout,
-        server.version,
-        server.workers.progress(),
-        dict(server.updates.staleness[ALL_WORKERS]),
-        list(epochs),
-    )
-    parts = {_SERVER: asdict(progress), "random": random, "progress": {"strategy": "wheel"}}
+        layout=layout,
+        version=server.version,
+        workers=server.workers.all,
+        staleness=dict(server.updates.staleness[ALL_WORKERS]),
+        epochs=list(epochs),
+    ).model_dump()
+    parts = {_SERVER: progress, "random": random, "progress": {"strategy": "wheel"}}
     return State(learned.tensors | tensors, learned.parts | parts)
 
 
@@ -69,7 +68,7 @@ def load(state: State, server: ParameterServer, layout: str) -> ServerProgress:
     """
     own = state.own_part(_SERVER)
     try:
-        progress = TypeAdapter(ServerProgress).validate_python(own)
+        progress = ServerProgress.model_validate(own)
     except ValidationError as error:
         raise InvalidInput("resume", f"server.json: {first_fault(error)}") from None
     if (other := difference(layout, progress.layout)) is not None:

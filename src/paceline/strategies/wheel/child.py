@@ -1,7 +1,7 @@
-"""Run a child hub, which is a worker of another hub, its parent.
+"""Run a child hub: a hub that is a worker of another hub, the parent.
 
-The parent defines the model, data, batch size and epochs. The root hub saves the trained model. In
-a rehearsal, the root may start the child hubs of its machine as processes of this module.
+The parent defines the model, data, batch size and epochs. The root of the tree of hubs saves the
+trained model. In a rehearsal, the root starts the child hubs as processes of this module.
 """
 
 import logging
@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 class ChildResult(Record):
     """The updates and bytes of one child hub.
 
-    `updates`: the updates by this hub's own workers. `num_pushed`: the number of mean gradients
-    that it sent to its parent. `traffic`: the bytes exchanged with its workers and child hubs.
+    `updates`: the updates by this hub's workers. `num_pushed`: the number of mean gradients that
+    this hub sent to its parent. `traffic`: the bytes exchanged with its workers and child hubs.
     `parent_traffic`: the bytes exchanged with its parent.
     """
 
@@ -49,8 +49,8 @@ class ChildResult(Record):
 def serve_child(settings: ChildSettings, progress: Progress) -> ChildResult:
     """Serve this hub's workers until all steps are done; return the hub's updates and bytes.
 
-    Raises InvalidInput if the parent rejects this hub, or if its run does not fit this machine.
-    Raises WorkerLost if the parent does not answer in time, or if no worker is left.
+    Raises InvalidInput if the parent rejects this hub, or if the parent's run does not fit this
+    machine. Raises WorkerLost if the parent does not answer in time, or if no worker is left.
     """
     settings.config()  # check options before connecting
     with connected(settings, settings.parent_keys) as clients:
@@ -65,7 +65,13 @@ def _serve_workers(settings: ChildSettings, client: Client, progress: Progress) 
     logger.info("%s: worker %d of the hub at %s; hub of %d workers, %d per device", *own)
     layout = jobs.layout_of(parent_spec, job.halves, job.recipe, job.batches)
     gather = parent_spec.tree.gathered if parent_spec.tree else settings.gather or config.workers
-    server = _server_of(job, ParentHub(client, layout), gather)
+    server = ChildServer(
+        *(job.model, job.halves, ParentHub(client, layout)),
+        **jobs.server_options(job),
+        gather=gather,
+        num_steps=spec.num_steps,
+        steps_per_epoch=job.steps_per_epoch,
+    )
     # Without an address to listen on, which only rehearsals allow, the hub starts all workers on
     # this machine's CPU, because the workers mostly sleep.
     devices = ("cpu",) * len(config.workers_by_device) if settings.listen is None else ()
@@ -99,22 +105,12 @@ def _serve_workers(settings: ChildSettings, client: Client, progress: Progress) 
     )
 
 
-def _server_of(job: jobs.TrainingJob, parent: ParentHub, gather: int) -> ChildServer:
-    return ChildServer(
-        *(job.model, job.halves, parent),
-        **jobs.server_options(job),
-        gather=gather,
-        num_steps=job.spec.num_steps,
-        steps_per_epoch=job.steps_per_epoch,
-    )
-
-
 def _report(hub: Hub) -> ChildReport:
     rows = {Purpose(one.purpose): one for one in hub.answers.traffic()}
     return ChildReport(
         nbytes={purpose: int(one.nbytes) for purpose, one in rows.items()},
         planned_nbytes={purpose: int(one.planned_nbytes) for purpose, one in rows.items()},
-        num_pushed=hub.answers.steps.num_pushed,
+        num_pushed=hub.answers.num_pushed,
     )
 
 
@@ -123,10 +119,5 @@ def take_part(settings: ChildSettings, clients: Mapping[int, Client]) -> None:
     _serve_workers(settings, clients[settings.number], Progress())
 
 
-def main() -> None:
-    """Run a child hub with the settings in the command-line argument."""
-    run_as_process(take_part, ChildSettings)
-
-
 if __name__ == "__main__":
-    main()
+    run_as_process(take_part, ChildSettings)

@@ -19,10 +19,10 @@ from paceline.training.models.halves import Halves, trainable
 class ChildServer(ParameterServer):
     """A parameter server whose parent takes the optimizer steps.
 
-    `gather`: the number of updates in a sum, whose mean this server sends to the parent. At most
-    one exchange with the parent runs at a time. With a `staleness` of 0, workers wait for the
+    This server sums its workers' gradients, and sends the mean of `gather` updates to the parent.
+    At most one exchange with the parent runs at a time. With `staleness=0`, workers wait for the
     parent's reply; otherwise workers continue until the next sum is complete. `num_steps`: the
-    number of steps of each worker. `wake`: called by another thread when `poll_parent` can load a
+    number of steps of each worker. `wake`: another thread calls it when `poll_parent` can load a
     reply.
     """
 
@@ -51,7 +51,7 @@ class ChildServer(ParameterServer):
 
     @property
     def completed(self) -> int:
-        """The number of steps completed by every worker that is live or done."""
+        """The number of steps that every live or finished worker has completed."""
         every = self.workers.all
         there = [one.next_step for one in every if one.is_live or one.next_step >= self._num_steps]
         return min(there, default=0)
@@ -61,7 +61,7 @@ class ChildServer(ParameterServer):
         self._take(self.parent.begin(self.completed))
 
     def poll_parent(self) -> bool:
-        """Load the parent's reply, if it has arrived; return whether the parent was restarted."""
+        """Load the parent's reply, if any has arrived; return whether the parent was restarted."""
         if self._exchange is None or not self._exchange.done():
             return False
         reply, self._exchange = self._exchange.result(), None
@@ -70,7 +70,7 @@ class ChildServer(ParameterServer):
         return bool(reply.resume)
 
     def finish(self, report: ChildReport | None = None) -> None:
-        """Send the remaining gradients and the report to the parent, when all workers are done."""
+        """Send the remaining gradients and the report to the parent, after the last step."""
         self._wait_for_reply()
         self._send(1)
         self._wait_for_reply()
@@ -115,7 +115,7 @@ class ChildServer(ParameterServer):
         self._staleness[self.version - version] += 1
 
     def _send(self, least: int) -> None:
-        """Send the mean gradients, unless an exchange is running or the sum has too few steps."""
+        """Send the mean gradients, unless an exchange runs or the sum has fewer than `least`."""
         gradients = self._sum
         if self._exchange is not None or gradients is None or gradients.count < least:
             return

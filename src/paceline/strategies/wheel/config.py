@@ -22,17 +22,17 @@ _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Wheel:
-    """The placement of workers, the cut of the model into body and head, and codecs.
+    """Where body (first layers) and head (last layers) of a model train, and with which codecs.
 
-    `workers`: the number of workers. Workers train the body; the hub runs the head.
-    `lanes`: the number of workers that alternate on one device. With `lanes=1`, the next step of a
-    worker waits for the update of the worker's previous step.
-    `hub`: the host of the parameter server and the heads; None: the host of the first device. Heads
-    compute on the first device of this host, bodies on the machine's other devices.
-    `child_hubs`: the number of child hubs in a tree. A child hub has a separate device and an equal
-    share of the workers.
-    `gather`: a child hub sends the mean gradients of this number of steps to the parent; None: one
-    step per worker.
+    `workers`: the number of workers. Each worker trains the body; the hub runs the head.
+    `lanes`: the number of workers that alternate on one device. With `lanes=1`, a worker begins its
+    next step after the update of its previous step.
+    `hub`: the host of the parameter server and the head; None: the host of the first device. The
+    head computes on the first device of this host, workers on the machine's other devices.
+    `child_hubs`: the number of child hubs in a tree of hubs. A child hub has a separate device and
+    an equal share of the workers.
+    `gather`: the number of steps whose mean gradients a child hub sends to its parent at a time;
+    None: one step per worker.
     `head`: the name of the head's first layer; None: `split` chooses the layer. With "loss", the
     body has all layers, so the run is asynchronous data parallelism.
     `server_memory`: where the server keeps parameters, optimizer state and waiting gradients. With
@@ -40,9 +40,9 @@ class Wheel:
     `activations`, `activation_gradients`: the codecs of activations and their gradients.
     `parameters`, `gradients`: the codecs of the body's parameters and gradients.
     `staleness`: the most steps that a worker may be ahead of the slowest worker; None: no limit.
-    With 0, child hubs also wait for the parent's reply. Plans contain this wait, but no limit.
-    `staleness_decay`: an update divides the learning rate by 1 + k * `staleness_decay` if the
-    gradients were computed before the last k updates. Plans ignore this field.
+    With 0, child hubs also wait for the parent's reply. Plans ignore other limits than 0.
+    `staleness_decay`: the learning rate of an update is divided by 1 + k * `staleness_decay` if the
+    parameters were updated k times since they were fetched for its gradients. Plans ignore it.
     """
 
     workers: Annotated[int, Field(ge=1)] = 2
@@ -62,12 +62,7 @@ class Wheel:
     @property
     def codecs(self) -> dict[Purpose, str]:
         """The names of the chosen codecs, by purpose of the messages."""
-        named = {
-            Purpose.ACTIVATIONS: self.activations,
-            Purpose.ACTIVATION_GRADIENTS: self.activation_gradients,
-            Purpose.PARAMETERS: self.parameters,
-            Purpose.GRADIENTS: self.gradients,
-        }
+        named: dict[Purpose, str | None] = {one: getattr(self, one, None) for one in Purpose}
         return {purpose: codec for purpose, codec in named.items() if codec is not None}
 
     def check_tree(self) -> None:
@@ -75,10 +70,10 @@ class Wheel:
         if self.gather is not None and not self.child_hubs:
             raise InvalidInput("gather", "requires child_hubs")
         if self.child_hubs and self.workers % self.child_hubs:
-            problem = f"must divide the {self.workers} workers"
+            problem = f"must divide workers={self.workers}"
             raise InvalidInput("child_hubs", problem, got=self.child_hubs)
         if self.staleness == 0 and self.lanes > 1:
-            problem = "must be at least 1 if lanes alternate"
+            problem = f"must be at least 1 with lanes={self.lanes}"
             raise InvalidInput("staleness", problem, got=0, hint="or set lanes=1")
 
     @property
@@ -88,17 +83,17 @@ class Wheel:
 
     @property
     def gathered(self) -> int:
-        """The number of steps whose mean gradients a child hub sends at a time."""
+        """The number of steps in each mean of gradients that a child hub sends."""
         return self.gather or self.workers_of_hub
 
     @property
     def period(self) -> int:
-        """The number of steps after which the exchanges of a tree repeat."""
+        """The number of steps after which the pattern of exchanges between hubs repeats."""
         return self.gathered // gcd(self.gathered, self.workers_of_hub) if self.child_hubs else 1
 
     @property
     def workers_by_hub(self) -> dict[int, range]:
-        """A mapping from a hub's device number to the hub's workers, without the root of a tree."""
+        """The workers of each hub that serves workers directly, by the hub's device number."""
         if not self.child_hubs:
             return {0: range(self.workers)}
         own = self.workers_of_hub
@@ -107,21 +102,21 @@ class Wheel:
 
     @property
     def of_root(self) -> "Wheel":
-        """The configuration of a tree's root, whose workers are the child hubs."""
+        """The configuration of the root of a tree of hubs, whose workers are the child hubs."""
         if not self.child_hubs:
             return self
         return replace(self, workers=self.child_hubs, lanes=1, child_hubs=0, gather=None)
 
     @property
     def of_child(self) -> "Wheel":
-        """The configuration of each child hub of a tree."""
+        """The configuration of each child hub in a tree of hubs."""
         return replace(self, workers=self.workers_of_hub, child_hubs=0, gather=None)
 
     @property
     def workers_by_device(self) -> dict[int, range]:
-        """A mapping from the number of a device to the workers whose bodies the device computes.
+        """The workers that compute on each device, by the number of the device.
 
-        Device 0 belongs to the root. A hub's device precedes the devices of the hub's workers.
+        Device 0 belongs to the root hub. A child hub's device precedes its workers' devices.
         """
         return {
             number: own[i : i + self.lanes]
@@ -133,9 +128,9 @@ class Wheel:
 class PaceSpec(Record):
     """The times that layers and updates take in a rehearsal.
 
-    `forward_s`, `backward_s`: the seconds of each layer for `samples` samples, layers of the body
-    first. `update_s`: the seconds of an update. `input_shape`: the shape of a sample's input, if
-    the model does not define it. `target_nbytes`: the bytes of a sample's targets.
+    `forward_s`, `backward_s`: the seconds of each layer for `samples` samples, in the order of the
+    model. `update_s`: the seconds of an update. `input_shape`: the shape of a sample's input, if
+    the model does not define this shape. `target_nbytes`: the bytes of a sample's targets.
     """
 
     samples: Annotated[int, Field(ge=1)]
@@ -150,11 +145,11 @@ class RunSpec(Record):
     """The description of a run that the hub sends to all workers.
 
     The description has no secrets and no paths. `model`, `data`, `seed`: define the recipe
-    (`paceline.training.recipes.named`). `config`: the configuration of this hub and its workers;
-    `config.head` is set. `boot_id`: identifies the clock of the hub's machine. `num_steps`: the
+    (`paceline.training.recipes.named`). `config`: the configuration of this hub and its workers, in
+    which `head` is set. `boot_id`: identifies the clock of the hub's machine. `num_steps`: the
     number of steps of the whole run. `pace`: in a rehearsal, the times of layers. `place`: (number,
-    count); the samples are divided into `count` equal parts, and this hub trains on part `number`.
-    `tree`: in a rehearsal, the configuration of the whole tree.
+    count): this hub trains on part `number` of `count` equal parts of the samples. `tree`: in a
+    rehearsal, the configuration of the whole tree of hubs.
     """
 
     strategy: Literal["wheel"] = "wheel"
@@ -175,17 +170,17 @@ class RunSpec(Record):
 
     @property
     def head(self) -> str:
-        """The head's first layer, or "loss"."""
+        """The name of the head's first layer, or "loss"."""
         assert self.config.head is not None
         return self.config.head
 
     @property
     def num_parts(self) -> int:
-        """The number of parts into which all hubs together divide each step's samples."""
+        """The number of parts of a step's samples: one per worker of all hubs at this level."""
         return self.place[1] * self.config.workers
 
     def part(self, worker: int) -> int:
-        """Return the number of a worker's part of each step's samples."""
+        """Return which of the `num_parts` parts of a step's samples a worker trains on."""
         return self.place[0] * self.config.workers + worker
 
     @property

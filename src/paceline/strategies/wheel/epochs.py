@@ -1,4 +1,4 @@
-"""The hub's log of a run: updates, epochs, tests and seconds of training."""
+"""Record updates, epochs, tests and seconds of training at the hub."""
 
 import time
 from bisect import bisect
@@ -19,7 +19,7 @@ Test = Callable[[], tuple[float | None, float | None]]
 class EpochLog:
     """Records updates, and tests the model after each epoch and every `evaluate_every` steps.
 
-    `test` returns the mean loss and the score on the test samples; without it, nothing is tested.
+    `test` returns the mean loss and the score on the test samples; None: the model is not tested.
     `epochs`: the completed epochs of a resumed run.
     """
 
@@ -38,7 +38,7 @@ class EpochLog:
         self.num_samples = 0
         self.update_ends_s: list[float] = []  # when each update ended, in seconds of training
         self.update_samples: list[int] = []  # samples so far, after each update
-        self._losses: defaultdict[int, LossSum] = defaultdict(LossSum)  # keys: unfinished epochs
+        self._losses: defaultdict[int, LossSum] = defaultdict(LossSum)  # by unfinished epoch
         self._before_s = self._epochs_s
         self._began_s = self._paused_s = 0.0
         self._tested = 0  # the number of completed steps at the last test

@@ -1,6 +1,6 @@
 """Check every request of a worker, before the hub executes it.
 
-An invalid request affects only its worker: the hub drops that worker, and the others continue.
+If a request is invalid, the hub drops its worker, and the other workers continue.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ class Gate:
     ) -> None:
         self._workers, self._num_steps = workers, num_steps
         self._layout, self._version = layout, version
-        self._newest = 0  # highest version so far; a parent's restart lowers a child hub's version
+        self._newest = 0  # highest version so far; a parent's restart may lower the version
 
     def check(self, worker: int, message: Message) -> Topic:
         """Return the topic of a request; InvalidInput if the worker must not send it now."""
@@ -46,7 +46,7 @@ class Gate:
             problem = f"version must be from 0 to {self._newest}"
             raise InvalidInput(topic, problem, got=message.version)
         if topic is Topic.PROBE:
-            return topic  # the field `step` of a PROBE has a number of bytes
+            return topic  # the field `step` of a PROBE is a number of bytes
         if not 0 <= message.step <= self._num_steps:
             raise InvalidInput(topic, f"step must be from 0 to {self._num_steps}", got=message.step)
         reached = self._workers.of(worker).next_step
@@ -57,7 +57,7 @@ class Gate:
         return topic
 
     def check_layout(self, message: Message) -> None:
-        """Raise InvalidInput with the first difference between a worker's run and the hub's."""
+        """Raise InvalidInput if a worker's description of the run differs from the hub's."""
         there = b"".join(message.parts[:1]).decode(errors="replace")
         if (found := difference(self._layout, there)) is not None:
             raise InvalidInput("run", f"differs from the hub's: {found}")
@@ -72,7 +72,7 @@ class Gate:
         return found
 
     def trace(self, worker: int, message: Message, *, is_child: bool) -> Trace:
-        """Return the trace of a worker that is done; raise InvalidInput if steps are missing."""
+        """Return the trace in a worker's DONE; InvalidInput if the worker is not done."""
         completed = message.step if is_child else self._workers.of(worker).next_step
         if completed < self._num_steps:
             raise InvalidInput("done", f"requires all {self._num_steps} steps", got=completed)
@@ -81,7 +81,7 @@ class Gate:
         return found
 
     def report(self, message: Message) -> ChildReport | None:
-        """Return the report in a finished child hub's message; None without a report."""
+        """Return the report in a child hub's DONE; None if the message has no report."""
         _, *rest = _parts(message, 2)
         return read_record(_REPORT, rest[0], "report") if rest else None
 

@@ -1,15 +1,11 @@
-"""The hub, which answers workers' requests in the order of arrival and tests the model.
+"""Answer the requests of workers in the order of arrival, and test the model.
 
-    Server  --requests-->  Hub  --checked requests-->  Answers     the algorithm
-                            |------------------------> WorkerGroup connected workers
-                            |------------------------> EpochLog    epochs, tests, seconds
+The hub executes requests at once, with three exceptions. A worker's BEGIN waits until training
+begins. A request for parameters waits while another worker is too far behind
+(`ParameterServer.may_begin`). Workers measure their links one by one.
 
-Requests are executed at once, with three exceptions. BEGIN waits for all workers. A fetch of
-parameters waits until no live worker is too far behind (`ParameterServer.may_begin`). Workers
-measure their links one by one.
-
-If a worker is lost, its half-done step is dropped and the other workers continue. The lost worker
-may return.
+If a worker is lost, the hub drops its half-done step, and the other workers continue. The lost
+worker may return.
 """
 
 import logging
@@ -18,15 +14,14 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from paceline.core.errors import InvalidInput, NonFinite, StepDiscarded, WorkerLost
+from paceline.core.errors import InvalidInput, NonFinite, StepDiscarded, WorkerLost, printable
 from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.links.failpoints import reach
 from paceline.rpc.connecting import WorkerProcessSettings
 from paceline.rpc.frames import Message
 from paceline.rpc.keys import load_hub_keys
-from paceline.rpc.limits import Limits
+from paceline.rpc.limits import MOST_TEXT, Limits, RateLimitedLog
 from paceline.rpc.server import Joined, Lost, RpcRequest, Server, Woken
-from paceline.rpc.worker_group import ProbeTurns, WorkerGroup
 from paceline.rpc.workers import WorkerPool, num_threads, refusal
 from paceline.strategies.wheel.answers import Answers, WorkerFailed
 from paceline.strategies.wheel.child_server import ChildServer
@@ -36,6 +31,7 @@ from paceline.strategies.wheel.job import TrainingJob
 from paceline.strategies.wheel.protocol import UPDATES, Topic
 from paceline.strategies.wheel.remote import SERVING, WORKING, ChildSettings
 from paceline.strategies.wheel.server import ParameterServer
+from paceline.strategies.wheel.worker_group import ProbeTurns, WorkerGroup
 
 logger = logging.getLogger(__name__)
 _LOOPBACK = "tcp://127.0.0.1:0"
@@ -43,7 +39,7 @@ _POLL_S = 0.2
 
 
 class Hub:
-    """Serves body workers until all live workers have done their steps.
+    """Serves workers until all live workers have done their steps.
 
     Without `settings.listen`, the hub starts workers on `devices` of this machine, and an error of
     a worker ends the run. `stack` closes the hub's connections and processes. Raises InvalidInput
@@ -73,13 +69,12 @@ class Hub:
             pool = _own_processes(spec, self.rpc.address, run_id, deadline_s, devices)
             stack.callback(pool.close)
         else:
-            server.checks.compares_norms = True  # remote workers may send tensors of a wrong scale
+            server.checks.compares_norms = True  # remote workers may send wrong values
             own = self.rpc.address, spec.config.workers
             logger.info("listening on %s; waiting for %d workers", *own)
         self.log = log
         self.group = WorkerGroup(
             *(self.rpc, server.workers, pool),
-            lambda worker, step: self.answers.begun(worker, step),
             wait_s=settings.wait_s,
             deadline_s=deadline_s,
             clock=clock,
@@ -87,33 +82,35 @@ class Hub:
         probes = ProbeTurns(largest, deadline_s, clock)
         self.answers = Answers(server, job, self.group, log, probes)
         self._server, self._clock, self._polled_s = server, clock, 0.0
+        self._diverged: set[int] = set()  # workers that have sent values that are not finite
+        self._refusals = RateLimitedLog(logger)
         self._on_first: Callable[[], None] = lambda: None
         self._between: Callable[[], None] = lambda: None
 
     def wait_for_workers(self, on_first: Callable[[], None] = lambda: None) -> None:
-        """Serve until all workers are ready to begin.
+        """Serve until all workers are ready to begin, or for `settings.wait_s`.
 
-        After `settings.wait_s`, training can begin even if workers are missing. Calls `on_first`
-        when the first worker joins. Raises InvalidInput if a worker of this machine fails, and
-        WorkerLost if no worker joins.
+        Calls `on_first` when the first worker joins. Raises InvalidInput if a worker of this
+        machine fails, and WorkerLost if no worker joins.
         """
         self._on_first = on_first
-        self._serve(lambda: self.group.membership.is_ready)
+        self._serve(lambda: self.group.is_ready)
 
     def train(self, between: Callable[[], None] = lambda: None) -> None:
-        """Let the workers begin, and serve until all live workers have done their steps.
+        """Let the workers begin, and serve them until all live workers have done their steps.
 
         Calls `between` a few times a second. Raises InvalidInput if a loss is not finite, or if a
         worker of this machine fails, and WorkerLost if no worker is left.
         """
         self._between = between
         self.log.begin()
-        self.group.membership.begin()
-        self._serve(lambda: self.group.membership.is_over)
-        self.answers.trace.add(self.answers.steps.trace)
+        self.group.begin()
+        self._serve(lambda: self.group.is_over)
+        for recorder in self.answers.recorders:
+            self.answers.trace.add(recorder.trace)
 
     def close(self) -> tuple[int, int]:
-        """Disconnect and end the hub's own processes; return the bytes sent and received."""
+        """Disconnect, and end the hub's worker processes; return the bytes sent and received."""
         self.group.close()
         return self.rpc.sent_nbytes, self.rpc.received_nbytes
 
@@ -131,7 +128,7 @@ class Hub:
                 elif isinstance(event, Woken):
                     # A restarted parent voids the summed gradients, so the workers begin again.
                     if isinstance(self._server, ChildServer) and self._server.poll_parent():
-                        self.group.membership.restart()
+                        self.group.restart()
                     self._go_on()
                 self._poll()
         except (InvalidInput, WorkerLost) as error:
@@ -139,7 +136,7 @@ class Hub:
             raise
 
     def _execute(self, request: RpcRequest) -> None:
-        """Execute a request and reply now or later; drop its worker if the request is wrong."""
+        """Execute a request, and reply now or later; drop its worker if the request is invalid."""
         worker, message = request.worker, request.message
         self.group.deadline.requested(worker)
         try:
@@ -159,7 +156,7 @@ class Hub:
             self._go_on()
 
     def _failed(self, request: RpcRequest, error: WorkerFailed) -> Message:
-        """Drop a failed worker; end the run if the worker is on this machine."""
+        """Drop a failed worker; end the run if this hub has started the worker."""
         reply = Message(Topic.FAILED, request.message.step)
         if self.group.is_own:
             self.rpc.reply(request, reply)
@@ -169,28 +166,31 @@ class Hub:
         return reply
 
     def _refused(self, request: RpcRequest, error: InvalidInput | NonFinite) -> Message:
-        """Drop a worker after a wrong request; the worker may join again.
+        """Drop a worker after an invalid request; the worker may join again.
 
-        The run ends if the worker is on this machine, because the other workers would fail, too,
-        or if the values of all live workers are not finite.
+        The run ends if this hub has started the worker, because the other workers would fail, too.
+        The run also ends if all live workers have sent NaN or infinite values.
         """
         reply, worker = refusal(str(error)), request.worker
-        is_diverged = isinstance(error, NonFinite) and self.group.all_diverged(worker)
-        if self.group.is_own or is_diverged:
+        is_diverged = isinstance(error, NonFinite)
+        if is_diverged:
+            self._diverged.add(worker)
+        all_have_diverged = is_diverged and self._server.workers.live <= self._diverged
+        if self.group.is_own or all_have_diverged:
             self.rpc.reply(request, reply)
-            if isinstance(error, NonFinite):
-                raise InvalidInput("learning_rate", str(error)) from None
-            raise error
-        self._drop(worker, self.group.refused(worker, error))
+            raise InvalidInput("learning_rate", str(error)) if is_diverged else error
+        why = f"was refused: {printable(str(error), MOST_TEXT)}"
+        self._refusals.warning(f"worker {worker} {why}")
+        self._drop(worker, why)
         return reply
 
     def _go_on(self) -> None:
-        """Execute waiting requests again, and test the model when a test is due."""
+        """Execute waiting requests again, and test the model if a test is due."""
         waiting, self.answers.waiting = self.answers.waiting, []
         for request in waiting:
             self._execute(request)
         started_s = self._clock()
-        if self.log.test(self.group.membership.num_steps):
+        if self.log.test(self.group.num_steps):
             self._server.model.train()
             self.group.deadline.paused(self._clock() - started_s)
 
@@ -200,16 +200,17 @@ class Hub:
         self._go_on()
 
     def _poll(self) -> None:
-        """Check workers and show progress, a few times a second."""
+        """Check the workers, and show progress, a few times a second."""
         now_s = self._clock()
         if now_s - self._polled_s < _POLL_S:
             return
         self._polled_s = now_s
         for worker, why in self.group.poll():
             self._drop(worker, why)
+        self._refusals.flush()
         if self.answers.probes.end_overdue():
             self._go_on()
-        if not self.group.membership.has_begun:
+        if not self.group.has_begun:
             return
         self._between()
         self.log.show(self._server, self.rpc.sent_nbytes + self.rpc.received_nbytes)

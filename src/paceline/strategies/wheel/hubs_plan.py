@@ -7,9 +7,10 @@
     to child                                [hubs_parameters]
 
 A child hub sums its workers' gradients. After `gather` steps of workers, the child hub sends the
-mean gradients to the root. The root's optimizer takes a step, and the reply has all parameters. A
-child hub has one exchange at a time. During an exchange its workers continue until the next mean is
-complete. With a staleness of 0, workers wait for each exchange, and child hubs for each other.
+mean gradients to the root. The root's optimizer takes a step, and the root replies with all
+parameters. A child hub has one exchange at a time. During an exchange, its workers continue until
+the next mean is complete. With `staleness=0`, workers wait for each exchange, and child hubs wait
+for each other.
 """
 
 from collections.abc import Iterator
@@ -36,7 +37,7 @@ _SUM_TRAFFIC, _COPY_TRAFFIC = 3, 2
 
 
 class _Child:
-    """A child hub: its routes to the root and back, and its progress."""
+    """A child hub in a plan: its routes to the root and back, and its progress."""
 
     def __init__(
         self, machine: Machine, own: Device, server: Station, root: Station, whole: MessageSize
@@ -52,9 +53,9 @@ class _Child:
 
 
 class HubExchanges:
-    """Makes the tasks of child hubs: their sums, and their exchanges with the root.
+    """Plans the tasks of child hubs: sums of gradients, and exchanges with the root.
 
-    In an exchange, task ids contain the step and worker of the gradients that completed the mean.
+    The ids of an exchange's tasks have the step and the worker whose gradients completed the mean.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class HubExchanges:
         return TaskId(step, Kind.REDUCE, SUM, worker)
 
     def add(self, step: int, worker: int, halves: tuple[TaskId, ...]) -> Iterator[Task]:
-        """Yield a worker's sum; a complete sum is followed by its message and the root's update."""
+        """Yield the sum with a worker's gradients; if it completes a mean, also the update."""
         child, own = self._of_worker[worker], self.summed(step, worker)
         yield Task(own, child.copying, self._sum, halves)
         child.num_summed += 1
@@ -101,9 +102,9 @@ class HubExchanges:
         return TaskId(step, Kind.REDUCE, COPY, worker)
 
     def replies(self, step: int, workers: list[int]) -> Iterator[Task]:
-        """Yield the root's replies to gradients of this step that completed a mean.
+        """Yield the root's replies to the means that gradients of this step have completed.
 
-        The replies follow all updates by the gradients of these workers.
+        All replies to these workers' hubs follow all updates by the means.
         """
         hubs = {worker: self._of_worker[worker] for worker in workers}
         sent = [worker for worker in workers if self._copied(step, worker) in hubs[worker].copied]
@@ -115,9 +116,9 @@ class HubExchanges:
             yield Task(own, hubs[worker].copying, self._copy, reply.arrival)
 
     def before_fetch(self, worker: int) -> tuple[TaskId, ...]:
-        """Return the exchange that a worker's next fetch of parameters waits for, if any.
+        """Return the exchange that must end before a worker's next fetch of parameters, if any.
 
-        With a staleness of 0 it is the last exchange, otherwise the last but one.
+        With `staleness=0`, this is the last exchange, otherwise the exchange before the last.
         """
         child = self._of_worker[worker]
         number = child.num_summed // self._gather - (1 if self._waits else 2)

@@ -1,4 +1,4 @@
-"""Build a run's recipe, model and halves from its `RunSpec`.
+"""Build a run's recipe, model, body (first layers) and head (last layers) from its `RunSpec`.
 
 All processes of a run build equal models. In a rehearsal, the layers sleep instead of computing.
 """
@@ -44,7 +44,7 @@ from paceline.training.models.paced import PacedSGD, PacedWhole, paced_halves
 from paceline.training.recipes.named import is_given, recipe_of, workload_of
 from paceline.training.recipes.recipe import Recipe, built
 
-NUM_WARM_UP, NUM_LAST = 2, 1  # unmeasured steps at the start and the end of a run
+NUM_WARM_UP, NUM_LAST = 2, 1  # unmeasured steps at the start and end of a run
 # Fewest messages with mean gradients that a child hub sends; two of the messages are measured.
 _FEWEST_MEANS = NUM_WARM_UP + NUM_LAST + 2
 _NUM_EXAMPLES = 2  # batch norm needs two samples
@@ -62,10 +62,10 @@ class Updating(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """A run's spec, and the recipe, model and halves that were built from it.
+    """The spec of a run, and the recipe, the model and its two halves built from the spec.
 
-    `workload`: the layers, with their costs for one worker's share of a batch. `parts`: the layers
-    of the body and the layers of the head. `device`: the device on which heads compute.
+    `workload`: the layers, with their costs for one worker's share of a batch. `device`: the device
+    on which the head computes.
     """
 
     spec: RunSpec
@@ -73,9 +73,13 @@ class TrainingJob:
     model: nn.Module
     halves: Halves
     workload: Workload
-    parts: Split
     device: torch.device
     updating: Updating
+
+    @cached_property
+    def parts(self) -> Split:
+        """The workloads of body and head."""
+        return split(self.workload, self.spec.config)
 
     @property
     def kept_on(self) -> torch.device:
@@ -97,7 +101,7 @@ class TrainingJob:
         """The number of training samples."""
         return len(self.recipe.samples)
 
-    @property
+    @cached_property
     def steps_per_epoch(self) -> int:
         """The number of steps per epoch."""
         return len(batches_of(self.spec, 0, self.num_samples))
@@ -121,9 +125,9 @@ class TrainingJob:
 def training_job(
     session: TrainingSession, settings: TrainSettings, device: torch.device
 ) -> TrainingJob:
-    """Load the data, build the model, and cut it; InvalidInput if they do not fit together."""
+    """Load the data, build the model, and cut it in two; InvalidInput for unsuitable settings."""
     if settings.listen is not None and is_given(settings.model):
-        problem = "must be importable by workers on other machines"
+        problem = "must be a name that workers on other machines can import"
         hint = "name it as package.module:factory"
         raise InvalidInput("model", problem, got=settings.model, hint=hint)
     config: Wheel = session.config
@@ -167,7 +171,7 @@ def rehearsal_job(session: TrainingSession, settings: RehearseSettings) -> Train
 
 
 def _check_long_enough(config: Wheel, num_steps: int) -> None:
-    """Raise InvalidInput if `num_steps` steps have too few exchanges between hubs."""
+    """Raise InvalidInput if hubs exchange gradients too rarely in `num_steps` steps."""
     if config.child_hubs and num_steps * config.workers_of_hub // config.gathered < _FEWEST_MEANS:
         extra = NUM_WARM_UP + NUM_LAST
         least = ceil(_FEWEST_MEANS * config.gathered / config.workers_of_hub) - extra
@@ -176,7 +180,7 @@ def _check_long_enough(config: Wheel, num_steps: int) -> None:
 
 
 def child_job(settings: ChildSettings, parent: RunSpec) -> TrainingJob:
-    """Build the job of a child hub from its parent's run; InvalidInput if it does not fit."""
+    """Build a child hub's job from its parent's run; InvalidInput if they do not fit."""
     if parent.pace is None:
         config = settings.config(parent.head)
     elif parent.tree is None:
@@ -209,8 +213,7 @@ def _job(
     model: nn.Module | None = None,
 ) -> TrainingJob:
     model, halves = model_and_halves(spec, recipe, _kept_on(spec, device), model)
-    parts = split(workload, spec.config)
-    return TrainingJob(spec, recipe, model, halves, workload, parts, device, updating)
+    return TrainingJob(spec, recipe, model, halves, workload, device, updating)
 
 
 def _kept_on(spec: RunSpec, device: torch.device) -> torch.device:
@@ -223,7 +226,7 @@ def _paced_updating(spec: RunSpec, recipe: Recipe, seconds: float) -> Updating:
 
 
 def server_options(job: TrainingJob) -> dict[str, Any]:
-    """Return the arguments of `ParameterServer` that roots and child hubs share."""
+    """Return the arguments of `ParameterServer` that all hubs need."""
     lent = None
     if job.kept_on != job.device:
         model, halves = model_and_halves(job.spec, job.recipe, job.kept_on)
@@ -238,7 +241,7 @@ def server_options(job: TrainingJob) -> dict[str, Any]:
 
 
 def recipe_in(spec: RunSpec) -> Recipe:
-    """Return a run's recipe; in a rehearsal, samples are zeros, and targets have the real size."""
+    """Return a run's recipe; in a rehearsal, samples and targets are zeros."""
     if spec.pace is None:
         return recipe_of(spec.model, spec.data, spec.seed)
     num_samples = spec.num_steps * spec.batch_size
@@ -256,7 +259,10 @@ def learning_in(spec: RunSpec, recipe: Recipe) -> Learning:
 def model_and_halves(
     spec: RunSpec, recipe: Recipe, device: torch.device, model: nn.Module | None = None
 ) -> tuple[nn.Module, Halves]:
-    """Build a run's `model`, unless it is given, or a rehearsal's stand-in; cut it into halves."""
+    """Build a run's model, unless `model` is given, and cut it into halves.
+
+    In a rehearsal, the layers of the model sleep.
+    """
     if (pace := spec.pace) is not None:
         workload = workload_of(spec.model, pace.samples, pace.input_shape)
         parts = split(workload, Wheel(head=spec.head))
@@ -264,13 +270,13 @@ def model_and_halves(
         like = stand_ins_for(spec.config.gradients)
         return paced_halves(parts.body, parts.head, *times, gradient_like=like)
     model = (built(recipe, spec.seed) if model is None else model).to(device).train()
-    rows = range(min(_NUM_EXAMPLES, len(recipe.samples)))  # example inputs, to try the cut
+    rows = range(min(_NUM_EXAMPLES, len(recipe.samples)))  # inputs to try the cut
     inputs, _ = Batch.of(recipe.samples.__getitems__(rows)).to(device)
     return model, cut(model, inputs, spec.head)
 
 
 def activations_of(halves: Halves, inputs: Any, learning: Learning) -> Tensor:
-    """Run the body; return its outputs in the dtype of the parameters, ready to send."""
+    """Run the body; return the outputs in the dtype of the parameters, for a message."""
     with learning.autocast(tree_leaves(inputs)[0].device):
         activations: Tensor = call(halves.body, inputs)
     return activations.to(next(halves.body.parameters()).dtype)
@@ -311,7 +317,7 @@ def _described(recipe: Recipe, model: nn.Module, size: int, name: str) -> Worklo
 
 
 def with_possible_cut(model: nn.Module, inputs: Any, workload: Workload, config: Wheel) -> Workload:
-    """Try cuts until a cut succeeds; return the workload with the failed cuts (`refused_cuts`).
+    """Try cuts of the model until one succeeds; add the failed cuts to the workload.
 
     `inputs`: a batch of at least two samples, on the model's device (meta is allowed).
     Raises InvalidInput if no cut is possible.
@@ -321,7 +327,7 @@ def with_possible_cut(model: nn.Module, inputs: Any, workload: Workload, config:
 
 
 def _tried(workload: Workload, config: Wheel, model: nn.Module, recipe: Recipe) -> Workload:
-    """Return the workload with the failed cuts; an error names tied embeddings as the reason."""
+    """Add failed cuts to the workload; InvalidInput names tied embeddings if no cut is possible."""
     try:
         split(workload, config)
     except InvalidInput:
@@ -333,7 +339,7 @@ def _tried(workload: Workload, config: Wheel, model: nn.Module, recipe: Recipe) 
 
 
 def _traced(session: TrainingSession, parts: Split, sizes: Sequence[int], **fields: Any) -> RunSpec:
-    """Return the spec of a run with epochs of `sizes` steps; `fields`: the other fields."""
+    """Return the spec of a run whose epochs have `sizes` steps; `fields`: more of its fields."""
     named = replace(session.config, head=parts.first)
     epoch, step = traced_steps(sizes)
     return RunSpec(

@@ -1,11 +1,11 @@
-"""Lend a head's parameters from main memory to a device (Du et al. 2017, section 3.4.2).
+"""Copy a model's last layers to a device for each use (Du et al. 2017, section 3.4.2).
 
     server, in main memory     parameters, optimizer state, waiting gradients
             |  parameters                             ^  gradients
             v                                         |
-    hub's device               head of one worker: forward, backward
+    hub's device               head (last layers): forward, backward
 
-The device has the head's parameters only while the head answers a worker.
+The device has the head's parameters only while it computes an answer to a worker.
 """
 
 import torch
@@ -15,7 +15,7 @@ from paceline.core.plan import Kind, Lane
 from paceline.core.wire_format import Purpose
 from paceline.training.models.halves import trainable
 
-# Kind of copy during an answer: the purpose of the copy, and the lane of the device.
+# For each kind of copy during an answer: its purpose, and the device's lane in the trace.
 COPIES = {
     Kind.H2D: (Purpose.HEAD_PARAMETERS, Lane.H2D),
     Kind.D2H: (Purpose.HEAD_GRADIENTS, Lane.D2H),
@@ -23,9 +23,10 @@ COPIES = {
 
 
 class LentHead:
-    """Computes answers on a device with the parameters of `kept`, the head in main memory.
+    """The head (last layers) on a device, whose parameters come from main memory when needed.
 
-    `model`: a second copy of the model. `head`: the head of `model`, which moves to the device.
+    `model`: a second copy of the model. `head`: the head of this copy, which moves to the device.
+    `kept`: the head in main memory.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class LentHead:
         self._copy_buffers(self._kept, self.head)
 
     def done(self, gradients: list[Tensor]) -> list[Tensor]:
-        """Copy an answer's gradients and buffers to main memory; return the gradients."""
+        """Copy gradients and buffers to main memory after an answer; return the gradients."""
         self._copy_buffers(self.head, self._kept)
         return [one.cpu() for one in gradients]
 

@@ -1,4 +1,4 @@
-"""Measure the hub, and describe the machine for plans from profiles of the hub and workers."""
+"""Measure the hub, and make a machine for plans from profiles of the hub and its workers."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,7 +9,13 @@ import torch
 from paceline.core.strategy import PricedMachine
 from paceline.core.workload import Workload
 from paceline.links.clock import clock_for
-from paceline.measure.device_profile import DeviceProfile, ProfiledDevices, profile_device
+from paceline.links.devices import device_of
+from paceline.measure.device_profile import (
+    DeviceProfile,
+    ProfiledDevices,
+    device_name,
+    profile_device,
+)
 from paceline.record.recorder import LayerMarks
 from paceline.record.worker_trace import ALL_STEPS, WorkerRecorder
 from paceline.strategies.wheel import job as jobs
@@ -19,17 +25,12 @@ from paceline.strategies.wheel.server import ParameterServer
 from paceline.training.data.batch import Batch
 
 
-def recorders_of(
-    server: ParameterServer,
-    device: torch.device,
-    name: str,
-    num_workers: int,
-    window: range = ALL_STEPS,
-) -> list[WorkerRecorder]:
-    """Let the server record its head's steps of `window`; return a new recorder per worker."""
+def recorders_of(server: ParameterServer, window: range = ALL_STEPS) -> list[WorkerRecorder]:
+    """Record the server's forwards, backwards and updates; return a recorder per worker."""
     model = server.model if server.lent is None else server.lent.model
-    marks = LayerMarks(jobs.layers_in(model, server.halves.head_names), clock_for(device))
-    recorders = [WorkerRecorder(one, name, marks, window) for one in range(num_workers)]
+    marks = LayerMarks(jobs.layers_in(model, server.halves.head_names), clock_for(server.device))
+    name, workers = device_name(device_of(server.device).kind, 0), range(len(server.workers.all))
+    recorders = [WorkerRecorder(one, name, marks, window) for one in workers]
     server.watch = lambda worker, step, kind: recorders[worker].work(
         step, kind, *COPIES.get(kind, ())
     )
@@ -37,16 +38,16 @@ def recorders_of(
 
 
 def profile_head(job: jobs.TrainingJob) -> DeviceProfile:
-    """Measure the hub's answers and updates with a separate copy of the model."""
+    """Measure the hub's device, with a separate copy of the model."""
     spec, device = job.spec, job.device
     model, halves = jobs.model_and_halves(spec, job.recipe, job.kept_on)
     optimizer = job.updating.optimizer(model)
     for group in optimizer.param_groups:
-        group["lr"] = 0.0  # keeps the parameters equal in all rounds
+        group["lr"] = 0.0  # the parameters stay equal in all steps
     options = jobs.server_options(replace(job, halves=halves))
     server = ParameterServer(model, halves, optimizer, **options)
     server.workers.add(0)
-    (recorder,) = recorders_of(server, device, "hub", 1)
+    recorder, *_ = recorders_of(server)
     rows = [row % job.num_samples for row in range(ceil(spec.batch_size / spec.num_parts))]
     batch = Batch.of(job.recipe.samples.__getitems__(rows))
     targets = batch.to(device).targets

@@ -1,22 +1,23 @@
-"""Plan strategy wheel: body workers alternate on devices, heads answer at the hub.
+"""Plan strategy wheel: workers train a model's first layers, the hub the last layers.
 
     body 0 compute  fwd 0 | fwd 1 | bwd 0  fwd 0 | bwd 1  fwd 1 | bwd 0  ...
     to the hub            [act 0]  [act 1]  [grad 0][act 0]  [grad 1][act 1]
     hub compute                  head 0  head 1  step 0  head 0   step 1  head 1
     to the body                    [res 0][par 0]    [res 1][par 1]
 
-    act: activations; grad: gradients of the body; res: activation gradients; par: parameters
+    body: first layers; head: last layers; act: activations; grad: gradients of the body;
+    res: activation gradients; par: parameters of the body; step: optimizer step
 
-A turn is a worker's backward and its next forward (figure 3 of Du et al. 2017). The workers of a
-device take turns in a fixed order, so that the device computes while messages are sent. A worker
-fetches the parameters of its next forward as soon as its activation gradients arrive. These
-parameters lack only the worker's own last gradients. With one lane per device, a worker fetches the
-parameters after its update instead; a run with a single worker then trains the model as if it were
-not cut.
+The workers of a device compute in turn, in a fixed order, so that the device computes while
+messages are sent. In its turn, a worker computes a backward and its next forward (figure 3 of Du et
+al. 2017). A worker fetches the parameters of its next forward as soon as its activation gradients
+arrive. These parameters lack only the worker's last gradients. With one worker per device, the
+worker fetches the parameters after its update instead; a run with a single worker then trains the
+model as if it were not cut.
 
-The server updates all parameters when it has the gradients of both halves of a step (section 3.3).
-It shares the hub's device with the heads, which read the parameters in place. In a tree of hubs
-(section 3.4.1) each worker has a child hub, and the server is at the root (`hubs_plan`).
+The server updates all parameters when it has the gradients of body and head of a step (section
+3.3). Server and head share the hub's device, and the head reads the parameters in place. In a tree
+of hubs (section 3.4.1) each worker has a child hub, and the server is at the root (`hubs_plan`).
 """
 
 from collections import defaultdict
@@ -47,8 +48,8 @@ from paceline.strategies.wheel.split import messages, split
 
 _TaskIds = tuple[TaskId, ...]
 _KEPT_BY_SERVER = 2  # the parameters and their momentum
-# Busy share of the window from which a hub can be the bottleneck; below 1, because only bodies
-# compute at the beginning and end of the window.
+# A hub that is busy for a smaller share of the plan is no bottleneck. Below 1, because only workers
+# compute at the beginning and end of the plan.
 _SATURATED = 0.8
 _MOST_CHILD_HUBS = 8  # largest number of child hubs that a search tries
 _KEPT_BY_CHILD = 3  # the parameters, a sum and a mean
@@ -69,9 +70,9 @@ def memory(workload: Workload, machine: Machine, config: Wheel) -> Mapping[str, 
 
     A hub keeps the parameters, their momentum, and one step's waiting gradients for each worker. A
     worker keeps the body's parameters and gradients; with several lanes also the parameters of its
-    next step. A child hub keeps a sum and a mean of gradients instead of momentum; its parent keeps
-    one mean for each child hub. With `server_memory="host"` the server is in the memory of the
-    hub's host; the hub's device then keeps a head's parameters and gradients only during an answer.
+    next step. A child hub keeps a sum and a mean of gradients instead of momentum, and the parent
+    keeps one mean for each child hub. With `server_memory="host"`, the server uses the memory of
+    the hub's host; the hub's device has the head's parameters and gradients only during an answer.
     """
     placement, parts = place(machine, config), split(workload, config)
     crossing, body = parts.head.input_nbytes, parts.body.gradient_nbytes
@@ -112,9 +113,9 @@ def placements(workload: Workload, config: Wheel) -> Iterator[Wheel]:
 def limit(machine: Machine, config: Wheel, timeline: Timeline) -> str | None:
     """Return a sentence about the hub that is the bottleneck; None without a bottleneck.
 
-    A hub is the bottleneck if its heads and updates take longer than a body's device computes. The
-    first time divided by the second is p k / t of section 3.4.1, but includes updates. If the ratio
-    is above 1, more workers do not help. A hub that often waits for messages is no bottleneck.
+    A hub is the bottleneck if its answers and updates take longer than a worker's device computes.
+    The ratio of these times is p k / t of section 3.4.1, but includes updates. If the ratio is
+    above 1, more workers do not help. A hub that often waits for messages is no bottleneck.
     """
     placement = place(machine, config)
     busy: dict[str, float] = defaultdict(float)
@@ -135,14 +136,14 @@ def limit(machine: Machine, config: Wheel, timeline: Timeline) -> str | None:
     if ratio <= 1 or share < _SATURATED:
         return None
     return (
-        f"{busiest.name} is the bottleneck: heads and updates take {ratio:.2f} times as long as a "
-        f"body's device computes (p k / t); use {len(served) * ceil(ratio)} devices with heads "
-        "(child_hubs), or fewer bodies"
+        f"{busiest.name} is the bottleneck: the last layers and updates take {ratio:.2f} times as "
+        "long as a worker's device computes (p k / t); "
+        f"use child_hubs={len(served) * ceil(ratio)}, or fewer workers"
     )
 
 
 class _WindowTasks:
-    """Makes the tasks of a window."""
+    """Plans the tasks of a run without child hubs' exchanges, which `HubExchanges` plans."""
 
     def __init__(self, workload: Workload, machine: Machine, config: Wheel) -> None:
         self.placement, self.parts = place(machine, config), split(workload, config)
@@ -175,7 +176,7 @@ class _WindowTasks:
         }
 
     def tasks(self, num_steps: int) -> Iterator[Task]:
-        """Yield the tasks of all steps, in the order of turns."""
+        """Yield the tasks of all steps, in the order in which workers compute."""
         lanes = self.placement.lanes
         turns = [(device, worker) for device, workers in lanes.items() for worker in workers]
         # Workers whose child hubs wait for each other begin the next step together.
@@ -198,21 +199,23 @@ class _WindowTasks:
     def _message(self, step: int, purpose: Purpose, worker: int) -> Message:
         return Message(self.routes[worker][purpose], step, purpose, worker)
 
-    def _update_of(self, step: int, worker: int) -> TaskId:
-        """Return the update that applies a worker's gradients of a step."""
-        return TaskId(step, Kind.STEP, "", worker)
-
     def _held_by_hub(self, step: int, worker: int) -> TaskId:
-        """Return the task that uses a worker's gradients: a child hub's sum, or an update."""
-        return self.hubs.summed(step, worker) if self.hubs else self._update_of(step, worker)
+        """Return the id of the child hub's sum or of the update with a worker's gradients."""
+        update = TaskId(step, Kind.STEP, "", worker)
+        return update if self.hubs is None else self.hubs.summed(step, worker)
 
     def _begin(self, step: int, worker: int, before: _TaskIds) -> Generator[Task, None, _TaskIds]:
-        """Yield a step's fetch and forward; return the last task of the forward."""
-        yield from self._fetch(step, worker)
-        yield from self._forward(step, worker, before)
+        """Yield the fetch of parameters and the body's forward; return the last task."""
+        fetch = self._message(step, Purpose.PARAMETERS, worker)
+        yield from fetch.tasks(self._before_fetch(step, worker))
+        device = self.placement.bodies[worker]
+        loaded = TaskId(step, Kind.LOAD, "", worker)
+        yield Task(loaded, self._computing[device.name], self._load, before)
+        after = (loaded, *fetch.arrival)
+        yield from self._layers(step, Kind.FORWARD, self.parts.body, worker, device, after)
         return (self._end(step, Kind.FORWARD, worker),)
 
-    def _fetch(self, step: int, worker: int) -> Iterator[Task]:
+    def _before_fetch(self, step: int, worker: int) -> _TaskIds:
         after: _TaskIds = ()
         if step and self.prefetches:
             # Fetch as soon as the activation gradients arrive, before they are decoded.
@@ -224,18 +227,10 @@ class _WindowTasks:
             after = (self._held_by_hub(step - 1, worker),)
         if self.hubs is not None:
             after += self.hubs.before_fetch(worker)
-        yield from self._message(step, Purpose.PARAMETERS, worker).tasks(after)
-
-    def _forward(self, step: int, worker: int, before: _TaskIds) -> Iterator[Task]:
-        """Yield the tasks that load the batch and run the body's forward."""
-        device = self.placement.bodies[worker]
-        loaded = TaskId(step, Kind.LOAD, "", worker)
-        yield Task(loaded, self._computing[device.name], self._load, before)
-        after = (loaded, *self._message(step, Purpose.PARAMETERS, worker).arrival)
-        yield from self._layers(step, Kind.FORWARD, self.parts.body, worker, device, after)
+        return after
 
     def _answer(self, step: int, worker: int) -> Iterator[Task]:
-        """Yield the tasks of an answer, from the uploads to the reply."""
+        """Yield an answer's tasks: receive activations, compute the head, send gradients."""
         hub, head = self.placement.heads[worker], self.parts.head
         loaded = TaskId(step, Kind.LOAD, "", worker)
         yield from self._message(step, Purpose.LABELS, worker).tasks((loaded,))
@@ -260,7 +255,7 @@ class _WindowTasks:
     def _lending(
         self, machine: Machine, hub: Device, server: Station
     ) -> dict[Purpose, tuple[RouteStage, ...]]:
-        """Return the routes between a server in main memory and the head's device, if any."""
+        """Return the routes of the head's parameters and gradients, if main memory keeps them."""
         head = self.parts.head
         if not (isinstance(server, Host) and head.layers):
             return {}
@@ -281,7 +276,7 @@ class _WindowTasks:
     def _answered(self, step: int, worker: int) -> _TaskIds:
         """Return the tasks after which the server has the head's gradients of a step.
 
-        A head without layers has no gradients: the result is then the last tasks of the uploads.
+        For a head without layers, return the last tasks of the messages with activations.
         """
         if Purpose.HEAD_GRADIENTS in self.routes[worker]:
             return self._message(step, Purpose.HEAD_GRADIENTS, worker).arrival
@@ -303,17 +298,16 @@ class _WindowTasks:
         if self.hubs is not None:
             yield from self.hubs.add(step, worker, halves)
         else:
-            updated = self._update_of(step, worker)
-            yield Task(updated, self._updating, self._update, halves)
+            yield Task(self._held_by_hub(step, worker), self._updating, self._update, halves)
         return done
 
     def _layers(
         self, step: int, kind: Kind, part: Workload, worker: int, device: Device, after: _TaskIds
     ) -> Iterator[Task]:
-        """Yield the tasks of the layers of `part`; the last may synchronise a GPU with its host."""
+        """Yield a forward or backward of `part`; a GPU may synchronise with its host at the end."""
         on = self._computing[device.name]
         layers = part.layers if kind is Kind.FORWARD else part.in_backward_order
-        # Between a head's forward and backward the host does not wait.
+        # The host does not wait between the forward and the backward of the head.
         hands_over = kind is Kind.BACKWARD or part is self.parts.body
         for layer in layers:
             cost = _cost(layer, kind)
@@ -324,7 +318,7 @@ class _WindowTasks:
             after = (done,)
 
     def _end(self, step: int, kind: Kind, worker: int, part: Workload | None = None) -> TaskId:
-        """Return the last task of a forward or backward of `part`; by default of the body."""
+        """Return the last task of a forward or backward of `part`, by default the body."""
         part = part or self.parts.body
         layers = part.layers if kind is Kind.FORWARD else part.in_backward_order
         return TaskId(step, kind, layers[-1].name, worker)

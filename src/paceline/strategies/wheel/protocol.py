@@ -1,4 +1,4 @@
-"""The messages between a hub and its workers: topics, shares of batches, and checks."""
+"""Define the messages between a hub and its workers, and check their values."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -20,10 +20,10 @@ _MOST_WEIGHT = 1e6  # largest valid weight of a share of a batch; correct worker
 class Topic(StrEnum):
     """The topic of a message between a worker and the hub.
 
-    A step is three requests: PARAMETERS, ACTIVATIONS (with the targets) and GRADIENTS. The hub may
-    reply AGAIN to any request; then the step is void, and the worker requests its next step with
-    BEGIN. A child hub fetches WHOLE_PARAMETERS once; later it gets the parameters in the replies to
-    WHOLE_GRADIENTS.
+    In a training step, a worker sends three requests: PARAMETERS, ACTIVATIONS (with the targets)
+    and GRADIENTS. The hub may reply AGAIN to any request; then the step is void, and the worker
+    sends BEGIN. A child hub requests WHOLE_PARAMETERS once; later, the replies to WHOLE_GRADIENTS
+    contain the parameters.
     """
 
     PARAMETERS = Purpose.PARAMETERS.value
@@ -64,16 +64,16 @@ def take_gradients(names: Sequence[str], parameters: Sequence[nn.Parameter]) -> 
 
 
 def share_part(num_samples: int, weight: float) -> memoryview:
-    """Encode a worker's share of a batch: its number of samples and its weight."""
+    """Encode the number of samples in a worker's share of a batch, and the share's weight."""
     return part_of(torch.tensor([num_samples, weight], dtype=torch.float64))
 
 
 def share_of(part: memoryview) -> tuple[int, float]:
-    """Decode a share of a batch; InvalidInput if a number is out of range."""
+    """Decode a share's number of samples and weight; InvalidInput if one is out of range."""
     count, weight = values_of(part, torch.float64, 2).tolist()
     is_weight = weight == 0 or 1 / _MOST_WEIGHT <= weight <= _MOST_WEIGHT
     if not (is_weight and 0 <= count <= _MAX_SAMPLES and count == int(count)):
-        problem = f"have an invalid share of {count} samples with weight {weight}"
+        problem = f"must not be {count} samples with weight {weight}"
         raise InvalidInput("activations", problem)
     return int(count), weight
 

@@ -11,10 +11,9 @@ from paceline.core.settings import Seconds
 from paceline.rpc.connecting import ConnectingWorkers
 from paceline.strategies.wheel.config import Wheel
 
-# Names of the modules with `take_part(settings, clients)` and `serve_child(settings, progress)`.
-# This module does not import the two modules, because the two import torch.
+# The modules of worker processes and child hubs, by name: an import would import torch, too.
 WORKING, SERVING = "paceline.strategies.wheel.worker", "paceline.strategies.wheel.child"
-_REFUSED = {  # options that a child hub cannot have, and what to do instead
+_REFUSED = {  # options that a child hub cannot have, with hints
     "workers": "use --workers",
     "child_hubs": "start each child hub with --parent",
     "gather": "use --gather",
@@ -25,27 +24,35 @@ _REFUSED = {  # options that a child hub cannot have, and what to do instead
 
 
 class ChildSettings(ConnectingWorkers):
-    """The settings of `paceline hub --parent`: a hub that is a worker of another hub.
+    """The settings of `paceline hub --parent`, a hub that is a worker of a parent hub.
 
     `number`: this hub's number among the parent's workers. `options`: the strategy's options for
-    this hub's own workers. Without `listen`, as in rehearsals, this hub starts its workers itself.
+    this hub's workers. Without `listen`, as in rehearsals, this hub starts its workers.
     """
 
-    connect: str = Field(description="A parent hub, which takes this one for a worker.")
+    connect: str = Field(description="Address of the parent hub, of which this hub is a worker.")
     listen: str | None = Field(
-        None, description="The address to listen on, such as tcp://10.0.0.1:5555."
+        None, description="Address to listen on for workers, such as tcp://10.0.0.1:5555."
     )
-    number: int = Field(0, ge=0, lt=2**32, description="The number of that worker.")
+    number: int = Field(
+        0, ge=0, lt=2**32, description="Number of this hub among the parent's workers."
+    )
     gather: int | None = Field(
-        None, ge=1, description="Steps that go to the parent together; one of each worker."
+        None,
+        ge=1,
+        description="Number of steps in each mean of gradients for the parent. Default: --workers.",
     )
     parent_keys: Path | None = Field(
-        None, description="The folder with the parent's hub.pub, and a worker.key."
+        None, description="Folder of keys for the parent: its hub.pub, and a worker.key."
     )
-    workers: int = Field(2, ge=1, le=4096, description="Body workers, over all machines.")
+    workers: int = Field(
+        2, ge=1, le=4096, description="Number of workers of this hub, on all machines."
+    )
     options: dict[str, Any] = Field({}, description="Fields of the strategy's configuration.")
-    deadline_s: Seconds = Field(30.0, description="How long the parent may not answer.")
-    wait_s: Seconds = Field(600.0, description="How long to wait for workers.")
+    deadline_s: Seconds = Field(
+        30.0, description="Time without an answer from the parent after which this hub gives up."
+    )
+    wait_s: Seconds = Field(600.0, description="How long to wait for workers to join.")
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -56,7 +63,7 @@ class ChildSettings(ConnectingWorkers):
         """Return the configuration of this hub's workers, with the parent's `head`."""
         for name, hint in _REFUSED.items():
             if name in self.options:
-                raise InvalidInput("options", f"cannot set {name} of a child hub", hint=hint)
+                raise InvalidInput("options", f"cannot set {name} for a child hub", hint=hint)
         values = self.options | {"workers": self.workers, "head": head}
         try:
             return TypeAdapter(Wheel).validate_python(values)

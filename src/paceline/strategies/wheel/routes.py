@@ -1,4 +1,4 @@
-"""Place hubs and bodies on devices, and find the routes of their messages."""
+"""Place hubs and workers on devices, and find the routes of messages in a plan."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -12,13 +12,14 @@ from paceline.core.wire_format import Purpose, pieces
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, MessageSize
 
-_MOST_NAMED = 10  # largest number of hosts in an error
+_MOST_NAMED = 10  # most hosts in an error
 
 
 class DevicePlacement(NamedTuple):
-    """The devices of the root hub, of each worker's body, and of each worker's hub.
+    """The devices of hubs and workers.
 
-    `lanes`: the workers of each device with bodies, in the order of their turns.
+    `hub`: the device of the root hub. `bodies`: the device of each worker. `heads`: the device of
+    each worker's hub. `lanes`: the workers of each device, in the order in which they compute.
     """
 
     hub: Device
@@ -59,7 +60,7 @@ def place(machine: Machine, config: Wheel) -> DevicePlacement:
 
 
 class RouteStage(NamedTuple):
-    """One stage of a message's route; `handled`: its transfers on CPU cores of the two hosts."""
+    """One stage of a message's route; `handled`: the work of the hosts' CPU cores for it."""
 
     kind: Kind
     on: tuple[Resource, ...]
@@ -68,7 +69,7 @@ class RouteStage(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A message of one step and one worker in a plan; `part`: its name in task ids."""
+    """A message in a plan, of one step and one worker; `part`: the message's name in task ids."""
 
     way: Sequence[RouteStage]
     step: int
@@ -109,8 +110,8 @@ def routes(
 
         gpu  --d2h-->  host  --send-->  hub's host  --h2d-->  hub's gpu
 
-    The source of a message encodes, and the target decodes. `server`: the hub's device or host,
-    which sends the body's parameters and receives the body's gradients.
+    The sender of a message encodes, and the receiver decodes. `server`: the hub's device or host,
+    which sends the parameters of the body (first layers) and receives their gradients.
     """
     found = {}
     for purpose in (*TO_HUB, *FROM_HUB):
@@ -127,15 +128,15 @@ def routes(
 def stages(
     machine: Machine, source: Station, target: Station, lane: Resource, message: MessageSize
 ) -> tuple[RouteStage, ...]:
-    """Return the stages of a message; SEND occupies `lane`, a device's uploads or downloads."""
+    """Return the stages of a message; its SEND occupies the upload or download `lane`."""
     cost = Cost(nbytes=message.nbytes, num_calls=1)
     one, other = _host_of(machine, source), _host_of(machine, target)
     way = []
     if _is_gpu(source):
         lanes = lanes_of(machine.route(source, one))
         way.append(RouteStage(Kind.D2H, (Resource(source.name, Lane.D2H), *lanes), cost))
-    # Messages within a host are copied in memory, with two exceptions: messages between two CPU
-    # devices, and hosts for which the machine defines a link between processes.
+    # Within a host, messages are copied in memory, except between two CPU devices, and on hosts for
+    # which the machine defines a link between processes.
     in_memory = one == other and not all(map(_is_on_cores, (source, target)))
     if not in_memory or one.name in machine.network.within:
         route = machine.route(
@@ -157,7 +158,7 @@ def stages(
         return tuple(way)
     coding = Cost(flops=message.num_values, num_calls=len(pieces(message.num_values)))
     encode, decode = (
-        # Some devices' link times already include encoding and decoding.
+        # On some devices, the measured times of links include encoding and decoding.
         ()
         if codec_speed(device, codec).is_within_links
         else (RouteStage(kind, costs.codec_lanes(device, codec.kernel, kind), coding),)
@@ -167,7 +168,7 @@ def stages(
 
 
 def server_of(machine: Machine, hub: Device, config: Wheel) -> Station:
-    """Return where a hub keeps the parameters: on its device, or on the GPU's host."""
+    """Return where a hub keeps the parameters: the hub's device, or the host of its GPU."""
     is_lent = config.server_memory == "host" and hub.kind == DeviceKind.GPU
     return machine.host_of(hub) if is_lent else hub
 
@@ -175,7 +176,7 @@ def server_of(machine: Machine, hub: Device, config: Wheel) -> Station:
 def updating_on(server: Station, computing: tuple[Resource, ...]) -> tuple[Resource, ...]:
     """Return the resources that a hub's updates and sums occupy.
 
-    A server in main memory occupies the host's memory and the device, which waits meanwhile.
+    A server in main memory occupies the host's memory, and the device, which waits for the update.
     """
     if isinstance(server, Host):
         return (*computing, Resource(server.name, Lane.REDUCE))

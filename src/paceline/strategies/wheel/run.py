@@ -1,7 +1,7 @@
 """Run strategy wheel: this process is the hub, which starts workers or waits for them.
 
-In a rehearsal, stand-ins replace the model, the data and the optimizer, and nothing is tested. In a
-rehearsal of a tree of hubs this process is the root, whose workers are the child hubs (`child`).
+In a rehearsal, stand-ins replace model, data and optimizer, and the model is not tested. In a
+rehearsal of a tree of hubs, this process is the root, whose workers are child hubs (`child`).
 """
 
 import logging
@@ -26,6 +26,7 @@ from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.core.simulate import simulate
 from paceline.core.strategy import PricedMachine, Window
 from paceline.core.timeline import Timeline
+from paceline.core.wire_format import Purpose
 from paceline.exchange.checkpoints import Saver, State, interrupted
 from paceline.exchange.learner import tested
 from paceline.exchange.loop import score_of
@@ -45,10 +46,10 @@ from paceline.strategies.wheel.measure import calibrate, profile_head
 from paceline.strategies.wheel.plan import plan
 from paceline.strategies.wheel.protocol import check_codecs
 from paceline.strategies.wheel.server import ParameterServer
-from paceline.strategies.wheel.split import TO_HUB, label_share
+from paceline.strategies.wheel.split import TO_HUB, messages
 
 logger = logging.getLogger(__name__)
-_SLACK_S = 1e-3  # tolerance, because hooks record the end of a layer late
+_SLACK_S = 1e-3  # tolerance of comparisons: hooks record the end of a layer late
 
 
 @contextmanager
@@ -65,7 +66,7 @@ class WheelRunner:
         session.config.check_tree()
         self._session, settings = session, session.settings
         device, self._devices = _devices(session)
-        test: Test | None = None  # a rehearsal trains nothing
+        test: Test | None = None  # a rehearsal does not test
         every: int | None = None
         if isinstance(settings, RehearseSettings):
             job = jobs.rehearsal_job(session, settings)
@@ -94,8 +95,8 @@ class WheelRunner:
         if not session.settings.profile_s:
             self._hub.wait_for_workers()
             return None
-        # Measure the hub's device while the workers measure their devices, because in training they
-        # also compute at the same time.
+        # Measure the hub's device while the workers measure their devices, because hub and workers
+        # also compute at the same time in training.
         with ThreadPoolExecutor(1, "paceline-profile") as thread:
             found: list[Future[DeviceProfile]] = []
             num_threads = torch.get_num_threads()
@@ -103,13 +104,8 @@ class WheelRunner:
                 lambda: found.append(thread.submit(self._profile_head, num_threads))
             )
             own = found[0].result()
-        self._calibrated = calibrate(
-            job.workload,
-            self._config,
-            own,
-            self._hub.answers.profiles,
-            is_paced=session.is_rehearsal,
-        )
+        of_workers, is_paced = self._hub.answers.profiles, session.is_rehearsal
+        self._calibrated = calibrate(job.workload, self._config, own, of_workers, is_paced=is_paced)
         return self._calibrated
 
     def _profile_head(self, num_threads: int) -> DeviceProfile:
@@ -118,7 +114,7 @@ class WheelRunner:
             return profile_head(self._job)
 
     def train(self, config: Wheel) -> Outcome:
-        """Train or rehearse with the session's configuration; `config` is unused."""
+        """Train or rehearse with the configuration of the session; `config` is unused."""
         hub, session, settings = self._hub, self._session, self._session.settings
         num_samples = round(self.samples_per_step * self._job.spec.num_steps)
         session.progress.begin(num_samples, "samples")
@@ -185,12 +181,12 @@ class WheelRunner:
         if lost or tree is None:
             return "; ".join(lost) or "workers ended early"
         return (
-            f"child hubs sent means of more than {tree.gathered} steps, because their parent was "
-            "slower; increase --steps"
+            f"the parent was slower than the child hubs, whose means had more than {tree.gathered} "
+            "steps; increase --steps"
         )
 
     def _happened(self) -> tuple[Timeline, list[str]]:
-        """Return the timeline of the traced steps, and the names of the bodies' devices."""
+        """Return the timeline of the traced steps, and the names of the workers' devices."""
         job, calibrated = self._job, self._calibrated
         config = job.spec.config
         names = {
@@ -200,11 +196,14 @@ class WheelRunner:
             for number, own in config.workers_by_device.items()
             for worker in own
         }
-        traced = timeline_of(self._hub.answers.trace, names, TO_HUB, label_share(job.parts, config))
+        sent = messages(job.parts, config)
+        labels = sent[Purpose.LABELS].nbytes
+        label_share = labels / (labels + sent[Purpose.ACTIVATIONS].nbytes)
+        traced = timeline_of(self._hub.answers.trace, names, TO_HUB, label_share)
         return Timeline(traced.spans, self._session.origin), list(dict.fromkeys(names.values()))
 
     def _compared(self, happened: Timeline) -> tuple[Timeline | None, list[str]]:
-        """Return the predicted timeline, if any, and how the run differs from its plan."""
+        """Return the predicted timeline, if any, and the differences between run and plan."""
         job, spec, calibrated = self._job, self._job.spec, self._calibrated
         # Plans do not model lost workers and resumed runs.
         is_whole = not self._hub.group.lost and self._session.resumed is None
@@ -216,8 +215,8 @@ class WheelRunner:
     def _step_seconds(self) -> list[float]:
         """Return the seconds of each measured step, which has `workers` updates.
 
-        The first steps are not measured, because turns are irregular, and not the last, because no
-        forward follows. In a tree, an update may contain several steps or a part of a step, so the
+        The first steps are irregular, and no forward follows the last step, so these steps are not
+        measured. In a tree of hubs, an update may contain several steps or part of a step, so the
         seconds are scaled by the number of samples.
         """
         spec, log = self._job.spec, self._hub.log
@@ -233,7 +232,7 @@ class WheelRunner:
         return [each * spec.batch_size / count for each, count in pairs]
 
     def _device_names(self) -> str:
-        """Return the product names of the devices that this machine's hub and bodies use."""
+        """Return the product names of the devices that the hub and its workers here use."""
         used = (self._job.device, *map(torch.device, self._devices))
         return ", ".join(dict.fromkeys(device_of(device).name for device in used))
 
@@ -272,25 +271,25 @@ def _about(session: TrainingSession, job: jobs.TrainingJob) -> str:
 
 
 def _check_trained(config: Wheel, settings: TrainSettings) -> None:
-    """Raise InvalidInput if `child_hubs` is set, or if checkpoints are due by steps."""
+    """Raise InvalidInput if `child_hubs` is set, or if checkpoints depend on steps."""
     if config.child_hubs:
         hint = "start each child hub with paceline hub --parent"
         got = config.child_hubs
         raise InvalidInput("child_hubs", "cannot be used in training", got=got, hint=hint)
     interval = settings.checkpoint_interval
     if interval is not None and interval.seconds is None:
-        problem = "must be a time such as 60s, or never, as workers of wheel have no common steps"
+        problem = "must be a time such as 60s, or never: wheel's workers have no common steps"
         raise InvalidInput("checkpoint_every", problem, got=settings.checkpoint_every)
 
 
 def _devices(session: TrainingSession) -> tuple[torch.device, tuple[str, ...]]:
-    """Return the hub's device, and the devices of the bodies on this machine.
+    """Return the hub's device, and the devices of its workers on this machine.
 
-    Bodies use GPUs, if there are any. The hub uses a GPU that no body uses, otherwise the CPU.
+    Workers use GPUs, if there are any. The hub uses a GPU that no worker uses, otherwise the CPU.
     """
     config: Wheel = session.config
     num_bodies, cpu = ceil(config.workers / config.lanes), torch.device("cpu")
-    if session.is_rehearsal:  # bodies of a rehearsal sleep most of the time
+    if session.is_rehearsal:  # workers mostly sleep
         return cpu, (str(cpu),) * num_bodies
     if session.settings.listen is not None:
         return first_device(), ()

@@ -1,11 +1,7 @@
-"""The parameter server (Du et al. 2017, sections 3.1 and 3.3).
-
-    fetch       body parameters and their version
-    answer      activations and targets ->  activation gradients; the head's gradients wait
-    update      the body's gradients complete the step: the optimizer takes a step
+"""Hold and update the parameters of body and head (Du et al. 2017, sections 3.1 and 3.3).
 
 Updates are asynchronous: the optimizer applies gradients to the current parameters. The staleness
-of gradients is the number of updates since the worker fetched the body parameters for them.
+of gradients is the number of updates since the worker fetched the parameters that it used.
 """
 
 from collections import Counter, defaultdict
@@ -33,15 +29,16 @@ from paceline.training.models.halves import Halves
 from paceline.training.recipes.recipe import described
 
 Watch = Callable[[int, int, Kind], AbstractContextManager[None]]
-ALL_WORKERS = "all workers"  # the key of the staleness of all workers' updates
+ALL_WORKERS = "all workers"  # the key of all workers' staleness in `Updates`
 
 
 @dataclass
 class GradientSum:
-    """The summed gradients of `count` steps: a vector for the body and a vector for the head.
+    """The sum of the gradients of `count` steps: a vector each for body and head.
 
     The weight of a step in the sum is its number of samples, divided by the average number.
-    `version`: the version of the oldest parameters used. `losses`: the sums of losses by epoch.
+    `version`: the version of the oldest parameters that workers used. `losses`: the sums of losses,
+    by epoch.
     """
 
     body: Tensor
@@ -52,18 +49,19 @@ class GradientSum:
 
 
 class ParameterServer:
-    """Holds the parameters of `model`, and updates them with a torch optimizer.
+    """Holds a model, and updates its parameters with a torch optimizer.
 
+    `halves`: the model's first layers, the body, and its last layers, the head, which runs here.
     `staleness`: the most steps that a worker may be ahead of the slowest live worker; None: no
-    limit. `staleness_decay`: the learning rate is divided by `1 + staleness_decay * s` for
-    gradients of staleness `s`. `updates_per_step`: the number of updates in a step of all workers,
-    which also divides the learning rate. `learning`: the loss, and the norm to which gradients are
-    clipped. `schedule`: the learning-rate schedule, which advances with each update.
+    limit. `staleness_decay`: for gradients of staleness s, the learning rate is divided by
+    `1 + staleness_decay * s`. `updates_per_step`: the number of updates in a step of all workers;
+    the learning rate is also divided by this number. `learning`: the loss, and the norm to which
+    gradients are clipped. `schedule`: the learning-rate schedule, which advances with each update.
     `checks_values`: False in rehearsals, whose values are zeros. `lent`: the head on a device, if
-    the parameters are in main memory.
+    the model is in main memory.
 
-    Not thread-safe. `watch(worker, step, kind)` returns a context manager. The server enters it
-    around each update, and around each forward, backward and copy of a head.
+    Not thread-safe. `watch(worker, step, kind)` returns a context manager, which the server enters
+    for each update, and for each forward, backward and copy of the head.
     """
 
     def __init__(
@@ -98,12 +96,12 @@ class ParameterServer:
 
     @property
     def device(self) -> torch.device:
-        """The device on which heads compute."""
+        """The device on which the head computes."""
         return self._body[0].device if self.lent is None else self.lent.device
 
     @property
     def updates(self) -> Updates:
-        """The counts of all updates, including updates before a loaded checkpoint."""
+        """Counts of updates by worker and by staleness, which a resumed run continues."""
         staleness = dict(sorted(self._staleness.items()))
         missed = sum(key * count for key, count in staleness.items())
         return Updates(
@@ -130,19 +128,19 @@ class ParameterServer:
         targets: Any,
         weight: float,
     ) -> tuple[Tensor, float]:
-        """Run the head forward and backward; return the activation gradients and the loss.
+        """Run the head (last layers) forward and backward; return activation gradients and loss.
 
         `version`: the version of the body's parameters that computed `activations`. `weight`:
-        scales the batch's mean loss, so that all samples of a step have equal weight. The head's
-        gradients wait for the body's gradients. Raises InvalidInput if the tensors do not fit, and
-        NonFinite if activations or gradients are NaN or infinite, or the loss is too large.
+        scales the batch's mean loss, so that all samples of a step have equal weight. The server
+        keeps the head's gradients until the body's gradients arrive. Raises InvalidInput if the
+        tensors do not fit, and NonFinite for NaN, infinity or too large a loss.
         """
         who, share = f"worker {worker}, step {step}", Share(activations, targets, weight)
         self.checks.activations(who, worker, activations)
         with naming(who):
             of_inputs, loss, gradients = self._run_head(worker, step, share)
         self.checks.finite(who, "head's gradients", [of_inputs, *gradients])
-        # An empty share has weight 0 and no loss.
+        # A share without samples has weight 0 and no loss.
         num_samples = share.num_samples
         total = loss / weight * num_samples if weight else 0.0
         if not abs(total) <= LARGEST_LOSS * max(1, num_samples):
@@ -154,17 +152,17 @@ class ParameterServer:
     def update(self, worker: int, step: int, version: int, gradients: Tensor) -> LossSum:
         """Update all parameters with the body's gradients of a step; return the step's loss.
 
-        Raises StepDiscarded if the head's gradients were dropped, because the worker was lost after
-        the answer. Raises NonFinite or InvalidInput for wrong gradients. After an error the
-        parameters are unchanged, and the step is dropped.
+        Raises StepDiscarded if the server has dropped the head's gradients, because the worker was
+        lost after the answer. Raises NonFinite or InvalidInput for wrong gradients. After an error,
+        the parameters are unchanged, and the step is void.
         """
         own = self.workers.of(worker)
         who = f"worker {worker}, step {step}"
         half, own.half = own.half, None
         if half is None or half.step != step:
-            raise StepDiscarded(f"{who}: the head's gradients are missing; begin the step again")
+            raise StepDiscarded(f"{who}: the hub has dropped the step; the worker repeats it")
         if half.version != version:
-            problem = f"gradients must have the version of activations, {half.version}"
+            problem = f"the gradients' version must be that of the activations, {half.version}"
             raise InvalidInput(who, problem, got=version)
         with naming(who):
             of_body = tensor_parts.views(gradients.detach(), self._body)
@@ -200,7 +198,7 @@ class ParameterServer:
         self.optimizer.zero_grad(set_to_none=True)
 
     def _apply(self, version: int, body: list[Tensor], head: list[Tensor]) -> None:
-        """Take an optimizer step with gradients for the parameters of `version`."""
+        """Take an optimizer step with gradients that belong to parameters of `version`."""
         staleness = self.version - version
         for parameter, gradient in zip((*self._body, *self._head), (*body, *head), strict=True):
             parameter.grad = gradient
@@ -258,7 +256,7 @@ class ParameterServer:
             # A failed backward may leave gradients, to which the next backward would add.
             head.zero_grad()
         if inputs.grad is None:
-            raise InvalidInput("loss", "does not depend on the activations")
+            raise InvalidInput("loss", "does not depend on the outputs of the worker's layers")
         return inputs.grad, float(loss.detach()), gradients
 
     def _loss(self, head: nn.Module, share: Share) -> Tensor:

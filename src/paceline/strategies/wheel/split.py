@@ -1,12 +1,12 @@
-"""Split a workload into body and head, and count the bytes between them (Du et al. 2017, 3.1).
+"""Split a model into first layers (body) and last layers (head), and count their messages.
 
-    body worker                                   hub
+    worker                                        hub
     body    -- labels, activations ------------>  head
     body    <-------- activation gradients -----  head  -- head gradients -->  server
     body    -- body gradients ---------------------------------------------->  server
     body    <------------------------------ body parameters -----------------  server
 
-The head's parameters and gradients never leave the hub.
+The head's parameters and gradients never leave the hub (Du et al. 2017, section 3.1).
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ from paceline.core.wire_format import Purpose, WireFormat, wire_format
 from paceline.core.workload import Layer, Workload
 from paceline.strategies.wheel.config import PaceSpec, Wheel
 
-LABEL_NBYTES = 4  # a class number is sent as a 32-bit integer
+LABEL_NBYTES = 4  # a class index is sent as a 32-bit integer
 _MATRIX = 2  # dimensions of a matrix
 # A layer multiplies each sample once if it has between 0.5 and 2 matrix products per sample.
 _NO_PRODUCT, _SEVERAL = 0.5, 2
@@ -38,7 +38,7 @@ class MessageSize(NamedTuple):
 
 
 class Split(NamedTuple):
-    """The two halves of a model; the body's outputs are the head's inputs."""
+    """The first and the last layers of a model; the body's outputs are the head's inputs."""
 
     body: Workload
     head: Workload
@@ -64,7 +64,7 @@ class Split(NamedTuple):
         )
 
     def resized(self, num_samples: int) -> "Split":
-        """Return the halves for another batch size; only the sizes of messages are adapted."""
+        """Return the halves for another batch size; the costs of layers do not change."""
         old, targets = self.body.batch_size, self.body.target_nbytes
         sizes: dict[str, Any] = {
             "batch_size": num_samples,
@@ -80,12 +80,12 @@ def split(workload: Workload, config: Wheel) -> Split:
     """Cut the model before `config.head`, or else where messages have the fewest bytes.
 
     Without `config.head`, the head consists of fully-connected layers at the model's end. If such
-    layers apply to several places of a sample, such as tokens, the head is only the last layer.
+    a layer multiplies several places of a sample, such as tokens, the head is only the last layer.
     The head is the loss alone if each cut is in `workload.refused_cuts` or sends more bytes than
-    data parallelism (section 3.4.4).
+    data parallelism (Du et al. 2017, section 3.4.4).
 
-    Raises InvalidInput if `config.head` is unknown or is the first layer. Also raises InvalidInput
-    if the head would be the loss alone, but the outputs have more bytes than the parameters.
+    Raises InvalidInput if `config.head` is unknown or is the first layer. Raises InvalidInput if
+    the head would be the loss alone, and the outputs have more bytes than the parameters.
     """
     if config.head is not None:
         return Split.before(workload, _index_of(workload, config.head))
@@ -94,14 +94,12 @@ def split(workload: Workload, config: Wheel) -> Split:
     if best is not None and _saves(best, config):
         return best
     whole = Split.before(workload, len(workload.layers))
-    # If the head is the loss alone, workers send the outputs in addition to all gradients.
+    # If the head is the loss alone, workers send the outputs and all gradients.
     if refusal_of(workload, LOSS) is None and whole.head.input_nbytes < workload.gradient_nbytes:
         return whole
-    if best is not None:
-        raise _not_worth(best)
-    if workload.refused_cuts:
+    if best is None and workload.refused_cuts:
         raise InvalidInput.of(workload.refused_cuts[0][1])
-    raise _nothing_connected(workload)
+    raise _no_head(workload, best)
 
 
 def _index_of(workload: Workload, head: str) -> int:
@@ -110,30 +108,19 @@ def _index_of(workload: Workload, head: str) -> int:
     if head == LOSS and LOSS not in names:
         return len(names)
     if head not in names[1:]:
-        why = "leaves nothing for the body" if head in names else "is no layer"
-        others = ", ".join(names[1:]) or "another model, as this one has a single layer"
-        problem = f"{head!r} {why} of model {workload.name}"
-        raise InvalidInput("head", problem, hint=f"choose one of {others}")
+        problem = f"must be a layer of {workload.name} after the first layer"
+        others = ", ".join(names[1:]) or LOSS
+        raise InvalidInput("head", problem, got=head, hint=f"choose one of {others}")
     if refusal := refusal_of(workload, head):
         raise InvalidInput.of(refusal)
     return names.index(head)
 
 
 def _saves(parts: Split, config: Wheel) -> bool:
-    """Return whether activations have fewer bytes than the head, with the gradients of both."""
+    """Return whether activations and their gradients have fewer bytes than the head's."""
     sent = messages(parts, config)
     crossing = sent[Purpose.ACTIVATIONS].nbytes + sent[Purpose.ACTIVATION_GRADIENTS].nbytes
     return crossing < sent[Purpose.HEAD_PARAMETERS].nbytes + sent[Purpose.HEAD_GRADIENTS].nbytes
-
-
-def _not_worth(best: Split) -> InvalidInput:
-    crossing, kept = 2 * best.head.input_nbytes, 2 * best.head.gradient_nbytes
-    problem = (
-        f"a head of {best.body.name} from {best.first} on sends {crossing / 1e6:.3g} MB of "
-        f"activations to save {kept / 1e6:.3g} MB"
-    )
-    hint = f"choose a data-parallel strategy, reduce batch_size, or set head={best.first}"
-    return InvalidInput("strategy", problem, got="wheel", hint=hint)
 
 
 def messages(parts: Split, config: Wheel) -> dict[Purpose, MessageSize]:
@@ -163,13 +150,6 @@ def messages(parts: Split, config: Wheel) -> dict[Purpose, MessageSize]:
     return sent
 
 
-def label_share(parts: Split, config: Wheel) -> float:
-    """Return the share of labels in the bytes of a message with labels and activations."""
-    sent = messages(parts, config)
-    labels = sent[Purpose.LABELS].nbytes
-    return labels / (labels + sent[Purpose.ACTIVATIONS].nbytes)
-
-
 def on_the_wire(sent: Mapping[Purpose, MessageSize]) -> int:
     """Return the bytes that one worker sends and receives in a step."""
     return sum(sent[purpose].nbytes for purpose in (*TO_HUB, *FROM_HUB))
@@ -181,7 +161,7 @@ def pace_of(
     """Return the times that a rehearsal's layers and updates take.
 
     As in the plan, a GPU synchronises with the host after the body's forward, the body's backward
-    and the head's backward. The layer before a synchronisation includes the time of it.
+    and the head's backward. The time of a synchronisation is part of the layer before it.
     """
     forward_s, backward_s = list(times.forward_s), list(times.backward_s)
     if is_gpu:
@@ -202,24 +182,22 @@ def pace_of(
 
 
 def _possible(workload: Workload) -> Iterator[int]:
-    """Yield the indices of layers with which the head may begin, last layer first.
+    """Yield the indices of layers with which the head may begin, from last to first.
 
     The head has no embedding table and no convolution. Only the model's last layer may multiply
-    several places of a sample by its matrix.
+    several places of a sample, such as tokens.
     """
     layers = workload.layers
-    dimensions = [_dimensions(layer) for layer in layers]
-    known = any(layer.forward.flops for layer in layers)
-    last = len(layers) - 1
-    ahead = 0
-    for i, layer in enumerate(layers):
-        is_matrix = dimensions[i] == _MATRIX
-        is_head = is_matrix and (i == last or not known or _is_connected(workload, layer))
-        if dimensions[i] > _MATRIX or (is_matrix and not is_head):
-            ahead = i
-    for first in reversed(range(ahead + 1, len(layers))):
-        if dimensions[first] == _MATRIX and refusal_of(workload, layers[first].name) is None:
-            yield first
+    is_unknown = not any(layer.forward.flops for layer in layers)
+    for first in reversed(range(1, len(layers))):
+        layer, dimensions = layers[first], _dimensions(layers[first])
+        if dimensions > _MATRIX:
+            return
+        if dimensions == _MATRIX:
+            if not (is_unknown or first == len(layers) - 1 or _is_connected(workload, layer)):
+                return
+            if refusal_of(workload, layer.name) is None:
+                yield first
 
 
 def _is_connected(workload: Workload, layer: Layer) -> bool:
@@ -234,11 +212,19 @@ def _dimensions(layer: Layer) -> int:
     return max((len(parameter.shape) for parameter in layer.parameters), default=0)
 
 
-def _nothing_connected(workload: Workload) -> InvalidInput:
-    layers = workload.layers
-    problem = f"{workload.name} has a single layer and cannot be split"
-    if len(layers) > 1:
-        last = max(range(len(layers)), key=lambda i: (_dimensions(layers[i]) > _MATRIX, i))
-        problem = f"{workload.name} has no untied fully-connected layer after {layers[last].name}"
+def _no_head(workload: Workload, best: Split | None) -> InvalidInput:
+    """Return the error for a model that should not be cut; `best`: the best possible cut."""
+    layers, name = workload.layers, workload.name
     hint = "choose a data-parallel strategy, or set head to the head's first layer"
+    problem = f"{name} has a single layer and cannot be split"
+    if best is not None:
+        sent, kept = 2 * best.head.input_nbytes, 2 * best.head.gradient_nbytes
+        problem = (
+            f"cutting {name} before {best.first} sends {sent / 1e6:.3g} MB of activations, and "
+            f"saves only {kept / 1e6:.3g} MB of parameters and gradients"
+        )
+        hint = f"choose a data-parallel strategy, reduce batch_size, or set head={best.first}"
+    elif len(layers) > 1:
+        last = max(range(len(layers)), key=lambda i: (_dimensions(layers[i]) > _MATRIX, i))
+        problem = f"{name} has no untied fully-connected layer after {layers[last].name}"
     return InvalidInput("strategy", problem, got="wheel", hint=hint)

@@ -11,7 +11,7 @@ from paceline.core.errors import InvalidInput
 
 @dataclass(frozen=True)
 class LossSum:
-    """The number of samples of one or more updates, and the sum of their losses."""
+    """The number of samples in one or more updates, and the sum of the samples' losses."""
 
     num_samples: int = 0
     total: float = 0.0
@@ -21,7 +21,7 @@ class LossSum:
 
 
 class HeadGradients(NamedTuple):
-    """The head's gradients and loss of a step, kept until the body's gradients arrive."""
+    """Gradients and loss of the last layers, until the first layers' gradients arrive."""
 
     step: int
     version: int
@@ -33,8 +33,8 @@ class HeadGradients(NamedTuple):
 class WorkerProgress:
     """A worker's progress, as a checkpoint stores it.
 
-    `next_step`: the first step that is neither applied nor skipped. Steps are skipped while the
-    worker is away or the hub is down. `below`: for a child hub, the next step of each of its
+    `next_step`: the first step that is neither completed nor skipped. A worker skips the steps that
+    others complete while it is lost. `below`: for a child hub, the next step of each of its
     workers.
     """
 
@@ -57,7 +57,7 @@ class WorkerState(WorkerProgress):
 
 
 class Workers:
-    """All workers of a run; `staleness`: the most steps that one may be ahead of another."""
+    """All workers of a run; `staleness`: the most steps a worker may be ahead of the slowest."""
 
     def __init__(self, num_workers: int, staleness: int | None) -> None:
         self.all = [WorkerState(0, 0) for _ in range(num_workers)]
@@ -80,7 +80,7 @@ class Workers:
         return self.all[worker]
 
     def add(self, worker: int, step: int = 0) -> None:
-        """Mark a worker as training; the worker's next step becomes at least `step`."""
+        """Mark a worker as training; its next step becomes at least `step`."""
         own = self.of(worker)
         own.is_live, own.half, own.next_step = True, None, max(own.next_step, step)
 
@@ -97,10 +97,6 @@ class Workers:
         there = (one for one in self.all if one.is_live or one is own)
         slowest = min(one.next_step if one.half is None else one.half.step for one in there)
         return step - slowest <= self._staleness
-
-    def progress(self) -> list[WorkerProgress]:
-        """Return the progress of each worker, for a checkpoint."""
-        return [WorkerProgress(one.next_step, one.num_updates, one.below) for one in self.all]
 
     def restore(self, progress: Sequence[WorkerProgress]) -> None:
         """Set the progress of each worker, before any worker joins."""

@@ -1,11 +1,11 @@
-"""Hubs in a tree: a child hub sums gradients, and its parent takes the optimizer steps.
+"""Exchange gradients and parameters between a child hub and its parent hub.
 
     workers --- a step's gradients --->  ChildServer: the sum of `gather` steps
                                             |  whole-gradients: their mean
             <-- parameters of the    ---    v
                 last exchange            parent: an optimizer step, then whole-parameters
 
-The parent treats a child hub as one worker, for which the parent runs no head. Each exchange copies
+For the parent, a child hub is a worker that sends the gradients of all layers. Each exchange copies
 the root's parameters and version to the child hub. So at every hub, staleness counts updates of the
 root.
 """
@@ -40,8 +40,8 @@ from paceline.strategies.wheel.staleness import LossSum
 
 logger = logging.getLogger(__name__)
 _NUM_PARTS = 6  # gradients of body and head, losses, progress, buffers of body and head
-_MOST_BELOW = 1000  # workers of a child hub
-_LOSS_FIELDS = 3  # an epoch, its samples, the sum of their losses
+_MOST_BELOW = 1000  # most workers of a child hub
+_LOSS_FIELDS = 3  # an epoch, its number of samples, the sum of the samples' losses
 
 
 class HubPurpose(StrEnum):
@@ -60,7 +60,7 @@ _GRADIENTS = (HubPurpose.GRADIENTS, HubPurpose.HEAD_GRADIENTS)
 class ChildReport(Record):
     """The bytes that a child hub and its workers exchanged in a rehearsal, by purpose.
 
-    `num_pushed`: the number of messages with gradients of the body.
+    `num_pushed`: the number of messages with gradients of the first layers.
     """
 
     nbytes: dict[Purpose, NonNegativeInt]
@@ -76,13 +76,13 @@ class HubTraffic:
         self.nbytes: Counter[HubPurpose] = Counter()
 
     def add(self, purposes: Sequence[HubPurpose], parts: Sequence[Buffer]) -> None:
-        """Count the parts of a message; each part has one of the purposes."""
+        """Count the parts of a message; `purposes`: the purpose of each part."""
         for purpose, part in zip(purposes, parts, strict=True):
             self.times[purpose] += 1
             self.nbytes[purpose] += memoryview(part).nbytes
 
     def rows(self, parts: Split) -> tuple[Traffic, ...]:
-        """Return the counted bytes of each purpose, and the bytes of as many halves of a model."""
+        """Return the counted and planned bytes of each purpose; `parts`: the model's two halves."""
         halves_nbytes = parts.body.gradient_nbytes, parts.head.gradient_nbytes
         return tuple(
             Traffic(purpose.value, self.nbytes[purpose], times * half_nbytes)
@@ -92,7 +92,7 @@ class HubTraffic:
 
 
 def vector_like(parameters: Sequence[Tensor], part: memoryview) -> Tensor:
-    """Decode a vector of the parameters' dtype and device; InvalidInput for another size."""
+    """Decode a vector of the parameters' size, dtype and device; InvalidInput for another size."""
     if not parameters:
         return tensor_parts.values_of(part, torch.float32, 0)
     count, like = sum(one.numel() for one in parameters), parameters[0]
@@ -109,7 +109,7 @@ class ChildHubs:
         self.reports: dict[int, ChildReport] = {}  # from child hubs at the end of a rehearsal
 
     def fetch(self, worker: int, message: Message) -> Message:
-        """Return a reply with all current parameters."""
+        """Return a reply with the current parameters of all layers."""
         self.workers.add(worker)
         halves, version = self._server.halves, self._server.version
         whole = map(tensor_parts.flatten, (halves.body_parameters, halves.head_parameters))
@@ -120,8 +120,8 @@ class ChildHubs:
     def update(self, worker: int, message: Message, *, is_first: bool) -> dict[int, LossSum]:
         """Update all parameters with a child hub's gradients; return its losses by epoch.
 
-        `is_first`: whether to load the child hub's buffers, too. Raises InvalidInput if a part does
-        not fit, and NonFinite for NaN or infinite values.
+        `is_first`: whether to load the child hub's buffers. Raises InvalidInput or NonFinite for
+        wrong values.
         """
         parts = tensor_parts.parts_of(message)
         if len(parts) != _NUM_PARTS:
@@ -133,7 +133,7 @@ class ChildHubs:
         mean.losses.update(self._losses_in(parts[2]))
         below = tensor_parts.numbers_of(parts[3])
         if len(below) > _MOST_BELOW:
-            problem = f"must have at most {_MOST_BELOW} values, one per worker"
+            problem = f"must be at most {_MOST_BELOW} numbers, one per worker"
             raise InvalidInput("steps", problem, got=len(below))
         if any(not 0 <= step <= self._num_steps for step in below):
             raise InvalidInput("steps", f"must be from 0 to {self._num_steps}", got=max(below))
@@ -145,7 +145,7 @@ class ChildHubs:
         return mean.losses
 
     def _losses_in(self, part: memoryview) -> dict[int, LossSum]:
-        """Decode a child hub's losses by epoch; raise InvalidInput or NonFinite if wrong."""
+        """Decode a child hub's losses by epoch; InvalidInput or NonFinite for wrong values."""
         num_rows = part.nbytes // (_LOSS_FIELDS * torch.float64.itemsize)
         rows = tensor_parts.values_of(part, torch.float64, num_rows * _LOSS_FIELDS)
         if not value_checks.all_finite([rows]):
@@ -154,7 +154,7 @@ class ChildHubs:
         for epoch, num_samples, total in rows.view(-1, _LOSS_FIELDS).tolist():
             is_whole = epoch == int(epoch) and num_samples == int(num_samples)
             if not is_whole or not 0 <= epoch < self._num_steps or num_samples < 0:
-                problem = f"have an invalid row: {num_samples} samples in epoch {epoch}"
+                problem = f"must not have {num_samples} samples in epoch {epoch}"
                 raise InvalidInput("losses", problem)
             if abs(total) > LARGEST_LOSS * max(1, num_samples):
                 raise NonFinite("the training loss of a child hub is too large")
@@ -165,8 +165,8 @@ class ChildHubs:
 class ParentReply(NamedTuple):
     """The parent's reply: all parameters, and their version.
 
-    `resume`: in the reply to a hub that joins or joins again, the next step of the hub, and then
-    of each of its workers, if known.
+    `resume`: empty, or in the reply to a hub that joins, the hub's next step, followed by the next
+    step of each of its workers, if known.
     """
 
     version: int

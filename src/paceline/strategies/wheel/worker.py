@@ -1,16 +1,16 @@
-"""The worker process of one device, which trains the bodies of the device's lanes.
+"""Run the workers of one device, which train the first layers (the body) of the model.
 
-    lane 0   turn: backward, forward |                                  | turn: backward, forward
-             activations ---> hub    | wait ... <--- act. grads, params |
-    lane 1                           | turn: backward, forward          |
+    worker 0   backward, forward     |                                  | backward, forward
+               activations ---> hub  | wait ... <--- act. grads, params |
+    worker 1                         | backward, forward                |
 
-A lane is one body worker, which alternates with the other lanes of its device (figure 3). A turn is
-the backward of a step and the forward of the next step. While a lane waits, other lanes have their
-turns. A lane requests the parameters of its next step as soon as its activation gradients arrive.
-The only lane of a device requests the parameters after its own update instead.
+The workers of a device alternate (figure 3 of Du et al. 2017). In its turn, a worker computes the
+backward of a step and the forward of the next step; then it waits for the hub while other workers
+compute. A worker requests the parameters of its next step as soon as its activation gradients
+arrive. A device's only worker requests the parameters after its update instead.
 
-A hub starts such a process for each device of its machine; `paceline worker` starts it on other
-machines.
+A hub starts such a process for each device of its machine; on other machines, the user starts
+`paceline worker`.
 """
 
 import logging
@@ -49,12 +49,12 @@ from paceline.training.recipes.recipe import Recipe
 
 logger = logging.getLogger("paceline.worker")  # __name__ may be __main__
 _POLL_S = 1.0
-_PATIENCE_S = 5.0  # longest wait for parameters before a lane lets other lanes compute
+_PATIENCE_S = 5.0  # longest wait for parameters before a worker lets others compute
 _MIN_PROBE_NBYTES = 64 * 1024
 
 
 class Forward(NamedTuple):
-    """A forward of parameters `version`; `answer`: the future reply with activation gradients."""
+    """The result of a forward; `answer`: the future reply with activation gradients."""
 
     version: int
     outputs: Tensor
@@ -62,7 +62,7 @@ class Forward(NamedTuple):
 
 
 class BodyWorker:
-    """A lane: one body worker, which trains the model's body on a share of the samples."""
+    """Trains the model's first layers (the body) on a worker's share of the samples."""
 
     def __init__(
         self,
@@ -78,9 +78,8 @@ class BodyWorker:
         device = self.device = copies.device.torch_device
         self._turns, self._loader = turns, loader
         self._prefetches = spec.config.lanes > 1
-        own = spec.part(worker), spec.num_parts
-        shared = spec.batch_size, *own, spec.num_steps, spec.seed
-        self._share, self._batches = SampleShare(recipe.samples, *shared), BatchLayout(recipe)
+        own = spec.batch_size, spec.part(worker), spec.num_parts, spec.num_steps, spec.seed
+        self._share, self._batches = SampleShare(recipe.samples, *own), BatchLayout(recipe)
         self._learning = job.learning_in(spec, recipe)
         model, self._halves = job.model_and_halves(spec, recipe, torch.device("cpu"))
         self._body = self._halves.body.to(device)
@@ -112,12 +111,12 @@ class BodyWorker:
                 return
             except HubRestarted as error:
                 logger.info("worker %d, step %d: %s", self.worker, self._step, error)
-            # The hub waits for BEGIN from all lanes, so a waiting lane must not block other lanes.
+            # The hub waits for BEGIN from all workers, so let the device's other workers compute.
             self._turns.leave(self.worker)
             self._body.zero_grad()
 
     def profile(self) -> None:
-        """Measure the body and the link to the hub, and send the profile to the hub."""
+        """Measure the first layers and the link to the hub, and send the profile to the hub."""
         spec, device, share = self._spec, self.device, self._share
         recorder = self._new_recorder()
 
@@ -145,7 +144,7 @@ class BodyWorker:
         self._ask(Topic.PROFILE, memoryview(profile.model_dump_json().encode()))
 
     def _new_recorder(self, window: range = ALL_STEPS) -> WorkerRecorder:
-        """Return a new recorder of the body, with the device's name in plans."""
+        """Return a recorder of the body's layers, with the name that plans use for the device."""
         marks = LayerMarks(self._layers, clock_for(self.device))
         number = 1 + self.worker // self._spec.config.lanes
         name = device_name(device_of(self.device).kind, number)
@@ -162,7 +161,7 @@ class BodyWorker:
         while True:
             reply = self._result(forward.answer)
             self._recorder.received(self._step, purpose, forward.answer.arrived_s)
-            # Copy to the device before the lane's turn, while another lane computes.
+            # Copy to the device now, while another worker computes.
             buffers = self._endpoint.to_device(self._step, purpose, tensor_parts.parts_of(reply))
             if pushed is not None:
                 self._result(pushed)
@@ -182,7 +181,7 @@ class BodyWorker:
         return self._client.request(Message(Topic.PARAMETERS, step))
 
     def _forward(self, fetch: ReplyFuture) -> Forward:
-        """Run the body's forward and send its activations, in the lane's turn."""
+        """Run the body's forward, and send the activations to the hub."""
         step, recorder, endpoint = self._step, self._recorder, self._endpoint
         while not fetch.wait(_PATIENCE_S) and self._prefetches:
             self._turns.let_others(self.worker)
@@ -210,7 +209,7 @@ class BodyWorker:
         return Forward(reply.version, outputs, answer)
 
     def _backward(self, forward: Forward, codec: str, buffers: Sequence[Tensor]) -> ReplyFuture:
-        """Compute the body's gradients and send them, in the lane's turn."""
+        """Run the body's backward, and send the gradients to the hub."""
         step, outputs, purpose = self._step, forward.outputs, Purpose.ACTIVATION_GRADIENTS
         values = self._endpoint.decode(step, purpose, codec, buffers, outputs.numel())
         with self._recorder.work(step, Kind.BACKWARD):
@@ -235,14 +234,14 @@ class BodyWorker:
         return self._result(self._client.request(Message(topic.value, step, parts=parts)))
 
     def _result(self, pending: ReplyFuture) -> Message:
-        """Return the reply. Raises WorkerRefused, HubRestarted or WorkerLost."""
+        """Wait for a reply, and return it; raises WorkerRefused, HubRestarted or WorkerLost."""
         while not pending.wait(_POLL_S):
             self._turns.check()
         return check_reply(pending.result())
 
 
 def take_part(settings: WorkerProcessSettings, clients: Mapping[int, Client]) -> None:
-    """Train the connected workers until the hub's run ends; InvalidInput if they do not fit it."""
+    """Train the connected workers until the run ends; InvalidInput if their numbers are wrong."""
     workers = settings.numbers
     spec = RunSpec.from_json(clients[workers[0]].settings)
     lanes = spec.config.lanes
@@ -267,10 +266,5 @@ def take_part(settings: WorkerProcessSettings, clients: Mapping[int, Client]) ->
         turns.run({body.worker: body.run for body in bodies}, device_of(device))
 
 
-def main() -> None:
-    """Run workers with the settings in the command-line argument."""
-    run_as_process(take_part, WorkerProcessSettings)
-
-
 if __name__ == "__main__":
-    main()
+    run_as_process(take_part, WorkerProcessSettings)
