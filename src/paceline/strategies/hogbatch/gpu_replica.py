@@ -2,8 +2,8 @@
 
 The model for batch n is copied to the GPU once the shared model has the update of batch n-2. The
 GPU adds the update of batch n-1, which is still on the GPU, to the copied model. So each batch
-trains on a model with all earlier updates of its worker, and copies and sums overlap with compute,
-as in the drawing of `plan`.
+trains on a model with all earlier updates of its worker, while copies and the host's additions to
+the shared model overlap with compute. The module `plan` has a drawing.
 """
 
 import time
@@ -41,10 +41,10 @@ _NS = 1e-9
 class _Run(NamedTuple):
     """The values of adjacent model tensors of one dtype, in flat tensors of shape (N,).
 
-    `shared`: the shared model, in pinned memory. `own`, `copied`: the replica, and the copy of
-    `shared`, on the device. `changes`: tensors that batches use in turn; a batch's place is the
-    index of its tensor. The tensor holds the replica's values from the start of the batch, and
-    after the batch its change. `updates`: the copies of `changes` in pinned memory.
+    `shared`: the shared model, in pinned memory. `copied`: the copy of `shared` on the device.
+    `own`: the replica, on the device. `changes[place]`: the replica's values at the start of a
+    batch; after the batch, the difference that the batch made. `updates[place]`: a copy of
+    `changes[place]` in pinned memory. Batches use the places in turn.
     """
 
     shared: Tensor
@@ -56,7 +56,7 @@ class _Run(NamedTuple):
     def take(self, place: int, missing: int | None) -> None:
         """Load the copied model into the replica, and save the loaded values as a batch's start.
 
-        `take` adds the change of the batch in place `missing`, which the copied model lacks.
+        If the copied model lacks the change in place `missing`, `take` adds this change.
         """
         if missing is None:
             self.own.copy_(self.copied)
@@ -73,8 +73,8 @@ class _Run(NamedTuple):
 class _Sharing:
     """The tensors of the shared model, of the replica, and of the batches' changes.
 
-    `num_places`: maximum number of batches that are begun and not finished. `taken`: reached when
-    the copies of the shared model may be overwritten.
+    `num_places`: maximum number of batches that are begun and not finished. `taken`: an event
+    after which the copies of the shared model may be overwritten.
     """
 
     def __init__(self, shared: SharedTensors, device: Device, num_places: int) -> None:
@@ -168,7 +168,7 @@ class GpuReplica:
         self.begin(batch, rate, step)
 
     def done(self, *, waits: bool = False) -> Iterator[BatchResult]:
-        """Yield the results of batches whose updates are on the host; with `waits`, of all."""
+        """Yield the results of batches whose updates are on the host; `waits`: of all batches."""
         while self._begun and (waits or self._begun[0].marks["update"].event.query()):
             yield self.finish()
 

@@ -23,8 +23,8 @@ INPUTS, TARGETS, ORDER, COMMITTED = "inputs", "targets", "order", "committed"
 class Training(NamedTuple):
     """Settings and shared memory of all workers of a run.
 
-    `num_classes`: that of the recipe. `parameters`: the model's parameters and buffers. `data`: the
-    other shared tensors, including samples if the recipe has tensor samples.
+    `num_classes`: the recipe's number of classes. `parameters`: the model's parameters and buffers.
+    `data`: the other shared tensors, including samples if the recipe has tensor samples.
     """
 
     settings: TrainSettings
@@ -75,7 +75,7 @@ class SpeedTrial(NamedTuple):
 
     @property
     def samples_per_s(self) -> float:
-        """The speed with the largest batch size of the trial."""
+        """Samples per second with the largest batch size of the trial."""
         size = max(self.seconds)
         return size / self.seconds[size]
 
@@ -99,11 +99,12 @@ class ExecuteWork(NamedTuple):
 
 
 class BatchResult(NamedTuple):
-    """The result of a batch, with times in the order of the fields.
+    """The result of a batch.
 
     `updates`: the number of updates of the model. `loss`: the sum of the samples' losses; NaN if
-    unknown. The worker began to read the model at `started_ns` and to compute at `begun_ns`, ended
-    the optimizer step at `stepped_ns`, and the update was in the shared model at `ended_ns`.
+    unknown. `started_ns`: when the worker began to read the model. `begun_ns`: when it began to
+    compute. `stepped_ns`: when the optimizer step ended. `ended_ns`: when the shared model had the
+    update.
     """
 
     updates: int = 0

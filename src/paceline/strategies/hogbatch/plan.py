@@ -50,7 +50,7 @@ class BatchCosts:
     gradients, or only writes gradients in the first layer, because inputs need no gradient. Each
     thread of a CPU worker has this traffic for its part of the batch, and makes its own update. The
     rest of a layer's traffic is activation traffic. If a layer reads only some parameters
-    (embeddings) and has less traffic, all the layer's traffic is parameter traffic.
+    (embeddings) and has less traffic than that, all its traffic is parameter traffic.
 
     `shared`: whether the model is shared with other workers, so that a GPU copies model and update.
     """
@@ -81,7 +81,7 @@ class BatchCosts:
         nbytes = self.workload.input_nbytes * size / self.workload.batch_size
         yield Kind.H2D, "batch", to_gpu, Cost(nbytes=nbytes, num_calls=1)
         nbytes, exchange = self.workload.gradient_nbytes, exchange_lane(device.name)
-        if self.shared:  # the exchange lane keeps this GPU's updates from being added meanwhile
+        if self.shared:  # on the exchange lane, so that no update is added during the copy
             yield Kind.H2D, MODEL, (*to_gpu, exchange), Cost(nbytes=nbytes, num_calls=1)
         yield from self._computed(size)
         if self.shared:
@@ -193,7 +193,7 @@ def memory(workload: Workload, machine: Machine, config: Hogbatch) -> dict[str, 
 
 
 def _spec(machine: Machine, device: Device, config: Hogbatch) -> WorkerSpec:
-    """Return a device's worker; by default a host's CPU devices divide its cores evenly."""
+    """Return the worker on a device; without `threads`, CPU devices divide the cores evenly."""
     if device.kind == DeviceKind.GPU:
         return WorkerSpec(DeviceKind.GPU)
     place = (device.host, DeviceKind.CPU)
@@ -232,7 +232,7 @@ class PricedBatch(NamedTuple):
 
 
 class PricedWorkers:
-    """The workers on a machine's first devices, which get batches as from a run's coordinator.
+    """Simulates how the coordinator assigns batches to workers on a machine's first devices.
 
     `specs`: the workers of a run, whose GPUs always copy the shared model. By default there are
     `config.workers` workers. `batch(worker, size)` returns a worker's `PricedBatch`.
@@ -288,7 +288,8 @@ class PricedWorkers:
     def _expected(self, worker: int) -> list[float]:
         """Return the updates that each worker will have made when `worker` begins its next batch.
 
-        By then `worker` completes all its assigned batches, and others all but the newest one.
+        By then `worker` has completed its assigned batches; every other worker has completed all
+        but its newest batch.
         """
         found = []
         for other, assigned in enumerate(self._assigned):

@@ -18,7 +18,7 @@ from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
 
 
 class Policy(Protocol):
-    """Decides the size of each worker's next batch; made anew whenever a worker is lost."""
+    """Decides the size of each worker's next batch; recreated whenever a worker is lost."""
 
     @property
     def most(self) -> Sequence[int]:
@@ -61,9 +61,9 @@ class FixedPolicy:
 class AdaptivePolicy:
     """Algorithm 2, which changes batch sizes so that all workers make equally many updates.
 
-    The size of a worker with fewer updates than all others is divided by `alpha` and rounded down;
-    with more updates, it is multiplied and rounded up. A size stays between the worker's `least`
-    and `most`. `first`: the sizes of the first batches.
+    If a worker has fewer updates than all others, its size is divided by `alpha` and rounded down.
+    If it has more updates than all others, its size is multiplied by `alpha` and rounded up. A size
+    stays between the worker's `least` and `most`. `first`: the sizes of the first batches.
     """
 
     first: tuple[int, ...]
@@ -111,7 +111,7 @@ class CheckedPolicy:
 
     def next_batch(self, worker: int, updates: Sequence[float], sizes: Sequence[int]) -> int:
         """Return the next size; raise InvalidInput if the call fails or the size is invalid."""
-        with _blaming(f"does not return a size for worker {worker}", self.name):
+        with _blaming(f"fails in next_batch for worker {worker}", self.name):
             size = self.policy.next_batch(worker, tuple(updates), tuple(sizes))
         if not _is_size(size) or size > self.most[worker]:
             raise InvalidInput(

@@ -95,10 +95,11 @@ class Learner:
 
 
 class _ThreadResult(NamedTuple):
-    """The loss sum and the times of one thread.
+    """The loss sum of one thread, and times in order.
 
-    `computed_ns`, `passed_ns`: the time after forward and after backward. `forward_ns`,
-    `backward_ns`, `ended_ns`: the time after each phase and its simulated slowdown.
+    `computed_ns`: the end of forward. `forward_ns`: the end of its simulated slowdown.
+    `passed_ns`: the end of backward. `backward_ns`: the end of its simulated slowdown. `ended_ns`:
+    the end of the optimizer step and its simulated slowdown.
     """
 
     loss: float
@@ -122,7 +123,7 @@ class _Thread:
         self._dense = DenseThread.of(*own)
 
     def train(self, rows: Tensor, rate: float, started_ns: int, traced: bool) -> _ThreadResult:
-        """Train on a part of a batch; if `traced`, in PyTorch, whose hooks record the layers."""
+        """Train on a part of a batch; if `traced`, without C++, so that hooks record the layers."""
         self.learner.set_rate(rate)
         value, backward, step = self._forward(rows, traced)
         computed_ns = time.monotonic_ns()
@@ -205,7 +206,10 @@ class CpuReplica:
         return ()
 
     def train(self, rows: Tensor, rate: float, step: int | None) -> BatchResult:
-        """Train on a batch as `take`; a thread whose loss is not finite makes no update."""
+        """Train on a batch and return its result; for the arguments see `take`.
+
+        A thread whose loss is not finite makes no update.
+        """
         started_ns = time.monotonic_ns()
         self._marks.watch(step is not None)
         parts = self._in_parts(rows, rate, started_ns, step is not None)
@@ -229,7 +233,7 @@ class CpuReplica:
         return [train(self._threads[0], cut[0]), *beside]
 
     def _trace(self, step: int, size: int, times_ns: Sequence[int]) -> None:
-        """Record a batch's spans; `times_ns`: its start, and times as in `_ThreadResult`."""
+        """Record a batch's spans; `times_ns`: its start, then the times of `_ThreadResult`."""
         worker, lane = self._worker, compute_lane(f"cpu{self._worker}")
         forward, backward = self._marks.seconds()
         start_s, computed_s, forward_s, passed_s, backward_s, end_s = (ns * _NS for ns in times_ns)

@@ -1,7 +1,7 @@
 """The runner of strategy hogbatch: shared memory, workers, epochs, checkpoints and the outcome.
 
-A training step is `batch_size` samples. The workers pause between batches while the run writes a
-checkpoint. The files of a checkpoint:
+A step counts as `batch_size` samples, whatever sizes batches have. The workers pause between
+batches while the run writes a checkpoint. The files of a checkpoint:
 
     model.safetensors      the shared model
     workers.safetensors    each worker's optimizer and random number generators
@@ -149,7 +149,8 @@ class HogbatchRunner:
             logger.warning("%s; continuing without it (--keep-all keeps it)", reason)
         if useless:
             coordinator.end_workers(useless)
-            trials = coordinator.try_speeds()  # again: the ended workers no longer use cores
+            # Repeat the trials, because the ended workers no longer use cores.
+            trials = coordinator.try_speeds()
         coordinator.begin()
         machine = machine_of(self.workload, trials)
         return PricedMachine(machine, ProfiledCost({}, Roofline.of(machine)))
@@ -214,7 +215,7 @@ class HogbatchRunner:
         if len(values["epochs"]) >= len(self._sizes):
             raise InvalidInput(
                 "resume",
-                f"the checkpoint has already trained all {len(self._sizes)} epochs",
+                f"the checkpoint is from the end of all {len(self._sizes)} epochs",
                 hint="increase --epochs",
             )
         self.coordinator.restore(self._specs, state.tensors, values)

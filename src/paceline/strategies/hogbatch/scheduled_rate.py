@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from paceline.core.errors import InvalidInput
 from paceline.exchange.step import Optimize
 
-_OWN_FIELDS = ("params", "lr", "initial_lr")  # fields of a group that a schedule may change
+_OWN_FIELDS = ("params", "lr", "initial_lr")  # fields that a schedule may change
 
 
 class ScheduledRate:

@@ -133,7 +133,8 @@ class WorkerProgress:
 class Counts:
     """Counts of a run so far.
 
-    `num_reported`, `loss_sum`: the current epoch's samples with a known loss, and their losses.
+    `num_reported`: the number of samples in the current epoch with a known loss. `loss_sum`: the
+    sum of these losses.
     """
 
     epoch: int = 0
@@ -228,14 +229,15 @@ class BatchScheduler:
             # At the end of an epoch, assign no batch for which other workers would wait.
             busy_s = sum(assigned_s) - assigned_s[0] / 2  # the first batch is half done on average
             return isinf(assigned_s[0]) or busy_s <= left_s
-        # With decay, a batch can be assigned only when the previous batch's staleness is known.
-        # Otherwise assign short batches in advance: waking a waiting worker takes as long.
+        # With decay of the learning rate, a batch can be assigned only when the previous batch's
+        # staleness is known. Otherwise assign short batches in advance: waking a waiting worker
+        # takes as long.
         most_s = 0.0 if self._config.staleness_decay else _PREFETCHED_S
         most_s = min(most_s, left_s / _LEFT_OVER_PREFETCHED)
         return len(assigned_s) < MOST_REPORTED and sum(assigned_s) < most_s
 
     def expected_updates(self, worker: WorkerProgress) -> list[float]:
-        """Return each active worker's expected updates when `worker` begins its next batch.
+        """Return each active worker's expected number of updates when `worker` begins a new batch.
 
         That is when all batches assigned to `worker` are done. A batch is done, but unreported, if
         its number is at most the worker's value in `committed`.

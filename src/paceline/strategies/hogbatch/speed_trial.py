@@ -129,7 +129,7 @@ class Prediction(NamedTuple):
 
 
 def admit(epochs: Epochs, trials: Sequence[SpeedTrial]) -> dict[int, str]:
-    """Return the numbers of workers that do not help, slowest first, and the reasons.
+    """Return the workers without which the run is as fast: a reason by number, slowest first.
 
     Judges workers from the slowest to the fastest, until a worker helps or one is left. `trials`:
     trials that all workers ran at the same time.

@@ -79,7 +79,7 @@ def count_updates(log: BatchLog, made: Made) -> Updates:
 
 
 def _gaps(log: BatchLog, num_workers: int) -> Points:
-    """Return some points (seconds, gap); [] for one worker.
+    """Return up to `_MOST_POINTS` points (seconds, gap); [] for one worker.
 
     The gap is the largest minus the smallest number of updates of a worker up to that time.
     """

@@ -162,7 +162,7 @@ class _Executor:
 
 
 def _recipe(training: messages.Training) -> Recipe:
-    """Return the recipe without test data; shared samples replace the recipe's training data."""
+    """Return the recipe without test data; any shared samples replace its training data."""
     settings, shared, loaded = training.settings, training.data.tensors, None
     if messages.INPUTS in shared:
         inputs, targets = shared[messages.INPUTS], shared[messages.TARGETS]
