@@ -1,4 +1,4 @@
-"""Profiles of an asynchronous run's devices and of their links to hubs, and the run's machine."""
+"""Profile an asynchronous run's devices and their links to hubs, and describe its machine."""
 
 import os
 import time
@@ -42,7 +42,7 @@ _MESSAGE_THREADS = 2
 
 
 class HubLink(Record):
-    """The latency of small messages between a worker and its hub, and the speed of large ones.
+    """The latency of small messages of a worker and its hub, and the speed of large messages.
 
     `core_bytes_per_s`: bytes per second that one core of the worker sends or receives.
     `lost_beside`: share of speed that computation loses while messages use the same cores.
@@ -170,10 +170,10 @@ class ProfiledDevices:
     def calibrated(self, workload: Workload) -> PricedMachine:
         """Return the machine, and the seconds of the workload's parts on its devices."""
         shown = self._shown
-        # On a single core the plan runs messages and computation in turns, so exclude that loss.
+        # On a single core, the plan runs messages and computation in sequence: no loss.
         sharing = [one for number, one in shown.items() if number and one.cores > 1]
         lost = max((one.link.lost_beside for one in sharing if one.link), default=0.0)
-        # Exclude the unrest of hubs: their tasks are so short that any pause is long in comparison.
+        # Exclude hubs: their tasks are so short that the spread of their times says little.
         workers = (shown[number] for number in self.computing)
         unrest = max((one.unrest for one in workers if not self._shares_cores(one)), default=0.0)
         names = {number: device_name(one.kind, number) for number, one in shown.items()}
@@ -187,7 +187,7 @@ class ProfiledDevices:
             links=tuple(self._links(names)),
             losses=Losses(beside_exchange=lost, spread=0.0, unrest=unrest, source=_SOURCE),
         )
-        # Exclude measured waits for a core: the plan runs devices that share cores in turns.
+        # Exclude waits for a core: the plan runs devices that share cores one after another.
         durations = {
             PriceKey(names[number], kind, part): seconds
             * (one.running if self._shares_cores(one) else 1.0)

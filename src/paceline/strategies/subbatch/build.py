@@ -65,14 +65,14 @@ def split(
 
 
 def _tie(build: Callable[[], nn.Module]) -> str:
-    """Return a text that names a layer's weight shared with an embedding; "" if none is found."""
+    """Return a text that names a weight shared with an embedding; "" if there is none."""
     with suppress(Exception), torch.random.fork_rng(devices=[]), torch.device("meta"):
         return tied(build(), None)
     return ""
 
 
 def describe_recipe(recipe: Recipe, num_samples: int) -> tuple[Workload, int]:
-    """Describe a step with `num_samples` samples; return it and the number of rows per sample.
+    """Return the workload of `num_samples` samples, and the number of rows (tokens) per sample.
 
     The model is built on the meta device if it can run there, so that no rank allocates the whole
     head. Raises InvalidInput if the model cannot run, or if its loss is not cross entropy.
@@ -92,10 +92,10 @@ def describe_recipe(recipe: Recipe, num_samples: int) -> tuple[Workload, int]:
 def with_possible_cut(
     model: nn.Module, inputs: Any, workload: Workload, config: SubBatch
 ) -> Workload:
-    """Mark the cuts at which the model cannot be split, so that `head.cut` skips them.
+    """Mark the layers at which the model cannot be cut in two, so that `head.cut` skips them.
 
     `inputs`: model inputs of a few samples, on the device of `model`. Raises InvalidInput if the
-    model cannot be split at any cut.
+    model cannot be cut at any layer.
     """
 
     def attempt(first: str) -> object:

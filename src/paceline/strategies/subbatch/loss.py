@@ -145,7 +145,7 @@ class CrossEntropy:
 
 
 def _own_targets(targets: Tensor, shard: Shard) -> tuple[Tensor, Tensor]:
-    """Return the rows whose target is among a rank's classes, and the target's index there."""
+    """Return the rows whose target is a class of `shard`, and the target's index in `shard`."""
     places = targets - shard.first
     rows = ((places >= 0) & (places < shard.size)).nonzero().flatten()
     return rows, places[rows]

@@ -1,4 +1,4 @@
-"""Split models whose layers sleep instead of computing; steps, exchanges and loss are real."""
+"""Models with a split head whose layers sleep instead of computing; all else is real."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -42,7 +42,7 @@ class PacedHeadLayer(HeadLayer):
             module = nn.Linear(num_inputs, own, device="meta")
         super().__init__(TracedLayer(name, module), sharding, rank)
         self._times = times
-        self._num_rows: dict[int, int] = {}  # keys: sub-batches
+        self._num_rows: dict[int, int] = {}  # by sub-batch
 
     def forward(self, number: int, inputs: Tensor, rows: Tensor, masks: DropoutMasks) -> Tensor:
         """Sleep for the time of forward, and return zeros instead of outputs."""
@@ -70,7 +70,8 @@ def paced_optimizer(each_s: float) -> Callable[[nn.Module], torch.optim.Optimize
 def paced_model(workload: Workload, config: SubBatch, rank: int, device: PacedDevice) -> SplitModel:
     """Return a rank's part of a model whose layers sleep as long as `device` would compute.
 
-    `workload`: that of the rank with the most samples. InvalidInput if the model cannot be split.
+    `workload`: the workload of the rank with the most samples. Raises InvalidInput if the model
+    cannot be split.
     """
     parts = cut(workload, config.head, config.workers)
     start, count = len(parts.body.layers), workload.batch_size * parts.rows_per_sample

@@ -148,7 +148,7 @@ def load_state(
 
 
 def load_tensors(tensors: Mapping[str, Tensor], model: nn.Module, head: Head, rank: int) -> None:
-    """Load a rank's part of the whole model's tensors; InvalidInput if one does not fit."""
+    """Load a rank's part of a model's tensors; raise InvalidInput if names or shapes differ."""
     own = _tensors(model, head)
     wanted = {name: kind_of(one.whole) for name, one in own.items()}
     check_same("model", "tensor", wanted, {name: kind_of(one) for name, one in tensors.items()})

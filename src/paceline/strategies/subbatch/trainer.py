@@ -78,7 +78,10 @@ class SplitModel:
         return {layer.name: layer.sharding for layer in self.head}
 
     def activations(self, body: Callable[..., Tensor], share: Share, learning: Learning) -> Tensor:
-        """Return the body's outputs in the head's dtype; InvalidInput unless each has a target."""
+        """Return the body's outputs in the head's dtype.
+
+        Raises InvalidInput unless each row of the outputs has a target.
+        """
         with learning.autocast(share.targets.device):
             found = call(body, share.inputs)
         if not isinstance(found, Tensor) or found.shape[:-1] != share.targets.shape:
@@ -227,16 +230,16 @@ class SplitTrainer:
             SubBatchPass(self, number, batch, masks, part.flatten(0, -2))
             for number, part in enumerate(parts)
         ]
-        turns = [one.turns() for one in passes]
+        running = [one.run() for one in passes]
         if self.updates_each:
-            next(turns[0])
-            for one, following in zip(turns, [*turns[1:], iter(())], strict=True):
-                next(following, None)  # the first turn of a sub-batch sends its activations
+            next(running[0])
+            for one, following in zip(running, [*running[1:], iter(())], strict=True):
+                next(following, None)  # begins to send the next sub-batch's activations
                 for _ in one:
                     pass
         else:
-            while turns:
-                turns = [one for one in turns if next(one, "over") != "over"]
+            while running:
+                running = [one for one in running if next(one, "over") != "over"]
         gradients = torch.cat([one.gradients for one in passes])
         return gradients, torch.stack([one.loss for one in passes]).sum()
 
@@ -270,8 +273,8 @@ def _norm(parameters: list[nn.Parameter]) -> Tensor:
 class SubBatchPass:
     """Runs forward and backward of one sub-batch through the head.
 
-    After all `turns`, `gradients` are the gradients (N, features) of this rank's activations, and
-    `loss` is the sub-batch's part of the batch's mean loss.
+    After `run`, `gradients` are the gradients (N, features) of this rank's activations, and `loss`
+    is the sub-batch's part of the batch's mean loss.
     """
 
     def __init__(
@@ -295,8 +298,8 @@ class SubBatchPass:
         self._activations = self.gradients = activations
         self.loss = activations.new_zeros(())
 
-    def turns(self) -> Iterator[None]:
-        """Run the sub-batch in turns; each turn but the last ends by starting an exchange."""
+    def run(self) -> Iterator[None]:
+        """Run the sub-batch; yield after starting each exchange, so that others can compute."""
         values, last = self._activations, self._layers[-1]
         for place, layer in enumerate(self._layers):
             if layer.is_linear:
