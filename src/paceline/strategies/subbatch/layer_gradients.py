@@ -130,7 +130,7 @@ class LayerGradients(Exchange):
             self._encoded.begin_step()
 
     def ready(self, chunk: Chunk, touched: Sequence[bool]) -> None:
-        """Start to average a layer's gradients; or let `finish` start, if synchronous."""
+        """Start averaging a layer's gradients; if the thread is synchronous, `finish` starts it."""
         if self._thread.is_synchronous:
             self._postponed.append(chunk)
         else:
