@@ -42,7 +42,7 @@ from paceline.strategies.hogbatch.config import MOST_WORKERS, Hogbatch, parse_wo
 from paceline.strategies.hogbatch.coordinator import Coordinator, KnownWorker, WorkerProcesses
 from paceline.strategies.hogbatch.policy import policy_of
 from paceline.strategies.hogbatch.replica import device_for, refer, tensors_of
-from paceline.strategies.hogbatch.scheduled_rate import ScheduledRate
+from paceline.strategies.hogbatch.scheduler import ScheduledRate
 from paceline.strategies.hogbatch.speed_trial import (
     Epochs,
     Prediction,
