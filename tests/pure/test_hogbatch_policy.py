@@ -10,7 +10,7 @@ from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec, adding_thr
 from paceline.strategies.hogbatch.policy import (
     POLICIES,
     AdaptivePolicy,
-    FixedPolicy,
+    constant,
     policy_of,
     updates_of,
 )
@@ -83,7 +83,7 @@ def test_threads_without_a_sample_make_no_update():
     assert updates_of(CPU, 10, 0.5) == 5
     assert updates_of(GPU, 8192, 0.5) == 1
     assert updates_of(CPU, 0, 1.0) == updates_of(GPU, 0, 1.0) == 0
-    assert FixedPolicy((3, 4)).next_batch(1, (0, 100), (3, 4)) == 4  # ignores the counts
+    assert constant((3, 4)).next_batch(1, (0, 100), (3, 4)) == 4  # ignores the counts
 
 
 class Growing:

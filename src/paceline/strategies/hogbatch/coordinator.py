@@ -263,7 +263,7 @@ class Coordinator:
     def state(self) -> tuple[Tensors, dict[str, Any]]:
         """Pause the workers, and return the state for a checkpoint, without the model."""
         self.pause()
-        log, workers = self.log.packed, list[dict[str, Any]]()
+        log, workers = bytearray(self.log.packed), list[dict[str, Any]]()
         tensors = {_LOG: torch.frombuffer(log, dtype=torch.uint8) if log else torch.empty(0).byte()}
         for worker in self._ask(self.processes.running, messages.Command.SAVE):
             own, values = worker.wire.read()

@@ -41,16 +41,38 @@ _ASKS = -1  # below all task indices: at equal times, requests precede tasks
 _Stage = tuple[Kind, str, tuple[Resource, ...], Cost]
 
 
-@dataclass(frozen=True)
-class BatchCosts:
-    """The costs of a worker's batches of any size, scaled from the workload's batch size.
+def computed(workload: Workload, threads: int, size: int) -> Iterator[tuple[Kind, str, Cost]]:
+    """Yield kind, part and cost of a batch's compute tasks, scaled from the workload's batch size.
 
     Flops and activation traffic scale with the number of samples; the number of calls and the
     parameter traffic do not. Forward reads the parameters. Backward reads them and writes
-    gradients, or only writes gradients in the first layer, because inputs need no gradient. Each
-    thread of a CPU worker has this traffic for its part of the batch, and makes its own update. The
-    rest of a layer's traffic is activation traffic. If a layer reads only some parameters
-    (embeddings) and has less traffic than that, all its traffic is parameter traffic.
+    gradients, or only writes gradients in the first layer, because inputs need no gradient. Each of
+    the `threads` has this traffic for its part of the batch, and makes its own update. The rest of
+    a layer's traffic is activation traffic. If a layer reads only some parameters (embeddings) and
+    has less traffic than that, all its traffic is parameter traffic.
+    """
+    share, parts = size / workload.batch_size, min(threads, size)
+
+    def scaled(cost: Cost, parameter_traffic: int) -> Cost:
+        fixed = min(cost.nbytes, parameter_traffic)
+        nbytes = fixed * parts + (cost.nbytes - fixed) * share
+        return Cost(cost.flops * share, nbytes, cost.num_calls, cost.num_syncs)
+
+    for layer in workload.layers:
+        yield Kind.FORWARD, layer.name, scaled(layer.forward, layer.gradient_nbytes)
+    last = workload.in_backward_order[-1]
+    for layer in workload.in_backward_order:
+        times = 1 if layer is last else 2
+        yield Kind.BACKWARD, layer.name, scaled(layer.backward, times * layer.gradient_nbytes)
+    # Each thread with a gradient applies the update w - eta g.
+    num_tensors = sum(len(layer.parameters) for layer in workload.layers)
+    traffic = _UPDATE_TRAFFIC * workload.gradient_nbytes
+    yield Kind.STEP, "", Cost(2 * workload.num_parameters * parts, traffic * parts, num_tensors)
+
+
+@dataclass(frozen=True)
+class BatchCosts:
+    """The costs of a worker's batches of any size.
 
     `shared`: whether the model is shared with other workers, so that a GPU copies model and update.
     """
@@ -74,8 +96,13 @@ class BatchCosts:
 
     def _stages(self, size: int) -> Iterator[_Stage]:
         device, host = self.device, self.machine.host_of(self.device)
+        on = (compute_lane(device.name),)
+        training = [
+            (kind, part, on, cost)
+            for kind, part, cost in computed(self.workload, self.threads, size)
+        ]
         if device.kind == DeviceKind.CPU:
-            yield from self._computed(size)
+            yield from training
             return
         to_gpu = (Resource(device.name, Lane.H2D), *lanes_of(self.machine.route(host, device)))
         nbytes = self.workload.input_nbytes * size / self.workload.batch_size
@@ -83,35 +110,12 @@ class BatchCosts:
         nbytes, exchange = self.workload.gradient_nbytes, exchange_lane(device.name)
         if self.shared:  # on the exchange lane, so that no update is added during the copy
             yield Kind.H2D, MODEL, (*to_gpu, exchange), Cost(nbytes=nbytes, num_calls=1)
-        yield from self._computed(size)
+        yield from training
         if self.shared:
             to_host = (Resource(device.name, Lane.D2H), *lanes_of(self.machine.route(device, host)))
             yield Kind.D2H, "update", to_host, Cost(nbytes=nbytes, num_calls=1)
             on_host = (exchange, Resource(host.name, Lane.REDUCE))
             yield Kind.REDUCE, "update", on_host, Cost(nbytes=_UPDATE_TRAFFIC * nbytes, num_calls=1)
-
-    def _computed(self, size: int) -> Iterator[_Stage]:
-        on, workload = (compute_lane(self.device.name),), self.workload
-        for layer in workload.layers:
-            cost = self._scaled(layer.forward, layer.gradient_nbytes, size)
-            yield Kind.FORWARD, layer.name, on, cost
-        last = workload.in_backward_order[-1]
-        for layer in workload.in_backward_order:
-            times = 1 if layer is last else 2
-            cost = self._scaled(layer.backward, times * layer.gradient_nbytes, size)
-            yield Kind.BACKWARD, layer.name, on, cost
-        # Each thread with a gradient applies the update w - eta g.
-        parts = min(self.threads, size)
-        num_tensors = sum(len(layer.parameters) for layer in workload.layers)
-        traffic = _UPDATE_TRAFFIC * workload.gradient_nbytes
-        cost = Cost(2 * workload.num_parameters * parts, traffic * parts, num_tensors)
-        yield Kind.STEP, "", on, cost
-
-    def _scaled(self, cost: Cost, parameter_traffic: int, size: int) -> Cost:
-        share = size / self.workload.batch_size
-        fixed = min(cost.nbytes, parameter_traffic)
-        nbytes = fixed * min(self.threads, size) + (cost.nbytes - fixed) * share
-        return Cost(cost.flops * share, nbytes, cost.num_calls, cost.num_syncs)
 
 
 class BatchTasks:

@@ -4,7 +4,7 @@ The coordinator and the plan ask the same policy for the size of each batch. The
 worker's number of updates (u in algorithm 2) and the size of each worker's latest batch (b).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil, floor
@@ -44,17 +44,6 @@ class Workers:
     speeds: tuple[float, ...]
     batch_size: int
     config: Hogbatch
-
-
-@dataclass(frozen=True, slots=True)
-class FixedPolicy:
-    """Batches of constant size."""
-
-    most: tuple[int, ...]
-
-    def next_batch(self, worker: int, updates: Sequence[float], sizes: Sequence[int]) -> int:
-        """Return the worker's constant batch size."""
-        return self.most[worker]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,25 +124,31 @@ def _is_size(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
-def hogwild(workers: Workers) -> FixedPolicy:
+def constant(sizes: Iterable[int]) -> AdaptivePolicy:
+    """Return a policy that never changes these batch sizes."""
+    fixed = tuple(sizes)
+    return AdaptivePolicy(fixed, fixed, fixed)
+
+
+def hogwild(workers: Workers) -> AdaptivePolicy:
     """Assign one sample to each thread of a worker."""
-    return FixedPolicy(tuple(spec.threads for spec in workers.specs))
+    return constant(spec.threads for spec in workers.specs)
 
 
-def hogbatch(workers: Workers) -> FixedPolicy:
+def hogbatch(workers: Workers) -> AdaptivePolicy:
     """Assign batches of the workload's batch size to every worker (algorithm 1)."""
-    return FixedPolicy((workers.batch_size,) * len(workers.specs))
+    return constant(workers.batch_size for _ in workers.specs)
 
 
-def proportional(workers: Workers) -> FixedPolicy:
+def proportional(workers: Workers) -> AdaptivePolicy:
     """Assign batch sizes in proportion to the workers' speeds (Hadjis et al. 2016)."""
     total = workers.batch_size * len(workers.specs)
-    return FixedPolicy(tuple(max(1, size) for size in apportion(total, workers.speeds)))
+    return constant(max(1, size) for size in apportion(total, workers.speeds))
 
 
-def cpu_gpu(workers: Workers) -> FixedPolicy:
+def cpu_gpu(workers: Workers) -> AdaptivePolicy:
     """Assign small batches to CPUs and large batches to GPUs (section VI-B)."""
-    return FixedPolicy(adaptive(workers).first)
+    return constant(adaptive(workers).first)
 
 
 def adaptive(workers: Workers) -> AdaptivePolicy:

@@ -36,25 +36,20 @@ Made = dict[str, list[BatchRecord]]  # the batches of each device
 
 
 class BatchLog:
-    """The log of all batches in the order of their reports; a batch takes 76 bytes."""
+    """The log of all batches in the order of their reports; `packed` has 76 bytes per batch."""
 
     def __init__(self, packed: bytes = b"") -> None:
-        self._packed = bytearray(packed)
-
-    @property
-    def packed(self) -> bytearray:
-        """A copy of the log as bytes, from which the constructor restores the log."""
-        return bytearray(self._packed)
+        self.packed = bytearray(packed)
 
     def append(self, batch: BatchRecord) -> None:
         """Append a batch to the log."""
-        self._packed += _BATCH.pack(*batch)
+        self.packed += _BATCH.pack(*batch)
 
     def __len__(self) -> int:
-        return len(self._packed) // _BATCH.size
+        return len(self.packed) // _BATCH.size
 
     def __iter__(self) -> Iterator[BatchRecord]:
-        return map(BatchRecord._make, _BATCH.iter_unpack(self._packed))
+        return map(BatchRecord._make, _BATCH.iter_unpack(self.packed))
 
     def made(self, names: Sequence[str]) -> Made:
         """Return the batches of each device; `names`: the devices' names by worker number."""
