@@ -21,9 +21,9 @@ from paceline.strategies.hogbatch.speed_trial import (
     machine_of,
     plan_of_batches,
     predict,
-    traced_sizes,
     unburdened,
 )
+from paceline.strategies.hogbatch.statistics import traced_sizes
 from papers.hogbatch import updates, utilisation
 
 BATCH = 64
@@ -143,8 +143,7 @@ def seconds(measured: dict[int, float], size: int, kind="cpu", threads: int = 1)
     """Predict the seconds of a batch on the machine fitted to a trial."""
     spec = WorkerSpec(kind, threads=threads)
     trials = [SpeedTrial(0, spec, measured)]
-    machine = machine_of(TWO, trials)
-    tasks = plan_of_batches(TWO, machine, Hogbatch(), trials, {0: [size]})
+    tasks, machine = plan_of_batches(TWO, Hogbatch(), trials, {0: [size]})
     return simulate(tasks, Roofline.of(machine)).makespan_s
 
 
@@ -168,9 +167,8 @@ def test_noise_does_not_change_the_time_of_the_larger_batch(small_s: float, larg
 def test_a_replay_has_the_batches_of_its_trace():
     specs = {0: WorkerSpec("cpu"), 1: WorkerSpec("cpu", threads=2, slow=4.0), 2: WorkerSpec("gpu")}
     trials = [SpeedTrial(n, spec, {spec.threads: 1e-3, 32: 4e-3}) for n, spec in specs.items()]
-    machine = machine_of(TWO, trials)
     sizes = {0: [1, 2, 4], 1: [8, 2], 2: [32]}
-    tasks = plan_of_batches(TWO, machine, Hogbatch(), trials, sizes)
+    tasks, machine = plan_of_batches(TWO, Hogbatch(), trials, sizes)
     timeline = simulate(tasks, Roofline.of(machine))
     assert conform(tasks, timeline) == []
     assert traced_sizes(timeline.spans) == sizes

@@ -29,7 +29,7 @@ from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
 from paceline.strategies.hogbatch.gpu_replica import GpuReplica, clear_gradients
 from paceline.strategies.hogbatch.messages import BatchResult, SpeedTrial
 from paceline.strategies.hogbatch.replica import tensors_of
-from paceline.strategies.hogbatch.speed_trial import machine_of, plan_of_batches
+from paceline.strategies.hogbatch.speed_trial import plan_of_batches
 from paceline.strategies.hogbatch.worker import median_seconds
 from paceline.training.models import describe
 from paceline.training.recipes.optimizers import OptimizerFactory, optimizer_of
@@ -440,7 +440,7 @@ def test_traced_batches_conform_to_their_plan_and_have_their_times_in_order(devi
         spans = case.replica.spans
     work = describe(net(), torch.zeros(8, 6), "net")
     trials = [SpeedTrial(0, spec, {1: 1e-3, 32: 4e-3})]
-    plan = plan_of_batches(work, machine_of(work, trials), config, trials, {0: list(SIZES)})
+    plan, _ = plan_of_batches(work, config, trials, {0: SIZES})
     assert conform(plan, Timeline(spans, Origin.MEASURED)) == []
     computed = {Kind.FORWARD, Kind.BACKWARD, Kind.STEP}
     assert {span.kind for span in spans} == {Kind.H2D, *computed, Kind.D2H, Kind.REDUCE}

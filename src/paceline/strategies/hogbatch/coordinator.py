@@ -151,8 +151,8 @@ class Coordinator:
             worker.progress.trial = None
             worker.send(messages.TrySpeed(tuple(sizes), training.settings.profile_s / 2))
         self._poll(lambda: all(one.progress.trial for one in self.processes.running))
-        trials = (one.progress.trial for one in self.processes.running)
-        return [one for one in trials if one is not None]
+        progress = (one.progress for one in self.processes.running)
+        return [one.trial for one in progress if one.trial is not None]
 
     def end_workers(self, numbers: Container[int]) -> None:
         """End the workers with these numbers, before any batch is assigned."""
@@ -263,6 +263,7 @@ class Coordinator:
     def state(self) -> tuple[Tensors, dict[str, Any]]:
         """Pause the workers, and return the state for a checkpoint, without the model."""
         self.pause()
+        # A copy, because the log cannot grow while a tensor uses its memory.
         log, workers = bytearray(self.log.packed), list[dict[str, Any]]()
         tensors = {_LOG: torch.frombuffer(log, dtype=torch.uint8) if log else torch.empty(0).byte()}
         for worker in self._ask(self.processes.running, messages.Command.SAVE):

@@ -18,8 +18,7 @@ from typing import NamedTuple
 from paceline.core.link_fit import LinearTime, linked
 from paceline.core.losses import Losses
 from paceline.core.machine import Device, DeviceKind, Machine
-from paceline.core.plan import Kind, Plan, Task
-from paceline.core.timeline import Span
+from paceline.core.plan import Plan, Task
 from paceline.core.workload import Workload
 from paceline.measure.this_machine import UNLIMITED_BYTES_PER_S, host_here, memory_bytes
 from paceline.strategies.hogbatch.config import Hogbatch
@@ -77,31 +76,21 @@ def _rate(workload: Workload, trial: SpeedTrial) -> tuple[float, float]:
 
 def plan_of_batches(
     workload: Workload,
-    machine: Machine,
     config: Hogbatch,
     trials: Sequence[SpeedTrial],
     sizes: Mapping[int, Sequence[int]],
-) -> Plan:
-    """Return the plan in which each worker gets batches of the given sizes, in order.
+) -> tuple[Plan, Machine]:
+    """Return the plan in which each worker gets batches of the given sizes, and its machine.
 
-    `machine`: the machine of `trials`. `sizes`: the sizes by worker number.
+    `sizes`: the sizes of each worker's batches in order, by worker number.
     """
-    tasks: list[Task] = []
+    machine, tasks = machine_of(workload, trials), list[Task]()
     for (number, spec, _), device in zip(trials, machine.devices, strict=True):
         costs = BatchCosts(number, workload, machine, device, spec.threads, shared=True)
         batches = BatchTasks(config.depth_of(spec.kind))
         for size in sizes.get(number, ()):
             tasks += batches.next(costs.tasks(size))
-    return Plan(tasks)
-
-
-def traced_sizes(spans: Sequence[Span]) -> dict[int, list[int]]:
-    """Return each worker's traced batch sizes, in order of time, from the STEP spans."""
-    found: dict[int, list[int]] = {}
-    for span in sorted(spans, key=lambda span: span.start_s):
-        if span.kind is Kind.STEP and span.worker is not None:
-            found.setdefault(span.worker, []).append(span.num_samples)
-    return found
+    return Plan(tasks), machine
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,12 @@
 import struct
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from paceline.core.outcome import Updates
+from paceline.core.plan import Kind
+from paceline.core.timeline import Span
 
 _BATCH = struct.Struct("<iqqqqd4d")
 _MOST_POINTS = 500
@@ -94,6 +96,15 @@ def utilisation(made: Mapping[str, Sequence[BatchRecord]]) -> dict[str, float]:
     whole_s = max((one.ended_s for one in batches), default=0.0) - first_s
     busy_s = {name: sum(one.stepped_s - one.begun_s for one in own) for name, own in made.items()}
     return {name: own_s / max(1e-9, whole_s) for name, own_s in busy_s.items()}
+
+
+def traced_sizes(spans: Iterable[Span]) -> dict[int, list[int]]:
+    """Return each worker's traced batch sizes, in order of time, from the STEP spans."""
+    found: dict[int, list[int]] = {}
+    for span in sorted(spans, key=lambda span: span.start_s):
+        if span.kind is Kind.STEP and span.worker is not None:
+            found.setdefault(span.worker, []).append(span.num_samples)
+    return found
 
 
 def changes(points: Points) -> Points:
