@@ -1,8 +1,11 @@
 """Speed trials of asynchronous workers: the fitted machine, and admission."""
 
+from collections.abc import Iterator, Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from findings import numbers
 from hogbatches import POLICIES, num_samples
@@ -13,7 +16,7 @@ from paceline.core.simulate import simulate
 from paceline.core.strategy import Window
 from paceline.core.workload import Layer, Parameter, Workload
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
-from paceline.strategies.hogbatch.messages import SpeedTrial
+from paceline.strategies.hogbatch.messages import BatchResult, SpeedTrial
 from paceline.strategies.hogbatch.plan import plan
 from paceline.strategies.hogbatch.speed_trial import (
     Epochs,
@@ -24,6 +27,7 @@ from paceline.strategies.hogbatch.speed_trial import (
     unburdened,
 )
 from paceline.strategies.hogbatch.statistics import traced_sizes
+from paceline.strategies.hogbatch.worker import median_seconds
 from papers.hogbatch import updates, utilisation
 
 BATCH = 64
@@ -172,9 +176,41 @@ def test_a_replay_has_the_batches_of_its_trace():
     timeline = simulate(tasks, Roofline.of(machine))
     assert conform(tasks, timeline) == []
     assert traced_sizes(timeline.spans) == sizes
-    assert num_samples(timeline) == {
-        "cpu0": 7,
-        "cpu1": 10,
-        "gpu2": 32,
-    }
+    assert num_samples(timeline) == {"cpu0": 7, "cpu1": 10, "gpu2": 32}
     assert {span.kind for span in timeline.spans} >= {Kind.H2D, Kind.D2H, Kind.REDUCE}
+
+
+class Scripted:
+    """A replica with two batches in progress, which begin and end at given times."""
+
+    def __init__(self, times: Sequence[tuple[int, int]]) -> None:
+        self._times, self.num_begun = iter(times), 0
+
+    def take(self, rows: Tensor, rate: float, step: int | None) -> list[BatchResult]:
+        done = [self.result()] if self.num_begun == 2 else []
+        self.num_begun += 1
+        return done
+
+    def done(self, *, waits: bool = False) -> Iterator[BatchResult]:
+        while waits and self.num_begun:
+            yield self.result()
+
+    def result(self) -> BatchResult:
+        self.num_begun -= 1
+        started_ns, ended_ns = next(self._times)
+        return BatchResult(1, 1.0, started_ns, ended_ns=ended_ns)
+
+
+@pytest.mark.parametrize(
+    ("times", "median_ns"),
+    [
+        # Two batches warm up; the others end 4 to 9 ns apart, although each is in progress for 12.
+        ([(end - 12, end) for end in (100, 200, 204, 209, 218, 222, 230)], 5),
+        # After a pause a batch takes the time from its own begin to its end.
+        ([(0, 10), (10, 20), (100, 107), (200, 208), (300, 309), (0, 0), (0, 0)], 8),
+    ],
+)
+def test_a_trial_measures_the_time_between_the_ends_of_batches(times, median_ns: int):
+    scripted = Scripted(times)
+    assert median_seconds(scripted, 40, 10, 0.0) == pytest.approx(1e-9 * median_ns)
+    assert scripted.num_begun == 0
