@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import Dataset
 
+import own_recipes
 from hogbatch_replicas import net, on_threads, samples
 from hogbatches import classifying
 from paceline.core.plan import Kind
@@ -46,34 +48,16 @@ class Samples(Dataset):
         return self.make(index)
 
 
-def text(index: int) -> dict[str, Tensor]:
-    """Create a sample of tokens with a mask."""
-    source = torch.Generator().manual_seed(index)
-    ids = torch.randint(TOKENS, (6,), generator=source)
-    return {"ids": ids, "mask": (torch.rand(6, generator=source) > 0.2).float()}
-
-
 def words(index: int) -> tuple[Tensor, int]:
     """Create a sequence; lengths differ, and the recipe's `collate` pads them."""
     source = torch.Generator().manual_seed(index)
     return torch.randint(1, TOKENS, (1 + index % 7,), generator=source), index % 2
 
 
-class TextNet(nn.Module):
-    """A language model with tied weights."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding, self.head = nn.Embedding(TOKENS, 8), nn.Linear(8, TOKENS)
-        self.head.weight = self.embedding.weight
-
-    def forward(self, ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
-        return {"logits": self.head(self.embedding(ids) * mask[..., None])}
-
-
-def next_token(outputs: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
-    logits, following = outputs["logits"][:, :-1], batch["ids"][:, 1:]
-    return cross_entropy(logits.flatten(0, 1), following.flatten())
+def tied() -> nn.Module:
+    model = own_recipes.TokenModel()
+    model.head.weight = model.embedding.weight
+    return model
 
 
 def padded(samples: list[Any]) -> tuple[Tensor, Tensor]:
@@ -99,7 +83,8 @@ def seeded(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
 
 
 RECIPES = {
-    "mappings": Recipe(model=seeded(TextNet), train=Samples(text), loss=next_token, name="text"),
+    "mappings": replace(own_recipes.fields(), model=seeded(own_recipes.Fields)),
+    "tied": own_recipes.tokens(model=seeded(tied)),
     "padded": Recipe(
         model=seeded(Bag), train=Samples(words), loss=cross_entropy, collate=padded, name="words"
     ),
