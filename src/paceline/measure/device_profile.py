@@ -26,7 +26,7 @@ from paceline.links.devices import device_of
 from paceline.links.group import boot_id
 from paceline.measure import timing
 from paceline.measure.devices import codec_speed, copy_speed
-from paceline.measure.this_machine import Speed, host_here, memory_bytes
+from paceline.measure.this_machine import Speed, device_here, host_here
 from paceline.measure.timing import MIN_SECONDS, CoreTime, lost_beside
 
 # A time is at most a century.
@@ -249,19 +249,11 @@ def _device(workload: Workload, name: str, one: DeviceProfile, host: str) -> Dev
     computing = (Kind.FORWARD, Kind.BACKWARD)
     seconds = sum(seconds for kind, _, seconds in one.seconds if kind in computing)
     speed = Speed.of(workload, max(seconds, MIN_SECONDS))
-    return Device(
-        name=name,
-        host=host,
-        kind=one.kind,
-        flops_per_s=speed.flops_per_s,
-        memory_bytes=memory_bytes(),
-        memory_bandwidth_bytes_per_s=speed.nbytes_per_s,
-        codecs={
-            kernel: CodecSpeed(encode_values_per_s=encode, decode_values_per_s=decode)
-            for kernel, (encode, decode) in one.codecs.items()
-        },
-        source=_SOURCE,
-    )
+    codecs = {
+        kernel: CodecSpeed(encode_values_per_s=encode, decode_values_per_s=decode)
+        for kernel, (encode, decode) in one.codecs.items()
+    }
+    return device_here(name, host, one.kind, speed, _SOURCE, codecs=codecs)
 
 
 def _link(between: tuple[str, str], bytes_per_s: float, latency_s: float) -> Link:

@@ -132,11 +132,6 @@ class Coordinator:
             for one in started
         ]
 
-    def start_workers(self, specs: Sequence[WorkerSpec]) -> None:
-        """Start a process for each worker; a resumed run does not reuse the numbers in `past`."""
-        for number, spec in enumerate(specs, len(self.past)):
-            self.processes.start(number, spec)
-
     def try_speeds(self) -> list[messages.SpeedTrial]:
         """Wait until all workers are ready, then run all speed trials at the same time.
 
@@ -181,7 +176,10 @@ class Coordinator:
             self._clock.begin_epoch()
         while not self.scheduler.queue.is_done:
             if self._is_paused:
-                self._continue()
+                self._is_paused = False
+                self._clock.resume()
+                self._status.begin()
+                self._hand_out(self.processes.running)
             self._poll_once()
             if self.between is not None:
                 self.between()
@@ -194,12 +192,6 @@ class Coordinator:
             self._is_paused = True
             self._poll(lambda: not any(one.progress.assigned for one in self.processes.running))
             self._clock.stop()
-
-    def _continue(self) -> None:
-        self._is_paused = False
-        self._clock.resume()
-        self._status.begin()
-        self._hand_out(self.processes.running)
 
     def _poll(self, is_done: Callable[[], bool]) -> None:
         while not is_done():

@@ -119,7 +119,9 @@ class HogbatchRunner:
         if self._session.resumed is not None:
             self.restore(self._session.resumed)
         coordinator, settings = self.coordinator, self._settings
-        coordinator.start_workers(self._specs)
+        # A resumed run does not reuse the numbers of earlier workers.
+        for number, spec in enumerate(self._specs, len(coordinator.past)):
+            coordinator.processes.start(number, spec)
         # Computed while the workers start.
         num_steps = -(-sum(self._sizes) // settings.batch_size)
         rates = ScheduledRate(*learning_by(self._recipe, settings, num_steps), settings.batch_size)

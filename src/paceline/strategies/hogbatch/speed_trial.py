@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 from paceline.core.link_fit import LinearTime, linked
 from paceline.core.losses import Losses
-from paceline.core.machine import Device, DeviceKind, Machine
+from paceline.core.machine import DeviceKind, Machine
 from paceline.core.plan import Plan, Task
 from paceline.core.workload import Workload
-from paceline.measure.this_machine import UNLIMITED_BYTES_PER_S, host_here, memory_bytes
+from paceline.measure.this_machine import UNLIMITED_BYTES_PER_S, Speed, device_here, host_here
 from paceline.strategies.hogbatch.config import Hogbatch
 from paceline.strategies.hogbatch.messages import SpeedTrial
 from paceline.strategies.hogbatch.plan import HOST, BatchCosts, BatchTasks, PricedWorkers, computed
@@ -38,19 +38,11 @@ def machine_of(workload: Workload, trials: Sequence[SpeedTrial]) -> Machine:
     # Only the workers' cores, because a plan without `threads` divides all cores of the host.
     cores = sum(one.spec.threads for one in trials if one.spec.kind == DeviceKind.CPU) or 1
     host, devices = host_here(HOST, _SOURCE, cores=cores), []
-    for trial in trials:
-        flops_per_s, latency_s = _rate(workload, trial)
-        device = Device(
-            name=trial.name,
-            host=HOST,
-            kind=trial.spec.kind,
-            flops_per_s=flops_per_s,
-            call_latency_s=latency_s,
-            memory_bytes=memory_bytes(),
-            memory_bandwidth_bytes_per_s=UNLIMITED_BYTES_PER_S,
-            source=_SOURCE,
-        )
-        devices.append(device)
+    for one in trials:
+        flops_per_s, latency_s = _rate(workload, one)
+        speed = Speed(flops_per_s, UNLIMITED_BYTES_PER_S)
+        own = one.name, HOST, one.spec.kind, speed, _SOURCE
+        devices.append(device_here(*own, call_latency_s=latency_s))
     machine = Machine(
         name="this-machine", hosts=(host,), devices=tuple(devices), losses=Losses.none(_SOURCE)
     )

@@ -10,7 +10,7 @@ advance, and computes after the current sub-batch has ended.
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -336,12 +336,11 @@ class SubBatchPass:
                 values = future.result() if place == 0 else future.result().t()
         self.gradients = values
 
-    def _computing(self, kind: Kind, part: str) -> ExitStack:
-        stack = ExitStack()
-        recorder = self._trainer.recorder
-        stack.enter_context(recorder.recorded(Role.SUB_BATCH, kind, part, self._number))
-        stack.enter_context(self._trainer.learning.autocast(self._activations.device))
-        return stack
+    @contextmanager
+    def _computing(self, kind: Kind, part: str) -> Iterator[None]:
+        recorded = self._trainer.recorder.recorded(Role.SUB_BATCH, kind, part, self._number)
+        with recorded, self._trainer.learning.autocast(self._activations.device):
+            yield
 
     def _gather(self, place: int, values: Tensor) -> Future[Tensor]:
         """Start gathering the inputs of a linear layer from all ranks.
