@@ -141,13 +141,13 @@ def test_a_user_defined_policy_is_called_like_the_built_in_ones():
     assert policy.policy.asked[0] == (0, (1.0, 0.0))
 
 
-@pytest.mark.parametrize("name", ["Missing", "Unmade", "sized", "Boundless"])
-def test_an_invalid_policy_is_refused(name: str):
+OWN = [f"{__name__}:{name}" for name in ("Missing", "Unmade", "sized", "Boundless")]
+
+
+@pytest.mark.parametrize("policy", ["no_such:Policy", *OWN])
+def test_an_invalid_policy_is_refused(policy: str):
     with refused("policy"):
-        made(name)
-    for policy in ("no_such:Policy", f"{__name__}:{name}"):
-        with refused("policy"):
-            policy_of(Hogbatch(policy=policy), [CPU], SPEEDS[:1], 8)
+        policy_of(Hogbatch(policy=policy), [CPU], SPEEDS[:1], 8)
 
 
 @pytest.mark.parametrize("name", ["omnivore", "a:", ":b", "a b:c", "a.1:c", ""])

@@ -79,10 +79,7 @@ class DeviceProfile(Record):
     below: Annotated[tuple["DeviceProfile", ...], Field(max_length=_MOST_BELOW)] = ()
 
     def with_link(self, ask: Callable[[int, int], None], nbytes: int) -> "DeviceProfile":
-        """Return this profile with the measured link to the hub.
-
-        `ask(n, m)` sends n bytes to the hub and receives m bytes.
-        """
+        """Measure the link to the hub; `ask(n, m)` sends n bytes to the hub and receives m."""
         small_s = min(timing.median_s(lambda: ask(1, 1), num_rounds=1) for _ in range(_NUM_PINGS))
         large = CoreTime(lambda: ask(nbytes, nbytes))
         large_s = timing.median_s(large)

@@ -80,10 +80,7 @@ class WorkerProcesses(PacketWorkers[WorkerProcess]):
 
 
 class KnownWorker(NamedTuple):
-    """A worker of this run or, if resumed, of its earlier parts.
-
-    `name`: the name of the worker's device in plans and results.
-    """
+    """A worker of this run or of its earlier parts; `name`: its device's name in results."""
 
     name: str
     spec: str

@@ -173,10 +173,7 @@ POLICIES: dict[str, Callable[[Workers], Policy]] = {
 def policy_of(
     config: Hogbatch, specs: Sequence[WorkerSpec], speeds: Sequence[float], batch_size: int
 ) -> Policy:
-    """Create the configured policy for these workers; for the arguments see `Workers`.
-
-    Raises InvalidInput if a user-defined policy cannot be created or lacks an attribute.
-    """
+    """Create the configured policy for these workers; for the arguments see `Workers`."""
     workers = Workers(tuple(specs), tuple(speeds), batch_size, config)
     if config.policy in POLICIES:
         return POLICIES[config.policy](workers)

@@ -140,10 +140,7 @@ class HogbatchRunner:
         return PricedMachine(machine, ProfiledCost({}, Roofline.of(machine)))
 
     def train(self, config: Hogbatch) -> Outcome:
-        """Train all epochs and return the outcome; `config` must be the session's.
-
-        Raises InvalidInput if a loss is not finite, and WorkerLost if no worker is left.
-        """
+        """Train all epochs and return the outcome; `config` must be the session's."""
         session, coordinator = self._session, self.coordinator
         with interruptible(raises_again=True) as interruption:
             own = session.group, session.folder, self._settings, interruption, self._num_steps
