@@ -196,7 +196,7 @@ class HogbatchRunner:
         if len(values["epochs"]) >= len(self._sizes):
             raise InvalidInput(
                 "resume",
-                f"the checkpoint is from the end of all {len(self._sizes)} epochs",
+                f"the checkpoint was saved after all {len(self._sizes)} epochs",
                 hint="increase --epochs",
             )
         self.coordinator.restore(self._specs, state.tensors, values)

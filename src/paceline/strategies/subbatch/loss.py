@@ -37,8 +37,8 @@ def label_message(targets: Tensor, most: int, num_classes: int) -> Tensor:
     if len(rows) > most:
         raise InvalidInput(
             "data",
-            f"has {len(rows)} targets in {len(targets)} samples; the length of the first sample "
-            f"allows at most {most}",
+            f"has {len(rows)} targets in {len(targets)} samples; samples of the first sample's "
+            f"length have at most {most}",
             hint="pad all samples to one length",
         )
     known = rows[rows != IGNORED]

@@ -44,7 +44,7 @@ from paceline.strategies.subbatch.loss import (
     num_counted,
 )
 from paceline.strategies.subbatch.plan import LABELS, LOSS, returned_of, weights_of
-from paceline.strategies.subbatch.state import gather_state, load_state
+from paceline.strategies.subbatch.state import SplitState
 from paceline.training.data.batch import call
 from paceline.training.models.sharded import Sharding
 from paceline.training.recipes.recipe import described
@@ -136,6 +136,9 @@ class SplitTrainer:
         self.optimizers = {name: optimizer(module) for name, module in updated.items()}
         schedules = {name: schedule(one) for name, one in self.optimizers.items()}
         self.schedules = {name: one for name, one in schedules.items() if one is not None}
+        self._state = SplitState(
+            model.module, model.shardings, self.optimizers, self.schedules, group
+        )
 
     def _replicated(self) -> ModelReplica:
         """Wrap the body as a replica that averages gradients layer by layer."""
@@ -166,13 +169,11 @@ class SplitTrainer:
 
     def state(self) -> State:
         """Return the whole state on rank 0, and an empty state on other ranks; collective."""
-        own = self.model.module, self.model.shardings, self.optimizers, self.schedules
-        return gather_state(*own, self.num_steps, self.group)
+        return self._state.gather(self.num_steps)
 
     def load(self, state: State) -> None:
         """Load this rank's part of a state that `state` returned."""
-        own = self.model.module, self.model.shardings, self.optimizers, self.schedules
-        self.num_steps = load_state(state, *own, self.group.rank)
+        self.num_steps = self._state.load(state)
 
     def step(self, source: Iterator[Share]) -> Tensor:
         """Take a training step, and return the batch's mean loss as a 0-d tensor.
