@@ -83,14 +83,15 @@ class SpeedTrial(NamedTuple):
 class ExecuteWork(NamedTuple):
     """A command to train on `size` samples, from position `first` of the epoch's sample order.
 
-    `batch`: the batch's number in the run. `rate`: multiplies the settings' learning rate.
+    `batch`: the batch's number in the run. `rate`: multiplies the settings' learning rate. `step`:
+    the batch's number in the worker's trace; None if the batch is not traced.
     """
 
     batch: int = 0
     first: int = 0
     size: int = 0
     rate: float = 0.0
-    traced: bool = False
+    step: int | None = None
 
     @property
     def places(self) -> range:

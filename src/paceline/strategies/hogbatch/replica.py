@@ -200,8 +200,7 @@ class CpuReplica:
     def train(self, rows: Tensor, rate: float, step: int | None) -> BatchResult:
         """Train on a batch; a thread whose loss is not finite makes no update.
 
-        `rate`: the factor of the learning rate. `step`: the batch's number in the trace; None if
-        the batch is not traced.
+        `rate`, `step`: see `ExecuteWork`.
         """
         started_ns = time.monotonic_ns()
         self._marks.watch(step is not None)

@@ -271,8 +271,9 @@ class BatchScheduler:
         rate = len(taken) / self._batch_size / (1 + decay * own.staleness)
         rate *= self.rate_at(self._first_sample + taken.start)
         traced = counts.epoch == self._traced_epoch and worker.num_traced < _MOST_TRACED
+        step = worker.num_traced if traced else None
         worker.num_traced += traced
-        work = ExecuteWork(counts.num_batches, taken.start, len(taken), rate, traced)
+        work = ExecuteWork(counts.num_batches, taken.start, len(taken), rate, step)
         counts.num_batches += 1
         worker.assign(work, counts.num_updates - own.num_updates)
         return work
