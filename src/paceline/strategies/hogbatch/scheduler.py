@@ -290,8 +290,8 @@ class BatchScheduler:
             busy_s = sum(assigned_s) - assigned_s[0] / 2  # the first batch is half done on average
             return isinf(assigned_s[0]) or busy_s <= left_s
         # With decay of the learning rate, a batch can be assigned only when the previous batch's
-        # staleness is known. Otherwise assign short batches in advance: waking a waiting worker
-        # takes as long.
+        # staleness is known. Without decay, assign short batches in advance, because waking a
+        # waiting worker takes as long as a short batch.
         most_s = 0.0 if self._config.staleness_decay else _PREFETCHED_S
         most_s = min(most_s, left_s / _LEFT_OVER_PREFETCHED)
         return len(assigned_s) < MOST_REPORTED and sum(assigned_s) < most_s

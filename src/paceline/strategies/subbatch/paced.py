@@ -2,13 +2,12 @@
 
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from paceline.codecs.stand_ins import stand_ins_for
-from paceline.core.cost import PacedDevice, Rate, layer_times
+from paceline.core.cost import PacedDevice, layer_times
 from paceline.core.workload import Layer, Workload
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.head import cut, layer_work, matrix_of, num_outputs
@@ -87,31 +86,24 @@ def paced_model(workload: Workload, config: SubBatch, rank: int, device: PacedDe
         (*rows, matrix.shape[1]),
         stand_ins_for(config.gradients),
     )
-    head = []
-    for layer in parts.head:
+
+    def paced(layer: Layer) -> PacedHeadLayer:
         sharding, matrix = Sharding.even(num_outputs(layer), config.workers), matrix_of(layer)
         share = sharding.sizes[rank] / sharding.num_outputs
-        own_times = partial(_seconds, device.rate, layer, share, count, scales)
+
+        def seconds(number: int, num_rows: int) -> tuple[float, float, float]:
+            work = layer_work(layer, share, num_rows / count, accumulates=number > 0)
+            own = (0.0 if cost is None else device.rate.seconds(cost) for cost in work)
+            forward_s, input_s, weight_s = own
+            return scales[0] * forward_s, scales[1] * input_s, scales[1] * weight_s
+
         num_inputs = None if matrix is None else matrix.shape[1]
-        head.append(PacedHeadLayer(layer.name, num_inputs, sharding, rank, own_times))
+        return PacedHeadLayer(layer.name, num_inputs, sharding, rank, seconds)
+
+    head = tuple(map(paced, parts.head))
     module = nn.ModuleList([body, *(layer.module for layer in head)])
-    return SplitModel(module, body, tuple(head), workload.batch_size, parts.rows_per_sample)
+    return SplitModel(module, body, head, workload.batch_size, parts.rows_per_sample)
 
 
 def _ratio(one: Sequence[float], other: Sequence[float]) -> float:
     return sum(one) / sum(other) if any(other) else 1.0
-
-
-def _seconds(
-    rate: Rate,
-    layer: Layer,
-    share: float,
-    count: int,
-    scales: tuple[float, float],
-    number: int,
-    num_rows: int,
-) -> tuple[float, float, float]:
-    """Return a layer's seconds for `num_rows` of the `count` rows of a worker's batch."""
-    work = layer_work(layer, share, num_rows / count, accumulates=number > 0)
-    forward_s, input_s, weight_s = (0.0 if cost is None else rate.seconds(cost) for cost in work)
-    return scales[0] * forward_s, scales[1] * input_s, scales[1] * weight_s
