@@ -244,7 +244,7 @@ DELAYS = st.lists(st.sampled_from([0.0, 1e-4, 2e-3]), min_size=1, max_size=5)
 
 
 @slow
-@settings(max_examples=25)  # each takes a second
+@settings(max_examples=15)  # each takes seconds
 @given(kernel=DELAYS, h2d=DELAYS, d2h=DELAYS, depth=st.sampled_from(DEPTHS))
 def test_delays_do_not_change_the_model(kernel, h2d, d2h, depth):
     with unharmed() as device:

@@ -215,22 +215,6 @@ class PricedBatch(NamedTuple):
     period_s: float
     computing_s: float
 
-    @classmethod
-    def of(cls, costs: BatchCosts, depth: int, prices: Roofline, size: int) -> "PricedBatch":
-        """Price a batch of a worker that overlaps `depth` batches."""
-        tasks = costs.tasks(size)
-        seconds = tuple(map(prices.seconds, tasks))
-        busy: dict[Resource, float] = defaultdict(float)
-        for task, task_s in zip(tasks, seconds, strict=True):
-            for resource in task.on:
-                busy[resource] += task_s
-        period_s = whole_s = fsum(seconds)
-        if depth > 1:
-            # The copy of the model for batch n + depth - 1 waits for the end of batch n.
-            most_s = (whole_s - seconds[0]) / (depth - 1)
-            period_s = max(*busy.values(), most_s, whole_s / depth)
-        return cls(size, tasks, seconds, period_s, busy[compute_lane(costs.device.name)])
-
 
 class PricedWorkers:
     """Simulates how the coordinator assigns batches to workers on a machine's first devices.
@@ -259,18 +243,31 @@ class PricedWorkers:
         self.specs = specs or [_spec(machine, device, config) for device in devices]
         self.depths = [config.depth_of(device.kind) for device in devices]
         shared = specs is not None or len(devices) > 1
-        costs = [
+        self._costs = [
             BatchCosts(worker, workload, machine, device, spec.threads, shared)
             for worker, (device, spec) in enumerate(zip(devices, self.specs, strict=True))
         ]
-        prices, size = Roofline.of(machine), workload.batch_size
-        self.batch = cache(
-            lambda worker, size: PricedBatch.of(costs[worker], self.depths[worker], prices, size)
-        )
+        self._prices, size = Roofline.of(machine), workload.batch_size
+        self.batch = cache(self._priced)
         speeds = [size / self.batch(worker, size).period_s for worker in range(len(devices))]
         self.policy = policy_of(config, self.specs, speeds, size)
         self._updates, self._latest = [0.0] * len(devices), [0] * len(devices)
         self._assigned = [deque[int]() for _ in devices]
+
+    def _priced(self, worker: int, size: int) -> PricedBatch:
+        tasks, depth = self._costs[worker].tasks(size), self.depths[worker]
+        seconds = tuple(map(self._prices.seconds, tasks))
+        busy: dict[Resource, float] = defaultdict(float)
+        for task, task_s in zip(tasks, seconds, strict=True):
+            for resource in task.on:
+                busy[resource] += task_s
+        period_s = whole_s = fsum(seconds)
+        if depth > 1:
+            # The copy of the model for batch n + depth - 1 waits for the end of batch n.
+            most_s = (whole_s - seconds[0]) / (depth - 1)
+            period_s = max(*busy.values(), most_s, whole_s / depth)
+        computing_s = busy[compute_lane(self.devices[worker].name)]
+        return PricedBatch(size, tasks, seconds, period_s, computing_s)
 
     def next_batch(self, worker: int, left: float = inf) -> PricedBatch:
         """Assign and return a worker's next batch of at most `left` samples."""
@@ -314,7 +311,7 @@ class EventLoop:
         self._events: list[tuple[float, int, int]] = []
         self._free_s: dict[Resource, float] = defaultdict(float)
         self._tasks: list[Task] = []
-        self._seconds: list[float] = []
+        self._seconds: list[float] = []  # of each task
         self._ends_s: dict[TaskId, float] = {}  # end times of started tasks
         self._children: dict[TaskId, list[int]] = defaultdict(list)
         self._last: set[int] = set()  # index of each batch's last task
