@@ -17,12 +17,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from hogbatch_replicas import net, samples
+from hogbatch_replicas import net, on_gpu, samples
 from hogbatches import classifying
 from paceline.core.compare import conform
 from paceline.core.plan import Kind
 from paceline.core.timeline import Origin, Timeline
-from paceline.exchange.step import OF_CLASSES
 from paceline.links.shared_memory import SharedTensors
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
 from paceline.strategies.hogbatch.gpu_replica import GpuReplica, clear_gradients
@@ -114,13 +113,8 @@ def sharing(
     *,
     depth: int = 3,
 ) -> Iterator[Case]:
-    memory = SharedTensors.of(tensors_of(build()), "a model")
-    memory.close()
-    unpin = device.pin(memory.memory)
-    recipe = classifying(build, data or samples())
-    replica = GpuReplica(recipe, memory, make, OF_CLASSES, 0, device, depth)
-    yield Case(replica, memory)
-    unpin()
+    with on_gpu(classifying(build, data or samples()), make, device, depth=depth) as opened:
+        yield Case(*opened)
 
 
 class Naive:

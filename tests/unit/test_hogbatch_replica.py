@@ -15,12 +15,10 @@ from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import Dataset
 
 import own_recipes
-from hogbatch_replicas import net, on_threads, samples
+from hogbatch_replicas import net, on_gpu, on_threads, samples
 from hogbatches import classifying
 from paceline.core.plan import Kind
 from paceline.exchange.step import Learning
-from paceline.links.shared_memory import SharedTensors
-from paceline.strategies.hogbatch.gpu_replica import GpuReplica
 from paceline.strategies.hogbatch.replica import tensors_of
 from paceline.training.data.dataset import TensorSamples
 from paceline.training.recipes.optimizers import OptimizerFactory, optimizer_of
@@ -221,14 +219,10 @@ def device() -> Iterator[SimulatedDevice]:
 @pytest.mark.parametrize(("depth", "clips"), [(1, True), (3, False)])
 def test_a_gpu_alone_trains_any_recipe_as_torch_does(device, recipe: Recipe, depth, clips):
     bound = sum(alone(recipe)[2]) / len(ROWS) if clips else None
-    memory = SharedTensors.of(tensors_of(recipe.model()), "a model")
-    memory.close()
-    unpin = device.pin(memory.memory)
     learning = Learning(recipe.loss, clip_norm=bound)
-    replica = GpuReplica(recipe, memory, MOMENTUM, learning, 0, device, depth)
-    done = [result for rows in ROWS for result in replica.take(rows, 1.0, None)]
-    done += replica.done(waits=True)
-    unpin()
+    with on_gpu(recipe, MOMENTUM, device, learning, depth) as (replica, memory):
+        done = [result for rows in ROWS for result in replica.take(rows, 1.0, None)]
+        done += replica.done(waits=True)
     expected, losses, _ = alone(recipe, bound or torch.inf)
     assert [one.loss for one in done] == pytest.approx(losses, rel=1e-4)
     for name, tensor in expected.items():
