@@ -79,7 +79,7 @@ class DeviceProfile(Record):
     below: Annotated[tuple["DeviceProfile", ...], Field(max_length=_MOST_BELOW)] = ()
 
     def with_link(self, ask: Callable[[int, int], None], nbytes: int) -> "DeviceProfile":
-        """Measure the link to the hub; `ask(n, m)` sends n bytes to the hub and receives m."""
+        """Return this profile with the measured link; `ask(n, m)` sends n bytes, receives m."""
         small_s = min(timing.median_s(lambda: ask(1, 1), num_rounds=1) for _ in range(_NUM_PINGS))
         large = CoreTime(lambda: ask(nbytes, nbytes))
         large_s = timing.median_s(large)
@@ -167,7 +167,7 @@ class ProfiledDevices:
     def calibrated(self, workload: Workload) -> PricedMachine:
         """Return the machine, and the seconds of the workload's parts on its devices."""
         shown = self._shown
-        # On a single core, the plan runs messages and computation in sequence: no loss.
+        # On a single core, the plan runs messages and computation in sequence, without this loss.
         sharing = [one for number, one in shown.items() if number and one.cores > 1]
         lost = max((one.link.lost_beside for one in sharing if one.link), default=0.0)
         # Exclude hubs: their tasks are so short that the spread of their times says little.

@@ -134,7 +134,7 @@ class Coordinator:
 
         Raises WorkerLost if no worker starts, and InvalidInput if a worker rejects its settings.
         """
-        # Workers that share cores or memory slow each other down, in trials as in training.
+        # Run all trials at once, because workers that share cores or memory slow each other down.
         self._poll(lambda: all(worker.is_ready for worker in self.processes.running))
         training = self.processes.training
         most = min(training.settings.batch_size, len(training.data.tensors[messages.ORDER]))
