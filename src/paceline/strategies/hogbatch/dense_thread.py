@@ -31,6 +31,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 _PLAIN = {"weight_decay": 0, "dampening": 0, "nesterov": False, "maximize": False}
 _MOMENTUM = "momentum_buffer"  # key in the state of torch's SGD
 _Layer = tuple[nn.Linear, Activation]  # a linear layer with its activation
+# A layer's weight and bias, their momentum buffers, and the activation.
 _Tensors = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Activation]
 
 
@@ -85,22 +86,19 @@ class DenseThread:
 
     def _known_chain(self) -> DenseChain:
         if self._chain is None:
-            layers = [self._tensors(*one) for one in self._layers]
+            layers: list[_Tensors] = []
+            for linear, activation in self._layers:
+                weight, bias = linear.weight, linear.bias
+                values = weight.detach(), None if bias is None else bias.detach()
+                layers.append((*values, self._momentum(weight), self._momentum(bias), activation))
             samples = self._samples.inputs.flatten(1), self._samples.targets
             self._chain = DenseChain(layers, *samples)
         return self._chain
 
-    def _tensors(self, linear: nn.Linear, activation: Activation) -> _Tensors:
-        """Return a layer's weight and bias, their momentum buffers, and the activation."""
-        weight, bias = linear.weight, linear.bias
-        values = weight.detach(), None if bias is None else bias.detach()
-        if not self._optimizer.param_groups[0]["momentum"]:
-            return (*values, None, None, activation)
-        momenta = self._momentum(weight), None if bias is None else self._momentum(bias)
-        return (*values, *momenta, activation)
-
-    def _momentum(self, parameter: Tensor) -> Tensor:
-        """Return a parameter's momentum buffer, which is zero before the first step."""
+    def _momentum(self, parameter: Tensor | None) -> Tensor | None:
+        """Return the momentum buffer, zero before the first step; None if there is no momentum."""
+        if parameter is None or not self._optimizer.param_groups[0]["momentum"]:
+            return None
         state = self._optimizer.state[parameter]
         if state.get(_MOMENTUM) is None:
             state[_MOMENTUM] = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
