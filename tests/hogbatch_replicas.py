@@ -1,4 +1,4 @@
-"""Replicas of hogbatch's CPU workers in this process, with a network and samples."""
+"""Replicas of hogbatch's workers in this process, with a network and samples."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.machine import DeviceKind
-from paceline.exchange.step import Learning
+from paceline.exchange.step import OF_CLASSES, Learning
+from paceline.links.devices import Device
 from paceline.links.shared_memory import SharedTensors
 from paceline.strategies.hogbatch.config import WorkerSpec
+from paceline.strategies.hogbatch.gpu_replica import GpuReplica
 from paceline.strategies.hogbatch.replica import CpuReplica, tensors_of
 from paceline.training.recipes.optimizers import OptimizerFactory
 from paceline.training.recipes.recipe import Recipe
@@ -30,6 +32,22 @@ def on_threads(
     spec = WorkerSpec(DeviceKind.CPU, **options)
     yield CpuReplica(recipe, memory.tensors, make, learning, worker, spec), memory.tensors
     memory.close()
+
+
+@contextmanager
+def on_gpu(
+    recipe: Recipe,
+    make: OptimizerFactory,
+    device: Device,
+    learning: Learning = OF_CLASSES,
+    depth: int = 3,
+) -> Iterator[tuple[GpuReplica, SharedTensors]]:
+    """Open a GPU's replica, and the memory of the shared model."""
+    memory = SharedTensors.of(tensors_of(recipe.model()), "a model")
+    memory.close()
+    unpin = device.pin(memory.memory)
+    yield GpuReplica(recipe, memory, make, learning, 0, device, depth), memory
+    unpin()
 
 
 def net() -> nn.Module:

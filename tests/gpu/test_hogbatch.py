@@ -4,12 +4,9 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from hogbatch_replicas import net, samples
+from hogbatch_replicas import net, on_gpu, samples
 from hogbatches import classifying
-from paceline.exchange.step import OF_CLASSES
 from paceline.links.devices import device_of
-from paceline.links.shared_memory import SharedTensors
-from paceline.strategies.hogbatch.gpu_replica import GpuReplica
 from paceline.strategies.hogbatch.replica import tensors_of
 from paceline.training.recipes.optimizers import optimizer_of
 
@@ -22,18 +19,15 @@ pytestmark = [
 
 @pytest.mark.parametrize("depth", [1, 3])
 def test_a_gpu_alone_trains_as_torch_does(depth: int):
-    data, memory = samples(), SharedTensors.of(tensors_of(net()), "a model")
-    on = torch.device("cuda", 0)
-    device = device_of(on)
-    unpin = device.pin(memory.memory)
+    data, on = samples(), torch.device("cuda", 0)
     make, done = optimizer_of("sgd", 0.1, 0.9), []
-    replica = GpuReplica(classifying(net, data), memory, make, OF_CLASSES, 0, device, depth)
     expected = net().to(on).train()
     optimizer = make(expected.parameters())
     batches = [torch.arange(start, start + 10 - number) for number, start in enumerate((0, 10, 30))]
-    for number, rows in enumerate(3 * batches):
-        done += replica.take(rows, (1.0, 0.5, 2.0)[number % 3], number)
-    done += replica.done(waits=True)
+    with on_gpu(classifying(net, data), make, device_of(on), depth=depth) as (replica, memory):
+        for number, rows in enumerate(3 * batches):
+            done += replica.take(rows, (1.0, 0.5, 2.0)[number % 3], number)
+        done += replica.done(waits=True)
     for number, (rows, result) in enumerate(zip(3 * batches, done, strict=True)):
         inputs, targets = (part[rows].to(on) for part in data)
         optimizer.param_groups[0]["lr"] = 0.1 * (1.0, 0.5, 2.0)[number % 3]
@@ -48,22 +42,15 @@ def test_a_gpu_alone_trains_as_torch_does(depth: int):
     for task in ("h2d[batch]", "h2d[model]", "forward[0]", "backward[3]", "step", "d2h[update]"):
         assert f"s8/{task}@worker0" in names
     assert "s8/reduce[update]@worker0" in names
-    unpin()
-    memory.close()
 
 
 def test_updates_are_neither_lost_nor_doubled_beside_those_of_others():
     """With a learning rate of zero, only the additions of others change the model."""
-    memory = SharedTensors.of(tensors_of(net()), "a model")
-    device = device_of(torch.device("cuda", 0))
-    unpin = device.pin(memory.memory)
-    make = optimizer_of("sgd", 0.1, 0.0)
-    replica = GpuReplica(classifying(net, samples()), memory, make, OF_CLASSES, 0, device)
-    before = memory.tensors["0.weight"].clone()
-    for _ in range(20):
-        for _ in replica.take(torch.arange(40), 0.0, None):
-            memory.tensors["0.weight"].add_(0.25)
-    assert len(list(replica.done(waits=True))) == 2
+    device, make = device_of(torch.device("cuda", 0)), optimizer_of("sgd", 0.1, 0.0)
+    with on_gpu(classifying(net, samples()), make, device) as (replica, memory):
+        before = memory.tensors["0.weight"].clone()
+        for _ in range(20):
+            for _ in replica.take(torch.arange(40), 0.0, None):
+                memory.tensors["0.weight"].add_(0.25)
+        assert len(list(replica.done(waits=True))) == 2
     torch.testing.assert_close(memory.tensors["0.weight"], before + 18 * 0.25)
-    unpin()
-    memory.close()

@@ -10,7 +10,7 @@ from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec, adding_thr
 from paceline.strategies.hogbatch.policy import (
     POLICIES,
     AdaptivePolicy,
-    FixedPolicy,
+    constant,
     policy_of,
     updates_of,
 )
@@ -83,7 +83,7 @@ def test_threads_without_a_sample_make_no_update():
     assert updates_of(CPU, 10, 0.5) == 5
     assert updates_of(GPU, 8192, 0.5) == 1
     assert updates_of(CPU, 0, 1.0) == updates_of(GPU, 0, 1.0) == 0
-    assert FixedPolicy((3, 4)).next_batch(1, (0, 100), (3, 4)) == 4  # ignores the counts
+    assert constant((3, 4)).next_batch(1, (0, 100), (3, 4)) == 4  # ignores the counts
 
 
 class Growing:
@@ -141,13 +141,13 @@ def test_a_user_defined_policy_is_called_like_the_built_in_ones():
     assert policy.policy.asked[0] == (0, (1.0, 0.0))
 
 
-@pytest.mark.parametrize("name", ["Missing", "Unmade", "sized", "Boundless"])
-def test_an_invalid_policy_is_refused(name: str):
+OWN = [f"{__name__}:{name}" for name in ("Missing", "Unmade", "sized", "Boundless")]
+
+
+@pytest.mark.parametrize("policy", ["no_such:Policy", *OWN])
+def test_an_invalid_policy_is_refused(policy: str):
     with refused("policy"):
-        made(name)
-    for policy in ("no_such:Policy", f"{__name__}:{name}"):
-        with refused("policy"):
-            policy_of(Hogbatch(policy=policy), [CPU], SPEEDS[:1], 8)
+        policy_of(Hogbatch(policy=policy), [CPU], SPEEDS[:1], 8)
 
 
 @pytest.mark.parametrize("name", ["omnivore", "a:", ":b", "a b:c", "a.1:c", ""])

@@ -36,10 +36,17 @@ def built(name: str) -> nn.Module:
     return NETWORKS[name]().train()
 
 
-def thread_of(model: nn.Module, learning: Learning | None = None, **options) -> DenseThread | None:
-    fields = {"lr": 0.1, **options}
-    optimizer = torch.optim.SGD(model.parameters(), **fields)
-    return DenseThread.of(model, samples(), optimizer, learning or Learning(class_loss))
+def thread_of(
+    model: nn.Module,
+    learning: Learning = Learning(class_loss),  # noqa: B008 - a frozen record
+    *,
+    data: TensorSamples | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    **options,
+) -> DenseThread | None:
+    trained = [one for one in model.parameters() if one.requires_grad]
+    optimizer = optimizer or torch.optim.SGD(trained, **{"lr": 0.1, **options})
+    return DenseThread.of(model, data or samples(), optimizer, learning)
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -49,7 +56,7 @@ def test_steps_are_those_of_torch_in_float64(network: str, momentum: float, size
     data, expected = samples(), built(network).double()
     model = built(network)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum)
-    thread = DenseThread.of(model, data, optimizer, Learning(class_loss))
+    thread = thread_of(model, data=data, optimizer=optimizer)
     assert thread is not None
     of_torch = torch.optim.SGD(expected.parameters(), 0.1, momentum)
     for number in range(8):
@@ -141,18 +148,14 @@ OTHERS = {
 
 @pytest.mark.parametrize("make", OTHERS.values(), ids=OTHERS)
 def test_torch_trains_any_other_network(make):
-    model, data = make().train(), samples()
-    optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], 0.1)
-    assert DenseThread.of(model, data, optimizer, Learning(class_loss)) is None
+    assert thread_of(make().train()) is None
 
 
 def test_images_need_a_network_that_flattens_them():
     data = samples()
     images = TensorSamples(data.inputs.reshape(-1, 1, 37), data.targets)
-    for model, is_known in ((MLP(WIDTHS), True), (nn.Sequential(nn.Linear(37, 5)), False)):
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        thread = DenseThread.of(model, images, optimizer, Learning(class_loss))
-        assert (thread is not None) is is_known
+    assert thread_of(MLP(WIDTHS), data=images) is not None
+    assert thread_of(nn.Sequential(nn.Linear(37, 5)), data=images) is None
 
 
 @pytest.mark.parametrize(
@@ -173,7 +176,6 @@ def test_torch_trains_with_any_other_loss_or_option(learning: Learning, options:
 
 def test_torch_trains_with_hooks_schedulers_and_other_optimizers():
     model = built("rectifiers")
-    learning = Learning(class_loss)
     hooked_one = torch.optim.SGD(model.parameters(), 0.1)
     hooked_one.register_step_post_hook(lambda *of_step: None)
     scheduled = torch.optim.SGD(model.parameters(), 0.1)
@@ -181,7 +183,7 @@ def test_torch_trains_with_hooks_schedulers_and_other_optimizers():
     two_rates = torch.optim.SGD([{"params": [one]} for one in model.parameters()], 0.1)
     adam = torch.optim.Adam(model.parameters(), 0.1)
     for optimizer in (hooked_one, scheduled, two_rates, adam):
-        assert DenseThread.of(model, samples(), optimizer, learning) is None
+        assert thread_of(model, optimizer=optimizer) is None
     handle = nn.modules.module.register_module_forward_hook(lambda *of_module: None)
     try:  # a global hook
         assert thread_of(model) is None

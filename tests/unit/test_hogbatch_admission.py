@@ -1,8 +1,11 @@
 """Speed trials of asynchronous workers: the fitted machine, and admission."""
 
+from collections.abc import Iterator, Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from findings import numbers
 from hogbatches import POLICIES, num_samples
@@ -13,7 +16,7 @@ from paceline.core.simulate import simulate
 from paceline.core.strategy import Window
 from paceline.core.workload import Layer, Parameter, Workload
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
-from paceline.strategies.hogbatch.messages import SpeedTrial
+from paceline.strategies.hogbatch.messages import BatchResult, SpeedTrial
 from paceline.strategies.hogbatch.plan import plan
 from paceline.strategies.hogbatch.speed_trial import (
     Epochs,
@@ -21,9 +24,10 @@ from paceline.strategies.hogbatch.speed_trial import (
     machine_of,
     plan_of_batches,
     predict,
-    traced_sizes,
     unburdened,
 )
+from paceline.strategies.hogbatch.statistics import traced_sizes
+from paceline.strategies.hogbatch.worker import median_seconds
 from papers.hogbatch import updates, utilisation
 
 BATCH = 64
@@ -143,8 +147,7 @@ def seconds(measured: dict[int, float], size: int, kind="cpu", threads: int = 1)
     """Predict the seconds of a batch on the machine fitted to a trial."""
     spec = WorkerSpec(kind, threads=threads)
     trials = [SpeedTrial(0, spec, measured)]
-    machine = machine_of(TWO, trials)
-    tasks = plan_of_batches(TWO, machine, Hogbatch(), trials, {0: [size]})
+    tasks, machine = plan_of_batches(TWO, Hogbatch(), trials, {0: [size]})
     return simulate(tasks, Roofline.of(machine)).makespan_s
 
 
@@ -168,15 +171,46 @@ def test_noise_does_not_change_the_time_of_the_larger_batch(small_s: float, larg
 def test_a_replay_has_the_batches_of_its_trace():
     specs = {0: WorkerSpec("cpu"), 1: WorkerSpec("cpu", threads=2, slow=4.0), 2: WorkerSpec("gpu")}
     trials = [SpeedTrial(n, spec, {spec.threads: 1e-3, 32: 4e-3}) for n, spec in specs.items()]
-    machine = machine_of(TWO, trials)
     sizes = {0: [1, 2, 4], 1: [8, 2], 2: [32]}
-    tasks = plan_of_batches(TWO, machine, Hogbatch(), trials, sizes)
+    tasks, machine = plan_of_batches(TWO, Hogbatch(), trials, sizes)
     timeline = simulate(tasks, Roofline.of(machine))
     assert conform(tasks, timeline) == []
     assert traced_sizes(timeline.spans) == sizes
-    assert num_samples(timeline) == {
-        "cpu0": 7,
-        "cpu1": 10,
-        "gpu2": 32,
-    }
+    assert num_samples(timeline) == {"cpu0": 7, "cpu1": 10, "gpu2": 32}
     assert {span.kind for span in timeline.spans} >= {Kind.H2D, Kind.D2H, Kind.REDUCE}
+
+
+class Scripted:
+    """A replica with two batches in progress, which begin and end at given times."""
+
+    def __init__(self, times: Sequence[tuple[int, int]]) -> None:
+        self._times, self.num_begun = iter(times), 0
+
+    def take(self, rows: Tensor, rate: float, step: int | None) -> list[BatchResult]:
+        done = [self.result()] if self.num_begun == 2 else []
+        self.num_begun += 1
+        return done
+
+    def done(self, *, waits: bool = False) -> Iterator[BatchResult]:
+        while waits and self.num_begun:
+            yield self.result()
+
+    def result(self) -> BatchResult:
+        self.num_begun -= 1
+        started_ns, ended_ns = next(self._times)
+        return BatchResult(1, 1.0, started_ns, ended_ns=ended_ns)
+
+
+@pytest.mark.parametrize(
+    ("times", "median_ns"),
+    [
+        # Two batches warm up; the others end 4 to 9 ns apart, although each is in progress for 12.
+        ([(end - 12, end) for end in (100, 200, 204, 209, 218, 222, 230)], 5),
+        # After a pause a batch takes the time from its own begin to its end.
+        ([(0, 10), (10, 20), (100, 107), (200, 208), (300, 309), (0, 0), (0, 0)], 8),
+    ],
+)
+def test_a_trial_measures_the_time_between_the_ends_of_batches(times, median_ns: int):
+    scripted = Scripted(times)
+    assert median_seconds(scripted, 40, 10, 0.0) == pytest.approx(1e-9 * median_ns)
+    assert scripted.num_begun == 0

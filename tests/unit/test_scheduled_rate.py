@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import (
 from hogbatches import classifying
 from paceline.core.settings import TrainSettings
 from paceline.exchange.setup import learning_by, optimizer_by
-from paceline.strategies.hogbatch.scheduled_rate import ScheduledRate
+from paceline.strategies.hogbatch.scheduler import ScheduledRate
 from refusals import refused
 
 BATCH_SIZE, NUM_STEPS, RATE = 8, 20, 0.3

@@ -1,5 +1,6 @@
 """Losses, targets, optimizers and models that strategy subbatch trains or refuses."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor, nn, optim
 from torch.nn.functional import cross_entropy
 
-from language_nets import TOKENS, VOCABULARY, Language
+from language_nets import TOKENS, VOCABULARY, Language, counting
 from paceline.links.rendezvous import process_group
 from paceline.strategies.subbatch.build import check_row_wise, describe_recipe, split
 from paceline.strategies.subbatch.config import SubBatch
@@ -136,13 +137,6 @@ class Doubling(Language):
         return 2 * super().forward(tokens, mask)
 
 
-def tokens_recipe(**changes: Any) -> Recipe:
-    tokens = torch.arange(60).remainder(VOCABULARY).view(10, TOKENS)
-    data = TensorSamples(tokens, tokens.roll(-1, 1))
-    known = {"model": Language, "train": data, "loss": next_token_loss, "name": "tokens"}
-    return Recipe(**known | changes)
-
-
 def parted(recipe: Recipe, **more: Any) -> Any:
     workload, _ = describe_recipe(recipe, 3)
     with process_group(20.0) as group:
@@ -151,7 +145,7 @@ def parted(recipe: Recipe, **more: Any) -> Any:
 
 
 def test_a_norm_of_tokens_stays_in_the_body():
-    model = parted(tokens_recipe())
+    model = parted(counting())
     assert list(model.shardings) == ["head"]
     assert (model.rows_per_sample, model.num_classes) == (TOKENS, VOCABULARY)
     whole = [name for name, _ in Language().named_parameters()]
@@ -177,7 +171,7 @@ def test_a_head_whose_outputs_are_not_the_models_is_refused():
     assert bypassed(Language(), "norm", tokens) is None
     assert bypassed(Doubling(), "head", tokens) is None
     with refused("head"):
-        parted(tokens_recipe(model=Doubling))
+        parted(replace(counting(), model=Doubling))
 
 
 def test_a_model_that_changes_its_heads_outputs_in_training_is_refused():
@@ -194,7 +188,7 @@ def test_a_model_that_changes_its_heads_outputs_in_training_is_refused():
 
 @pytest.mark.parametrize("head", [None, "head"])
 def test_a_tied_head_is_refused(head: str | None):
-    recipe = tokens_recipe(model=tied)
+    recipe = replace(counting(), model=tied)
     with refused("head"):
         parted(recipe, head=head)
 
@@ -208,6 +202,6 @@ def test_a_recipe_is_described_on_the_meta_device():
             super().__init__()
             made.append(self.head.weight.device.type)
 
-    workload, rows_per_sample = describe_recipe(tokens_recipe(model=Watched), 3)
+    workload, rows_per_sample = describe_recipe(replace(counting(), model=Watched), 3)
     assert made == ["meta"]
     assert (workload.batch_size, rows_per_sample) == (3, TOKENS)

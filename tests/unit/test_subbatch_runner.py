@@ -1,5 +1,6 @@
 """Runner of strategy subbatch with one worker: training, rehearsal and refused settings."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -7,9 +8,8 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 from safetensors.torch import load_model
-from torch import Tensor
 
-from language_nets import IGNORED, VOCABULARY, WIDTH, Language
+from language_nets import VOCABULARY, WIDTH, Counting, Language, counting
 from paceline.core.cost import PacedDevice, Rate, Totals
 from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.exchange.session import TrainingSession
@@ -19,9 +19,7 @@ from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.run import start
 from paceline.training.data import Dataset, spec
 from paceline.training.data.dataset import TensorSamples
-from paceline.training.recipes.losses import bits_per_byte, next_token_loss
 from paceline.training.recipes.named import given
-from paceline.training.recipes.recipe import Recipe
 from refusals import refused
 
 PACED = PacedDevice("paced as a test", Rate(1e12, 1e12), "gpu", Totals(0.02, 0.04))
@@ -59,21 +57,11 @@ def test_what_does_not_fit_is_refused(field: str, more: dict[str, Any], monkeypa
         runner.measure()
 
 
-def counting(index: int) -> tuple[dict[str, Tensor], Tensor]:
-    """Return consecutive tokens as named inputs; the last target is ignored."""
-    tokens = (index + torch.arange(6)) % VOCABULARY
-    targets = torch.cat([tokens[1:-1], torch.tensor([IGNORED])])
-    return {"tokens": tokens[:-1], "mask": torch.ones(5, dtype=torch.bool)}, targets
-
-
-SAMPLES = [counting(index) for index in range(60)]
-COUNTING = Recipe(
-    model=Language, train=SAMPLES, test=SAMPLES, loss=next_token_loss, score=bits_per_byte
-)
+COUNTING = replace(counting(), train=Counting(60))
 
 
 def test_a_recipe_of_tokens_goes_through_a_session(tmp_path: Path):
-    """With named inputs, bfloat16, clipping, tests within epochs and an incomplete epoch."""
+    """With bfloat16, clipping, tests within epochs and an incomplete epoch."""
     progress, path = MagicMock(), tmp_path / "model.safetensors"
     with given(COUNTING) as name, process_group(20.0) as group:
         settings = TrainSettings(
@@ -91,7 +79,7 @@ def test_a_recipe_of_tokens_goes_through_a_session(tmp_path: Path):
     assert len(outcome.epochs) == 3
     assert outcome.evaluations[-1].score < 0.5 * outcome.evaluations[0].score
     assert outcome.score == "bits per byte"
-    assert outcome.tokens_per_s == pytest.approx(5 * outcome.samples_per_s)
+    assert outcome.tokens_per_s == pytest.approx(6 * outcome.samples_per_s)
     assert outcome.head.layers == ("head",)
     # Parameters, gradients and momentum.
     assert outcome.head.state_nbytes == 3 * 4 * VOCABULARY * WIDTH

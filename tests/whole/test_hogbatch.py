@@ -80,13 +80,6 @@ def test_a_worker_that_slows_down_the_other_is_left_out(outcome):
     assert [row["samples"] > 0 for row in result["workers"]] == [True, False]
 
 
-@slow
-def test_a_recipe_without_tests_and_without_a_score_is_trained(outcome, training):
-    result = outcome(*training("without_tests", "--steps", "6", "--batch-size", "50"))
-    assert [one["test_loss"] for one in result["epochs"]] == [None, None]
-    assert sum(row["samples"] for row in result["workers"]) == 300
-
-
 def test_a_killed_worker_is_reported_and_others_train_its_samples(outcome):
     with failpoints({"at": "batch.done", "batch": 9, "do": "SIGKILL"}):
         result = outcome(*TRAIN, "--workers", "cpu:1,cpu:1", "--keep-all", "--epochs", "2")
@@ -112,10 +105,11 @@ def test_the_workers_of_a_killed_coordinator_end(start):
 
 @pytest.fixture
 def training(tmp_path: Path) -> Callable[..., tuple[str, ...]]:
-    """Return a function that makes the command to train a recipe of hogbatch_recipes.py."""
-    shutil.copy(PROGRAMS / "hogbatch_recipes.py", tmp_path)
+    """Return a function that makes the command to train a recipe of own_recipes.py."""
+    shutil.copy(PROGRAMS.parents[1] / "own_recipes.py", tmp_path)
     how = ("--strategy", "hogbatch", "--workers", "cpu:1,cpu:1", "--profile-s", "0.1", "--keep-all")
-    return lambda name, *more: ("train", f"hogbatch_recipes:{name}", *how, *more)
+    size = ("--batch-size", "8")
+    return lambda name, *more: ("train", f"own_recipes:{name}", *how, *size, *more)
 
 
 MINE = '''
@@ -129,26 +123,14 @@ class Steps:
     def next_batch(self, worker, updates, sizes):
         return min(2 * sizes[worker] or 8, 64)
 
-
-class Late(Steps):
-    """Returns a valid size at first, and later one that is too large."""
-
-    asked = 0
-
-    def next_batch(self, worker, updates, sizes):
-        self.asked += 1
-        return 8 if self.asked < 50 else 65
 '''
 
 
 @slow
-def test_a_users_policy_determines_the_batch_sizes(paceline, outcome, tmp_path: Path):
+def test_a_users_policy_determines_the_batch_sizes(outcome, tmp_path: Path):
     (tmp_path / "mine.py").write_text(MINE)
     quick = ("--workers", "cpu:1,cpu:1", "--keep-all", "--epochs", "2")
-    own, adaptive = (
-        outcome(*TRAIN, *quick, "--strategy-option", f"policy={policy}")
-        for policy in ("mine:Steps", "adaptive")
-    )
+    own = outcome(*TRAIN, *quick, "--strategy-option", "policy=mine:Steps")
     assert own["config"]["policy"] == "mine:Steps"
     for worker in own["workers"]:
         sizes = [size for _, size in worker["batch_sizes"]]
@@ -156,32 +138,24 @@ def test_a_users_policy_determines_the_batch_sizes(paceline, outcome, tmp_path: 
         assert sizes[:4] == [8, 16, 32, 64][: len(sizes)]
     assert max(size for one in own["workers"] for _, size in one["batch_sizes"]) == 64
     assert sum(worker["samples"] for worker in own["workers"]) == 2 * NUM_SAMPLES
-    folders = [f"runs/{result['id']}" for result in (own, adaptive, own)]
-    compared = outcome("compare", *folders, "--page", "both.html")["runs"]
-    assert all(sum(side["update_shares"].values()) == pytest.approx(1) for side in compared)
-    assert 'id="figure-losses"' in (tmp_path / "both.html").read_text()
-    done = paceline(*TRAIN, *quick, "--strategy-option", "policy=mine:Late")
-    assert (done.code, refused_field(done.err)) == (2, "policy")
 
 
 @slow
 def test_a_recipe_of_tokens_learns(outcome, training):
     how = ("--epochs", "6", "--clip-norm", "5", "--precision", "bfloat16")
-    result = outcome(*training("text", *how, "--learning-rate", "0.3"))
-    assert result["score"] == "right tokens"
-    assert result["epochs"][-1]["score"] > 0.9
-    assert result["tokens_per_s"] == pytest.approx(8 * result["samples_per_s"])
-    assert sum(row["samples"] for row in result["workers"]) == 6 * 300
+    result = outcome(*training("tokens", *how))
+    assert result["tokens_per_s"] == pytest.approx(12 * result["samples_per_s"])
+    assert sum(row["samples"] for row in result["workers"]) == 6 * 64
     assert (result["faults"], result["lost"]) == ([], [])
     assert result["epochs"][-1]["test_loss"] < result["epochs"][0]["test_loss"]
 
 
 @slow
 def test_a_sample_that_a_worker_cannot_read_ends_the_run_in_one_line(paceline, training):
-    done = paceline(*training("raising"))
+    done = paceline(*training("unreadable"))
     assert done.code == 2
     assert refused_field(done.err).startswith("worker ")
-    assert "sample 150 " in done.err
+    assert "sample 40 " in done.err
     assert "Traceback" not in done.err
 
 

@@ -1,4 +1,4 @@
-"""Profiles of an asynchronous run's devices and of their links to hubs, and the run's machine."""
+"""Profile an asynchronous run's devices and their links to hubs, and describe its machine."""
 
 import os
 import time
@@ -26,7 +26,7 @@ from paceline.links.devices import device_of
 from paceline.links.group import boot_id
 from paceline.measure import timing
 from paceline.measure.devices import codec_speed, copy_speed
-from paceline.measure.this_machine import Speed, host_here, memory_bytes
+from paceline.measure.this_machine import Speed, device_here, host_here
 from paceline.measure.timing import MIN_SECONDS, CoreTime, lost_beside
 
 # A time is at most a century.
@@ -42,7 +42,7 @@ _MESSAGE_THREADS = 2
 
 
 class HubLink(Record):
-    """The latency of small messages between a worker and its hub, and the speed of large ones.
+    """The latency of small messages of a worker and its hub, and the speed of large messages.
 
     `core_bytes_per_s`: bytes per second that one core of the worker sends or receives.
     `lost_beside`: share of speed that computation loses while messages use the same cores.
@@ -79,10 +79,7 @@ class DeviceProfile(Record):
     below: Annotated[tuple["DeviceProfile", ...], Field(max_length=_MOST_BELOW)] = ()
 
     def with_link(self, ask: Callable[[int, int], None], nbytes: int) -> "DeviceProfile":
-        """Return this profile with the measured link to the hub.
-
-        `ask(n, m)` sends n bytes to the hub and receives m bytes.
-        """
+        """Return this profile with the measured link; `ask(n, m)` sends n bytes, receives m."""
         small_s = min(timing.median_s(lambda: ask(1, 1), num_rounds=1) for _ in range(_NUM_PINGS))
         large = CoreTime(lambda: ask(nbytes, nbytes))
         large_s = timing.median_s(large)
@@ -170,10 +167,10 @@ class ProfiledDevices:
     def calibrated(self, workload: Workload) -> PricedMachine:
         """Return the machine, and the seconds of the workload's parts on its devices."""
         shown = self._shown
-        # On a single core the plan runs messages and computation in turns, so exclude that loss.
+        # On a single core, the plan runs messages and computation in sequence, without this loss.
         sharing = [one for number, one in shown.items() if number and one.cores > 1]
         lost = max((one.link.lost_beside for one in sharing if one.link), default=0.0)
-        # Exclude the unrest of hubs: their tasks are so short that any pause is long in comparison.
+        # Exclude hubs: their tasks are so short that the spread of their times says little.
         workers = (shown[number] for number in self.computing)
         unrest = max((one.unrest for one in workers if not self._shares_cores(one)), default=0.0)
         names = {number: device_name(one.kind, number) for number, one in shown.items()}
@@ -187,7 +184,7 @@ class ProfiledDevices:
             links=tuple(self._links(names)),
             losses=Losses(beside_exchange=lost, spread=0.0, unrest=unrest, source=_SOURCE),
         )
-        # Exclude measured waits for a core: the plan runs devices that share cores in turns.
+        # Exclude waits for a core: the plan runs devices that share cores one after another.
         durations = {
             PriceKey(names[number], kind, part): seconds
             * (one.running if self._shares_cores(one) else 1.0)
@@ -249,19 +246,11 @@ def _device(workload: Workload, name: str, one: DeviceProfile, host: str) -> Dev
     computing = (Kind.FORWARD, Kind.BACKWARD)
     seconds = sum(seconds for kind, _, seconds in one.seconds if kind in computing)
     speed = Speed.of(workload, max(seconds, MIN_SECONDS))
-    return Device(
-        name=name,
-        host=host,
-        kind=one.kind,
-        flops_per_s=speed.flops_per_s,
-        memory_bytes=memory_bytes(),
-        memory_bandwidth_bytes_per_s=speed.nbytes_per_s,
-        codecs={
-            kernel: CodecSpeed(encode_values_per_s=encode, decode_values_per_s=decode)
-            for kernel, (encode, decode) in one.codecs.items()
-        },
-        source=_SOURCE,
-    )
+    codecs = {
+        kernel: CodecSpeed(encode_values_per_s=encode, decode_values_per_s=decode)
+        for kernel, (encode, decode) in one.codecs.items()
+    }
+    return device_here(name, host, one.kind, speed, _SOURCE, codecs=codecs)
 
 
 def _link(between: tuple[str, str], bytes_per_s: float, latency_s: float) -> Link:

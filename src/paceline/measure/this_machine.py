@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from paceline.core.losses import Losses
-from paceline.core.machine import Device, Host, Machine
+from paceline.core.machine import Device, DeviceKind, Host, Machine
 from paceline.core.workload import Cost, Workload
 from paceline.links.cores import usable_cores
 from paceline.links.devices import device_of
@@ -61,15 +61,7 @@ def this_machine(group: Group, speeds: Sequence[Speed]) -> Machine:
     slowest = min(speed.nbytes_per_s for speed in speeds)
     hosts = tuple(host_here(name, _PROFILED, slowest) for name in names.values())
     devices = tuple(
-        Device(
-            name=f"{kind}{rank}",
-            host=names[place],
-            kind=kind,
-            flops_per_s=speed.flops_per_s,
-            memory_bytes=memory_bytes(),
-            memory_bandwidth_bytes_per_s=speed.nbytes_per_s,
-            source=_PROFILED,
-        )
+        device_here(f"{kind}{rank}", names[place], kind, speed, _PROFILED)
         for rank, (place, speed) in enumerate(zip(places, speeds, strict=True))
     )
     return Machine(name="this-machine", hosts=hosts, devices=devices, losses=Losses.none(_PROFILED))
@@ -90,6 +82,22 @@ def host_here(
         memory_bandwidth_bytes_per_s=memory_bandwidth_bytes_per_s,
         message_bytes_per_s=message_bytes_per_s,
         source=source,
+    )
+
+
+def device_here(
+    name: str, host: str, kind: DeviceKind, speed: Speed, source: str, **more: Any
+) -> Device:
+    """Return a device of this computer; `more`: other fields of the device."""
+    return Device(
+        name=name,
+        host=host,
+        kind=kind,
+        flops_per_s=speed.flops_per_s,
+        memory_bytes=memory_bytes(),
+        memory_bandwidth_bytes_per_s=speed.nbytes_per_s,
+        source=source,
+        **more,
     )
 
 

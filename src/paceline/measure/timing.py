@@ -115,7 +115,7 @@ class Sampler:
         return self.in_turns([work])[0]
 
     def in_turns(self, works: Sequence[Work]) -> list[list[float]]:
-        """Repeat works in turns, so that a disturbance affects all; return each work's seconds."""
+        """Repeat works in turns, so that a disturbance affects them all; return their seconds."""
         for work in works:
             work()  # the first call allocates memory and chooses kernels
         first = timed(works, self.clock, 1)
@@ -125,10 +125,9 @@ class Sampler:
         return [one + others for one, others in zip(first, more, strict=True)]
 
     def of_last(self, works: Sequence[Work], ranks: Collection[int]) -> list[list[float]]:
-        """Return the seconds of collectives of `ranks`, in turns; other ranks do nothing.
+        """Return the seconds of collectives among `ranks`; other ranks do nothing.
 
-        The time of a round is that of the last rank to join, which is the shortest: all other ranks
-        also measure their wait.
+        A round's time is the shortest that a rank measures: the last rank to join does not wait.
         """
         own = self.in_turns(works if self.group.rank in ranks else [idle] * len(works))
         rows = self.group.gather(own)
@@ -145,7 +144,7 @@ def idle() -> None:
 def rounds_of_all(take: Callable[[], Rounds], group: Group) -> list[Rounds]:
     """Return the rounds of all ranks; collective.
 
-    `take()` measures equally many rounds on each rank, again if step times vary much.
+    `take()` measures equally many rounds on each rank. If step times vary much, it is called again.
     """
     rows: list[Rounds] = group.gather(take())
     if unrest_of(rows) <= BUSY:
@@ -154,15 +153,16 @@ def rounds_of_all(take: Callable[[], Rounds], group: Group) -> list[Rounds]:
 
 
 def unrest_of(rows: Sequence[Sequence[Sequence[float]]]) -> float:
-    """Return the unrest of the step times, where the slowest rank determines a step's time.
+    """Return the relative spread of the step times (`unrest_between`).
 
-    `rows[rank][i]`: for round i, the seconds of the step, then of other work.
+    The slowest rank determines a step's time. `rows[rank][i]`: for round i, the seconds of the
+    step, then of other work.
     """
     return Spread.of([max(row[0] for row in one) for one in zip(*rows, strict=True)]).unrest
 
 
 def unrest_of_traced(spans: Iterable[Span]) -> float:
-    """Return the unrest of the slowest device's computation in traced steps."""
+    """Return the relative spread of the slowest device's computing times in traced steps."""
     seconds: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for span in spans:
         if span.kind in COMPUTE:

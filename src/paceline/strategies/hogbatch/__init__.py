@@ -1,4 +1,4 @@
-"""Strategy hogbatch: a coordinator and asynchronous workers (Ma, Rusu et al. 2020)."""
+"""Strategy hogbatch: asynchronous workers train one shared model (Ma, Rusu et al. 2020)."""
 
 from paceline.core.strategy import Options, Planning, Role, Running, Strategy
 from paceline.strategies.hogbatch import plan
@@ -11,7 +11,7 @@ STRATEGY = Strategy(
         plan=plan.plan,
         memory=plan.memory,
         calibrate=None,
-        # Policies for devices of different speeds.
+        # These policies suit devices of different speeds.
         variants=lambda workers: [Hogbatch(workers, policy) for policy in ("adaptive", "cpu_gpu")],
         is_asynchronous=True,
     ),
@@ -23,9 +23,9 @@ STRATEGY = Strategy(
     options=Options(
         settings=frozenset({"keep_all"}),
         refused_settings={
-            "accumulate": "every batch is its own update; for smaller batches set batch_size, or "
+            "accumulate": "every batch updates the model; for smaller batches set batch_size, or "
             "--strategy-option cpu_batch=[1,16]",
-            "evaluate_every": "workers have no common steps; the model is tested after each epoch",
+            "evaluate_every": "workers do not step together; the model is tested after each epoch",
         },
         refused_options={"threads": "is part of workers, as in cpu:4"},
         count_workers=lambda workers: len(parse_workers(workers)),

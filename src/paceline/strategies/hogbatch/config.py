@@ -46,9 +46,9 @@ Bounds = Annotated[tuple[int, int], AfterValidator(_in_order)]
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Hogbatch:
-    """Options of hogbatch, whose coordinator assigns batches to idle workers.
+    """Options of strategy hogbatch, whose coordinator assigns batches to idle workers.
 
-    A policy chooses the sizes of the batches.
+    A policy chooses the size of each batch.
 
     `policy`: a `PolicyName`, or package.module:Policy (docs/strategies/hogbatch.md).
     `threads`: the number of threads of a CPU worker; by default the worker's share of the host's
@@ -135,7 +135,7 @@ def _parsed(item: str) -> WorkerSpec:
     kind, count, slow = match[1], int(match[2]), match[3]
     if kind == DeviceKind.GPU:
         if slow is not None:
-            raise InvalidInput("workers", "cannot slow down a GPU", got=item)
+            raise InvalidInput("workers", "cannot have @slow for a GPU", got=item)
         return WorkerSpec(DeviceKind.GPU, index=count)
     if not 1 <= count <= _MOST_THREADS:
         raise InvalidInput("workers", f"must have 1 to {_MOST_THREADS} threads", got=item)
@@ -146,9 +146,9 @@ def _parsed(item: str) -> WorkerSpec:
 
 
 def adding_threads(specs: Sequence[WorkerSpec], num_cores: int) -> int:
-    """Return the number of threads with which each GPU worker adds updates.
+    """Return the number of threads with which each GPU worker adds updates to the shared model.
 
-    GPU workers evenly divide the cores that CPU workers leave; each gets at least one thread.
+    GPU workers evenly divide the cores that CPU workers do not use; each gets at least one thread.
     """
     on_cores = sum(spec.threads for spec in specs if spec.kind == DeviceKind.CPU)
     num_gpus = sum(spec.kind == DeviceKind.GPU for spec in specs)

@@ -64,7 +64,8 @@ class WorkerProcesses(PacketWorkers[WorkerProcess]):
         """Start a worker process; the process sends a message when ready."""
         if number >= MOST_WORKERS:
             raise InvalidInput(
-                "workers", f"must be at most {MOST_WORKERS} over all parts of a resumed run"
+                "workers",
+                f"must be at most {MOST_WORKERS}, with the earlier workers of a resumed run",
             )
         depth, training = self._config.depth_of(spec.kind), self.training
         count = 0 if spec.kind == DeviceKind.GPU else spec.threads
@@ -79,7 +80,7 @@ class WorkerProcesses(PacketWorkers[WorkerProcess]):
 
 
 class KnownWorker(NamedTuple):
-    """A worker of the run or of its earlier parts; `name`: its device in plans and results."""
+    """A worker of this run or of its earlier parts; `name`: its device's name in results."""
 
     name: str
     spec: str
@@ -92,7 +93,7 @@ class Coordinator:
     `epoch_sizes`: the number of samples in each epoch. `between`: a callback that is called after
     each poll of the workers; it may call `pause`, or raise an exception to end training. `log`: the
     batches of all epochs. `lost`: for each lost worker, its name and why it was lost. `past`: the
-    workers of a resumed run's earlier parts.
+    workers that a resumed run had before it was interrupted.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class Coordinator:
     ) -> None:
         batch_size, data = processes.training.settings.batch_size, processes.training.data.tensors
         self._clock, self._status = TrainingClock(), Status(session.progress, tokens_per_sample)
-        self._resumed: dict[int, tuple[dict[str, Any], Tensors]] = {}  # saved states by number
+        self._resumed: dict[int, tuple[dict[str, Any], Tensors]] = {}  # states by worker
         self._is_paused = True
         self.scheduler = BatchScheduler(
             session.config, batch_size, epoch_sizes, data[messages.COMMITTED]
@@ -121,24 +122,19 @@ class Coordinator:
 
     @property
     def known(self) -> list[KnownWorker]:
-        """All workers of the run, by number."""
+        """All workers of the run, including those in `past`, by number."""
         started = (worker.progress for worker in self.processes.workers)
         return self.past + [
             KnownWorker(one.spec.name(one.number), str(one.spec), one.samples_per_s)
             for one in started
         ]
 
-    def start_workers(self, specs: Sequence[WorkerSpec]) -> None:
-        """Start a process for each worker; numbers continue those of a run's earlier parts."""
-        for number, spec in enumerate(specs, len(self.past)):
-            self.processes.start(number, spec)
-
     def try_speeds(self) -> list[messages.SpeedTrial]:
         """Wait until all workers are ready, then run all speed trials at the same time.
 
         Raises WorkerLost if no worker starts, and InvalidInput if a worker rejects its settings.
         """
-        # The trials overlap because workers that share cores or memory slow each other down.
+        # Run all trials at once, because workers that share cores or memory slow each other down.
         self._poll(lambda: all(worker.is_ready for worker in self.processes.running))
         training = self.processes.training
         most = min(training.settings.batch_size, len(training.data.tensors[messages.ORDER]))
@@ -147,17 +143,17 @@ class Coordinator:
             worker.progress.trial = None
             worker.send(messages.TrySpeed(tuple(sizes), training.settings.profile_s / 2))
         self._poll(lambda: all(one.progress.trial for one in self.processes.running))
-        trials = (one.progress.trial for one in self.processes.running)
-        return [one for one in trials if one is not None]
+        progress = (one.progress for one in self.processes.running)
+        return [one.trial for one in progress if one.trial is not None]
 
     def end_workers(self, numbers: Container[int]) -> None:
-        """End the workers with these numbers; requires that no batch has been assigned."""
+        """End the workers with these numbers, before any batch is assigned."""
         for worker in [one for one in self.processes.running if one.number in numbers]:
             self.processes.end(worker)
             worker.progress.trial = None
 
     def begin(self) -> None:
-        """Make the policy from the workers' speeds, and send resumed workers their states."""
+        """Create the policy for the running workers, and send resumed workers their states."""
         self.scheduler.choose_policy([one.progress for one in self.processes.running])
         loading = [one for one in self.processes.running if one.number in self._resumed]
         for worker in loading:
@@ -177,7 +173,10 @@ class Coordinator:
             self._clock.begin_epoch()
         while not self.scheduler.queue.is_done:
             if self._is_paused:
-                self._continue()
+                self._is_paused = False
+                self._clock.resume()
+                self._status.begin()
+                self._hand_out(self.processes.running)
             self._poll_once()
             if self.between is not None:
                 self.between()
@@ -190,12 +189,6 @@ class Coordinator:
             self._is_paused = True
             self._poll(lambda: not any(one.progress.assigned for one in self.processes.running))
             self._clock.stop()
-
-    def _continue(self) -> None:
-        self._is_paused = False
-        self._clock.resume()
-        self._status.begin()
-        self._hand_out(self.processes.running)
 
     def _poll(self, is_done: Callable[[], bool]) -> None:
         while not is_done():
@@ -216,7 +209,7 @@ class Coordinator:
             self._check_loss(worker, result.loss)
             done.append((self.scheduler.complete(worker.progress, result), result))
         worker.awaited_since_s = time.monotonic() if worker.progress.assigned else inf
-        self._hand_out([worker])  # before the log is written, because the worker is waiting
+        self._hand_out([worker])  # before logging, because the worker is waiting
         for work, result in done:
             self._log(worker, work, result)
 
@@ -257,9 +250,10 @@ class Coordinator:
         self._hand_out([one for one in self.processes.running if not one.progress.assigned])
 
     def state(self) -> tuple[Tensors, dict[str, Any]]:
-        """Pause, and return the state for a checkpoint, without the model."""
+        """Pause the workers, and return the state for a checkpoint, without the model."""
         self.pause()
-        log, workers = self.log.packed, list[dict[str, Any]]()
+        # A copy, because the log cannot grow while a tensor uses its memory.
+        log, workers = bytearray(self.log.packed), list[dict[str, Any]]()
         tensors = {_LOG: torch.frombuffer(log, dtype=torch.uint8) if log else torch.empty(0).byte()}
         for worker in self._ask(self.processes.running, messages.Command.SAVE):
             own, values = worker.wire.read()

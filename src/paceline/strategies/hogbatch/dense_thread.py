@@ -1,9 +1,9 @@
 """Train a plain network on a few samples in C++, without the GIL.
 
-In PyTorch a batch of one sample takes about as long as a batch of sixteen, because most of the time
-is spent in Python and the dispatcher, which hold the GIL, so a worker's threads wait for each
-other. `DenseChain` executes all layers in three calls: forward, backward and step. It supports only
-chains of linear layers with ReLU or sigmoid, which this module detects.
+In PyTorch, a batch of one sample takes about as long as a batch of sixteen: most of the time is
+spent in Python and in PyTorch's dispatcher. Both hold the GIL, so the threads of a worker wait for
+each other. `DenseChain` executes all layers in three calls: forward, backward and step. It supports
+only chains of linear layers with ReLU or sigmoid, which this module detects.
 """
 
 from collections.abc import Sequence
@@ -31,13 +31,14 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 _PLAIN = {"weight_decay": 0, "dampening": 0, "nesterov": False, "maximize": False}
 _MOMENTUM = "momentum_buffer"  # key in the state of torch's SGD
 _Layer = tuple[nn.Linear, Activation]  # a linear layer with its activation
+# A layer's weight and bias, their momentum buffers, and the activation.
 _Tensors = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Activation]
 
 
 class DenseThread:
     """Trains a PyTorch model on one thread's batches of up to `most_samples` samples.
 
-    The momenta stay in the state of the PyTorch optimizer, whose own steps use the same tensors.
+    The momentum buffers stay in the PyTorch optimizer's state, and PyTorch's own steps use them.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class DenseThread:
     def of(
         cls, model: nn.Module, samples: IndexedSamples, optimizer: Optimizer, learning: Learning
     ) -> "DenseThread | None":
-        """Create a trainer for a model; return None if `DenseChain` does not support the model."""
+        """Create a trainer; return None if `DenseChain` does not support one of the arguments."""
         layers = _layers_of(model)
         if layers is None or not isinstance(samples, TensorSamples):
             return None
@@ -85,22 +86,19 @@ class DenseThread:
 
     def _known_chain(self) -> DenseChain:
         if self._chain is None:
-            layers = [self._tensors(*one) for one in self._layers]
+            layers: list[_Tensors] = []
+            for linear, activation in self._layers:
+                weight, bias = linear.weight, linear.bias
+                values = weight.detach(), None if bias is None else bias.detach()
+                layers.append((*values, self._momentum(weight), self._momentum(bias), activation))
             samples = self._samples.inputs.flatten(1), self._samples.targets
             self._chain = DenseChain(layers, *samples)
         return self._chain
 
-    def _tensors(self, linear: nn.Linear, activation: Activation) -> _Tensors:
-        """Return a layer's weight, bias, their momenta, and the activation."""
-        weight, bias = linear.weight, linear.bias
-        values = weight.detach(), None if bias is None else bias.detach()
-        if not self._optimizer.param_groups[0]["momentum"]:
-            return (*values, None, None, activation)
-        momenta = self._momentum(weight), None if bias is None else self._momentum(bias)
-        return (*values, *momenta, activation)
-
-    def _momentum(self, parameter: Tensor) -> Tensor:
-        """Return a parameter's momentum buffer, which is zero before the first step."""
+    def _momentum(self, parameter: Tensor | None) -> Tensor | None:
+        """Return the momentum buffer, zero before the first step; None if there is no momentum."""
+        if parameter is None or not self._optimizer.param_groups[0]["momentum"]:
+            return None
         state = self._optimizer.state[parameter]
         if state.get(_MOMENTUM) is None:
             state[_MOMENTUM] = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
@@ -112,7 +110,7 @@ class DenseThread:
 
 
 def _are_plain_samples(samples: TensorSamples, layers: Sequence[nn.Linear]) -> bool:
-    """Return whether `DenseChain` supports the samples, and each layer fits the previous one."""
+    """Return whether `DenseChain` supports the samples, and the layers have matching widths."""
     inputs, targets = samples.inputs, samples.targets
     is_known = inputs.dtype == torch.float32 and targets.dtype == torch.int64
     if not (is_known and inputs.is_contiguous() and targets.is_contiguous() and targets.ndim == 1):
@@ -122,7 +120,7 @@ def _are_plain_samples(samples: TensorSamples, layers: Sequence[nn.Linear]) -> b
 
 
 def _is_plain_sgd(optimizer: torch.optim.SGD, parameters: Sequence[nn.Parameter]) -> bool:
-    """Return whether steps update exactly these parameters as `DenseChain` does, without hooks."""
+    """Return whether `DenseChain` can replace the optimizer's steps for these parameters."""
     own: dict[str, Any] = optimizer.__dict__
     hooks = own["_optimizer_step_pre_hooks"] or own["_optimizer_step_post_hooks"]
     if type(optimizer) is not torch.optim.SGD or hooks or "step" in own:
@@ -157,7 +155,7 @@ def _flattens_samples(leaf: nn.Module) -> bool:
 
 
 def _leaves_of(model: nn.Module) -> list[nn.Module]:
-    """Return the modules of nested `nn.Sequential` modules in one list."""
+    """Return the leaves of nested `nn.Sequential` modules, or a list of another module."""
     runs_its_modules = isinstance(model, nn.Sequential) and all(
         getattr(type(model), name) is getattr(nn.Sequential, name)
         for name in ("forward", "__iter__", "__call__")

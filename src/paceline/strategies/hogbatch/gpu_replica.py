@@ -2,8 +2,8 @@
 
 The model for batch n is copied to the GPU once the shared model has the update of batch n-2. The
 GPU adds the update of batch n-1, which is still on the GPU, to the copied model. So each batch
-trains on a model with all earlier updates of its worker, and copies and sums overlap with compute,
-as in the drawing of `plan`.
+trains on a model with all earlier updates of its worker, while copies and the host's additions to
+the shared model overlap with compute. The module `plan` has a drawing.
 """
 
 import time
@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from paceline.core.cost import compute_lane, exchange_lane
@@ -24,7 +23,7 @@ from paceline.core.plan import Kind, Lane, Resource
 from paceline.core.timeline import Span
 from paceline.exchange.step import Learning
 from paceline.links.clock import DeviceClock, DeviceMark
-from paceline.links.devices import Device, Event, Stream
+from paceline.links.devices import Device, Event
 from paceline.links.shared_memory import SharedTensors, tensors_in
 from paceline.record.recorder import Borders, LayerMarks, Phase, in_seconds, layer_spans
 from paceline.strategies.hogbatch.messages import BatchResult
@@ -41,10 +40,10 @@ _NS = 1e-9
 class _Run(NamedTuple):
     """The values of adjacent model tensors of one dtype, in flat tensors of shape (N,).
 
-    `shared`: the shared model, in pinned memory. `own`, `copied`: the replica, and the copy of
-    `shared`, on the device. `changes`: tensors that batches use in turn; a batch's place is the
-    index of its tensor. The tensor holds the replica's values from the start of the batch, and
-    after the batch its change. `updates`: the copies of `changes` in pinned memory.
+    `shared`: the shared model, in pinned memory. `copied`: the copy of `shared` on the device.
+    `own`: the replica, on the device. `changes[place]`: the replica's values at the start of a
+    batch; after the batch, the difference that the batch made. `updates[place]`: a copy of
+    `changes[place]` in pinned memory. Batches use the places in turn.
     """
 
     shared: Tensor
@@ -56,7 +55,7 @@ class _Run(NamedTuple):
     def take(self, place: int, missing: int | None) -> None:
         """Load the copied model into the replica, and save the loaded values as a batch's start.
 
-        `take` adds the change of the batch in place `missing`, which the copied model lacks.
+        If the copied model lacks the change in place `missing`, `take` adds this change.
         """
         if missing is None:
             self.own.copy_(self.copied)
@@ -70,28 +69,17 @@ class _Run(NamedTuple):
         torch.sub(self.own, change, out=change).masked_fill_(is_lost, 0)
 
 
-class _Sharing:
-    """The tensors of the shared model, of the replica, and of the batches' changes.
-
-    `num_places`: maximum number of batches that are begun and not finished. `taken`: reached when
-    the copies of the shared model may be overwritten.
-    """
-
-    def __init__(self, shared: SharedTensors, device: Device, num_places: int) -> None:
-        memory = shared.memory.to(device.torch_device)
-        self.own = tensors_in(memory, shared.entries)
-        self.runs: list[_Run] = []
-        for dtype, group in groupby(shared.entries, key=lambda one: one.dtype):
-            entries = list(group)
-            place = slice(entries[0].offset, entries[-1].end)
-            if dtype == torch.bool or place.start == place.stop:  # bool tensors cannot be added
-                continue
-            here, own = shared.memory[place].view(dtype), memory[place].view(dtype)
-            changes = tuple(torch.empty_like(own) for _ in range(num_places))
-            updates = tuple(map(device.pinned_like, changes))
-            self.runs.append(_Run(here, own, torch.empty_like(own), changes, updates))
-        self.num_places, self.places = num_places, cycle(range(num_places))
-        self.taken: Event | None = None
+def _runs(shared: SharedTensors, memory: Tensor, device: Device, num_places: int) -> Iterator[_Run]:
+    """Yield the tensors of each dtype; `memory`: a copy of the shared memory on the device."""
+    for dtype, group in groupby(shared.entries, key=lambda one: one.dtype):
+        entries = list(group)
+        part = slice(entries[0].offset, entries[-1].end)
+        if dtype == torch.bool or part.start == part.stop:  # bool tensors cannot be added
+            continue
+        here, own = shared.memory[part].view(dtype), memory[part].view(dtype)
+        changes = tuple(torch.empty_like(own) for _ in range(num_places))
+        updates = tuple(map(device.pinned_like, changes))
+        yield _Run(here, own, torch.empty_like(own), changes, updates)
 
 
 @dataclass(slots=True)
@@ -112,14 +100,6 @@ class _Batch:
     borders: tuple[Borders, Borders] = ([], [])
 
 
-class _Streams(NamedTuple):
-    """Streams for compute, for copies of samples and the model, and for copies of updates."""
-
-    compute: Stream
-    copy_in: Stream
-    copy_out: Stream
-
-
 class GpuReplica:
     """Trains a copy of the shared model on a GPU, and adds updates to the shared model.
 
@@ -128,7 +108,9 @@ class GpuReplica:
     be in pinned memory.
 
     A batch whose loss is not finite changes neither the shared model nor the model of later
-    batches: its update is zero, and its optimizer step uses zero gradients.
+    batches: its update is zero, and its optimizer step uses zero gradients. `optimizers`: a list of
+    the only optimizer. `copy_in`: the stream that copies samples and the model to the GPU.
+    `copy_out`: the stream that copies updates to the host.
     """
 
     def __init__(
@@ -142,18 +124,22 @@ class GpuReplica:
         depth: int = 3,
     ) -> None:
         self._depth, self._device, self._worker = depth, device, worker
-        self.streams = _Streams(device.current_stream(), device.new_stream(), device.new_stream())
-        self.sharing = _Sharing(shared, device, max(1, depth - 1))
-        model = refer(recipe.model().to(device.torch_device), self.sharing.own)
+        self.compute, self.copy_in = device.current_stream(), device.new_stream()
+        self.copy_out = device.new_stream()
+        # The number of batches that are begun and not finished is at most the number of places.
+        self._num_places = max(1, depth - 1)
+        self._places = cycle(range(self._num_places))
+        # An event after which the copies of the shared model may be overwritten.
+        self._taken: Event | None = None
+        memory = shared.memory.to(device.torch_device)
+        self._runs = list(_runs(shared, memory, device, self._num_places))
+        tensors = tensors_in(memory, shared.entries)
+        model = refer(recipe.model().to(device.torch_device), tensors)
         self._learner = Learner(model, make, learning, reader_of(recipe.samples))
+        self.optimizers = [self._learner.optimizer]
         self._marks = LayerMarks(layers_of(model), DeviceClock(device))
         self._begun: deque[_Batch] = deque()
         self.spans: list[Span] = []
-
-    @property
-    def optimizers(self) -> Sequence[Optimizer]:
-        """A list of this replica's only optimizer."""
-        return [self._learner.optimizer]
 
     def take(self, rows: Tensor, rate: float, step: int | None) -> Iterator[BatchResult]:
         """Begin a batch; yield the results of earlier batches that must end first.
@@ -163,18 +149,18 @@ class GpuReplica:
         while len(self._begun) >= self._depth:
             yield self.finish()
         batch = self.load(rows)
-        while len(self._begun) >= self.sharing.num_places:
+        while len(self._begun) >= self._num_places:
             yield self.finish()
         self.begin(batch, rate, step)
 
     def done(self, *, waits: bool = False) -> Iterator[BatchResult]:
-        """Yield the results of batches whose updates are on the host; with `waits`, of all."""
+        """Yield the results of batches whose updates are on the host; `waits`: of all batches."""
         while self._begun and (waits or self._begun[0].marks["update"].event.query()):
             yield self.finish()
 
     def load(self, rows: Tensor) -> _Batch:
         """Gather samples and queue their copies to the GPU, while earlier batches run."""
-        with self._device.use(self.streams.copy_in):
+        with self._device.use(self.copy_in):
             marks, to = {"start": self._marks.clock.mark()}, self._device.torch_device
             leaves, spec = tree_flatten(self._learner.read(rows))
             pinned = [self._device.pinned_like(one).copy_(one) for one in leaves]
@@ -184,21 +170,21 @@ class GpuReplica:
 
     def begin(self, batch: _Batch, rate: float, step: int | None) -> None:
         """Queue a loaded batch's copy of the model, training, and copy of the update."""
-        batch.step, batch.place = step, next(self.sharing.places)
-        if self.sharing.taken is not None:
-            self.streams.copy_in.wait_event(self.sharing.taken)
-        with self._device.use(self.streams.copy_in):
+        batch.step, batch.place = step, next(self._places)
+        if self._taken is not None:
+            self.copy_in.wait_event(self._taken)
+        with self._device.use(self.copy_in):
             batch.marks["copying"] = self._marks.clock.mark()
-            for run in self.sharing.runs:
+            for run in self._runs:
                 run.copied.copy_(run.shared, non_blocking=True)
             batch.marks["model"] = self._marks.clock.mark()
-        self.streams.compute.wait_event(batch.marks["model"].event)
-        with self._device.use(self.streams.compute):
+        self.compute.wait_event(batch.marks["model"].event)
+        with self._device.use(self.compute):
             self._train(batch, rate)
-        self.streams.copy_out.wait_stream(self.streams.compute)
-        with self._device.use(self.streams.copy_out):
+        self.copy_out.wait_stream(self.compute)
+        with self._device.use(self.copy_out):
             batch.marks["copying_out"] = self._marks.clock.mark()
-            for run in self.sharing.runs:
+            for run in self._runs:
                 run.updates[batch.place].copy_(run.changes[batch.place], non_blocking=True)
             loss, here = batch.loss
             here.copy_(loss, non_blocking=True)
@@ -211,9 +197,9 @@ class GpuReplica:
         batch.marks["begun"] = mark()
         # If the previous batch is not finished, the copied model lacks the batch's update.
         missing = self._begun[-1].place if self._begun else None
-        for run in self.sharing.runs:
+        for run in self._runs:
             run.take(batch.place, missing)
-        self.sharing.taken = self._device.record()
+        self._taken = self._device.record()
         self._marks.watch(batch.step is not None)
         loss = self._learner.loss(batch.samples)
         batch.marks["forward"] = mark()
@@ -224,7 +210,7 @@ class GpuReplica:
         clear_gradients(self._learner.parameters, is_lost)
         self._learner.set_rate(rate)
         self._learner.step()
-        for run in self.sharing.runs:
+        for run in self._runs:
             run.keep_change(batch.place, is_lost)
         batch.loss = loss.detach(), self._device.pinned_like(loss.detach())
         batch.marks["step"] = mark()
@@ -239,7 +225,7 @@ class GpuReplica:
         loss = float(batch.loss[1])
         added_ns = time.monotonic_ns()
         if isfinite(loss):
-            for run in self.sharing.runs:
+            for run in self._runs:
                 run.shared.add_(run.updates[batch.place])
         return self._result(batch, loss, added_ns, time.monotonic_ns())
 

@@ -23,8 +23,8 @@ INPUTS, TARGETS, ORDER, COMMITTED = "inputs", "targets", "order", "committed"
 class Training(NamedTuple):
     """Settings and shared memory of all workers of a run.
 
-    `num_classes`: that of the recipe. `parameters`: the model's parameters and buffers. `data`: the
-    other shared tensors, including samples if the recipe has tensor samples.
+    `num_classes`: the recipe's number of classes. `parameters`: the model's parameters and buffers.
+    `data`: the other shared tensors, including samples if the recipe has tensor samples.
     """
 
     settings: TrainSettings
@@ -75,7 +75,7 @@ class SpeedTrial(NamedTuple):
 
     @property
     def samples_per_s(self) -> float:
-        """The speed with the largest batch size of the trial."""
+        """Samples per second with the largest batch size of the trial."""
         size = max(self.seconds)
         return size / self.seconds[size]
 
@@ -83,14 +83,15 @@ class SpeedTrial(NamedTuple):
 class ExecuteWork(NamedTuple):
     """A command to train on `size` samples, from position `first` of the epoch's sample order.
 
-    `batch`: the batch's number in the run. `rate`: multiplies the settings' learning rate.
+    `batch`: the batch's number in the run. `rate`: multiplies the settings' learning rate. `step`:
+    the batch's number in the worker's trace; None if the batch is not traced.
     """
 
     batch: int = 0
     first: int = 0
     size: int = 0
     rate: float = 0.0
-    traced: bool = False
+    step: int | None = None
 
     @property
     def places(self) -> range:
@@ -99,11 +100,12 @@ class ExecuteWork(NamedTuple):
 
 
 class BatchResult(NamedTuple):
-    """The result of a batch, with times in the order of the fields.
+    """The result of a batch.
 
     `updates`: the number of updates of the model. `loss`: the sum of the samples' losses; NaN if
-    unknown. The worker began to read the model at `started_ns` and to compute at `begun_ns`, ended
-    the optimizer step at `stepped_ns`, and the update was in the shared model at `ended_ns`.
+    unknown. `started_ns`: when the worker began to read the model. `begun_ns`: when it began to
+    compute. `stepped_ns`: when the optimizer step ended. `ended_ns`: when the shared model had the
+    update.
     """
 
     updates: int = 0

@@ -41,16 +41,38 @@ _ASKS = -1  # below all task indices: at equal times, requests precede tasks
 _Stage = tuple[Kind, str, tuple[Resource, ...], Cost]
 
 
-@dataclass(frozen=True)
-class BatchCosts:
-    """The costs of a worker's batches of any size, scaled from the workload's batch size.
+def computed(workload: Workload, threads: int, size: int) -> Iterator[tuple[Kind, str, Cost]]:
+    """Yield kind, part and cost of a batch's compute tasks, scaled from the workload's batch size.
 
     Flops and activation traffic scale with the number of samples; the number of calls and the
     parameter traffic do not. Forward reads the parameters. Backward reads them and writes
-    gradients, or only writes gradients in the first layer, because inputs need no gradient. Each
-    thread of a CPU worker has this traffic for its part of the batch, and makes its own update. The
-    rest of a layer's traffic is activation traffic. If a layer reads only some parameters
-    (embeddings) and has less traffic, all the layer's traffic is parameter traffic.
+    gradients, or only writes gradients in the first layer, because inputs need no gradient. Each of
+    the `threads` has this traffic for its part of the batch, and makes its own update. The rest of
+    a layer's traffic is activation traffic. If a layer reads only some parameters (embeddings) and
+    has less traffic than that, all its traffic is parameter traffic.
+    """
+    share, parts = size / workload.batch_size, min(threads, size)
+
+    def scaled(cost: Cost, parameter_traffic: int) -> Cost:
+        fixed = min(cost.nbytes, parameter_traffic)
+        nbytes = fixed * parts + (cost.nbytes - fixed) * share
+        return Cost(cost.flops * share, nbytes, cost.num_calls, cost.num_syncs)
+
+    for layer in workload.layers:
+        yield Kind.FORWARD, layer.name, scaled(layer.forward, layer.gradient_nbytes)
+    last = workload.in_backward_order[-1]
+    for layer in workload.in_backward_order:
+        times = 1 if layer is last else 2
+        yield Kind.BACKWARD, layer.name, scaled(layer.backward, times * layer.gradient_nbytes)
+    # Each thread with a gradient applies the update w - eta g.
+    num_tensors = sum(len(layer.parameters) for layer in workload.layers)
+    traffic = _UPDATE_TRAFFIC * workload.gradient_nbytes
+    yield Kind.STEP, "", Cost(2 * workload.num_parameters * parts, traffic * parts, num_tensors)
+
+
+@dataclass(frozen=True)
+class BatchCosts:
+    """The costs of a worker's batches of any size.
 
     `shared`: whether the model is shared with other workers, so that a GPU copies model and update.
     """
@@ -63,10 +85,7 @@ class BatchCosts:
     shared: bool
 
     def tasks(self, size: int) -> tuple[Task, ...]:
-        """Return the tasks of the worker's first batch in order, without dependencies.
-
-        Raises InvalidInput if a GPU has no link to the host.
-        """
+        """Return the tasks of the worker's first batch in order, without dependencies."""
         return tuple(
             Task(TaskId(0, kind, part, self.worker), on, cost, (), size)
             for kind, part, on, cost in self._stages(size)
@@ -74,44 +93,26 @@ class BatchCosts:
 
     def _stages(self, size: int) -> Iterator[_Stage]:
         device, host = self.device, self.machine.host_of(self.device)
+        on = (compute_lane(device.name),)
+        training = [
+            (kind, part, on, cost)
+            for kind, part, cost in computed(self.workload, self.threads, size)
+        ]
         if device.kind == DeviceKind.CPU:
-            yield from self._computed(size)
+            yield from training
             return
         to_gpu = (Resource(device.name, Lane.H2D), *lanes_of(self.machine.route(host, device)))
         nbytes = self.workload.input_nbytes * size / self.workload.batch_size
         yield Kind.H2D, "batch", to_gpu, Cost(nbytes=nbytes, num_calls=1)
         nbytes, exchange = self.workload.gradient_nbytes, exchange_lane(device.name)
-        if self.shared:  # the exchange lane keeps this GPU's updates from being added meanwhile
+        if self.shared:  # on the exchange lane, so that no update is added during the copy
             yield Kind.H2D, MODEL, (*to_gpu, exchange), Cost(nbytes=nbytes, num_calls=1)
-        yield from self._computed(size)
+        yield from training
         if self.shared:
             to_host = (Resource(device.name, Lane.D2H), *lanes_of(self.machine.route(device, host)))
             yield Kind.D2H, "update", to_host, Cost(nbytes=nbytes, num_calls=1)
             on_host = (exchange, Resource(host.name, Lane.REDUCE))
             yield Kind.REDUCE, "update", on_host, Cost(nbytes=_UPDATE_TRAFFIC * nbytes, num_calls=1)
-
-    def _computed(self, size: int) -> Iterator[_Stage]:
-        on, workload = (compute_lane(self.device.name),), self.workload
-        for layer in workload.layers:
-            cost = self._scaled(layer.forward, layer.gradient_nbytes, size)
-            yield Kind.FORWARD, layer.name, on, cost
-        last = workload.in_backward_order[-1]
-        for layer in workload.in_backward_order:
-            times = 1 if layer is last else 2
-            cost = self._scaled(layer.backward, times * layer.gradient_nbytes, size)
-            yield Kind.BACKWARD, layer.name, on, cost
-        # Each thread with a gradient applies the update w - eta g.
-        parts = min(self.threads, size)
-        num_tensors = sum(len(layer.parameters) for layer in workload.layers)
-        traffic = _UPDATE_TRAFFIC * workload.gradient_nbytes
-        cost = Cost(2 * workload.num_parameters * parts, traffic * parts, num_tensors)
-        yield Kind.STEP, "", on, cost
-
-    def _scaled(self, cost: Cost, parameter_traffic: int, size: int) -> Cost:
-        share = size / self.workload.batch_size
-        fixed = min(cost.nbytes, parameter_traffic)
-        nbytes = fixed * min(self.threads, size) + (cost.nbytes - fixed) * share
-        return Cost(cost.flops * share, nbytes, cost.num_calls, cost.num_syncs)
 
 
 class BatchTasks:
@@ -193,7 +194,7 @@ def memory(workload: Workload, machine: Machine, config: Hogbatch) -> dict[str, 
 
 
 def _spec(machine: Machine, device: Device, config: Hogbatch) -> WorkerSpec:
-    """Return a device's worker; by default a host's CPU devices divide its cores evenly."""
+    """Return the worker on a device; without `threads`, CPU devices divide the cores evenly."""
     if device.kind == DeviceKind.GPU:
         return WorkerSpec(DeviceKind.GPU)
     place = (device.host, DeviceKind.CPU)
@@ -214,25 +215,9 @@ class PricedBatch(NamedTuple):
     period_s: float
     computing_s: float
 
-    @classmethod
-    def of(cls, costs: BatchCosts, depth: int, prices: Roofline, size: int) -> "PricedBatch":
-        """Price a batch of a worker that overlaps `depth` batches."""
-        tasks = costs.tasks(size)
-        seconds = tuple(map(prices.seconds, tasks))
-        busy: dict[Resource, float] = defaultdict(float)
-        for task, task_s in zip(tasks, seconds, strict=True):
-            for resource in task.on:
-                busy[resource] += task_s
-        period_s = whole_s = fsum(seconds)
-        if depth > 1:
-            # The copy of the model for batch n + depth - 1 waits for the end of batch n.
-            most_s = (whole_s - seconds[0]) / (depth - 1)
-            period_s = max(*busy.values(), most_s, whole_s / depth)
-        return cls(size, tasks, seconds, period_s, busy[compute_lane(costs.device.name)])
-
 
 class PricedWorkers:
-    """The workers on a machine's first devices, which get batches as from a run's coordinator.
+    """Simulates how the coordinator assigns batches to workers on a machine's first devices.
 
     `specs`: the workers of a run, whose GPUs always copy the shared model. By default there are
     `config.workers` workers. `batch(worker, size)` returns a worker's `PricedBatch`.
@@ -258,18 +243,31 @@ class PricedWorkers:
         self.specs = specs or [_spec(machine, device, config) for device in devices]
         self.depths = [config.depth_of(device.kind) for device in devices]
         shared = specs is not None or len(devices) > 1
-        costs = [
+        self._costs = [
             BatchCosts(worker, workload, machine, device, spec.threads, shared)
             for worker, (device, spec) in enumerate(zip(devices, self.specs, strict=True))
         ]
-        prices, size = Roofline.of(machine), workload.batch_size
-        self.batch = cache(
-            lambda worker, size: PricedBatch.of(costs[worker], self.depths[worker], prices, size)
-        )
+        self._prices, size = Roofline.of(machine), workload.batch_size
+        self.batch = cache(self._priced)
         speeds = [size / self.batch(worker, size).period_s for worker in range(len(devices))]
         self.policy = policy_of(config, self.specs, speeds, size)
         self._updates, self._latest = [0.0] * len(devices), [0] * len(devices)
         self._assigned = [deque[int]() for _ in devices]
+
+    def _priced(self, worker: int, size: int) -> PricedBatch:
+        tasks, depth = self._costs[worker].tasks(size), self.depths[worker]
+        seconds = tuple(map(self._prices.seconds, tasks))
+        busy: dict[Resource, float] = defaultdict(float)
+        for task, task_s in zip(tasks, seconds, strict=True):
+            for resource in task.on:
+                busy[resource] += task_s
+        period_s = whole_s = fsum(seconds)
+        if depth > 1:
+            # The copy of the model for batch n + depth - 1 waits for the end of batch n.
+            most_s = (whole_s - seconds[0]) / (depth - 1)
+            period_s = max(*busy.values(), most_s, whole_s / depth)
+        computing_s = busy[compute_lane(self.devices[worker].name)]
+        return PricedBatch(size, tasks, seconds, period_s, computing_s)
 
     def next_batch(self, worker: int, left: float = inf) -> PricedBatch:
         """Assign and return a worker's next batch of at most `left` samples."""
@@ -288,7 +286,8 @@ class PricedWorkers:
     def _expected(self, worker: int) -> list[float]:
         """Return the updates that each worker will have made when `worker` begins its next batch.
 
-        By then `worker` completes all its assigned batches, and others all but the newest one.
+        By then `worker` has completed its assigned batches; every other worker has completed all
+        but its newest batch.
         """
         found = []
         for other, assigned in enumerate(self._assigned):
@@ -312,7 +311,7 @@ class EventLoop:
         self._events: list[tuple[float, int, int]] = []
         self._free_s: dict[Resource, float] = defaultdict(float)
         self._tasks: list[Task] = []
-        self._seconds: list[float] = []
+        self._seconds: list[float] = []  # of each task
         self._ends_s: dict[TaskId, float] = {}  # end times of started tasks
         self._children: dict[TaskId, list[int]] = defaultdict(list)
         self._last: set[int] = set()  # index of each batch's last task

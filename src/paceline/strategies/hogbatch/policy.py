@@ -4,7 +4,7 @@ The coordinator and the plan ask the same policy for the size of each batch. The
 worker's number of updates (u in algorithm 2) and the size of each worker's latest batch (b).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil, floor
@@ -18,7 +18,7 @@ from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
 
 
 class Policy(Protocol):
-    """Decides the size of each worker's next batch; made anew whenever a worker is lost."""
+    """Decides the size of each worker's next batch; recreated whenever a worker is lost."""
 
     @property
     def most(self) -> Sequence[int]:
@@ -47,23 +47,12 @@ class Workers:
 
 
 @dataclass(frozen=True, slots=True)
-class FixedPolicy:
-    """Batches of constant size."""
-
-    most: tuple[int, ...]
-
-    def next_batch(self, worker: int, updates: Sequence[float], sizes: Sequence[int]) -> int:
-        """Return the worker's constant batch size."""
-        return self.most[worker]
-
-
-@dataclass(frozen=True, slots=True)
 class AdaptivePolicy:
     """Algorithm 2, which changes batch sizes so that all workers make equally many updates.
 
-    The size of a worker with fewer updates than all others is divided by `alpha` and rounded down;
-    with more updates, it is multiplied and rounded up. A size stays between the worker's `least`
-    and `most`. `first`: the sizes of the first batches.
+    If a worker has fewer updates than all others, its size is divided by `alpha` and rounded down.
+    If it has more updates than all others, its size is multiplied by `alpha` and rounded up. A size
+    stays between the worker's `least` and `most`. `first`: the sizes of the first batches.
     """
 
     first: tuple[int, ...]
@@ -111,7 +100,7 @@ class CheckedPolicy:
 
     def next_batch(self, worker: int, updates: Sequence[float], sizes: Sequence[int]) -> int:
         """Return the next size; raise InvalidInput if the call fails or the size is invalid."""
-        with _blaming(f"does not return a size for worker {worker}", self.name):
+        with _blaming(f"fails in next_batch for worker {worker}", self.name):
             size = self.policy.next_batch(worker, tuple(updates), tuple(sizes))
         if not _is_size(size) or size > self.most[worker]:
             raise InvalidInput(
@@ -135,25 +124,31 @@ def _is_size(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
-def hogwild(workers: Workers) -> FixedPolicy:
+def constant(sizes: Iterable[int]) -> AdaptivePolicy:
+    """Return a policy that never changes these batch sizes."""
+    fixed = tuple(sizes)
+    return AdaptivePolicy(fixed, fixed, fixed)
+
+
+def hogwild(workers: Workers) -> AdaptivePolicy:
     """Assign one sample to each thread of a worker."""
-    return FixedPolicy(tuple(spec.threads for spec in workers.specs))
+    return constant(spec.threads for spec in workers.specs)
 
 
-def hogbatch(workers: Workers) -> FixedPolicy:
+def hogbatch(workers: Workers) -> AdaptivePolicy:
     """Assign batches of the workload's batch size to every worker (algorithm 1)."""
-    return FixedPolicy((workers.batch_size,) * len(workers.specs))
+    return constant(workers.batch_size for _ in workers.specs)
 
 
-def proportional(workers: Workers) -> FixedPolicy:
+def proportional(workers: Workers) -> AdaptivePolicy:
     """Assign batch sizes in proportion to the workers' speeds (Hadjis et al. 2016)."""
     total = workers.batch_size * len(workers.specs)
-    return FixedPolicy(tuple(max(1, size) for size in apportion(total, workers.speeds)))
+    return constant(max(1, size) for size in apportion(total, workers.speeds))
 
 
-def cpu_gpu(workers: Workers) -> FixedPolicy:
+def cpu_gpu(workers: Workers) -> AdaptivePolicy:
     """Assign small batches to CPUs and large batches to GPUs (section VI-B)."""
-    return FixedPolicy(adaptive(workers).first)
+    return constant(adaptive(workers).first)
 
 
 def adaptive(workers: Workers) -> AdaptivePolicy:
@@ -178,10 +173,7 @@ POLICIES: dict[str, Callable[[Workers], Policy]] = {
 def policy_of(
     config: Hogbatch, specs: Sequence[WorkerSpec], speeds: Sequence[float], batch_size: int
 ) -> Policy:
-    """Create the configured policy for these workers; for the arguments see `Workers`.
-
-    Raises InvalidInput if a user-defined policy cannot be created or lacks an attribute.
-    """
+    """Create the configured policy for these workers; for the arguments see `Workers`."""
     workers = Workers(tuple(specs), tuple(speeds), batch_size, config)
     if config.policy in POLICIES:
         return POLICIES[config.policy](workers)

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
-from torch.optim import Optimizer
 
 from paceline.core.cost import compute_lane
 from paceline.core.error_lines import blamed
@@ -95,10 +94,11 @@ class Learner:
 
 
 class _ThreadResult(NamedTuple):
-    """The loss sum and the times of one thread.
+    """The loss sum of one thread, and times in order.
 
-    `computed_ns`, `passed_ns`: the time after forward and after backward. `forward_ns`,
-    `backward_ns`, `ended_ns`: the time after each phase and its simulated slowdown.
+    `computed_ns`: the end of forward. `forward_ns`: the end of its simulated slowdown.
+    `passed_ns`: the end of backward. `backward_ns`: the end of its simulated slowdown. `ended_ns`:
+    the end of the optimizer step and its simulated slowdown.
     """
 
     loss: float
@@ -116,14 +116,14 @@ class _Thread:
     """
 
     def __init__(self, learner: Learner, samples: IndexedSamples, slow: float) -> None:
-        self.learner, self._slow = learner, slow
+        self._learner, self._slow = learner, slow
         self._owed_ns = 0.0  # time still to wait; negative after a wait that was too long
         own = learner.model, samples, learner.optimizer, learner.learning
         self._dense = DenseThread.of(*own)
 
     def train(self, rows: Tensor, rate: float, started_ns: int, traced: bool) -> _ThreadResult:
-        """Train on a part of a batch; if `traced`, in PyTorch, whose hooks record the layers."""
-        self.learner.set_rate(rate)
+        """Train on a part of a batch; if `traced`, without C++, so that hooks record the layers."""
+        self._learner.set_rate(rate)
         value, backward, step = self._forward(rows, traced)
         computed_ns = time.monotonic_ns()
         forward_ns = backward_ns = ended_ns = passed_ns = self._wait(started_ns)
@@ -145,8 +145,8 @@ class _Thread:
             value = self._dense.forward(rows)
             if isfinite(value):
                 return value, self._dense.backward, self._dense.step
-        loss = self.learner.loss(Batch.of(self.learner.read(rows)))
-        return float(loss.detach()), loss.backward, self.learner.step
+        loss = self._learner.loss(Batch.of(self._learner.read(rows)))
+        return float(loss.detach()), loss.backward, self._learner.step
 
     def _wait(self, since_ns: int) -> int:
         """Wait for `slow` - 1 times the time since `since_ns`; return the time after the wait."""
@@ -167,7 +167,8 @@ class CpuReplica:
     Each thread computes the gradient of its part of a batch, and updates the model in place,
     without locks: Hogwild inside the batch (section V). Each thread has a model with the tensors of
     `shared`, its own optimizer state and gradients, and clips its gradients separately. A batch's
-    trace shows the layers of the first thread, and ends when the last thread ends.
+    trace shows the layers of the first thread, and ends when the last thread ends. `optimizers`:
+    the optimizers of all threads.
     """
 
     def __init__(
@@ -181,23 +182,15 @@ class CpuReplica:
     ) -> None:
         own = make, learning, reader_of(recipe.samples)
         learners = [Learner(refer(recipe.model(), shared), *own) for _ in range(spec.threads)]
+        self.optimizers = [one.optimizer for one in learners]
         self._threads = [_Thread(one, recipe.samples, spec.slow) for one in learners]
         self._others = ThreadPoolExecutor(max(1, spec.threads - 1))  # starts threads when needed
-        self._marks = LayerMarks(layers_of(self._threads[0].learner.model), Clock())
+        self._marks = LayerMarks(layers_of(learners[0].model), Clock())
         self._worker = worker
         self.spans: list[Span] = []
 
-    @property
-    def optimizers(self) -> Sequence[Optimizer]:
-        """The optimizers of all threads."""
-        return [thread.learner.optimizer for thread in self._threads]
-
     def take(self, rows: Tensor, rate: float, step: int | None) -> Iterable[BatchResult]:
-        """Train on a batch; return a tuple with one result.
-
-        `rate`: the factor of the learning rate. `step`: the batch's number in the trace; None if
-        the batch is not traced.
-        """
+        """Train on a batch, and return a tuple of its result."""
         return (self.train(rows, rate, step),)
 
     def done(self, *, waits: bool = False) -> Iterable[BatchResult]:
@@ -205,7 +198,10 @@ class CpuReplica:
         return ()
 
     def train(self, rows: Tensor, rate: float, step: int | None) -> BatchResult:
-        """Train on a batch as `take`; a thread whose loss is not finite makes no update."""
+        """Train on a batch; a thread whose loss is not finite makes no update.
+
+        `rate`, `step`: see `ExecuteWork`.
+        """
         started_ns = time.monotonic_ns()
         self._marks.watch(step is not None)
         parts = self._in_parts(rows, rate, started_ns, step is not None)
@@ -229,7 +225,7 @@ class CpuReplica:
         return [train(self._threads[0], cut[0]), *beside]
 
     def _trace(self, step: int, size: int, times_ns: Sequence[int]) -> None:
-        """Record a batch's spans; `times_ns`: its start, and times as in `_ThreadResult`."""
+        """Record a batch's spans; `times_ns`: its start, then the times of `_ThreadResult`."""
         worker, lane = self._worker, compute_lane(f"cpu{self._worker}")
         forward, backward = self._marks.seconds()
         start_s, computed_s, forward_s, passed_s, backward_s, end_s = (ns * _NS for ns in times_ns)

@@ -1,7 +1,7 @@
 """The runner of strategy hogbatch: shared memory, workers, epochs, checkpoints and the outcome.
 
-A training step is `batch_size` samples. The workers pause between batches while the run writes a
-checkpoint. The files of a checkpoint:
+A step counts as `batch_size` samples, whatever sizes batches have. The workers pause between
+batches while the run writes a checkpoint. The files of a checkpoint:
 
     model.safetensors      the shared model
     workers.safetensors    each worker's optimizer and random number generators
@@ -37,21 +37,12 @@ from paceline.exchange.session import TrainingSession
 from paceline.exchange.setup import learning_by, learning_of, optimizer_by
 from paceline.links.interruption import interruptible
 from paceline.links.shared_memory import SharedTensors
-from paceline.strategies.hogbatch import messages, statistics
+from paceline.strategies.hogbatch import messages, speed_trial, statistics
 from paceline.strategies.hogbatch.config import MOST_WORKERS, Hogbatch, parse_workers
 from paceline.strategies.hogbatch.coordinator import Coordinator, KnownWorker, WorkerProcesses
 from paceline.strategies.hogbatch.policy import policy_of
 from paceline.strategies.hogbatch.replica import device_for, refer, tensors_of
-from paceline.strategies.hogbatch.scheduled_rate import ScheduledRate
-from paceline.strategies.hogbatch.speed_trial import (
-    Epochs,
-    Prediction,
-    admit,
-    machine_of,
-    plan_of_batches,
-    predict,
-    traced_sizes,
-)
+from paceline.strategies.hogbatch.scheduler import ScheduledRate
 from paceline.training.data.dataset import TensorSamples
 from paceline.training.data.sampler import shuffled
 from paceline.training.models import describe
@@ -108,57 +99,48 @@ class HogbatchRunner:
         self._settings = settings = processes.training.settings
         self._session, self._recipe, self._model = session, recipe, model
         self._specs = parse_workers(settings.workers)
-        self._sizes = epoch_sizes(settings, len(recipe.samples))
+        self._sizes = sizes = epoch_sizes(settings, len(recipe.samples))
         self._epochs: list[Epoch] = []
         self._decisions: list[str] = []
-        self.coordinator = Coordinator(session, processes, self._sizes, recipe.tokens_per_sample)
+        self.coordinator = Coordinator(session, processes, sizes, recipe.tokens_per_sample)
         self.workload = describe(model, recipe.example(settings.batch_size), settings.model)
-
-    @property
-    def samples_per_step(self) -> float:
-        """The number of samples in a step of a plan: `batch_size` per worker."""
-        return float(self._settings.batch_size * len(self._specs))
-
-    @property
-    def about(self) -> str:
-        """A summary of the model and the workers in one line."""
-        return (
-            f"{self._settings.model}: {self.workload.num_parameters:,} parameters in "
+        self.samples_per_step = float(settings.batch_size * len(self._specs))
+        self.about = (
+            f"{settings.model}: {self.workload.num_parameters:,} parameters in "
             f"{len(self.workload.layers)} layers; workers {', '.join(map(str, self._specs))}"
         )
-
-    @property
-    def _asked(self) -> Epochs:
-        num_cores, sizes = len(os.sched_getaffinity(0)), self._sizes
-        return Epochs(self.workload, self._session.config, sizes[0], len(sizes), num_cores)
+        num_cores = len(os.sched_getaffinity(0))
+        self._all_epochs = speed_trial.Epochs(
+            self.workload, session.config, sizes[0], len(sizes), num_cores
+        )
 
     def measure(self) -> PricedMachine:
         """Start the workers and end those that do not help; return a machine with their speeds."""
         if self._session.resumed is not None:
             self.restore(self._session.resumed)
         coordinator, settings = self.coordinator, self._settings
-        coordinator.start_workers(self._specs)
+        # A resumed run does not reuse the numbers of earlier workers.
+        for number, spec in enumerate(self._specs, len(coordinator.past)):
+            coordinator.processes.start(number, spec)
         # Computed while the workers start.
         num_steps = -(-sum(self._sizes) // settings.batch_size)
         rates = ScheduledRate(*learning_by(self._recipe, settings, num_steps), settings.batch_size)
         coordinator.scheduler.rate_at = rates.factor
         trials = coordinator.try_speeds()
-        useless = {} if settings.keep_all else admit(self._asked, trials)
+        useless = {} if settings.keep_all else speed_trial.admit(self._all_epochs, trials)
         for reason in useless.values():
             self._decisions.append(reason)
             logger.warning("%s; continuing without it (--keep-all keeps it)", reason)
         if useless:
             coordinator.end_workers(useless)
-            trials = coordinator.try_speeds()  # again: the ended workers no longer use cores
+            # Repeat the trials, because the ended workers no longer use cores.
+            trials = coordinator.try_speeds()
         coordinator.begin()
-        machine = machine_of(self.workload, trials)
+        machine = speed_trial.machine_of(self.workload, trials)
         return PricedMachine(machine, ProfiledCost({}, Roofline.of(machine)))
 
     def train(self, config: Hogbatch) -> Outcome:
-        """Train all epochs and return the outcome; `config` must be the session's.
-
-        Raises InvalidInput if a loss is not finite, and WorkerLost if no worker is left.
-        """
+        """Train all epochs and return the outcome; `config` must be the session's."""
         session, coordinator = self._session, self.coordinator
         with interruptible(raises_again=True) as interruption:
             own = session.group, session.folder, self._settings, interruption, self._num_steps
@@ -214,7 +196,7 @@ class HogbatchRunner:
         if len(values["epochs"]) >= len(self._sizes):
             raise InvalidInput(
                 "resume",
-                f"the checkpoint has already trained all {len(self._sizes)} epochs",
+                f"the checkpoint was saved after all {len(self._sizes)} epochs",
                 hint="increase --epochs",
             )
         self.coordinator.restore(self._specs, state.tensors, values)
@@ -240,22 +222,23 @@ class HogbatchRunner:
         prediction = None
         # Predictions assume that all workers train from the first epoch to the last.
         if not coordinator.lost and not coordinator.past and len(trials) == len(workers):
-            prediction = predict(self._asked, trials)
-        planned, faults = _replayed(traced, self._asked, trials)
+            prediction = speed_trial.predict(self._all_epochs, trials)
+        sizes, config = statistics.traced_sizes(traced.spans), self._session.config
+        plan, machine = speed_trial.plan_of_batches(self.workload, config, trials, sizes)
         made = coordinator.log.made([one.name for one in coordinator.known])
         updates = statistics.count_updates(coordinator.log, made)
         samples_per_s = coordinator.scheduler.num_samples / coordinator.trained_s
         return Outcome(
             timeline=traced,
-            predicted=planned,
-            config=self._session.config,
+            predicted=simulate(plan, Roofline.of(machine)),
+            config=config,
             samples_per_s=samples_per_s,
             tokens_per_s=recipe.tokens_per_sample and recipe.tokens_per_sample * samples_per_s,
             trained_s=coordinator.trained_s,
             epochs=tuple(self._epochs),
             score=recipe.score_name,
             predicted_samples_per_s=prediction.samples_per_s if prediction else None,
-            faults=faults,
+            faults=tuple(conform(plan, traced, _SLACK_S)),
             lost=tuple(coordinator.lost),
             peak_memory_bytes=tuple(peak for _, peak in left),
             updates=updates,
@@ -303,24 +286,11 @@ def _tensors_of(recipe: Recipe) -> Tensors:
     return shared
 
 
-def _replayed(
-    traced: Timeline, asked: Epochs, trials: Sequence[messages.SpeedTrial]
-) -> tuple[Timeline, tuple[str, ...]]:
-    """Simulate a plan of batches with the traced sizes.
-
-    Returns the simulated timeline, and a text for each difference between plan and trace.
-    """
-    machine = machine_of(asked.workload, trials)
-    sizes = traced_sizes(traced.spans)
-    plan = plan_of_batches(asked.workload, machine, asked.config, trials, sizes)
-    return simulate(plan, Roofline.of(machine)), tuple(conform(plan, traced, _SLACK_S))
-
-
 def _workers(
     known: Sequence[KnownWorker],
     made: statistics.Made,
     updates: Updates,
-    prediction: Prediction | None,
+    prediction: speed_trial.Prediction | None,
 ) -> tuple[UnevenWorker, ...]:
     sizes = {name: [(one.ended_s, one.size) for one in own] for name, own in made.items()}
     return tuple(

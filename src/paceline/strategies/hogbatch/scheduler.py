@@ -5,6 +5,7 @@ complete(worker, result)  count the worker's oldest batch as done
 drop(worker)              remove a lost worker; its unfinished samples are free again
 """
 
+import warnings
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -12,9 +13,13 @@ from dataclasses import asdict, dataclass, field
 from math import inf, isfinite, isinf, nan
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.core.errors import InvalidInput
+from paceline.exchange.step import Optimize
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
 from paceline.strategies.hogbatch.messages import BatchResult, ExecuteWork, SpeedTrial
 from paceline.strategies.hogbatch.policy import Policy, policy_of, updates_of
@@ -25,7 +30,61 @@ _PREFETCHED_S = 0.05  # seconds of work sent in advance, because a request takes
 # Prefetched work is at most 1/10 of the epoch's remaining time. So at the end of an epoch no worker
 # waits long for batches that another worker has prefetched.
 _LEFT_OVER_PREFETCHED = 10
+_OWN_FIELDS = ("params", "lr", "initial_lr")  # fields that a schedule may change
 _NS = 1e-9
+
+
+class ScheduledRate:
+    """Computes the factor by which a schedule changes the learning rate.
+
+    The schedule makes one step per `batch_size` samples, even if workers use other batch sizes. The
+    schedule controls an optimizer with one dummy parameter; all workers and parameter groups use
+    the resulting factor. Raises InvalidInput if the schedule changes other fields than the learning
+    rate, such as the momentum.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimize,
+        schedule: Callable[[Optimizer], LRScheduler | None],
+        batch_size: int,
+    ) -> None:
+        model = nn.ParameterList([torch.zeros(2, 2)])  # some optimizers accept only matrices
+        made = optimizer(model)
+        self._group = next(one for one in made.param_groups if one["params"])
+        self._rate, self._batch_size, self._step = float(self._group["lr"]), batch_size, 0
+        self._others = {key: one for key, one in self._group.items() if key not in _OWN_FIELDS}
+        self._schedule = schedule(made)
+        if self._schedule is None:
+            return
+        if not self._rate:
+            raise InvalidInput("schedule", "requires a learning rate above 0")
+        model[0].grad = torch.zeros_like(model[0])
+        made.step()  # else the schedule would warn that it steps before the optimizer
+        self._check()
+
+    def factor(self, num_samples: int) -> float:
+        """Return the factor after a number of completed samples.
+
+        The number may decrease when samples of a lost worker are assigned again; then the factor
+        stays the same.
+        """
+        if self._schedule is None:
+            return 1.0
+        while self._step < num_samples // self._batch_size:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch's warning about step(epoch)
+                self._schedule.step()
+            self._step += 1
+            self._check()
+        return float(self._group["lr"]) / self._rate
+
+    def _check(self) -> None:
+        changed = [key for key, before in self._others.items() if self._group[key] != before]
+        if changed:
+            kind = type(self._schedule).__name__
+            problem = f"must change only the learning rate, but {kind} changes {', '.join(changed)}"
+            raise InvalidInput("schedule", problem, hint="for example, set cycle_momentum=False")
 
 
 class SampleQueue:
@@ -133,7 +192,8 @@ class WorkerProgress:
 class Counts:
     """Counts of a run so far.
 
-    `num_reported`, `loss_sum`: the current epoch's samples with a known loss, and their losses.
+    `num_reported`: the number of samples in the current epoch with a known loss. `loss_sum`: the
+    sum of these losses.
     """
 
     epoch: int = 0
@@ -211,8 +271,9 @@ class BatchScheduler:
         rate = len(taken) / self._batch_size / (1 + decay * own.staleness)
         rate *= self.rate_at(self._first_sample + taken.start)
         traced = counts.epoch == self._traced_epoch and worker.num_traced < _MOST_TRACED
+        step = worker.num_traced if traced else None
         worker.num_traced += traced
-        work = ExecuteWork(counts.num_batches, taken.start, len(taken), rate, traced)
+        work = ExecuteWork(counts.num_batches, taken.start, len(taken), rate, step)
         counts.num_batches += 1
         worker.assign(work, counts.num_updates - own.num_updates)
         return work
@@ -228,14 +289,15 @@ class BatchScheduler:
             # At the end of an epoch, assign no batch for which other workers would wait.
             busy_s = sum(assigned_s) - assigned_s[0] / 2  # the first batch is half done on average
             return isinf(assigned_s[0]) or busy_s <= left_s
-        # With decay, a batch can be assigned only when the previous batch's staleness is known.
-        # Otherwise assign short batches in advance: waking a waiting worker takes as long.
+        # With decay of the learning rate, a batch can be assigned only when the previous batch's
+        # staleness is known. Without decay, assign short batches in advance, because waking a
+        # waiting worker takes as long as a short batch.
         most_s = 0.0 if self._config.staleness_decay else _PREFETCHED_S
         most_s = min(most_s, left_s / _LEFT_OVER_PREFETCHED)
         return len(assigned_s) < MOST_REPORTED and sum(assigned_s) < most_s
 
     def expected_updates(self, worker: WorkerProgress) -> list[float]:
-        """Return each active worker's expected updates when `worker` begins its next batch.
+        """Return each active worker's expected number of updates when `worker` begins a new batch.
 
         That is when all batches assigned to `worker` are done. A batch is done, but unreported, if
         its number is at most the worker's value in `committed`.

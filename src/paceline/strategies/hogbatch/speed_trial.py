@@ -17,14 +17,13 @@ from typing import NamedTuple
 
 from paceline.core.link_fit import LinearTime, linked
 from paceline.core.losses import Losses
-from paceline.core.machine import Device, DeviceKind, Machine
-from paceline.core.plan import Kind, Lane, Plan, Task
-from paceline.core.timeline import Span
+from paceline.core.machine import DeviceKind, Machine
+from paceline.core.plan import Plan, Task
 from paceline.core.workload import Workload
-from paceline.measure.this_machine import UNLIMITED_BYTES_PER_S, host_here, memory_bytes
+from paceline.measure.this_machine import UNLIMITED_BYTES_PER_S, Speed, device_here, host_here
 from paceline.strategies.hogbatch.config import Hogbatch
 from paceline.strategies.hogbatch.messages import SpeedTrial
-from paceline.strategies.hogbatch.plan import HOST, BatchCosts, BatchTasks, PricedWorkers
+from paceline.strategies.hogbatch.plan import HOST, BatchCosts, BatchTasks, PricedWorkers, computed
 
 _SOURCE = "measured by the workers' trials before this run"
 _FREE = LinearTime(0.0, 1 / UNLIMITED_BYTES_PER_S)  # zero, because trials include the copies
@@ -38,37 +37,24 @@ def machine_of(workload: Workload, trials: Sequence[SpeedTrial]) -> Machine:
     """Return a machine on which planned batches take as long as in the trials."""
     # Only the workers' cores, because a plan without `threads` divides all cores of the host.
     cores = sum(one.spec.threads for one in trials if one.spec.kind == DeviceKind.CPU) or 1
-    devices = [
-        Device(
-            name=trial.name,
-            host=HOST,
-            kind=trial.spec.kind,
-            flops_per_s=1.0,  # replaced by the fitted rate below
-            memory_bytes=memory_bytes(),
-            memory_bandwidth_bytes_per_s=UNLIMITED_BYTES_PER_S,
-            source=_SOURCE,
-        )
-        for trial in trials
-    ]
-    host = host_here(HOST, _SOURCE, cores=cores)
+    host, devices = host_here(HOST, _SOURCE, cores=cores), []
+    for one in trials:
+        flops_per_s, latency_s = _rate(workload, one)
+        speed = Speed(flops_per_s, UNLIMITED_BYTES_PER_S)
+        own = one.name, HOST, one.spec.kind, speed, _SOURCE
+        devices.append(device_here(*own, call_latency_s=latency_s))
     machine = Machine(
         name="this-machine", hosts=(host,), devices=tuple(devices), losses=Losses.none(_SOURCE)
     )
     gpus = [device for device in devices if device.kind == DeviceKind.GPU]
-    machine = linked(machine, [(host, gpu) for gpu in gpus], _FREE)
-    for number, (trial, device) in enumerate(zip(trials, devices, strict=True)):
-        costs = BatchCosts(trial.number, workload, machine, device, trial.spec.threads, shared=True)
-        flops_per_s, latency_s = _rate(costs, trial.seconds)
-        rates = {"flops_per_s": flops_per_s, "call_latency_s": latency_s}
-        devices[number] = device.model_copy(update=rates)
-    return machine.model_copy(update={"devices": tuple(devices)})
+    return linked(machine, [(host, gpu) for gpu in gpus], _FREE)
 
 
-def _rate(costs: BatchCosts, measured: Mapping[int, float]) -> tuple[float, float]:
-    """Fit and return flops/s and seconds per call; `measured`: seconds by batch size."""
+def _rate(workload: Workload, trial: SpeedTrial) -> tuple[float, float]:
+    """Fit flops/s and seconds per call to a trial."""
     points = []
-    for size, batch_s in measured.items():
-        own = [task.cost for task in costs.tasks(size) if task.on[0].lane is Lane.COMPUTE]
+    for size, batch_s in trial.seconds.items():
+        own = [cost for _, _, cost in computed(workload, trial.spec.threads, size)]
         points.append((sum(one.flops for one in own), batch_s))
     num_calls = sum(one.num_calls for one in own)  # equal for all sizes
     (flops, seconds), (most_flops, most_s) = points[0], points[-1]
@@ -82,31 +68,21 @@ def _rate(costs: BatchCosts, measured: Mapping[int, float]) -> tuple[float, floa
 
 def plan_of_batches(
     workload: Workload,
-    machine: Machine,
     config: Hogbatch,
     trials: Sequence[SpeedTrial],
     sizes: Mapping[int, Sequence[int]],
-) -> Plan:
-    """Return the plan in which each worker gets batches of the given sizes, in order.
+) -> tuple[Plan, Machine]:
+    """Return the plan in which each worker gets batches of the given sizes, and its machine.
 
-    `machine`: the machine of `trials`. `sizes`: the sizes by worker number.
+    `sizes`: the sizes of each worker's batches in order, by worker number.
     """
-    tasks: list[Task] = []
+    machine, tasks = machine_of(workload, trials), list[Task]()
     for (number, spec, _), device in zip(trials, machine.devices, strict=True):
         costs = BatchCosts(number, workload, machine, device, spec.threads, shared=True)
         batches = BatchTasks(config.depth_of(spec.kind))
         for size in sizes.get(number, ()):
             tasks += batches.next(costs.tasks(size))
-    return Plan(tasks)
-
-
-def traced_sizes(spans: Sequence[Span]) -> dict[int, list[int]]:
-    """Return each worker's traced batch sizes, in order of time, from the STEP spans."""
-    found: dict[int, list[int]] = {}
-    for span in sorted(spans, key=lambda span: span.start_s):
-        if span.kind is Kind.STEP and span.worker is not None:
-            found.setdefault(span.worker, []).append(span.num_samples)
-    return found
+    return Plan(tasks), machine
 
 
 @dataclass(frozen=True)
@@ -129,7 +105,7 @@ class Prediction(NamedTuple):
 
 
 def admit(epochs: Epochs, trials: Sequence[SpeedTrial]) -> dict[int, str]:
-    """Return the numbers of workers that do not help, slowest first, and the reasons.
+    """Return the workers without which the run is as fast: a reason by number, slowest first.
 
     Judges workers from the slowest to the fastest, until a worker helps or one is left. `trials`:
     trials that all workers ran at the same time.

@@ -3,10 +3,12 @@
 import struct
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from paceline.core.outcome import Updates
+from paceline.core.plan import Kind
+from paceline.core.timeline import Span
 
 _BATCH = struct.Struct("<iqqqqd4d")
 _MOST_POINTS = 500
@@ -36,25 +38,20 @@ Made = dict[str, list[BatchRecord]]  # the batches of each device
 
 
 class BatchLog:
-    """The log of all batches in the order of their reports; a batch takes 76 bytes."""
+    """The log of all batches in the order of their reports; `packed` has 76 bytes per batch."""
 
     def __init__(self, packed: bytes = b"") -> None:
-        self._packed = bytearray(packed)
-
-    @property
-    def packed(self) -> bytearray:
-        """A copy of the log as bytes, from which the constructor restores the log."""
-        return bytearray(self._packed)
+        self.packed = bytearray(packed)
 
     def append(self, batch: BatchRecord) -> None:
         """Append a batch to the log."""
-        self._packed += _BATCH.pack(*batch)
+        self.packed += _BATCH.pack(*batch)
 
     def __len__(self) -> int:
-        return len(self._packed) // _BATCH.size
+        return len(self.packed) // _BATCH.size
 
     def __iter__(self) -> Iterator[BatchRecord]:
-        return map(BatchRecord._make, _BATCH.iter_unpack(self._packed))
+        return map(BatchRecord._make, _BATCH.iter_unpack(self.packed))
 
     def made(self, names: Sequence[str]) -> Made:
         """Return the batches of each device; `names`: the devices' names by worker number."""
@@ -79,7 +76,7 @@ def count_updates(log: BatchLog, made: Made) -> Updates:
 
 
 def _gaps(log: BatchLog, num_workers: int) -> Points:
-    """Return some points (seconds, gap); [] for one worker.
+    """Return up to `_MOST_POINTS` points (seconds, gap); [] for one worker.
 
     The gap is the largest minus the smallest number of updates of a worker up to that time.
     """
@@ -99,6 +96,15 @@ def utilisation(made: Mapping[str, Sequence[BatchRecord]]) -> dict[str, float]:
     whole_s = max((one.ended_s for one in batches), default=0.0) - first_s
     busy_s = {name: sum(one.stepped_s - one.begun_s for one in own) for name, own in made.items()}
     return {name: own_s / max(1e-9, whole_s) for name, own_s in busy_s.items()}
+
+
+def traced_sizes(spans: Iterable[Span]) -> dict[int, list[int]]:
+    """Return each worker's traced batch sizes, in order of time, from the STEP spans."""
+    found: dict[int, list[int]] = {}
+    for span in sorted(spans, key=lambda span: span.start_s):
+        if span.kind is Kind.STEP and span.worker is not None:
+            found.setdefault(span.worker, []).append(span.num_samples)
+    return found
 
 
 def changes(points: Points) -> Points:

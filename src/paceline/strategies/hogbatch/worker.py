@@ -74,7 +74,6 @@ class _Executor:
             tensors.close()  # closes only the inherited descriptor: the memory stays mapped
         self._unpin = device.pin(training.parameters.memory)
         self._recipe, self._shared = _recipe(training), training.data.tensors
-        self._num_traced = 0
         self._seed()
         self._replica = self._new_replica(training.parameters)
         self._begun: deque[messages.ExecuteWork] = deque()
@@ -123,11 +122,9 @@ class _Executor:
         torch.manual_seed(self._settings.training.settings.seed + 1 + self._settings.number)
 
     def _train(self, work: messages.ExecuteWork) -> None:
-        step = self._num_traced if work.traced else None
-        self._num_traced += work.traced
         rows = self._shared[messages.ORDER][work.first : work.places.stop]
         self._begun.append(work)
-        self._complete(self._replica.take(rows, work.rate, step))
+        self._complete(self._replica.take(rows, work.rate, work.step))
 
     def _complete(self, results: Iterable[messages.BatchResult]) -> None:
         number = self._settings.number
@@ -162,7 +159,7 @@ class _Executor:
 
 
 def _recipe(training: messages.Training) -> Recipe:
-    """Return the recipe without test data; shared samples replace the recipe's training data."""
+    """Return the recipe without test data; any shared samples replace its training data."""
     settings, shared, loaded = training.settings, training.data.tensors, None
     if messages.INPUTS in shared:
         inputs, targets = shared[messages.INPUTS], shared[messages.TARGETS]

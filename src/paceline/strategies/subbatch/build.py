@@ -28,7 +28,7 @@ from paceline.training.recipes.named import tried_with
 from paceline.training.recipes.recipe import Recipe
 
 _NUM_STEPS = 3
-_ALL, _HALVES = slice(0, 4), (slice(0, 2), slice(2, 4))  # rows of a weight with four rows
+_ALL, _HALVES = slice(0, 4), (slice(0, 2), slice(2, 4))  # of the four rows of a test weight
 
 
 def split(
@@ -65,14 +65,14 @@ def split(
 
 
 def _tie(build: Callable[[], nn.Module]) -> str:
-    """Return a text that names a layer's weight shared with an embedding; "" if none is found."""
+    """Return a text that names a weight shared with an embedding; "" if there is none."""
     with suppress(Exception), torch.random.fork_rng(devices=[]), torch.device("meta"):
         return tied(build(), None)
     return ""
 
 
 def describe_recipe(recipe: Recipe, num_samples: int) -> tuple[Workload, int]:
-    """Describe a step with `num_samples` samples; return it and the number of rows per sample.
+    """Return the workload of `num_samples` samples, and the number of rows (tokens) per sample.
 
     The model is built on the meta device if it can run there, so that no rank allocates the whole
     head. Raises InvalidInput if the model cannot run, or if its loss is not cross entropy.
@@ -92,10 +92,10 @@ def describe_recipe(recipe: Recipe, num_samples: int) -> tuple[Workload, int]:
 def with_possible_cut(
     model: nn.Module, inputs: Any, workload: Workload, config: SubBatch
 ) -> Workload:
-    """Mark the cuts at which the model cannot be split, so that `head.cut` skips them.
+    """Mark the layers at which the model cannot be cut in two, so that `head.cut` skips them.
 
     `inputs`: model inputs of a few samples, on the device of `model`. Raises InvalidInput if the
-    model cannot be split at any cut.
+    model cannot be cut at any layer.
     """
 
     def attempt(first: str) -> object:
@@ -113,17 +113,16 @@ def with_possible_cut(
 def check_row_wise(optimizer: Optimize) -> None:
     """Raise InvalidInput if an optimizer does not update each row of a weight independently.
 
-    Compares the update of a small layer with separate updates of the layer's two halves.
+    Compares the update of a weight and a bias with separate updates of their halves.
     """
     try:
-        made, apart = _moves(optimizer, has_bias=True)
+        made, apart = _moves(optimizer, (4, 3), (4,))
     except Exception:  # some optimizers accept only matrices, so try without the bias
         try:
-            made, apart = _moves(optimizer, has_bias=False)
+            made, apart = _moves(optimizer, (4, 3))
         except Exception as error:
-            raise InvalidInput(
-                "optimizer", f"cannot update a linear layer: {first_line(error)}"
-            ) from error
+            problem = f"cannot update a linear layer: {first_line(error)}"
+            raise InvalidInput("optimizer", problem) from error
     if apart:
         raise InvalidInput(
             "optimizer",
@@ -133,16 +132,15 @@ def check_row_wise(optimizer: Optimize) -> None:
         )
 
 
-def _moves(optimizer: Optimize, has_bias: bool) -> tuple[str, bool]:
-    """Return the optimizer's name, and whether splitting a layer changes the layer's updates."""
+def _moves(optimizer: Optimize, *shapes: tuple[int, ...]) -> tuple[str, bool]:
+    """Return the optimizer's name, and whether it updates halves differently from the whole."""
     source = torch.Generator().manual_seed(0)
 
     def drawn() -> list[Tensor]:
-        shapes = [(4, 3), (4,)] if has_bias else [(4, 3)]
         return [torch.randn(one, generator=source, dtype=torch.float64) for one in shapes]
 
     before, parts = drawn(), (_ALL, *_HALVES)
-    layers = [_layer([value[part] for value in before]) for part in parts]
+    layers = [nn.ParameterList([value[part].clone() for value in before]) for part in parts]
     optimizers = [optimizer(layer) for layer in layers]
     for _ in range(_NUM_STEPS):
         gradients = drawn()
@@ -158,13 +156,3 @@ def _moves(optimizer: Optimize, has_bias: bool) -> tuple[str, bool]:
     ]
     apart = any(not torch.allclose(*pair, rtol=1e-6, atol=1e-14) for pair in moved)
     return type(optimizers[0]).__name__, apart
-
-
-def _layer(values: list[Tensor]) -> nn.Linear:
-    """Return a linear layer with the given values: its weight and, if present, its bias."""
-    num_outputs, num_inputs = values[0].shape
-    layer = nn.Linear(num_inputs, num_outputs, bias=len(values) > 1, dtype=torch.float64)
-    with torch.no_grad():
-        for parameter, value in zip(layer.parameters(), values, strict=True):
-            parameter.copy_(value)
-    return layer

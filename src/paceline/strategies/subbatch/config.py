@@ -23,9 +23,10 @@ def _check_fixed(name: str) -> str:
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class SubBatch:
-    """Replicate a model's body on every worker, and split the model's head by outputs.
+    """Options of strategy subbatch, which replicates first layers and splits the last layers.
 
-    The head consists of the last layers; a worker computes some outputs of every layer in the head.
+    Every worker has a copy of the model's first layers, the body. The last layers are the head; a
+    worker computes some outputs of every layer of the head.
     `head`: name of the head's first layer; None: the longest run of linear layers at the end.
     `activations`: codec of the inputs that workers gather for a layer of the head.
     `activation_gradients`: codec of the gradients of these inputs.
@@ -43,7 +44,7 @@ class SubBatch:
     sub_batch: Annotated[int, Field(ge=1)] | None = None
 
     def num_sub_batches(self, batch_size: int) -> int:
-        """Return the number of sub-batches; `batch_size`: the most samples of a worker."""
+        """Return the number of sub-batches; `batch_size`: maximum number of samples of a worker."""
         if self.sub_batch is None:
             return min(batch_size, self.workers)
         most = batch_size * self.workers

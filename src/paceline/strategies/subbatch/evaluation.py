@@ -73,7 +73,7 @@ def _test(
 
 
 def _logits(trainer: SplitTrainer, values: Tensor) -> Tensor:
-    """Return this rank's columns of the logits: shape (rows, this rank's classes)."""
+    """Run the head, and return this rank's columns of the logits: (rows, this rank's classes)."""
     head = trainer.model.head
     for place, layer in enumerate(head):
         if layer.is_linear and place:

@@ -1,4 +1,4 @@
-"""Cut a model into a replicated body and a split head, and price the head's layers."""
+"""Cut a model into a replicated body and a split head; compute the costs of the head's layers."""
 
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
@@ -80,7 +80,7 @@ def _named(workload: Workload, first: str) -> int:
     if problem is None and matrix_of(workload.layers[start]) is None:
         problem = f"layer {first!r} is not linear"
     if problem is None and not _comes_first(workload, start):
-        problem = f"backward does not begin with layer {first!r} and those after it"
+        problem = f"backward does not run {first!r} and all later layers before other layers"
     if problem is not None:
         raise InvalidInput("head", f"cannot be split: {problem}", got=first)
     return start
@@ -98,7 +98,7 @@ def _found(workload: Workload) -> int:
         raise InvalidInput.of(workload.refused_cuts[0][1])
     if found is None:
         reason = _problem(workload, len(layers) - 1)
-        reason = reason or f"layer {layers[-1].name!r} is not linear, or the only one"
+        reason = reason or f"layer {layers[-1].name!r} is not linear, or is the only layer"
         raise InvalidInput(
             "head", f"requires untied linear layers at the end of {workload.name}: {reason}"
         )

@@ -113,7 +113,7 @@ class HeadLayer:
         return outputs
 
     def backward_input(self, number: int, by_outputs: Tensor, scale: float) -> Tensor:
-        """Return the input gradients; a linear layer returns only this rank's summand.
+        """Return the input gradients; for a linear layer, ranks must sum what they return.
 
         `by_outputs`: gradients of the layer's outputs. Also accumulates the gradients of a
         BatchNorm1d's parameters, times `scale`.

@@ -1,14 +1,13 @@
-"""Split models whose layers sleep instead of computing; steps, exchanges and loss are real."""
+"""Models with a split head whose layers sleep instead of computing; all else is real."""
 
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from paceline.codecs.stand_ins import stand_ins_for
-from paceline.core.cost import PacedDevice, Rate, layer_times
+from paceline.core.cost import PacedDevice, layer_times
 from paceline.core.workload import Layer, Workload
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.head import cut, layer_work, matrix_of, num_outputs
@@ -42,7 +41,7 @@ class PacedHeadLayer(HeadLayer):
             module = nn.Linear(num_inputs, own, device="meta")
         super().__init__(TracedLayer(name, module), sharding, rank)
         self._times = times
-        self._num_rows: dict[int, int] = {}  # keys: sub-batches
+        self._num_rows: dict[int, int] = {}  # by sub-batch
 
     def forward(self, number: int, inputs: Tensor, rows: Tensor, masks: DropoutMasks) -> Tensor:
         """Sleep for the time of forward, and return zeros instead of outputs."""
@@ -70,7 +69,8 @@ def paced_optimizer(each_s: float) -> Callable[[nn.Module], torch.optim.Optimize
 def paced_model(workload: Workload, config: SubBatch, rank: int, device: PacedDevice) -> SplitModel:
     """Return a rank's part of a model whose layers sleep as long as `device` would compute.
 
-    `workload`: that of the rank with the most samples. InvalidInput if the model cannot be split.
+    `workload`: the workload of the rank with the most samples. Raises InvalidInput if the model
+    cannot be split.
     """
     parts = cut(workload, config.head, config.workers)
     start, count = len(parts.body.layers), workload.batch_size * parts.rows_per_sample
@@ -86,31 +86,24 @@ def paced_model(workload: Workload, config: SubBatch, rank: int, device: PacedDe
         (*rows, matrix.shape[1]),
         stand_ins_for(config.gradients),
     )
-    head = []
-    for layer in parts.head:
+
+    def paced(layer: Layer) -> PacedHeadLayer:
         sharding, matrix = Sharding.even(num_outputs(layer), config.workers), matrix_of(layer)
         share = sharding.sizes[rank] / sharding.num_outputs
-        own_times = partial(_seconds, device.rate, layer, share, count, scales)
+
+        def seconds(number: int, num_rows: int) -> tuple[float, float, float]:
+            work = layer_work(layer, share, num_rows / count, accumulates=number > 0)
+            own = (0.0 if cost is None else device.rate.seconds(cost) for cost in work)
+            forward_s, input_s, weight_s = own
+            return scales[0] * forward_s, scales[1] * input_s, scales[1] * weight_s
+
         num_inputs = None if matrix is None else matrix.shape[1]
-        head.append(PacedHeadLayer(layer.name, num_inputs, sharding, rank, own_times))
+        return PacedHeadLayer(layer.name, num_inputs, sharding, rank, seconds)
+
+    head = tuple(map(paced, parts.head))
     module = nn.ModuleList([body, *(layer.module for layer in head)])
-    return SplitModel(module, body, tuple(head), workload.batch_size, parts.rows_per_sample)
+    return SplitModel(module, body, head, workload.batch_size, parts.rows_per_sample)
 
 
 def _ratio(one: Sequence[float], other: Sequence[float]) -> float:
     return sum(one) / sum(other) if any(other) else 1.0
-
-
-def _seconds(
-    rate: Rate,
-    layer: Layer,
-    share: float,
-    count: int,
-    scales: tuple[float, float],
-    number: int,
-    num_rows: int,
-) -> tuple[float, float, float]:
-    """Return a layer's seconds for `num_rows` of the `count` rows of a worker's batch."""
-    work = layer_work(layer, share, num_rows / count, accumulates=number > 0)
-    forward_s, input_s, weight_s = (0.0 if cost is None else rate.seconds(cost) for cost in work)
-    return scales[0] * forward_s, scales[1] * input_s, scales[1] * weight_s

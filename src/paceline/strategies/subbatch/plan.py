@@ -145,7 +145,7 @@ def sizes(workload: Workload, config: SubBatch) -> Iterator[SubBatch]:
 
 @dataclass(frozen=True)
 class _LayerPass:
-    """A sub-batch in a layer: each worker's work, and the exchanges of inputs and gradients."""
+    """A sub-batch in a layer: a worker's costs, and the exchanges of inputs and gradients."""
 
     layer: str
     work: LayerWork
@@ -155,7 +155,10 @@ class _LayerPass:
 
 @dataclass(frozen=True)
 class _SubBatchPlan:
-    """A sub-batch in the head; `waits`: a layer waits until the previous one has updated it."""
+    """A sub-batch in the head.
+
+    `waits`: whether a layer waits until the previous sub-batch has updated it.
+    """
 
     number: int
     devices: tuple[Device, ...]

@@ -41,7 +41,10 @@ _LEARNING_RATE = 1e-6  # small, to avoid NaNs and denormals, which would change 
 def profile(
     model: SplitModel, trainee: TrainingSetup, config: SubBatch, group: Group, seconds: float
 ) -> PricedMachine:
-    """Measure for about `seconds`, restore the model, and return the priced machine; collective."""
+    """Measure steps for about `seconds`; return the machine and a cost model. Collective.
+
+    The model's parameters, buffers and random numbers are as before.
+    """
     tensors = [*model.module.parameters(), *model.module.buffers()]
     before = [tensor.detach().clone() for tensor in tensors]
     random_state = torch.get_rng_state()
@@ -84,7 +87,8 @@ def _calibrated(
     spans = timeline.spans
     losses = machine.usual_losses.model_copy(update={"unrest": unrest_of_traced(spans)})
     machine = machine.model_copy(update={"losses": losses})
-    # All sub-batches share one computing time. An exchange involves all workers: no `owner`.
+    # All sub-batches have the same computing times. An exchange has no `owner`, because all workers
+    # take part in it.
     computed = median_durations(
         [span for span in spans if span.kind in COMPUTE],
         lambda span: PriceKey(span.on[0].owner, span.kind, span.part),

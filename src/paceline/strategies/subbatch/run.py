@@ -21,12 +21,7 @@ from paceline.exchange.step import Share
 from paceline.links.clock import clock_for
 from paceline.measure.this_machine import this_machine
 from paceline.record.recorder import Recorder
-from paceline.strategies.subbatch.build import (
-    check_row_wise,
-    describe_recipe,
-    split,
-    with_possible_cut,
-)
+from paceline.strategies.subbatch import build
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.evaluation import evaluate
 from paceline.strategies.subbatch.head import shares
@@ -42,7 +37,7 @@ _PACED_COPIES = 3  # planned tensors per parameter: parameter, gradient, momentu
 
 @contextmanager
 def start(session: TrainingSession) -> Iterator["SplitRunner"]:
-    """Yield this rank's runner; InvalidInput if model, data and workers do not fit together."""
+    """Yield this rank's runner; raise InvalidInput if model, data and workers do not match."""
     setups.check_world_size(session.settings.workers, session.group)
     yield SplitRunner(session, *(_paced(session) if session.is_rehearsal else _real(session)))
 
@@ -128,15 +123,16 @@ def _real(session: TrainingSession) -> tuple[SplitModel, setups.TrainingSetup]:
     assert isinstance(settings, TrainSettings)
     recipe = recipe_of(settings.model, settings.data, settings.seed)
     batches = setups.share_batches(len(recipe.samples), settings.batch_size, settings.seed, group)
-    whole, num_rows = describe_recipe(recipe, -(-settings.batch_size // group.world_size))
-    workload = tried_with(recipe, partial(with_possible_cut, workload=whole, config=session.config))
-    model = split(
+    whole, num_rows = build.describe_recipe(recipe, -(-settings.batch_size // group.world_size))
+    cut = partial(build.with_possible_cut, workload=whole, config=session.config)
+    workload = tried_with(recipe, cut)
+    model = build.split(
         *(recipe.model, workload, session.config, group, settings.seed),
         inputs=recipe.example(1),
         rows_per_sample=num_rows,
     )
     setup = setups.trained_setup(settings, recipe, batches, workload, model.module, group.device)
-    check_row_wise(setup.optimizer)
+    build.check_row_wise(setup.optimizer)
     return model, setup
 
 

@@ -83,72 +83,78 @@ def save(path: Path, model: nn.Module, head: Head, group: Group) -> None:
             file.writelines(tensor_file.pieces(whole))
 
 
-def gather_state(
-    model: nn.Module,
-    head: Head,
-    optimizers: Mapping[str, Optimizer],
-    schedules: Mapping[str, LRScheduler],
-    num_steps: int,
-    group: Group,
-) -> State:
-    """Return copies of the whole state on rank 0, and an empty state on others; collective."""
-    saved = {f"model/{name}": one for name, one in _tensors(model, head).items()}
-    values: dict[str, Json] = {}
-    for updated, optimizer in optimizers.items():
-        tensors, values[updated] = optimizer_state(optimizer, model.named_parameters())
-        values[updated]["parameters"] = _kinds(model, head, values[updated])
-        for key, tensor in tensors.items():
-            saved[f"optimizer/{updated}/{key}"] = _SavedTensor.of(tensor, _parameter_of(key), head)
-    gathered = {name: _gathered(one, group) for name, one in saved.items()}
-    if group.rank != 0:
-        return State({}, {})
-    parts = {
-        "optimizers": values,
-        "schedules": {updated: schedule_state(one) for updated, one in schedules.items()},
-        "num_steps": num_steps,
-    }
-    return State({n: one for n, one in gathered.items() if one is not None}, {_TRAINING: parts})
+@dataclass(frozen=True)
+class SplitState:
+    """A rank's part of the state of training; all ranks call `gather` together."""
 
+    model: nn.Module
+    head: Head
+    optimizers: Mapping[str, Optimizer]
+    schedules: Mapping[str, LRScheduler]
+    group: Group
 
-def load_state(
-    state: State,
-    model: nn.Module,
-    head: Head,
-    optimizers: Mapping[str, Optimizer],
-    schedules: Mapping[str, LRScheduler],
-    rank: int,
-) -> int:
-    """Load a rank's part of a saved state, and return the saved number of steps.
+    def gather(self, num_steps: int) -> State:
+        """Return copies of the whole state on rank 0, and an empty state on other ranks."""
+        saved = {f"model/{name}": one for name, one in _tensors(self.model, self.head).items()}
+        values: dict[str, Json] = {}
+        for updated, optimizer in self.optimizers.items():
+            tensors, values[updated] = optimizer_state(optimizer, self.model.named_parameters())
+            values[updated]["parameters"] = self._kinds(values[updated])
+            for key, tensor in tensors.items():
+                saved[f"optimizer/{updated}/{key}"] = self._part_of(tensor, key)
+        gathered = {name: _gathered(one, self.group) for name, one in saved.items()}
+        if self.group.rank != 0:
+            return State({}, {})
+        parts = {
+            "optimizers": values,
+            "schedules": {updated: schedule_state(one) for updated, one in self.schedules.items()},
+            "num_steps": num_steps,
+        }
+        return State({n: one for n, one in gathered.items() if one is not None}, {_TRAINING: parts})
 
-    Raises InvalidInput if the state is from another strategy, model, optimizer or scheduler.
-    """
-    saved = state.own_part(_TRAINING)
-    try:
-        for what, known in (("optimizers", optimizers), ("schedules", schedules)):
-            names = (dict.fromkeys(one, "there") for one in (known, saved[what]))
-            check_same(what, "that of", *names)
-        load_tensors(state.file("model"), model, head, rank)
-        for updated, optimizer in optimizers.items():
-            _, now = optimizer_state(optimizer, model.named_parameters())
-            there = saved["optimizers"][updated]
-            kinds = there.get("parameters", {})
-            check_same("optimizer", "parameter", _kinds(model, head, now), kinds)
-            rows = {
-                key: _SavedTensor.of(tensor, _parameter_of(key), head).rows_of(rank)
-                for key, tensor in state.file(f"optimizer/{updated}").items()
-            }
-            values = there | {"parameters": now["parameters"]}
-            load_optimizer_state(optimizer, model.named_parameters(), rows, values)
-        for updated, schedule in schedules.items():
-            load_schedule_state(schedule, saved["schedules"][updated])
-    except InvalidInput as error:
-        raise InvalidInput("resume", str(error)) from None
-    num_steps: int = saved["num_steps"]
-    return num_steps
+    def load(self, state: State) -> int:
+        """Load this rank's part of a gathered state, and return the saved number of steps.
+
+        Raises InvalidInput if the state is from another strategy, model, optimizer or scheduler.
+        """
+        saved = state.own_part(_TRAINING)
+        try:
+            for what, known in (("optimizers", self.optimizers), ("schedules", self.schedules)):
+                names = (dict.fromkeys(one, "there") for one in (known, saved[what]))
+                check_same(what, "that of", *names)
+            load_tensors(state.file("model"), self.model, self.head, self.group.rank)
+            for updated, optimizer in self.optimizers.items():
+                tensors = state.file(f"optimizer/{updated}")
+                self._load(optimizer, tensors, saved["optimizers"][updated])
+            for updated, schedule in self.schedules.items():
+                load_schedule_state(schedule, saved["schedules"][updated])
+        except InvalidInput as error:
+            raise InvalidInput("resume", str(error)) from None
+        num_steps: int = saved["num_steps"]
+        return num_steps
+
+    def _load(self, optimizer: Optimizer, tensors: Mapping[str, Tensor], saved: Json) -> None:
+        _, now = optimizer_state(optimizer, self.model.named_parameters())
+        check_same("optimizer", "parameter", self._kinds(now), saved.get("parameters", {}))
+        rank = self.group.rank
+        rows = {key: self._part_of(one, key).rows_of(rank) for key, one in tensors.items()}
+        values = saved | {"parameters": now["parameters"]}
+        load_optimizer_state(optimizer, self.model.named_parameters(), rows, values)
+
+    def _part_of(self, tensor: Tensor, key: str) -> _SavedTensor:
+        """Return an optimizer's tensor with its sharding; `key`: "state/PARAMETER/FIELD"."""
+        name = key.removeprefix("state/").rpartition("/")[0]
+        return _SavedTensor.of(tensor, name, self.head)
+
+    def _kinds(self, values: Json) -> dict[str, str]:
+        """Return the shapes and dtypes of an optimizer's parameters as if they were not split."""
+        named = self.model.named_parameters()
+        own = ((n, one) for n, one in named if n in values["parameters"])
+        return {n: kind_of(_SavedTensor.of(one, n, self.head).whole) for n, one in own}
 
 
 def load_tensors(tensors: Mapping[str, Tensor], model: nn.Module, head: Head, rank: int) -> None:
-    """Load a rank's part of the whole model's tensors; InvalidInput if one does not fit."""
+    """Load a rank's part of a model's tensors; raise InvalidInput if names or shapes differ."""
     own = _tensors(model, head)
     wanted = {name: kind_of(one.whole) for name, one in own.items()}
     check_same("model", "tensor", wanted, {name: kind_of(one) for name, one in tensors.items()})
@@ -161,17 +167,6 @@ def _tensors(model: nn.Module, head: Head) -> dict[str, _SavedTensor]:
     """Return the model's tensors in file order; a shared tensor has its first name only."""
     state = tensor_file.in_file_order(module_state(model))
     return {name: _SavedTensor.of(tensor, name, head) for name, tensor in state.items()}
-
-
-def _kinds(model: nn.Module, head: Head, values: Json) -> dict[str, str]:
-    """Return the shapes and dtypes of an optimizer's parameters as if they were not split."""
-    own = ((n, one) for n, one in model.named_parameters() if n in values["parameters"])
-    return {name: kind_of(_SavedTensor.of(one, name, head).whole) for name, one in own}
-
-
-def _parameter_of(key: str) -> str:
-    """Return PARAMETER from a key "state/PARAMETER/FIELD"."""
-    return key.removeprefix("state/").rpartition("/")[0]
 
 
 def _gathered(saved: _SavedTensor, group: Group) -> Tensor | None:

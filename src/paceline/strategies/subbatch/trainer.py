@@ -10,7 +10,7 @@ advance, and computes after the current sub-batch has ended.
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -44,7 +44,7 @@ from paceline.strategies.subbatch.loss import (
     num_counted,
 )
 from paceline.strategies.subbatch.plan import LABELS, LOSS, returned_of, weights_of
-from paceline.strategies.subbatch.state import gather_state, load_state
+from paceline.strategies.subbatch.state import SplitState
 from paceline.training.data.batch import call
 from paceline.training.models.sharded import Sharding
 from paceline.training.recipes.recipe import described
@@ -78,7 +78,10 @@ class SplitModel:
         return {layer.name: layer.sharding for layer in self.head}
 
     def activations(self, body: Callable[..., Tensor], share: Share, learning: Learning) -> Tensor:
-        """Return the body's outputs in the head's dtype; InvalidInput unless each has a target."""
+        """Return the body's outputs in the head's dtype.
+
+        Raises InvalidInput unless each row of the outputs has a target.
+        """
         with learning.autocast(share.targets.device):
             found = call(body, share.inputs)
         if not isinstance(found, Tensor) or found.shape[:-1] != share.targets.shape:
@@ -133,6 +136,9 @@ class SplitTrainer:
         self.optimizers = {name: optimizer(module) for name, module in updated.items()}
         schedules = {name: schedule(one) for name, one in self.optimizers.items()}
         self.schedules = {name: one for name, one in schedules.items() if one is not None}
+        self._state = SplitState(
+            model.module, model.shardings, self.optimizers, self.schedules, group
+        )
 
     def _replicated(self) -> ModelReplica:
         """Wrap the body as a replica that averages gradients layer by layer."""
@@ -163,13 +169,11 @@ class SplitTrainer:
 
     def state(self) -> State:
         """Return the whole state on rank 0, and an empty state on other ranks; collective."""
-        own = self.model.module, self.model.shardings, self.optimizers, self.schedules
-        return gather_state(*own, self.num_steps, self.group)
+        return self._state.gather(self.num_steps)
 
     def load(self, state: State) -> None:
         """Load this rank's part of a state that `state` returned."""
-        own = self.model.module, self.model.shardings, self.optimizers, self.schedules
-        self.num_steps = load_state(state, *own, self.group.rank)
+        self.num_steps = self._state.load(state)
 
     def step(self, source: Iterator[Share]) -> Tensor:
         """Take a training step, and return the batch's mean loss as a 0-d tensor.
@@ -227,16 +231,16 @@ class SplitTrainer:
             SubBatchPass(self, number, batch, masks, part.flatten(0, -2))
             for number, part in enumerate(parts)
         ]
-        turns = [one.turns() for one in passes]
+        running = [one.run() for one in passes]
         if self.updates_each:
-            next(turns[0])
-            for one, following in zip(turns, [*turns[1:], iter(())], strict=True):
-                next(following, None)  # the first turn of a sub-batch sends its activations
+            next(running[0])
+            for one, following in zip(running, [*running[1:], iter(())], strict=True):
+                next(following, None)  # begins to send the next sub-batch's activations
                 for _ in one:
                     pass
         else:
-            while turns:
-                turns = [one for one in turns if next(one, "over") != "over"]
+            while running:
+                running = [one for one in running if next(one, "over") != "over"]
         gradients = torch.cat([one.gradients for one in passes])
         return gradients, torch.stack([one.loss for one in passes]).sum()
 
@@ -270,8 +274,8 @@ def _norm(parameters: list[nn.Parameter]) -> Tensor:
 class SubBatchPass:
     """Runs forward and backward of one sub-batch through the head.
 
-    After all `turns`, `gradients` are the gradients (N, features) of this rank's activations, and
-    `loss` is the sub-batch's part of the batch's mean loss.
+    After `run`, `gradients` are the gradients (N, features) of this rank's activations, and `loss`
+    is the sub-batch's part of the batch's mean loss.
     """
 
     def __init__(
@@ -295,8 +299,8 @@ class SubBatchPass:
         self._activations = self.gradients = activations
         self.loss = activations.new_zeros(())
 
-    def turns(self) -> Iterator[None]:
-        """Run the sub-batch in turns; each turn but the last ends by starting an exchange."""
+    def run(self) -> Iterator[None]:
+        """Run the sub-batch; yield after starting each exchange, so that others can compute."""
         values, last = self._activations, self._layers[-1]
         for place, layer in enumerate(self._layers):
             if layer.is_linear:
@@ -333,12 +337,11 @@ class SubBatchPass:
                 values = future.result() if place == 0 else future.result().t()
         self.gradients = values
 
-    def _computing(self, kind: Kind, part: str) -> ExitStack:
-        stack = ExitStack()
-        recorder = self._trainer.recorder
-        stack.enter_context(recorder.recorded(Role.SUB_BATCH, kind, part, self._number))
-        stack.enter_context(self._trainer.learning.autocast(self._activations.device))
-        return stack
+    @contextmanager
+    def _computing(self, kind: Kind, part: str) -> Iterator[None]:
+        recorded = self._trainer.recorder.recorded(Role.SUB_BATCH, kind, part, self._number)
+        with recorded, self._trainer.learning.autocast(self._activations.device):
+            yield
 
     def _gather(self, place: int, values: Tensor) -> Future[Tensor]:
         """Start gathering the inputs of a linear layer from all ranks.
