@@ -17,7 +17,8 @@ FORM = "package.module:name"
 def imported(setting: str, name: str) -> Any:
     """Import an attribute of a module, which may be in the current directory.
 
-    InvalidInput for the setting if there is no such module or attribute.
+    `name`: in the form package.module:name. Raises InvalidInput, which names `setting`, if there is
+    no such module or attribute.
     """
     module, _, attribute = name.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), *attribute.split("."))):
@@ -45,7 +46,7 @@ def imported(setting: str, name: str) -> Any:
 
 
 def factory_of(setting: str, name: str) -> Callable[..., Any]:
-    """Import a function or class; InvalidInput if it cannot be called."""
+    """Import a function or class named package.module:name; InvalidInput if it is neither."""
     factory = imported(setting, name)
     if not callable(factory):
         raise InvalidInput(setting, "must be callable", got=name)

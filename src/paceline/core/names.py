@@ -9,7 +9,7 @@ _MOST_LISTED, _LONGEST = 12, 200  # maximum names in an error, maximum character
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return "; did you mean ...?" with the most similar name, or "." if none is similar."""
+    """Return "; did you mean 'NAME'?" with the most similar name; "." if no name is similar."""
     names = list(known)
     close = get_close_matches(name.lower(), {one.lower() for one in names}, n=1)
     if not close:
@@ -20,9 +20,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def not_known(what: str, name: str, known: Iterable[str], also: str = "") -> InvalidInput:
-    """Return the error for an unknown name, with the most similar known one.
+    """Return the error for an unknown name, which suggests the most similar known name.
 
-    `what`: the field or kind of the name; `also`: other allowed values.
+    `what`: the field or kind of the name. `also`: text about other allowed values.
     """
     names = list(known)
     hint = did_you_mean(name, names).strip("; .")
