@@ -101,9 +101,9 @@ class CheckpointNotWritten(PacelineError):
 
 
 def printable(text: str, most: int) -> str:
-    """Convert a text to one line of at most `most` characters, and "..." if it was longer.
+    """Cut a text after `most` characters, and make it one printable line.
 
-    Line ends become spaces; other control characters are escaped.
+    A cut text ends in "...". Line ends become spaces; other control characters are escaped.
     """
     if len(text) > most:
         text = text[:most] + "..."
