@@ -152,7 +152,7 @@ class RunMetrics(Record):
     """Metrics of a finished run, saved in result.json.
 
     `samples_per_s`: throughput of steps that were not traced. `tokens_per_s`: throughput in tokens,
-    if samples consist of tokens. `evaluations`: tests that `evaluate_every` requested. `trained_s`:
+    if samples consist of tokens. `evaluations`: all tests, if `evaluate_every` is set. `trained_s`:
     seconds of training without tests. `decisions`: changes of configuration during the run, with
     reasons. `faults`: differences between traced steps and their plan; None without traced steps.
     `lost`: workers that ended early, with reasons. `peak_memory_bytes`: for each worker. `shares`:

@@ -85,7 +85,7 @@ class Planning:
     """
 
     plan_balanced: PlanOf | None = None
-    """Returns the plan if each worker gets a share of the batch (`--balance auto`); None: `plan`."""
+    """Returns the plan with unequal shares of a batch (`--balance auto`); None: as `plan`."""
 
     memory: Callable[[Workload, Machine, Any], Mapping[str, int]] | None = None
     """Returns the bytes needed on each device and host by name; None: one replica per device."""
@@ -151,9 +151,9 @@ class Running:
     remote: str | None = None
     """Module for workers that connect to a hub; None if all processes are ranks.
 
-    Its `WORKING` is the name of a module whose `take_part(settings, clients)` runs `paceline
-    worker`. Its `SERVING` is the name of such a module for `paceline hub --connect`, a hub that is
-    a worker of another hub. Its `ChildSettings` are the settings of that hub.
+    It defines `WORKING`, a module whose `take_part(settings, clients)` runs `paceline worker`, and
+    `SERVING`, a module whose `serve_child(settings, progress)` runs a hub that is a worker of
+    another hub (`paceline hub --parent`), with the settings `ChildSettings`.
     """
 
     ends_together: bool = True

@@ -139,7 +139,7 @@ class Ring:
 
     @cached_property
     def _by_pace(self) -> dict[_Pace, tuple[Hop, ...]]:
-        """One route for each latency and bandwidth, because most routes of a large ring are equal."""
+        """One route for each latency and bandwidth; most routes of a large ring are equal."""
         found: dict[_Pace, tuple[Hop, ...]] = {}
         for hops in self.routes:
             latency_s = sum(hop.link.latency_s for hop in hops)
