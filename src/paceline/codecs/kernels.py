@@ -1,7 +1,7 @@
-"""Encode and decode values block by block, with C++, Triton or torch, depending on the device.
+"""Encode and decode blocks of values: in C++ on CPU, in Triton or torch on other devices.
 
-`quantization` is the reference in torch; the C++ and Triton kernels return the same bits. Two 4-bit
-codes share a byte.
+`quantization` is the reference in torch; all kernels return the same bits. Two 4-bit codes share a
+byte.
 """
 
 import os
@@ -58,7 +58,7 @@ def decode(
     adds: bool,
 ) -> None:
     """Decode `codes`: overwrite `values`, or add to `values` if `adds`."""
-    # The kernels need contiguous memory; a slice of a larger tensor may have gaps.
+    # Kernels need contiguous memory, which a slice of a larger tensor may not have.
     fits = values.is_contiguous() and codes.is_contiguous()
     if fits and values.is_cpu:
         num_threads = torch.get_num_threads()

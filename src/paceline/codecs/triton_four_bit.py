@@ -1,7 +1,7 @@
 """The 4-bit kernels for CUDA, written in Triton, and their launchers.
 
 The kernels return the same bits as `quantization.py`, and use the tiles of `triton_kernels.py`.
-The codes of a row of n values have n / 2 bytes.
+A row of n values has n / 2 bytes of codes.
 """
 
 from functools import cache, partial

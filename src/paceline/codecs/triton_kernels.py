@@ -1,8 +1,8 @@
 """The 8-bit kernels for CUDA, written in Triton, and their launchers.
 
-The kernels return the same bits as `quantization.py`. Each Triton program handles one tile. A tile
-has `num_rows` blocks of at most `num_columns` values each. A block with more values
-is divided into `num_parts` tiles of one row.
+The kernels return the same bits as `quantization.py`. Each Triton program encodes or decodes one
+tile: `num_rows` blocks of at most `num_columns` values each. A block with more values is divided
+into `num_parts` tiles of one row.
 """
 
 from functools import cache
@@ -17,7 +17,7 @@ from paceline.codecs.quantization import QuantizationTable, scales_of
 from paceline.links.devices import device_of
 
 _INFINITY = tl.constexpr(0x7F800000)  # bits of infinity, larger than the bits of finite magnitudes
-_NOTHING = tl.constexpr(2.0**-30)  # a quotient below the first threshold of every table
+_NOTHING = tl.constexpr(2.0**-30)  # a quotient that every table encodes as zero
 COLUMNS = 1024  # values in a tile, unless one program computes the scale of a longer block
 MOST_COLUMNS = 8192  # longest block whose scale one program computes
 # A thread decodes four values in one access of 16 bytes; it encodes eight, to amortise its set-up.
@@ -88,8 +88,8 @@ def decode_tile(
 def scaled(bits, blocks, scales, num_nonfinite, num_blocks, finds_scales: tl.constexpr):
     """Return the magnitudes of a tile, float32, and the scale of each row.
 
-    Non-finite values become zero; `num_nonfinite` counts them. `finds_scales`: compute and store
-    the scales, instead of loading them.
+    Non-finite values become zero, and are added to the count `num_nonfinite`. `finds_scales`: if
+    set, computes and stores the scales; otherwise loads them.
     """
     magnitudes = bits & 0x7FFFFFFF
     largest = tl.max(magnitudes, 1)
@@ -111,7 +111,7 @@ def scaled(bits, blocks, scales, num_nonfinite, num_blocks, finds_scales: tl.con
 
 @triton.jit
 def quotient_bits(magnitudes, scale):
-    """Return the bits of magnitude / scale, which have the same order as the quotients."""
+    """Return magnitude / scale as int32 bits, which are ordered like the quotients."""
     # Division is slow for zeros and for denormal divisors.
     divisor = tl.where(scale > 0, scale, 1.0)[:, None]
     quotients = tl.div_rn(tl.maximum(magnitudes, divisor * _NOTHING), divisor)
@@ -120,7 +120,10 @@ def quotient_bits(magnitudes, scale):
 
 @triton.jit
 def _indices(magnitudes, scale, cells, first_cell, last_cell):
-    """Return the index of the magnitude nearest to each quotient; `cells_of` returns `cells`."""
+    """Return the index of the table's magnitude nearest to each quotient.
+
+    `cells`: lookup table made by `cells_of`.
+    """
     bits = quotient_bits(magnitudes, scale)
     cell = tl.minimum(tl.maximum(bits >> 16, first_cell), last_cell) - first_cell
     return (tl.load(cells + cell) + (bits & 0xFFFF)) >> 16
@@ -154,7 +157,7 @@ def tile_at(count, block_size, num_parts, num_rows: tl.constexpr, num_columns: t
 # loads and stores.
 @triton.jit
 def load_tile(pointer, places, inside, left, is_whole):
-    """Load a tile's values, with zero outside of its blocks."""
+    """Load a tile's values, and zero for positions outside of its blocks."""
     if is_whole:
         found = tl.load(pointer + places, mask=inside, other=0)
     else:
@@ -194,8 +197,8 @@ def launch_encode(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Launch an encoding kernel; return the results of `encode`.
 
-    The kernel writes `num_bytes` bytes of codes. `lookup`: the tensor of cells or thresholds that
-    the kernel searches. `ends`: the numbers of the first and the last cell, if `lookup` has cells.
+    `num_bytes`: size of the codes that the kernel writes. `lookup`: the cells or thresholds that
+    the kernel searches. `ends`: numbers of the first and the last cell, if `lookup` has cells.
     """
     finds_scales = scales is None and block_size <= MOST_COLUMNS
     tiles = Tiles.of(len(values), block_size, MOST_COLUMNS if finds_scales else COLUMNS)
@@ -261,17 +264,17 @@ class Tiles(NamedTuple):
 
     @property
     def num_programs(self) -> int:
-        """Return the number of programs to launch, one per tile."""
+        """The number of tiles, each of which one program handles."""
         return -(-self.num_blocks // self.num_rows) * self.num_parts
 
     def num_warps(self, of: str) -> int:
-        """Return the number of warps of a program; `of` is "encode" or "decode"."""
+        """Return the number of warps of a program that does `of`: "encode" or "decode"."""
         return self.num_rows * self.num_columns // _VALUES_PER_WARP[of]
 
 
 @cache
 def _cells(table: QuantizationTable, device: torch.device) -> tuple[int, Tensor]:
-    """Return the result of `cells_of`, with the cells on a device."""
+    """Return the first cell's number, and all cells on a device (see `cells_of`)."""
     first_cell, cells = cells_of(table)
     return first_cell, cells.to(device)
 
@@ -286,12 +289,11 @@ def cells_of(table: QuantizationTable) -> tuple[int, Tensor]:
     """Return the lookup table for `_indices`: the first cell's number, and all cells, int32.
 
     A quotient's upper 16 bits are the number of its cell. A cell contains at most one threshold.
-    The upper 16 bits of a cell's entry count the thresholds in earlier cells. The entry's lower 16
-    bits are 0xffff minus the threshold's lower 16 bits, or zero if the cell has no threshold.
-    `_indices` adds the quotient's lower 16 bits to the entry. If the quotient is above the
-    threshold, this addition carries. So the upper 16 bits of the sum are the magnitude's index.
-    The first and the last cell have no threshold. Quotients below the first cell use the first
-    cell, and quotients above the last cell use the last cell.
+    The upper 16 bits of a cell's entry are the number of thresholds in earlier cells. The entry's
+    lower 16 bits are 0xffff minus the threshold's lower 16 bits, or zero without a threshold.
+    `_indices` adds the quotient's lower 16 bits to the entry, which carries if the quotient is
+    above the threshold. So the upper 16 bits of the sum are the magnitude's index. The first and
+    the last cell have no threshold; smaller quotients use the first cell, and larger ones the last.
     """
     bits = table.thresholds.view(torch.int32)
     upper = bits >> 16
