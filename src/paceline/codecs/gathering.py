@@ -169,7 +169,7 @@ def _sizes(
     sizes: Sequence[int] | None,
     what: str,
 ) -> tuple[int, ...]:
-    """Return each rank's number of rows: `sizes` or, if None, as the ranks tell each other."""
+    """Return each rank's number of rows; if `sizes` is None, the ranks exchange these numbers."""
     ranks = ranks_of(group)
     if sizes is not None:
         return tuple(sizes)
@@ -326,8 +326,8 @@ def ranks_of(group: dist.ProcessGroup | None) -> list[int]:
 def codec_for(codec: str | Codec | None, dtype: torch.dtype) -> Codec:
     """Return the codec of rows; an exact `Cast` for None.
 
-    Raises InvalidInput for a codec of other values than float32, with error feedback, or whose
-    payload size depends on the values.
+    Raises InvalidInput for a codec if the rows are not float32, and for a codec with error feedback
+    or with a payload size that depends on the values.
     """
     if codec is None:
         return Cast(str(dtype).removeprefix("torch."), exact=True)

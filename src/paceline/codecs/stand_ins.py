@@ -16,10 +16,10 @@ _LARGE = 1024.0
 def stand_ins_for(codec: str | None) -> Callable[[Tensor], Tensor] | None:
     """Return a function that makes a synthetic gradient for a parameter.
 
-    A gradient consists of zeros and of large values, the only ones that the codec sends. Their
-    share is the share that the codec's name declares. They have equal distances in the sequence of
-    all gradients, so every part of the sequence has this share. Returns None if the codec's name
-    declares no share.
+    A gradient consists of zeros and of large values; the codec sends only the large values. The
+    share of large values is the share that the codec's name declares. Large values have equal
+    distances in the sequence of all gradients, so every part of the sequence has this share.
+    Returns None if the codec's name declares no share.
     """
     known = None if codec is None else threshold_of(codec)
     if known is None or known.share is None:

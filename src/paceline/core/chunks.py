@@ -171,7 +171,7 @@ def predict(
 
     `steps`: chunk times of steps in which every layer was a chunk. `step_s`: duration of such a
     step, returned for all sizes if `steps` is empty. Assumes that chunks are exchanged one after
-    another, and that a later last sum makes the step longer by the same time.
+    another, and that a step becomes longer by the delay of its last sum.
     """
     if not steps:
         return dict.fromkeys(sizes, step_s)

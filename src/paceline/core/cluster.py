@@ -93,9 +93,9 @@ class Symmetric(Machine):
         return self._representatives
 
     def peers(self, stations: Sequence[Station]) -> RingPeers:
-        """Return the ring of this machine's hosts or devices, as in `stations`, and its ranks.
+        """Return the ring of this machine's hosts or, if `stations` are devices, its devices.
 
-        The ring has few stations, but the ranks of all `num_nodes` nodes.
+        The number of ranks is that of all `num_nodes` nodes.
         """
         alike = self.hosts if isinstance(stations[0], Host) else self.devices
         return RingPeers(tuple(alike), self.num_nodes * len(stations))

@@ -80,7 +80,7 @@ class Coding:
 
     @classmethod
     def by(cls, codec: str, stations: Mapping[int, Station]) -> "Coding":
-        """Return the coding of workers; `stations`: the device or host on which each one encodes.
+        """Return the coding of workers that encode on the given devices or hosts, `stations`.
 
         Raises InvalidInput if the codec's encoded size is unknown, or a station's speed with it.
         """
@@ -205,7 +205,7 @@ class Collective:
         return tuple(self._id(step, kind, piece, coder.worker) for coder in self.coders)
 
     def sent(self, step: int) -> TaskId:
-        """Return the last transfer."""
+        """Return the identity of the last transfer."""
         return self._id(step, self.kind, self.pieces[-1])
 
     def result(self, step: int, number: int) -> TaskId:

@@ -61,9 +61,9 @@ class Breakdown:
 
 
 def breakdown_by_device(timeline: Timeline) -> dict[str, Breakdown]:
-    """Return the breakdown of each device.
+    """Return the seconds per step of each device, by kind of work.
 
-    A host with memory or core lanes in the timeline is not a device.
+    Hosts are left out, although their memory and cores are resources of the timeline.
     """
     devices = dict.fromkeys(
         resource.owner

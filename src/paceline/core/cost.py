@@ -50,29 +50,29 @@ class Rate:
 
 
 def compute_lane(device: str) -> Resource:
-    """Return the lane on which a device computes."""
+    """Return the resource that a device holds while it computes."""
     return Resource(device, Lane.COMPUTE)
 
 
 def exchange_lane(owner: str) -> Resource:
-    """Return the lane that serialises the exchanges of a device or host."""
+    """Return the resource that a device or host holds during an exchange, so that they queue."""
     return Resource(owner, Lane.EXCHANGE)
 
 
 def link_lane(source: str, target: str) -> Resource:
-    """Return one direction of a link."""
+    """Return the resource that a message from `source` to `target` holds."""
     return Resource(f"{source}->{target}", Lane.WIRE)
 
 
 def message_lane(host: Host) -> Resource:
-    """Return the lane on which a host handles messages, one at a time."""
+    """Return the resource that a host holds while it encrypts, checks and copies a message."""
     return Resource(host.name, Lane.MESSAGES)
 
 
 def copy_lanes(device: Device) -> tuple[Resource, ...]:
     """Return the resources that a device holds while it copies or adds.
 
-    A CPU device also holds its memory lane, because its host's memory bandwidth limits copies.
+    A CPU device also holds its host's memory, whose bandwidth limits copies.
     """
     lane = compute_lane(device.name)
     return (lane,) if device.kind == DeviceKind.GPU else (lane, Resource(device.name, Lane.MEMORY))
@@ -103,7 +103,7 @@ def computing_on(device: Device, host: Host, devices: Sequence[Device]) -> tuple
 
 
 def core_lanes(devices: Sequence[Device]) -> list[Resource]:
-    """Return the compute lanes of CPU devices."""
+    """Return the resource that each CPU device holds while it computes."""
     return [compute_lane(device.name) for device in devices if device.kind == DeviceKind.CPU]
 
 
@@ -189,7 +189,7 @@ class Roofline:
         return {}
 
     def _pace(self, on: tuple[Resource, ...]) -> tuple[tuple[Rate, ...], bool]:
-        """Return the rates that limit tasks on these resources, and whether these are of links."""
+        """Return the rates that limit tasks on these resources, and whether links limit them."""
         held = [resource for resource in on if resource in self.rates]
         links = tuple(self.rates[resource] for resource in held if resource.lane is Lane.WIRE)
         # A device that is held together with memory or a codec does not add to the price.

@@ -72,7 +72,7 @@ def _as_typed(error: InvalidInput) -> str:
 
 
 def blamed(error: BaseException) -> str:
-    """Return the error's type and first line, and where user code raised it, if it did.
+    """Return the error's type and first line, with the file and line if user code raised it.
 
     For example "ValueError: no such mode (at mine.py:12)".
     """

@@ -81,7 +81,7 @@ class WorkersFailed(PacelineError):
 
 
 class Interrupted(PacelineError):
-    """The signal `number` stopped the run; its checkpoint is of step `num_steps`."""
+    """The signal `number` stopped the run after `num_steps` steps, which are saved."""
 
     def __init__(self, message: str, num_steps: int, number: int = SIGINT) -> None:
         super().__init__(message)

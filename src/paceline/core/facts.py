@@ -114,7 +114,7 @@ def rounded(value: float, unit: str) -> str:
 
 
 def as_rounded(value: float, unit: str) -> float:
-    """Return the value that `rounded` shows."""
+    """Round a value to three digits in the unit in which `rounded` formats it."""
     factor = _prefix(value, unit)[1]
     return float(f"{value / factor:.3g}") * factor
 

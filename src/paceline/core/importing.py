@@ -46,7 +46,7 @@ def imported(setting: str, name: str) -> Any:
 
 
 def factory_of(setting: str, name: str) -> Callable[..., Any]:
-    """Import a function or class named package.module:name; InvalidInput if it is neither."""
+    """Import a function or class named package.module:name; InvalidInput if not callable."""
     factory = imported(setting, name)
     if not callable(factory):
         raise InvalidInput(setting, "must be callable", got=name)

@@ -35,7 +35,7 @@ class LinearTime(NamedTuple):
 
 
 def line_through(measured: ExchangeSamples) -> LinearTime:
-    """Fit a line to a small and a large exchange.
+    """Fit latency and seconds per byte to the times of a small and a large exchange.
 
     The latency is the time of the small exchange minus the time of its bytes, but at least zero. If
     noise makes the large exchange seem as fast as the small exchange, or faster, the difference is

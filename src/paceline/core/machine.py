@@ -112,7 +112,7 @@ Station = Device | Host  # a sender or receiver of messages
 
 
 def place_of(station: Station) -> str:
-    """Return the name of a station in links: the host's name for a CPU device, or its own name."""
+    """Return the name by which links refer to a device or host; a CPU device is at its host."""
     if isinstance(station, Device) and station.kind == DeviceKind.CPU:
         return station.host
     return station.name

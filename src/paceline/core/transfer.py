@@ -22,7 +22,7 @@ class Transfer(NamedTuple):
 
 
 def lanes_of(route: Sequence[Hop]) -> tuple[Resource, ...]:
-    """Return the link lanes that a message on a route holds."""
+    """Return the resources that a message on a route holds, one for each hop."""
     return tuple(link_lane(hop.source, hop.target) for hop in route)
 
 
@@ -71,8 +71,9 @@ class Ring:
     several rings, each ring carries a share of the bytes.
 
     `load`: bytes on each hop, divided by the bytes that one rank sends; below 1 if only some rings
-    use the hop. `held`: exchange lanes of the stations in the plan; a plan of a `Symmetric` machine
-    has fewer stations than `num_ranks`. `cores`: lanes held, too, if a link uses cores.
+    use the hop. `held`: resources that the ranks in the plan hold during the exchange; a plan of a
+    `Symmetric` machine has fewer ranks than `num_ranks`. `cores`: resources that are also held if a
+    link uses cores.
     """
 
     num_ranks: int
@@ -199,7 +200,7 @@ def rings(machine: Machine, hosts: Sequence[Host], devices: Sequence[Device]) ->
 
 
 def waiting(devices: Sequence[Device]) -> tuple[Resource, ...]:
-    """Return the lanes on which devices wait for their hosts' exchange."""
+    """Return the resources that devices hold while they wait for their hosts' exchange."""
     return tuple(Resource(device.name, Lane.NETWORK) for device in devices)
 
 

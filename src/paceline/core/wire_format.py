@@ -78,7 +78,7 @@ class WireFormat:
 
     @property
     def nbytes_per_value(self) -> float:
-        """The mean bytes per sent or unsent value, including its part of `block_nbytes`."""
+        """The mean bytes per value, over all values, including its part of `block_nbytes`."""
         share = 1.0 if self.share is None else self.share
         return share * self.value_bits / 8 + self.block_nbytes / _BLOCK
 

@@ -32,7 +32,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A trainable tensor, and also its gradient; `element_size` is in bytes."""
+    """A trainable tensor; its gradient has the same shape and `element_size` (bytes)."""
 
     name: str
     shape: tuple[int, ...]

@@ -39,7 +39,7 @@ class LayerMarks:
         self.backward: Borders = []
 
     def watch(self, wanted: bool) -> None:
-        """Discard all marks; install the hooks that record marks or, if not `wanted`, remove them."""
+        """Discard all marks; install or, if not `wanted`, remove the hooks that record them."""
         self.forward, self.backward = [], []
         if wanted and not self._hooks:
             for layer in self._layers:
