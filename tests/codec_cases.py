@@ -56,7 +56,7 @@ def check_encode(
 
     `offset`: number of values in memory before the first one, to test unaligned memory.
     """
-    from paceline.codecs import triton_four_bit, triton_kernels
+    from paceline.codecs import triton_kernels
 
     one, there, scales = table(name), _shifted(values, device, offset), None
     expected_scales = quantization.scales_of(values, block_size)
@@ -65,9 +65,7 @@ def check_encode(
     expected = quantization.encode(values, expected_scales, block_size, one)
     if name in FOUR_BIT_TABLES:
         expected = join(expected)
-        codes, scales, num_nonfinite = triton_four_bit.encode(there, block_size, one)
-    else:
-        codes, scales, num_nonfinite = triton_kernels.encode(there, scales, block_size, one)
+    codes, scales, num_nonfinite = triton_kernels.encode(there, scales, block_size, one)
     assert torch.equal(codes.cpu(), expected)
     assert torch.equal(scales.cpu().view(torch.int32), expected_scales.view(torch.int32))
     assert int(num_nonfinite) == len(values) - int(values.isfinite().sum())
@@ -84,9 +82,8 @@ def check_decode(
     count: int | None = None,
 ) -> None:
     """Compare decoded values, and sums with them, bit by bit; `count`: number of codes."""
-    from paceline.codecs import triton_four_bit, triton_kernels
+    from paceline.codecs import triton_kernels
 
-    kernels = triton_four_bit if name in FOUR_BIT_TABLES else triton_kernels
     count = len(codes) if count is None else count
     one, totals = table(name), normal(count, 1)
     single = split(codes, count) if name in FOUR_BIT_TABLES else codes
@@ -94,7 +91,7 @@ def check_decode(
     for adds, expected in ((False, meant), (True, totals + meant)):
         found = _shifted(totals, device, offset)
         own = _shifted(codes, device, offset), scales.to(device), block_size, one
-        kernels.decode(found, *own, adds)
+        triton_kernels.decode(found, *own, adds)
         assert torch.equal(found.cpu().view(torch.int32), expected.view(torch.int32))
 
 
