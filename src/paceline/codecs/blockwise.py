@@ -23,6 +23,12 @@ class BlockCodec(Codec):
     block_size: int
     offset: float | None = None
 
+    @property
+    def name(self) -> str:
+        """The type with the block size or offset, on which sender and receiver must agree."""
+        scale = f"/{self.block_size}" if self.offset is None else f"*{self.offset:g}"
+        return f"{self.type}{scale}"
+
     def encode(self, values: Tensor) -> Payload:
         """Encode float32 values; NaN and infinite values become zero, and are counted."""
         values = flat(values)
@@ -92,12 +98,6 @@ class EightBit(BlockCodec):
         if self.offset is not None and not 0 < self.offset < float("inf"):
             raise InvalidInput("offset", "must be a positive number", got=self.offset)
 
-    @property
-    def name(self) -> str:
-        """The type with the block size or offset, on which sender and receiver must agree."""
-        scale = f"/{self.block_size}" if self.offset is None else f"*{self.offset:g}"
-        return f"{self.type}{scale}"
-
 
 @dataclass(frozen=True)
 class FourBit(BlockCodec):
@@ -115,11 +115,6 @@ class FourBit(BlockCodec):
         if self.block_size < 2 or self.block_size % 2:
             problem = "must be even, because two values share a byte"
             raise InvalidInput("block_size", problem, got=self.block_size)
-
-    @property
-    def name(self) -> str:
-        """The type and the block size, on which sender and receiver must agree."""
-        return f"{self.type}/{self.block_size}"
 
     @property
     def encodes_sums(self) -> bool:
