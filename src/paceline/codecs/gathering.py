@@ -111,40 +111,6 @@ def reduce_scatter(
     return summed
 
 
-def begin_gather(
-    values: Tensor,
-    codec: str | Codec | None = None,
-    group: dist.ProcessGroup | None = None,
-    sizes: Sequence[int] | None = None,
-    *,
-    traffic: Sent | None = None,
-    what: str = "activations",
-) -> Pending:
-    """Begin an `all_gather` without autograd.
-
-    `values` is copied at once, except with a single rank, which gets a detached view of `values`.
-    """
-    known = _sizes(values, (codec,), group, sizes, what)
-    return RowExchange(codec, group, known, traffic, what).all_gather(values)
-
-
-def begin_return(
-    errors: Tensor,
-    codec: str | Codec | None,
-    group: dist.ProcessGroup | None,
-    sizes: Sequence[int],
-    *,
-    traffic: Sent | None = None,
-    what: str = "errors",
-) -> Pending:
-    """Begin the backward of `all_gather`: each rank gets the summed gradients of its rows.
-
-    `errors`: this rank's gradients of the rows of all ranks; copied as in `begin_gather`.
-    """
-    exchange = RowExchange(codec, group, tuple(sizes), traffic, what, in_forward=False)
-    return exchange.reduce_scatter(errors)
-
-
 _Begin = Callable[[Tensor], Pending]
 
 
@@ -193,15 +159,17 @@ def _sizes(
 
 @dataclass(frozen=True)
 class RowExchange:
-    """Exchanges rows between the ranks of a group; `sizes` has each rank's number of rows.
+    """Exchanges rows between the ranks of a group, without autograd.
 
-    All ranks must begin their exchanges in the same order. Each thread that exchanges rows needs
-    its own group. A group of one rank neither encodes nor sends.
+    `sizes`: each rank's number of rows. `in_forward`: whether `traffic` counts activations or their
+    gradients. `what`: name of the rows in errors. All ranks must begin their exchanges in the same
+    order. Each thread that exchanges rows needs its own group. Rows are copied at once, except in a
+    group of one rank, which neither encodes nor sends, and gets a detached view of the rows.
     """
 
     codec: str | Codec | None
     group: dist.ProcessGroup | None
-    sizes: tuple[int, ...]
+    sizes: Sequence[int]
     traffic: Sent | None = None
     what: str = "activations"
     in_forward: bool = True
