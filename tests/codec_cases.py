@@ -95,10 +95,8 @@ def check_decode(
         assert torch.equal(found.cpu().view(torch.int32), expected.view(torch.int32))
 
 
-def check_four_bit(
-    values: Tensor, name: str, block_size: int, device: str = "cpu", offset: int = 0
-) -> None:
-    """Compare 4-bit codes, scales, number of non-finite values, decoded values and sums."""
+def check(values: Tensor, name: str, block_size: int, device: str = "cpu", offset: int = 0) -> None:
+    """Compare codes, scales, number of non-finite values, decoded values and sums."""
     found = check_encode(values, name, block_size, None, device, offset)
     check_decode(*found, name, block_size, device, offset, len(values))
 

@@ -244,12 +244,6 @@ def test_casts_equal_torch_on_every_border_between_two_numbers(name: str):
 
 
 @each_type
-@given(values=st.lists(FLOATS, max_size=60))
-def test_casts_equal_torch_on_any_values(name: str, values: list[float]):
-    check_cast(torch.tensor(values, dtype=torch.float32), name)
-
-
-@each_type
 def test_casts_equal_torch_at_any_length_and_address(name: str):
     for count in (*range(40), 8191, 8192, 8193, 20_000):
         check_cast(cases.normal(count + 1)[1:], name)
