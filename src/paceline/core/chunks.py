@@ -143,23 +143,22 @@ class LearnedSearch(PredictedSearch):
 
     def __init__(self, num_layers: int, interval: int = 10, learning: int = 3) -> None:
         super().__init__({1: 0.0}, learning)
-        self._sizes_to_predict, self._after = candidates(num_layers), interval
-        self._times: list[Sequence[ChunkTimes]] = []
-        self._is_learning = True
+        self._num_layers, self._after = num_layers, interval
+        self._times: list[Sequence[ChunkTimes]] | None = []  # None: the steps are over
         self.done = num_layers == 1
 
     def record(self, seconds: float, times: Sequence[ChunkTimes] = ()) -> None:
         """Record the seconds and the chunk times of a step."""
-        if self._is_learning and times:
+        if self._times is not None and times:
             self._times.append(times)
         super().record(seconds)
 
     def _judge(self, seconds: Sequence[float]) -> None:
-        if not self._is_learning:
+        if self._times is None:
             super()._judge(seconds)
             return
-        self._is_learning = False
-        predicted = predict(median(seconds), self._times, self._sizes_to_predict)
+        predicted = predict(median(seconds), self._times, candidates(self._num_layers))
+        self._times = None
         # Continue as a search of these predictions, with no trials yet.
         super().__init__(predicted, self._after)
 

@@ -1,7 +1,7 @@
 """A machine: hosts, devices, switches, and the links between them."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from functools import cached_property
 from math import inf, prod
@@ -21,6 +21,7 @@ from paceline.core.facts import (
     ValuesPerSecond,
 )
 from paceline.core.losses import BETWEEN_HOSTS, CORES_BETWEEN_HOSTS, WITHIN_A_HOST, Losses
+from paceline.core.names import not_known
 from paceline.core.network import Hop, Link, Network
 from paceline.core.wire_format import Kernel, WireFormat
 
@@ -142,7 +143,7 @@ def codec_speed(station: Station, wire_format: WireFormat) -> CodecSpeed:
     return station.codecs[kernel]
 
 
-_MOST_LISTED = 12  # maximum number of names in a message
+_MOST_LISTED = 12  # maximum number of names in an error
 
 
 class RingPeers(NamedTuple):
@@ -179,16 +180,16 @@ class Machine(Fact):
         count = Counter(station.name for station in stations)
         twice = [name for name, times in count.items() if times > 1]
         if twice:
-            raise ValueError(f"names must be unique (twice: {_listed(twice)})")
+            raise ValueError(f"names must be unique (twice: {', '.join(twice[:_MOST_LISTED])})")
         for device in self.devices:
             if device.host not in hosts:
-                problem = f"must be one of {_listed(hosts)} (got {device.host!r})"
-                raise ValueError(f"devices.{device.name}.host: {problem}")
+                field = f"devices.{device.name}.host"
+                raise ValueError(str(not_known(field, device.host, sorted(hosts))))
         for link in self.links:
             for end in link.between:
                 if end not in count:
-                    problem = f"must be two of {_listed(count)} (got {end!r})"
-                    raise ValueError(f"links.{link.name}.between: {problem}")
+                    field = f"links.{link.name}.between"
+                    raise ValueError(str(not_known(field, end, sorted(count))))
             has_adapters = len({*link.between} - devices) == 2
             if not has_adapters and (link.rails > 1 or link.rdma):
                 field = f"links.{link.name}.{'rails' if link.rails > 1 else 'rdma'}"
@@ -298,8 +299,3 @@ class Machine(Fact):
             problem = f"needs a link from {start!r} to itself, for messages between its workers"
             raise InvalidInput(f"machine {self.name}", problem)
         return (Hop(start, start, link),)
-
-
-def _listed(names: Collection[str]) -> str:
-    some = sorted(names)[:_MOST_LISTED]
-    return str(some) + (f" and {len(names) - len(some)} more" if len(names) > len(some) else "")

@@ -57,7 +57,8 @@ class Trace:
 
     def check(self, worker: int, num_steps: int, purposes: Collection[str]) -> None:
         """Raise InvalidInput if a span or message is of another worker, or has an invalid value."""
-        check_spans(self.spans, worker)
+        for span in self.spans:
+            _check_span(span, worker)
         for one in (*self.sent, *self.received):
             is_known = one.purpose in purposes and one.worker == worker
             if not (is_known and 0 <= one.step <= num_steps and 0 <= one.at_s < inf):
@@ -72,18 +73,16 @@ class Trace:
 _TRACE = TypeAdapter(Trace)
 
 
-def check_spans(spans: Iterable[Span], worker: int) -> None:
-    """Raise InvalidInput if a span is of another worker than `worker`, or has an invalid value."""
-    for span in spans:
-        where = f"of step {span.step}, part {span.part[:20]!r}"
-        if span.worker != worker:
-            raise InvalidInput("trace", f"has a span of worker {span.worker}, not {worker}")
-        if not (0 <= span.start_s <= span.end_s < inf):
-            raise InvalidInput("trace", f"has an invalid span: {span.start_s} to {span.end_s} s")
-        if not 0 <= span.step < 2**31 or len(span.part) > _LONGEST_NAME:
-            raise InvalidInput("trace", f"has a span {where}, which is out of range")
-        if len(span.on) > _MOST_RESOURCES or any(len(one.owner) > _LONGEST_NAME for one in span.on):
-            raise InvalidInput("trace", f"has a span {where} with too many or long-named resources")
+def _check_span(span: Span, worker: int) -> None:
+    where = f"of step {span.step}, part {span.part[:20]!r}"
+    if span.worker != worker:
+        raise InvalidInput("trace", f"has a span of worker {span.worker}, not {worker}")
+    if not (0 <= span.start_s <= span.end_s < inf):
+        raise InvalidInput("trace", f"has an invalid span: {span.start_s} to {span.end_s} s")
+    if not 0 <= span.step < 2**31 or len(span.part) > _LONGEST_NAME:
+        raise InvalidInput("trace", f"has a span {where}, which is out of range")
+    if len(span.on) > _MOST_RESOURCES or any(len(one.owner) > _LONGEST_NAME for one in span.on):
+        raise InvalidInput("trace", f"has a span {where} with too many or long-named resources")
 
 
 class WorkerRecorder:
