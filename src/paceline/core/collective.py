@@ -91,12 +91,9 @@ class Coding:
             decode_values_per_s=min(speed.decode_values_per_s for speed in speeds),
             latency_s=max(speed.latency_s for speed in speeds),
         )
+        kinds = Kind.ENCODE, Kind.DECODE
         coders = tuple(
-            CodecWorker(
-                worker,
-                codec_lanes(station, known.kernel, Kind.ENCODE),
-                codec_lanes(station, known.kernel, Kind.DECODE),
-            )
+            CodecWorker(worker, *(codec_lanes(station, known.kernel, kind) for kind in kinds))
             for worker, station in stations.items()
         )
         return cls(known, slowest, coders, codec == AUTO)

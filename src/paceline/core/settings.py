@@ -96,10 +96,7 @@ class RunSettings(Record):
 
     model: Model
     strategy: str = Field(
-        "allreduce",
-        description=(
-            "Strategy of parallel training; auto selects the strategy with the fastest forecast."
-        ),
+        "allreduce", description="Strategy of training; auto selects the fastest by forecast."
     )
     options: dict[str, Any] = Field(
         {}, description="Option of the strategy, such as chunk=4MiB; can be repeated."
@@ -109,10 +106,7 @@ class RunSettings(Record):
     )
     batch_size: int = Field(64, ge=1, description="Samples in a step, over all workers.")
     codec: str | None = Field(
-        None,
-        description=(
-            "Codec of gradients, such as dynamic8; for wheel: gradients=half,activations=dynamic8."
-        ),
+        None, description="Codec, such as dynamic8; wheel: gradients=half,activations=dynamic8."
     )
     balance: Literal["auto"] | None = Field(
         None, description="Give each worker a share of the batch in proportion to its speed."
