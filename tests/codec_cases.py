@@ -1,9 +1,10 @@
-"""Difficult values for codecs."""
+"""Difficult values for codecs, and a comparison of codecs on two devices."""
 
 import torch
 from torch import Tensor
 
 from paceline.codecs import quantization
+from paceline.codecs.codec import Codec, Payload
 from paceline.native import instruction_sets
 
 INSTRUCTIONS: tuple[str, ...] = ("portable",)
@@ -38,3 +39,22 @@ def denormals() -> Tensor:
 def normal(count: int, seed: int = 0) -> Tensor:
     """Return normally distributed values."""
     return torch.randn(count, generator=torch.Generator().manual_seed(seed))
+
+
+def facts(payload: Payload) -> tuple[object, ...]:
+    """Return the contents of a payload on any device."""
+    buffers = [buffer.tolist() for buffer in payload.buffers]
+    return payload.codec, payload.count, payload.num_nonfinite, buffers
+
+
+def check_on_device(here: Codec, there: Codec, values: Tensor, moved: Tensor) -> None:
+    """Compare payloads, decoded values, and sums with decoded values, bit by bit."""
+    payload, other = here.encode(values), there.encode(moved)
+    assert all(buffer.device == moved.device for buffer in other.buffers)
+    assert facts(other) == facts(payload)
+    assert torch.equal(there.decode(other).cpu(), here.decode(payload))
+    total = normal(values.numel(), 1)
+    summed = total.to(moved.device)
+    here.add_to(total, payload)
+    there.add_to(summed, other)
+    assert torch.equal(summed.cpu(), total)

@@ -6,11 +6,9 @@ from itertools import pairwise
 
 import pytest
 import torch
-from torch import Tensor
 
 import codec_cases as cases
 from paceline.codecs.blockwise import EightBit
-from paceline.codecs.codec import Codec, Payload
 from paceline.codecs.names import find_codec
 from paceline.codecs.quantization import TABLES
 from paceline.core.plan import Kind
@@ -28,34 +26,16 @@ NAMES = ("half", "bfloat16", "onebit", "threshold:0.5", *TABLES, *FOUR_BITS)
 SLOW_S = 0.01
 
 
-def facts(payload: Payload) -> tuple[object, ...]:
-    buffers = [buffer.tolist() for buffer in payload.buffers]
-    return payload.codec, payload.count, payload.num_nonfinite, buffers
-
-
-def check(here: Codec, there: Codec, values: Tensor, moved: Tensor) -> None:
-    """Compare payloads, decoded values, and sums with decoded values."""
-    payload, other = here.encode(values), there.encode(moved)
-    assert all(buffer.device == moved.device for buffer in other.buffers)
-    assert facts(other) == facts(payload)
-    assert torch.equal(there.decode(other).cpu(), here.decode(payload))
-    total = cases.normal(values.numel(), 1)
-    summed = total.to(moved.device)
-    here.add_to(total, payload)
-    there.add_to(summed, other)
-    assert torch.equal(summed.cpu(), total)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_payloads_are_those_of_the_cpu(device, name):
     values = cases.normal(5_001)
     values[[5, 77]] = torch.nan
     here, there = find_codec(name), find_codec(name)
     for _ in range(2):  # with error feedback, the second encoding adds the first one's errors
-        check(here, there, values, values.to(device.torch_device))
+        cases.check_on_device(here, there, values, values.to(device.torch_device))
     apart = values[:5_000].view(-1, 2)
     codec = EightBit("linear8", block_size=100, offset=3.0)  # a fixed scale
-    check(codec, codec, apart[:, 1], apart.to(device.torch_device)[:, 1])
+    cases.check_on_device(codec, codec, apart[:, 1], apart.to(device.torch_device)[:, 1])
 
 
 def test_a_codec_works_in_the_current_stream(device):
