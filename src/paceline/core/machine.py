@@ -149,7 +149,7 @@ _MOST_LISTED = 12  # maximum number of names in an error
 class RingPeers(NamedTuple):
     """The stations of a ring in order, and the ring's number of ranks.
 
-    There are more ranks than stations if a few stations represent equal ones.
+    A few stations may represent many equal ones, so there can be more ranks than stations.
     """
 
     stations: tuple[Station, ...]
@@ -257,9 +257,9 @@ class Machine(Fact):
     def flow(self, level: int) -> tuple[tuple[Hop, ...], Mapping[Hop, int]]:
         """Return the first host's route in the ring of `level`, and the messages on each hop.
 
-        On each level, `self.groups[level]` groups of hosts form a ring, in which each host sends to
-        the host in the same place of the next group. All hosts send concurrently. Raises
-        InvalidInput if hosts are not linked.
+        `self.groups[level]` groups of hosts form a ring, in which each host sends to the host in
+        the same place of the next group. All hosts send concurrently. Raises InvalidInput if hosts
+        are not linked.
         """
         hosts, size, apart = self.hosts, self.groups[level], prod(self.groups[:level])
         load: Counter[Hop] = Counter()

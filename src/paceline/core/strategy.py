@@ -23,7 +23,7 @@ class Window:
 
 @dataclass(frozen=True)
 class StepsToLoss:
-    """How many times as many steps as synchronous training a strategy needs for the same loss.
+    """The steps that a strategy needs for a loss, divided by those of synchronous training.
 
     `median`: median of measured runs. `low`, `high`: range of these runs. `measured_on`: the models
     of these runs.
