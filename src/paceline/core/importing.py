@@ -29,20 +29,18 @@ def imported(setting: str, name: str) -> Any:
         found = importlib.import_module(module)
     except (Exception, SystemExit) as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if missing is not None and f"{module}.".startswith(f"{missing}."):
-            why = f"cannot import {missing!r}: it is neither installed nor in {here}"
-            here_too = [one.stem for one in Path(here).glob("*.py")]
-            why += did_you_mean(missing, here_too).rstrip(".")
-        else:
-            why = f"cannot import {module!r}: {blamed(error)}"
-        raise InvalidInput(setting, why) from error
+        if missing is None or not f"{module}.".startswith(f"{missing}."):
+            raise InvalidInput(setting, f"cannot import {module!r}: {blamed(error)}") from error
+        why = f"cannot import {missing!r}: it is neither installed nor in {here}"
+        hint = did_you_mean(missing, [one.stem for one in Path(here).glob("*.py")])
+        raise InvalidInput(setting, why, hint=hint) from error
     try:
         return attrgetter(attribute)(found)
     except AttributeError as error:
         public = [key for key in dir(error.obj) if not key.startswith("_")]
-        hint = did_you_mean(str(error.name), public).rstrip(".")
-        problem = f"cannot find {attribute!r} in module {module!r}{hint}"
-        raise InvalidInput(setting, problem) from error
+        problem = f"cannot find {attribute!r} in module {module!r}"
+        hint = did_you_mean(str(error.name), public)
+        raise InvalidInput(setting, problem, hint=hint) from error
 
 
 def factory_of(setting: str, name: str) -> Callable[..., Any]:
