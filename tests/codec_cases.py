@@ -1,13 +1,10 @@
-"""Difficult values for codecs, and comparisons of Triton kernels with the reference.
-
-The kernels need a GPU, unless TRITON_INTERPRET was set before Triton was imported.
-"""
+"""Difficult values for codecs, and a comparison of codecs on two devices."""
 
 import torch
 from torch import Tensor
 
 from paceline.codecs import quantization
-from paceline.codecs.quantization import FOUR_BIT_TABLES, join, split, table
+from paceline.codecs.codec import Codec, Payload
 from paceline.native import instruction_sets
 
 INSTRUCTIONS: tuple[str, ...] = ("portable",)
@@ -44,74 +41,20 @@ def normal(count: int, seed: int = 0) -> Tensor:
     return torch.randn(count, generator=torch.Generator().manual_seed(seed))
 
 
-def check_encode(
-    values: Tensor,
-    name: str,
-    block_size: int,
-    scale: float | None = None,
-    device: str = "cpu",
-    offset: int = 0,
-) -> tuple[Tensor, Tensor]:
-    """Compare codes, scales and the number of non-finite values; return codes and scales.
-
-    `offset`: number of values in memory before the first one, to test unaligned memory.
-    """
-    from paceline.codecs import triton_four_bit, triton_kernels
-
-    one, there, scales = table(name), _shifted(values, device, offset), None
-    expected_scales = quantization.scales_of(values, block_size)
-    if scale is not None:
-        scales = expected_scales.fill_(scale).to(device)
-    expected = quantization.encode(values, expected_scales, block_size, one)
-    if name in FOUR_BIT_TABLES:
-        expected = join(expected)
-        codes, scales, num_nonfinite = triton_four_bit.encode(there, block_size, one)
-    else:
-        codes, scales, num_nonfinite = triton_kernels.encode(there, scales, block_size, one)
-    assert torch.equal(codes.cpu(), expected)
-    assert torch.equal(scales.cpu().view(torch.int32), expected_scales.view(torch.int32))
-    assert int(num_nonfinite) == len(values) - int(values.isfinite().sum())
-    return expected, expected_scales
+def facts(payload: Payload) -> tuple[object, ...]:
+    """Return the contents of a payload on any device."""
+    buffers = [buffer.tolist() for buffer in payload.buffers]
+    return payload.codec, payload.count, payload.num_nonfinite, buffers
 
 
-def check_decode(
-    codes: Tensor,
-    scales: Tensor,
-    name: str,
-    block_size: int,
-    device: str = "cpu",
-    offset: int = 0,
-    count: int | None = None,
-) -> None:
-    """Compare decoded values, and sums with them, bit by bit; `count`: number of codes."""
-    from paceline.codecs import triton_four_bit, triton_kernels
-
-    kernels = triton_four_bit if name in FOUR_BIT_TABLES else triton_kernels
-    count = len(codes) if count is None else count
-    one, totals = table(name), normal(count, 1)
-    single = split(codes, count) if name in FOUR_BIT_TABLES else codes
-    meant = quantization.decode(single, scales, block_size, one)
-    for adds, expected in ((False, meant), (True, totals + meant)):
-        found = _shifted(totals, device, offset)
-        own = _shifted(codes, device, offset), scales.to(device), block_size, one
-        kernels.decode(found, *own, adds)
-        assert torch.equal(found.cpu().view(torch.int32), expected.view(torch.int32))
-
-
-def check_four_bit(
-    values: Tensor, name: str, block_size: int, device: str = "cpu", offset: int = 0
-) -> None:
-    """Compare 4-bit codes, scales, number of non-finite values, decoded values and sums."""
-    found = check_encode(values, name, block_size, None, device, offset)
-    check_decode(*found, name, block_size, device, offset, len(values))
-
-
-def _shifted(values: Tensor, device: str, offset: int) -> Tensor:
-    """Copy values to an `offset` in new memory, between NaN or 255.
-
-    A kernel that reads out of bounds then finds too many non-finite values.
-    """
-    around = torch.nan if values.is_floating_point() else 255
-    memory = torch.full((offset + len(values) + 1,), around, dtype=values.dtype, device=device)
-    memory[offset:-1] = values
-    return memory[offset:-1]
+def check_on_device(here: Codec, there: Codec, values: Tensor, moved: Tensor) -> None:
+    """Compare payloads, decoded values, and sums with decoded values, bit by bit."""
+    payload, other = here.encode(values), there.encode(moved)
+    assert all(buffer.device == moved.device for buffer in other.buffers)
+    assert facts(other) == facts(payload)
+    assert torch.equal(there.decode(other).cpu(), here.decode(payload))
+    total = normal(values.numel(), 1)
+    summed = total.to(moved.device)
+    here.add_to(total, payload)
+    there.add_to(summed, other)
+    assert torch.equal(summed.cpu(), total)

@@ -7,7 +7,7 @@ import codec_cases as cases
 from kernel_contract import KernelContract
 from paceline.codecs import kernels
 from paceline.codecs.blockwise import EightBit, FourBit
-from paceline.codecs.codec import Codec, Payload
+from paceline.codecs.codec import Codec
 from paceline.codecs.quantization import FOUR_BIT_TABLES, TABLES
 
 pytestmark = [
@@ -41,14 +41,6 @@ def test_places_beyond_32_bits():
     assert torch.equal(codec.decode(payload)[begin:].cpu(), codec.decode(alone))
 
 
-def same(one: Payload, other: Payload) -> bool:
-    """Whether two payloads have the same bytes, on any devices."""
-    facts = [
-        (p.codec, p.count, p.num_nonfinite, [b.tolist() for b in p.buffers]) for p in (one, other)
-    ]
-    return facts[0] == facts[1]
-
-
 @pytest.mark.parametrize("with_triton", [False, pytest.param(True, marks=needs_triton)])
 @pytest.mark.parametrize(
     "codec",
@@ -62,13 +54,7 @@ def test_payloads_are_those_of_the_cpu(monkeypatch, with_triton: bool, codec: Co
     monkeypatch.setattr(kernels, "_triton_compiles", lambda: with_triton)
     values = cases.normal(100_001)
     values[[5, 77]] = torch.nan
-    here, there = codec.encode(values), codec.encode(values.cuda())
-    assert same(here, there)
-    total = cases.normal(100_001, 1)
-    summed = total.cuda()
-    codec.add_to(summed, there)
-    codec.add_to(total, here)
-    assert torch.equal(summed.cpu(), total)
+    cases.check_on_device(codec, codec, values, values.cuda())
 
 
 @needs_triton
@@ -83,4 +69,4 @@ def test_kernels_run_on_the_current_stream():
         torch.cuda._sleep(50_000_000)
         values.copy_(meant)
         found = codec.encode(values)
-    assert same(found, expected)
+    assert cases.facts(found) == cases.facts(expected)

@@ -52,7 +52,6 @@ def test_no_other_split_finishes_earlier(num_samples: int, own: list[int]) -> No
 @pytest.mark.parametrize(
     ("num_samples", "own", "most", "expected"),
     [
-        (10, [1, 1, 1], None, (4, 3, 3)),
         # The largest remainder would give the slow worker a sample, and the other would wait.
         (64, [100, 1], None, (64, 0)),
         (100, [3, 1], [50, None], (50, 50)),

@@ -28,16 +28,6 @@ def task(part: str, on: Resource, seconds: float, *after: Task, kind=Kind.FORWAR
     return Task(TaskId(0, kind, part), (on,), Cost(seconds), tuple(one.id for one in after))
 
 
-def test_tasks_are_found_by_the_names_of_recordings():
-    named = {
-        "s3/step@worker0": TaskId(3, Kind.STEP, worker=0),
-        "s2/reduce[1]": TaskId(2, Kind.REDUCE, "1"),
-        "s2/send[fc1/3]@worker1": TaskId(2, Kind.SEND, "fc1", 1, 3),
-    }
-    tasks = [Task(one, (A,)) for one in named.values()]
-    assert [Plan(tasks)[name] for name in named] == tasks
-
-
 ONE, OTHER = task("a", A, 0), task("b", A, 0)
 
 

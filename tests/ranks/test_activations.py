@@ -6,6 +6,7 @@ of all losses.
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -19,7 +20,7 @@ from codec_training import bits
 from paceline.codecs import Sent, all_gather, reduce_scatter
 from paceline.codecs.blockwise import EightBit
 from paceline.codecs.feedback import OneBit
-from paceline.codecs.gathering import begin_gather, begin_return
+from paceline.codecs.gathering import RowExchange
 from paceline.codecs.names import find_codec
 from paceline.core.errors import NonFinite
 from pair import Ranks
@@ -163,16 +164,14 @@ def overlapping() -> list[int]:
     rows = values(rank, 0, sizes[rank], WIDTH, dtype=torch.float32)
     errors = values(rank, 1, sum(sizes), WIDTH, dtype=torch.float32)
     labels = torch.arange(sizes[rank]) + 100 * rank
-    expected = [
-        begin_gather(rows, "dynamic8", None, sizes).wait(),
-        begin_return(errors, "dynamic8", None, sizes).wait(),
-        begin_gather(labels).wait(),
+    encoded, exact = RowExchange("dynamic8", None, sizes), RowExchange(None, None, sizes)
+    begins = [
+        partial(encoded.all_gather, rows),
+        partial(encoded.reduce_scatter, errors),
+        partial(exact.all_gather, labels),
     ]
-    begun = [
-        begin_gather(rows, "dynamic8", None, sizes),
-        begin_return(errors, "dynamic8", None, sizes),
-        begin_gather(labels, None, None, sizes),
-    ]
+    expected = [begin().wait() for begin in begins]
+    begun = [begin() for begin in begins]
     for one in (rows, errors, labels):
         one.zero_()
     found = [one.wait() for one in reversed(begun)][::-1]

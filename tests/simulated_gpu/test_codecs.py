@@ -7,13 +7,9 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from torch import Tensor
 
 import codec_cases as cases
 from paceline.codecs.blockwise import EightBit
-from paceline.codecs.codec import Codec, Payload
 from paceline.codecs.names import find_codec
 from paceline.codecs.quantization import TABLES
 from paceline.core.plan import Kind
@@ -25,29 +21,10 @@ from paceline.rpc.frames import Message
 from paceline.rpc.tensor_parts import CopyLane, Endpoint
 from paceline.strategies.wheel.config import Wheel
 from simulated_gpu.device import RaceError
-from simulated_gpu.tensors import devices
 
 FOUR_BITS = ("e3m0", "dynamic4", "e3m0+feedback")
 NAMES = ("half", "bfloat16", "onebit", "threshold:0.5", *TABLES, *FOUR_BITS)
 SLOW_S = 0.01
-
-
-def facts(payload: Payload) -> tuple[object, ...]:
-    buffers = [buffer.tolist() for buffer in payload.buffers]
-    return payload.codec, payload.count, payload.num_nonfinite, buffers
-
-
-def check(here: Codec, there: Codec, values: Tensor, moved: Tensor) -> None:
-    """Compare payloads, decoded values, and sums with decoded values."""
-    payload, other = here.encode(values), there.encode(moved)
-    assert all(buffer.device == moved.device for buffer in other.buffers)
-    assert facts(other) == facts(payload)
-    assert torch.equal(there.decode(other).cpu(), here.decode(payload))
-    total = cases.normal(values.numel(), 1)
-    summed = total.to(moved.device)
-    here.add_to(total, payload)
-    there.add_to(summed, other)
-    assert torch.equal(summed.cpu(), total)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -56,21 +33,10 @@ def test_payloads_are_those_of_the_cpu(device, name):
     values[[5, 77]] = torch.nan
     here, there = find_codec(name), find_codec(name)
     for _ in range(2):  # with error feedback, the second encoding adds the first one's errors
-        check(here, there, values, values.to(device.torch_device))
+        cases.check_on_device(here, there, values, values.to(device.torch_device))
     apart = values[:5_000].view(-1, 2)
     codec = EightBit("linear8", block_size=100, offset=3.0)  # a fixed scale
-    check(codec, codec, apart[:, 1], apart.to(device.torch_device)[:, 1])
-
-
-@given(
-    st.lists(st.floats(width=32), max_size=40),
-    st.integers(1, 50),
-    st.sampled_from(list(TABLES)),
-)
-def test_any_values_are_encoded_as_on_the_cpu(values, block_size, name):
-    (device,) = devices(1)
-    codec, numbers = EightBit(name, block_size=block_size), torch.tensor(values)
-    check(codec, codec, numbers.float(), numbers.float().to(device.torch_device))
+    cases.check_on_device(codec, codec, apart[:, 1], apart.to(device.torch_device)[:, 1])
 
 
 def test_a_codec_works_in_the_current_stream(device):

@@ -24,7 +24,7 @@ from paceline.core.reading import read_json, read_record, read_toml
 from paceline.core.timeline import Span
 from paceline.links.files import read_file, write_text, written_whole
 from paceline.measure.device_profile import PerSecond, Seconds
-from paceline.record.worker_trace import check_spans
+from paceline.record.worker_trace import Trace
 from paceline.rpc.value_checks import ValueChecks, norm_of
 from paceline.rpc.workers import difference
 from refusals import refused
@@ -224,10 +224,10 @@ WRONG_SPANS = {
 
 @pytest.mark.parametrize("name", WRONG_SPANS)
 def test_impossible_spans_are_refused(name: str):
-    check_spans([SPAN], 1)
+    Trace([SPAN]).check(1, 1, ())
     for value in WRONG_SPANS[name]:
         with refused("trace"):
-            check_spans([SPAN, SPAN._replace(**{name: value})], 1)
+            Trace([SPAN, SPAN._replace(**{name: value})]).check(1, 1, ())
 
 
 def test_a_gradient_norm_is_compared_with_those_of_other_workers():

@@ -3,30 +3,18 @@
 The module `quantization` specifies codes, and is checked by a naive search. Torch specifies casts.
 """
 
-from typing import NamedTuple
-
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 import codec_cases as cases
+from kernel_contract import KernelContract, each_name, same_bits
 from paceline.codecs import quantization
-from paceline.codecs.quantization import (
-    FOUR_BIT_TABLES,
-    TABLES,
-    QuantizationTable,
-    join,
-    split,
-    table,
-)
+from paceline.codecs.quantization import FOUR_BIT_TABLES, QuantizationTable, join, table
 from paceline.native import Codebook, DType, FourBitTable, cast_into
 
 SETS = cases.INSTRUCTIONS
-BLOCK, AROUND = 64, 77
-FLOATS = st.floats(width=32, allow_nan=True, allow_infinity=True)
-EXTREME = [0.0, -0.0, 1e-45, -1e-45, 1e-40, 1.1754944e-38, 3.4028235e38, -3.4028235e38, 1.0]
+AROUND = 77
 # By hand: powers of 2; and the centres of 4, 2 and 1 equal parts of (0.1, 1), over 1, 10 and 100.
 MAGNITUDES = {
     "e3m0": [0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1],
@@ -34,81 +22,57 @@ MAGNITUDES = {
 }
 
 
-class Kernel(NamedTuple):
-    """The C++ kernels of a table on some instruction sets, and their specification."""
+class TestNative(KernelContract):
+    """The C++ kernels, on all instruction sets of this processor."""
 
-    name: str
-    sets: tuple[str, ...] = SETS
+    block_sizes = (64, 4096)
+    most = 20_001
+    sets, threads = SETS, 1
 
-    @property
-    def is_four_bit(self) -> bool:
-        return self.name in FOUR_BIT_TABLES
-
-    @property
-    def table(self) -> QuantizationTable:
-        return table(self.name)
-
-    @property
-    def native(self) -> Codebook | FourBitTable:
-        parts = self.table.magnitudes.tolist(), self.table.thresholds.tolist()
-        return FourBitTable(*parts) if self.is_four_bit else Codebook(*parts)
-
-    def specified(
-        self, values: Tensor, block_size: int, scale: float | None = None
-    ) -> tuple[Tensor, Tensor]:
-        scales = quantization.scales_of(values, block_size)
-        if scale is not None:
-            scales.fill_(scale)
-        codes = quantization.encode(values, scales, block_size, self.table)
-        return join(codes) if self.is_four_bit else codes, scales
-
-    def check(
-        self, values: Tensor, block_size: int = BLOCK, threads: int = 1, scale: float | None = None
-    ) -> None:
-        """Compare the kernels' codes, scales, values and sums with the specification's."""
-        count, native = len(values), self.native
-        expected, expected_scales = self.specified(values, block_size, scale)
-        num_bad = int((~values.isfinite()).sum())
-        for one in self.sets:
-            memory = torch.full((len(expected) + 2,), AROUND, dtype=torch.uint8)
-            codes = memory[1:-1]
-            scales = torch.full((-(-count // block_size),), -1.0 if scale is None else scale)
-            how = scale is None, threads, one
-            bad = native.encode_into(codes, scales, values, block_size, *how)
-            assert torch.equal(codes, expected), one
-            assert same_bits(scales, expected_scales), one
-            assert bad == num_bad
+    def encode(self, values, scales, block_size, one: QuantizationTable):
+        found = []
+        for instructions in self.sets:
+            memory = torch.full((-(-len(values) * one.num_bits // 8) + 2,), AROUND).byte()
+            own = torch.full((-(-len(values) // block_size),), -1.0) if scales is None else scales
+            how = scales is None, self.threads, instructions
+            num_lost = one.lookup.encode_into(memory[1:-1], own, values, block_size, *how)
             assert memory[[0, -1]].tolist() == [AROUND] * 2  # untouched
-        self.check_decode(expected, expected_scales, block_size, count, threads)
+            found.append((memory[1:-1], own, num_lost))
+        first, *others = found
+        for codes, own, num_lost in others:
+            assert torch.equal(codes, first[0])
+            assert (same_bits(own, first[1]), num_lost) == (True, first[2])
+        return first
 
-    def check_decode(
-        self, codes: Tensor, scales: Tensor, block_size: int, count: int, threads: int = 1
-    ) -> None:
-        single = split(codes, count) if self.is_four_bit else codes
-        values = quantization.decode(single, scales, block_size, self.table)
-        totals = torch.linspace(-3, 3, count + 2)
-        for one in self.sets:
-            for adds, expected in ((False, values), (True, totals[1:-1] + values)):
-                memory = totals.clone()
-                found, native = memory[1:-1], self.native
-                native.decode_into(found, codes, scales, block_size, adds, threads, one)
-                assert same_bits(found, expected), one
-                assert torch.equal(memory[[0, -1]], totals[[0, -1]])
+    def decode(self, values, codes, scales, block_size, one: QuantizationTable, adds):
+        before, found = values.clone(), []
+        for instructions in self.sets:
+            how = adds, self.threads, instructions
+            one.lookup.decode_into(values.copy_(before), codes, scales, block_size, *how)
+            found.append(values.clone())
+        assert all(same_bits(values, other) for other in found)
+
+    @each_name
+    def test_every_tail_and_alignment(self, name: str):
+        """Lengths around the boundaries of blocks, bytes and SIMD vectors."""
+        for count in (*range(70), 127, 128, 129, 2049):
+            for block_size in (64, 2, 34):
+                self.check(cases.normal(count, count), name, block_size)
+        for at in range(1, 9):
+            self.check(cases.normal(300), name, 64, at)
+
+    @each_name
+    def test_several_threads(self, name: str):
+        self.sets = ("fastest",)
+        for threads in (1, 3):
+            self.threads = threads
+            self.check(cases.normal(1_000_001), name, 1024)
 
 
-def same_bits(one: Tensor, other: Tensor) -> bool:
-    return torch.equal(one.view(torch.int32), other.view(torch.int32))
-
-
-FOUR_BIT = [Kernel(name) for name in FOUR_BIT_TABLES]
-KERNELS = [*(Kernel(name) for name in TABLES), *FOUR_BIT]
-each_kernel = pytest.mark.parametrize("kernel", KERNELS, ids=lambda one: one.name)
-
-
-@each_kernel
-def test_the_specification_finds_the_nearest_magnitude(kernel: Kernel):
+@each_name
+def test_the_specification_finds_the_nearest_magnitude(name: str):
     """Compare with all distances in float64; ties are rounded down."""
-    one = kernel.table
+    one = table(name)
     generator = torch.Generator().manual_seed(1)
     near = [one.thresholds, torch.nextafter(one.thresholds, torch.tensor(2.0))]
     small = 10 ** (-9 * torch.rand(4000, generator=generator))
@@ -121,62 +85,12 @@ def test_the_specification_finds_the_nearest_magnitude(kernel: Kernel):
 def test_tables_and_codes_of_four_bits_by_hand():
     """The block size is 4; the first of two codes is in the lower half of a byte."""
     values = torch.tensor([1.0, -0.5, 0.0, torch.nan, torch.inf, -4.0, 2.0, -0.001, 0.3])
-    codes, scales = Kernel("e3m0").specified(values, 4)
+    scales = quantization.scales_of(values, 4)
+    codes = join(quantization.encode(values, scales, 4, table("e3m0")))
     assert codes.tolist() == [7 + 16 * (6 + 8), 0, 0 + 16 * (7 + 8), 6, 7]
     assert scales.tolist() == torch.tensor([1.0, 4.0, 0.3]).tolist()
     for name, magnitudes in MAGNITUDES.items():
         assert torch.equal(table(name).magnitudes, torch.tensor(magnitudes))
-
-
-@each_kernel
-def test_kernels_equal_the_specification_on_every_bin_edge(kernel: Kernel):
-    for scale in cases.SCALES:
-        edges = cases.bin_edges(kernel.table, scale)
-        rows = edges[: len(edges) // 63 * 63].view(-1, 63)
-        kernel.check(torch.cat([torch.full((len(rows), 1), scale), rows], 1).flatten())
-    kernel.check(cases.bin_edges(kernel.table, 1.0), scale=1.0)
-
-
-@each_kernel
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_kernels_equal_the_specification_on_16_bit_values(kernel: Kernel, dtype: torch.dtype):
-    """Includes denormals, both zeros, infinities and NaNs."""
-    values = cases.sixteen_bits(dtype)
-    for block_size in (BLOCK, 4096):
-        kernel.check(values, block_size)
-    kernel.check(cases.denormals())
-    for scale in (1.0, 1e-3):
-        kernel.check(values, scale=scale)
-
-
-@each_kernel
-def test_kernels_equal_the_specification_at_any_length_and_address(kernel: Kernel):
-    """Lengths around the boundaries of blocks, bytes and SIMD vectors."""
-    for count in (*range(70), 127, 128, 129, 1023, 1025, 2049):
-        for block_size in (BLOCK, 2, 34):
-            kernel.check(cases.normal(count, count), block_size)
-    for offset in range(1, 9):
-        kernel.check(cases.normal(300 + offset)[offset:])
-    for threads in (1, 3):
-        kernel._replace(sets=("fastest",)).check(cases.normal(1_000_001), 1024, threads)
-
-
-@each_kernel
-@given(values=st.lists(FLOATS | st.sampled_from(EXTREME), max_size=150))
-def test_kernels_equal_the_specification_on_any_values(kernel: Kernel, values: list[float]):
-    kernel.check(torch.tensor(values, dtype=torch.float32))
-
-
-@each_kernel
-def test_all_codes_decode_and_are_added_with_two_roundings(kernel: Kernel):
-    """Includes unused codes, and denormal, negative and huge scales."""
-    scales = torch.tensor([0.0, 1.0, 1 / 3, -0.1, 1e-45, 1e-37, 3e38, *cases.normal(30)])
-    most = 256 if kernel.is_four_bit else len(kernel.table.magnitudes)
-    codes = torch.arange(most).to(torch.uint8).repeat(len(scales))
-    block_size = 2 * most if kernel.is_four_bit else most
-    kernel.check_decode(codes, scales, block_size, block_size * len(scales))
-    if kernel.is_four_bit:
-        kernel.check_decode(codes, scales, block_size, block_size * len(scales) - 1)
 
 
 @pytest.mark.parametrize(
@@ -198,8 +112,8 @@ def test_a_table_that_cannot_be_searched_is_refused(kind, magnitudes, thresholds
 
 @pytest.mark.parametrize("name", ["linear8", "e3m0"])
 def test_sizes_that_do_not_fit_are_refused(name: str):
-    kernel, values, scales = Kernel(name), torch.zeros(100), torch.zeros(2)
-    is_four, native = kernel.is_four_bit, kernel.native
+    native, values, scales = table(name).lookup, torch.zeros(100), torch.zeros(2)
+    is_four = name in FOUR_BIT_TABLES
     codes = torch.zeros(50 if is_four else 100, dtype=torch.uint8)
     wrong = [(codes[1:], scales, 64), (codes, scales[1:], 64), (codes, scales, 0)]
     wrong += [(codes, torch.zeros(4), 33)] if is_four else []
@@ -209,7 +123,7 @@ def test_sizes_that_do_not_fit_are_refused(name: str):
         with pytest.raises(ValueError, match=r"fit|even|at least"):
             native.decode_into(values, few, sizes, block, False, 1)
     with pytest.raises(ValueError, match="instruction set"):
-        kernel._replace(sets=("mmx",)).check(values)
+        native.encode_into(codes, scales, values, 64, True, 1, "mmx")
 
 
 TYPES = {"half": DType.FLOAT16, "bfloat16": DType.BFLOAT16}
@@ -241,12 +155,6 @@ def test_casts_equal_torch_on_every_border_between_two_numbers(name: str):
         near = [values, values.nextafter(values * 0), values.nextafter(values * 0 + torch.inf)]
         for one in near:
             check_cast(torch.cat([one, -one]), name)
-
-
-@each_type
-@given(values=st.lists(FLOATS, max_size=60))
-def test_casts_equal_torch_on_any_values(name: str, values: list[float]):
-    check_cast(torch.tensor(values, dtype=torch.float32), name)
 
 
 @each_type

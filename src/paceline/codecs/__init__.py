@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from paceline.codecs.gathering import Sent, all_gather, reduce_scatter
     from paceline.codecs.names import find_codec as get
 
-# Import each module only when one of its names is used, because each module imports torch.
+# The modules are not imported here, because all of them import torch.
 _MODULES = {
     "blockwise": ("EightBit", "FourBit"),
     "codec": ("Cast", "Codec", "Payload"),

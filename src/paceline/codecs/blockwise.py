@@ -1,4 +1,4 @@
-"""Codecs of the 8-bit and 4-bit types, with one scale for each block of values."""
+"""Codecs that encode each value in 8 or 4 bits, with one scale for each block of values."""
 
 from dataclasses import dataclass
 
@@ -15,13 +15,19 @@ from paceline.core.names import not_known
 class BlockCodec(Codec):
     """Base class of codecs that divide each block of values by a scale before rounding.
 
-    A block's scale is its largest magnitude. The payload contains a scale of 4 bytes for each block
-    of `block_size` values. A fixed scale, `offset`, is not sent.
+    A block's scale is its largest magnitude, and is sent as 4 bytes for each block of `block_size`
+    values. If `offset` is set, it is the scale of all blocks, and is not sent.
     """
 
     type: str
     block_size: int
     offset: float | None = None
+
+    @property
+    def name(self) -> str:
+        """The type with the block size or offset, on which sender and receiver must agree."""
+        scale = f"/{self.block_size}" if self.offset is None else f"*{self.offset:g}"
+        return f"{self.type}{scale}"
 
     def encode(self, values: Tensor) -> Payload:
         """Encode float32 values; NaN and infinite values become zero, and are counted."""
@@ -54,7 +60,7 @@ class BlockCodec(Codec):
         return (4 * -(-count // self.block_size), codes) if self.offset is None else (codes,)
 
     def _block_size(self, count: int) -> int:
-        """Return `block_size`, or the size of whole bytes that `count` values fill, if smaller."""
+        """Return `block_size`, but at most `count`, rounded up to a whole number of bytes."""
         per_byte = 8 // table(self.type).num_bits
         return min(self.block_size, max(1, -(-count // per_byte)) * per_byte)
 
@@ -75,8 +81,9 @@ class BlockCodec(Codec):
 class EightBit(BlockCodec):
     """Encodes each value in eight bits, with the table `type` of `TABLES`.
 
-    `offset`: a fixed scale for all blocks, which is not sent. Magnitudes above it are clipped.
-    The offsets in Dettmers 2016, section 3.1, are 10 for most activations, and at most 10^4.
+    `offset`: the scale of all blocks, which is not sent; larger magnitudes are clipped to it. None:
+    each block has its own scale. Dettmers 2016, section 3.1, uses offsets of 10 for most
+    activations, and up to 10^4.
     """
 
     type: str
@@ -90,12 +97,6 @@ class EightBit(BlockCodec):
             raise InvalidInput("block_size", "must be at least 1", got=self.block_size)
         if self.offset is not None and not 0 < self.offset < float("inf"):
             raise InvalidInput("offset", "must be a positive number", got=self.offset)
-
-    @property
-    def name(self) -> str:
-        """The type and its scaling, on which sender and receiver must agree."""
-        scale = f"/{self.block_size}" if self.offset is None else f"*{self.offset:g}"
-        return f"{self.type}{scale}"
 
 
 @dataclass(frozen=True)
@@ -114,11 +115,6 @@ class FourBit(BlockCodec):
         if self.block_size < 2 or self.block_size % 2:
             problem = "must be even, because two values share a byte"
             raise InvalidInput("block_size", problem, got=self.block_size)
-
-    @property
-    def name(self) -> str:
-        """The type and the block size, on which sender and receiver must agree."""
-        return f"{self.type}/{self.block_size}"
 
     @property
     def encodes_sums(self) -> bool:

@@ -1,8 +1,8 @@
 """The interface of codecs, their payloads, and `Cast`, which rounds to a torch dtype.
 
-A payload is sent as a row of bytes. The sender and the receiver know the row's length beforehand.
-The row begins with an int64 header: the number of non-finite values, the number of buffers, and the
-size of each buffer in bytes. The buffers follow, padded to a multiple of 8 bytes.
+A payload is sent as a row of bytes, whose length the sender and the receiver know beforehand. The
+row begins with a header of int64 values: the number of non-finite values, the number of buffers,
+and the size of each buffer in bytes. The buffers follow, padded to a multiple of 8 bytes.
 """
 
 from collections.abc import Sequence
@@ -24,10 +24,10 @@ _HEADER_NBYTES = 8 * _HEADER
 
 @dataclass(frozen=True, eq=False)
 class Payload:
-    """Holds `count` encoded values as uint8 buffers; `codec` is the name of their codec.
+    """Holds `count` encoded values as uint8 buffers; `codec` is the name of the codec.
 
-    `num_nonfinite`: number of values that were NaN or infinite. Such values are encoded as zero,
-    except by an exact `Cast`.
+    `num_nonfinite`: number of values that were NaN or infinite. All codecs except an exact `Cast`
+    encode such values as zero.
     """
 
     codec: str
@@ -77,7 +77,7 @@ class Codec(Protocol):
 
     @property
     def encodes_sums(self) -> bool:
-        """Whether an all-reduce may encode sums, and not only each rank's own values."""
+        """Whether an all-reduce may encode sums of values; if not, only each rank's own values."""
         return True
 
     def encode(self, values: Tensor) -> Payload:
@@ -102,7 +102,7 @@ class Codec(Protocol):
 
 
 def flat(values: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return the values as a contiguous 1-d tensor; InvalidInput for another type."""
+    """Return the values as a contiguous 1-d tensor; InvalidInput if their type is not `dtype`."""
     if values.dtype != dtype:
         raise InvalidInput("values", f"must be {dtype}", got=values.dtype)
     return values.detach().reshape(-1).contiguous()
@@ -120,7 +120,7 @@ def row_nbytes(payload_nbytes: int) -> int:
 
 
 def pack(payloads: Sequence[Payload], nbytes: int, device: torch.device) -> Tensor:
-    """Write each payload into a row of a new tensor, uint8 [payloads, nbytes], on `device`."""
+    """Write each payload into one row of a new uint8 tensor [payloads, nbytes] on `device`."""
     rows = torch.empty(len(payloads), nbytes, dtype=torch.uint8, device=device)
     headers = torch.zeros(len(payloads), _HEADER, dtype=torch.int64)
     for row, header, payload in zip(rows, headers, payloads, strict=True):
@@ -142,7 +142,7 @@ def unpack(rows: Tensor, codec: str, count: int) -> list[Payload]:
         sizes = all_sizes[: max(0, num_buffers)]
         # Another rank wrote the header, perhaps with another codec.
         if min(sizes, default=0) < 0 or _HEADER_NBYTES + sum(sizes) > len(row):
-            problem = f"must be the same on all ranks: {len(row)} bytes hold no buffers of {sizes}"
+            problem = f"must be the same on all ranks (got buffers of {sizes} in {len(row)} bytes)"
             raise InvalidInput("codec", problem)
         parts = row[_HEADER_NBYTES : _HEADER_NBYTES + sum(sizes)].split(sizes)
         payloads.append(Payload(codec, count, tuple(parts), num_nonfinite))
@@ -164,7 +164,7 @@ class Cast(Codec):
     """Rounds float32 values to a torch dtype, such as `half` or `bfloat16`.
 
     A value beyond the dtype's range (65,504 for half) becomes zero, and counts as non-finite.
-    `exact`: given values already have this dtype; NaN and infinite values are kept, but counted.
+    `exact`: the values to encode already have this dtype, and NaN and infinite values are kept.
     """
 
     type: str

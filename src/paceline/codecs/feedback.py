@@ -18,8 +18,8 @@ _SIGN = 1 << 31  # sign bit of a word; the other bits are the index of a value
 class ErrorFeedback:
     """Wraps a codec, and adds a tensor's last encoding error to its next values.
 
-    The method is that of Seide et al. 2014. Use one instance for each tensor; the tensor's size
-    must not change. NaN and infinite values leave no error. The wrapped codec decodes the payloads.
+    The method is that of Seide et al. 2014. Use one instance for each tensor, whose size must not
+    change. For NaN and infinite values the error is zero. The wrapped codec decodes the payloads.
     """
 
     def __init__(self, codec: Codec) -> None:
@@ -30,14 +30,14 @@ class ErrorFeedback:
         self._error: Tensor | None = None
 
     def encode(self, values: Tensor) -> Payload:
-        """Encode the sum of the values and the last error, and keep the new error."""
+        """Encode the values plus the last encoding error, and keep the new error."""
         values = flat(values)
         if self._error is not None:
             if self._error.shape != values.shape:
                 problem = f"must have {len(self._error)} elements, as before"
                 hint = "create an ErrorFeedback for each tensor"
                 raise InvalidInput("values", problem, got=len(values), hint=hint)
-            # Not in place: these are the caller's gradients.
+            # Do not add in place, because these are the caller's gradients.
             values = values + self._error
         payload = self.codec.encode(values)
         # A NaN would remain in the error forever.
@@ -54,7 +54,7 @@ class ErrorFeedback:
         return {} if self._error is None else {"error": self._error.clone()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Load the error of a checkpoint."""
+        """Restore the error that `state_dict` returned, from a checkpoint."""
         error = state.get("error")
         self._error = None if error is None else error.clone()
 
@@ -63,9 +63,9 @@ class ErrorFeedback:
 class OneBit(Codec):
     """Encodes each value in one bit, its sign (Seide et al. 2014).
 
-    Each block also has two float32 means: one of its negative values, one of its other values. Each
-    value is decoded as the mean for its sign; these means minimise the squared error. Use this
-    codec in `ErrorFeedback`.
+    For each block two float32 means are sent, too: of its negative values, and of its other values.
+    Each value is decoded as the mean for its sign, which minimises the squared error. Use this
+    codec only inside `ErrorFeedback`.
     """
 
     block_size: int = 1024
@@ -141,10 +141,10 @@ class SentCount:
 class Threshold(Codec):
     """Sends plus or minus `tau` for each value above `tau` in magnitude (Strom 2015).
 
-    A sent value takes four bytes; other values are not sent. Use this codec in `ErrorFeedback`,
-    which adds an element's error to the element's next value. If the values of an element never
-    exceed `tau` in magnitude, the error never exceeds `tau`. If the values stay above `tau`, the
-    error grows without limit, because each step sends only `tau`.
+    A sent value takes four bytes; other values are not sent. Use this codec only inside
+    `ErrorFeedback`, which adds an element's encoding error to its next value. The error of an
+    element whose values never exceed `tau` in magnitude never exceeds `tau`, either. If values stay
+    above `tau`, the error grows without limit, because each step sends only `tau`.
     """
 
     tau: float
@@ -170,7 +170,7 @@ class Threshold(Codec):
         if len(values) > _SIGN:
             raise InvalidInput("values", f"must have at most {_SIGN:,} elements", got=len(values))
         places = ((values.abs() > self.tau) & values.isfinite()).nonzero().flatten()
-        # In two's complement, subtracting 2^31 sets the top bit.
+        # Subtracting 2^31 sets the top bit of a negative value's 32-bit word.
         words = places - _SIGN * (values[places] < 0)
         self.sent.add(len(places), len(values))
         tau = torch.tensor([self.tau], device=values.device)

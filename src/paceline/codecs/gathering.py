@@ -1,8 +1,8 @@
 """Gather and sum encoded rows of all ranks, with or without autograd (Dettmers 2016, section 2.1).
 
-                 each rank sends                               each rank gets
-all_gather       its encoded rows to every other rank          the rows of all ranks, in rank order
-reduce_scatter   to each other rank, its encoded rows         its rows, summed over all ranks
+                 each rank sends                           each rank gets
+all_gather       to every other rank, its own rows         the rows of all ranks, in rank order
+reduce_scatter   to every other rank, that rank's rows     its own rows, summed over all ranks
 
 A model-parallel layer gathers activations in forward, and sums their gradients in backward.
 Activations and gradients each have their own codec. If a codec is None, values are sent unencoded.
@@ -58,14 +58,15 @@ def all_gather(
 ) -> Tensor:
     """Gather the rows of all ranks, in rank order, with the same bits on each rank.
 
-    `x` has this rank's rows in dimension 0. `sizes`: the number of rows on each rank; if None, the
-    ranks exchange these numbers first. `activation_gradients`: the codec of gradients in backward.
-    A codec requires float32 values. `traffic` counts the bytes sent and received. `what`: a name
-    for `x` in errors. With a single rank, the result is `x`.
+    `x` has this rank's rows in dimension 0. `codec`: codec of the rows in forward; None: not
+    encoded. `activation_gradients`: codec of their gradients in backward. A codec requires float32
+    values. `sizes`: number of rows on each rank; if None, the ranks exchange these numbers first.
+    `traffic` counts the bytes sent and received. `what`: name of `x` in errors. With a single rank,
+    the result is `x`.
 
-    In backward, each rank receives the gradients of its own rows from all ranks, and adds these
-    gradients in rank order, in float32. This sum is the gradient of all ranks' summed losses.
-    All ranks must make the same calls in the same order, and run backward through the results.
+    In backward, each rank receives the gradients of its own rows from all ranks, and adds them in
+    rank order, in float32. This sum is the gradient of the sum of all ranks' losses. All ranks must
+    make the same calls in the same order, and run backward through the results.
 
     Raises InvalidInput if `sizes` do not fit `x`. If `sizes` is None, also raises InvalidInput if
     ranks differ in dtype, row shape or codec.
@@ -95,8 +96,8 @@ def reduce_scatter(
 
     This is the reverse of `all_gather`. `x` has the rows of all ranks in dimension 0. `sizes`: the
     number of rows of each rank; if None, the rows are divided evenly, and the first ranks get one
-    row more if a remainder is left. `codec` encodes rows in forward; `activation_gradients` encodes
-    gradients in backward. The other arguments and the errors are the same as in `all_gather`.
+    row more if a remainder is left. The other arguments and the errors are the same as in
+    `all_gather`.
     """
     num_ranks = len(ranks_of(group))
     if sizes is None and x.dim():
@@ -108,40 +109,6 @@ def reduce_scatter(
         return x
     summed: Tensor = _Exchanged.apply(x, forward.reduce_scatter, backward.all_gather)  # type: ignore[no-untyped-call]
     return summed
-
-
-def begin_gather(
-    values: Tensor,
-    codec: str | Codec | None = None,
-    group: dist.ProcessGroup | None = None,
-    sizes: Sequence[int] | None = None,
-    *,
-    traffic: Sent | None = None,
-    what: str = "activations",
-) -> Pending:
-    """Begin an `all_gather` without autograd; `values` is copied at once.
-
-    A single rank gets a detached view of `values`.
-    """
-    known = _sizes(values, (codec,), group, sizes, what)
-    return RowExchange(codec, group, known, traffic, what).all_gather(values)
-
-
-def begin_return(
-    errors: Tensor,
-    codec: str | Codec | None,
-    group: dist.ProcessGroup | None,
-    sizes: Sequence[int],
-    *,
-    traffic: Sent | None = None,
-    what: str = "errors",
-) -> Pending:
-    """Begin the backward of `all_gather`: each rank gets the summed gradients of its rows.
-
-    `errors`: the gradients of all ranks' rows, otherwise as the values of `begin_gather`.
-    """
-    exchange = RowExchange(codec, group, tuple(sizes), traffic, what, in_forward=False)
-    return exchange.reduce_scatter(errors)
 
 
 _Begin = Callable[[Tensor], Pending]
@@ -168,7 +135,7 @@ def _sizes(
     sizes: Sequence[int] | None,
     what: str,
 ) -> tuple[int, ...]:
-    """Return the number of rows of each rank; if `sizes` is None, the ranks exchange them."""
+    """Return each rank's number of rows; if `sizes` is None, the ranks exchange these numbers."""
     ranks = ranks_of(group)
     if sizes is not None:
         return tuple(sizes)
@@ -192,15 +159,17 @@ def _sizes(
 
 @dataclass(frozen=True)
 class RowExchange:
-    """Exchanges rows between the ranks of a group; `sizes` has each rank's number of rows.
+    """Exchanges rows between the ranks of a group, without autograd.
 
-    All ranks must begin their exchanges in the same order. Threads that exchange rows concurrently
-    each need their own group. A single rank sends and encodes nothing.
+    `sizes`: each rank's number of rows. `in_forward`: whether `traffic` counts activations or their
+    gradients. `what`: name of the rows in errors. All ranks must begin their exchanges in the same
+    order. Each thread that exchanges rows needs its own group. Rows are copied at once, except in a
+    group of one rank, which neither encodes nor sends, and gets a detached view of the rows.
     """
 
     codec: str | Codec | None
     group: dist.ProcessGroup | None
-    sizes: tuple[int, ...]
+    sizes: Sequence[int]
     traffic: Sent | None = None
     what: str = "activations"
     in_forward: bool = True
@@ -238,8 +207,8 @@ class RowExchange:
     def reduce_scatter(self, values: Tensor) -> Pending:
         """Begin to sum rows over all ranks; each rank gets the sums of its own rows.
 
-        The ranks' values are added in rank order, in float32, or in float64 if the values are
-        float64. For its own rows, a rank adds its values without encoding them.
+        Values are added in rank order, in float32, or in float64 if they are float64. A rank adds
+        its own values without encoding them.
         """
         own = self._check(values, all_rows=True)
         if len(self.sizes) == 1:
@@ -253,7 +222,7 @@ class RowExchange:
         payloads = [form.encode(part) for rank, part in enumerate(parts) if rank != own]
         own_found = len(mine) - int(mine.isfinite().sum())
         own_found += sum(payload.num_nonfinite for payload in payloads)
-        # Report the non-finite values of all rows to every rank, so that all ranks raise NonFinite.
+        # Tell every rank the number of non-finite values in all rows, so that all raise NonFinite.
         rows = [_row(replace(one, num_nonfinite=own_found), form, values) for one in payloads]
         rows.insert(own, rows[0][:0])  # a rank sends nothing to itself
         posted = self._post(rows, [row_nbytes(form.nbytes(len(mine)))] * len(rows))
@@ -312,7 +281,7 @@ def _row(payload: Payload, form: Codec, values: Tensor) -> Tensor:
 
 
 def ranks_of(group: dist.ProcessGroup | None) -> list[int]:
-    """Return the global ranks of a group, or [0] without torch.distributed in a single process."""
+    """Return the global ranks of a group; [0] in a single process without torch.distributed."""
     if group is not None and dist.get_rank(group) < 0:
         raise InvalidInput("group", f"does not include rank {dist.get_rank()}")
     if dist.is_initialized():
@@ -323,16 +292,20 @@ def ranks_of(group: dist.ProcessGroup | None) -> list[int]:
 
 
 def codec_for(codec: str | Codec | None, dtype: torch.dtype) -> Codec:
-    """Return the codec for rows of a dtype (None: an exact `Cast`); InvalidInput if unfit."""
+    """Return the codec of rows; an exact `Cast` for None.
+
+    Raises InvalidInput for a codec if the rows are not float32, and for a codec with error feedback
+    or with a payload size that depends on the values.
+    """
     if codec is None:
         return Cast(str(dtype).removeprefix("torch."), exact=True)
     if dtype != torch.float32:
         raise InvalidInput("codec", "requires float32 values", got=dtype)
     form = find_codec(codec) if isinstance(codec, str) else codec
     if isinstance(form, ErrorFeedback):
-        problem = "cannot use error feedback, because each batch has other rows"
+        problem = "cannot have error feedback, because each batch has other rows"
         raise InvalidInput("codec", problem, got=form.name, hint="choose dynamic8 or half")
     if not form.fixed_size:
-        problem = "must have a fixed size"
+        problem = "must have a payload size that does not depend on the values"
         raise InvalidInput("codec", problem, got=form.name, hint="choose dynamic8 or half")
     return form

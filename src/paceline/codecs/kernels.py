@@ -1,7 +1,7 @@
-"""Encode and decode values block by block, with C++, Triton or torch, depending on the device.
+"""Encode and decode blocks of values: in C++ on CPU, in Triton or torch on other devices.
 
-`quantization` is the reference in torch; the C++ and Triton kernels return the same bits. Two 4-bit
-codes share a byte.
+`quantization` is the reference in torch; all kernels return the same bits. Two 4-bit codes share a
+byte.
 """
 
 import os
@@ -36,12 +36,9 @@ def encode(
         )
         return codes, scales, num_lost
     if has_triton(values):
-        from paceline.codecs import triton_four_bit, triton_kernels
+        from paceline.codecs import triton_kernels
 
-        if table.num_bits == 4:
-            codes, scales, num_found = triton_four_bit.encode(values, block_size, table)
-        else:
-            codes, scales, num_found = triton_kernels.encode(values, scales, block_size, table)
+        codes, scales, num_found = triton_kernels.encode(values, scales, block_size, table)
         return codes, scales, int(num_found)
     if scales is None:
         scales = scales_of(values, block_size)
@@ -58,16 +55,15 @@ def decode(
     adds: bool,
 ) -> None:
     """Decode `codes`: overwrite `values`, or add to `values` if `adds`."""
-    # The kernels need contiguous memory; a slice of a larger tensor may have gaps.
+    # Kernels need contiguous memory, which a slice of a larger tensor may not have.
     fits = values.is_contiguous() and codes.is_contiguous()
     if fits and values.is_cpu:
         num_threads = torch.get_num_threads()
         table.lookup.decode_into(values, codes, scales, block_size, adds, num_threads)
     elif fits and has_triton(values):
-        from paceline.codecs import triton_four_bit, triton_kernels
+        from paceline.codecs import triton_kernels
 
-        kernels = triton_four_bit if table.num_bits == 4 else triton_kernels
-        kernels.decode(values, codes, scales, block_size, table, adds)
+        triton_kernels.decode(values, codes, scales, block_size, table, adds)
     else:
         apart = split(codes, len(values)) if table.num_bits == 4 else codes
         found = quantization.decode(apart, scales, block_size, table)

@@ -1,4 +1,4 @@
-"""Look up codecs by their names in option --codec."""
+"""Create codecs by the names that option --codec accepts."""
 
 from collections.abc import Callable
 from functools import partial
@@ -23,8 +23,8 @@ CODECS: dict[str, Callable[[], Codec]] = {
 def find_codec(name: str) -> Codec:
     """Create a codec by its name: a key of `CODECS`, or "threshold:TAU".
 
-    The result includes error feedback if the codec needs it. Raises InvalidInput for an unknown
-    name, and for "auto".
+    A codec that needs error feedback is returned inside `ErrorFeedback`. Raises InvalidInput for an
+    unknown name, and for "auto".
     """
     threshold = threshold_of(check_codec(name))
     if threshold is not None:
@@ -35,10 +35,10 @@ def find_codec(name: str) -> Codec:
 
 
 def factory_of(codec: str | Codec) -> Callable[[], Codec]:
-    """Return a function that returns a codec; call the function once for each tensor.
+    """Return a function that creates a codec for one tensor.
 
-    With error feedback, each call returns a new `ErrorFeedback`, because each tensor has its own
-    error. These objects share one inner codec; a `Threshold` counts the sent values of all tensors.
+    With error feedback each tensor has a new `ErrorFeedback`, because each tensor has its own
+    error. All of these wrap the same codec, so a `Threshold` counts the values of all tensors.
     """
     found = find_codec(codec) if isinstance(codec, str) else codec
     if isinstance(found, ErrorFeedback):

@@ -1,8 +1,8 @@
 """Tables of the 8-bit and 4-bit types, and the reference encoder and decoder in torch.
 
 One bit of a code is the sign; the other bits are an index into a table of magnitudes. Every table
-contains zero. If a type has a nonzero magnitude for every index, zero replaces the smallest
-magnitude. The C++ and Triton kernels return the same bits as `encode` and `decode`.
+contains zero, which replaces the smallest magnitude of a type that has nonzero magnitudes for all
+indices. The C++ and Triton kernels return the same bits as `encode` and `decode`.
 """
 
 from dataclasses import dataclass
@@ -24,10 +24,10 @@ def _leaves(num_bits: int) -> list[float]:
 
 # The magnitudes of each type, in any order.
 TABLES: dict[str, list[float]] = {  # Dettmers 2016, section 3.1
-    # Dynamic tree: n zero bits for the factor 10^-n, a one bit, and 6 - n bits that select an
-    # interval of (0.1, 1).
+    # Dynamic tree: n zero bits for the factor 10^-n, then a one bit, then 6 - n bits that select
+    # one of the equal intervals of (0.1, 1).
     "dynamic8": [leaf / 10**n for n in range(7) for leaf in _leaves(6 - n)],
-    # Static tree: three bits of exponent, and four bits that select an interval of (0.1, 1).
+    # Static tree: three bits of exponent, and four bits that select one of the intervals.
     "static8": [leaf / 10**n for n in range(8) for leaf in _leaves(4)],
     # A decimal mantissa from 0 to 15, and three bits of exponent.
     "mantissa8": [i / 10 ** (n + 1) for n in range(8) for i in range(16) if i <= 10 ** (n + 1)],
@@ -37,17 +37,17 @@ TABLES: dict[str, list[float]] = {  # Dettmers 2016, section 3.1
 FOUR_BIT_TABLES: dict[str, list[float]] = {
     # Three bits of exponent and no mantissa (Douillard et al. 2025, arXiv 2501.18512).
     "e3m0": [2.0**-n for n in range(7)],
-    # Dynamic tree as for dynamic8, but 2 - n bits select the interval of (0.1, 1).
+    # Dynamic tree as for dynamic8, but with 2 - n bits for the interval.
     "dynamic4": [leaf / 10**n for n in range(3) for leaf in _leaves(2 - n)],
 }
 
 
 @dataclass(frozen=True, eq=False)
 class QuantizationTable:
-    """The magnitudes of a type: float32, ascending, from 0 to at most 1.
+    """The magnitudes that a type can encode: float32, ascending, from 0 to at most 1.
 
-    Code i encodes magnitudes[i]. Code `most` + i encodes -magnitudes[i]. `most` is 128 for an 8-bit
-    type, and 8 for a 4-bit type.
+    Code i stands for magnitudes[i], and code `most` + i for -magnitudes[i]. `most` is 128 for an
+    8-bit type, and 8 for a 4-bit type.
     """
 
     name: str
@@ -56,11 +56,11 @@ class QuantizationTable:
 
     @cached_property
     def thresholds(self) -> Tensor:
-        """The borders between neighbouring magnitudes, float32 [len(magnitudes) - 1].
+        """The midpoints between neighbouring magnitudes, float32 [len(magnitudes) - 1].
 
-        A value above threshold i is nearer to magnitude i + 1 than to magnitude i. Each threshold
-        is the largest float32 that does not exceed the midpoint, so comparisons are exact. A value
-        at the midpoint is rounded down.
+        A value above threshold i is nearer to magnitude i + 1 than to magnitude i. A midpoint that
+        is not a float32 is rounded down, so comparisons are exact. A value equal to a midpoint is
+        encoded as the smaller magnitude.
         """
         exact = self.magnitudes.double()
         middles = (exact[:-1] + exact[1:]) / 2
@@ -89,7 +89,7 @@ class QuantizationTable:
 
 @cache
 def table(name: str) -> QuantizationTable:
-    """Return the table of a type with zero, which may replace the smallest magnitude."""
+    """Return the table of a type; zero is added, and may replace the smallest magnitude."""
     magnitudes, most = (TABLES[name], 128) if name in TABLES else (FOUR_BIT_TABLES[name], 8)
     rounded = np.array(magnitudes, dtype=np.float32)
     nonzero = np.unique(rounded[rounded > 0]).tolist()
@@ -107,7 +107,7 @@ def encode(values: Tensor, scales: Tensor, block_size: int, table: QuantizationT
     """Encode each value, divided by its block's scale, as the nearest code: uint8 [count].
 
     Quotients are rounded to float32, and clipped to the largest magnitude. Non-finite values, and
-    all values of a block with scale 0, become zero. Zeros lose their sign.
+    all values of a block with scale 0, become zero. A zero has no sign.
     """
     quotients = in_blocks(finite(values), block_size) / scales.unsqueeze(1)
     # A block of zeros has the scale 0, and 0 / 0 is NaN.

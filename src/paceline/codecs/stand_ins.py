@@ -8,18 +8,18 @@ from torch import Tensor
 
 from paceline.core.wire_format import threshold_of
 
-# Size of the large values, in units of tau. The codec sends a large value even after a division by
-# the number of ranks, because the quotient still exceeds tau.
+# Magnitude of the large values in units of tau, so large that a value still exceeds tau after a
+# division by the number of ranks.
 _LARGE = 1024.0
 
 
 def stand_ins_for(codec: str | None) -> Callable[[Tensor], Tensor] | None:
     """Return a function that makes a synthetic gradient for a parameter.
 
-    Each gradient contains zeros and large values; the codec sends only large values. The share of
-    large values is the codec's declared share. Large values have equal distances in the sequence of
-    all gradients, so every part of the sequence has this share. Returns None if the codec declares
-    no share.
+    A gradient consists of zeros and of large values; the codec sends only the large values. The
+    share of large values is the share that the codec's name declares. Large values have equal
+    distances in the sequence of all gradients, so every part of the sequence has this share.
+    Returns None if the codec's name declares no share.
     """
     known = None if codec is None else threshold_of(codec)
     if known is None or known.share is None:

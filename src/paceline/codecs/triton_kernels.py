@@ -1,12 +1,12 @@
-"""The 8-bit kernels for CUDA, written in Triton, and their launchers.
+"""The 8-bit and 4-bit kernels for CUDA, written in Triton, and their launchers.
 
-The kernels return the same bits as `quantization.py`. Each Triton program handles one tile. A tile
-has `num_rows` blocks of at most `num_columns` values each. A block with more values
-is divided into `num_parts` tiles of one row.
+The kernels return the same bits as `quantization.py`. Each Triton program encodes or decodes one
+tile: `num_rows` blocks of at most `num_columns` values each. A block with more values is divided
+into `num_parts` tiles of one row. In 4-bit types a row of n values has n / 2 bytes of codes.
 """
 
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -17,7 +17,8 @@ from paceline.codecs.quantization import QuantizationTable, scales_of
 from paceline.links.devices import device_of
 
 _INFINITY = tl.constexpr(0x7F800000)  # bits of infinity, larger than the bits of finite magnitudes
-_NOTHING = tl.constexpr(2.0**-30)  # a quotient below the first threshold of every table
+_NOTHING = tl.constexpr(2.0**-30)  # a quotient that every table encodes as zero
+_NUM_THRESHOLDS = tl.constexpr(7)  # of a 4-bit type
 COLUMNS = 1024  # values in a tile, unless one program computes the scale of a longer block
 MOST_COLUMNS = 8192  # longest block whose scale one program computes
 # A thread decodes four values in one access of 16 bytes; it encodes eight, to amortise its set-up.
@@ -30,7 +31,7 @@ def encode_tile(
     codes,
     scales,
     num_nonfinite,
-    cells,
+    lookup,
     count,
     num_blocks,
     block_size,
@@ -40,18 +41,34 @@ def encode_tile(
     num_rows: tl.constexpr,
     num_columns: tl.constexpr,
     finds_scales: tl.constexpr,
+    is_four_bit: tl.constexpr,
 ):
-    """Write a tile's codes; if `finds_scales`, also write its blocks' scales."""
-    block, begin, places, inside, left, is_whole = tile_at(
+    """Write a tile's codes; if `finds_scales`, also write its blocks' scales.
+
+    `lookup`, `first_cell`, `last_cell`: the results of `_lookup`.
+    """
+    block, begin, places, inside, left, is_whole = _tile_at(
         count, block_size, num_parts, num_rows, num_columns
     )
-    bits = load_tile(values + begin, places, inside, left, is_whole).to(tl.int32, bitcast=True)
+    bits = _load_tile(values + begin, places, inside, left, is_whole).to(tl.int32, bitcast=True)
     blocks = block + tl.arange(0, num_rows)
-    magnitudes, scale = scaled(bits, blocks, scales, num_nonfinite, num_blocks, finds_scales)
-    indices = _indices(magnitudes, scale, cells, first_cell, last_cell)
-    signed = indices | ((bits >> 24) & 0x80)
-    found = tl.where(indices > 0, signed, 0).to(tl.uint8)
-    store_tile(codes + begin, places, found, inside, left, is_whole)
+    magnitudes, scale = _scaled(bits, blocks, scales, num_nonfinite, num_blocks, finds_scales)
+    quotients = _quotient_bits(magnitudes, scale)
+    if is_four_bit:
+        indices = tl.zeros_like(quotients)
+        for i in tl.static_range(_NUM_THRESHOLDS):
+            indices += (quotients > tl.load(lookup + i)).to(tl.int32)
+        found = tl.where(indices > 0, indices | ((bits >> 28) & 8), 0)
+        first, second = tl.split(tl.reshape(found, (num_rows, num_columns // 2, 2)))
+        pairs = (first | (second << 4)).to(tl.uint8)
+        bytes_, bytes_inside = _bytes_of(block_size, begin, num_rows, num_columns)
+        # (left + 1) // 2 is the number of remaining bytes; the last byte may hold only one value.
+        _store_tile(codes + begin // 2, bytes_, pairs, bytes_inside, (left + 1) // 2, is_whole)
+    else:
+        cell = tl.minimum(tl.maximum(quotients >> 16, first_cell), last_cell) - first_cell
+        indices = (tl.load(lookup + cell) + (quotients & 0xFFFF)) >> 16
+        found = tl.where(indices > 0, indices | ((bits >> 24) & 0x80), 0).to(tl.uint8)
+        _store_tile(codes + begin, places, found, inside, left, is_whole)
 
 
 @triton.jit(do_not_specialize=["count", "num_blocks"])
@@ -67,29 +84,35 @@ def decode_tile(
     num_rows: tl.constexpr,
     num_columns: tl.constexpr,
     adds: tl.constexpr,
+    is_four_bit: tl.constexpr,
 ):
     """Decode a tile's codes: overwrite `values`, or add to `values` if `adds`.
 
     Launch this kernel without fused multiply-add, so that products are rounded before addition.
     """
-    block, begin, places, inside, left, is_whole = tile_at(
+    block, begin, places, inside, left, is_whole = _tile_at(
         count, block_size, num_parts, num_rows, num_columns
     )
     blocks = block + tl.arange(0, num_rows)
     scale = tl.load(scales + blocks, mask=blocks < num_blocks, other=0)
-    given = load_tile(codes + begin, places, inside, left, is_whole)
+    if is_four_bit:
+        bytes_, bytes_inside = _bytes_of(block_size, begin, num_rows, num_columns)
+        pairs = _load_tile(codes + begin // 2, bytes_, bytes_inside, (left + 1) // 2, is_whole)
+        given = tl.reshape(tl.join(pairs & 15, pairs >> 4), (num_rows, num_columns))
+    else:
+        given = _load_tile(codes + begin, places, inside, left, is_whole)
     found = tl.load(meanings + given) * scale[:, None]
     if adds:
-        found = load_tile(values + begin, places, inside, left, is_whole) + found
-    store_tile(values + begin, places, found, inside, left, is_whole)
+        found = _load_tile(values + begin, places, inside, left, is_whole) + found
+    _store_tile(values + begin, places, found, inside, left, is_whole)
 
 
 @triton.jit
-def scaled(bits, blocks, scales, num_nonfinite, num_blocks, finds_scales: tl.constexpr):
+def _scaled(bits, blocks, scales, num_nonfinite, num_blocks, finds_scales: tl.constexpr):
     """Return the magnitudes of a tile, float32, and the scale of each row.
 
-    Non-finite values become zero; `num_nonfinite` counts them. `finds_scales`: compute and store
-    the scales, instead of loading them.
+    Non-finite values become zero, and are added to the count `num_nonfinite`. `finds_scales`: if
+    set, computes and stores the scales; otherwise loads them.
     """
     magnitudes = bits & 0x7FFFFFFF
     largest = tl.max(magnitudes, 1)
@@ -110,8 +133,8 @@ def scaled(bits, blocks, scales, num_nonfinite, num_blocks, finds_scales: tl.con
 
 
 @triton.jit
-def quotient_bits(magnitudes, scale):
-    """Return the bits of magnitude / scale, which have the same order as the quotients."""
+def _quotient_bits(magnitudes, scale):
+    """Return magnitude / scale as int32 bits, which are ordered like the quotients."""
     # Division is slow for zeros and for denormal divisors.
     divisor = tl.where(scale > 0, scale, 1.0)[:, None]
     quotients = tl.div_rn(tl.maximum(magnitudes, divisor * _NOTHING), divisor)
@@ -119,15 +142,7 @@ def quotient_bits(magnitudes, scale):
 
 
 @triton.jit
-def _indices(magnitudes, scale, cells, first_cell, last_cell):
-    """Return the index of the magnitude nearest to each quotient; `cells_of` returns `cells`."""
-    bits = quotient_bits(magnitudes, scale)
-    cell = tl.minimum(tl.maximum(bits >> 16, first_cell), last_cell) - first_cell
-    return (tl.load(cells + cell) + (bits & 0xFFFF)) >> 16
-
-
-@triton.jit
-def tile_at(count, block_size, num_parts, num_rows: tl.constexpr, num_columns: tl.constexpr):
+def _tile_at(count, block_size, num_parts, num_rows: tl.constexpr, num_columns: tl.constexpr):
     """Return the position of this program's tile.
 
     The results are, in this order:
@@ -150,11 +165,20 @@ def tile_at(count, block_size, num_parts, num_rows: tl.constexpr, num_columns: t
     return block, begin, rows * block_size + columns, inside, left, reach <= left
 
 
+@triton.jit
+def _bytes_of(block_size, begin, num_rows: tl.constexpr, num_columns: tl.constexpr):
+    """Return the offsets of a 4-bit tile's bytes, and a mask of the bytes inside their block."""
+    rows = tl.arange(0, num_rows)[:, None]
+    columns = tl.arange(0, num_columns // 2)[None, :]
+    inside = (rows >= 0) & (columns < (block_size - begin % block_size) // 2)
+    return rows * (block_size // 2) + columns, inside
+
+
 # Only the last tile compares offsets with `left`, because a mask of arbitrary length prevents wide
 # loads and stores.
 @triton.jit
-def load_tile(pointer, places, inside, left, is_whole):
-    """Load a tile's values, with zero outside of its blocks."""
+def _load_tile(pointer, places, inside, left, is_whole):
+    """Load a tile's values, and zero for positions outside of its blocks."""
     if is_whole:
         found = tl.load(pointer + places, mask=inside, other=0)
     else:
@@ -163,7 +187,7 @@ def load_tile(pointer, places, inside, left, is_whole):
 
 
 @triton.jit
-def store_tile(pointer, places, found, inside, left, is_whole):
+def _store_tile(pointer, places, found, inside, left, is_whole):
     """Store a tile's values."""
     if is_whole:
         tl.store(pointer + places, found, mask=inside)
@@ -178,39 +202,22 @@ def encode(
 
     Without `scales` a block's scale is its largest finite magnitude.
     """
-    first_cell, cells = _cells(table, values.device)
-    ends = first_cell, first_cell + len(cells) - 1
-    return launch_encode(encode_tile, values, scales, block_size, len(values), cells, ends)
-
-
-def launch_encode(
-    kernel: Any,
-    values: Tensor,
-    scales: Tensor | None,
-    block_size: int,
-    num_bytes: int,
-    lookup: Tensor,
-    ends: tuple[int, ...] = (),
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Launch an encoding kernel; return the results of `encode`.
-
-    The kernel writes `num_bytes` bytes of codes. `lookup`: the tensor of cells or thresholds that
-    the kernel searches. `ends`: the numbers of the first and the last cell, if `lookup` has cells.
-    """
     finds_scales = scales is None and block_size <= MOST_COLUMNS
     tiles = Tiles.of(len(values), block_size, MOST_COLUMNS if finds_scales else COLUMNS)
     if finds_scales:
         scales = torch.empty(tiles.num_blocks, device=values.device)
     elif scales is None:
         scales = scales_of(values, block_size)
+    num_bytes, lookup = -(-len(values) * table.num_bits // 8), _lookup(table, values.device)
     codes = torch.empty(num_bytes, dtype=torch.uint8, device=values.device)
     num_nonfinite = torch.zeros(1, dtype=torch.int64, device=values.device)
     # Triton launches on the current device, which may differ from the device of `values`.
     with device_of(values.device).use():
-        kernel[(tiles.num_programs,)](
-            *(values, codes, scales, num_nonfinite, lookup),
-            *(len(values), tiles.num_blocks, block_size, tiles.num_parts, *ends),
-            *(tiles.num_rows, tiles.num_columns, finds_scales),
+        encode_tile[(tiles.num_programs,)](
+            *(values, codes, scales, num_nonfinite, lookup.table),
+            *(len(values), tiles.num_blocks, block_size, tiles.num_parts),
+            *(lookup.first_cell, lookup.last_cell),
+            *(tiles.num_rows, tiles.num_columns, finds_scales, table.num_bits == 4),
             num_warps=tiles.num_warps("encode"),
             # A fused multiply-add rounds once instead of twice, and so would change the result.
             enable_fp_fusion=False,
@@ -225,16 +232,15 @@ def decode(
     block_size: int,
     table: QuantizationTable,
     adds: bool,
-    kernel: Any = decode_tile,
 ) -> None:
     """Decode codes: overwrite `values`, or add to `values` if `adds`."""
     tiles = Tiles.of(len(values), block_size, COLUMNS)
     meanings = _meanings(table, values.device)
     with device_of(values.device).use():
-        kernel[(tiles.num_programs,)](
+        decode_tile[(tiles.num_programs,)](
             *(values, codes, scales, meanings),
             *(len(values), tiles.num_blocks, block_size, tiles.num_parts),
-            *(tiles.num_rows, tiles.num_columns, adds),
+            *(tiles.num_rows, tiles.num_columns, adds, table.num_bits == 4),
             num_warps=tiles.num_warps("decode"),
             enable_fp_fusion=False,
         )
@@ -261,19 +267,29 @@ class Tiles(NamedTuple):
 
     @property
     def num_programs(self) -> int:
-        """Return the number of programs to launch, one per tile."""
+        """The number of tiles, each of which one program handles."""
         return -(-self.num_blocks // self.num_rows) * self.num_parts
 
     def num_warps(self, of: str) -> int:
-        """Return the number of warps of a program; `of` is "encode" or "decode"."""
+        """Return the number of warps of a program that does `of`: "encode" or "decode"."""
         return self.num_rows * self.num_columns // _VALUES_PER_WARP[of]
 
 
+class _Lookup(NamedTuple):
+    """Float32 bits of the 7 thresholds of a 4-bit type, or the cells of an 8-bit type, int32."""
+
+    table: Tensor
+    first_cell: int = 0
+    last_cell: int = 0
+
+
 @cache
-def _cells(table: QuantizationTable, device: torch.device) -> tuple[int, Tensor]:
-    """Return the result of `cells_of`, with the cells on a device."""
+def _lookup(table: QuantizationTable, device: torch.device) -> _Lookup:
+    """Return the table in which `encode_tile` looks up quotients, on a device."""
+    if table.num_bits == 4:
+        return _Lookup(table.thresholds.view(torch.int32).to(device))
     first_cell, cells = cells_of(table)
-    return first_cell, cells.to(device)
+    return _Lookup(cells.to(device), first_cell, first_cell + len(cells) - 1)
 
 
 @cache
@@ -283,15 +299,14 @@ def _meanings(table: QuantizationTable, device: torch.device) -> Tensor:
 
 
 def cells_of(table: QuantizationTable) -> tuple[int, Tensor]:
-    """Return the lookup table for `_indices`: the first cell's number, and all cells, int32.
+    """Return the lookup table of an 8-bit type: the first cell's number, and all cells, int32.
 
     A quotient's upper 16 bits are the number of its cell. A cell contains at most one threshold.
-    The upper 16 bits of a cell's entry count the thresholds in earlier cells. The entry's lower 16
-    bits are 0xffff minus the threshold's lower 16 bits, or zero if the cell has no threshold.
-    `_indices` adds the quotient's lower 16 bits to the entry. If the quotient is above the
-    threshold, this addition carries. So the upper 16 bits of the sum are the magnitude's index.
-    The first and the last cell have no threshold. Quotients below the first cell use the first
-    cell, and quotients above the last cell use the last cell.
+    The upper 16 bits of a cell's entry are the number of thresholds in earlier cells. The entry's
+    lower 16 bits are 0xffff minus the threshold's lower 16 bits, or zero without a threshold.
+    `encode_tile` adds the quotient's lower 16 bits to the entry, which carries if the quotient is
+    above the threshold. So the upper 16 bits of the sum are the magnitude's index. The first and
+    the last cell have no threshold; smaller quotients use the first cell, and larger ones the last.
     """
     bits = table.thresholds.view(torch.int32)
     upper = bits >> 16

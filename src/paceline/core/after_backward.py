@@ -19,12 +19,12 @@ from paceline.core.timeline import Span, Timeline, intersection, length, union
 
 @dataclass(frozen=True)
 class AfterBackward:
-    """Seconds of backward and of a strategy's exchange.
+    """Seconds of a step's backward pass and gradient exchange.
 
-    `backward_s`: T_BP. `sync_s`: time added by synchronising a GPU with its host (the paper's sum
-    of t_as). `left_s`: time from the end of backward to the weight update. `total_s`: T or T'.
-    `exchange_s`: seconds during which any exchange runs. `hidden_s`: the part of `exchange_s`
-    before the end of backward.
+    `backward_s`: the backward pass (in the paper: T_BP). `sync_s`: synchronisations of the GPU with
+    its host (the sum of t_as). `left_s`: from the end of backward to the weight update. `total_s`:
+    from the start of backward to the weight update (T or T'). `exchange_s`: time during which any
+    exchange runs. `hidden_s`: the part of `exchange_s` before the end of backward.
     """
 
     backward_s: float
@@ -43,7 +43,7 @@ class AfterBackward:
 def after_backward(plan: Plan, cost: CostModel, timeline: Timeline) -> AfterBackward:
     """Measure a simulated plan's first step, from the start of backward to the weight update.
 
-    Backward is timed on the worker that finishes backward last, the exchange on all workers.
+    Backward is timed on the worker that finishes it last. The exchange is timed on all workers.
     """
     spans = [span for span in timeline.spans if span.step == 0]
     passes = defaultdict[int | None, list[Span]](list)

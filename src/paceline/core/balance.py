@@ -10,10 +10,10 @@ def apportion(
 ) -> tuple[int, ...]:
     """Divide samples among workers so that the slowest worker finishes as early as possible.
 
-    `speeds`: proportional to samples per second. `most`: maximum part of each worker (None: no
-    limit); ValueError if they are too small. The parts sum to `num_samples`. The method of D'Hondt
-    rounds the proportional parts: that of the largest remainder could give a sample to a worker so
-    slow that the others finish all samples earlier.
+    Returns each worker's number of samples. `speeds`: proportional to samples per second. `most`:
+    the largest number for each worker; None: no limit. Raises ValueError if the limits allow fewer
+    than `num_samples`. Numbers are rounded by the method of D'Hondt, because the method of the
+    largest remainder could give a sample to a very slow worker, for which all others would wait.
     """
     exact = [Fraction(speed) for speed in speeds]
     able = [
@@ -21,8 +21,8 @@ def apportion(
         for speed, bound in zip(exact, most or [None] * len(exact), strict=True)
     ]
     if sum(able) < num_samples:
-        raise ValueError(f"most: must allow {num_samples} samples in all (got {able})")
-    # Workers whose part would exceed their limit get the limit; the other workers share the rest.
+        raise ValueError(f"most: must sum to at least {num_samples} samples (got {able})")
+    # A worker whose part would exceed its limit gets the limit; the other workers share the rest.
     full: set[int] = set()
     while True:
         others = [rank for rank, speed in enumerate(exact) if speed and rank not in full]
@@ -44,19 +44,20 @@ def apportion(
 
 _FIRST_INTERVAL = 4
 _LONGEST_INTERVAL = 64
-_TOLERANCE = 0.05  # least gain for which shares change after the first interval
-_LEAST_PART = 0.4  # smallest factor of the tolerance, for long intervals
-_REGAINED = 0.99  # each round, an idle rank's assumed seconds per sample are multiplied by this
+_TOLERANCE = 0.05  # least relative gain for which shares change after the first interval
+_LEAST_PART = 0.4  # long intervals reduce the tolerance at most to this part
+_REGAINED = 0.99  # every `record` multiplies an idle rank's seconds per sample by this factor
 
 
 class Balance:
     """Searches for shares of a batch with which all ranks finish at the same time.
 
-    Shares are equal at first; `most` limits each rank's share by its memory. Every `interval` steps
-    `record` receives each rank's seconds per sample, and changes the shares only if the slowest
-    rank would finish earlier by more than a tolerance, so that noise does not change batches. The
-    tolerance shrinks as `interval` grows, because longer measurements have less noise. The shares
-    need a few rounds to converge, because fixed costs make seconds per sample depend on the share.
+    Shares are equal at first; `most` is the largest share that each rank's memory allows. The
+    caller passes each rank's seconds per sample to `record` every `interval` steps. `record`
+    changes the shares only if the slowest rank would finish earlier by more than a tolerance, so
+    that noise does not change batches. The tolerance shrinks as `interval` grows, because longer
+    measurements have less noise. Shares need several calls to converge, because fixed costs make
+    seconds per sample depend on the share.
     """
 
     def __init__(
@@ -70,17 +71,18 @@ class Balance:
 
     @property
     def samples_per_s(self) -> tuple[float | None, ...]:
-        """The estimated speed of each rank; None before a measurement."""
+        """The estimated samples per second of each rank; None before its first measurement."""
         return tuple(None if seconds is None else 1 / seconds for seconds in self._seconds)
 
     def record(self, seconds: Sequence[float | None]) -> tuple[int, ...]:
-        """Record each rank's seconds per sample (None without samples), and return the shares.
+        """Record each rank's seconds per sample, and return the new shares.
 
-        `interval`, the number of steps until the next call, grows while the shares do not change.
+        `seconds`: None for a rank without samples. Also sets `interval`, the number of steps until
+        the next call, which doubles while the shares do not change.
         """
         for rank, new in enumerate(seconds):
             old = self._seconds[rank]
-            # Assume that a rank without samples gets faster, so that it is tried again.
+            # Assume that a rank without samples becomes faster, so that it gets samples again.
             self._seconds[rank] = new if new is not None else old and _REGAINED * old
         return self._judge()
 
@@ -93,7 +95,7 @@ class Balance:
         known = [seconds for seconds in self._seconds if seconds is not None]
         if not known:
             return self.shares
-        # Assume that an unmeasured rank is the fastest, so that it is tried.
+        # Assume that an unmeasured rank is as fast as the fastest, so that it gets samples.
         believed = [min(known) if seconds is None else seconds for seconds in self._seconds]
         speeds = [
             0.0 if rank in self._excluded else 1 / seconds for rank, seconds in enumerate(believed)

@@ -1,7 +1,7 @@
 """Chunks of layers whose gradients are exchanged together, and searches for the best size.
 
-Searches run during training and use step times (Le et al. 2018, sections 4.1 and 4.2). Searches try
-only sizes below the number of layers: all other sizes form the same chunks as size 1.
+Searches run during training, and measure the time of steps (Le et al. 2018, sections 4.1 and 4.2).
+They try only sizes below the number of layers: larger sizes form the same chunks as size 1.
 """
 
 from abc import ABC, abstractmethod
@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 
 def chunks(num_layers: int, size: int) -> list[range]:
-    """Group layers into chunks of `size`; the last layers become chunks of a single layer.
+    """Group layers into chunks of `size`; layers whose gradients are ready last stay single.
 
-    Layers are numbered from 0 in the order in which their gradients become ready. The last layers
-    are the remainder of `num_layers` / `size` or, without a remainder, the last `size` layers. No
-    computation hides the last exchange, so the last chunks are small.
+    Layers are numbered from 0 in the order in which backward computes their gradients. The single
+    layers are the remainder of `num_layers` / `size` or, without a remainder, the last `size`
+    layers. No computation hides the last exchanges, so their chunks are small.
     """
     whole = num_layers // size - (1 if num_layers % size == 0 else 0)
     together = [range(i * size, (i + 1) * size) for i in range(whole)]
@@ -27,7 +27,7 @@ _STRIDE = 3  # a search first measures every third candidate
 
 
 class Trial(NamedTuple):
-    """A chunk size tried for an interval: predicted (if at all) and measured seconds per step."""
+    """A measured chunk size: predicted and measured seconds per step; None: not predicted."""
 
     chunk: int
     predicted_s: float | None
@@ -35,9 +35,9 @@ class Trial(NamedTuple):
 
 
 class ChunkTimes(NamedTuple):
-    """A chunk's bytes, and the times of its delivery and its sum, in seconds of one clock.
+    """A chunk's bytes, and two moments of its exchange, in seconds of one clock.
 
-    `ready_s`: all ranks had delivered the chunk. `summed_s`: the sum was ready.
+    `ready_s`: when all ranks had delivered the chunk. `summed_s`: when the sum was ready.
     """
 
     nbytes: int
@@ -46,9 +46,9 @@ class ChunkTimes(NamedTuple):
 
 
 class ChunkTuner(ABC):
-    """A search for the best chunk size, which may change after each `interval` steps.
+    """Searches for the fastest chunk size; may change the size after every `interval` steps.
 
-    `chunk`: current size, and the result once `done`. `trials`: sizes measured so far, in order.
+    `chunk`: the current size; the result when `done`. `trials`: the sizes measured so far.
     """
 
     def __init__(self, interval: int, chunk: int = 1) -> None:
@@ -57,7 +57,7 @@ class ChunkTuner(ABC):
         self._seconds: list[float] = []
 
     def record(self, seconds: float, times: Sequence[ChunkTimes] = ()) -> None:
-        """Record the seconds and, if known, the chunk times of a step; ignored once `done`."""
+        """Record a step's seconds and, if known, chunk times; does nothing if `done`."""
         if self.done:
             return
         self._seconds.append(seconds)
@@ -73,8 +73,8 @@ class ChunkTuner(ABC):
 class RuntimeSearch(ChunkTuner):
     """Algorithm 1 of Le et al. 2018 (section 4.2), with the paper's names and line numbers.
 
-    The search tries sizes 1, 2, ... `step`, then multiples of `step`, up to size `num_layers`, or
-    at most the best size + `step` * `range`. Trials record mean seconds.
+    Tries sizes 1, 2, ... `step`, then multiples of `step`, and ends at size `num_layers` or at the
+    best size + `step` * `range`, whichever is less. Trials have the mean seconds of their steps.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class RuntimeSearch(ChunkTuner):
         self._best_chunk, self._lapse_min = 1, inf
 
     def _judge(self, seconds: Sequence[float]) -> None:
-        """Carry out lines 8 to 24; if line 8 ends the search, the interval is not evaluated."""
+        """Carry out lines 8 to 24. If line 8 ends the search, `seconds` are not used."""
         if self.chunk < self._best_chunk + self._step * self._range:
             lapse = fsum(seconds)
             self.trials += (Trial(self.chunk, None, lapse / self.interval),)
@@ -107,9 +107,9 @@ class PredictedSearch(ChunkTuner):
     """Finds the fastest chunk size among candidates by measuring the most promising ones.
 
     `predicted`: seconds per step of each candidate size. The search first measures the candidate
-    with the best prediction, and every third candidate above and below that candidate, so that a
-    wrong prediction does not hide a fast size. Then the search measures the next smaller and the
-    next larger neighbour of the fastest candidate, until no neighbour is faster.
+    with the best prediction, and every third candidate above and below it, so that a wrong
+    prediction does not hide a fast size. Then it measures the two neighbours of the fastest
+    candidate, until neither neighbour is faster.
     """
 
     def __init__(self, predicted: Mapping[int, float], interval: int = 10) -> None:
@@ -135,31 +135,30 @@ class PredictedSearch(ChunkTuner):
 
 
 class LearnedSearch(PredictedSearch):
-    """Predicts step times of all sizes from real steps, then searches like `PredictedSearch`.
+    """Predicts the step time of every size from real steps, then searches like `PredictedSearch`.
 
-    In the first `learning` steps every layer is a chunk. `trials` is empty until these steps have
-    shown when each layer is ready, and how exchange time depends on bytes (`predict`).
+    In the first `learning` steps every layer is a chunk. These steps show when each layer's
+    gradients are ready, and how exchange time depends on bytes; `trials` does not include them.
     """
 
     def __init__(self, num_layers: int, interval: int = 10, learning: int = 3) -> None:
         super().__init__({1: 0.0}, learning)
-        self._sizes_to_predict, self._after = candidates(num_layers), interval
-        self._times: list[Sequence[ChunkTimes]] = []
-        self._is_learning = True
+        self._num_layers, self._after = num_layers, interval
+        self._times: list[Sequence[ChunkTimes]] | None = []  # None: the steps are over
         self.done = num_layers == 1
 
     def record(self, seconds: float, times: Sequence[ChunkTimes] = ()) -> None:
         """Record the seconds and the chunk times of a step."""
-        if self._is_learning and times:
+        if self._times is not None and times:
             self._times.append(times)
         super().record(seconds)
 
     def _judge(self, seconds: Sequence[float]) -> None:
-        if not self._is_learning:
+        if self._times is None:
             super()._judge(seconds)
             return
-        self._is_learning = False
-        predicted = predict(median(seconds), self._times, self._sizes_to_predict)
+        predicted = predict(median(seconds), self._times, candidates(self._num_layers))
+        self._times = None
         # Continue as a search of these predictions, with no trials yet.
         super().__init__(predicted, self._after)
 
@@ -169,9 +168,9 @@ def predict(
 ) -> dict[int, float]:
     """Predict the seconds of a step for each chunk size.
 
-    `steps` are the chunk times of steps in which every layer was a chunk, and `step_s` is the
-    duration of such a step; without steps, it is predicted for all sizes. Chunks are exchanged one
-    after another, and a delay of the last sum makes the step longer by the same time.
+    `steps`: chunk times of steps in which every layer was a chunk. `step_s`: duration of such a
+    step, returned for all sizes if `steps` is empty. Assumes that chunks are exchanged one after
+    another, and that a step becomes longer by the delay of its last sum.
     """
     if not steps:
         return dict.fromkeys(sizes, step_s)
@@ -207,9 +206,9 @@ def predict(
 
 
 def candidates(num_layers: int) -> tuple[int, ...]:
-    """Return the distinct chunk sizes worth predicting: 1, 2, 3, 4, 6, 8, 12, 16, 24, ...
+    """Return the chunk sizes to predict: those of 1, 2, 3, 4, 6, 8, 12, ... below `num_layers`.
 
-    A size is at most twice the previous size, because step times change little between the two.
+    Sizes between these are left out, because step times change little from one to the next.
     """
     sizes, power = {1}, 2
     while power < num_layers:

@@ -30,13 +30,13 @@ _KINDS = 2  # two members below each switch suffice to include every kind of rou
 
 
 class Level(Fact):
-    """A level of switches, each of which joins `count` members.
+    """A level of switches; each switch joins `count` members.
 
-    On the first level the members are nodes; on other levels the members are switches of the level
-    below. A member has one link to its switch; all nodes below the member share this link. The
-    link's rate in each direction is `bandwidth_bytes_per_s` / `oversubscription`.
-    `oversubscription`: the rate at which members can send / the rate at which switches forward.
-    `share`, `latency_s`, `rails` and `rdma` are fields of this link.
+    On the first level the members are nodes; on other levels they are switches of the level below.
+    A member has one link to its switch, which all nodes below the member share. The link's rate in
+    each direction is `bandwidth_bytes_per_s` / `oversubscription`. `oversubscription`: the rate at
+    which members can send / the rate at which switches forward. `share`, `latency_s`, `rails` and
+    `rdma`: as in `Link`.
     """
 
     name: Name
@@ -63,16 +63,16 @@ class Level(Fact):
 
 
 class Symmetric(Machine):
-    """A few nodes of a cluster that represent all `num_nodes` full nodes.
+    """A few nodes of a cluster, which represent all `num_nodes` nodes with workers.
 
-    A plan has workers only on the first host's devices. `groups` counts all `num_nodes` nodes.
+    A plan has workers only on the first host's devices. `groups` divides all `num_nodes` nodes.
     """
 
     num_nodes: Annotated[int, Field(ge=1)]
 
     @property
     def num_hosts(self) -> int:
-        """The number of full nodes, all of which the first host represents."""
+        """The number of nodes that the first host represents."""
         return self.num_nodes
 
     @property
@@ -93,7 +93,10 @@ class Symmetric(Machine):
         return self._representatives
 
     def peers(self, stations: Sequence[Station]) -> RingPeers:
-        """Return a ring of hosts, or of devices like `stations`, that represents all full nodes."""
+        """Return the ring of this machine's hosts or, if `stations` are devices, its devices.
+
+        The number of ranks is that of all `num_nodes` nodes.
+        """
         alike = self.hosts if isinstance(stations[0], Host) else self.devices
         return RingPeers(tuple(alike), self.num_nodes * len(stations))
 
@@ -139,11 +142,11 @@ class Cluster(Machine):
         return self.num_nodes * len(self.devices)
 
     def for_workers(self, workers: int, symmetric: bool = False) -> Machine:
-        """Return a machine with only the nodes that the workers fill.
+        """Return a machine with only the nodes that the workers use.
 
-        If `symmetric` is set and the workers fill two or more nodes completely, the machine is a
-        `Symmetric`. Raises InvalidInput if there are more workers than devices, or too many workers
-        to plan one by one.
+        Returns a `Symmetric` if `symmetric` is set, and the workers use all devices of two or more
+        nodes. Raises InvalidInput if there are more workers than devices, or too many workers to
+        plan one by one.
         """
         self._check_count(workers, symmetric)
         num_nodes = -(-workers // len(self.devices))
@@ -162,13 +165,13 @@ class Cluster(Machine):
         return Machine(**self._nodes(num_nodes, sizes, full))
 
     def _check_count(self, workers: int, symmetric: bool) -> None:
-        """Raise InvalidInput if workers do not fit, or would take too long to plan."""
+        """Raise InvalidInput for more workers than devices, and if a plan would take too long."""
         size, hint = len(self.devices), ""
         fewer = workers - workers % size
         if not 1 <= workers <= self.num_devices:
             problem = f"must be 1 to {self.num_devices}, the devices of cluster {self.name!r}"
         elif symmetric and workers > max(_MOST_UNEVEN, fewer):
-            problem = f"must fill all nodes of {size} devices if there are over {_MOST_UNEVEN}"
+            problem = f"must be a multiple of {size}, a node's devices, if over {_MOST_UNEVEN}"
             hint = f"try {fewer} or {fewer + size}"
         elif not symmetric and workers > _MOST_EXPANDED:
             problem = f"must be at most {_MOST_EXPANDED} to plan this strategy"
@@ -194,7 +197,10 @@ class Cluster(Machine):
         return fields | {"name": self.name, "groups": groups, "losses": self.losses}
 
     def _node(self, name: str) -> dict[str, list[Any]]:
-        """Return the parts of a node called `name`, which also precedes their names."""
+        """Return the parts of the node `name`: hosts, devices, switches and links by field.
+
+        The host is called `name`; the names of other parts begin with `name`.
+        """
 
         def renamed(own: str) -> str:
             return name if own == self.hosts[0].name else f"{name}.{own}"

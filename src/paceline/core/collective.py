@@ -5,9 +5,9 @@
     worker1 compute   [encode 0.0][encode 0.1]           [decode 0.0]           [decode 0.1]
 
 Each of n ranks encodes the other ranks' shards of a piece, decodes and adds the values received for
-its own shard, encodes that sum, and decodes all sums: a piece is encoded once and decoded 2 - 1 / n
-times. With a codec that must not encode sums, each rank sends its whole encoded piece to all other
-ranks, and decodes and adds the pieces of all n ranks (exchange/encoded_pieces.py).
+its own shard, encodes that sum, and decodes all sums. So it encodes each value once, and decodes
+2 - 1 / n times as many. If a codec must not encode sums, each rank sends its whole encoded piece to
+all other ranks, and decodes and adds the pieces of all n ranks (exchange/encoded_pieces.py).
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -29,10 +29,10 @@ def encoded_s(
 ) -> float:
     """Return the seconds of an encoded all-reduce of `count` values.
 
-    `exchange`: time of a plain all-reduce of any size. Each piece pays the latencies of `exchange`
-    and of the codec. If the codec does not encode sums, pieces are gathered, which costs half of an
-    all-reduce of `world_size` encoded pieces. Encoding does not overlap with messages, because it
-    uses the cores on which backward runs.
+    `exchange`: time of an all-reduce without a codec. Each piece has the latencies of `exchange`
+    and of the codec. If the codec does not encode sums, pieces are gathered, which takes half the
+    time of an all-reduce of `world_size` encoded pieces. Encoding does not overlap with messages,
+    because it uses the cores on which backward runs.
     """
     sizes = pieces(count)
     if wire_format.encodes_sums:
@@ -49,13 +49,16 @@ def encoded_s(
 
 
 def num_decoded(count: int, world_size: int, wire_format: WireFormat) -> float:
-    """Return the number of values that a rank decodes."""
-    # its shard from all other ranks, and all sums; or all values of all ranks
+    """Return how many values each rank decodes in an encoded all-reduce of `count` values.
+
+    If sums are encoded, these are its shard from all other ranks, and all sums; otherwise, the
+    values of all ranks.
+    """
     return (2 - 1 / world_size if wire_format.encodes_sums else world_size) * count
 
 
 class CodecWorker(NamedTuple):
-    """A worker that encodes and decodes, and the resources that it holds."""
+    """A worker, and the resources that it holds to encode and to decode."""
 
     worker: int
     encode_on: tuple[Resource, ...]
@@ -64,9 +67,10 @@ class CodecWorker(NamedTuple):
 
 @dataclass(frozen=True)
 class Coding:
-    """The codec of an exchange, and its workers.
+    """The codec of an exchange, its speed on the slowest worker, and its workers, `coders`.
 
-    `chosen`: whether "auto" chose the codec, which then encodes only where it saves time.
+    `chosen`: whether the user's codec is "auto", so that only exchanges that become faster are
+    encoded.
     """
 
     wire_format: WireFormat
@@ -76,9 +80,9 @@ class Coding:
 
     @classmethod
     def by(cls, codec: str, stations: Mapping[int, Station]) -> "Coding":
-        """Return the coding of workers, each of which encodes on the cores or GPU of its station.
+        """Return the coding of workers that encode on the given devices or hosts, `stations`.
 
-        InvalidInput if the size of encoded values, or a station's speed with the codec, is unknown.
+        Raises InvalidInput if the codec's encoded size is unknown, or a station's speed with it.
         """
         known = wire_format(codec)
         speeds = [codec_speed(station, known) for station in stations.values()]
@@ -87,12 +91,9 @@ class Coding:
             decode_values_per_s=min(speed.decode_values_per_s for speed in speeds),
             latency_s=max(speed.latency_s for speed in speeds),
         )
+        kinds = Kind.ENCODE, Kind.DECODE
         coders = tuple(
-            CodecWorker(
-                worker,
-                codec_lanes(station, known.kernel, Kind.ENCODE),
-                codec_lanes(station, known.kernel, Kind.DECODE),
-            )
+            CodecWorker(worker, *(codec_lanes(station, known.kernel, kind) for kind in kinds))
             for worker, station in stations.items()
         )
         return cls(known, slowest, coders, codec == AUTO)
@@ -109,7 +110,7 @@ class Coding:
 
 
 class CollectivePiece(NamedTuple):
-    """Values exchanged together, and each coder's costs to encode and decode them."""
+    """One piece of an exchange: its transfer, and a worker's costs to encode and decode."""
 
     part: str
     transfer: Transfer
@@ -118,7 +119,7 @@ class CollectivePiece(NamedTuple):
 
 
 def _agreed(transfer: Transfer) -> Transfer:
-    """Add the latency of two small transfers, in which ranks agree on sizes."""
+    """Add the latency of two small transfers, in which ranks agree on the pieces' sizes."""
     more = Cost(num_calls=2 * transfer.cost.num_calls)
     return transfer._replace(cost=transfer.cost + more)
 
@@ -136,10 +137,10 @@ class Collective:
     def over(
         cls, ring: Ring, kind: Kind, part: str, nbytes: int, count: int, coding: Coding | None
     ) -> "Collective":
-        """Plan the all-reduce of `count` gradient values, encoded by `coding`, if given.
+        """Plan the all-reduce of `count` gradient values of `nbytes` in total.
 
-        `nbytes`: bytes of all these values. If links were measured with the codec, the time on the
-        wire includes encoding and decoding.
+        `coding`: the codec; None: no codec. If the links were measured with the codec, transfers
+        include encoding and decoding.
         """
         if coding is None or not coding.encodes(ring, nbytes, count):
             return cls(kind, (CollectivePiece(part, ring.reduction(nbytes), Cost(), Cost()),), ())
@@ -160,10 +161,10 @@ class Collective:
         return cls(kind, tuple(made), () if within_links else coding.coders)
 
     def encodes(self, step: int, number: int, ready: TaskId) -> Iterator[Task]:
-        """Yield one coder's encoding tasks, which wait for `ready`.
+        """Yield the encoding tasks of `coders[number]`, which start after `ready`.
 
-        In the plan these tasks must come before computation that runs concurrently: an encoding
-        thread gets its share of the cores immediately, not after the next layer.
+        In the plan these tasks must precede concurrent computation: an encoding thread gets its
+        share of the cores immediately, not after the next layer.
         """
         if self.coders:
             coder = self.coders[number]
@@ -174,17 +175,16 @@ class Collective:
     def tasks(
         self, step: int, ready: Sequence[TaskId], last: tuple[TaskId, ...] = ()
     ) -> Iterator[Task]:
-        """Yield the transfer and decoding tasks.
+        """Yield the transfers, each followed by its decoding tasks.
 
-        The first transfer waits for `last`, later transfers wait for the previous transfer. Each
-        transfer also waits for the piece's encoding by all ranks; without coders, for `ready`.
+        The first transfer starts after `last`; each later one, after the previous transfer. A
+        transfer also waits until all ranks have encoded the piece; without a codec, for `ready`.
         """
         before = tuple(dict.fromkeys(ready))
         decoded: tuple[tuple[TaskId, ...], ...] = ((),) * len(self.coders)
         for piece in self.pieces:
             sent = self._id(step, self.kind, piece)
             if self.coders:
-                # a piece can be sent when every rank has encoded its part
                 before = self._ids(step, Kind.ENCODE, piece)
             yield Task(sent, *piece.transfer, (*last, *before))
             last = (sent,)
@@ -202,11 +202,11 @@ class Collective:
         return tuple(self._id(step, kind, piece, coder.worker) for coder in self.coders)
 
     def sent(self, step: int) -> TaskId:
-        """Return the last transfer."""
+        """Return the identity of the last transfer."""
         return self._id(step, self.kind, self.pieces[-1])
 
     def result(self, step: int, number: int) -> TaskId:
-        """Return the task after which a rank of the ring has the result."""
+        """Return the task after which the rank of `coders[number]` has the result."""
         if not self.coders:
             return self.sent(step)
         return self._id(step, Kind.DECODE, self.pieces[-1], self.coders[number].worker)
@@ -218,7 +218,10 @@ def coding_of(
     devices: Sequence[Device],
     element_sizes: Collection[int],
 ) -> Coding | None:
-    """Return the coding of all devices; InvalidInput for values of unsupported sizes."""
+    """Return the coding of workers on `devices`; None without a codec.
+
+    Raises InvalidInput for gradients whose element sizes the codec does not support.
+    """
     if codec is None:
         return None
     check_encodable(workload, element_sizes)

@@ -51,7 +51,7 @@ class Breakdown:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """The fields by name without "_s"; "train" only if a worker takes local steps."""
+        """The seconds by field name without "_s"; "train" is left out if it is zero."""
         held = {name.removesuffix("_s"): value for name, value in vars(self).items()}
         return {name: value for name, value in held.items() if value or name != "train"}
 
@@ -61,9 +61,9 @@ class Breakdown:
 
 
 def breakdown_by_device(timeline: Timeline) -> dict[str, Breakdown]:
-    """Return each device's breakdown per step.
+    """Return the seconds per step of each device, by kind of work.
 
-    Hosts are not devices, although their memory and cores are resources, too.
+    Hosts are left out, although their memory and cores are resources of the timeline.
     """
     devices = dict.fromkeys(
         resource.owner
@@ -77,7 +77,7 @@ def breakdown_by_device(timeline: Timeline) -> dict[str, Breakdown]:
 
 
 def breakdown(timeline: Timeline) -> Breakdown:
-    """Return the mean over the devices; ValueError without any computation."""
+    """Return the mean breakdown of all devices; ValueError without any computation."""
     parts = list(breakdown_by_device(timeline).values())
     if not parts:
         raise ValueError("the timeline has no computation")
@@ -106,9 +106,9 @@ def _of_device(timeline: Timeline, device: str, spans: Iterable[Span]) -> Breakd
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """One quantity in seconds per step in both timelines.
+    """A quantity in both timelines, in seconds per step.
 
-    `error`: difference of `left_s` relative to `right_s`; None if `right_s` is zero.
+    `error`: (`left_s` - `right_s`) / `right_s`; None if `right_s` is zero.
     """
 
     quantity: str
@@ -142,12 +142,12 @@ def compare(left: Timeline, right: Timeline) -> Comparison:
 
 
 def conform(plan: Plan, timeline: Timeline, slack_s: float = 0.0) -> list[str]:
-    """Return all violations of a plan by a timeline; [] if the timeline conforms.
+    """Return the differences between a timeline and its plan; an empty list if there are none.
 
-    Rules: plan and timeline have the same tasks, no task starts before its predecessors have ended,
-    and tasks on the same resource do not overlap. Tasks in which host cores handle messages may be
-    missing: no process records them. `slack_s`: tolerated error of the timeline's times; between
-    machines the error of clock offsets adds to this error.
+    Checks that plan and timeline have the same tasks, that each task starts after its predecessors
+    have ended, and that tasks on the same resource do not overlap. Tasks in which host cores handle
+    messages may be missing, because no process records them. `slack_s`: tolerated error of times,
+    including the error of clock offsets between machines.
     """
     spans = {span.id: span for span in timeline.spans}
     planned = {task.id for task in plan.tasks}
@@ -156,7 +156,7 @@ def conform(plan: Plan, timeline: Timeline, slack_s: float = 0.0) -> list[str]:
     faults = [f"{one.name}: planned, but not in the timeline" for one in missing]
     faults += [f"{one.name}: in the timeline, but not planned" for one in spans.keys() - planned]
     if len(spans) < len(timeline.spans):
-        faults.append(f"{len(timeline.spans) - len(spans)} spans have the name of another")
+        faults.append(f"{len(timeline.spans) - len(spans)} spans have the name of another span")
     for task in plan.tasks:
         for before in task.after:
             child, parent = spans.get(task.id), spans.get(before)

@@ -13,7 +13,10 @@ from paceline.core.workload import Workload
 
 
 class CostModel(Protocol):
-    """Prices tasks in seconds; equally if they differ only in step, worker and order."""
+    """Predicts the seconds of tasks.
+
+    Tasks that differ only in step, worker and order must get the same seconds.
+    """
 
     def seconds(self, task: Task) -> float:
         """Return the seconds for which the task holds its resources."""
@@ -22,9 +25,10 @@ class CostModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Speed of a resource: flops and bytes in parallel, plus a latency for each call.
+    """The speed of a resource, which processes flops and bytes concurrently.
 
-    Each synchronisation of a GPU with its host adds `sync_latency_s`.
+    Each call adds `call_latency_s`. Each synchronisation of a GPU with its host adds
+    `sync_latency_s`.
     """
 
     flops_per_s: float = inf
@@ -33,11 +37,11 @@ class Rate:
     sync_latency_s: float = 0.0
 
     def work_s(self, cost: Cost) -> float:
-        """Return the seconds of flops and bytes."""
+        """Return the seconds of flops or of bytes, whichever is longer."""
         return max(cost.flops / self.flops_per_s, cost.nbytes / self.nbytes_per_s)
 
     def latency_s(self, cost: Cost) -> float:
-        """Return the seconds of calls and synchronisations."""
+        """Return the latencies of all calls and synchronisations, in seconds."""
         return cost.num_calls * self.call_latency_s + cost.num_syncs * self.sync_latency_s
 
     def seconds(self, cost: Cost) -> float:
@@ -46,36 +50,36 @@ class Rate:
 
 
 def compute_lane(device: str) -> Resource:
-    """Return the lane on which a device computes."""
+    """Return the resource that a device holds while it computes."""
     return Resource(device, Lane.COMPUTE)
 
 
 def exchange_lane(owner: str) -> Resource:
-    """Return the lane that serialises the exchanges of a device or host."""
+    """Return the resource that a device or host holds during an exchange, so that they queue."""
     return Resource(owner, Lane.EXCHANGE)
 
 
 def link_lane(source: str, target: str) -> Resource:
-    """Return one direction of a link."""
+    """Return the resource that a message from `source` to `target` holds."""
     return Resource(f"{source}->{target}", Lane.WIRE)
 
 
 def message_lane(host: Host) -> Resource:
-    """Return the lane on which a host handles messages, one at a time."""
+    """Return the resource that a host holds while it encrypts, checks and copies a message."""
     return Resource(host.name, Lane.MESSAGES)
 
 
 def copy_lanes(device: Device) -> tuple[Resource, ...]:
     """Return the resources that a device holds while it copies or adds.
 
-    A CPU device also holds its memory lane, because its host's memory bandwidth limits copies.
+    A CPU device also holds its host's memory, whose bandwidth limits copies.
     """
     lane = compute_lane(device.name)
     return (lane,) if device.kind == DeviceKind.GPU else (lane, Resource(device.name, Lane.MEMORY))
 
 
 def lone_core(host: Host) -> tuple[Resource, ...]:
-    """Return the core that all processes of a host share, if it has only one."""
+    """Return the core of a single-core host; an empty tuple for a host with more cores."""
     return (_core(host, 0),) if host.cores == 1 else ()
 
 
@@ -86,8 +90,8 @@ def _core(host: Host, number: int) -> Resource:
 def computing_on(device: Device, host: Host, devices: Sequence[Device]) -> tuple[Resource, ...]:
     """Return the resources that a device holds while it computes.
 
-    CPU devices share the host's cores if there are fewer cores than devices. On a single-core host
-    they also share the core with the handling of messages.
+    If a host has fewer cores than CPU devices, its devices share the cores. On a single-core host
+    a device also shares the core with the threads that handle messages.
     """
     lane = compute_lane(device.name)
     on_cores = [one.name for one in devices if one.host == host.name and one.kind == DeviceKind.CPU]
@@ -99,15 +103,15 @@ def computing_on(device: Device, host: Host, devices: Sequence[Device]) -> tuple
 
 
 def core_lanes(devices: Sequence[Device]) -> list[Resource]:
-    """Return the compute lanes of CPU devices."""
+    """Return the resource that each CPU device holds while it computes."""
     return [compute_lane(device.name) for device in devices if device.kind == DeviceKind.CPU]
 
 
 def codec_lanes(station: Station, kernel: Kernel, kind: Kind) -> tuple[Resource, ...]:
-    """Return the resources that a device, or a host with GPUs, holds to encode or decode.
+    """Return the resources that a device or host holds while it encodes or decodes.
 
-    A device also holds its compute lane. In the cost of such a task, `flops` counts values and
-    `num_calls` counts pieces.
+    A device also holds its compute lane. In the cost of an encoding or decoding task, `flops` is
+    the number of values, and `num_calls` is the number of pieces.
     """
     lane = Resource(station.name, Lane(f"{kind} {kernel}"))
     return (compute_lane(station.name), lane) if isinstance(station, Device) else (lane,)
@@ -115,20 +119,20 @@ def codec_lanes(station: Station, kernel: Kernel, kind: Kind) -> tuple[Resource,
 
 @dataclass(frozen=True)
 class Roofline:
-    """Prices a task by the slower of arithmetic and traffic, plus latencies.
+    """Predicts a task's seconds: the longer of arithmetic and traffic, plus latencies.
 
-    The slowest link of a transfer determines the time of its bytes, and each message pays the
-    latencies of all links. Other resources work in parallel, and the slowest of them determines the
-    time. A resource without a rate does not add to the price. If a task holds a device and also a
-    link, memory or codec, the device does not add to the price: the bytes are on the wire or in a
-    copy, and are not a layer's traffic. Raises ValueError if no resource of a task has a rate.
+    The slowest link of a transfer determines the time of its bytes, and each message has the
+    latencies of all links. Other resources work concurrently, and the slowest of them determines
+    the time. A resource without a rate takes no time. If a task holds a device and also a link,
+    memory or codec, the device takes no time, because the bytes are on the wire or in a copy, and
+    are not a layer's traffic. Raises ValueError if no resource of a task has a rate.
     """
 
     rates: Mapping[Resource, Rate]
 
     @classmethod
     def of(cls, machine: Machine) -> "Roofline":
-        """Return the model of a machine's hosts, devices and links."""
+        """Return the cost model of a machine's hosts, devices, codecs and links."""
         rates = {}
         for host in machine.hosts:
             rates[Resource(host.name, Lane.REDUCE)] = Rate(
@@ -185,7 +189,7 @@ class Roofline:
         return {}
 
     def _pace(self, on: tuple[Resource, ...]) -> tuple[tuple[Rate, ...], bool]:
-        """Return the rates that limit tasks on these resources, and whether they are links."""
+        """Return the rates that limit tasks on these resources, and whether links limit them."""
         held = [resource for resource in on if resource in self.rates]
         links = tuple(self.rates[resource] for resource in held if resource.lane is Lane.WIRE)
         # A device that is held together with memory or a codec does not add to the price.
@@ -195,16 +199,17 @@ class Roofline:
 
 @dataclass(frozen=True)
 class ProfiledCost:
-    """Prices tasks by the durations that a profile measured.
+    """Predicts a task's seconds by the durations that a profile measured.
 
-    `otherwise` prices other tasks, and the synchronisations that a plan adds to measured tasks.
+    `otherwise`: cost model of tasks that were not measured, and of the synchronisations with the
+    host that a plan adds to measured tasks.
     """
 
     durations: Mapping[PriceKey, float]
     otherwise: CostModel
 
     def seconds(self, task: Task) -> float:
-        """Return the task's seconds, measured if possible."""
+        """Return the task's measured seconds; if not measured, those of `otherwise`."""
         measured = self.durations.get(task.price_key)
         if measured is None:
             return self.otherwise.seconds(task)
@@ -216,7 +221,7 @@ class ProfiledCost:
 
 @dataclass(frozen=True)
 class Slowed:
-    """Prices computation at `factor` times the seconds of `model`."""
+    """Multiplies the seconds of computing tasks in `model` by `factor`."""
 
     model: CostModel
     factor: float
@@ -228,7 +233,7 @@ class Slowed:
 
 
 class Totals(NamedTuple):
-    """Seconds of a step's phases, if known."""
+    """The total seconds of each phase of a step; None: unknown."""
 
     forward_s: float | None = None
     backward_s: float | None = None
@@ -247,11 +252,11 @@ class LayerTimes(NamedTuple):
 
 
 def layer_times(workload: Workload, rate: Rate, totals: Totals = UNSCALED) -> LayerTimes:
-    """Price each layer on a device with the given rate, like `Roofline`.
+    """Predict the seconds of each layer on a device with the given rate.
 
-    If a phase has a total, the layers' seconds in this phase are scaled to sum to the total. A
-    device's rate is `Roofline.of(machine).rates[compute_lane(device.name)]`. Raises ValueError if a
-    phase has a positive total, but the layers cost nothing.
+    If `totals` has the seconds of a phase, the layers' seconds in this phase are scaled to this
+    sum. A device's rate is `Roofline.of(machine).rates[compute_lane(device.name)]`. Raises
+    ValueError if a phase has a positive total, but all layers take no time.
     """
 
     def seconds(phase: str, costs: Iterable[Cost], total_s: float | None) -> tuple[float, ...]:
@@ -260,7 +265,7 @@ def layer_times(workload: Workload, rate: Rate, totals: Totals = UNSCALED) -> La
             return times
         now_s = fsum(times)
         if not now_s and total_s:
-            raise ValueError(f"{phase}: must be 0 s for layers without cost (got {total_s})")
+            raise ValueError(f"{phase}: must be 0 s, because no layer takes time (got {total_s})")
         return tuple(time * total_s / now_s if now_s else 0.0 for time in times)
 
     layers = workload.layers
@@ -279,9 +284,10 @@ def update_cost(workload: Workload) -> Cost:
 
 @dataclass(frozen=True)
 class PacedDevice:
-    """The device that a rehearsal emulates, with the phases' totals, if known.
+    """The device whose layer times a rehearsal emulates.
 
-    `label`: the device's name in messages such as "paced as k40-gigabit/gpu0".
+    `label`: the device's name in messages such as "paced as k40-gigabit/gpu0". `totals`: known
+    seconds of whole phases, to which the layers' times are scaled.
     """
 
     label: str

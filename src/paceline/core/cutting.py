@@ -1,4 +1,4 @@
-"""Find a layer before which a model can be cut into body and head."""
+"""Find a layer before which a model can be split into its first part, body, and its last, head."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,19 +21,19 @@ LOSS = "loss"  # the name of a head without layers
 LayerName = Annotated[str, BeforeValidator(_as_name)]
 # Chooses the head's first layer by a strategy's criteria; InvalidInput if no layer meets them.
 FirstOf = Callable[[Workload, Any], str]
-Attempt = Callable[
-    [str], object
-]  # Cuts the model before a layer; InvalidInput if that is impossible.
+# Splits the model before a layer; InvalidInput if that is impossible.
+Attempt = Callable[[str], object]
 
 
 def with_refused_cuts(
     workload: Workload, config: Any, first_of: FirstOf, attempt: Attempt
 ) -> Workload:
-    """Try cuts until a cut succeeds, and return the workload with the refused cuts.
+    """Split the model before one layer after another until a split succeeds.
 
-    `first_of(workload, config)` chooses a layer that is not in `workload.refused_cuts`.
-    `config.head`: layer given by the user, or None. Raises InvalidInput if no cut succeeds. If the
-    cut before the user's layer fails, the error suggests a layer before which a cut succeeds.
+    Returns the workload; its `refused_cuts` has the layers before which the split failed.
+    `first_of(workload, config)` chooses a layer that is not in `refused_cuts`. `config.head`: the
+    user's choice of layer, or None. Raises InvalidInput if no split succeeds. If the split before
+    the user's layer fails, the error suggests a layer before which a split succeeds.
     """
     try:
         return _tried(workload, config, first_of, attempt)
@@ -45,7 +45,7 @@ def with_refused_cuts(
 
 
 def refusal_of(workload: Workload, first: str) -> str | None:
-    """Return why the model could not be cut before a layer; None if no such cut failed."""
+    """Return why the model cannot be split before a layer; None if no such split failed."""
     return dict(workload.refused_cuts).get(first)
 
 

@@ -25,7 +25,7 @@ _BY_PREFIX = {
 
 
 def usual_for(model: str) -> Usual:
-    """Return the defaults of a model; a user's model gets those of an image classifier."""
+    """Return the defaults of a model; for a user's model, the defaults of image classifiers."""
     for name, usual in _BY_PREFIX.items():
         if model.startswith(name) and ":" not in model:
             return usual
@@ -33,10 +33,10 @@ def usual_for(model: str) -> Usual:
 
 
 def completed(settings: TrainSettings) -> TrainSettings:
-    """Fill in the default data, optimizer, rate, momentum and schedule.
+    """Replace None in the data, optimizer, rate, momentum and schedule by defaults of the model.
 
-    Only None is replaced. With an optimizer other than the model's default, rate and momentum stay
-    None, which selects that optimizer's own defaults.
+    If the optimizer is neither the model's default nor SGD, the learning rate and momentum stay
+    None, which selects the optimizer's own defaults.
     """
     usual = usual_for(settings.model)
     optimizer = settings.optimizer or usual.optimizer

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from paceline.core.errors import InvalidInput, PacelineError, first_line
 
-DEBUG = "PACELINE_DEBUG"  # environment variable: processes print tracebacks
-TYPED = "PACELINE_TYPED"  # environment variable: the options of the command line
-FLAGS = {  # flags whose name differs from the name of their setting
+DEBUG = "PACELINE_DEBUG"  # environment variable: if set, processes print tracebacks
+TYPED = "PACELINE_TYPED"  # environment variable: options that the user typed, such as "--steps"
+FLAGS = {  # options whose name differs from the name of their setting
     "options": "--strategy-option",
     "optimizer_options": "--optimizer-option",
     "deadline_s": "--timeout",
@@ -37,7 +37,7 @@ _LESS_MEMORY = "try a smaller --batch-size, or --accumulate"
 
 
 def error_line(error: BaseException, worker: str | int | None = None) -> str:
-    """Describe an error in one line, with the reporting worker and the user's line of code."""
+    """Describe an error in one line, with the worker that failed and the user's line of code."""
     if isinstance(error, InvalidInput):
         return _as_typed(error)
     if isinstance(error, PacelineError):
@@ -59,12 +59,12 @@ def error_line(error: BaseException, worker: str | int | None = None) -> str:
 
 
 def flag_of(name: str) -> str:
-    """Return the option that sets a field."""
+    """Return the command-line option that sets a field of the settings."""
     return FLAGS.get(name, f"--{name.replace('_', '-')}")
 
 
 def _as_typed(error: InvalidInput) -> str:
-    """Return the error's message; a field that was set by an option is named like the option."""
+    """Return the error's message, with the option in place of a field that the user set by it."""
     setting, _, key = error.field.partition(".")
     flag = flag_of(setting)
     is_typed = flag in os.environ.get(TYPED, "").split()
@@ -72,7 +72,7 @@ def _as_typed(error: InvalidInput) -> str:
 
 
 def blamed(error: BaseException) -> str:
-    """Return the error's first line and, if user code raised the error, the file and line.
+    """Return the error's type and first line, with the file and line if user code raised it.
 
     For example "ValueError: no such mode (at mine.py:12)".
     """
@@ -88,7 +88,8 @@ def exit_code(error: BaseException) -> int:
 def place_of(error: BaseException) -> str | None:
     """Return FILE:LINE of the innermost user code in the error's traceback.
 
-    None if the traceback contains no user code, or if user code called Paceline, which failed.
+    None if the traceback contains no user code, or if the error is of Paceline code that user code
+    called.
     """
     found = None
     for frame, line in traceback.walk_tb(error.__traceback__):

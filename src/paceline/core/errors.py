@@ -9,7 +9,7 @@ from signal import SIGINT
 from typing import Self
 
 _NOT_GIVEN = object()
-# Problems that begin with these words follow the field without a colon: "--steps must be".
+# A problem that begins with one of these words follows its field without a colon: "--steps must".
 _VERBS = ("must ", "is ", "has ", "cannot ", "requires ", "needs ", "does ", "and ")
 # The field at the beginning of a message.
 _FIELD = re.compile(rf"(.+?)(?:: | (?={'|'.join(_VERBS)}))")
@@ -31,14 +31,14 @@ class InvalidInput(PacelineError):
     """A file, option or model is not usable as given.
 
     `field`: the setting, file or value. `problem`: the fault or the requirement. `got`: the given
-    value. `hint`: a remedy. The message is "field: problem (got 1); hint"; there is no colon if the
-    problem begins with a verb: "field must be at least 2 (got 1); hint".
+    value. `hint`: a remedy. The message is "field: problem (got 1); hint" or, if the problem begins
+    with a verb, "field must be at least 2 (got 1); hint".
     """
 
     def __init__(
         self, field: str, problem: str = "", *, got: object = _NOT_GIVEN, hint: str = ""
     ) -> None:
-        # torch re-raises the error of a DataLoader process with the traceback as its only argument
+        # If a DataLoader process fails, torch re-raises the error with a traceback as `field`.
         if not problem:
             last_line = field.strip().rpartition("\n")[2]
             field, problem = _parted(last_line.rpartition("InvalidInput: ")[2])
@@ -54,7 +54,7 @@ class InvalidInput(PacelineError):
 
     @classmethod
     def of(cls, message: str) -> Self:
-        """Restore the error from its text, as sent by another process."""
+        """Create the error from the text that another process sent."""
         return cls(*_parted(message))
 
 
@@ -70,9 +70,9 @@ class WorkerLost(PacelineError):
 
 
 class WorkersFailed(PacelineError):
-    """The workers ended with an error or by a signal; `reason` describes it, if known.
+    """The workers ended with an error or by a signal.
 
-    `is_said`: whether the workers have already printed the error.
+    `reason`: description of the error, if known. `is_said`: whether the workers already printed it.
     """
 
     def __init__(self, exit_code: int, reason: str | None = None, *, is_said: bool = True) -> None:
@@ -81,7 +81,7 @@ class WorkersFailed(PacelineError):
 
 
 class Interrupted(PacelineError):
-    """A signal, `number`, stopped the run, which was saved after `num_steps` steps."""
+    """The signal `number` stopped the run after `num_steps` steps, which are saved."""
 
     def __init__(self, message: str, num_steps: int, number: int = SIGINT) -> None:
         super().__init__(message)
@@ -97,13 +97,13 @@ class NonFinite(PacelineError):
 
 
 class CheckpointNotWritten(PacelineError):
-    """A checkpoint could not be written, for example on a full disk; earlier checkpoints remain."""
+    """Writing a checkpoint failed, for example on a full disk; earlier checkpoints remain."""
 
 
 def printable(text: str, most: int) -> str:
-    """Convert a text to one line: line ends become spaces, other control characters are escaped.
+    """Cut a text after `most` characters, and make it one printable line.
 
-    A text longer than `most` characters is cut and ends in "...".
+    A cut text ends in "...". Line ends become spaces; other control characters are escaped.
     """
     if len(text) > most:
         text = text[:most] + "..."

@@ -1,4 +1,4 @@
-"""Hardware facts, and quantities with units: "1 Gbit/s", "24 GiB", "50 us"."""
+"""Field types of machine files: names, and quantities with units such as "1 Gbit/s" or "50 us"."""
 
 import re
 from collections.abc import Callable
@@ -45,14 +45,17 @@ _BYTES_PER_S = _units("B/s", _DECIMAL | _BINARY) | _units("bit/s", _DECIMAL, 1 /
 
 
 def _parser(units: dict[str, float], example: str) -> Callable[[object], float]:
-    """Return a parser into base units; plain numbers are in base units."""
+    """Return a function that converts a quantity such as "50 us" to base units.
+
+    A number without a unit is in base units. Other values raise ValueError with the `example`.
+    """
 
     def parse(text: object) -> float:
         if isinstance(text, int | float) and not isinstance(text, bool):
             return float(text)
         match = _QUANTITY.fullmatch(text.strip()) if isinstance(text, str) else None
         if match is not None and match[2] in units:
-            with suppress(ValueError):  # the pattern also matches texts such as "1.2.3"
+            with suppress(ValueError):  # the pattern also matches "1.2.3", which is no number
                 quantity = float(match[1]) * units[match[2]]
                 if isfinite(quantity):
                     return quantity
@@ -87,9 +90,9 @@ Seconds = Annotated[
 
 
 def quantity(value: float, unit: str) -> str | None:
-    """Format a value exactly with its unit and the fewest digits, such as "1.6 GB/s".
+    """Format a value with its unit and the fewest digits that are exact, such as "1.6 GB/s".
 
-    None if no text is exact, or if the value is zero, infinite or too small.
+    Returns None if no text with a unit is exact, as for zero, infinity and very small values.
     """
     prefixes = [_prefix(value, unit)]
     if unit == "B":  # memory sizes may be multiples of powers of two
@@ -98,7 +101,7 @@ def quantity(value: float, unit: str) -> str | None:
     for prefix, factor in prefixes:
         if factor <= value < inf:
             numbers = (f"{value / factor:.{digits}g}" for digits in range(1, _MOST_DIGITS + 1))
-            # avoid exponents
+            # A machine file is easier to read without exponents.
             exact = (n for n in numbers if "e" not in n and float(n) * factor == value)
             texts += [f"{number} {prefix}{unit}" for number in islice(exact, 1)]
     return min(texts, key=len, default=None)
@@ -111,12 +114,12 @@ def rounded(value: float, unit: str) -> str:
 
 
 def as_rounded(value: float, unit: str) -> float:
-    """Return the value that `rounded` shows."""
+    """Round a value to three digits in the unit in which `rounded` formats it."""
     factor = _prefix(value, unit)[1]
     return float(f"{value / factor:.3g}") * factor
 
 
 def _prefix(value: float, unit: str) -> tuple[str, float]:
-    """Return a prefix and its factor: the largest up to the value, or the smallest."""
+    """Return the prefix with the largest factor up to `value`, or the smallest prefix of all."""
     *known, smallest = (_SECONDS if unit == "s" else _DECIMAL).items()
     return next((one for one in known if one[1] <= value), smallest)

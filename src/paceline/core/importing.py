@@ -17,7 +17,8 @@ FORM = "package.module:name"
 def imported(setting: str, name: str) -> Any:
     """Import an attribute of a module, which may be in the current directory.
 
-    InvalidInput for the setting if there is no such module or attribute.
+    `name`: in the form package.module:name. Raises InvalidInput, which names `setting`, if there is
+    no such module or attribute.
     """
     module, _, attribute = name.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), *attribute.split("."))):
@@ -28,24 +29,22 @@ def imported(setting: str, name: str) -> Any:
         found = importlib.import_module(module)
     except (Exception, SystemExit) as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if missing is not None and f"{module}.".startswith(f"{missing}."):
-            why = f"cannot import {missing!r}: it is neither installed nor in {here}"
-            here_too = [one.stem for one in Path(here).glob("*.py")]
-            why += did_you_mean(missing, here_too).rstrip(".")
-        else:
-            why = f"cannot import {module!r}: {blamed(error)}"
-        raise InvalidInput(setting, why) from error
+        if missing is None or not f"{module}.".startswith(f"{missing}."):
+            raise InvalidInput(setting, f"cannot import {module!r}: {blamed(error)}") from error
+        why = f"cannot import {missing!r}: it is neither installed nor in {here}"
+        hint = did_you_mean(missing, [one.stem for one in Path(here).glob("*.py")])
+        raise InvalidInput(setting, why, hint=hint) from error
     try:
         return attrgetter(attribute)(found)
     except AttributeError as error:
         public = [key for key in dir(error.obj) if not key.startswith("_")]
-        hint = did_you_mean(str(error.name), public).rstrip(".")
-        problem = f"cannot find {attribute!r} in module {module!r}{hint}"
-        raise InvalidInput(setting, problem) from error
+        problem = f"cannot find {attribute!r} in module {module!r}"
+        hint = did_you_mean(str(error.name), public)
+        raise InvalidInput(setting, problem, hint=hint) from error
 
 
 def factory_of(setting: str, name: str) -> Callable[..., Any]:
-    """Import a function or class; InvalidInput if it cannot be called."""
+    """Import a function or class named package.module:name; InvalidInput if not callable."""
     factory = imported(setting, name)
     if not callable(factory):
         raise InvalidInput(setting, "must be callable", got=name)

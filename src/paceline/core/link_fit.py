@@ -15,9 +15,9 @@ _FLOAT32_NBYTES = 4
 
 
 class ExchangeSample(NamedTuple):
-    """A measured exchange: bytes of gradients, and seconds from the first start to the last end.
+    """A measured exchange: bytes of gradients, and seconds until the last rank was done.
 
-    All ranks started together, and did not compute meanwhile.
+    All ranks started together, and did not compute during the exchange.
     """
 
     nbytes: int
@@ -35,11 +35,11 @@ class LinearTime(NamedTuple):
 
 
 def line_through(measured: ExchangeSamples) -> LinearTime:
-    """Fit a line to a small and a large exchange.
+    """Fit latency and seconds per byte to the times of a small and a large exchange.
 
-    The latency is the time of the small exchange minus the time of its bytes; a negative latency
-    becomes zero. If noise makes the large exchange about as fast as the small one, or faster, their
-    difference is assumed to be 1 % of the large exchange's time.
+    The latency is the time of the small exchange minus the time of its bytes, but at least zero. If
+    noise makes the large exchange seem as fast as the small exchange, or faster, the difference is
+    assumed to be 1 % of the large exchange's time.
     """
     small, large = measured
     difference_s = max(large.seconds - small.seconds, 0.01 * large.seconds)
@@ -50,8 +50,8 @@ def line_through(measured: ExchangeSamples) -> LinearTime:
 def linked(machine: Machine, pairs: Iterable[Sequence[Station]], each: LinearTime) -> Machine:
     """Return the machine with equal links between all pairs of stations.
 
-    A message of n bytes takes `each.latency_s + n * each.seconds_per_byte`. On a single host the
-    ranks' cores transfer the messages.
+    `each`: time of a message of any size on a link. On a single host, the cores of the ranks
+    transfer the messages.
     """
     places = ([place_of(end) for end in pair] for pair in pairs)
     links = tuple(
@@ -83,14 +83,14 @@ def linked_in_ring(
     *,
     at_once: bool = False,
 ) -> Machine:
-    """Return the machine with equal links on which a ring all-reduce takes `whole`.
+    """Return the machine with equal links, on which a ring all-reduce takes the time `whole`.
 
-    Requires two or more stations. If `whole` was measured with a codec, the links' times include
-    encoding and decoding. `at_once`: plans use `Ring.at_once`, in which GPUs send in both
-    directions of the ring concurrently.
+    Requires two or more stations. `codec`: the codec with which `whole` was measured; the links'
+    times then include encoding and decoding. `at_once`: whether the plan uses `Ring.at_once`, in
+    which GPUs send in both directions of the ring concurrently.
     """
     pairs = neighbours(stations)
-    # On links of one byte per second, the busiest link's bytes are seconds.
+    # The cost of an exchange of one byte: the number of messages, and bytes on the busiest link.
     unit_machine = linked(machine, pairs, LinearTime(0.0, 1.0))
     ring = (Ring.at_once if at_once else Ring.over)(unit_machine, stations, ())
     known = None if codec is None else wire_format(codec)

@@ -14,7 +14,7 @@ from paceline.core.facts import Fact, Source
 
 _Share = Annotated[float, Field(ge=0, lt=1)]
 _NORMAL = NormalDist()
-BUSY = 0.15  # above this unrest other programs seem to run, so profiles measure more steps
+BUSY = 0.15  # above this `unrest`, other programs seem to run, and profiles measure more steps
 
 
 def unrest_between(lower: float, middle: float, upper: float) -> float:
@@ -25,12 +25,12 @@ def unrest_between(lower: float, middle: float, upper: float) -> float:
 class Losses(Fact):
     """Relative time losses that a plan of undisturbed tasks ignores.
 
-    `beside_exchange`: seconds added to computation by a second of concurrent exchange, because
-    collectives use processors and memory bandwidth. `beside_copies`: seconds added to computation
-    by a second of concurrent copies; a GPU's copy engines use less of both. None: equals
-    `beside_exchange`. `spread`: standard deviation of a worker's computing time relative to its
-    mean; synchronous workers wait for the slowest one. `unrest`: relative spread of a profile's
-    step times (`unrest_between`), which widens the range of predictions.
+    `beside_exchange`: seconds by which computation becomes longer for each second of concurrent
+    exchange, because collectives use processors and memory bandwidth. `beside_copies`: the same for
+    concurrent copies by a GPU's copy engines; None: equals `beside_exchange`. `spread`: standard
+    deviation of a worker's computing time, relative to its mean; synchronous workers wait for the
+    slowest worker. `unrest`: relative spread of a profile's step times (`unrest_between`), which
+    widens the range of predictions.
     """
 
     beside_exchange: _Share
@@ -47,11 +47,11 @@ class Losses(Fact):
     def slowdown(
         self, hidden: float, num_workers: int, num_steps: int = 1, *, copied: float = 0.0
     ) -> float:
-        """Return the factor by which computation takes longer than undisturbed.
+        """Return the factor by which losses make computation longer.
 
-        `copied`: time of concurrent copies by a GPU's copy engines, relative to computation.
-        `hidden`: time of the other concurrent exchange, relative to computation. Workers wait for
-        each other every `num_steps` steps, so the spread is divided by `sqrt(num_steps)`.
+        `hidden`: time of concurrent exchange without copies, relative to computation. `copied`:
+        time of concurrent copies by a GPU's copy engines, relative to computation. `num_steps`:
+        number of steps between exchanges, over which the workers' computing times average.
         """
         waiting = self.spread / sqrt(num_steps) * largest_of(num_workers)
         by_copies = self.beside_exchange if self.beside_copies is None else self.beside_copies

@@ -1,7 +1,7 @@
 """A machine: hosts, devices, switches, and the links between them."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from functools import cached_property
 from math import inf, prod
@@ -21,6 +21,7 @@ from paceline.core.facts import (
     ValuesPerSecond,
 )
 from paceline.core.losses import BETWEEN_HOSTS, CORES_BETWEEN_HOSTS, WITHIN_A_HOST, Losses
+from paceline.core.names import not_known
 from paceline.core.network import Hop, Link, Network
 from paceline.core.wire_format import Kernel, WireFormat
 
@@ -78,11 +79,11 @@ class DeviceKind(StrEnum):
 class Device(Fact):
     """The device of one worker: a GPU, or the CPU cores to which the worker is pinned.
 
-    `flops_per_s` and `memory_bandwidth_bytes_per_s`: rates that layers reach, below data-sheet
-    values. `call_latency_s`: latency of each operation. `sync_latency_s`: latency of each
-    synchronisation of a GPU with its host during backward; None: `call_latency_s`.
-    `half_flops_per_s`: rate with two-byte values, on tensor cores if available. `codecs`: speeds of
-    encoding and decoding by kernel.
+    `flops_per_s` and `memory_bandwidth_bytes_per_s`: rates that layers reach, which are below those
+    of the data sheet. `call_latency_s`: latency of each operation. `sync_latency_s`: latency of
+    each synchronisation of a GPU with its host during backward; None: equals `call_latency_s`.
+    `half_flops_per_s`: rate with two-byte values, on tensor cores if available. `codecs`: for each
+    codec kernel, the speed of encoding and decoding.
     """
 
     name: Name
@@ -112,7 +113,7 @@ Station = Device | Host  # a sender or receiver of messages
 
 
 def place_of(station: Station) -> str:
-    """Return the name by which links refer to a station: for a CPU device, that of its host."""
+    """Return the name by which links refer to a device or host; a CPU device is at its host."""
     if isinstance(station, Device) and station.kind == DeviceKind.CPU:
         return station.host
     return station.name
@@ -122,9 +123,9 @@ _CAST_NBYTES = 6  # bytes read and written for each value
 
 
 def codec_speed(station: Station, wire_format: WireFormat) -> CodecSpeed:
-    """Return the speed of a device or host with a codec; InvalidInput if unknown.
+    """Return the speed of a device or host with a codec; InvalidInput if it is not known.
 
-    A GPU whose speed with kernel `cast` is unknown is assumed to cast at memory bandwidth.
+    If the machine file has no speed of kernel `cast` for a GPU, assumes memory bandwidth.
     """
     kernel = wire_format.kernel
     if kernel not in station.codecs:
@@ -142,11 +143,14 @@ def codec_speed(station: Station, wire_format: WireFormat) -> CodecSpeed:
     return station.codecs[kernel]
 
 
-_MOST_LISTED = 12  # maximum number of names in a message
+_MOST_LISTED = 12  # maximum number of names in an error
 
 
 class RingPeers(NamedTuple):
-    """The stations of a ring in order, and the number of ranks that they are or represent."""
+    """The stations of a ring in order, and the ring's number of ranks.
+
+    A few stations may represent many equal ones, so there can be more ranks than stations.
+    """
 
     stations: tuple[Station, ...]
     num_ranks: int
@@ -155,9 +159,9 @@ class RingPeers(NamedTuple):
 class Machine(Fact):
     """The hosts, devices and links of a plan; devices are in rank order.
 
-    `groups`: number of consecutive hosts in a group, of groups in a larger group, and so on, for
-    hierarchical exchanges; the product is the number of hosts. `losses`: time losses of real steps;
-    None selects the values published for similar machines.
+    `groups`, for hierarchical exchanges: the number of consecutive hosts in a group, of groups in a
+    larger group, and so on; their product is the number of hosts. `losses`: time losses of real
+    steps; None selects the values published for similar machines.
     """
 
     name: Annotated[Name, Field(examples=["my-machine"])]
@@ -176,16 +180,16 @@ class Machine(Fact):
         count = Counter(station.name for station in stations)
         twice = [name for name, times in count.items() if times > 1]
         if twice:
-            raise ValueError(f"names must be unique (twice: {_listed(twice)})")
+            raise ValueError(f"names must be unique (twice: {', '.join(twice[:_MOST_LISTED])})")
         for device in self.devices:
             if device.host not in hosts:
-                problem = f"must be one of {_listed(hosts)} (got {device.host!r})"
-                raise ValueError(f"devices.{device.name}.host: {problem}")
+                field = f"devices.{device.name}.host"
+                raise ValueError(str(not_known(field, device.host, sorted(hosts))))
         for link in self.links:
             for end in link.between:
                 if end not in count:
-                    problem = f"must be two of {_listed(count)} (got {end!r})"
-                    raise ValueError(f"links.{link.name}.between: {problem}")
+                    field = f"links.{link.name}.between"
+                    raise ValueError(str(not_known(field, end, sorted(count))))
             has_adapters = len({*link.between} - devices) == 2
             if not has_adapters and (link.rails > 1 or link.rdma):
                 field = f"links.{link.name}.{'rails' if link.rails > 1 else 'rdma'}"
@@ -196,20 +200,20 @@ class Machine(Fact):
         return self
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy with other fields, without the cached properties."""
+        """Return a copy with other fields, and without cached properties of this machine."""
         copied = super().model_copy(update=update, deep=deep)
         for name in copied.__dict__.keys() - type(self).model_fields.keys():
             del copied.__dict__[name]
         return copied
 
     def with_each(self, parts: Literal["hosts", "devices", "links"], **facts: object) -> Self:
-        """Return the machine with fields of all its hosts, devices or links replaced."""
+        """Return a copy in which all hosts, devices or links have the fields `facts`."""
         changed = tuple(part.model_copy(update=facts) for part in getattr(self, parts))
         return self.model_copy(update={parts: changed})
 
     @cached_property
     def reached(self) -> Self:
-        """The machine with links at the rates that exchanges reach."""
+        """A copy in which each link has the bandwidth that exchanges reach."""
         links = tuple(link.reached for link in self.links)
         if links == self.links:
             return self
@@ -236,7 +240,7 @@ class Machine(Fact):
         return len(self.devices)
 
     def for_workers(self, workers: int, symmetric: bool = False) -> "Machine":
-        """Return the machine on which `workers` workers are planned; a cluster returns a part."""
+        """Return the machine that a plan of `workers` workers uses; for a cluster, a part of it."""
         return self
 
     def first_devices(self, workers: int) -> tuple[Device, ...]:
@@ -247,14 +251,15 @@ class Machine(Fact):
         return self.devices[:workers]
 
     def peers(self, stations: Sequence[Station]) -> RingPeers:
-        """Return a ring of `stations`, in which each station is one rank."""
+        """Return the ring of `stations`, each of which is one rank."""
         return RingPeers(tuple(stations), len(stations))
 
     def flow(self, level: int) -> tuple[tuple[Hop, ...], Mapping[Hop, int]]:
         """Return the first host's route in the ring of `level`, and the messages on each hop.
 
-        `self.groups[level]` groups of hosts form a ring, in which each host sends to the matching
-        host of the next group. All hosts send concurrently. InvalidInput if hosts are not linked.
+        `self.groups[level]` groups of hosts form a ring, in which each host sends to the host in
+        the same place of the next group. All hosts send concurrently. Raises InvalidInput if hosts
+        are not linked.
         """
         hosts, size, apart = self.hosts, self.groups[level], prod(self.groups[:level])
         load: Counter[Hop] = Counter()
@@ -277,10 +282,10 @@ class Machine(Fact):
         return Network(self.links, {switch.name for switch in self.switches})
 
     def route(self, source: Station, target: Station) -> tuple[Hop, ...]:
-        """Return the route with the fewest hops; of several such routes, the widest.
+        """Return the route with the fewest hops; of equally short routes, that of most bandwidth.
 
         A CPU device is located at its host; two CPU devices of one host use the host's link to
-        itself. InvalidInput if there is no route.
+        itself. Raises InvalidInput if there is no route.
         """
         start, goal = place_of(source), place_of(target)
         if start != goal:
@@ -294,8 +299,3 @@ class Machine(Fact):
             problem = f"needs a link from {start!r} to itself, for messages between its workers"
             raise InvalidInput(f"machine {self.name}", problem)
         return (Hop(start, start, link),)
-
-
-def _listed(names: Collection[str]) -> str:
-    some = sorted(names)[:_MOST_LISTED]
-    return str(some) + (f" and {len(names) - len(some)} more" if len(names) > len(some) else "")

@@ -9,23 +9,23 @@ _MOST_LISTED, _LONGEST = 12, 200  # maximum names in an error, maximum character
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return "; did you mean ...?" with the most similar name, or "." if none is similar."""
+    """Return "did you mean 'NAME'?" with the most similar name; "" if no name is similar."""
     names = list(known)
     close = get_close_matches(name.lower(), {one.lower() for one in names}, n=1)
     if not close:
-        return "."
+        return ""
     alike = (one for one in names if one.lower() == close[0])  # compare without case
     nearest = max(alike, key=lambda one: SequenceMatcher(None, name, one).ratio())
-    return f"; did you mean {nearest!r}?"
+    return f"did you mean {nearest!r}?"
 
 
 def not_known(what: str, name: str, known: Iterable[str], also: str = "") -> InvalidInput:
-    """Return the error for an unknown name, with the most similar known one.
+    """Return the error for an unknown name, which suggests the most similar known name.
 
-    `what`: the field or kind of the name; `also`: other allowed values.
+    `what`: the field or kind of the name. `also`: text about other allowed values.
     """
     names = list(known)
-    hint = did_you_mean(name, names).strip("; .")
     listed = ", ".join(names[:_MOST_LISTED]) + (", ..." if len(names) > _MOST_LISTED else "")
     problem = f"must be one of {listed or 'none'}{also}"
-    return InvalidInput(what, problem, got=printable(name, _LONGEST), hint=hint)
+    shown = printable(name, _LONGEST)
+    return InvalidInput(what, problem, got=shown, hint=did_you_mean(name, names))

@@ -14,11 +14,11 @@ class Link(Fact):
     """A full-duplex connection: `bandwidth_bytes_per_s` in each direction.
 
     `share`: part of the bandwidth that exchanges reach. `rails`: number of parallel links from a
-    host to a switch or another host, one for each network adapter; rings of GPUs use all of them,
-    other messages use one. `rdma`: whether adapters access the GPUs' memory directly (GPUDirect
-    RDMA). `uses_cores`: for a link from a host to itself, whether messages between the host's
-    processes occupy the ranks' devices. All messages through a switch share the switch's link to
-    itself, if there is one.
+    host to a switch or another host, one for each network adapter; a ring of GPUs uses all rails,
+    any other message uses one. `rdma`: whether adapters access the GPUs' memory directly
+    (GPUDirect RDMA). `uses_cores`: for a link from a host to itself, whether messages between the
+    host's processes keep the ranks' cores busy. If a switch has a link to itself, all messages
+    through the switch share the bandwidth of this link.
     """
 
     between: Annotated[tuple[Name, Name], Field(examples=[["gpu0", "host0"]])]
@@ -40,7 +40,7 @@ class Link(Fact):
 
     @property
     def reached(self) -> "Link":
-        """The link with the bandwidth that exchanges reach."""
+        """A copy of the link, whose bandwidth is multiplied by `share`."""
         if self.share == 1.0:
             return self
         found = self.share * self.bandwidth_bytes_per_s
@@ -72,10 +72,11 @@ class Network:
                 self._hops.setdefault(other, []).append(Hop(other, one, link))
 
     def route(self, start: str, goal: str) -> tuple[Hop, ...] | None:
-        """Return the route with the fewest hops between two places; None without a route.
+        """Return the route with the fewest hops between two places; None if there is no route.
 
-        Ties go to the route through the fewest hosts and devices (devices at a switch do not send
-        through a host), then to the widest route. A switch's shared link does not count as a hop.
+        Of equally short routes, chooses the one through the fewest hosts and devices, because
+        devices at a switch do not send through a host; then the one with the most bandwidth. A
+        switch's link to itself does not count as a hop.
         """
         if (start, goal) in self._routes:
             return self._routes[start, goal]
@@ -103,7 +104,7 @@ class Network:
         return found
 
     def reached_from(self, start: str) -> set[str]:
-        """Return all reachable places, including the start."""
+        """Return all places that can be reached from `start`, including `start`."""
         reached, waiting = {start}, [start]
         while waiting:
             for hop in self._hops.get(waiting.pop(), ()):
@@ -113,6 +114,6 @@ class Network:
         return reached
 
     def _shared(self, place: str) -> tuple[Hop, ...]:
-        """Return the hop that all messages through a switch share, if there is one."""
+        """Return a switch's link to itself as a hop; an empty tuple if there is none."""
         link = self.within.get(place) if place in self._switches else None
         return () if link is None else (Hop(place, place, link),)

@@ -15,8 +15,8 @@ from paceline.core.timeline import Timeline
 from paceline.core.wire_format import threshold_of
 
 _SHARES = ("accuracy", "precision@1")
-SHARE_FACTOR = 1.25  # tolerated ratio of declared and measured share
-Points = tuple[tuple[float, int], ...]  # seconds of training, and a value
+SHARE_FACTOR = 1.25  # largest ratio of declared and measured share without a warning
+Points = tuple[tuple[float, int], ...]  # each point: seconds of training, and a value
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,9 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes sent for one purpose, as counted and as planned.
+    """Bytes sent for one purpose, such as activations: counted and planned.
 
-    `travels` is False for data that stays within a process.
+    `travels`: False if sender and receiver are the same process.
     """
 
     purpose: str
@@ -57,9 +57,9 @@ class Traffic:
 
 @dataclass(frozen=True)
 class SentShare:
-    """The declared and actual share of values sent by a codec.
+    """The share of values that a codec declares to send, and the share that it sent.
 
-    `warning`: set if they differ by more than a factor of `SHARE_FACTOR`.
+    `warning`: text for the user if these shares differ by more than a factor of `SHARE_FACTOR`.
     """
 
     codec: str
@@ -69,25 +69,25 @@ class SentShare:
 
     @classmethod
     def of(cls, codec: str | None, measured: float | None) -> "SentShare | None":
-        """Check a codec's share; None if either share is unknown."""
+        """Compare a codec's declared share with `measured`; None if either is unknown."""
         threshold = None if codec is None else threshold_of(codec)
         if codec is None or measured is None or threshold is None or threshold.share is None:
             return None
         declared, warning = threshold.share, None
         if not declared <= SHARE_FACTOR * measured or measured > SHARE_FACTOR * declared:
             warning = (
-                f"{codec} sent {measured:.3g} of the values, not {declared:.3g} as declared: plans "
-                "assume other sizes"
+                f"{codec} sent {measured:.3g} of the values, not {declared:.3g} as declared; plans "
+                "assume the declared share"
             )
         return cls(codec, declared, measured, warning)
 
 
 @dataclass(frozen=True)
 class SplitHead:
-    """A model's head that is split across workers: its layers, and the bytes of its state.
+    """A model's last layers (head), divided among ranks, and the bytes of their state.
 
     The state comprises parameters, gradients and optimizer state. `state_nbytes`: bytes of the
-    whole head's state. `own_state_nbytes`: bytes of the state of each rank's part.
+    whole head's state. `own_state_nbytes`: for each rank, bytes of the state of its part.
     """
 
     layers: tuple[str, ...]
@@ -96,7 +96,7 @@ class SplitHead:
 
     @property
     def saved_nbytes(self) -> int:
-        """The bytes that the rank with the largest part saves."""
+        """The bytes of state that the rank with the largest part does not store."""
         return self.state_nbytes - max(self.own_state_nbytes)
 
 
@@ -104,9 +104,9 @@ class SplitHead:
 class Updates:
     """Updates of a shared model by asynchronous workers.
 
-    `by_worker`: number of updates of each worker. `staleness`: for each worker, the number of its
-    batches that missed 0, 1, ... updates. `gaps`: over time, the largest minus the smallest number
-    of updates of a worker.
+    `by_worker`: number of updates of each worker. `staleness`: for each worker, how many of its
+    batches missed 0, 1, ... updates by other workers. `gaps`: over time, the difference between the
+    largest and the smallest number of updates per worker.
     """
 
     count: int
@@ -118,11 +118,11 @@ class Updates:
 
 @dataclass(frozen=True)
 class UnevenWorker:
-    """A worker of an uneven run: its setting, its trial speed, and its share of the updates.
+    """A worker of a run on unequal devices: its device, its speed, and its share of the updates.
 
-    `tried_samples_per_s`: speed in the trial before training; None without a trial.
-    `updates_share`: the worker's share of all updates. `predicted_share`: the predicted share of
-    all updates; None without a prediction.
+    `spec`: the worker in setting `workers`, such as "gpu:0". `tried_samples_per_s`: speed in the
+    trial before training; None without a trial. `updates_share`, `predicted_share`: measured and
+    predicted share of all updates; None without a prediction.
     """
 
     name: str
@@ -144,21 +144,21 @@ class ChunkTrial:
 
 
 def is_share(score: str) -> bool:
-    """Return whether a score is a share of the samples."""
+    """Return whether the score of this name is a share of the samples, and shown in percent."""
     return score in _SHARES
 
 
 class RunMetrics(Record):
     """Metrics of a finished run, saved in result.json.
 
-    `samples_per_s`: throughput of the untraced steps. `tokens_per_s`: throughput in tokens, if
-    samples consist of tokens. `evaluations`: requested tests within and after epochs. `trained_s`:
-    seconds of training, excluding tests. `decisions`: reasons for changes of configuration during
-    the run. `faults`: violations of the plan by traced steps; None without traced steps. `lost`:
-    workers that ended early, and why. `peak_memory_bytes`: peak bytes of each worker. `shares`:
-    samples of each worker in a balanced batch. `wire_nbytes`: all bytes sent, and all bytes
-    received, with headers. `sent_share`: check of a codec with a declared share. `utilisation`:
-    share of the time in which each device computed.
+    `samples_per_s`: throughput of steps that were not traced. `tokens_per_s`: throughput in tokens,
+    if samples consist of tokens. `evaluations`: all tests, if `evaluate_every` is set. `trained_s`:
+    seconds of training without tests. `decisions`: changes of configuration during the run, with
+    reasons. `faults`: differences between traced steps and their plan; None without traced steps.
+    `lost`: workers that ended early, with reasons. `peak_memory_bytes`: for each worker. `shares`:
+    samples of each worker in a balanced batch. `wire_nbytes`: bytes sent and bytes received,
+    including headers. `sent_share`: check of a codec that declares a share. `utilisation`: for each
+    device, the share of the time in which it computed.
     """
 
     samples_per_s: float
@@ -188,9 +188,9 @@ class RunMetrics(Record):
 class Outcome(RunMetrics, arbitrary_types_allowed=True):
     """The outcome of a run: metrics, timelines and configuration.
 
-    `timeline`: traced steps of all workers; `predicted`: the same steps as planned, if possible.
-    `step_seconds`: durations of the untraced steps. `config`: the strategy's final configuration.
-    `device`: device of the workers, if it differs from the session's.
+    `timeline`: traced steps of all workers. `predicted`: the same steps as planned; None without a
+    plan. `step_seconds`: durations of steps that were not traced. `config`: the strategy's
+    configuration at the end. `device`: device of the workers; None: the session's device.
     """
 
     timeline: Timeline

@@ -15,7 +15,7 @@ from paceline.core.workload import Cost as Cost
 class Kind(StrEnum):
     """The kind of a task's work.
 
-    A `TRAIN` task contains load, forward, backward and update of a worker's local steps.
+    A `TRAIN` task is several local steps of a worker: load, forward, backward and update.
     """
 
     LOAD = "load"
@@ -44,8 +44,8 @@ class Lane(StrEnum):
     """A part of a device, host or link that executes one task at a time."""
 
     COMPUTE = "compute"
-    CORE = "core"  # cores of a host with fewer cores than CPU devices
-    MEMORY = "memory"  # memory of a CPU device, while it copies or adds
+    CORE = "core"  # a core of a host with fewer cores than CPU devices
+    MEMORY = "memory"  # held while a CPU device copies or adds in memory
     EXCHANGE = "exchange"
     UPLOAD = "upload"  # to a parameter server
     DOWNLOAD = "download"
@@ -54,7 +54,7 @@ class Lane(StrEnum):
     REDUCE = "reduce"  # sums in a host's memory
     NETWORK = "network"  # held while a device waits for its host's exchange
     WIRE = "wire"  # one direction of a link
-    MESSAGES = "messages"  # a host's handling of a hub's messages
+    MESSAGES = "messages"  # held while a host encrypts, checks and copies messages
     ISSUE = "issue"  # the thread that launches kernels
     ENCODE_EIGHTBIT = "encode eightbit"
     DECODE_EIGHTBIT = "decode eightbit"
@@ -81,10 +81,10 @@ class Resource(NamedTuple):
 
 
 class TaskId(NamedTuple):
-    """Identity of a task, the same in the plan and in every recording.
+    """Identity of a task, equal in the plan and in recordings.
 
-    `worker` is None for a collective, which all ranks record under one identity. `part`: layer,
-    bucket, chunk or message. `sub_batch`: number of the sub-batch of a split layer.
+    `worker` is None for a collective, for which all ranks record the same identity. `part`: layer,
+    bucket, chunk or message. `sub_batch`: for a model-parallel layer, the number of its sub-batch.
     """
 
     step: int
@@ -114,8 +114,8 @@ class PriceKey(NamedTuple):
 class Task(NamedTuple):
     """Work that holds the resources `on`, and starts when the tasks `after` have ended.
 
-    Tasks that wait for this task refer to the same `id` object, which saves memory. `num_samples`:
-    number of samples in a `hogbatch` batch; 0 for other strategies.
+    `num_samples`: samples of a batch in strategy `hogbatch`; 0 in other strategies. To save memory,
+    `after` of later tasks contains this `id` object itself, not a copy.
     """
 
     id: TaskId
@@ -131,7 +131,7 @@ class Task(NamedTuple):
 
     @property
     def part(self) -> str:
-        """The layer, bucket, chunk or message."""
+        """The layer, bucket, chunk or message on which the task works."""
         return self.id.part
 
     @property
@@ -146,15 +146,15 @@ class Task(NamedTuple):
 
 
 class Plan:
-    """A validated sequence of tasks, in issue order.
+    """A validated sequence of tasks, in the order in which they are issued.
 
-    A task may only wait for earlier tasks, so a plan is acyclic by construction. Raises ValueError
-    for a duplicate identity, for an `after` with an unknown or later identity, and for a task
-    without resources.
+    A task may only wait for earlier tasks, so a plan has no cycles. Raises ValueError if two tasks
+    have the same identity, if a task waits for an unknown or later task, and if a task holds no
+    resources.
 
-    The scheduler reads three lists. `children[i]`: indices of the tasks with task i in `after`.
-    `num_parents[i]`: number of tasks in `after` of task i. `held[i]`: indices of the resources that
-    task i holds.
+    The scheduler reads three lists. `children[i]`: indices of the tasks that wait for task i.
+    `num_parents[i]`: number of tasks for which task i waits. `held[i]`: indices of the resources
+    that task i holds.
     """
 
     def __init__(self, tasks: Iterable[Task]) -> None:
@@ -174,7 +174,8 @@ class Plan:
                 # Most tasks wait for the previous task; this comparison saves the hash lookup.
                 parent = i - 1 if before is last else place.get(before)
                 if parent is None:
-                    raise ValueError(f"{own.name}: must not wait for {before.name!r}, a later task")
+                    problem = f"must wait for an earlier task (got {before.name!r})"
+                    raise ValueError(f"{own.name}: {problem}")
                 known = self.children[parent]
                 if isinstance(known, list):
                     known.append(i)
@@ -205,14 +206,14 @@ class Plan:
 
     @cached_property
     def priced_alike(self) -> tuple[list[Task], list[int]]:
-        """The first task of each price group, and the group number of every task.
+        """One task of each group of equally priced tasks, and every task's group number.
 
-        Tasks of a group differ only in step, worker and order, so cost models price them equally.
-        Steps repeat, so a plan of any length has few groups.
+        Tasks of a group differ only in step, worker and order, so cost models give them the same
+        seconds. Steps repeat, so even a long plan has few groups.
         """
         numbers: dict[tuple[object, ...], int] = defaultdict(count().__next__)
-        # Compare costs by identity: steps share their layers' costs, and hashing a cost is slower
-        # than scheduling a task.
+        # Compare costs by identity: all steps refer to the same `Cost` objects, and hashing a cost
+        # is slower than scheduling a task.
         sort_of = [
             numbers[kind, part, sub_batch, on, id(cost), num_samples]
             for (_, kind, part, _, sub_batch), on, cost, _, num_samples in self.tasks

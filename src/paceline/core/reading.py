@@ -41,7 +41,7 @@ _PROBLEMS = {
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 _ITEM = re.compile(r"(?<=\w)\.\d+(?=: )")  # list index after a field in an error
 
-# tomllib needs quadratic time for dotted keys
+# A dotted key with many parts, for which tomllib needs quadratic time.
 _PART = r"""(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')"""
 _DOTTED = re.compile(rf"(?<![A-Za-z0-9_-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{_MOST_TOML_DEPTH}}}")
 
@@ -57,7 +57,7 @@ def read_json(data: Text, what: str) -> Any:
 
 
 def read_toml(data: Text, what: str, *, largest: float = LARGEST_NUMBER) -> dict[str, Any]:
-    """Parse TOML; `largest` may be infinity, which TOML supports."""
+    """Parse TOML; InvalidInput for NaN and for numbers above `largest`, which may be infinity."""
     try:
         text = bytes(data).decode("utf-8")
         if (match := _DOTTED.search(text)) is not None:
@@ -80,15 +80,15 @@ def read_record(kind: TypeAdapter[_T], data: Text, what: str) -> _T:
 
 
 def read_finite_record(kind: TypeAdapter[_T], data: Text, what: str) -> _T:
-    """Parse and validate a JSON record whose numbers must all be finite and not huge."""
+    """Parse and validate a JSON record; InvalidInput also for infinite, NaN and huge numbers."""
     read_json(data, what)
     return read_record(kind, data, what)
 
 
 def validated(kind: type[_T], values: Any, prefix: str = "") -> _T:
-    """Create a validated instance; InvalidInput names the first wrong field.
+    """Create an instance of `kind` from unvalidated values; InvalidInput names the first bad field.
 
-    `prefix` precedes the field in the error.
+    `prefix`: text before the field's name in the error.
     """
     try:
         return TypeAdapter(kind).validate_python(values)
@@ -98,7 +98,7 @@ def validated(kind: type[_T], values: Any, prefix: str = "") -> _T:
 
 
 def fault_of(error: ValidationError) -> ErrorDetails:
-    """Return the first error, or an unknown field that may be the misspelt missing field."""
+    """Return the first error; if a field is missing, an unknown field that may be misspelt."""
     first, *others = error.errors(include_url=False)
     if first["type"] != "missing":
         return first
@@ -108,9 +108,9 @@ def fault_of(error: ValidationError) -> ErrorDetails:
 
 
 def first_fault(error: ValidationError, name: str = "") -> str:
-    """Describe the first error: the field, the requirement and the given value.
+    """Describe the first error of a validation: the field, the requirement and the given value.
 
-    `name`: the field's name, if only the value of one field was validated.
+    `name`: name of the validated field, if only its value and not a whole record was validated.
     """
     fault = fault_of(error)
     field = ".".join(str(part) for part in (name, *fault["loc"]) if part != "")

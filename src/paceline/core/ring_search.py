@@ -1,13 +1,13 @@
-"""Find concurrent rings of a host's GPUs over direct links; NCCL uses such rings, too.
+"""Find concurrent rings of a host's GPUs over direct links, as NCCL uses them.
 
-On a DGX-1 with V100, two rings use the double links, and a third ring uses the single links:
+On a DGX-1 with V100 GPUs, the first ring is used twice, because its links are double:
 
     0 - 1 - 3 - 5 - 7 - 6 - 4 - 2 -      twice
     0 - 3 - 2 - 1 - 7 - 4 - 5 - 6 -      once
 
-Each ring is used in both directions, so the three rings count as six, and use all six links of
-every GPU. A DGX-1 with P100 has four links per GPU; NCCL reports four rings (Jeaugey, NCCL 2.0, GTC
-2017).
+Each of these three rings is used in both directions, which makes six rings over the six links of
+every GPU. On a DGX-1 with P100 GPUs, which have four links, NCCL reports four rings (Jeaugey, NCCL
+2.0, GTC 2017).
 """
 
 from collections import Counter, defaultdict
@@ -27,10 +27,10 @@ _Order = tuple[int, ...]
 
 
 def rings_at_once(machine: Machine, stations: Sequence[Station]) -> list[tuple[Station, ...]]:
-    """Return one order of the GPUs for each concurrent ring over direct links, if any.
+    """Return an order of the GPUs for each concurrent ring over direct links; [] if there is none.
 
-    A link twice as wide as the narrowest link can serve two rings. Both directions of a ring are
-    included.
+    A link with twice the bandwidth of the slowest link can serve two rings. Each ring is returned
+    in both directions.
     """
     if not _FEWEST_RANKS <= len(stations) <= _MOST_RANKS:
         return []
@@ -53,7 +53,10 @@ def rings_at_once(machine: Machine, stations: Sequence[Station]) -> list[tuple[S
 
 @lru_cache(maxsize=64)
 def _disjoint(num_ranks: int, counts: frozenset[tuple[_Pair, int]]) -> tuple[_Order, ...]:
-    """Return the largest set of rings without shared links that the search finds."""
+    """Search for as many rings as possible in which no two use the same link.
+
+    `counts`: how many rings the link between each pair of ranks can serve.
+    """
     spare = dict(counts)
     ends = (sum(n for pair, n in spare.items() if rank in pair) for rank in range(num_ranks))
     most = min(ends) // 2  # a ring uses two links of each rank
@@ -73,7 +76,7 @@ def _disjoint(num_ranks: int, counts: frozenset[tuple[_Pair, int]]) -> tuple[_Or
 
 
 def _orders(path: _Order, num_ranks: int, spare: Mapping[_Pair, int]) -> Iterator[_Order]:
-    """Complete `path` to rings over all ranks; yield each ring in one direction only."""
+    """Yield the rings over all ranks that begin with `path`, each in one direction only."""
     if len(path) == num_ranks:
         closing = frozenset((path[-1], path[0]))
         if spare.get(closing, 0) > 0 and path[1] < path[-1]:

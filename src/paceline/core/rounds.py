@@ -22,14 +22,17 @@ Outer = Literal["auto", "average", "nesterov"]
 
 
 class OuterStep(NamedTuple):
-    """SGD with Nesterov momentum on the mean outer gradient; `AVERAGE` is plain averaging."""
+    """An SGD step with Nesterov momentum on the workers' mean outer gradient.
+
+    A rate of 1 without momentum (`AVERAGE`) sets the parameters to the workers' mean.
+    """
 
     learning_rate: float
     momentum: float
 
 
 AVERAGE = OuterStep(1.0, 0.0)
-_OFTEN = 2  # with at most this number of inner steps in a round, averaging is better than momentum
+_OFTEN = 2  # most inner steps in a round for which averaging is better than momentum
 _FEW_ROUNDS, _OF_FEW = 100, OuterStep(0.9, 0.4)
 _MANY_ROUNDS, _OF_MANY = 5000, OuterStep(0.6, 0.9)
 # Increase of the rate when the number of workers doubles: the best rates in DiLoCo's scaling laws
@@ -41,13 +44,14 @@ _RATE_PER_DOUBLING = 0.1
 class Rounds:
     """The exchanges of a round, and the outer step after each exchange.
 
-    `sync_every`: inner steps of a round, averaged over the workers. `fragments`: number of groups
-    of layers; each group is exchanged once per round, in turn. `delay`: number of inner steps that
-    a worker takes while a fragment is exchanged. `mixing`: weight of the worker's own parameters
-    after an exchange. If `mixing` is None, the worker adds the change (exchanged minus sent
-    parameters) to its own parameters, and keeps the steps taken during the exchange. `codec`: codec
-    of outer gradients. `outer`: "average" or "nesterov"; "auto" chooses by the number of rounds
-    (`outer_step`). `outer_learning_rate` and `outer_momentum` override the choice of `outer`.
+    `sync_every`: a worker's mean number of inner steps in a round. `fragments`: number of groups of
+    layers; each group is exchanged once per round, one group after another. `delay`: number of
+    inner steps that a worker takes while a fragment is exchanged. `mixing`: share of a worker's own
+    parameters in its parameters after an exchange. If `mixing` is None, the worker instead adds the
+    difference of exchanged and sent parameters to its own, and so keeps the steps that it took
+    during the exchange. `codec`: codec of outer gradients. `outer`: "average" or "nesterov"; "auto"
+    chooses by the number of rounds. `outer_learning_rate` and `outer_momentum`: values that replace
+    those of `outer`.
     """
 
     sync_every: Annotated[int, Field(ge=1, lt=2**31)] = 100
@@ -73,11 +77,11 @@ class Rounds:
         return self
 
     def sent_after(self, fragment: int) -> int:
-        """Return the inner step after which a fragment is sent."""
+        """Return the inner step of a round after which a fragment is sent."""
         return (fragment + 1) * self.sync_every // self.fragments
 
     def outer_step(self, workers: int, num_rounds: float | None) -> OuterStep:
-        """Return the outer step for this number of workers; `num_rounds` is None if unknown."""
+        """Return the outer step for a number of workers and of rounds; None: unknown."""
         meets_often = self.outer == "auto" and (workers == 1 or self.sync_every <= _OFTEN)
         if self.outer == "average" or meets_often:
             chosen = AVERAGE
@@ -91,10 +95,10 @@ class Rounds:
 
 
 def _nesterov(workers: int, num_rounds: float | None) -> OuterStep:
-    """Return the Nesterov step for a number of rounds.
+    """Return the outer step with the momentum that fits a number of rounds.
 
     In benchmarks/local, low momentum was best for tens of rounds. DiLoCo's momentum was chosen for
-    thousands of rounds, and leads to a much higher loss in fewer rounds.
+    thousands of rounds; for tens of rounds it leads to a much higher loss.
     """
     doublings = log2(max(1.0, (num_rounds or 0.0) / _FEW_ROUNDS))
     share = min(1.0, doublings / log2(_MANY_ROUNDS / _FEW_ROUNDS))

@@ -38,7 +38,7 @@ def read_shape(shape: Any) -> Any:
 
 
 def read_list(values: Any) -> Any:
-    """Parse a comma-separated list, such as 1,4; a number is a list, too."""
+    """Parse a comma-separated list such as 1,4; a number becomes a list of one."""
     if isinstance(values, str):
         return tuple(part.strip() for part in values.split(","))
     return (values,) if isinstance(values, int | float) else values
@@ -46,16 +46,16 @@ def read_list(values: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An interval of `steps` or of `seconds`; exactly one is set, and above 0."""
+    """An interval, either of `steps` or of `seconds`; the other is None."""
 
     steps: int | None = None
     seconds: float | None = None
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """Parse an interval: 500 (steps), 60s, 5min or 1h; None for never.
+        """Parse an interval: 500 (steps), 60s, 5min or 1h; return None for "never".
 
-        Raises ValueError for any other text, for a length of 0, and for over 1e9 s.
+        Raises ValueError for any other text, for an interval of 0, and for more than 1e9 s.
         """
         if text == "never":
             return None
@@ -69,7 +69,7 @@ class Interval:
 
 
 def _read_interval(every: Any) -> Any:
-    """Check an interval; convert an integer, which counts steps, to text."""
+    """Check the text of an interval; an integer, a number of steps, becomes text."""
     if isinstance(every, int) and not isinstance(every, bool):
         every = str(every)
     if isinstance(every, str):
@@ -96,37 +96,31 @@ class RunSettings(Record):
 
     model: Model
     strategy: str = Field(
-        "allreduce",
-        description=(
-            "Strategy of parallel training; auto selects the one predicted to be fastest."
-        ),
+        "allreduce", description="Strategy of training; auto selects the fastest by forecast."
     )
     options: dict[str, Any] = Field(
-        {}, description="Setting of the strategy, such as chunk=4MiB; can be repeated."
+        {}, description="Option of the strategy, such as chunk=4MiB; can be repeated."
     )
     workers: int | str = Field(
-        2, description="Number of workers. For hogbatch also their devices, such as cpu:4,gpu:0."
+        2, description="Number of workers; for hogbatch, or a list of devices: cpu:4,gpu:0."
     )
     batch_size: int = Field(64, ge=1, description="Samples in a step, over all workers.")
     codec: str | None = Field(
-        None,
-        description=(
-            "Codec of gradients, such as dynamic8; for wheel: gradients=half,activations=dynamic8."
-        ),
+        None, description="Codec, such as dynamic8; wheel: gradients=half,activations=dynamic8."
     )
     balance: Literal["auto"] | None = Field(
         None, description="Give each worker a share of the batch in proportion to its speed."
     )
     exchange_alone: bool = Field(
-        False, description="Let a single worker run the exchange, to measure its overhead."
+        False, description="Run the gradient exchange with one worker, to measure its overhead."
     )
     profile_s: float = Field(
-        4.0, ge=0, le=LONGEST_S, description="Duration of the profile before planning."
+        4.0, ge=0, le=LONGEST_S, description="Seconds of the profile before planning."
     )
     deadline_s: Seconds = Field(
-        30.0, description="Time without an answer after which a worker is lost."
+        30.0, description="Seconds without an answer after which a worker counts as lost."
     )
-    wait_s: Seconds = Field(600.0, description="Time to wait for workers to join.")
+    wait_s: Seconds = Field(600.0, description="Seconds to wait for workers to join.")
     listen: str | None = Field(
         None, description="Address on which the hub listens, such as tcp://10.0.0.1:5555."
     )
@@ -158,7 +152,7 @@ class RunSettings(Record):
 class TrainSettings(RunSettings):
     """The settings of `paceline train`.
 
-    None selects the default of the model (`paceline.core.defaults`) or of the recipe.
+    None selects the default of a built-in model (`paceline.core.defaults`) or of a recipe.
     """
 
     kind: Literal["train"] = "train"
@@ -175,7 +169,7 @@ class TrainSettings(RunSettings):
         ),
     )
     optimizer_options: dict[str, Any] = Field(
-        {}, description="Argument of the optimizer, such as weight_decay=0.1."
+        {}, description="Argument of the optimizer, such as weight_decay=0.1; can be repeated."
     )
     learning_rate: float | None = Field(
         None,
@@ -214,7 +208,7 @@ class TrainSettings(RunSettings):
         lt=2**63,
         description="Seed of the weights, of the split and of the order of samples.",
     )
-    keep_all: bool = Field(False, description="Keep all workers, even if fewer would train faster.")
+    keep_all: bool = Field(False, description="Use all workers, even if fewer would train faster.")
     checkpoint_every: Annotated[str, BeforeValidator(_read_interval)] = Field(
         "300s", description="Interval of checkpoints: 500 (steps), 60s, 5min, 1h or never."
     )
@@ -223,10 +217,10 @@ class TrainSettings(RunSettings):
         None, description="Folder of a run to continue, with its settings unless overridden."
     )
     max_restarts: int = Field(
-        0, ge=0, description="Maximum number of restarts after workers are lost."
+        0, ge=0, description="Maximum number of restarts after losses of workers."
     )
     elastic: bool = Field(
-        False, description="Let workers leave and join during training; only for strategy local."
+        False, description="Let workers leave and join during training; requires strategy local."
     )
     lighthouse: str | None = Field(
         None, description="URL of torchft's lighthouse for elastic workers on several machines."
@@ -267,13 +261,13 @@ class RehearseSettings(RunSettings):
     ] = Field(
         None, description="Slow all layers by a factor (4), or by one factor per worker (1,4)."
     )
-    forward_ms: Milliseconds | None = Field(None, description="Total forward time of all layers.")
-    backward_ms: Milliseconds | None = Field(None, description="Total backward time of all layers.")
-    update_ms: Milliseconds | None = Field(None, description="Time of the optimizer step.")
+    forward_ms: Milliseconds | None = Field(None, description="Milliseconds of a forward pass.")
+    backward_ms: Milliseconds | None = Field(None, description="Milliseconds of a backward pass.")
+    update_ms: Milliseconds | None = Field(None, description="Milliseconds of an optimizer step.")
     input_shape: InputShape = None
     steps: int = Field(20, ge=3, description="Number of steps to time.")
     profile_s: float = Field(
-        2.0, ge=0, le=LONGEST_S, description="Duration of the profile before the rehearsal."
+        2.0, ge=0, le=LONGEST_S, description="Seconds of the profile before the rehearsal."
     )
 
     @model_validator(mode="after")
@@ -293,7 +287,7 @@ class RehearseSettings(RunSettings):
         return self
 
     def slowdown_of(self, rank: int) -> float:
-        """Return the factor by which a worker is slowed; 1 if it emulates a device."""
+        """Return the factor by which a worker's layers are slowed; 1 without `slowdown`."""
         if self.slowdown is None:
             return 1.0
         return self.slowdown[rank if len(self.slowdown) > 1 else 0]

@@ -1,8 +1,8 @@
 """Compute when each task of a plan starts and ends.
 
-A task becomes ready when its last parent ends. Each resource serves ready tasks first in, first
-out, like a CUDA stream, a socket or a thread; ties are served in plan order. A task that needs
-several resources waits for all of them and keeps its place in every queue.
+A task is ready when the last task that it waits for ends. Each resource serves ready tasks first
+in, first out, like a CUDA stream; tasks that become ready at the same time are served in plan
+order. A task that needs several resources waits for all of them, and keeps its place in each queue.
 """
 
 from array import array
@@ -13,7 +13,7 @@ from paceline.core.cost import CostModel
 from paceline.core.plan import Plan, without_collection
 from paceline.core.timeline import Origin, Span, Timeline
 
-LOOKED_AT = 4  # compared periods: more than the three that concurrent work can span
+LOOKED_AT = 4  # number of compared periods; concurrent work extends over at most three
 _ROUNDING = 1e-12  # tolerance for equal periods, relative to the window
 Times = tuple[list[float], list[float]]  # when each task starts, and when it ends
 
@@ -21,12 +21,12 @@ Times = tuple[list[float], list[float]]  # when each task starts, and when it en
 # The inner loop: a function call per task would halve its speed.
 @without_collection()
 def schedule(plan: Plan, cost: CostModel) -> Times:  # noqa: C901
-    """Compute each task's start and end in seconds."""
+    """Compute the start and end of each task, in seconds from the start of the plan."""
     held, children = plan.held, plan.children
     sorts, sort_of = plan.priced_alike
     seconds = [cost.seconds(task) for task in sorts]
     waiting = plan.num_parents.copy()
-    # Until a task runs, `start` is the latest end of its parents so far.
+    # Until a task runs, its `start` is the latest end among the finished tasks that it waits for.
     start, end = [0.0] * len(waiting), [0.0] * len(waiting)
     free = [0.0] * len(plan.resources)
     heap = [(0.0, i) for i, parents in enumerate(waiting) if not parents]
@@ -59,7 +59,7 @@ def schedule(plan: Plan, cost: CostModel) -> Times:  # noqa: C901
 
 
 def simulate(plan: Plan, cost: CostModel) -> Timeline:
-    """Price and schedule a plan, and return the predicted timeline."""
+    """Return the timeline of a plan whose tasks take the seconds that `cost` predicts."""
     start, end = schedule(plan, cost)
     # arrays use less memory than lists of floats
     spans = _spans(plan, array("d", start), array("d", end))
@@ -73,10 +73,10 @@ def _spans(plan: Plan, start: Sequence[float], end: Sequence[float]) -> Iterator
 
 
 def period(plan_of: Callable[[int], Plan], cost: CostModel, num_steps: int) -> float:
-    """Return the seconds per step in steady state: (makespan(2n) - makespan(n)) / n.
+    """Return the seconds per step in steady state: (makespan(2 n) - makespan(n)) / n.
 
-    n is `num_steps`. One step is not enough, because consecutive steps overlap: the period can be
-    shorter than every single step.
+    n is `num_steps`; `plan_of(n)` returns the plan of n steps. Consecutive steps overlap, so this
+    period can be shorter than every single step.
     """
     longer_s = makespan_s(plan_of(2 * num_steps), cost)
     return (longer_s - makespan_s(plan_of(num_steps), cost)) / num_steps
@@ -87,10 +87,10 @@ def steady_period(
 ) -> float | None:
     """Return the seconds per step if the last steps of a timeline repeat, otherwise None.
 
-    If the steps repeat, a longer timeline would only add copies of the last steps. `alike`: number
-    of steps after which the plan repeats (a period). `looked_at`: number of compared periods.
+    If they repeat, a longer timeline would only add copies of them. `alike`: number of steps after
+    which the plan repeats (a period). `looked_at`: number of last periods that are compared.
     """
-    # Leave out the last period, which overlaps with no later one.
+    # Leave out the last period, because no later period overlaps with it.
     first = (num_steps // alike - looked_at - 1) * alike
     if first < 1:
         return None
@@ -110,6 +110,6 @@ def steady_period(
 
 
 def makespan_s(plan: Plan, cost: CostModel) -> float:
-    """Return the makespan of the plan's timeline."""
+    """Return the seconds from the start of a plan's first task to the end of its last."""
     _, end = schedule(plan, cost)
     return max(end, default=0.0)

@@ -6,10 +6,10 @@
     gpu0 h2d                                               [h2d 0][h2d 1] [h2d 2]
 
 `ComputeStep` plans the first line, common to all strategies; `HostStep` plans all four. A chunk is
-a group of layers that follow each other in backward. Its gradients are copied to the host when the
-backward of all its layers has ended; each host sums them when all copies have arrived. The strategy
-exchanges the sums between hosts (`Between`). A CPU worker copies its gradients itself, and reads
-the result in host memory.
+a group of layers that follow each other in backward. When the backward of all layers in a chunk has
+ended, the chunk's gradients are copied to the host. When all copies have arrived, each host sums
+them. A strategy may then exchange the sums between hosts (`Between`). A CPU worker copies its
+gradients itself, and reads the result in host memory.
 """
 
 from collections import Counter
@@ -50,7 +50,7 @@ class ComputeStep:
         return update_cost(self.workload)
 
     def tasks(self, step: int, worker: int) -> Iterator[Task]:
-        """Yield a worker's load, forward and backward, after its previous update."""
+        """Yield a worker's load, forward and backward tasks of a step."""
         on = (compute_lane(self.devices[worker].name),)
         done = TaskId(step, Kind.LOAD, "", worker)
         updated = (TaskId(step - 1, Kind.STEP, "", worker),) if step else ()
@@ -82,11 +82,11 @@ class Between(Protocol):
     """The exchange of a chunk's sums between hosts."""
 
     def tasks(self, step: int, summed: TaskId) -> Iterator[Task]:
-        """Yield the tasks of the exchange, which start after the task `summed`."""
+        """Yield the tasks of the exchange between hosts, which start after the task `summed`."""
         ...
 
     def result(self, step: int, place: int) -> TaskId:
-        """Return the task after which a host has the result."""
+        """Return the task after which the host with index `place` has the result."""
         ...
 
 
@@ -95,9 +95,10 @@ class ChunkExchange:
     """The exchange of one chunk, with the resources and costs of each worker.
 
     `last_layer`: layer whose gradients complete the chunk. `synced`: cost of this layer's backward
-    and of the GPU's synchronisation with the host (Le et al. 2018, step B-4-1). `places`: index of
-    each worker's host. `d2h`: each worker's copy to its host's memory. `h2d`: each worker's copy
-    back; None for a CPU worker.
+    with a synchronisation of the GPU with its host (Le et al. 2018, step B-4-1). `d2h`: each
+    worker's copy to its host's memory. `reduce`: the hosts' sums. `between`: the exchange of sums
+    between hosts, if any. `places`: index of each worker's host. `h2d`: each worker's copy back;
+    None for a CPU worker.
     """
 
     chunk: str
@@ -110,7 +111,7 @@ class ChunkExchange:
     h2d: tuple[Transfer | None, ...]
 
     def tasks(self, step: int) -> Iterator[Task]:
-        """Yield the sum, its exchange between hosts, and the copies to GPUs."""
+        """Yield the tasks after the copies to the hosts: sum, exchange, and copies to GPUs."""
         after = tuple(TaskId(step, Kind.D2H, self.chunk, i) for i in range(len(self.d2h)))
         summed = TaskId(step, Kind.REDUCE, self.chunk)
         yield Task(summed, *self.reduce, after)
@@ -121,13 +122,13 @@ class ChunkExchange:
                 yield Task(self.result(step, worker), *h2d, (self._summed(step, worker),))
 
     def result(self, step: int, worker: int) -> TaskId:
-        """Return the task after which a worker has the result."""
+        """Return the task after which a worker has the chunk's summed gradients."""
         if self.h2d[worker] is not None:
             return TaskId(step, Kind.H2D, self.chunk, worker)
         return self._summed(step, worker)
 
     def _summed(self, step: int, worker: int) -> TaskId:
-        """Return the task after which a worker's host has the result."""
+        """Return the task after which a worker's host has the sum over all hosts."""
         if self.between is None:
             return TaskId(step, Kind.REDUCE, self.chunk)
         return self.between.result(step, self.places[worker])
@@ -135,7 +136,7 @@ class ChunkExchange:
 
 @dataclass(frozen=True)
 class HostStep:
-    """A step with its exchanges in host memory; a step of a single worker has no exchanges."""
+    """A step that exchanges gradients in host memory; `exchanges` is empty for a single worker."""
 
     compute: ComputeStep
     exchanges: tuple[ChunkExchange, ...]
@@ -165,7 +166,7 @@ class HostStep:
 
 @dataclass(frozen=True)
 class HostMemory:
-    """The workers' hosts, and the resources of copies to and from their memory."""
+    """Plans the workers' copies to and from the memory of their hosts, and the sums there."""
 
     machine: Machine
     devices: tuple[Device, ...]
@@ -188,8 +189,8 @@ class HostMemory:
     ) -> tuple[ChunkExchange, ...]:
         """Return the exchanges of chunks of `size` layers in the order of backward.
 
-        `between(name, layers)` returns a chunk's exchange between hosts. InvalidInput if a GPU is
-        not linked to its host.
+        `between(name, layers)` returns a chunk's exchange between hosts; None for one host. Raises
+        InvalidInput if a GPU is not linked to its host.
         """
         place = {host.name: i for i, host in enumerate(self.hosts)}
         places = tuple(place[device.host] for device in self.devices)
@@ -217,7 +218,11 @@ class HostMemory:
         return tuple(made)
 
     def copies(self, device: Device) -> Callable[[int], tuple[Transfer, Transfer | None]]:
-        """Return a function of bytes: a device's copies to its host and, for a GPU, back."""
+        """Return a function that returns a device's copies of a number of bytes.
+
+        The function returns the copy to the device's host, and the copy back; for a CPU device, the
+        copy back is None.
+        """
         host = self.machine.host_of(device)
         if device.kind == DeviceKind.CPU:
             # Copies read and write each byte; a host's ranks share its memory bandwidth.

@@ -16,17 +16,17 @@ from paceline.core.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Number of steps in a plan."""
+    """The number of steps that a plan contains."""
 
     num_steps: int
 
 
 @dataclass(frozen=True)
 class StepsToLoss:
-    """Steps to synchronous training's final loss, divided by synchronous training's steps.
+    """The steps that a strategy needs for a loss, divided by those of synchronous training.
 
-    `median`: median of similar measured runs. `low`, `high`: range of these runs. `measured_on`:
-    models of these runs.
+    `median`: median of measured runs. `low`, `high`: range of these runs. `measured_on`: the models
+    of these runs.
     """
 
     median: float
@@ -39,8 +39,8 @@ class StepsToLoss:
 class Role:
     """A kind of process in a run, and the number of such processes.
 
-    `leads`: the calling process has this role, and starts the other processes. A strategy without a
-    leading role has equal ranks, which a launcher or torchrun starts.
+    `leads`: whether the user's process has this role, and starts the other processes. If no role
+    leads, all processes are equal ranks, which a launcher or torchrun starts.
     """
 
     name: str
@@ -49,14 +49,14 @@ class Role:
 
 
 class PricedMachine(NamedTuple):
-    """A profiled machine, and the cost model of a strategy's tasks on it."""
+    """A profiled machine, and the seconds of a strategy's tasks that the profile measured."""
 
     machine: Machine
     cost: ProfiledCost
 
 
 def number_of(workers: int | str) -> int:
-    """Return the number of workers in a setting; InvalidInput if it is not a number."""
+    """Convert setting `workers` to a number; InvalidInput if it is another text."""
     try:
         return int(workers)
     except ValueError:
@@ -74,115 +74,116 @@ PlanOf = Callable[[Workload, Machine, Any, Window], Plan]
 
 @dataclass(frozen=True, slots=True)
 class Planning:
-    """How the planner plans and forecasts a strategy."""
+    """Functions and properties with which the planner forecasts a strategy."""
 
     plan: PlanOf
-    """Plans a window of steps from a worker's workload, a machine and a config.
+    """Returns the plan of a window of steps from a worker's workload, a machine and a config.
 
-    In a step each of `config.workers` workers trains on one batch; asynchronous workers train on
-    as many samples together. Raises InvalidInput if the strategy does not fit the machine or model.
+    In a step each of `config.workers` workers trains on the workload's batch. Asynchronous workers
+    together train on the same number of samples. Raises InvalidInput if the strategy does not fit
+    the machine or model.
     """
 
     plan_balanced: PlanOf | None = None
-    """The plan with balanced shares (`--balance auto`), if it differs."""
+    """Returns the plan with unequal shares of a batch (`--balance auto`); None: as `plan`."""
 
     memory: Callable[[Workload, Machine, Any], Mapping[str, int]] | None = None
-    """Returns the bytes needed on each device and host, by name. None: a replica per device."""
+    """Returns the bytes needed on each device and host by name; None: one replica per device."""
 
     calibrate: Callable[..., Machine] | None = in_ring
-    """Fits a profiled machine's links to this strategy's measured exchanges.
+    """Returns a profiled machine with links that fit measured exchanges of this strategy.
 
     Arguments: the machine, with one device per worker and no links; the `ExchangeSamples`; the
-    config. By default the links form a ring. None: the exchange cannot be measured separately.
+    config. By default the links form a ring. None: the exchange cannot be measured alone.
     """
 
     steps_per_period: Callable[[Any], int] = lambda config: 1
-    """Returns the number of local steps between exchanges, which form one step of the plan."""
+    """Returns a config's number of local steps between exchanges; the plan has one step for all."""
 
     repeats_after: Callable[[Any], int] = lambda config: 1
-    """Returns the number of steps after which the plan repeats."""
+    """Returns the number of steps after which a config's plan repeats."""
 
     variants: Callable[[int], Iterable[Any]] | None = None
-    """Returns the configs to forecast for a number of workers. None: only the default config."""
+    """Returns the configs to forecast for a number of workers; None: only the default config."""
 
     sizes: Callable[[Workload, Any], Iterable[Any]] | None = None
-    """Returns configs to search: with other exchange sizes, largest first, or placements."""
+    """Returns further configs to forecast, with other chunk sizes (largest first) or placements."""
 
     trial: str | None = None
-    """Module whose `with_possible_cut` finds a cut of the model; None if no cut is needed."""
+    """Module whose `with_possible_cut` splits the model in two; None: needs no split model."""
 
     symmetric: bool = False
-    """Plans one node for all equal nodes, so that any number of workers can be planned."""
+    """Whether a plan for one node represents all equal nodes, so that any number can be planned."""
 
     shares_devices: bool = False
-    """Allows several workers to alternate on a device, so workers may outnumber devices."""
+    """Whether several workers may alternate on a device, so that workers can outnumber devices."""
 
     is_asynchronous: bool = False
-    """Workers do not wait for the slowest one."""
+    """Whether workers train without waiting for the slowest worker."""
 
     steps_to_loss: Callable[[Workload, Any], StepsToLoss | None] | None = None
-    """Returns the relative steps to synchronous training's loss, or None if unknown.
+    """Returns the number of steps relative to synchronous training; None if it is unknown.
 
-    Without this function the strategy needs as many steps as synchronous training.
+    Without this function, the strategy needs as many steps as synchronous training.
     """
 
     reports_after_backward: bool = False
-    """Forecasts report the communication left after backward (Le et al. 2018, section 3.2)."""
+    """Whether forecasts report the exchange time after backward (Le et al. 2018, section 3.2)."""
 
     limit: Callable[[Machine, Any, Timeline], str | None] | None = None
-    """Returns a sentence about what limits further workers, or None."""
+    """Returns a sentence about why more workers would not train faster, or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """How a strategy runs: its module and processes."""
+    """The modules and processes with which a strategy runs."""
 
     module: str
-    """Module with `start(session)`, a context of a `paceline.exchange.session.Runner`.
+    """Module with `start(session)`, a context manager of a `paceline.exchange.session.Runner`.
 
-    A strategy of replicas uses `start` of `paceline.exchange.replicas`, and defines
-    `replica(module, config, group)`.
+    Strategies in which each rank has a whole model import `start` from `paceline.exchange.replicas`
+    and define `replica(module, config, group)`.
     """
 
     roles: Callable[[Any], tuple[Role, ...]] = lambda config: (Role("rank", config.workers),)
     """Returns the roles of a run's processes; by default equal ranks."""
 
     remote: str | None = None
-    """Module for workers on other machines; None if only ranks take part.
+    """Module for workers that connect to a hub; None if all processes are ranks.
 
-    `WORKING` names the module whose `take_part(settings, clients)` works for a hub (`paceline
-    worker`), `SERVING` that of a hub that is a worker of another (`paceline hub --connect`), whose
-    settings are `ChildSettings`.
+    It defines `WORKING`, a module whose `take_part(settings, clients)` runs `paceline worker`, and
+    `SERVING`, a module whose `serve_child(settings, progress)` runs a hub that is a worker of
+    another hub (`paceline hub --parent`), with the settings `ChildSettings`.
     """
 
     ends_together: bool = True
-    """False if a rank may return from an exchange before the rank's last bytes are sent.
+    """Whether a rank's last bytes are sent when its exchange returns.
 
-    Measurements then synchronise all ranks before the next exchange.
+    If not, measurements synchronise all ranks before the next exchange.
     """
 
     may_skip_profile: bool = False
-    """Trains without a forecast if `profile_s` is 0."""
+    """Whether the strategy can train without a profile and forecast, if `profile_s` is 0."""
 
     is_rehearsed: bool = True
-    """Supports rehearsals with the same runner."""
+    """Whether `paceline rehearse` supports the strategy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a strategy treats a run's settings."""
+    """Which settings of a run a strategy supports, and its defaults."""
 
     settings: frozenset[str] = frozenset()
-    """Optional settings that the strategy supports; other optional settings are refused."""
+    """Optional settings that the strategy supports; all others are errors."""
 
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """The strategy's defaults of settings, where they differ from the general ones."""
+    """Defaults of settings that differ from the defaults of other strategies."""
 
     refused_settings: Mapping[str, str] = field(default_factory=dict)
-    """Unsupported settings, with the reason and an alternative."""
+    """Settings that are errors, each with the reason and an alternative."""
 
     refused_options: Mapping[str, str] = field(default_factory=dict)
-    """Fields of the config that only plans support, with the reason."""
+    """Fields of the config that are errors except in plans, each with the reason."""
 
     count_workers: Callable[[int | str], int] = number_of
     """Returns the number of workers in the setting `workers`, which may also be a list."""
@@ -224,10 +225,10 @@ class Strategy:
 
 
 class Prober(NamedTuple):
-    """A configured strategy, and a factory of probes for its exchange.
+    """A strategy with its config, and a function that creates probes of its exchange.
 
     A probe (`paceline.exchange.replica.Probe`) exchanges gradients of given sizes in the order of
-    the layers. `make` gets the sizes: for each layer, the bytes of its tensors.
+    the layers. The argument of `make`: for each layer, the bytes of each of its tensors.
     """
 
     strategy: Strategy
@@ -244,6 +245,6 @@ def codec_fields(config: Any) -> tuple[str, ...]:
 
 
 def gradient_codec(config: Any) -> str | None:
-    """Return the codec of a strategy's gradients, if any."""
+    """Return the codec of gradients in a strategy's config; None without a codec."""
     named = (getattr(config, field, None) for field in ("codec", "gradients"))
     return next((codec for codec in named if codec is not None), None)

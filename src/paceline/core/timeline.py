@@ -13,7 +13,7 @@ from paceline.core.plan import Kind, Resource, TaskId
 
 
 class Origin(StrEnum):
-    """The origin of a timeline: training, rehearsal or simulation, most real first."""
+    """The origin of a timeline: training, a rehearsal or a simulation, in this order."""
 
     MEASURED = "measured"
     REHEARSED = "rehearsed"
@@ -21,7 +21,7 @@ class Origin(StrEnum):
 
 
 class Span(NamedTuple):
-    """A task that ran from `start_s` to `end_s`; the other fields are the task's."""
+    """The time from `start_s` to `end_s` in which a task ran; the other fields are the task's."""
 
     kind: Kind
     step: int
@@ -60,8 +60,8 @@ Interval = tuple[float, float]
 class Timeline:
     """The spans of some consecutive steps: predicted, rehearsed or measured.
 
-    `interval`: first start and last end of the spans. If it is given, spans are created on first
-    use, because a planner needs only the makespan of most simulations.
+    `interval`: the first start and the last end of the spans. If it is given, `spans` is not
+    iterated before first use, because a planner needs only the makespan of most simulations.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Timeline:
 
     @cached_property
     def spans(self) -> tuple[Span, ...]:
-        """One span per task, in the order of the plan or recording."""
+        """The spans, one per task, in the order of the plan or recording."""
         return tuple(self._source)
 
     @property
@@ -95,25 +95,26 @@ class Timeline:
 
     @property
     def utilisation(self) -> dict[Resource, float]:
-        """The share of the makespan in which each resource is held."""
+        """For each resource, the share of the makespan in which a task holds it."""
         return {
             resource: sum(span.duration_s for span in track) / (self.makespan_s or 1.0)
             for resource, track in self.tracks.items()
         }
 
     def typical_step_s(self) -> float:
-        """Return the mean duration of typical steps; ValueError if no device updates twice."""
+        """Return the mean seconds of `typical_steps`; ValueError if there are none."""
         if not self.typical_steps:
-            raise ValueError("a period needs two weight updates on one device")
+            raise ValueError("the timeline must have two weight updates on one device")
         means = [length(steps) / len(steps) for steps in self.typical_steps.values()]
         return sum(means) / len(means)
 
     @cached_property
     def typical_steps(self) -> dict[str, list[Interval]]:
-        """The typical steps of each device with two or more updates, from update to update.
+        """The typical steps of each device with two or more weight updates.
 
-        In a measured timeline these are the middle half of the steps by duration, which excludes
-        steps disturbed by other programs. In a predicted timeline these are all steps.
+        Steps last from one weight update to the next. In a measured timeline typical steps are the
+        middle half by duration, which excludes steps disturbed by other programs. In a predicted
+        timeline all steps are typical.
         """
         if self.origin is Origin.PREDICTED:
             return self.steps()
@@ -125,9 +126,10 @@ class Timeline:
         return middle
 
     def steps_of(self, device: str) -> list[Interval]:
-        """Return a device's typical steps; without two updates, the whole timeline.
+        """Return a device's typical steps; with only one weight update, the whole timeline.
 
-        A device whose weights a server updates has the steps of the device that updates most often.
+        For a device without weight updates, because a server updates its weights, returns the steps
+        of the device with the most updates.
         """
         steps = self.typical_steps.get(device)
         if steps is None and device not in self._update_ends:
@@ -139,7 +141,7 @@ class Timeline:
         return max((len(ends) for ends in self._update_ends.values()), default=0)
 
     def steps(self) -> dict[str, list[Interval]]:
-        """Return the steps of each device with two or more updates."""
+        """Return the steps of each device with two or more weight updates."""
         return {
             owner: list(pairwise(ends))
             for owner, ends in self._update_ends.items()
@@ -167,7 +169,7 @@ def union(spans: Iterable[Span]) -> list[Interval]:
 
 
 def intersection(left: list[Interval], right: list[Interval]) -> Iterator[Interval]:
-    """Yield the intersection of two sequences of sorted disjoint intervals."""
+    """Yield the times that are in both of two sequences of sorted, disjoint intervals."""
     i = j = 0
     while i < len(left) and j < len(right):
         start, end = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])

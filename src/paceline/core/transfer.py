@@ -22,15 +22,15 @@ class Transfer(NamedTuple):
 
 
 def lanes_of(route: Sequence[Hop]) -> tuple[Resource, ...]:
-    """Return the link lanes that a message on a route holds."""
+    """Return the resources that a message on a route holds, one for each hop."""
     return tuple(link_lane(hop.source, hop.target) for hop in route)
 
 
 def handling(one: Host, other: Host, nbytes: int) -> tuple[Transfer, ...]:
-    """Return the CPU work of a message on its sending and its receiving host.
+    """Return the CPU work of a message between hosts, on the sending and the receiving host.
 
-    A host without `message_bytes_per_s` has no such work. A message within a host has none, either;
-    instead, the message holds `message_lanes` for its whole duration.
+    Empty for a host without `message_bytes_per_s`, and for a message within a host, which holds
+    `message_lanes` instead.
     """
     return tuple(
         Transfer((message_lane(host), *lone_core(host)), Cost(nbytes=nbytes))
@@ -42,7 +42,7 @@ def handling(one: Host, other: Host, nbytes: int) -> tuple[Transfer, ...]:
 def message_lanes(one: Host, other: Host) -> tuple[Resource, ...]:
     """Return the resources that a message within a host holds in addition to its link.
 
-    Empty for a message between hosts, whose CPU work `handling` returns.
+    Empty for a message between hosts: `handling` returns the CPU work of such a message.
     """
     return (message_lane(one), *lone_core(one)) if one == other else ()
 
@@ -50,9 +50,9 @@ def message_lanes(one: Host, other: Host) -> tuple[Resource, ...]:
 def message_tasks(
     sent: TaskId, ways: Sequence[Transfer], after: tuple[TaskId, ...]
 ) -> tuple[Task, ...]:
-    """Return the tasks of a message: its transfer, and the CPU work of each host.
+    """Return the tasks of a message, which has arrived when all of them are done.
 
-    The message has arrived when all of these tasks are done.
+    `ways`: the transfer of the message, called `sent`, and then the CPU work of hosts.
     """
     handled = (sent._replace(part=f"{sent.part} on {on[0].owner}") for on, _ in ways[1:])
     ids = (sent, *handled)
@@ -64,15 +64,16 @@ _Pace = tuple[float, float]  # a route's latency, and its slowest hop's seconds 
 
 @dataclass(frozen=True)
 class Ring:
-    """Ring all-reduce: each of n ranks sends 2 (n - 1) / n of the bytes to the next rank.
+    """A ring all-reduce: each of n ranks sends 2 (n - 1) / n of the bytes to the next rank.
 
     Routes over the same hop share its bandwidth, and all ranks wait for the slowest route between
     neighbours. If direct links between GPUs (`core.ring_search`) or rails between hosts allow
     several rings, each ring carries a share of the bytes.
 
     `load`: bytes on each hop, divided by the bytes that one rank sends; below 1 if only some rings
-    use the hop. `held`: exchange lanes of the stations in the plan, which can be fewer than
-    `num_ranks` in a symmetric plan. `cores`: lanes that are also held if a link uses cores.
+    use the hop. `held`: resources that the ranks in the plan hold during the exchange; a plan of a
+    `Symmetric` machine has fewer ranks than `num_ranks`. `cores`: resources that are also held if a
+    link uses cores.
     """
 
     num_ranks: int
@@ -94,14 +95,14 @@ class Ring:
     def at_once(
         cls, machine: Machine, stations: Sequence[Station], cores: Sequence[Resource]
     ) -> "Ring":
-        """Build concurrent rings of GPUs: over a host's direct links, or over all rails.
+        """Build concurrent rings of GPUs over the direct links of a host, or over all rails.
 
-        GPUs without direct links or rails, and CPU devices, form a single ring in the listed order.
+        GPUs without direct links or rails form a single ring in the given order, as do CPU devices.
         """
         if not all(isinstance(one, Device) and one.kind is DeviceKind.GPU for one in stations):
             return cls.over(machine, stations, cores)
         peers = machine.peers(stations)
-        # If `stations` represent more stations, the rings would miss the routes to the others.
+        # If each station represents several, rings over direct links would miss routes to them.
         orders = rings_at_once(machine, stations) if peers.num_ranks == len(stations) else []
         if orders:
             routes = tuple(machine.route(*pair) for order in orders for pair in neighbours(order))
@@ -112,23 +113,23 @@ class Ring:
         return cls(peers.num_ranks, routes, load, _held(stations), tuple(cores))
 
     def reduction(self, nbytes: float) -> Transfer:
-        """Return an all-reduce of `nbytes`, priced on the slowest route."""
+        """Return the resources and cost of an all-reduce of `nbytes` on the slowest route."""
         n = self.num_ranks
         hops = self._by_pace[max(self._by_pace, key=lambda pace: self._seconds_at(pace, nbytes))]
         slowest = max(hops, key=self._seconds_per_byte)
         on = lanes_of(hops) + self.held + (self.cores if slowest.link.uses_cores else ())
-        # Cost models ignore that routes share hops. `alone` is the number of bytes with the same
-        # time on an unshared route.
+        # Cost models ignore that routes share hops. `alone` is the number of bytes that would take
+        # the same time on a route without shared hops.
         narrowest = min(hop.link.bandwidth_bytes_per_s for hop in hops)
         sent = 2 * (n - 1) / n * nbytes
         alone = sent * self.load[slowest] * (narrowest / slowest.link.bandwidth_bytes_per_s)
         return Transfer(on, Cost(nbytes=alone, num_calls=2 * (n - 1)))
 
     def gathering(self, nbytes: float) -> Transfer:
-        """Return an all-gather of `nbytes` from every rank.
+        """Return the resources and cost of an all-gather of `nbytes` from every rank.
 
-        The cost is half of an all-reduce of n * `nbytes`: each rank sends (n - 1) * `nbytes` in
-        n - 1 messages.
+        The cost is half that of an all-reduce of n * `nbytes`: each rank sends (n - 1) * `nbytes`
+        in n - 1 messages.
         """
         on, both_ways = self.reduction(self.num_ranks * nbytes)
         return Transfer(on, Cost(nbytes=both_ways.nbytes / 2, num_calls=both_ways.num_calls // 2))
@@ -139,7 +140,7 @@ class Ring:
 
     @cached_property
     def _by_pace(self) -> dict[_Pace, tuple[Hop, ...]]:
-        """A route for each speed; large rings have few speeds, and their cost is computed often."""
+        """One route for each latency and bandwidth; most routes of a large ring are equal."""
         found: dict[_Pace, tuple[Hop, ...]] = {}
         for hops in self.routes:
             latency_s = sum(hop.link.latency_s for hop in hops)
@@ -164,11 +165,11 @@ def _held(stations: Sequence[Station]) -> tuple[Resource, ...]:
 
 
 def _of_gpus(machine: Machine, one: Station, other: Station) -> tuple[Hop, ...]:
-    """Return the route between two GPUs, without their host links if RDMA bypasses them.
+    """Return the route between two GPUs; with RDMA or rails, without the links to their hosts.
 
-    An RDMA adapter is attached to the GPU's PCI Express switch: one reaches 12 GB/s in a machine
-    where two GPUs exchange 8 GB/s (nccl issue 307), or 24 GB/s instead of 16 (nccl issue 412). With
-    several rails each GPU's link carries a part of the bytes.
+    An RDMA adapter is attached to the GPU's PCI Express switch, and bypasses the host: it reaches
+    12 GB/s in a machine where two GPUs exchange 8 GB/s (nccl issue 307), or 24 GB/s instead of 16
+    (nccl issue 412). With several rails each GPU's link carries only a part of the bytes.
     """
     route = machine.route(one, other)
     if not any(hop.link.rdma or hop.link.rails > 1 for hop in route):
@@ -178,7 +179,7 @@ def _of_gpus(machine: Machine, one: Station, other: Station) -> tuple[Hop, ...]:
 
 
 def neighbours(stations: Sequence[Station]) -> list[tuple[Station, Station]]:
-    """Pair each station of a ring with the next station."""
+    """Return pairs of each station of a ring with the next station."""
     return list(zip(stations, (*stations[1:], stations[0]), strict=True))
 
 
@@ -186,10 +187,10 @@ UPDATE_TRAFFIC = 5  # bytes per updated byte: momentum SGD reads three values an
 
 
 def rings(machine: Machine, hosts: Sequence[Host], devices: Sequence[Device]) -> tuple[Ring, ...]:
-    """Return the rings between hosts on each level, the smallest groups first.
+    """Return the rings between hosts on each level of groups, the smallest groups first.
 
-    Hosts without equal groups form one ring. `devices` wait for their hosts' exchange. InvalidInput
-    if hosts are not linked.
+    Without groups, all hosts form one ring. `devices`: devices that wait for the exchange. Raises
+    InvalidInput if hosts are not linked.
     """
     on_cores, held = tuple(core_lanes(devices)), _held(hosts) + waiting(devices)
     if machine.peers(hosts).num_ranks != prod(machine.groups):
@@ -199,7 +200,7 @@ def rings(machine: Machine, hosts: Sequence[Host], devices: Sequence[Device]) ->
 
 
 def waiting(devices: Sequence[Device]) -> tuple[Resource, ...]:
-    """Return the lanes on which devices wait for their hosts' exchange."""
+    """Return the resources that devices hold while they wait for their hosts' exchange."""
     return tuple(Resource(device.name, Lane.NETWORK) for device in devices)
 
 
@@ -207,18 +208,18 @@ def waiting(devices: Sequence[Device]) -> tuple[Resource, ...]:
 class Shares:
     """Exchange of a chunk of `nbytes` between hosts, by rings on each level of the network.
 
-    Hosts below one switch sum first, so that each of n hosts has an nth part of the chunk. It then
-    exchanges this part with the hosts that have the same part in other groups. On the way back each
-    host distributes its part within its group.
+    First the n hosts below one switch sum the chunk, so that each of them has the sum of an nth
+    part. Each host then exchanges its part with hosts of other groups that have the same part. On
+    the way back each host distributes its part within its group.
 
         host, groups of n, then m     out 0       out 1              in 1               in 0
         bytes that a host sends       (n-1)/n     (m-1)/m of 1/n     (m-1)/m of 1/n     (n-1)/n
 
-    With `servers` each host is a parameter server for its share on every level: hosts send shares
-    to the servers by direct, concurrent messages. The servers of the highest level update their
-    share of the parameters, so the way back carries parameters instead of gradients. For a single
-    host `levels` is empty, and only the update is planned. With `num_servers` servers for n hosts,
-    a server has n / `num_servers` times the bytes (incast).
+    `servers`: whether each host is a parameter server for its part on every level. Hosts then send
+    parts to servers by direct, concurrent messages. The servers of the highest level update their
+    part of the parameters, so the way back carries parameters instead of gradients. For a single
+    host `levels` is empty, and only the update is planned. If only `num_servers` of n hosts are
+    servers, each server receives n / `num_servers` times the bytes.
     """
 
     chunk: str
@@ -229,7 +230,7 @@ class Shares:
     num_servers: int
 
     def tasks(self, step: int, summed: TaskId) -> Iterator[Task]:
-        """Yield the way out, the servers' update, if any, and the way back."""
+        """Yield the tasks of the way out, of the servers' update, if any, and of the way back."""
         before = summed
         for kind, part, on, cost in self._stages:
             task = Task(TaskId(step, kind, f"{self.chunk}.{part}"), on, cost, (before,))
@@ -243,11 +244,11 @@ class Shares:
 
     @cached_property
     def _stages(self) -> list[tuple[Kind, str, tuple[Resource, ...], Cost]]:
-        """Kind, part, resources and cost of all tasks, in sequence."""
+        """The kind, part, resources and cost of each task, in sequence."""
         memories = tuple(Resource(host.name, Lane.REDUCE) for host in self.hosts)
         there, back = [], []
         num_shares = 1
-        # factor of a server's bytes if only some hosts are servers
+        # The factor by which a server has more bytes if only some hosts are servers.
         busier = prod(ring.num_ranks for ring in self.levels) / self.num_servers
         for level, ring in enumerate(self.levels):
             nbytes = self.nbytes / num_shares

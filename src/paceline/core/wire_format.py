@@ -21,9 +21,10 @@ Kernel = Literal["eightbit", "fourbit", "cast", "onebit", "threshold"]
 
 
 class Purpose(StrEnum):
-    """The purpose of communicated values (seven in Du et al. 2017, figure 2).
+    """The purpose of communicated values (Du et al. 2017, figure 2, has these seven).
 
-    `PARAMETERS` and `GRADIENTS` belong to the body if a model is cut into body and head.
+    If a model is split into a first part (body) and a last part (head), `PARAMETERS` and
+    `GRADIENTS` are those of the body.
     """
 
     LABELS = "labels"
@@ -40,10 +41,10 @@ class WireFormat:
     """The size of encoded values: bits per value, and bytes per block.
 
     `kernel`: the code that encodes and decodes; codecs with the same kernel are equally fast.
-    `encodes_sums`: whether an all-reduce encodes sums, too; otherwise every rank receives the
-    encoded values of all other ranks. `remembers`: whether encoding errors are added to the
-    tensor's next values (error feedback). `share`: share of the values that is sent; None if the
-    codec sends all values. `header_nbytes`: bytes before the values.
+    `block_nbytes`: bytes of a block's scales. `encodes_sums`: whether an all-reduce encodes sums,
+    too; if not, every rank receives the encoded values of all other ranks. `remembers`: whether a
+    tensor's encoding error is added to its next values (error feedback). `share`: share of the
+    values that is sent; None: all values. `header_nbytes`: bytes before the values.
     """
 
     name: str
@@ -62,9 +63,10 @@ class WireFormat:
         return self.header_nbytes + math.ceil(sent * self.value_bits / 8) + blocks_nbytes
 
     def sent_share(self, count: int, nbytes: int, times: int = 1) -> float | None:
-        """Return the share of values sent in `times` messages of `count` values each.
+        """Return the share of values that was sent in `times` messages of `count` values each.
 
-        `nbytes`: bytes of all messages. None without values, or if the format sends all of them.
+        `nbytes`: bytes of all messages. Returns None if `count` or `times` is 0, or if the format
+        always sends all values.
         """
         if self.share is None or not count * times:
             return None
@@ -76,7 +78,7 @@ class WireFormat:
 
     @property
     def nbytes_per_value(self) -> float:
-        """Mean bytes per value, including the value's part of the bytes per block."""
+        """The mean bytes per value, over all values, including its part of `block_nbytes`."""
         share = 1.0 if self.share is None else self.share
         return share * self.value_bits / 8 + self.block_nbytes / _BLOCK
 
@@ -97,10 +99,10 @@ WIRE_FORMATS = {
 
 
 class Threshold(NamedTuple):
-    """Parsed "threshold:TAU" or "threshold:TAU@SHARE".
+    """The numbers in a codec's name, "threshold:TAU" or "threshold:TAU@SHARE".
 
-    Values above `tau` in magnitude are sent. `share`: declared share of these values, above 0 and
-    up to 1; None if not declared.
+    `tau`: values above it in magnitude are sent. `share`: the share of values that the user expects
+    to be sent, above 0 and up to 1; None if the name has no share.
     """
 
     tau: float
@@ -108,14 +110,14 @@ class Threshold(NamedTuple):
 
 
 def check_codec(name: str) -> str:
-    """Return a codec's name; InvalidInput if it is not known."""
+    """Return `name` if it is the name of a codec; otherwise raise InvalidInput."""
     if name in WIRE_FORMATS or name == AUTO or threshold_of(name) is not None:
         return name
     raise not_known("codec", name, [*WIRE_FORMATS, f"{_THRESHOLD}TAU@SHARE", AUTO])
 
 
 def threshold_of(name: str) -> Threshold | None:
-    """Parse the name of a threshold codec; None for others, InvalidInput for invalid numbers."""
+    """Parse the name of a threshold codec; None for other names, InvalidInput for bad numbers."""
     if not name.startswith(_THRESHOLD):
         return None
     text, at, declared = name.removeprefix(_THRESHOLD).partition("@")
@@ -142,21 +144,21 @@ def remembers(name: str) -> bool:
 
 
 def wire_format(name: str) -> WireFormat:
-    """Return the format of a codec; for "auto", the format of the codec that "auto" may use.
+    """Return the format of a codec; for "auto", the format of the codec that "auto" may choose.
 
-    InvalidInput if the size depends on the values and no share is declared.
+    Raises InvalidInput for a threshold codec without a declared share.
     """
     threshold = threshold_of(check_codec(name))
     if threshold is None:
         return WIRE_FORMATS[_AUTO_FORMAT if name == AUTO else name]
     if threshold.share is None:
-        problem = "must declare the share of values that it sends"
+        problem = "must declare the share of values that it sends, because plans depend on it"
         raise InvalidInput("codec", problem, got=name, hint=f"write for example {name}@0.01")
-    # a value is sent as its index and sign in 32 bits; the header is tau
+    # Each sent value has 32 bits: an index and a sign. The header is tau.
     share = threshold.share
     return WireFormat(name, "threshold", 32, remembers=True, share=share, header_nbytes=4)
 
 
 def pieces(count: int) -> list[int]:
-    """Return the number of values in each piece of an encoded exchange."""
+    """Return the sizes of the pieces in which `count` values are encoded and exchanged."""
     return [min(PIECE, count - begin) for begin in range(0, count, PIECE)]

@@ -9,11 +9,11 @@ from math import prod
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Work to compute and to move, independent of any device; cost models convert it to seconds.
+    """The amount of a task's work, independent of devices; cost models convert it to seconds.
 
-    On a device, `nbytes` is memory traffic, and `num_calls` counts kernels. On a link, `nbytes` is
-    the traffic on the wire (priced by beta), and `num_calls` counts messages that are sent one
-    after another (priced by alpha). `num_syncs`: number of synchronisations of a GPU with its host.
+    On a device, `nbytes` is memory traffic, and `num_calls` is the number of kernels. On a link,
+    `nbytes` is traffic on the wire, and `num_calls` is the number of messages that are sent one
+    after another. `num_syncs`: number of synchronisations of a GPU with its host.
     """
 
     flops: float = 0.0
@@ -32,7 +32,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One trainable tensor: its gradient has the same shape and element size (bytes)."""
+    """A trainable tensor; its gradient has the same shape and `element_size` (bytes)."""
 
     name: str
     shape: tuple[int, ...]
@@ -51,16 +51,16 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A module with its own parameters, and the parameterless operations that follow it.
+    """A module with parameters, and the operations without parameters that follow it.
 
-    The grouping follows backward: a layer's gradients are ready after the backward of the
-    operations that follow the module, and of the module itself. A parameter shared by several
-    layers belongs to the first of these layers. `parameters` are in the order of gradient
-    readiness. `kind`: class of the module, such as "Linear"; "" if unknown.
+    Backward passes through these operations and then through the module, before the layer's
+    gradients are ready. A parameter shared by several layers belongs to the first of them.
+    `parameters` are in the order in which their gradients become ready. `kind`: class of the
+    module, such as "Linear"; "" if unknown.
 
-    Costs and bytes are for the whole micro-batch. `activation_nbytes`: output of the layer.
-    `kept_nbytes`: tensors kept for backward; None if unknown. `working_nbytes`: memory that the
-    layer's backward needs in addition to kept tensors and gradients of parameters; None if unknown.
+    Costs and bytes are for the whole micro-batch. `activation_nbytes`: bytes of the output.
+    `kept_nbytes`: bytes of tensors kept for backward; None if unknown. `working_nbytes`: bytes that
+    the layer's backward needs in addition to these tensors and to gradients; None if unknown.
     """
 
     name: str
@@ -87,12 +87,12 @@ class Layer:
 class Workload:
     """One training step of one worker on a micro-batch.
 
-    `layers` are in forward order. `backward_order`: indices of the layers in the order of gradient
-    readiness; this is the reverse order for a chain, and autograd's order for a model with
-    branches. `input_nbytes`: bytes of a micro-batch's inputs. `num_accumulated`: number of equal
-    micro-batches before the last one in the step; their gradients are accumulated without an
-    exchange. `target_nbytes`: bytes of the loss's targets; None: one class number for each sample.
-    `refused_cuts`: layers before which the model cannot be cut, each with the reason.
+    `layers` are in forward order. `backward_order`: indices of the layers in the order in which
+    their gradients become ready; for a chain of layers, the reverse. `input_nbytes`: bytes of a
+    micro-batch's inputs. `num_accumulated`: number of micro-batches in the step before the last
+    micro-batch; their gradients are accumulated without an exchange. `target_nbytes`: bytes of the
+    loss's targets; None: one class number for each sample. `refused_cuts`: layers before which the
+    model cannot be split in two, each with the reason.
     """
 
     name: str
@@ -125,7 +125,7 @@ class Workload:
 
     @cached_property
     def accumulated(self) -> Cost:
-        """The work of the micro-batches before the last one."""
+        """The cost of forward and backward of all micro-batches except the last."""
         each = Cost()
         for layer in self.layers:
             each = each + layer.forward + layer.backward
@@ -134,11 +134,11 @@ class Workload:
 
     @cached_property
     def in_backward_order(self) -> tuple[Layer, ...]:
-        """The layers in the order of gradient readiness."""
+        """The layers in the order in which their gradients become ready."""
         return tuple(self.layers[i] for i in self.backward_order)
 
 
-# Memory peaks during backward, which frees kept tensors layer by layer and adds gradients:
+# Memory peaks during backward, which frees kept tensors layer by layer and creates gradients:
 #
 #     kept by the remaining layers | gradients of the finished layers | working memory of one layer
 
@@ -161,9 +161,9 @@ def kept_nbytes(layers: Sequence[Layer]) -> int:
 
 
 def feature_nbytes(layers: Sequence[Layer]) -> int:
-    """Return the peak bytes of a step, except parameters, gradients and momentum.
+    """Return the peak bytes of a step without parameters, gradients and momentum.
 
-    Assumes that backward visits the layers in reverse.
+    Assumes that backward passes through the layers in reverse.
     """
     return _peak_nbytes(layers[::-1], layers, gradients=False)
 
@@ -176,11 +176,12 @@ def replica_nbytes(workload: Workload) -> int:
 
 
 def _peak_nbytes(ready: Sequence[Layer], layers: Sequence[Layer], *, gradients: bool) -> int:
-    """Return the peak memory in bytes of a backward through the layers `ready`, in this order.
+    """Return the peak bytes of a backward through the layers `ready`, in this order.
 
-    `layers`: the same layers in forward order. `gradients`: whether parameter gradients count.
+    `layers`: the same layers in forward order. `gradients`: whether to count the gradients of
+    parameters.
     """
-    # If a layer's working memory is unknown, assume the largest pair of input and output gradients.
+    # If a layer's working memory is unknown, assume that of the largest input and output gradients.
     sizes = [layer.activation_nbytes for layer in layers]
     pair = max(map(sum, zip(sizes, [0, *sizes], strict=False)), default=0)
     held, made, peak = kept_nbytes(ready), 0, 0

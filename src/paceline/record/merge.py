@@ -27,9 +27,9 @@ class ClockOffset(NamedTuple):
 def gather_timeline(
     spans: Sequence[Span], offset: ClockOffset, group: Group, origin: Origin = Origin.MEASURED
 ) -> Timeline:
-    """Gather the spans of all ranks into one timeline from zero, on every rank; collective.
+    """Gather the spans of all ranks into one timeline that starts at 0; collective.
 
-    `offset`: offset of this rank's clock while spans were recorded.
+    Returns the timeline on every rank. `offset`: this rank's `clock_offset` during the recording.
     """
     own = [span.moved(-offset.ahead_s) for span in spans]
     rows = group.gather(_SPANS.dump_python(own, mode="json"))
@@ -37,11 +37,11 @@ def gather_timeline(
 
 
 def merge(ranks: Iterable[Sequence[Span]], origin: Origin) -> Timeline:
-    """Merge the ranks' spans, whose times are of the same clock, into one timeline.
+    """Merge the spans of all ranks, which have times of the same clock, into one timeline.
 
     Spans of several ranks with the same `id` are one collective. It starts when the last rank
-    joins. It ends when the first rank has the result, because ranks that get the result later were
-    busy with other work.
+    joins. It ends when the first rank has the result; ranks that record a later end were busy with
+    other work.
     """
     merged: dict[TaskId, Span] = {}
     for spans in ranks:
@@ -52,11 +52,11 @@ def merge(ranks: Iterable[Sequence[Span]], origin: Origin) -> Timeline:
                 on = tuple(dict.fromkeys((*other.on, *span.on)))
                 span = other._replace(on=on, start_s=start_s, end_s=end_s)
             merged[span.id] = span
-    # Concurrent transfers share the wire, so a transfer's span begins where the previous one ends.
+    # Concurrent transfers share the wire, so let each span begin where the previous span ends.
     in_turn: list[Span] = []
     free: dict[str, float] = {}
     for span in sorted(merged.values(), key=lambda span: (span.start_s, span.end_s)):
-        # Only exchange lanes need this, because layers of a device never overlap.
+        # On other lanes spans never overlap.
         lanes = [r.owner for r in span.on if r == exchange_lane(r.owner)]
         start = max([span.start_s, *(free.get(lane, span.start_s) for lane in lanes)])
         end = max(start, span.end_s)
@@ -67,9 +67,9 @@ def merge(ranks: Iterable[Sequence[Span]], origin: Origin) -> Timeline:
 
 
 def clock_offset(group: Group) -> ClockOffset:
-    """Measure how far this rank's monotonic clock is ahead of rank 0's; collective.
+    """Measure how far this rank's monotonic clock is ahead of rank 0's clock; collective.
 
-    Ranks on the same kernel share a clock, so their offset is zero.
+    Ranks on the same host as rank 0 use the same clock, so their offset is zero.
     """
     offset = ClockOffset(0.0, 0.0)
     for member in group.members:
@@ -82,7 +82,7 @@ def clock_offset(group: Group) -> ClockOffset:
 def measure_offset(
     group: Group, rank: int, now: Callable[[], float] = time.monotonic
 ) -> ClockOffset:
-    """Return the offset of `rank`'s clock from rank 0's; collective for these two ranks."""
+    """Measure how far `rank`'s clock is ahead of rank 0's clock; collective for these two ranks."""
     answer, found = torch.zeros(1, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
 
     def ask() -> float:
@@ -103,9 +103,9 @@ def measure_offset(
 
 
 def lead_of(ask: Callable[[], float], now: Callable[[], float] = time.monotonic) -> ClockOffset:
-    """Measure how far a remote clock is ahead of the local clock; `ask()` reads the remote clock.
+    """Measure how far a remote clock, which `ask()` reads, is ahead of the local clock.
 
-    The error is at most half of a round trip, so the fastest of several round trips is used.
+    The error is at most half of the round trip, so the fastest of several round trips is used.
     """
     trips = []
     for _ in range(_NUM_PINGS):

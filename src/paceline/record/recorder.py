@@ -1,10 +1,10 @@
 """Record one rank's steps as spans with the same ids as the plan's tasks.
 
-The clock marks the end of every step. In a traced step it also marks the start and end of each
-phase, the first entry of each layer in forward, and the time when each layer's gradients are ready.
-The time from the last gradient to the end of backward belongs to no layer, because the rank spends
-it waiting for the exchange. A layer without a mark (because it was not called, or has no gradients)
-has an empty share of the phase.
+The recorder marks the end of every step on a clock. In a traced step it also marks the start and
+end of each phase, the first call of each layer in forward, and when each layer's gradients are
+ready. No layer's span contains the time from the last gradient to the end of backward, because the
+rank then waits for the exchange. A layer without a mark, because it was not called or has no
+gradients, has a span of 0 s.
 """
 
 from bisect import bisect_right
@@ -23,12 +23,12 @@ from paceline.core.timeline import Span
 from paceline.links.clock import Clock, DeviceClock
 from paceline.training.models.layers import LayerModule, layers_of
 
-Borders = list[tuple[str, Any]]  # a layer's name, and the layer's start or end (mark or seconds)
-Shares = list[tuple[str, float, float]]  # a layer's name, start and end in seconds
+Borders = list[tuple[str, Any]]  # of each layer: its name, and its start or end (mark or seconds)
+Shares = list[tuple[str, float, float]]  # of each layer: its name, its start and end in seconds
 
 
 class LayerMarks:
-    """Records a mark when a layer is entered, and when its gradients are ready."""
+    """Records a clock mark when each layer is called, and when its gradients are ready."""
 
     def __init__(self, layers: Sequence[LayerModule], clock: Clock) -> None:
         self.clock = clock
@@ -39,7 +39,7 @@ class LayerMarks:
         self.backward: Borders = []
 
     def watch(self, wanted: bool) -> None:
-        """Discard the marks, and install or remove the hooks that record them."""
+        """Discard all marks; install or, if not `wanted`, remove the hooks that record them."""
         self.forward, self.backward = [], []
         if wanted and not self._hooks:
             for layer in self._layers:
@@ -61,15 +61,15 @@ class LayerMarks:
             self._hooks.append(_before_others(parameter, ready))
 
     def seconds(self) -> tuple[Borders, Borders]:
-        """Return the marks of forward and of backward in seconds; waits for the device."""
+        """Return the marks of forward, and those of backward, in seconds; waits for the device."""
         return in_seconds(self.forward, self.clock), in_seconds(self.backward, self.clock)
 
 
 def _before_others(parameter: Tensor, hook: Callable[[Tensor], None]) -> RemovableHandle:
-    """Register a hook on a parameter's gradient that runs before the existing hooks.
+    """Register a hook on a parameter's gradient, to run before the parameter's other hooks.
 
-    The thread may be suspended in the exchange's hook, so a mark after that hook could be later
-    than the start of the collective on another rank.
+    The operating system may suspend the thread in the hook that begins the exchange. A later mark
+    could be after the start of the collective on another rank.
     """
     handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(hook)
     hooks = parameter._post_accumulate_grad_hooks
@@ -80,13 +80,16 @@ def _before_others(parameter: Tensor, hook: Callable[[Tensor], None]) -> Removab
 
 
 def in_seconds(borders: Borders, clock: Clock) -> Borders:
-    """Convert the marks of borders to seconds; waits for the device."""
+    """Convert clock marks in `borders` to seconds; waits for the device."""
     times = clock.seconds([mark for _, mark in borders])
     return [(name, time) for (name, _), time in zip(borders, times, strict=True)]
 
 
 class Phase(NamedTuple):
-    """A forward or backward pass; `end_s` includes a simulated slowdown, `computed_s` does not."""
+    """A forward or backward pass, from `start_s` to `end_s`.
+
+    `computed_s`: when the computation ended, before the wait that simulates a slower device.
+    """
 
     kind: Kind
     start_s: float
@@ -98,10 +101,10 @@ class Phase(NamedTuple):
 def layer_spans(
     step: int, worker: int, lane: Resource, names: Sequence[str], phases: Sequence[Phase]
 ) -> Iterator[Span]:
-    """Yield the spans of the layers in forward and in backward."""
+    """Yield the spans of all layers in the given forward and backward passes."""
     for kind, start_s, computed_s, end_s, borders in phases:
         if computed_s > start_s:
-            # All layers are slowed by the same factor.
+            # A slower device slows all layers by the same factor.
             slow = (end_s - start_s) / (computed_s - start_s)
             slowed = [(part, start_s + (time_s - start_s) * slow) for part, time_s in borders]
         else:
@@ -113,12 +116,11 @@ def layer_spans(
 def layer_shares(
     kind: Kind, borders: Borders, start: float, end: float, layers: Sequence[str]
 ) -> Shares:
-    """Divide a forward or backward pass among the layers.
+    """Divide a forward or backward pass among the layers; return each layer's start and end.
 
-    In forward, a share lasts from the layer's first entry to that of the next layer. In backward,
-    it lasts from the end of the previous share until the layer's last gradient is ready. A layer
-    without a mark has an empty share: in forward, after the share of the preceding layer in
-    `layers`; in backward, after the last share.
+    In forward, a layer lasts from its first call to the first call of the next layer. In backward,
+    it lasts from the end of the previous layer until its last gradient is ready. A layer without a
+    mark lasts 0 s: in forward, after the preceding layer in `layers`; in backward, at the end.
     """
     if kind is Kind.BACKWARD:
         last: dict[str, float] = {}
@@ -144,18 +146,21 @@ def layer_shares(
 
 
 class Role(Enum):
-    """The role of an activity in its step."""
+    """The role of an activity in its step, which determines how it becomes spans."""
 
     PHASE = "phase"
-    COLLECTIVE = "collective"  # lasts from this rank's joining to the collective's end
-    ALONE = "alone"  # this rank's own work for an exchange
-    PAUSE = "pause"  # time that is excluded from the layers' shares
+    COLLECTIVE = "collective"  # from the time when this rank joins to the end of the collective
+    ALONE = "alone"  # this rank's own work for an exchange, such as a copy
+    PAUSE = "pause"  # time that belongs to no layer
     SUB_BATCH = "sub-batch"
 
 
 @dataclass(slots=True)
 class Activity:
-    """A part of a traced step, with clock marks `start` and `end`; only phases have `borders`."""
+    """A part of a traced step, between the clock marks `start` and `end`.
+
+    `borders`: marks of the layers in a forward or backward pass; empty for other activities.
+    """
 
     role: Role
     step: int
@@ -168,9 +173,9 @@ class Activity:
 
 
 class Recorder:
-    """Records one rank's steps; `device` is the name of the rank's device in the plan.
+    """Records one rank's steps as spans between `start_trace` and `stop_trace`.
 
-    Spans are recorded between `start_trace` and `stop_trace`. The first traced step is step 0.
+    `device`: name of the rank's device in the plan. The first traced step is step 0.
     """
 
     def __init__(self, clock: Clock, device: str, rank: int) -> None:
@@ -185,9 +190,9 @@ class Recorder:
         self.tracing = False
 
     def start_trace(self, model: nn.Module | None = None, num_kept: int | None = None) -> None:
-        """Record phases, exchanges and the layers of `model` in the following steps.
+        """Begin to record phases, exchanges and the layers of `model`.
 
-        Keeps at least the last `num_kept` steps; None keeps all steps.
+        `num_kept`: number of last steps to keep at least; None keeps all steps.
         """
         self.stop_trace()
         self._marks = LayerMarks(() if model is None else layers_of(model), self._marks.clock)
@@ -196,19 +201,19 @@ class Recorder:
         self._activities, self._sums = [], []
 
     def stop_trace(self) -> None:
-        """Stop recording spans, and remove all hooks; recorded spans are kept."""
+        """Stop recording, and remove all hooks; `spans` still returns what was recorded."""
         self.tracing = False
         self._marks.watch(False)
 
     @contextmanager
     def phase(self, kind: Kind, part: str = "") -> Iterator[None]:
-        """Record the block as a phase; a phase with a `part` is not divided into layers."""
+        """Record the `with` block as a phase; with a `part`, it is not divided into layers."""
         self.begin_phase(kind, part)
         yield
         self.end_phase()
 
     def begin_phase(self, kind: Kind, part: str = "") -> None:
-        """Record a phase until `end_phase`."""
+        """Begin to record a phase, which lasts until `end_phase`."""
         if self.tracing:
             self._marks.watch(not part)
             self._phase = self._begin(Role.PHASE, kind, part)
@@ -217,7 +222,7 @@ class Recorder:
         """End the current phase, if any."""
         phase, self._phase = self._phase, None
         self.leave_exchange(phase)
-        # Marks in other phases come only from recomputed forward passes.
+        # In other phases, layers are called only by activation checkpointing.
         if phase is not None and phase.kind is Kind.FORWARD:
             phase.borders = self._marks.forward
         elif phase is not None and phase.kind is Kind.BACKWARD:
@@ -225,11 +230,11 @@ class Recorder:
 
     @property
     def idle(self) -> bool:
-        """Whether the recorder is tracing, but no phase has begun."""
+        """Whether the recorder is tracing, and is not in a phase."""
         return self.tracing and self._phase is None
 
     def end_step(self) -> None:
-        """Count the step, and record its end."""
+        """Count a step, and record its end."""
         self._step += 1
         if self._kept is None:
             self._step_ends.append(self._marks.clock.mark())
@@ -246,11 +251,14 @@ class Recorder:
     def join_exchange(
         self, part: str, kind: Kind = Kind.REDUCE, *, alone: bool = False
     ) -> Activity | None:
-        """Begin a collective or, if `alone`, this rank's own exchange work; None if not tracing."""
+        """Begin to record a collective or, if `alone`, this rank's own work for an exchange.
+
+        Returns the activity to pass to `leave_exchange`; None if not tracing.
+        """
         return self._begin(Role.ALONE if alone else Role.COLLECTIVE, kind, part)
 
     def leave_exchange(self, exchange: Activity | None) -> None:
-        """Record the end of an activity on this rank; None is ignored."""
+        """Record the end of an activity that `join_exchange` returned; ignores None."""
         if exchange is not None:
             exchange.end = self._marks.clock.mark()
 
@@ -258,7 +266,7 @@ class Recorder:
     def recorded(
         self, role: Role, kind: Kind, part: str = "", sub_batch: int | None = None
     ) -> Iterator[None]:
-        """Record the block as an activity with a role."""
+        """Record the `with` block as an activity with a role."""
         activity = self._begin(role, kind, part, sub_batch)
         yield
         self.leave_exchange(activity)
@@ -284,7 +292,7 @@ class Recorder:
             self._sums.append(span)
 
     def spans(self) -> list[Span]:
-        """Return the spans of the traced steps; waits for the device."""
+        """Return all spans of the traced steps; waits for the device."""
         by_role = self._timed()
         phases, on = by_role[Role.PHASE], (compute_lane(self._device),)
         backward = {one.step: one for one in reversed(phases) if one.kind is Kind.BACKWARD}
@@ -299,7 +307,7 @@ class Recorder:
             between = [*pauses, *((copy.start_s, copy.end_s) for copy in inside)]
             for part, start, end in self._shares(phase, inside):
                 within = [one for one in between if start <= one[0] and one[1] <= end]
-                # A backward share begins with copies by the previous layer's hooks; exclude these.
+                # A layer's time in backward begins with copies by hooks of the previous layer.
                 if phase.kind is Kind.BACKWARD:
                     start = max((last for _, last in within), default=start)
                 else:
@@ -320,7 +328,7 @@ class Recorder:
         return Span(one.kind, one.step, one.part, None, on, start, max(start, one.end))
 
     def _timed(self) -> dict[Role, list[Activity]]:
-        """Return the finished activities, in seconds; waits for the device."""
+        """Return the finished activities by role, with times in seconds; waits for the device."""
         known, clock = [one for one in self._activities if one.end is not None], self._marks.clock
         starts = clock.seconds([one.start for one in known])
         ends = clock.seconds([one.end for one in known])
@@ -331,15 +339,15 @@ class Recorder:
         return by_role
 
     def _lane(self, kind: Kind) -> Resource:
-        # The computing thread of a CPU worker also copies. A GPU copies with copy engines, but adds
-        # with kernels.
+        # A CPU worker copies and adds in its computing thread. A GPU copies with copy engines, and
+        # adds with kernels.
         by_itself = not isinstance(self._marks.clock, DeviceClock) or kind is Kind.REDUCE
         return compute_lane(self._device) if by_itself else Resource(self._device, Lane(kind.value))
 
     def _shares(self, phase: Activity, copies: Sequence[Span]) -> Shares:
-        """Divide a phase among its layers; a phase without layers is divided by copies.
+        """Divide a phase among its layers; without layers, divide it at its copies.
 
-        The part before a copy has the copy's name; the part after the last copy has no name.
+        The part before a copy has the copy's name; the part after the last copy has the name "".
         """
         start, names = phase.start, self._marks.names
         if names and not phase.part and phase.kind in (Kind.FORWARD, Kind.BACKWARD):
@@ -355,10 +363,10 @@ class Recorder:
 
 
 def _end_of_layer(borders: Borders, moment: float) -> float:
-    """Return `moment`, or the end of a layer that was only partly ready at `moment`.
+    """Return `moment` or, if only some gradients of a layer were ready, when all were ready.
 
-    Autograd may compute a layer's gradients together but return one after the other, and a
-    collective may start between them. In a plan all gradients of a layer are ready at one time.
+    Autograd may compute a layer's gradients together but return one after the other, so a
+    collective may start before the last one. In a plan all gradients of a layer are ready at once.
     """
     last = bisect_right(borders, moment, key=lambda border: border[1])
     while 0 < last < len(borders) and borders[last][0] == borders[last - 1][0]:
@@ -369,7 +377,10 @@ def _end_of_layer(borders: Borders, moment: float) -> float:
 def noted(
     recorder: Recorder | None, kind: Kind, part: str, *, alone: bool = False
 ) -> AbstractContextManager[None]:
-    """Record the block as a collective, or as this rank's own work, if there is a recorder."""
+    """Return a context manager that records its block as a collective; None: records nothing.
+
+    `alone`: record the block as this rank's own work for an exchange instead.
+    """
     if recorder is None:
         return nullcontext()
     return recorder.recorded(Role.ALONE if alone else Role.COLLECTIVE, kind, part)

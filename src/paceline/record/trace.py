@@ -1,7 +1,7 @@
 """Write and read timelines as Chrome-trace JSON, which Perfetto opens.
 
-Each owner of resources in a timeline is a process of the trace, and each resource is a thread. The
-files contain all fields of spans, so that reports can be made from them.
+Each device, host or link of a timeline is shown as a process, and each of its resources as a
+thread. Traces contain all fields of spans, so that reports can be made from trace files.
 """
 
 import json
@@ -25,7 +25,7 @@ _FIELDS = ("step", "part", "worker", "sub_batch", "num_samples")
 
 
 def write_trace(path: Path, timelines: Iterable[Timeline]) -> None:
-    """Write the timelines into one file."""
+    """Write timelines, which may have different origins, into one file."""
     process = count(1)
     events = [event for timeline in timelines for event in _events(timeline, process)]
     write_text(path, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
@@ -42,7 +42,7 @@ def _events(timeline: Timeline, process: Iterator[int]) -> Iterator[dict[str, An
         place = {"pid": pids[owner], "tid": tid}
         yield label | {"name": "thread_name", **place, "args": {"name": str(resource)}}
         for span in track:
-            # Round start and end to nanoseconds, so that rounding causes no overlaps.
+            # Round the end and not the duration, so that rounding causes no overlaps.
             start, end = round(span.start_s * _US, 3), round(span.end_s * _US, 3)
             fields = {field: getattr(span, field) for field in _FIELDS}
             on = {"origin": timeline.origin, "owner": owner, "lane": resource.lane}
@@ -63,7 +63,7 @@ class _Args(BaseModel):
 
 
 class _Slice(BaseModel):
-    """A span on one of its resources."""
+    """A Chrome trace event of a span on one of its resources."""
 
     ph: Literal["X"]
     cat: Kind
@@ -73,7 +73,7 @@ class _Slice(BaseModel):
 
 
 class _Label(BaseModel):
-    """The name of a track."""
+    """A Chrome trace event with the name of a process or thread."""
 
     ph: Literal["M"]
 
@@ -90,7 +90,7 @@ _TRACE = TypeAdapter(_Trace)
 
 
 def read_trace(path: Path) -> dict[Origin, Timeline]:
-    """Read the timelines of a file by origin; InvalidInput if it is missing or invalid."""
+    """Read a file's timelines by origin; InvalidInput if the file is missing or invalid."""
     found: dict[Origin, dict[TaskId, tuple[Span, list[Resource]]]] = {}
     trace = read_record(_TRACE, read_file(path, limits.TRACE), str(path))
     for event in trace.events:
@@ -105,7 +105,7 @@ def read_trace(path: Path) -> dict[Origin, Timeline]:
             end_s=start_s + event.dur / _US,
             **{field: getattr(args, field) for field in _FIELDS},
         )
-        # Each resource of a span has its own slice.
+        # A span has one event for each of its resources.
         spans = found.setdefault(args.origin, {})
         spans.setdefault(span.id, (span, []))[1].append(on)
     return {
@@ -115,7 +115,7 @@ def read_trace(path: Path) -> dict[Origin, Timeline]:
 
 
 def read_timeline(path: Path, origin: Origin) -> Timeline:
-    """Read the timeline of an origin; InvalidInput if the file has none."""
+    """Read a file's timeline of an origin; InvalidInput if the file has no such timeline."""
     timelines = read_trace(path)
     if origin not in timelines:
         raise InvalidInput(str(path), f"has no {origin} timeline")

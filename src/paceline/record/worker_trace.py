@@ -1,6 +1,7 @@
 """Record the steps of asynchronous workers and of their hub, and join the records to a timeline.
 
-Sender and receiver of a message record a time each; the hub makes one span of the two times.
+The sender of a message records when it was sent, and the receiver when it arrived. The hub makes a
+span of both times.
 """
 
 import time
@@ -22,7 +23,7 @@ from paceline.core.wire_format import Purpose
 from paceline.record.recorder import LayerMarks, Phase, layer_spans
 
 ALL_STEPS = range(2**31)
-_MOST_SPANS = 200_000  # maximum length of each list in a worker's trace
+_MOST_SPANS = 200_000  # maximum length of each list in a trace that a worker sends
 _MOST_RESOURCES, _LONGEST_NAME = 16, 200
 # FailFast: errors for all spans would use more memory than the message.
 _Spans = Annotated[list[Span], FailFast(), Field(max_length=_MOST_SPANS)]
@@ -42,21 +43,22 @@ _Times = Annotated[list[MessageTime], FailFast(), Field(max_length=_MOST_SPANS)]
 
 @dataclass
 class Trace:
-    """The spans and message times of a process; step 0 is the first traced step."""
+    """The spans and message times that a process recorded; step 0 is the first traced step."""
 
     spans: _Spans = field(default_factory=list)
     sent: _Times = field(default_factory=list)
     received: _Times = field(default_factory=list)
 
     def add(self, other: "Trace", ahead_s: float = 0.0) -> None:
-        """Add the trace of another process, whose clock leads this one by `ahead_s`."""
+        """Add the trace of another process, whose clock is ahead of this process's by `ahead_s`."""
         self.spans += [span.moved(-ahead_s) for span in other.spans]
         self.sent += [one._replace(at_s=one.at_s - ahead_s) for one in other.sent]
         self.received += [one._replace(at_s=one.at_s - ahead_s) for one in other.received]
 
     def check(self, worker: int, num_steps: int, purposes: Collection[str]) -> None:
-        """Raise InvalidInput for other workers' spans or messages, and for invalid values."""
-        check_spans(self.spans, worker)
+        """Raise InvalidInput if a span or message is of another worker, or has an invalid value."""
+        for span in self.spans:
+            _check_span(span, worker)
         for one in (*self.sent, *self.received):
             is_known = one.purpose in purposes and one.worker == worker
             if not (is_known and 0 <= one.step <= num_steps and 0 <= one.at_s < inf):
@@ -71,22 +73,23 @@ class Trace:
 _TRACE = TypeAdapter(Trace)
 
 
-def check_spans(spans: Iterable[Span], worker: int) -> None:
-    """Raise InvalidInput for another worker's spans, and for invalid values."""
-    for span in spans:
-        where = f"of step {span.step}, part {span.part[:20]!r}"
-        if span.worker != worker:
-            raise InvalidInput("trace", f"has a span of worker {span.worker}, not {worker}")
-        if not (0 <= span.start_s <= span.end_s < inf):
-            raise InvalidInput("trace", f"has an invalid span: {span.start_s} to {span.end_s} s")
-        if not 0 <= span.step < 2**31 or len(span.part) > _LONGEST_NAME:
-            raise InvalidInput("trace", f"has a span {where}, which is out of range")
-        if len(span.on) > _MOST_RESOURCES or any(len(one.owner) > _LONGEST_NAME for one in span.on):
-            raise InvalidInput("trace", f"has a span {where} with too many or long-named resources")
+def _check_span(span: Span, worker: int) -> None:
+    where = f"of step {span.step}, part {span.part[:20]!r}"
+    if span.worker != worker:
+        raise InvalidInput("trace", f"has a span of worker {span.worker}, not {worker}")
+    if not (0 <= span.start_s <= span.end_s < inf):
+        raise InvalidInput("trace", f"has an invalid span: {span.start_s} to {span.end_s} s")
+    if not 0 <= span.step < 2**31 or len(span.part) > _LONGEST_NAME:
+        raise InvalidInput("trace", f"has a span {where}, which is out of range")
+    if len(span.on) > _MOST_RESOURCES or any(len(one.owner) > _LONGEST_NAME for one in span.on):
+        raise InvalidInput("trace", f"has a span {where} with too many or long-named resources")
 
 
 class WorkerRecorder:
-    """Records a worker's steps in `window`; `device` is its device's name in the plan."""
+    """Records a worker's steps with numbers in `window`.
+
+    `device`: name of the worker's device in the plan.
+    """
 
     def __init__(
         self, worker: int, device: str, marks: LayerMarks, window: range = ALL_STEPS
@@ -101,11 +104,11 @@ class WorkerRecorder:
     def work(
         self, step: int, kind: Kind, part: str = "", lane: Lane = Lane.COMPUTE
     ) -> Iterator[None]:
-        """Record the block as a span; a forward or backward block as a span per layer."""
+        """Record the `with` block as a span; forward or backward, as one span per layer."""
         number, by_layers = self._number(step), kind in (Kind.FORWARD, Kind.BACKWARD)
         if by_layers:
             self._marks.watch(number is not None)
-        # A pass without layers computes only the loss, which has no span.
+        # A forward or backward pass without layers computes only the loss, which has no span.
         if number is None or (by_layers and not self._marks.names):
             yield
             return
@@ -122,13 +125,13 @@ class WorkerRecorder:
             self.trace.spans.append(Span(kind, number, part, self._worker, (on,), start_s, end_s))
 
     def sends(self, step: int, purpose: Purpose) -> None:
-        """Record that a message is sent now."""
+        """Record that the worker sends a message now."""
         if (number := self._number(step)) is not None:
             sent = MessageTime(purpose.value, self._worker, number, time.monotonic())
             self.trace.sent.append(sent)
 
     def received(self, step: int, purpose: Purpose, at_s: float) -> None:
-        """Record the arrival of a message."""
+        """Record that the worker received a message at `at_s`, by `time.monotonic`."""
         if (number := self._number(step)) is not None:
             self.trace.received.append(MessageTime(purpose.value, self._worker, number, at_s))
 
@@ -136,17 +139,17 @@ class WorkerRecorder:
 def timeline_of(
     trace: Trace, devices: Mapping[int, str], to_hub: Collection[Purpose], label_share: float
 ) -> Timeline:
-    """Return the timeline of a trace, starting at zero.
+    """Return the timeline of a trace, which starts at 0.
 
     `devices`: name of each worker's device. `to_hub`: purposes of messages to the hub (uploads).
-    `label_share`: share of the labels in the message that contains labels and then activations.
+    `label_share`: share of labels in the bytes of the message with labels and activations.
     """
     began = {one[:3]: one.at_s for one in trace.sent}
     lanes: dict[Resource, list[Span]] = defaultdict(list)
     for purpose_name, worker, step, end_s in trace.received:
         purpose, device = Purpose(purpose_name), devices[worker]
         start_s = began.get((purpose_name, worker, step))
-        if start_s is None:  # the message's sender was lost
+        if start_s is None:  # the sender was lost, and with it the time of sending
             continue
         end_s = max(start_s, end_s)
         border_s = start_s + (end_s - start_s) * label_share
@@ -168,9 +171,9 @@ def timeline_of(
 
 
 def utilisation(timeline: Timeline, devices: Iterable[str]) -> dict[str, float]:
-    """Return each device's utilisation while all of its workers are traced.
+    """Return each device's utilisation during the time in which all of its workers are traced.
 
-    Outside of this time, the device also computes steps that are not traced.
+    At other times, a device also computes steps that are not traced.
     """
     shares = {}
     for device in devices:

@@ -34,7 +34,7 @@ def read_config(path: Path, kind: type[BaseModel]) -> dict[str, Any]:
     values = {}
     for name, value in found.items():
         if name not in known:
-            hint = did_you_mean(name, known).strip(".; ")
+            hint = did_you_mean(name, known)
             raise InvalidInput(str(path), f"{name!r} is not a setting", hint=hint)
         values[name] = _with_null(value) if isinstance(value, dict) else value
         annotation: Any = known[name].annotation

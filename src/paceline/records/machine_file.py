@@ -63,7 +63,7 @@ def _expected(error: ValidationError, model: type[BaseModel]) -> str:
         model = model if field is None else _model_in(field.annotation) or model
     if fault["type"] == "extra_forbidden":
         hint = did_you_mean(last, model.model_fields)
-        return f"{hint} Fields: {', '.join(model.model_fields)}"
+        return f"{f'; {hint}' if hint else '.'} Fields: {', '.join(model.model_fields)}"
     field = model.model_fields.get(last)
     if fault["type"] not in ("missing", "tuple_type") or field is None:
         return ""

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarn
 
 
 class TestInterpreted(KernelContract):
-    on = "cpu"
+    block_sizes, most = (4096,), 9001  # the interpreter is slow
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -6,7 +6,7 @@ from math import log
 import torch
 from torch import Tensor
 
-from paceline.codecs.gathering import begin_gather
+from paceline.codecs.gathering import RowExchange
 from paceline.exchange.step import Share
 from paceline.strategies.subbatch.loss import CrossEntropy, StepBatch, label_message, loss_terms
 from paceline.strategies.subbatch.trainer import SplitTrainer
@@ -86,4 +86,5 @@ def _logits(trainer: SplitTrainer, values: Tensor) -> Tensor:
 def _gather(trainer: SplitTrainer, values: Tensor, sizes: Sequence[int] | None = None) -> Tensor:
     """Gather the rows of all ranks; `sizes`: number of rows by rank; None: one row per rank."""
     known = sizes or [1] * trainer.group.world_size
-    return begin_gather(values, None, trainer.thread.process_group, known, what="a test").wait()
+    exchange = RowExchange(None, trainer.thread.process_group, known, what="a test")
+    return exchange.all_gather(values).wait()

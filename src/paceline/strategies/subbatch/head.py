@@ -69,7 +69,7 @@ def shares(count: int, workers: int) -> list[int]:
 def _named(workload: Workload, first: str) -> int:
     names = [layer.name for layer in workload.layers]
     if first not in names:
-        near = did_you_mean(first, names).strip(";. ") or f"choose one of {', '.join(names[-10:])}"
+        near = did_you_mean(first, names) or f"choose one of {', '.join(names[-10:])}"
         raise InvalidInput("head", f"is not a layer of {workload.name}", got=first, hint=near)
     start = names.index(first)
     if not start:

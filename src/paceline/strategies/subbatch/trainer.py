@@ -20,7 +20,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from paceline.codecs.gathering import Pending, Sent, begin_gather, begin_return
+from paceline.codecs.gathering import Pending, RowExchange, Sent
 from paceline.core.errors import InvalidInput, NonFinite
 from paceline.core.plan import Kind
 from paceline.exchange.checkpoints import State
@@ -215,7 +215,7 @@ class SplitTrainer:
         message, group = label_message(targets, most, model.num_classes), self.thread.process_group
         rows, sent = [1] * self.group.world_size, self.sent_of_loss
         return self.thread.begin(
-            partial(begin_gather, message, None, group, rows, traffic=sent, what="labels"),
+            partial(RowExchange(None, group, rows, sent, "labels").all_gather, message),
             lambda start_s, end_s: recorder.add_exchange(Kind.SEND, LABELS, start_s, end_s),
         )
 
@@ -314,8 +314,8 @@ class SubBatchPass:
         num_ranks = len(self._batch.rows)
         sizes = [len(terms)] * num_ranks
         what, sent = f"logits of layer {last.name!r}", self._trainer.sent_of_loss
-        post = partial(begin_gather, terms, None, sizes=sizes, traffic=sent, what=what)
-        future = self._begin(Kind.SEND, LOSS, post)
+        exchange = RowExchange(None, self._trainer.thread.process_group, sizes, sent, what)
+        future = self._begin(Kind.SEND, LOSS, partial(exchange.all_gather, terms))
         yield
         loss = CrossEntropy.of(future.result().view(num_ranks, *terms.shape), self._targets)
         self.loss = loss.losses.sum() * self._of_row
@@ -353,24 +353,27 @@ class SubBatchPass:
         if place:
             before = self._layers[place - 1]
             what, sizes = f"activations of layer {before.name!r}", before.sharding.sizes
-            values = values.t()  # `begin_gather` gathers rows
-        codec, sent = self._trainer.config.activations, self._trainer.sent
-        post = partial(begin_gather, values, codec, sizes=sizes, traffic=sent, what=what)
-        return self._begin(Kind.SEND, self._layers[place].name, post)
+            values = values.t()  # `all_gather` gathers rows
+        codec, group = self._trainer.config.activations, self._trainer.thread.process_group
+        exchange = RowExchange(codec, group, sizes, self._trainer.sent, what)
+        name = self._layers[place].name
+        return self._begin(Kind.SEND, name, partial(exchange.all_gather, values))
 
     def _return(self, place: int, gradients: Tensor) -> Future[Tensor]:
         """Start summing a linear layer's input gradients on the ranks that sent the inputs."""
         name, sizes = self._layers[place].name, self._batch.sizes_of(self._number)
         if place:
             gradients, sizes = gradients.t(), self._layers[place - 1].sharding.sizes
-        codec, sent = self._trainer.config.activation_gradients, self._trainer.sent
+        codec, group = self._trainer.config.activation_gradients, self._trainer.thread.process_group
         what = f"activation gradients of layer {name!r}"
-        post = partial(begin_return, gradients, codec, sizes=sizes, traffic=sent, what=what)
-        return self._begin(Kind.REDUCE, returned_of(name), post)
+        exchange = RowExchange(codec, group, sizes, self._trainer.sent, what, in_forward=False)
+        return self._begin(
+            Kind.REDUCE, returned_of(name), partial(exchange.reduce_scatter, gradients)
+        )
 
-    def _begin(self, kind: Kind, part: str, post: Callable[..., Pending]) -> Future[Tensor]:
+    def _begin(self, kind: Kind, part: str, post: Callable[[], Pending]) -> Future[Tensor]:
         recorder, number, thread = self._trainer.recorder, self._number, self._trainer.thread
         return thread.begin(
-            lambda: post(group=thread.process_group),
+            post,
             lambda start_s, end_s: recorder.add_exchange(kind, part, start_s, end_s, number),
         )

@@ -112,7 +112,7 @@ def find(name: str) -> Architecture:
         is_sigmoid = name in _SIGMOID_MLPS or name.startswith("sigmoid-")
         network, hidden = networks.SigmoidMLP if is_sigmoid else networks.MLP, widths[:-1]
         return Architecture(lambda n: network((*hidden, n)), (widths[0],), widths[-1])
-    nearest = did_you_mean(name, names()).strip("; .")
+    nearest = did_you_mean(name, names())
     if Path(f"{name}.py").is_file():
         nearest = f"a function of {name}.py is {name}:FUNCTION;"
     hint = f"{nearest} Built-in: {_COMMON}, ... (docs/models.md); your own: {FORM}".strip()

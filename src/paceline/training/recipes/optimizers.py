@@ -117,7 +117,7 @@ def _of_torch(name: str) -> type[Optimizer]:
     }
     kind = every.get(name.lower())
     if kind is None:
-        hint = f"{did_you_mean(name, every).strip('; .')} Use a class of torch.optim, or {FORM}"
+        hint = f"{did_you_mean(name, every)} Use a class of torch.optim, or {FORM}"
         raise InvalidInput("optimizer", "is not known", got=name, hint=hint.strip())
     if _needs_closure(kind) or kind is torch.optim.SparseAdam:
         problem = _CLOSURE if _needs_closure(kind) else _SPARSE
