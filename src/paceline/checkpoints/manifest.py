@@ -90,7 +90,7 @@ def read(folder: Path) -> Manifest:
         fields = read_json(text, MANIFEST)
     except InvalidInput as error:
         raise Damaged(f"{MANIFEST} {error.problem}") from None
-    del fields["crc32"]  # an object with this name, because the last line ends it
+    del fields["crc32"]  # exists, because the text ends with this line
     version = fields.get("format_version")
     if type(version) is int and version > _FORMAT:
         problem = f"is a checkpoint of format {version}; this Paceline reads format {_FORMAT}"

@@ -35,7 +35,7 @@ _CONFIG = ConfigDict(extra="forbid")
 
 
 def module_state(module: nn.Module) -> Tensors:
-    """Return a module's parameters and buffers by name, shared tensors under their first name.
+    """Return a module's parameters and buffers by name; a shared tensor has its first name only.
 
     Raises InvalidInput if the module has other state, for example from `get_extra_state`.
     """
@@ -65,7 +65,10 @@ def check_fits(
 def check_same(
     field: str, what: str, wanted: Mapping[str, object], found: Mapping[str, object]
 ) -> None:
-    """Raise InvalidInput for differences between the run's and the checkpoint's items (`what`)."""
+    """Raise InvalidInput unless the run's items and the checkpoint's items are equal.
+
+    `what`: what an item is called in errors, such as "tensor".
+    """
     lines = [f"{what} {name!r} is not in the checkpoint" for name in wanted.keys() - found.keys()]
     lines += [f"{what} {name!r} is in the checkpoint only" for name in found.keys() - wanted.keys()]
     lines += [
@@ -91,7 +94,7 @@ def _named_state(module: nn.Module) -> dict[str, tuple[Tensor, str]]:
     first: dict[int, str] = {}
     for name, value in module.state_dict(keep_vars=True).items():
         if name.rpartition(".")[2] == "_extra_state":
-            problem = "cannot be saved, coming from get_extra_state"
+            problem = "comes from get_extra_state, and cannot be saved"
             raise InvalidInput(name, problem, hint="keep it in a buffer")
         if nn.parameter.is_lazy(value):
             raise InvalidInput(name, "has no shape yet", hint="run the model on a batch first")
@@ -102,7 +105,7 @@ def _named_state(module: nn.Module) -> dict[str, tuple[Tensor, str]]:
 
 @dataclass(frozen=True, config=_CONFIG)
 class _Values:
-    """A dict's plain values, and the places of the dict's tensors; both by key."""
+    """A dict's plain values, and where its tensors are: _PARAMETER or _HOST."""
 
     values: dict[str, Any]
     tensors: dict[str, str]
@@ -118,7 +121,7 @@ class _Group:
 
 @dataclass(frozen=True, config=_CONFIG)
 class _OptimizerValues:
-    """An optimizer's type, the shape and type of each parameter by name, and plain values."""
+    """An optimizer's type and plain values; `parameters`: the shape and type of each parameter."""
 
     kind: str
     parameters: dict[str, str]
@@ -131,9 +134,9 @@ def optimizer_state(
 ) -> tuple[Tensors, Json]:
     """Return an optimizer's state as tensors and plain values.
 
-    `names`: `model.named_parameters()`. A parameter's tensor is named `state/NAME/KEY`, a tensor
-    among the options of a parameter group `group/INDEX/KEY`. Raises InvalidInput for LBFGS, and for
-    state other than tensors and plain values.
+    `names`: `model.named_parameters()`. Entry KEY in the state of parameter NAME becomes tensor
+    `state/NAME/KEY`. Option KEY of a parameter group becomes tensor `group/INDEX/KEY`. Raises
+    InvalidInput for LBFGS, and for state other than tensors and plain values.
     """
     tensors, values = _state_of(optimizer, names)
     return tensors, asdict(values)
@@ -158,7 +161,7 @@ def _state_of(
     state = {}
     for number, values in known["state"].items():
         if not isinstance(number, int):
-            problem = f"has state of {number!r}, which is not a parameter"
+            problem = f"has state for {number!r}, which is not a parameter"
             raise InvalidInput("optimizer", problem, got=kind)
         name, parameter = named[number]
         state[name] = _parted(values, f"state/{name}", parameter.device, tensors)
@@ -225,7 +228,7 @@ def load_optimizer_state(
 def _checked(
     own: _OptimizerValues, values: Json, tensors: Mapping[str, Tensor]
 ) -> _OptimizerValues:
-    """Parse saved values; raise InvalidInput unless they and `tensors` fit the optimizer's own."""
+    """Parse saved values; raise InvalidInput unless values and tensors fit the optimizer."""
     try:
         saved = TypeAdapter(_OptimizerValues).validate_python(values)
     except ValidationError as error:
@@ -297,7 +300,7 @@ def _kinds(scheduler: LRScheduler) -> str:
 
 
 def random_state(device: torch.device) -> tuple[Tensors, Json]:
-    """Return the states of the global generators of torch, the device, Python and numpy."""
+    """Return the states of the random number generators of torch, the device, Python and numpy."""
     version, words, gauss = random.getstate()
     numpy: dict[str, Any] = np.random.get_state(legacy=False)
     if (kind := numpy["bit_generator"]) != _TWISTER:
@@ -318,7 +321,9 @@ def random_state(device: torch.device) -> tuple[Tensors, Json]:
 
 
 def restore_random_state(device: torch.device, tensors: Mapping[str, Tensor], values: Json) -> None:
-    """Restore the states that `random_state` returned; warn if the device was of another kind.
+    """Restore the states that `random_state` returned.
+
+    Warns if the states were saved on another kind of device, which then keeps its own state.
 
     If a state is missing or invalid, raises InvalidInput and leaves the generators of torch, Python
     and numpy unchanged.
@@ -347,7 +352,7 @@ def restore_random_state(device: torch.device, tensors: Mapping[str, Tensor], va
 
 
 def worker_state(optimizers: Sequence[Optimizer], device: Device) -> tuple[Tensors, Json]:
-    """Return the state of a worker's optimizers, one per thread, and random number generators."""
+    """Return the state of a worker: one optimizer per thread, and random number generators."""
     found, random_values = random_state(device.torch_device)
     tensors = {f"random/{key}": one for key, one in found.items()}
     values = []

@@ -1,8 +1,8 @@
 """Write safetensors files piece by piece, straight from the tensors' memory.
 
-The written file is identical to a file from safetensors' `save_file`. But here a piece's checksum
-is computed while the piece is in the processor's cache, other ranks can send tensors during
-writing, and failures raise OSError.
+The file is identical to a file from safetensors' `save_file`. Unlike with `save_file`, the caller
+can compute a piece's checksum while the piece is in the CPU's cache, and can receive tensors of
+other ranks during writing. Failures raise OSError.
 """
 
 import json
@@ -83,7 +83,7 @@ def pieces(tensor: Tensor) -> Iterator[memoryview]:
 
 
 def encoded(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
-    """Yield the pieces of a safetensors file, unless it cannot hold one of the tensors."""
+    """Yield the pieces of a safetensors file; raise InvalidInput for an unsupported tensor."""
     for name, tensor in tensors.items():
         check_can_be_saved(name, tensor)
     ordered = in_file_order(tensors)

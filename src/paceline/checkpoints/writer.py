@@ -53,10 +53,10 @@ class BackgroundWriter:
         """Copy the state after a step, and begin to write its checkpoint.
 
         Tensor `FILE/NAME` is stored as NAME in FILE.safetensors; JSON part NAME is stored in
-        NAME.json. If an earlier checkpoint is still being written, the new checkpoint is skipped
-        with a warning, or with `wait`, both are waited for. If writing fails, for example on a full
-        disk, the writer only warns. Returns False if the checkpoint was skipped or a wait exceeded
-        the deadline. Raises InvalidInput for an unsupported value.
+        NAME.json. If an earlier checkpoint is still being written, warns and skips the new
+        checkpoint. With `wait`, waits until both checkpoints are written instead. If writing fails,
+        for example on a full disk, only logs a warning. Returns False if the checkpoint was skipped
+        or a wait exceeded the deadline. Raises InvalidInput for an unsupported value.
         """
         self.poll()
         if self.is_writing and not wait:

@@ -26,7 +26,7 @@ class IndexedSamples(ABC):
 
     A sample is a pair of inputs and targets, or another pytree of tensors. For classification,
     inputs are float32, and targets are int64 class numbers, or bools for several labels. For text,
-    inputs are int64 tokens, and a target is a token for each position; -100 is ignored.
+    inputs and targets are int64 tokens (length,); the loss ignores the target -100.
     """
 
     @abstractmethod
@@ -69,7 +69,7 @@ Read = Callable[[Tensor], Any]  # reads samples by their indices (N,)
 def reader_of(samples: IndexedSamples) -> Read:
     """Return a function that reads a batch of samples by their indices.
 
-    Several threads may call it, but only samples in memory are read concurrently.
+    Several threads may call this function. Only samples in memory are read concurrently.
     """
     if isinstance(samples, TensorSamples):
         return samples.__getitems__  # type: ignore[return-value]  # it takes a tensor, too
@@ -137,7 +137,7 @@ def require_memory(num_samples: int, sample_shape: Shape, field: str = "data") -
 
 
 def require_nbytes(nbytes: int, field: str, what: str, instead: str) -> None:
-    """Raise InvalidInput, about `what` with hint `instead`, if `nbytes` exceeds the free memory."""
+    """Raise InvalidInput for `what`, with the hint `instead`, unless `nbytes` are free."""
     available = available_nbytes()
     if nbytes > available:
         needed, free = (f"{size / 2**30:,.1f} GiB" for size in (nbytes, available))

@@ -113,7 +113,7 @@ def _refused(of: str, why: str, *, hint: str = "") -> InvalidInput:
 
 
 def tied(model: nn.Module, first: str | None) -> str:
-    """Return a text that names a weight of layer `first`, or any, tied to an embedding, or ""."""
+    """Describe a weight of layer `first` (None: of any layer) tied to an embedding; "" if none."""
     known: dict[int, str] = {}
     for name, module in model.named_modules():
         for key, one in module.named_parameters(recurse=False):
@@ -157,7 +157,7 @@ def _state_restored(model: nn.Module) -> Iterator[None]:
 def _compared(
     model: nn.Module, body: nn.Module, head: nn.Module, inputs: Any, of: str
 ) -> tuple[int, ...]:
-    """Check that the halves return the model's output; return the crossing shape of a sample."""
+    """Check that the halves return the model's output; return the shape of one crossing sample."""
     num_samples = len(tree_leaves(inputs)[0])
     try:
         torch.manual_seed(0)

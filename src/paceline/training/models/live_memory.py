@@ -84,7 +84,7 @@ def _blocked_nbytes(tensor: Tensor) -> int:
 
 
 class SegmentActivations:
-    """Finds tensors that a forward segment makes, and that are read later.
+    """Finds tensors that a segment (one layer's part of forward) makes, and that are read later.
 
     A tensor counts once, for the last segment that changed it. Set `in_backward` before the
     backward pass, so that the storages that backward reads count as kept.

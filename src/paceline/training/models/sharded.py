@@ -87,7 +87,7 @@ def build_sharded(build: Build, shards: Mapping[str, Shard], seed: int) -> nn.Mo
 def _numbered(build: Build, shards: Mapping[str, Shard]) -> dict[int, Shard]:
     """Return the shards of the head's tensors, by the tensors' numbers in order of creation.
 
-    A model that cannot be built on the meta device has no numbers; it is built whole.
+    Returns {}, so that the model is built whole, if it cannot be built on the meta device.
     """
     made = _ListStorages()
     with suppress(Exception), torch.device("meta"), torch.random.fork_rng(devices=[]), made:

@@ -43,7 +43,7 @@ _given: dict[str, Recipe] = {}
 def given(recipe: Recipe) -> Iterator[str]:
     """Register a recipe object under a temporary name for this process and its forks.
 
-    A temporary name has a colon, like the name of a user's model, and a hyphen, unlike a module.
+    The name has the form of "package.module:name", with a hyphen that no real module name has.
     """
     kind = recipe.name or getattr(recipe.model, "__name__", "").removeprefix("<lambda>")
     kind = re.sub(r"[^\w.-]+", "-", kind).strip("-") or "model"
