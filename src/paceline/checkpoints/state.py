@@ -138,13 +138,6 @@ def optimizer_state(
     `state/NAME/KEY`. Option KEY of a parameter group becomes tensor `group/INDEX/KEY`. Raises
     InvalidInput for LBFGS, and for state other than tensors and plain values.
     """
-    tensors, values = _state_of(optimizer, names)
-    return tensors, asdict(values)
-
-
-def _state_of(
-    optimizer: Optimizer, names: Iterable[tuple[str, Tensor]]
-) -> tuple[Tensors, _OptimizerValues]:
     kind = type(optimizer).__name__
     if isinstance(optimizer, torch.optim.LBFGS):
         problem = "cannot be LBFGS, whose lists of tensors cannot be saved"
@@ -166,7 +159,7 @@ def _state_of(
         name, parameter = named[number]
         state[name] = _parted(values, f"state/{name}", parameter.device, tensors)
     parameters = {name: kind_of(parameter) for name, parameter in named}
-    return tensors, _OptimizerValues(kind, parameters, groups, state)
+    return tensors, asdict(_OptimizerValues(kind, parameters, groups, state))
 
 
 def _parted(
@@ -199,8 +192,7 @@ def load_optimizer_state(
     """
     names = list(names)
     named, now = _named_parameters(optimizer, names), optimizer.state_dict()
-    _, own_values = _state_of(optimizer, names)
-    saved = _checked(own_values, values, tensors)
+    saved = _checked(optimizer_state(optimizer, names)[1], values, tensors)
     groups = []
     for index, (group, one) in enumerate(zip(saved.groups, now["param_groups"], strict=True)):
         own = {
@@ -225,12 +217,12 @@ def load_optimizer_state(
             loaded[key] = _like(parameter, tensors[f"state/{name}/{key}"], device)
 
 
-def _checked(
-    own: _OptimizerValues, values: Json, tensors: Mapping[str, Tensor]
-) -> _OptimizerValues:
-    """Parse saved values; raise InvalidInput unless values and tensors fit the optimizer."""
+def _checked(now: Json, values: Json, tensors: Mapping[str, Tensor]) -> _OptimizerValues:
+    """Parse saved values; raise InvalidInput unless values and tensors fit the optimizer `now`."""
+    parse = TypeAdapter(_OptimizerValues).validate_python
+    own = parse(now)
     try:
-        saved = TypeAdapter(_OptimizerValues).validate_python(values)
+        saved = parse(values)
     except ValidationError as error:
         raise InvalidInput("optimizer", first_fault(error)) from None
     if saved.kind != own.kind:
