@@ -17,7 +17,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[1]))
 
 from expected import EXPECTED
-from verdict import WORDS, Outcome, complaint, table, tests_for
+from verdict import WORDS, Outcome, complaint, tests_for
 
 import rank
 from pair import RankFailed, Ranks
@@ -28,9 +28,6 @@ TEST_S = 140.0  # deadline of a test, longer than the timeouts of two collective
 
 def main() -> int:
     asked = _arguments()
-    if asked.table:
-        print(table(), end="")
-        return 0
     found = {}
     for exchange in asked.exchange:
         tests = [test for test in tests_for(exchange) if re.search(asked.k, test)]
@@ -47,7 +44,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--exchange", action="append", choices=[*EXPECTED], help="ddp: torch's own")
     parser.add_argument("-k", default="", help="only tests whose names match")
     parser.add_argument("--json", type=Path, help="also write the outcomes to this file")
-    parser.add_argument("--table", action="store_true", help="only print the README's table")
     asked = parser.parse_args()
     asked.exchange = asked.exchange or [*EXPECTED]
     return asked

@@ -5,12 +5,9 @@ tests must be exactly those of expected.py.
 """
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from processes import Started
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 RUNNER = Path(__file__).with_name("runner.py")
@@ -26,8 +23,3 @@ def test_torchs_tests_pass_or_end_as_expected(exchange, start, tmp_path):
     assert done.code == 0, done.out + done.err
     found = json.loads(outcomes.read_text())[exchange]
     assert len(found) >= NUM_REFERENCE
-
-
-def test_the_readme_has_the_table_of_expected_outcomes(start: Callable[..., Started]) -> None:
-    table = start(str(RUNNER), "--table").finish().out
-    assert table in RUNNER.with_name("README.md").read_text()
