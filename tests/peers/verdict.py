@@ -19,7 +19,6 @@ class Outcome:
     error: str = ""
     statements: str = ""  # statements of torch's tests in the traceback
     details: str = ""  # a traceback, or the output of ranks that did not answer
-    seconds: float = 0.0
 
 
 def tests_for(exchange: str) -> list[str]:
