@@ -96,8 +96,6 @@ def read(folder: Path) -> Manifest:
         problem = f"is a checkpoint of format {version}; this Paceline reads format {_FORMAT}"
         hint = "resume it with the Paceline version that wrote it, or a newer one"
         raise InvalidInput(str(folder), problem, hint=hint)
-    if type(version) is not int or version != _FORMAT:
-        raise Damaged(f"{MANIFEST} is not valid: unknown format_version {version!r}")
     try:
         return TypeAdapter(Manifest).validate_python(fields)
     except ValidationError as error:

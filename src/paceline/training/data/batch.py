@@ -131,7 +131,7 @@ def batches_of(
 ) -> IndexedSamples:
     """Wrap a data set, unless it is Paceline's own, so that it returns whole batches.
 
-    Raises InvalidInput if it is empty or not map-style.
+    Raises InvalidInput if the data set is empty or not map-style.
     """
     is_stream = isinstance(dataset, IterableDataset)
     if is_stream or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):

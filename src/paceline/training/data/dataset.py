@@ -72,7 +72,7 @@ def reader_of(samples: IndexedSamples) -> Read:
     Several threads may call this function. Only samples in memory are read concurrently.
     """
     if isinstance(samples, TensorSamples):
-        return samples.__getitems__  # type: ignore[return-value]  # it takes a tensor, too
+        return samples.__getitems__  # type: ignore[return-value]  # also accepts a tensor
     reading = Lock()
 
     def read(rows: Tensor) -> Any:
@@ -111,9 +111,9 @@ def loader(
     if num_workers and isinstance(samples, TensorSamples):
         raise InvalidInput("num_workers", "must be 0 for samples in memory", got=num_workers)
     return DataLoader(
-        cast("TorchDataset[Any]", samples),  # torch needs only __getitem__, but its type needs more
+        cast("TorchDataset[Any]", samples),  # the type has methods that DataLoader does not call
         batch_sampler=batches,
-        collate_fn=_unchanged,  # the batch that __getitems__ returned
+        collate_fn=_unchanged,  # __getitems__ has returned a batch
         num_workers=num_workers,
         # Restarting processes would take longer than a small epoch.
         persistent_workers=num_workers > 0,
@@ -153,8 +153,8 @@ def shape_text(shape: Shape) -> str:
 class Collate:
     """A `collate_fn` for DataLoader that supports empty batches.
 
-    `samples`: the DataLoader's data set. For an empty batch, its first sample is collated, and the
-    row is removed.
+    An empty batch has the structure of a batch of the first sample, but no rows. `samples`: the
+    DataLoader's data set.
     """
 
     def __init__(self, samples: Any, collate: Callable[[list[Any]], Any] = default_collate) -> None:

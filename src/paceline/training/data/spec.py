@@ -28,9 +28,9 @@ _PATTERN_SIDE = 4  # patterns this coarse survive a model's pooling layers
 
 
 def load_digits(sample_shape: Shape | None, seed: int) -> Dataset:
-    """Load scikit-learn's images of handwritten digits, with mean 0 and standard deviation 1.
+    """Load scikit-learn's handwritten digits, scaled to mean 0 and standard deviation 1.
 
-    `sample_shape`: 1x8x8 (the default), 64 values, or 1xHxW or 3xHxW, to which images are resized.
+    `sample_shape`: 1x8x8 (the default), 64, or 1xHxW or 3xHxW; images are resized to HxW.
     """
     shape = sample_shape or (1, _SIDE, _SIDE)
     is_flat = shape == (_SIDE * _SIDE,)

@@ -222,7 +222,7 @@ def _describe_layers(
 
 
 def _kind_of(module: nn.Module) -> str:
-    """Return the name of the torch.nn class, or else of the own class, whose forward is used."""
+    """Return the name of the torch.nn class whose forward the module uses, or of its own class."""
     forward = type(module).forward
     alike = (one for one in type(module).__mro__ if getattr(one, "forward", None) is forward)
     of_torch = (one.__name__ for one in alike if one.__module__.startswith("torch.nn."))

@@ -200,17 +200,9 @@ def _halves(model: nn.Module, inputs: Any, first: str, refusal: str) -> tuple[nn
     except Exception as error:
         problem = f"tracing the forward pass failed: {first_line(error)}"
         raise _refused(refusal, problem, hint=_OTHER_LAYER) from error
-    # Find the first node that uses the layer's module or its parameters.
-    places = {node: index for index, node in enumerate(nodes)}
-    uses: list[int] = []
-    for node in nodes:
-        if node.op == "call_module" and node.target == first:
-            uses.append(places[node])
-        elif node.op == "get_attr" and str(node.target).rpartition(".")[0] == first:
-            uses += [places[user] for user in node.users]
-    if not uses:
+    border = next((i for i, node in enumerate(nodes) if _uses(node, first)), None)
+    if border is None:
         raise _refused(refusal, "the forward pass never calls this layer")
-    border = min(uses)
     crossing = _crossing(nodes, border, refusal)
     body, head = fx.Graph(), fx.Graph()
     inside = _copy(nodes[:border], body, {})
@@ -220,8 +212,16 @@ def _halves(model: nn.Module, inputs: Any, first: str, refusal: str) -> tuple[nn
     return called, fx.GraphModule(model, head, "Head")
 
 
+def _uses(node: fx.Node, layer: str) -> bool:
+    """Return whether a node calls a layer's module, or takes a parameter of the layer."""
+    if node.op == "call_module" and node.target == layer:
+        return True
+    read = [str(one.target) for one in node.all_input_nodes if one.op == "get_attr"]
+    return any(name.rpartition(".")[0] == layer for name in read)
+
+
 def _crossing(nodes: Sequence[fx.Node], border: int, refusal: str) -> fx.Node:
-    """Return the only node before the cut that nodes after the cut use."""
+    """Return the node whose value crosses the cut; raise InvalidInput unless there is one."""
     before = {node for node in nodes[:border] if node.op != "get_attr"}
     after = (node for node in nodes[border:] if node.op != "get_attr")
     used = (value for node in after for value in node.all_input_nodes if value in before)
@@ -293,7 +293,7 @@ def traced(model: nn.Module, inputs: Any, first: nn.Module) -> list[fx.Node]:
 
 
 class _Around(fx.Tracer):
-    """Traces the modules that contain a layer; the layer and other modules are single calls."""
+    """Traces the modules that contain a layer; records the other modules as single calls."""
 
     def __init__(self, inputs: Any, model: nn.Module, first: nn.Module) -> None:
         super().__init__(autowrap_functions=tuple(getattr(torch, name) for name in _FACTORIES))

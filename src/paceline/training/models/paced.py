@@ -195,7 +195,7 @@ class PacedWhole(nn.Module):
 
 
 def _submodule(module: nn.Module, path: Sequence[str], make: Callable[[], nn.Module]) -> nn.Module:
-    """Return the submodule at a path; `make` creates missing ones."""
+    """Return the submodule at a path; `make` creates missing submodules."""
     for part in path:
         if part not in module._modules:
             module.add_module(part, make())

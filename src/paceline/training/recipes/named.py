@@ -131,7 +131,7 @@ def _of_user(name: str) -> Recipe | None:
 
 
 def recipe_of_data(data: Dataset) -> Recipe:
-    """Return a recipe for the data, without a model; the targets' type selects the loss."""
+    """Return a recipe without a model; the types of inputs and targets select the loss."""
     inputs, targets = data.train.__getitems__([0])
     loss: Loss = class_loss
     score: Loss | None = accuracy

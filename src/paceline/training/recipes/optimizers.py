@@ -55,8 +55,8 @@ def optimizer_of(
 ) -> OptimizerFactory:
     """Return a factory for the named optimizer.
 
-    `name`: a class of torch.optim, in upper or lower case, or a user's "package.module:factory",
-    which is called with the parameters and the given fields, including lr and momentum. If
+    `name`: a class of torch.optim, in upper or lower case, or a user's "package.module:factory".
+    The factory is called with the parameters and the given fields, including lr and momentum. If
     `learning_rate` or `momentum` is None, the optimizer's default applies.
 
     Raises InvalidInput for an unknown name or field, or an invalid value. The returned factory
