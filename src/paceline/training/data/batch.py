@@ -91,9 +91,6 @@ class CollatedSamples(IndexedSamples):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, index: int) -> Any:
-        return self.dataset[index]
-
     def __getitems__(self, indices: Sequence[int]) -> Any:
         samples = []
         for index in indices:
