@@ -141,7 +141,7 @@ class CheckpointFolder:
         skipped: list[str] = []
         known = self._found()
         if not known and (others := [one.name for one in self._paths() if one.name[0] != "."]):
-            problem = f"has no checkpoints such as {_name(500)}, but {others[0]!r}"
+            problem = f"has no folders such as {_name(500)}, but others such as {others[0]!r}"
             raise InvalidInput(str(self.path), problem)
         for _, _, path in reversed(known):
             try:

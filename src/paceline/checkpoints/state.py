@@ -105,7 +105,7 @@ def _named_state(module: nn.Module) -> dict[str, tuple[Tensor, str]]:
 
 @dataclass(frozen=True, config=_CONFIG)
 class _Values:
-    """A dict's plain values, and where its tensors are: _PARAMETER or _HOST."""
+    """A dict's plain values, and the place of each of its tensors: _PARAMETER or _HOST."""
 
     values: dict[str, Any]
     tensors: dict[str, str]
@@ -218,18 +218,19 @@ def load_optimizer_state(
 
 
 def _checked(now: Json, values: Json, tensors: Mapping[str, Tensor]) -> _OptimizerValues:
-    """Parse saved values; raise InvalidInput unless values and tensors fit the optimizer `now`."""
+    """Parse saved values; raise InvalidInput unless they fit `now`, the optimizer's values."""
     parse = TypeAdapter(_OptimizerValues).validate_python
     own = parse(now)
     try:
         saved = parse(values)
     except ValidationError as error:
-        raise InvalidInput("optimizer", first_fault(error)) from None
+        problem = f"has an invalid state in the checkpoint: {first_fault(error)}"
+        raise InvalidInput("optimizer", problem) from None
     if saved.kind != own.kind:
         raise InvalidInput("optimizer", f"is {own.kind} here, but {saved.kind} in the checkpoint")
     check_same("optimizer", "parameter", own.parameters, saved.parameters)
     if [one.params for one in saved.groups] != [one.params for one in own.groups]:
-        problem = "has parameter groups that differ from those in the checkpoint"
+        problem = "has other parameter groups than the checkpoint"
         raise InvalidInput("optimizer", problem)
     parts = {f"state/{name}": one for name, one in saved.state.items()}
     for index, (group, one) in enumerate(zip(own.groups, saved.groups, strict=True)):
@@ -275,7 +276,7 @@ def schedule_state(scheduler: LRScheduler) -> Json:
 
 
 def load_schedule_state(scheduler: LRScheduler, state: Json) -> None:
-    """Load a scheduler's state, but not its optimizer's; raise InvalidInput for another type."""
+    """Load a scheduler's state, without learning rates; raise InvalidInput for another type."""
     if not isinstance(state, dict) or not isinstance(state.get("state"), dict):
         raise InvalidInput("schedule", "has no valid state in the checkpoint")
     own, saved = _kinds(scheduler), state.get("kind")
@@ -339,8 +340,8 @@ def restore_random_state(device: torch.device, tensors: Mapping[str, Tensor], va
         torch.set_rng_state(before[2])
         raise InvalidInput("random", f"has an invalid state in the checkpoint: {error}") from None
     if ("device" in now) != ("device" in tensors):
-        why = "written on another kind of device"
-        logger.warning("random numbers on %s differ from the checkpoint's, %s", device, why)
+        why = "the checkpoint was written on another kind of device"
+        logger.warning("random numbers on %s differ from those of the saved run: %s", device, why)
 
 
 def worker_state(optimizers: Sequence[Optimizer], device: Device) -> tuple[Tensors, Json]:

@@ -137,7 +137,7 @@ def require_memory(num_samples: int, sample_shape: Shape, field: str = "data") -
 
 
 def require_nbytes(nbytes: int, field: str, what: str, instead: str) -> None:
-    """Raise InvalidInput for `what`, with the hint `instead`, unless `nbytes` are free."""
+    """Raise InvalidInput, which names `what` and the hint `instead`, unless `nbytes` are free."""
     available = available_nbytes()
     if nbytes > available:
         needed, free = (f"{size / 2**30:,.1f} GiB" for size in (nbytes, available))

@@ -98,7 +98,7 @@ def _traced(
 
 
 class _HeadTracer(fx.Tracer):
-    """Traces the inside of modules with layers of the head, and of containers of activations."""
+    """Traces into modules that contain a layer of the head, and containers of activations."""
 
     def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ def _head(
         else:
             chain[-1][2].append((_name(node), _between(model, node, refusal)))
     if left:
-        raise refusal(f"the forward pass does not call layer {left[0]!r} after this layer")
+        raise refusal(f"the forward pass does not call layer {left[0]!r} after {names[0]!r}")
     return tuple(TracedLayer(name, module, tuple(after)) for name, module, after in chain)
 
 

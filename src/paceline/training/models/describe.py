@@ -64,7 +64,7 @@ class _Step:
     laps: list[tuple[int, Lap]] = field(default_factory=list)
 
     def backward(self) -> _Laps:
-        """Return the laps of each layer's backward segment."""
+        """Return the laps (the parts up to each gradient) of each layer's backward segment."""
         stops = {layer: number for number, (layer, _) in enumerate(self.laps, 1)}
         found, start = dict[int, list[Lap]](), 0
         for layer, stop in sorted(stops.items(), key=lambda one: one[1]):

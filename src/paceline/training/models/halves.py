@@ -157,7 +157,7 @@ def _state_restored(model: nn.Module) -> Iterator[None]:
 def _compared(
     model: nn.Module, body: nn.Module, head: nn.Module, inputs: Any, of: str
 ) -> tuple[int, ...]:
-    """Check that the halves return the model's output; return the shape of one crossing sample."""
+    """Check that the halves return the model's output; return a sample's activation shape."""
     num_samples = len(tree_leaves(inputs)[0])
     try:
         torch.manual_seed(0)
@@ -178,14 +178,14 @@ def _compared(
         raise
     except Exception as error:
         shapes = ", ".join(str(tuple(leaf.shape)) for leaf in tree_leaves(inputs))
-        problem = f"running it on a batch of shape {shapes} failed: {first_line(error)}"
+        problem = f"running the halves on a batch of shape {shapes} failed: {first_line(error)}"
         raise _refused(of, problem) from error
     # Kernels of a GPU may add values in another order. On meta tensors, only shapes are compared.
     rtol, atol = (0.0, 0.0) if activations.device.type == "cpu" else (1e-3, 1e-5)
     (found, form), (expected, form_of_whole) = tree_flatten(outputs), tree_flatten(whole)
     try:
         if form != form_of_whole:
-            raise TypeError("they have another structure")
+            raise TypeError("the structures differ")
         torch.testing.assert_close(found, expected, rtol=rtol, atol=atol, equal_nan=True)
     except (AssertionError, TypeError) as error:
         problem = f"the halves do not return the model's output: {first_line(error)}"

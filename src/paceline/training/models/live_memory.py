@@ -14,7 +14,7 @@ from paceline.training.models.flops import stored_nbytes
 
 _Slice = tuple[StorageWeakRef, int, tuple[int, ...]]
 
-_BLOCK = 16
+_BLOCK = 16  # oneDNN pads the number of channels to a multiple
 _FEW_CHANNELS = 4  # oneDNN does not reorder inputs with fewer channels
 # Operations that first copy a non-contiguous gradient.
 _GATHERING = (

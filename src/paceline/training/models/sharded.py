@@ -89,7 +89,7 @@ def build_sharded(build: Build, shards: Mapping[str, Shard], seed: int) -> nn.Mo
 def _numbered(build: Build, shards: Mapping[str, Shard]) -> dict[int, Shard]:
     """Return the shards of the head's tensors, by the tensors' numbers in order of creation.
 
-    Returns {}, so that the model is built whole, if it cannot be built on the meta device.
+    Returns {} if the model cannot be built on the meta device; then the model is built whole.
     """
     mode = _KeepRows({})
     with suppress(Exception), torch.device("meta"), torch.random.fork_rng(devices=[]), mode:

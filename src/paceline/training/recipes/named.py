@@ -188,7 +188,7 @@ def tried_with(
     """Call `attempt(model, inputs)` with a new model in training mode; return its result.
 
     A model that is given as an object is copied. The model and inputs are on the meta device. If
-    this attempt fails for a user's model, a second attempt runs on the CPU, and may raise errors.
+    this attempt fails for a user's model, a second attempt runs on the CPU, and raises its errors.
     `num_samples` is 2 by default, because batch norm needs two samples. Other arguments are those
     of `workload_of`.
     """
