@@ -45,9 +45,9 @@ class Case(NamedTuple):
 
 
 _LAUNCHED = {
-    "allreduce": Case("with_all", "--strategy allreduce --workers 2", 100),
-    "host": Case("with_all", "--strategy host --workers 3", 100),
-    "tree": Case("with_all", "--strategy tree --workers 2", 100),
+    "allreduce": Case("with_dropout", "--strategy allreduce --workers 2", 100),
+    "host": Case("with_dropout", "--strategy host --workers 3", 100),
+    "tree": Case("with_dropout", "--strategy tree --workers 2", 100),
     "subbatch": Case("classes", "--strategy subbatch --workers 2", 60),
     "hogbatch": Case(
         "classes",

@@ -42,11 +42,11 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "host": Case("with_all", "--strategy host --workers 2", 8),
-    "tree": Case("with_all", "--strategy tree --workers 2", 7),
-    "allreduce": Case("with_all", "--strategy allreduce --workers 3", 7),
+    "host": Case("with_dropout", "--strategy host --workers 2", 8),
+    "tree": Case("with_dropout", "--strategy tree --workers 2", 7),
+    "allreduce": Case("with_dropout", "--strategy allreduce --workers 3", 7),
     "allreduce-onebit": Case(
-        "with_all", "--strategy allreduce --workers 2 --strategy-option codec=onebit", 7
+        "with_dropout", "--strategy allreduce --workers 2 --strategy-option codec=onebit", 7
     ),
     "subbatch-onebit": Case(
         "classes", "--strategy subbatch --workers 2 --strategy-option gradients=onebit", 7

@@ -43,7 +43,7 @@ class Network(nn.Module):
         return self.head(self.hidden(features).relu())
 
 
-def with_all() -> Recipe:
+def with_dropout() -> Recipe:
     """Return a regression recipe with dropout, running statistics, AdamW and a schedule."""
     return _regression(has_norm=True, dropout=_DROPOUT)
 

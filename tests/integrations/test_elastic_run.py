@@ -86,7 +86,8 @@ class Raising(small_recipes.Network):
 
 
 def raising():
-    return replace(small_recipes.with_dropout(), model=lambda: Raising(0.2))
+    model = lambda: Raising(1, has_norm=True, dropout=0.2)
+    return replace(small_recipes.with_dropout(), model=model)
 """
 
 

@@ -265,13 +265,6 @@ def test_new_shares_hold_from_the_next_batch_or_from_a_position() -> None:
     assert [len(batch) for batch in sampler] == [3, 4, 4, 4, 4]
 
 
-def test_the_last_batch_goes_to_the_faster_ranks() -> None:
-    ranks = samplers(10, 8, 2)
-    for rank in ranks:
-        rank.update((7, 1))
-    assert [[len(batch) for batch in rank] for rank in ranks] == [[7, 2], [1, 0]]
-
-
 def test_both_samplers_shuffle_alike() -> None:
     balanced, equal = BalancedSampler(12, 4, 0, 2, seed=3), ShardedBatches(12, 4, 0, 2, seed=3)
     for sampler in (balanced, equal):

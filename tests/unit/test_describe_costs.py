@@ -161,6 +161,7 @@ def test_kernels_of_cudnn_are_counted_by_their_shapes() -> None:
         ("alexnet", 0.7244e9, 0.01),  # convolutions and linear layers of bvlc_alexnet
         ("vgg16", 15.47e9, 0.005),
         ("googlenet", 1.502e9, 0.08),  # Szegedy et al. 2014, the sum of Table 1
+        ("inception-v3", 5.71e9, 0.02),  # torchvision's
         ("resnet18", 1.8e9, 0.03),  # He et al. 2015, Table 1
         ("resnet50", 3.8e9, 0.03),
     ],

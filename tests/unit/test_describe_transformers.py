@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from paceline.training.models import describe
@@ -147,13 +147,3 @@ def test_threads_describe_at_the_same_time() -> None:
     expected = describe(model, batch)
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(lambda _: describe(model, batch), range(8))) == [expected] * 8
-
-
-def test_the_encoder_layer_of_pytorch_keeps_no_scores() -> None:
-    """Kept memory is linear in the number of tokens; attention scores would be quadratic."""
-    model = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
-    kept = [
-        sum(layer.kept_nbytes or 0 for layer in describe(model, torch.zeros(2, length, 8)).layers)
-        for length in (16, 32, 64)
-    ]
-    assert kept[2] == 2 * kept[1] == 4 * kept[0]

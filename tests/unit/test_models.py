@@ -7,13 +7,7 @@ from torch import nn
 from paceline.core.errors import InvalidInput
 from paceline.training.models import find
 from paceline.training.models.factory import names
-from paceline.training.models.inception import GoogLeNet, InceptionBlock, InceptionV3
-from paceline.training.models.networks import (
-    VGG16,
-    AlexNet,
-    SigmoidMLP,
-    he_normal_,
-)
+from paceline.training.models.networks import SigmoidMLP, he_normal_
 from refusals import refused
 
 
@@ -63,29 +57,6 @@ def test_every_network_maps_its_input_shape_to_its_classes(name: str) -> None:
             assert architecture.build(asked)(samples).shape == (*shape, classes)
     with refused("num_classes", got=0):
         architecture.build(0)
-
-
-def test_grids_have_the_published_sizes() -> None:
-    sizes = []
-    with torch.device("meta"):
-        images = torch.empty(2, 3, 224, 224)
-        assert AlexNet().features(torch.empty(2, 3, 227, 227)).shape[1:] == (256, 6, 6)
-        assert VGG16().features(images).shape[1:] == (512, 7, 7)
-        google, inception = GoogLeNet(), InceptionV3()
-        x = google.pool2(google.conv2(google.pool1(google.conv1(images))))
-        for block in (nn.Identity(), *google.inceptions):
-            x = block(x)
-            if isinstance(block, InceptionBlock | nn.Identity):
-                sizes.append(tuple(x.shape[1:3]))
-        at35 = inception.grid35(inception.stem(torch.empty(2, 3, 299, 299)))
-        at17 = inception.grid17(at35)
-        at8 = inception.grid8[0](at17)
-        last = inception.grid8[1:](at8)
-    # Tables 1 of Szegedy et al. 2014 and 2015.
-    assert sizes[:5] == [(192, 28), (256, 28), (480, 28), (512, 14), (512, 14)]
-    assert sizes[5:] == [(512, 14), (528, 14), (832, 14), (832, 7), (1024, 7)]
-    grids = [tuple(grid.shape[1:3]) for grid in (at35, at17, at8, last)]
-    assert grids == [(288, 35), (768, 17), (1280, 8), (2048, 8)]
 
 
 @pytest.mark.parametrize(

@@ -83,12 +83,12 @@ class TestFile:
                 load(f"text:{tmp_path}/{name}")
 
 
-def write_files(folder: Path, count: int, size: int = 500) -> dict[str, bytes]:
+def write_files(folder: Path, count: int) -> dict[str, bytes]:
     """Write files of different contents, some of them in subfolders; return their contents."""
     texts = {}
     for number in range(count):
         name = f"{'deep/er/' if number % 3 else ''}{number:03}.txt"
-        texts[name] = bytes([number]) * size
+        texts[name] = bytes([number]) * 500
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(texts[name])
     return texts
@@ -115,13 +115,6 @@ class TestFolder:
         (folder / "dangling").symlink_to(tmp_path / "nothing")
         os.mkfifo(folder / "pipe")
         assert halves(load(f"text:{folder}")) == before
-
-    def test_the_test_set_has_at_most_128_kib(self, tmp_path: Path) -> None:
-        write_files(tmp_path, 40, size=100_000)
-        train, test = halves(load(f"text:{tmp_path}"))
-        assert (len(train), len(test)) == (38 * 100_000, 128 * 1024)
-        assert len(set(test)) == 2
-        assert not set(train) & set(test)
 
     @pytest.mark.parametrize(("count", "large"), [(0, False), (1, False), (3, True)])
     def test_too_few_files_and_more_than_the_memory_are_refused(self, tmp_path, count, large):

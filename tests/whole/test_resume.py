@@ -98,7 +98,7 @@ def test_a_run_that_loses_a_worker_restarts_from_its_checkpoint(runs: Runs, tmp_
 
 WHEEL = (
     *("--strategy-option", "lanes=1", "--strategy-option", "staleness=0"),
-    *("--strategy-option", "head=last"),
+    *("--strategy-option", "head=head"),
 )
 
 
@@ -129,7 +129,7 @@ def test_resuming_with_another_strategy_is_refused_and_changes_nothing(runs: Run
     settings = (runs.folder / "run.toml").read_text()
     for strategy, workers, *options in (
         ("hogbatch", "cpu:1"),
-        ("wheel", "1", "--strategy-option", "head=last", "--checkpoint-every", "60s"),
+        ("wheel", "1", "--strategy-option", "head=head", "--checkpoint-every", "60s"),
         ("local", "2", "--strategy-option", "sync_every=10"),
     ):
         done = runs.resume("--strategy", strategy, "--workers", workers, *options)

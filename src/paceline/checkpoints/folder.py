@@ -8,8 +8,9 @@
         .partial-3f9a01c2/         being written or removed; never read
         step-00000500.old/         exists only while this step's checkpoint is being replaced
 
-A checkpoint is renamed when it is complete. If the writer is killed, earlier checkpoints stay
-intact, readers ignore the incomplete checkpoint, and the next writer removes it.
+A checkpoint gets its final name after all of its files are written. If the writer is killed,
+earlier checkpoints stay intact, readers ignore the incomplete checkpoint, and the next writer
+removes the incomplete checkpoint.
 """
 
 import errno
@@ -57,8 +58,8 @@ class _Found(NamedTuple):
 class Loaded:
     """A checkpoint whose checksums were verified.
 
-    `names`: its files. `written_s`: seconds since the Unix epoch. `skipped`: path and fault of each
-    newer checkpoint, which is damaged.
+    `names`: names of its files. `written_s`: time of writing, in seconds since the Unix epoch.
+    `skipped`: path and fault of each newer checkpoint; all newer checkpoints are damaged.
     """
 
     path: Path
@@ -105,10 +106,10 @@ class CheckpointFolder:
         """Write the checkpoint of a step and return its folder.
 
         `files` maps NAME.safetensors to tensors in host memory, and NAME.json to a plain value.
-        Then only the newest `keep` checkpoints up to `step` remain: a run that resumed from an
-        earlier step has abandoned later ones. Raises CheckpointNotWritten if writing fails, for
-        example on a full disk; earlier checkpoints then stay intact. Raises InvalidInput for an
-        unsupported value.
+        Then removes all checkpoints but the newest `keep` up to `step`. A checkpoint of a later
+        step is removed, because the run has resumed from an earlier step. Raises
+        CheckpointNotWritten if writing fails, for example on a full disk; earlier checkpoints then
+        stay intact. Raises InvalidInput for an unsupported value.
         """
         for name in files:
             manifest.check_file_name(name)
@@ -140,7 +141,7 @@ class CheckpointFolder:
         skipped: list[str] = []
         known = self._found()
         if not known and (others := [one.name for one in self._paths() if one.name[0] != "."]):
-            problem = f"has no checkpoints such as {_name(500)}, but {others[0]!r}"
+            problem = f"has no folders such as {_name(500)}, but others such as {others[0]!r}"
             raise InvalidInput(str(self.path), problem)
         for _, _, path in reversed(known):
             try:
@@ -200,7 +201,7 @@ class CheckpointFolder:
             _sync(partial)
             if path in self._damaged:
                 self._remove(path)
-            elif path.exists():  # stays readable until the new checkpoint is in its place
+            elif path.exists():  # keep the old checkpoint readable until the rename of the new one
                 path.rename(path.with_name(path.name + _OLD))
                 reach("checkpoint.replacing", step=step)
             partial.rename(path)
@@ -224,7 +225,7 @@ class CheckpointFolder:
                     logger.warning("%s: cannot remove it: %s", one.path, error.strerror)
 
     def _clean_up(self) -> None:
-        """Remove killed writers' temporary folders, and restore a whole `.old` checkpoint."""
+        """Remove temporary folders of killed writers; restore an undamaged `.old` checkpoint."""
         for partial in self.path.glob(f"{_PARTIAL}*"):
             _delete(partial)
         for one in self._found():

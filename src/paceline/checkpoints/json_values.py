@@ -29,7 +29,10 @@ _Path = tuple[Any, ...]  # keys of dicts and indices of lists, outermost first
 
 
 def dumps(what: str, value: Json) -> bytes:
-    """Encode a value as JSON; InvalidInput names an unsupported part as `what`.KEY[INDEX]."""
+    """Encode a value as JSON.
+
+    Raises InvalidInput for an unsupported value, at a place such as `what`.KEY[INDEX].
+    """
     return json.dumps(_encoded(what, value), indent=1, allow_nan=False).encode() + b"\n"
 
 
@@ -44,7 +47,7 @@ def loads(text: bytes) -> Json:
 
 
 def copied(what: str, value: Json) -> Json:
-    """Return a deep copy; raises InvalidInput like `dumps`."""
+    """Return a deep copy of a value; raise InvalidInput if `dumps` does not support it."""
     try:
         return loads(dumps(what, value))
     except ValueError as error:
@@ -83,10 +86,13 @@ _DECODERS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 def _decoded(value: Any) -> Json:
-    """Replace each object that has the key "$" by its value; pydantic limits the nesting to 200."""
+    """Replace each object that has the key "$" by the value that it encodes.
+
+    The recursion is limited: pydantic's parser accepts at most 200 nested lists and objects.
+    """
     if isinstance(value, list):
         return [_decoded(one) for one in value]
-    if isinstance(value, float) and not isfinite(value):  # the text had a number such as 1e400
+    if isinstance(value, float) and not isfinite(value):  # the text has a number such as 1e400
         raise ValueError(f"{value} is not JSON")
     if not isinstance(value, dict):
         return value
@@ -95,7 +101,7 @@ def _decoded(value: Any) -> Json:
 
 
 def apart(value: Json) -> tuple[Json, Tensors]:
-    """Separate a value into plain values, and tensors by path, such as "KEY/KEY/INDEX"."""
+    """Separate the tensors in a value from its plain values; name them "KEY/KEY/INDEX"."""
     paths: list[_Path] = []
     tensors: Tensors = {}
 
@@ -114,7 +120,10 @@ def apart(value: Json) -> tuple[Json, Tensors]:
 
 
 def together(values: Json, tensors: Mapping[str, Tensor]) -> Any:
-    """Put tensors back into the values of `apart`; raise LookupError or TypeError for others."""
+    """Put tensors back into the plain values that `apart` returned.
+
+    Raises LookupError or TypeError if values or tensors did not come from `apart`.
+    """
     for path in values["tensors"]:
         inner = values["value"]
         for key in path[:-1]:

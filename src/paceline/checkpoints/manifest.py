@@ -38,7 +38,7 @@ class Damaged(PacelineError):
 def check_file_name(name: str) -> str:
     """Return `name`, or raise ValueError unless it is valid for a file in a checkpoint."""
     if _FILE_NAME.fullmatch(name) is None or name == MANIFEST:
-        raise ValueError(f"{name!r} cannot be a file of a checkpoint")
+        raise ValueError(f"{name!r} is not a valid name for a file of a checkpoint")
     return name
 
 
@@ -90,14 +90,12 @@ def read(folder: Path) -> Manifest:
         fields = read_json(text, MANIFEST)
     except InvalidInput as error:
         raise Damaged(f"{MANIFEST} {error.problem}") from None
-    del fields["crc32"]  # an object with this name, because the last line ends it
+    del fields["crc32"]  # exists, because the text ends with this line
     version = fields.get("format_version")
     if type(version) is int and version > _FORMAT:
         problem = f"is a checkpoint of format {version}; this Paceline reads format {_FORMAT}"
-        hint = "resume it with the Paceline version that wrote it, or a newer one"
+        hint = "use the Paceline version that wrote it, or a later version"
         raise InvalidInput(str(folder), problem, hint=hint)
-    if type(version) is not int or version != _FORMAT:
-        raise Damaged(f"{MANIFEST} is not valid: unknown format_version {version!r}")
     try:
         return TypeAdapter(Manifest).validate_python(fields)
     except ValidationError as error:

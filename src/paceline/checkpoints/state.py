@@ -35,7 +35,7 @@ _CONFIG = ConfigDict(extra="forbid")
 
 
 def module_state(module: nn.Module) -> Tensors:
-    """Return a module's parameters and buffers by name, shared tensors under their first name.
+    """Return a module's parameters and buffers by name; a shared tensor has its first name only.
 
     Raises InvalidInput if the module has other state, for example from `get_extra_state`.
     """
@@ -65,7 +65,10 @@ def check_fits(
 def check_same(
     field: str, what: str, wanted: Mapping[str, object], found: Mapping[str, object]
 ) -> None:
-    """Raise InvalidInput for differences between the run's and the checkpoint's items (`what`)."""
+    """Raise InvalidInput unless the run's items and the checkpoint's items are equal.
+
+    `what`: what an item is called in errors, such as "tensor".
+    """
     lines = [f"{what} {name!r} is not in the checkpoint" for name in wanted.keys() - found.keys()]
     lines += [f"{what} {name!r} is in the checkpoint only" for name in found.keys() - wanted.keys()]
     lines += [
@@ -91,7 +94,7 @@ def _named_state(module: nn.Module) -> dict[str, tuple[Tensor, str]]:
     first: dict[int, str] = {}
     for name, value in module.state_dict(keep_vars=True).items():
         if name.rpartition(".")[2] == "_extra_state":
-            problem = "cannot be saved, coming from get_extra_state"
+            problem = "comes from get_extra_state, and cannot be saved"
             raise InvalidInput(name, problem, hint="keep it in a buffer")
         if nn.parameter.is_lazy(value):
             raise InvalidInput(name, "has no shape yet", hint="run the model on a batch first")
@@ -102,7 +105,7 @@ def _named_state(module: nn.Module) -> dict[str, tuple[Tensor, str]]:
 
 @dataclass(frozen=True, config=_CONFIG)
 class _Values:
-    """A dict's plain values, and the places of the dict's tensors; both by key."""
+    """A dict's plain values, and the place of each of its tensors: _PARAMETER or _HOST."""
 
     values: dict[str, Any]
     tensors: dict[str, str]
@@ -118,7 +121,7 @@ class _Group:
 
 @dataclass(frozen=True, config=_CONFIG)
 class _OptimizerValues:
-    """An optimizer's type, the shape and type of each parameter by name, and plain values."""
+    """An optimizer's type and plain values; `parameters`: the shape and type of each parameter."""
 
     kind: str
     parameters: dict[str, str]
@@ -131,17 +134,10 @@ def optimizer_state(
 ) -> tuple[Tensors, Json]:
     """Return an optimizer's state as tensors and plain values.
 
-    `names`: `model.named_parameters()`. A parameter's tensor is named `state/NAME/KEY`, a tensor
-    among the options of a parameter group `group/INDEX/KEY`. Raises InvalidInput for LBFGS, and for
-    state other than tensors and plain values.
+    `names`: `model.named_parameters()`. Entry KEY in the state of parameter NAME becomes tensor
+    `state/NAME/KEY`. Option KEY of a parameter group becomes tensor `group/INDEX/KEY`. Raises
+    InvalidInput for LBFGS, and for state other than tensors and plain values.
     """
-    tensors, values = _state_of(optimizer, names)
-    return tensors, asdict(values)
-
-
-def _state_of(
-    optimizer: Optimizer, names: Iterable[tuple[str, Tensor]]
-) -> tuple[Tensors, _OptimizerValues]:
     kind = type(optimizer).__name__
     if isinstance(optimizer, torch.optim.LBFGS):
         problem = "cannot be LBFGS, whose lists of tensors cannot be saved"
@@ -158,12 +154,12 @@ def _state_of(
     state = {}
     for number, values in known["state"].items():
         if not isinstance(number, int):
-            problem = f"has state of {number!r}, which is not a parameter"
+            problem = f"has state for {number!r}, which is not a parameter"
             raise InvalidInput("optimizer", problem, got=kind)
         name, parameter = named[number]
         state[name] = _parted(values, f"state/{name}", parameter.device, tensors)
     parameters = {name: kind_of(parameter) for name, parameter in named}
-    return tensors, _OptimizerValues(kind, parameters, groups, state)
+    return tensors, asdict(_OptimizerValues(kind, parameters, groups, state))
 
 
 def _parted(
@@ -196,8 +192,7 @@ def load_optimizer_state(
     """
     names = list(names)
     named, now = _named_parameters(optimizer, names), optimizer.state_dict()
-    _, own_values = _state_of(optimizer, names)
-    saved = _checked(own_values, values, tensors)
+    saved = _checked(optimizer_state(optimizer, names)[1], values, tensors)
     groups = []
     for index, (group, one) in enumerate(zip(saved.groups, now["param_groups"], strict=True)):
         own = {
@@ -222,19 +217,20 @@ def load_optimizer_state(
             loaded[key] = _like(parameter, tensors[f"state/{name}/{key}"], device)
 
 
-def _checked(
-    own: _OptimizerValues, values: Json, tensors: Mapping[str, Tensor]
-) -> _OptimizerValues:
-    """Parse saved values; raise InvalidInput unless they and `tensors` fit the optimizer's own."""
+def _checked(now: Json, values: Json, tensors: Mapping[str, Tensor]) -> _OptimizerValues:
+    """Parse saved values; raise InvalidInput unless they fit `now`, the optimizer's values."""
+    parse = TypeAdapter(_OptimizerValues).validate_python
+    own = parse(now)
     try:
-        saved = TypeAdapter(_OptimizerValues).validate_python(values)
+        saved = parse(values)
     except ValidationError as error:
-        raise InvalidInput("optimizer", first_fault(error)) from None
+        problem = f"has an invalid state in the checkpoint: {first_fault(error)}"
+        raise InvalidInput("optimizer", problem) from None
     if saved.kind != own.kind:
         raise InvalidInput("optimizer", f"is {own.kind} here, but {saved.kind} in the checkpoint")
     check_same("optimizer", "parameter", own.parameters, saved.parameters)
     if [one.params for one in saved.groups] != [one.params for one in own.groups]:
-        problem = "has parameter groups that differ from those in the checkpoint"
+        problem = "has other parameter groups than the checkpoint"
         raise InvalidInput("optimizer", problem)
     parts = {f"state/{name}": one for name, one in saved.state.items()}
     for index, (group, one) in enumerate(zip(own.groups, saved.groups, strict=True)):
@@ -280,7 +276,7 @@ def schedule_state(scheduler: LRScheduler) -> Json:
 
 
 def load_schedule_state(scheduler: LRScheduler, state: Json) -> None:
-    """Load a scheduler's state, but not its optimizer's; raise InvalidInput for another type."""
+    """Load a scheduler's state, without learning rates; raise InvalidInput for another type."""
     if not isinstance(state, dict) or not isinstance(state.get("state"), dict):
         raise InvalidInput("schedule", "has no valid state in the checkpoint")
     own, saved = _kinds(scheduler), state.get("kind")
@@ -297,7 +293,7 @@ def _kinds(scheduler: LRScheduler) -> str:
 
 
 def random_state(device: torch.device) -> tuple[Tensors, Json]:
-    """Return the states of the global generators of torch, the device, Python and numpy."""
+    """Return the states of the random number generators of torch, the device, Python and numpy."""
     version, words, gauss = random.getstate()
     numpy: dict[str, Any] = np.random.get_state(legacy=False)
     if (kind := numpy["bit_generator"]) != _TWISTER:
@@ -318,7 +314,9 @@ def random_state(device: torch.device) -> tuple[Tensors, Json]:
 
 
 def restore_random_state(device: torch.device, tensors: Mapping[str, Tensor], values: Json) -> None:
-    """Restore the states that `random_state` returned; warn if the device was of another kind.
+    """Restore the states that `random_state` returned.
+
+    Warns if the states were saved on another kind of device, which then keeps its own state.
 
     If a state is missing or invalid, raises InvalidInput and leaves the generators of torch, Python
     and numpy unchanged.
@@ -342,12 +340,12 @@ def restore_random_state(device: torch.device, tensors: Mapping[str, Tensor], va
         torch.set_rng_state(before[2])
         raise InvalidInput("random", f"has an invalid state in the checkpoint: {error}") from None
     if ("device" in now) != ("device" in tensors):
-        why = "written on another kind of device"
-        logger.warning("random numbers on %s differ from the checkpoint's, %s", device, why)
+        why = "the checkpoint was written on another kind of device"
+        logger.warning("random numbers on %s differ from those of the saved run: %s", device, why)
 
 
 def worker_state(optimizers: Sequence[Optimizer], device: Device) -> tuple[Tensors, Json]:
-    """Return the state of a worker's optimizers, one per thread, and random number generators."""
+    """Return the state of a worker: one optimizer per thread, and random number generators."""
     found, random_values = random_state(device.torch_device)
     tensors = {f"random/{key}": one for key, one in found.items()}
     values = []

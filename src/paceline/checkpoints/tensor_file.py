@@ -1,13 +1,12 @@
 """Write safetensors files piece by piece, straight from the tensors' memory.
 
-The written file is identical to a file from safetensors' `save_file`. But here a piece's checksum
-is computed while the piece is in the processor's cache, other ranks can send tensors during
-writing, and failures raise OSError.
+The file is identical to a file from safetensors' `save_file`. Unlike with `save_file`, the caller
+can compute a piece's checksum while the piece is in the CPU's cache, and can receive tensors of
+other ranks during writing. Failures raise OSError.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from math import prod
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -55,14 +54,14 @@ def in_file_order(tensors: Mapping[str, Tensor]) -> Tensors:
     return dict(sorted(tensors.items(), key=lambda one: (-one[1].element_size(), one[0])))
 
 
-def header(entries: Mapping[str, tuple[torch.dtype, Sequence[int]]]) -> bytes:
-    """Return a file's header, given dtype and shape of each tensor in file order."""
+def header(ordered: Mapping[str, Tensor]) -> bytes:
+    """Return the header of a file with these tensors, which may be meta tensors, in this order."""
     listed: dict[str, object] = {"__metadata__": {"format": "pt"}}
     begin = 0
-    for name, (dtype, shape) in entries.items():
-        end = begin + dtype.itemsize * prod(shape)
-        place = {"shape": list(shape), "data_offsets": [begin, end]}
-        listed[name] = {"dtype": _NAMES[dtype]} | place
+    for name, tensor in ordered.items():
+        end = begin + tensor.nbytes
+        place = {"shape": list(tensor.shape), "data_offsets": [begin, end]}
+        listed[name] = {"dtype": _NAMES[tensor.dtype]} | place
         begin = end
     text = json.dumps(listed).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
@@ -83,10 +82,10 @@ def pieces(tensor: Tensor) -> Iterator[memoryview]:
 
 
 def encoded(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
-    """Yield the pieces of a safetensors file, unless it cannot hold one of the tensors."""
+    """Yield the pieces of a safetensors file; raise InvalidInput for an unsupported tensor."""
     for name, tensor in tensors.items():
         check_can_be_saved(name, tensor)
     ordered = in_file_order(tensors)
-    yield header({name: (one.dtype, one.shape) for name, one in ordered.items()})
+    yield header(ordered)
     for tensor in ordered.values():
         yield from pieces(tensor)

@@ -49,14 +49,14 @@ class BackgroundWriter:
         json_parts: Mapping[str, Json],
         *,
         wait: bool = False,
-    ) -> bool:
+    ) -> None:
         """Copy the state after a step, and begin to write its checkpoint.
 
         Tensor `FILE/NAME` is stored as NAME in FILE.safetensors; JSON part NAME is stored in
-        NAME.json. If an earlier checkpoint is still being written, the new checkpoint is skipped
-        with a warning, or with `wait`, both are waited for. If writing fails, for example on a full
-        disk, the writer only warns. Returns False if the checkpoint was skipped or a wait exceeded
-        the deadline. Raises InvalidInput for an unsupported value.
+        NAME.json. If an earlier checkpoint is still being written, warns and skips the new
+        checkpoint. With `wait`, waits until both checkpoints are written instead. If writing fails,
+        for example on a full disk, only logs a warning. Raises InvalidInput for an unsupported
+        value.
         """
         self.poll()
         if self.is_writing and not wait:
@@ -65,9 +65,9 @@ class BackgroundWriter:
                 logger.warning(
                     f"no checkpoint of step {step}: step {self._step} is still being written"
                 )
-            return False
-        if not self._wait(self._deadline_s):
-            return False
+            return
+        if not self._wait():
+            return
         files: dict[str, Any] = {
             f"{name}.json": json_values.copied(name, part) for name, part in json_parts.items()
         }
@@ -85,7 +85,8 @@ class BackgroundWriter:
 
         self._step, self._has_warned = step, False
         self._writing = self._thread.submit(write)
-        return not wait or self._wait(self._deadline_s)
+        if wait:
+            self._wait()
 
     @property
     def is_writing(self) -> bool:
@@ -102,23 +103,23 @@ class BackgroundWriter:
         elif error is not None:
             raise error
 
-    def close(self, deadline_s: float | None = None) -> None:
+    def close(self) -> None:
         """Wait up to the deadline for the last checkpoint, and free the copies."""
         try:
-            self._wait(self._deadline_s if deadline_s is None else deadline_s)
+            self._wait()
         finally:
             self._thread.close(0 if self.is_writing else None)
             self._copies = {}
 
-    def _wait(self, deadline_s: float) -> bool:
+    def _wait(self) -> bool:
         """Wait for the current checkpoint; warn and return False if the deadline passes."""
         if self._writing is not None:
             try:
-                self._writing.exception(deadline_s)
+                self._writing.exception(self._deadline_s)
             except TimeoutError:
                 logger.warning(
                     f"{self._folder.path}: the checkpoint of step {self._step} is not written "
-                    f"after {deadline_s:g} s; the run does not wait for it"
+                    f"after {self._deadline_s:g} s; the run does not wait for it"
                 )
                 return False
         self.poll()

@@ -74,9 +74,8 @@ def save(path: Path, model: nn.Module, head: Head, group: Group) -> None:
         for one in tensors.values():
             _gathered(one, group)
         return
-    wholes = {name: one.whole for name, one in tensors.items()}
     with path.open("wb") as file:
-        file.write(tensor_file.header({name: (o.dtype, o.shape) for name, o in wholes.items()}))
+        file.write(tensor_file.header({name: one.whole for name, one in tensors.items()}))
         for one in tensors.values():
             whole = _gathered(one, group)
             assert whole is not None  # on rank 0

@@ -91,9 +91,6 @@ class CollatedSamples(IndexedSamples):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, index: int) -> Any:
-        return self.dataset[index]
-
     def __getitems__(self, indices: Sequence[int]) -> Any:
         samples = []
         for index in indices:
@@ -131,7 +128,7 @@ def batches_of(
 ) -> IndexedSamples:
     """Wrap a data set, unless it is Paceline's own, so that it returns whole batches.
 
-    Raises InvalidInput if it is empty or not map-style.
+    Raises InvalidInput if the data set is empty or not map-style.
     """
     is_stream = isinstance(dataset, IterableDataset)
     if is_stream or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
@@ -145,9 +142,9 @@ def batches_of(
 
 
 class SampleShare:
-    """Returns one worker's batch of each step, equal to the batch of a data-parallel rank.
+    """Reads one worker's batch of each step, with the samples that `ShardedBatches` selects.
 
-    Arguments are those of `ShardedBatches`; `num_steps` is the number of steps of all epochs.
+    Arguments are those of `ShardedBatches`; `num_steps`: number of steps of all epochs together.
     """
 
     def __init__(
@@ -179,7 +176,7 @@ class SampleShare:
         return (step + 1) % self.steps_per_epoch == 0 or step + 1 == self.num_steps
 
     def weight(self, step: int) -> float:
-        """Return the factor for this worker's mean loss that gives all samples equal weight."""
+        """Return the factor for this worker's mean loss, so that all samples count equally."""
         whole = self._sizes[step % self.steps_per_epoch]
         return len(self.rows(step)) * self._workers / whole
 

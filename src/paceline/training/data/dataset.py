@@ -26,7 +26,7 @@ class IndexedSamples(ABC):
 
     A sample is a pair of inputs and targets, or another pytree of tensors. For classification,
     inputs are float32, and targets are int64 class numbers, or bools for several labels. For text,
-    inputs are int64 tokens, and a target is a token for each position; -100 is ignored.
+    inputs and targets are int64 tokens (length,); the loss ignores the target -100.
     """
 
     @abstractmethod
@@ -69,10 +69,10 @@ Read = Callable[[Tensor], Any]  # reads samples by their indices (N,)
 def reader_of(samples: IndexedSamples) -> Read:
     """Return a function that reads a batch of samples by their indices.
 
-    Several threads may call it, but only samples in memory are read concurrently.
+    Several threads may call this function. Only samples in memory are read concurrently.
     """
     if isinstance(samples, TensorSamples):
-        return samples.__getitems__  # type: ignore[return-value]  # it takes a tensor, too
+        return samples.__getitems__  # type: ignore[return-value]  # also accepts a tensor
     reading = Lock()
 
     def read(rows: Tensor) -> Any:
@@ -111,9 +111,9 @@ def loader(
     if num_workers and isinstance(samples, TensorSamples):
         raise InvalidInput("num_workers", "must be 0 for samples in memory", got=num_workers)
     return DataLoader(
-        cast("TorchDataset[Any]", samples),  # torch needs only __getitem__, but its type needs more
+        cast("TorchDataset[Any]", samples),  # the type has methods that DataLoader does not call
         batch_sampler=batches,
-        collate_fn=_unchanged,  # the batch that __getitems__ returned
+        collate_fn=_unchanged,  # __getitems__ has returned a batch
         num_workers=num_workers,
         # Restarting processes would take longer than a small epoch.
         persistent_workers=num_workers > 0,
@@ -137,7 +137,7 @@ def require_memory(num_samples: int, sample_shape: Shape, field: str = "data") -
 
 
 def require_nbytes(nbytes: int, field: str, what: str, instead: str) -> None:
-    """Raise InvalidInput, about `what` with hint `instead`, if `nbytes` exceeds the free memory."""
+    """Raise InvalidInput, which names `what` and the hint `instead`, unless `nbytes` are free."""
     available = available_nbytes()
     if nbytes > available:
         needed, free = (f"{size / 2**30:,.1f} GiB" for size in (nbytes, available))
@@ -153,8 +153,8 @@ def shape_text(shape: Shape) -> str:
 class Collate:
     """A `collate_fn` for DataLoader that supports empty batches.
 
-    `samples`: the DataLoader's data set. For an empty batch, its first sample is collated, and the
-    row is removed.
+    An empty batch has the structure of a batch of the first sample, but no rows. `samples`: the
+    DataLoader's data set.
     """
 
     def __init__(self, samples: Any, collate: Callable[[list[Any]], Any] = default_collate) -> None:

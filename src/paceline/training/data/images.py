@@ -1,4 +1,4 @@
-"""Load images from one folder for each class; decode them batch by batch."""
+"""Load images from class folders; decode the images of a batch when the batch is needed."""
 
 import struct
 import warnings

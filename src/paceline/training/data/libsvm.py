@@ -26,7 +26,7 @@ from paceline.training.data.sampler import stratified_split
 
 _VALID_LINE = "a valid line: +1 3:0.5 7:1.25 (integer label, then index:value with rising indices)"
 _OTHERWISE_COMPRESSED = (".gz", ".xz", ".zip")
-_LESS = "use a part of it"
+_LESS = "use a part of the file"
 _PIECE_NBYTES, _CHECKED_NBYTES = 2**20, 2**28
 _INDEX_LIMIT = 2**31 - 1
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
@@ -169,7 +169,7 @@ def load_libsvm(path: str, sample_shape: Shape | None, seed: int) -> Dataset:
 def _check_size(files: Sequence[SparseFile], shape: Shape, *, is_stated: bool) -> None:
     """Raise InvalidInput if the features exceed the shape, or the values exceed free memory.
 
-    `is_stated`: the number of features comes from the file, and must suit the file's size.
+    `is_stated`: True if the file states the number of features, which must suit the file's size.
     """
     path, num_features = str(files[0].path), files[0].features.shape[1]
     if num_features > prod(shape):
@@ -179,7 +179,7 @@ def _check_size(files: Sequence[SparseFile], shape: Shape, *, is_stated: bool) -
     text_nbytes = sum(file.nbytes for file in files)
     nbytes = 4 * num_samples * num_features
     if is_stated and nbytes > max(limits.DENSE_AT_LEAST, limits.MOST_DENSE * text_nbytes):
-        problem = f"has the implausible feature {num_features:,}: dense, {nbytes:,} bytes"
+        problem = f"has feature {num_features:,}: dense samples would take {nbytes:,} bytes"
         raise InvalidInput(path, problem, hint="check this index")
     require_memory(num_samples, shape, path)
 

@@ -105,9 +105,9 @@ Position = tuple[int, int]  # number of epochs begun, and number of batches draw
 class BalancedSampler(_Batches):
     """Yields one rank's batches as lists of sample indices; a `batch_sampler` for a DataLoader.
 
-    An epoch's permutation is cut into batches of `batch_size` samples (the last batch may be
-    smaller), and each batch is cut into parts of the ranks' `shares`. The shares are equal at
-    first; `paceline.DataParallel` with `balance="auto"` updates them. An epoch uses every sample
+    An epoch's permutation is cut into batches of `batch_size` samples; the last batch may be
+    smaller. Each batch is cut into one part per rank, of the sizes `shares`. The shares are equal
+    at first; `paceline.DataParallel` with `balance="auto"` updates them. An epoch uses every sample
     exactly once, and all ranks have the same number of steps.
 
     `most`: each rank's largest share; None means no limit. A rank may get an empty list of indices;

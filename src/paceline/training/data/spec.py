@@ -28,9 +28,9 @@ _PATTERN_SIDE = 4  # patterns this coarse survive a model's pooling layers
 
 
 def load_digits(sample_shape: Shape | None, seed: int) -> Dataset:
-    """Load scikit-learn's images of handwritten digits, with mean 0 and standard deviation 1.
+    """Load scikit-learn's handwritten digits, scaled to mean 0 and standard deviation 1.
 
-    `sample_shape`: 1x8x8 (the default), 64 values, or 1xHxW or 3xHxW, to which images are resized.
+    `sample_shape`: 1x8x8 (the default), 64, or 1xHxW or 3xHxW; images are resized to HxW.
     """
     shape = sample_shape or (1, _SIDE, _SIDE)
     is_flat = shape == (_SIDE * _SIDE,)
@@ -130,8 +130,10 @@ _OF_PATH: dict[str, _Load] = {
     "libsvm": load_libsvm,
     "images": _load_images,
     "tokens": load_tokens,
+    "text": load_text,
+    "masked-text": load_masked_text,
 }
-_OF_PATH_OR_NOTHING: dict[str, _Load] = {"text": load_text, "masked-text": load_masked_text}
+_WITHOUT_PATH = ("text", "masked-text")
 _OPTIONAL = {"sklearn": "scikit-learn", "PIL": "Pillow"}
 
 
@@ -154,10 +156,8 @@ def load(spec: str, sample_shape: Shape | None = None, seed: int = 0) -> Dataset
             return load_digits(sample_shape, seed)
         if source == "synthetic":
             return load_synthetic(argument, sample_shape, seed)
-        if source in _OF_PATH and argument:
+        if source in _OF_PATH and (argument or spec in _WITHOUT_PATH):
             return _OF_PATH[source](argument, sample_shape, seed)
-        if source in _OF_PATH_OR_NOTHING and (argument or spec == source):
-            return _OF_PATH_OR_NOTHING[source](argument, sample_shape, seed)
     except ModuleNotFoundError as error:
         package = _OPTIONAL.get((error.name or "").partition(".")[0])
         if package is None:

@@ -140,7 +140,7 @@ def load_text(path: str, sample_shape: Shape | None, seed: int) -> Dataset:
 
 
 def load_masked_text(path: str, sample_shape: Shape | None, seed: int) -> Dataset:
-    """Load the windows of `load_text` with some bytes masked, as for BERT, by token 256."""
+    """Load the windows of `load_text`; as for BERT, token 256 replaces some of the bytes."""
     length = _length(sample_shape, "masked-text")
     parts, source = _bytes_of(path)
     train, test = (MaskedTokens(part, length, _BYTES, source, seed) for part in parts)

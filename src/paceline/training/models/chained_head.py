@@ -98,7 +98,7 @@ def _traced(
 
 
 class _HeadTracer(fx.Tracer):
-    """Traces the inside of modules with layers of the head, and of containers of activations."""
+    """Traces into modules that contain a layer of the head, and containers of activations."""
 
     def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ def _head(
         else:
             chain[-1][2].append((_name(node), _between(model, node, refusal)))
     if left:
-        raise refusal(f"the forward pass does not call layer {left[0]!r} after this layer")
+        raise refusal(f"the forward pass does not call layer {left[0]!r} after {names[0]!r}")
     return tuple(TracedLayer(name, module, tuple(after)) for name, module, after in chain)
 
 
@@ -150,7 +150,7 @@ def _layer(module: nn.Module, name: str, refusal: _Refusal) -> nn.Linear | nn.Ba
 
 
 def _between(model: nn.Module, node: fx.Node, refusal: _Refusal) -> Operation:
-    """Return the operation of `node`, which must be applicable to some of the columns alone."""
+    """Return the operation of `node`; raise InvalidInput unless it works on some columns alone."""
     if node.op == "call_module":
         module = model.get_submodule(str(node.target))
         kind = type(module)
@@ -190,8 +190,8 @@ def bypassed(model: nn.Module, name: str, inputs: Any) -> nn.Module | None:
     """Return the model without its final layer `name`; None if the layer is not final.
 
     The new model (the body) returns the layer's input. The layer is not final if a trial of the
-    body with `inputs`, in evaluation mode, fails. If the body returns anything else later, its call
-    raises InvalidInput.
+    body with `inputs`, in evaluation mode, fails. Later calls of the body raise
+    InvalidInput if they would not return the layer's input.
     """
     instead, taken = nn.Identity(), list[Any]()
     instead.register_forward_hook(lambda module, arguments, values: taken.append(values))

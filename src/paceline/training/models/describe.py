@@ -38,7 +38,7 @@ from paceline.training.models.live_memory import (
 
 
 class Lap(NamedTuple):
-    """The cost of a part of a step, and its peak of live bytes."""
+    """The cost of a part of a training step, and the peak of its tensors' bytes."""
 
     cost: Cost
     peak: int
@@ -52,9 +52,9 @@ _Laps = Mapping[int, Sequence[Lap]]  # by layer, in the order of the layers' las
 class _Step:
     """The records of one training step; layers are indices into `layers_of(model)`.
 
-    The keys of three dictionaries are the layers, in the order of entry. `ready`: the (layer,
-    parameter) pairs with a gradient, in the order of each pair's last gradient. `laps`: for each
-    gradient its layer, and backward since the previous gradient.
+    `forward`, `activation_nbytes`, `kept_nbytes`: by layer, in the order of the first calls.
+    `ready`: (layer, parameter) pairs with a gradient, in the order of each pair's last gradient.
+    `laps`: for each gradient, its layer and the cost of backward since the previous gradient.
     """
 
     forward: dict[int, Lap] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class _Step:
     laps: list[tuple[int, Lap]] = field(default_factory=list)
 
     def backward(self) -> _Laps:
-        """Return the laps of each layer's backward segment."""
+        """Return the laps (the parts up to each gradient) of each layer's backward segment."""
         stops = {layer: number for number, (layer, _) in enumerate(self.laps, 1)}
         found, start = dict[int, list[Lap]](), 0
         for layer, stop in sorted(stops.items(), key=lambda one: one[1]):
@@ -222,7 +222,7 @@ def _describe_layers(
 
 
 def _kind_of(module: nn.Module) -> str:
-    """Return the name of the torch.nn class, or else of the own class, whose forward is used."""
+    """Return the name of the torch.nn class whose forward the module uses, or of its own class."""
     forward = type(module).forward
     alike = (one for one in type(module).__mro__ if getattr(one, "forward", None) is forward)
     of_torch = (one.__name__ for one in alike if one.__module__.startswith("torch.nn."))
@@ -230,7 +230,7 @@ def _kind_of(module: nn.Module) -> str:
 
 
 def _working(layers: Sequence[LayerModule], step: _Step, backward: _Laps) -> dict[int, int]:
-    """Return each layer's peak of live bytes, minus the bytes of kept tensors and gradients.
+    """Return each layer's peak of tensor bytes, minus the bytes of kept tensors and gradients.
 
     The peak is the larger of the peaks in the layer's forward and backward segments. Kept tensors
     are those of this layer and of layers whose backward comes later. Gradients are those of this

@@ -126,7 +126,7 @@ def _window(size: Sequence[int], dim: int) -> int:
 
 
 def _rnn(args: Sequence[Any], out: Any) -> int:
-    """Count the products with all weight matrices in each time step; the cells are negligible."""
+    """Count the products with weight matrices in each time step, which dominate the cost."""
     x, weights = args[0], args[1] if isinstance(args[1], list | tuple) else args[1:5]
     return int(2 * prod(x.shape[:-1]) * sum(w.numel() for w in weights if w.dim() == 2))
 

@@ -113,7 +113,7 @@ def _refused(of: str, why: str, *, hint: str = "") -> InvalidInput:
 
 
 def tied(model: nn.Module, first: str | None) -> str:
-    """Return a text that names a weight of layer `first`, or any, tied to an embedding, or ""."""
+    """Describe a weight of layer `first` (None: of any layer) tied to an embedding; "" if none."""
     known: dict[int, str] = {}
     for name, module in model.named_modules():
         for key, one in module.named_parameters(recurse=False):
@@ -157,7 +157,7 @@ def _state_restored(model: nn.Module) -> Iterator[None]:
 def _compared(
     model: nn.Module, body: nn.Module, head: nn.Module, inputs: Any, of: str
 ) -> tuple[int, ...]:
-    """Check that the halves return the model's output; return the crossing shape of a sample."""
+    """Check that the halves return the model's output; return a sample's activation shape."""
     num_samples = len(tree_leaves(inputs)[0])
     try:
         torch.manual_seed(0)
@@ -178,14 +178,14 @@ def _compared(
         raise
     except Exception as error:
         shapes = ", ".join(str(tuple(leaf.shape)) for leaf in tree_leaves(inputs))
-        problem = f"running it on a batch of shape {shapes} failed: {first_line(error)}"
+        problem = f"running the halves on a batch of shape {shapes} failed: {first_line(error)}"
         raise _refused(of, problem) from error
     # Kernels of a GPU may add values in another order. On meta tensors, only shapes are compared.
     rtol, atol = (0.0, 0.0) if activations.device.type == "cpu" else (1e-3, 1e-5)
     (found, form), (expected, form_of_whole) = tree_flatten(outputs), tree_flatten(whole)
     try:
         if form != form_of_whole:
-            raise TypeError("they have another structure")
+            raise TypeError("the structures differ")
         torch.testing.assert_close(found, expected, rtol=rtol, atol=atol, equal_nan=True)
     except (AssertionError, TypeError) as error:
         problem = f"the halves do not return the model's output: {first_line(error)}"
@@ -200,17 +200,9 @@ def _halves(model: nn.Module, inputs: Any, first: str, refusal: str) -> tuple[nn
     except Exception as error:
         problem = f"tracing the forward pass failed: {first_line(error)}"
         raise _refused(refusal, problem, hint=_OTHER_LAYER) from error
-    # Find the first node that uses the layer's module or its parameters.
-    places = {node: index for index, node in enumerate(nodes)}
-    uses: list[int] = []
-    for node in nodes:
-        if node.op == "call_module" and node.target == first:
-            uses.append(places[node])
-        elif node.op == "get_attr" and str(node.target).rpartition(".")[0] == first:
-            uses += [places[user] for user in node.users]
-    if not uses:
+    border = next((i for i, node in enumerate(nodes) if _uses(node, first)), None)
+    if border is None:
         raise _refused(refusal, "the forward pass never calls this layer")
-    border = min(uses)
     crossing = _crossing(nodes, border, refusal)
     body, head = fx.Graph(), fx.Graph()
     inside = _copy(nodes[:border], body, {})
@@ -220,8 +212,16 @@ def _halves(model: nn.Module, inputs: Any, first: str, refusal: str) -> tuple[nn
     return called, fx.GraphModule(model, head, "Head")
 
 
+def _uses(node: fx.Node, layer: str) -> bool:
+    """Return whether a node calls a layer's module, or takes a parameter of the layer."""
+    if node.op == "call_module" and node.target == layer:
+        return True
+    read = [str(one.target) for one in node.all_input_nodes if one.op == "get_attr"]
+    return any(name.rpartition(".")[0] == layer for name in read)
+
+
 def _crossing(nodes: Sequence[fx.Node], border: int, refusal: str) -> fx.Node:
-    """Return the only node before the cut that nodes after the cut use."""
+    """Return the node whose value crosses the cut; raise InvalidInput unless there is one."""
     before = {node for node in nodes[:border] if node.op != "get_attr"}
     after = (node for node in nodes[border:] if node.op != "get_attr")
     used = (value for node in after for value in node.all_input_nodes if value in before)
@@ -293,7 +293,7 @@ def traced(model: nn.Module, inputs: Any, first: nn.Module) -> list[fx.Node]:
 
 
 class _Around(fx.Tracer):
-    """Traces the modules that contain a layer; the layer and other modules are single calls."""
+    """Traces the modules that contain a layer; records the other modules as single calls."""
 
     def __init__(self, inputs: Any, model: nn.Module, first: nn.Module) -> None:
         super().__init__(autowrap_functions=tuple(getattr(torch, name) for name in _FACTORIES))

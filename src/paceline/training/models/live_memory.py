@@ -14,7 +14,7 @@ from paceline.training.models.flops import stored_nbytes
 
 _Slice = tuple[StorageWeakRef, int, tuple[int, ...]]
 
-_BLOCK = 16
+_BLOCK = 16  # oneDNN pads the number of channels to a multiple
 _FEW_CHANNELS = 4  # oneDNN does not reorder inputs with fewer channels
 # Operations that first copy a non-contiguous gradient.
 _GATHERING = (
@@ -84,7 +84,7 @@ def _blocked_nbytes(tensor: Tensor) -> int:
 
 
 class SegmentActivations:
-    """Finds tensors that a forward segment makes, and that are read later.
+    """Finds tensors that a segment (one layer's part of forward) makes, and that are read later.
 
     A tensor counts once, for the last segment that changed it. Set `in_backward` before the
     backward pass, so that the storages that backward reads count as kept.

@@ -7,9 +7,9 @@ Within a phase (forward, backward, update), each paced layer sleeps until a dead
 layer's deadline plus the layer's time. Late wake-ups therefore do not accumulate. CPU work in a
 gradient's hook overlaps with the next layers, as if these layers were queued on a GPU.
 
-A stretched model computes a layer, and then waits. As in `describe` and the recorder, the border of
-a layer is the entry into its module in forward, and its ready gradient in backward. The wait comes
-before the border, so that a gradient is ready as late as on the slower device.
+A stretched model computes a layer, and then waits. As in `describe` and the recorder, a layer
+begins in forward when its module is called, and ends in backward when its gradient is ready. The
+wait delays the gradient as much as on the slower device.
 """
 
 import time
@@ -195,7 +195,7 @@ class PacedWhole(nn.Module):
 
 
 def _submodule(module: nn.Module, path: Sequence[str], make: Callable[[], nn.Module]) -> nn.Module:
-    """Return the submodule at a path; `make` creates missing ones."""
+    """Return the submodule at a path; `make` creates missing submodules."""
     for part in path:
         if part not in module._modules:
             module.add_module(part, make())
@@ -260,7 +260,7 @@ class Stretched:
             if parameter.device.type != "cpu":
                 raise InvalidInput("model", "must be on the CPU", got=str(parameter.device))
         self._factor = factor
-        self._since: float | None = None  # time of the last border
+        self._since: float | None = None  # when the current layer began
         self._owed_s = 0.0  # negative after oversleeping
         self._backward: int | None = None
         self._handles: list[RemovableHandle] = []
@@ -268,7 +268,7 @@ class Stretched:
         self._nodes: list[Node] = []  # keep the nodes alive, with their hooks
         layers = layers_of(model)
         for layer in layers:
-            # Wait before other hooks run, so that a recorder sets the border after the wait.
+            # Wait before other hooks run, so that a recorder begins the layer after the wait.
             add(layer.module.register_forward_pre_hook(self._pay, prepend=True))
         # With `prepend`, the last hook runs first: `_restart` before `_pay` if `model` is a layer.
         add(model.register_forward_pre_hook(self._restart, prepend=True))
@@ -286,7 +286,7 @@ class Stretched:
         self._handles, self._nodes = [], []
 
     def _pay(self, *_: Any) -> None:
-        """Sleep in proportion to the work since the last border; set a border after the sleep."""
+        """End a layer by sleeping in proportion to its work; then begin the next layer."""
         now = time.monotonic()
         if self._since is not None:
             self._owed_s += (self._factor - 1) * (now - self._since)
@@ -303,11 +303,11 @@ class Stretched:
                 leaf.register_hook(self._reached)
 
     def _reached(self, gradient: Tensor) -> None:
-        """Set a border where a backward pass begins, at the first gradient of an output."""
+        """Begin a layer when a backward pass begins, at the first gradient of an output."""
         task: int = torch._C._current_graph_task_id()
         if task != self._backward:
             self._backward, self._since = task, time.monotonic()
 
     def _restart(self, *_: Any) -> None:
-        """Set a border without a sleep, because other hooks' time belongs to no layer."""
+        """Begin the next layer without a sleep: the time of other hooks belongs to no layer."""
         self._since = time.monotonic()

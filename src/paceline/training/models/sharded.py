@@ -17,9 +17,11 @@ from typing import Any, NoReturn, Self
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from paceline.core.balance import apportion
+from paceline.training.models.live_memory import storage_of
 
 Build = Callable[[], nn.Module]
 _EMPTY = torch.ops.aten.empty.memory_format
@@ -87,16 +89,13 @@ def build_sharded(build: Build, shards: Mapping[str, Shard], seed: int) -> nn.Mo
 def _numbered(build: Build, shards: Mapping[str, Shard]) -> dict[int, Shard]:
     """Return the shards of the head's tensors, by the tensors' numbers in order of creation.
 
-    A model that cannot be built on the meta device has no numbers; it is built whole.
+    Returns {} if the model cannot be built on the meta device; then the model is built whole.
     """
-    made = _ListStorages()
-    with suppress(Exception), torch.device("meta"), torch.random.fork_rng(devices=[]), made:
-        of_head = {
-            tensor.untyped_storage()._cdata: shard
-            for _, _, tensor, shard in _split_tensors(build(), shards)
-        }
-        known = ((number, of_head.get(one._cdata)) for number, one in enumerate(made.storages))
-        return {number: shard for number, shard in known if shard is not None}
+    mode = _KeepRows({})
+    with suppress(Exception), torch.device("meta"), torch.random.fork_rng(devices=[]), mode:
+        tensors = _split_tensors(build(), shards)
+        of_head = {storage_of(tensor): shard for _, _, tensor, shard in tensors}
+        return {n: of_head[one] for n, one in enumerate(mode.made) if one in of_head}
     return {}
 
 
@@ -123,23 +122,6 @@ def _cut(model: nn.Module, shards: Mapping[str, Shard], mode: "_KeepRows") -> No
                 setattr(layer, width, shard.size)
 
 
-class _ListStorages(TorchDispatchMode):
-    """Lists the storages that `torch.empty` makes, in order."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.storages: list[torch.UntypedStorage] = []
-
-    def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """Run the operation."""
-        out = func(*args, **(kwargs or {}))
-        if func is _EMPTY:
-            self.storages.append(out.untyped_storage())
-        return out
-
-
 @dataclass
 class _ShardedTensor:
     """A tensor of the head on the meta device; `values`: this rank's rows, None before the fill."""
@@ -152,15 +134,16 @@ class _ShardedTensor:
 class _KeepRows(TorchDispatchMode):
     """Keeps only a shard's rows of some tensors.
 
-    `wanted`: shards, by the tensors' numbers in order of creation by `torch.empty`.
+    `wanted`: shards, by the tensors' numbers in order of creation by `torch.empty`. `made`: the
+    storages of all tensors that `torch.empty` has created.
     """
 
     def __init__(self, wanted: Mapping[int, Shard]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._wanted = wanted
-        self._number = 0
+        self.made: list[StorageWeakRef | None] = []
         self.was_read = False
-        self._tensors: dict[int, _ShardedTensor] = {}
+        self._tensors: dict[StorageWeakRef | None, _ShardedTensor] = {}
 
     def rows_of(self, tensor: Tensor) -> Tensor | None:
         """Return this rank's rows of a tensor, or None if the tensor is whole."""
@@ -174,12 +157,11 @@ class _KeepRows(TorchDispatchMode):
         """Run the operation; fill a temporary CPU tensor instead of a tensor of the head."""
         kwargs = kwargs or {}
         if func is _EMPTY:
-            shard = self._wanted.get(self._number)
-            self._number += 1
-            if shard is None:
-                return func(*args, **kwargs)
-            tensor = func(*args, **{**kwargs, "device": torch.device("meta")})
-            self._tensors[tensor.untyped_storage()._cdata] = _ShardedTensor(tensor, shard)
+            shard = self._wanted.get(len(self.made))
+            tensor = func(*args, **kwargs | ({"device": torch.device("meta")} if shard else {}))
+            self.made.append(storage_of(tensor))
+            if shard is not None:
+                self._tensors[self.made[-1]] = _ShardedTensor(tensor, shard)
             return tensor
         found = self._find(args[0]) if args and isinstance(args[0], Tensor) else None
         is_read = any(isinstance(one, Tensor) and self._find(one) for one in args[1:])
@@ -204,4 +186,4 @@ class _KeepRows(TorchDispatchMode):
     def _find(self, tensor: Tensor) -> _ShardedTensor | None:
         if tensor.device.type != "meta":
             return None
-        return self._tensors.get(tensor.untyped_storage()._cdata)
+        return self._tensors.get(storage_of(tensor))

@@ -15,8 +15,6 @@ from torch.nn.functional import cross_entropy
 from paceline.core.errors import InvalidInput
 from paceline.training.data.text import IGNORED
 
-_OF_SAMPLES = 2  # number of dimensions of scores (N, C)
-
 
 def class_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the mean cross entropy of class numbers."""
@@ -59,7 +57,7 @@ def bits_per_byte(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def check_classes(name: str, outputs: Any, targets: Tensor, num_classes: int) -> None:
-    """Raise InvalidInput unless a model returns a score for each class or token.
+    """Raise InvalidInput unless a model returns a score for each class, or token of the vocabulary.
 
     A model may return more scores than there are classes, unless samples have several labels.
     """
@@ -67,7 +65,8 @@ def check_classes(name: str, outputs: Any, targets: Tensor, num_classes: int) ->
     num_dims = targets.ndim if has_labels else targets.ndim + 1
     if not isinstance(outputs, torch.Tensor) or outputs.ndim != num_dims:
         shape = tuple(getattr(outputs, "shape", ())) or type(outputs).__name__
-        wanted = "(batch, classes)" if num_dims == _OF_SAMPLES else "(batch, tokens, vocabulary)"
+        is_of_samples = num_dims == 2  # scores (N, C)
+        wanted = "(batch, classes)" if is_of_samples else "(batch, tokens, vocabulary)"
         raise InvalidInput(f"model {name}", f"must return scores of shape {wanted}", got=shape)
     given = outputs.shape[-1]
     if given < num_classes or (has_labels and given != num_classes):

@@ -43,7 +43,7 @@ _given: dict[str, Recipe] = {}
 def given(recipe: Recipe) -> Iterator[str]:
     """Register a recipe object under a temporary name for this process and its forks.
 
-    A temporary name has a colon, like the name of a user's model, and a hyphen, unlike a module.
+    The name has the form of "package.module:name", with a hyphen that no real module name has.
     """
     kind = recipe.name or getattr(recipe.model, "__name__", "").removeprefix("<lambda>")
     kind = re.sub(r"[^\w.-]+", "-", kind).strip("-") or "model"
@@ -131,7 +131,7 @@ def _of_user(name: str) -> Recipe | None:
 
 
 def recipe_of_data(data: Dataset) -> Recipe:
-    """Return a recipe for the data, without a model; the targets' type selects the loss."""
+    """Return a recipe without a model; the types of inputs and targets select the loss."""
     inputs, targets = data.train.__getitems__([0])
     loss: Loss = class_loss
     score: Loss | None = accuracy
@@ -188,7 +188,7 @@ def tried_with(
     """Call `attempt(model, inputs)` with a new model in training mode; return its result.
 
     A model that is given as an object is copied. The model and inputs are on the meta device. If
-    this attempt fails for a user's model, a second attempt runs on the CPU, and may raise errors.
+    this attempt fails for a user's model, a second attempt runs on the CPU, and raises its errors.
     `num_samples` is 2 by default, because batch norm needs two samples. Other arguments are those
     of `workload_of`.
     """

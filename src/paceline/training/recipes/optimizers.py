@@ -55,8 +55,8 @@ def optimizer_of(
 ) -> OptimizerFactory:
     """Return a factory for the named optimizer.
 
-    `name`: a class of torch.optim, in upper or lower case, or a user's "package.module:factory",
-    which is called with the parameters and the given fields, including lr and momentum. If
+    `name`: a class of torch.optim, in upper or lower case, or a user's "package.module:factory".
+    The factory is called with the parameters and the given fields, including lr and momentum. If
     `learning_rate` or `momentum` is None, the optimizer's default applies.
 
     Raises InvalidInput for an unknown name or field, or an invalid value. The returned factory
@@ -201,9 +201,9 @@ def schedule_of(name: str, warmup_steps: int) -> ScheduleFactory:
     `name`: constant, cosine or linear, or a user's "package.module:factory". The user's factory is
     called with the optimizer and the number of steps.
 
-    In step t = 0, 1, ... of N steps, constant, cosine and linear multiply the optimizer's rate by
-    (t + 1) / W for t < W = `warmup_steps`, and then by 1, (1 + cos(pi * p)) / 2 or 1 - p, where
-    p = (t - W) / (N - W).
+    In the first W = `warmup_steps` steps t = 0, 1, ..., a named schedule multiplies the optimizer's
+    learning rate by (t + 1) / W. In later steps t of N, with p = (t - W) / (N - W), the factor is
+    1 (constant), (1 + cos(pi * p)) / 2 (cosine), or 1 - p (linear).
 
     Raises InvalidInput for an unknown name. The factory raises InvalidInput if the warm-up is not
     shorter than the run, or if creating the schedule fails.
