@@ -26,7 +26,7 @@ class Clock:
 
 
 class DeviceMark(NamedTuple):
-    """An event, and the index of the anchor from which the event's time is measured."""
+    """An event, and the index of the earlier event (anchor) to which its time is relative."""
 
     event: Event
     anchor: int
@@ -44,7 +44,7 @@ class DeviceClock(Clock):
         self._device = device
         device.synchronize()
         shortest_s = inf
-        for _ in range(_NUM_ORIGINS):  # the host notices an event with a delay: use the shortest
+        for _ in range(_NUM_ORIGINS):  # use the event that the host noticed soonest
             before_s = time.monotonic_ns() * 1e-9
             event = device.record(timed=True)
             event.synchronize()

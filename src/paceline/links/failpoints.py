@@ -6,8 +6,8 @@ A test arms failpoints in the environment, which all processes of a run inherit:
 
     PACELINE_FAILPOINTS='[{"at": "step.done", "worker": 1, "step": 12, "do": "SIGKILL"}]'
 
-With `visit` N, only the N-th matching visit in a process causes the fault, from 1. All other keys
-must equal the arguments of `reach`. `do` is a signal to this process ("SIGKILL") or to its parent
+With `visit` N, only a process's N-th matching call of `reach` causes the fault. All other keys must
+equal the arguments of `reach`. `do` is a signal to this process ("SIGKILL") or to its parent
 ("parent:SIGKILL"), an OSError ("raise"), or a pause until the test continues ("pause:FOLDER", see
 `Pause` in tests/faults.py).
 """

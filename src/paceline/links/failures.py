@@ -26,7 +26,7 @@ _REPORT_S = 3.0  # deadline for the first failed rank's output; less than the la
 
 
 def published(store: Store, key: str) -> str | None:
-    """Return what a rank or the launcher has published, if anything."""
+    """Return the text that a rank or the launcher has published under `key`, or None."""
     return store.get(key).decode() if store.check([key]) else None
 
 
@@ -38,7 +38,7 @@ def publish(store: Store | None, key: str, value: object = "") -> None:
 
 
 def tell_left(group: Group, number: int) -> bool:
-    """Announce that this rank ends after a signal; return True on the first such rank."""
+    """Announce that a signal ends this rank; return True if it is the first rank to do so."""
     if group.store is None:
         return True
     with suppress(RuntimeError):  # the process that keeps the store may have ended

@@ -131,7 +131,10 @@ def main() -> None:
 
 
 def _serve(listener: socket.socket, parent: int, mask: Iterable[int]) -> NoReturn:
-    """Fork processes on request, which block the signals `mask`, and end without exit handlers."""
+    """Serve as the fork server until `parent` ends; in a fork, run the requested module.
+
+    Ends the process without exit handlers. `mask`: the signals that stay blocked.
+    """
     code: object = 1
     try:
         die_with_parent(parent)

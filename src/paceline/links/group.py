@@ -19,7 +19,7 @@ from paceline.core.errors import InvalidInput, WorkerLost
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PID_NAMESPACE = Path("/proc/self/ns/pid")
-# Parts of gloo's and NCCL's messages: torch has no error type for a lost peer.
+# Parts of the error texts of gloo and NCCL: torch has no error type for a lost peer.
 _LOST_MARKS = ("Connection closed by peer", "Connection reset by peer", "imed out", "timeout")
 _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 _ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
@@ -130,9 +130,10 @@ class Group:
 
     @contextmanager
     def naming_lost_ranks(self) -> Iterator[None]:
-        """Replace PyTorch's error for a lost peer by WorkerLost, in a user's own program.
+        """In a user's own program, replace PyTorch's error for a lost peer by WorkerLost.
 
-        There the group has no `store`. Elsewhere `rendezvous.process_group` replaces the error.
+        The group of such a program has no `store`. For groups with a `store`, the context manager
+        `rendezvous.process_group` replaces the error.
         """
         try:
             yield
@@ -150,7 +151,8 @@ class Group:
     def died(self, is_said: Callable[[], bool] = lambda: False) -> str | None:
         """Return an error text that names dead ranks on this machine.
 
-        Returns None if no rank dies within a second, or as soon as `is_said()` is True.
+        Returns None if no rank dies within a second, or once `is_said()` is True because another
+        rank has published the error.
         """
         until = time.monotonic() + _SETTLING_S
         while not is_said() and time.monotonic() < until:
@@ -175,7 +177,7 @@ def _names_in(group: Group, states: Sequence[str]) -> str:
     found, own = [], group.members[group.rank]
     for one in group.members:
         if one.place != own.place:
-            continue  # here `one.pid` is the number of another process
+            continue  # on this machine, `one.pid` is not that rank's process
         try:
             state = psutil.Process(one.pid).status()
         except psutil.NoSuchProcess:

@@ -64,7 +64,7 @@ def launch(command: Sequence[str], num_workers: int, port: int = 0) -> None:
 
 
 def store_on(listener: socket.socket) -> Store:
-    """Return a store on this socket; a store that opens a new socket listens on all addresses."""
+    """Return a TCPStore on this socket, because its own socket would listen on all addresses."""
     host, port = listener.getsockname()
     store: Store = dist.TCPStore(  # type: ignore[attr-defined] # exported, but not declared
         host,
@@ -108,7 +108,10 @@ class _PassedOn(Interruption):
 
 
 def _is_saving(store: Store, workers: Sequence[Process], code: int) -> bool:
-    """Return True if all workers have agreed to save their state; else pass the signal on."""
+    """Return True if all workers have agreed to save their state.
+
+    Otherwise sends them the signal that ended a worker with exit code `code`.
+    """
     if is_agreed(store):
         return True
     for worker in workers:

@@ -48,7 +48,7 @@ def process_group(
     rank. Without RANK in the environment, this process is a run's only rank.
 
     Raises WorkerLost if a peer is lost or does not join, and InvalidInput if the ranks cannot form
-    a group. If another rank failed before an error of the block, WorkersFailed replaces the error.
+    a group. If the block fails after another rank has failed, WorkersFailed replaces its error.
     """
     own = device_of(device_of_rank() if device is None else device)
     # Without `use`, a model's `.cuda()` would create a CUDA context on the first GPU.
@@ -205,7 +205,10 @@ def device_of_rank() -> torch.device:
 
 
 def check_gpus(num_workers: int, known: int | None = None) -> None:
-    """Raise InvalidInput if this machine has GPUs, but fewer (`known`) than workers."""
+    """Raise InvalidInput if this machine has GPUs, but fewer than workers.
+
+    `known`: the number of GPUs, if the caller knows it.
+    """
     num_found = num_gpus() if known is None else known
     if 0 < num_found < num_workers:
         hint = "each worker needs one; set CUDA_VISIBLE_DEVICES= to train on CPU cores"

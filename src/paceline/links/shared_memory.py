@@ -24,9 +24,10 @@ ALIGNMENT = 64  # a cache line, so that writers do not slow down neighbouring te
 
 
 class LocalRanks(NamedTuple):
-    """The ranks on this machine (`members`, ascending), and the first rank of each machine.
+    """The ranks on this machine: `members`, ascending.
 
-    `pids`: the process numbers of the members. `num_cores`: the cores that the members may use.
+    `leaders`: the first rank of each machine of the run. `pids`: the process numbers of the
+    members. `num_cores`: the number of cores that the members may use.
     """
 
     leaders: tuple[int, ...]
@@ -69,7 +70,8 @@ def allocate(nbytes: int, what: str = "the gradients") -> int:
     """Return a descriptor of `nbytes` of allocated memory, sealed against shrinking and growing.
 
     Only this user may open the memory, which is freed with its last descriptor and mapping. Raises
-    InvalidInput, which names the data (`what`), if memory or a limit does not suffice.
+    InvalidInput if there is too little memory, or if a limit is lower. `what`: names the data in
+    the error.
     """
     fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
@@ -91,7 +93,10 @@ def allocate(nbytes: int, what: str = "the gradients") -> int:
 
 
 def share(group: Group, place: LocalRanks, nbytes: int) -> int:
-    """Return a descriptor of new memory that this machine's ranks share; all fail together."""
+    """Return a descriptor of new memory that this machine's ranks share.
+
+    Raises InvalidInput on all ranks if a machine has too little memory.
+    """
     fd, problem = -1, None
     if group.rank == place.members[0]:
         try:

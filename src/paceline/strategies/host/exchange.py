@@ -126,7 +126,7 @@ class HostExchange:
         self._took(exposed_s=time.monotonic() - started)
 
     def _took(self, exposed_s: float = 0.0, hidden_s: float = 0.0) -> None:
-        """Count the seconds of a CPU's exchange; events measure those of a GPU."""
+        """Add to the times of a CPU's exchange; a GPU's exchange is timed by events."""
         if not self._device.is_asynchronous:
             self._times.exposed_s += exposed_s
             self._times.hidden_s += hidden_s

@@ -36,7 +36,7 @@ from paceline.record.recorder import Recorder, Role, noted
 
 @dataclass
 class ExchangeTimes:
-    """Total seconds of a rank's exchanges: exposed, and hidden because backward overlaps them."""
+    """Total seconds of exchanges: `hidden_s` overlapped with backward, `exposed_s` did not."""
 
     exposed_s: float = 0.0
     hidden_s: float = 0.0
@@ -204,7 +204,7 @@ class DeviceTransfer:
         self._posted: list[Future[None]] = []
         self._fetched: list[Future[None]] = []
         self._now = _StepTimes()
-        self._latest: _StepTimes | None = None  # of the last step, if not yet counted
+        self._latest: _StepTimes | None = None  # the last step's times, until they are counted
 
     def begin(self, step: int, chunks: Sequence[Chunk], recorder: Recorder | None) -> None:
         """Begin a step: a thread will copy each chunk back when its sum is ready."""
@@ -221,7 +221,7 @@ class DeviceTransfer:
             self._gather(chunk)
         gathered = self._device.record(timed=True)
         self._now.gathers[chunk.number] = begin, gathered
-        self._to_host.wait_event(gathered)  # and for no later kernels
+        self._to_host.wait_event(gathered)  # but not for kernels that are queued later
         with self._device.use(self._to_host):
             with noted(recorder, Kind.D2H, str(chunk.number), alone=True):
                 bytes_of(chunk, self._arena.slot).copy_(

@@ -52,7 +52,7 @@ def memory(workload: Workload, machine: Machine, config: Local) -> Mapping[str, 
 
 
 def fragments_of(workload: Workload, config: Local) -> tuple[tuple[Layer, ...], ...]:
-    """Assign the layers that have parameters to fragments in turn; each must get a layer."""
+    """Assign layers with parameters to fragments in turn; raise InvalidInput if too few exist."""
     layers = [layer for layer in workload.layers if layer.parameters]
     if len(layers) < config.fragments:
         problem = f"must be at most {len(layers)}, the layers with parameters of {workload.name}"
@@ -63,8 +63,8 @@ def fragments_of(workload: Workload, config: Local) -> tuple[tuple[Layer, ...], 
 def inner_step(workload: Workload, rate: costs.Rate) -> Cost:
     """Return a worker's inner step as a single cost, for a device with the given rate.
 
-    The returned flops are the seconds of all parts in sequence, times the device's flops/s, because
-    arithmetic limits some layers, and memory bandwidth limits others.
+    Its flops are the sum of all parts' seconds, times the device's flops/s. The parts' flops cannot
+    be added, because memory bandwidth instead of arithmetic limits some layers.
     """
     step = ComputeStep(workload, ())
     passes = [cost for layer in workload.layers for cost in (layer.forward, layer.backward)]
@@ -112,7 +112,10 @@ class _Work(NamedTuple):
 
 
 class _Rounds:
-    """Makes the tasks of rounds, from costs that are made once: a plan compares their identity."""
+    """Makes the tasks of rounds.
+
+    All rounds share the same Cost objects, because a plan compares costs by identity.
+    """
 
     def __init__(self, workload: Workload, machine: Machine, config: Local, balanced: bool) -> None:
         self.machine, self.devices = machine, machine.first_devices(config.workers)
