@@ -4,14 +4,13 @@ import os
 import select
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from paceline.core.errors import StepDiscarded, WorkerLost
-from paceline.links.group import Group
-from paceline.links.shared_memory import LocalRanks, find_local_ranks, share
+from paceline.links.group import Group, Member
+from paceline.links.shared_memory import find_local_ranks, share
 from paceline.native import Arena as NativeArena
 from paceline.native import DType, Fault, Goal, Status, arena_nbytes
 
@@ -30,16 +29,7 @@ _EXPECTED = {  # by fault: what a rank has not done by the deadline
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Describes `count` values of one dtype, which begin at byte `offset` of each rank's slot."""
-
-    offset: int
-    count: int
-    dtype: torch.dtype
-
-
-def bytes_of(tensor: Tensor) -> tuple[int, int]:
+def _bytes_of(tensor: Tensor) -> tuple[int, int]:
     """Return the address and number of bytes of a dense tensor in host memory."""
     is_dense = tensor.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense(tensor)
     if not tensor.is_cpu or not is_dense:
@@ -50,13 +40,13 @@ def bytes_of(tensor: Tensor) -> tuple[int, int]:
 class _PeerProcesses:
     """Watches the processes of a machine's other ranks."""
 
-    def __init__(self, place: LocalRanks, rank: int) -> None:
+    def __init__(self, members: Sequence[Member], rank: int) -> None:
         # Watch pidfds, because the kernel may give the number of an ended process to a new process.
         self._local_rank_of: dict[int, int] = {}
-        self._place = place
-        for local_rank, (member, pid) in enumerate(zip(place.members, place.pids, strict=True)):
-            if member != rank:
-                self._local_rank_of[os.pidfd_open(pid)] = local_rank
+        self._members = members
+        for local_rank, member in enumerate(members):
+            if member.rank != rank:
+                self._local_rank_of[os.pidfd_open(member.pid)] = local_rank
 
     def gone(self) -> list[int]:
         """Return the local ranks whose processes have ended."""
@@ -67,7 +57,7 @@ class _PeerProcesses:
 
     def name(self, local_rank: int) -> str:
         """Return the name of a rank for error texts."""
-        return f"worker {self._place.members[local_rank]} (process {self._place.pids[local_rank]})"
+        return self._members[local_rank].title
 
     def why_lost(self, lost: Sequence[tuple[int, Fault]], step: int, deadline_s: float) -> str:
         """Return the error text for the dead ranks; if no rank has died, for the silent ranks."""
@@ -134,7 +124,7 @@ class Arena:
         two_cores = place.num_cores >= 2 * len(place.members)
         scale = 1 / group.world_size if scale is None else scale
         try:
-            self._peers = _PeerProcesses(place, group.rank)
+            self._peers = _PeerProcesses([group.members[i] for i in self.members], group.rank)
             how = held, own_core, two_cores, threads > 0
             native = NativeArena(fd, self.local_rank, *sizes, scale, *how)
         except (OSError, RuntimeError) as error:
@@ -164,10 +154,13 @@ class Arena:
         """Undo this rank's writes to a step's `result`; return the number of bytes undone."""
         return self._opened().refresh(step % 2)
 
-    def set_chunks(self, chunks: Sequence[Sequence[Segment]]) -> None:
-        """Set the segments of each chunk, without overlap, on all ranks between two steps."""
+    def set_chunks(self, chunks: Sequence[Sequence[tuple[int, int, torch.dtype]]]) -> None:
+        """Set the segments of each chunk, without overlap, on all ranks between two steps.
+
+        A segment is its byte offset in each rank's slot, its number of values, and their dtype.
+        """
         self._opened().set_chunks(
-            [[(s.offset, s.count, _DTYPES[s.dtype]) for s in chunk] for chunk in chunks]
+            [[(offset, count, _DTYPES[dtype]) for offset, count, dtype in one] for one in chunks]
         )
 
     def begin(self, step: int) -> None:
@@ -181,12 +174,12 @@ class Arena:
     def copy_in(self, sources: Sequence[tuple[int, Tensor]]) -> None:
         """Copy dense host tensors, in their memory order, to byte offsets of this rank's slot."""
         self._opened().copy_in(
-            self.local_rank, [(offset, *bytes_of(source)) for offset, source in sources]
+            self.local_rank, [(offset, *_bytes_of(source)) for offset, source in sources]
         )
 
     def copy_out(self, step: int, offset: int, target: Tensor) -> None:
         """Fill a dense host tensor, in its memory order, from byte `offset` of the result."""
-        address, nbytes = bytes_of(target)
+        address, nbytes = _bytes_of(target)
         self._opened().copy_out(step % 2, offset, address, nbytes)
 
     def post(self, chunk: int) -> None:

@@ -24,7 +24,7 @@ from paceline.exchange.compressed import CodecAllReduce, Compression, name_of
 from paceline.exchange.layout import Chunk, Layout, check_same_codec
 from paceline.exchange.optimizers import NonFiniteGuard
 from paceline.exchange.replica import Statistics
-from paceline.links.arena import Arena, Segment
+from paceline.links.arena import Arena
 from paceline.links.call_thread import CallThread
 from paceline.links.devices import device_of
 from paceline.links.group import Group
@@ -105,7 +105,7 @@ class HostExchange:
             self._set_layout(layout)
         self._chunks = tuple(chunks)
         self._arena.set_chunks(
-            [[Segment(s.offset, s.num_values, s.dtype) for s in chunk.slots] for chunk in chunks]
+            [[(s.offset, s.num_values, s.dtype) for s in chunk.slots] for chunk in chunks]
         )
 
     def begin(self) -> None:
