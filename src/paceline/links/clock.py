@@ -6,8 +6,9 @@ from math import inf
 from typing import Any, NamedTuple
 
 import torch
+from torch import Event
 
-from paceline.links.devices import Device, Event, device_of
+from paceline.links.devices import Device, device_of
 
 _ANCHOR_EVERY_S = 5.0
 _NUM_ORIGINS = 10

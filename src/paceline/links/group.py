@@ -140,13 +140,27 @@ class Group:
         except RuntimeError as error:
             if self.store is not None or not is_loss(error):
                 raise
-            stopped = _names_in(self, _STOPPED)
+            stopped = self._names_in(_STOPPED)
             silent = f"{stopped} is stopped and does not answer" if stopped else None
             raise WorkerLost(self.died() or silent or unknown_peer(error)) from error
 
     def dead(self) -> str:
         """Return the names of this machine's ranks whose processes have ended, or ""."""
-        return _names_in(self, _ENDED)
+        return self._names_in(_ENDED)
+
+    def _names_in(self, states: Sequence[str]) -> str:
+        """Return the names of ranks whose process on this kernel is in one of the `states`."""
+        found, own = [], self.members[self.rank]
+        for one in self.members:
+            if one.place != own.place:
+                continue  # on this machine, `one.pid` is not that rank's process
+            try:
+                state = psutil.Process(one.pid).status()
+            except psutil.NoSuchProcess:
+                state = psutil.STATUS_DEAD
+            if state in states:
+                found.append(one.title)
+        return ", ".join(found)
 
     def died(self, is_said: Callable[[], bool] = lambda: False) -> str | None:
         """Return an error text that names dead ranks on this machine.
@@ -170,21 +184,6 @@ def myself(rank: int, device: torch.device) -> Member:
 def boot_id() -> str:
     """Return an identifier of this machine's running kernel, which has one monotonic clock."""
     return _BOOT_ID.read_text().strip()
-
-
-def _names_in(group: Group, states: Sequence[str]) -> str:
-    """Return the names of workers whose process on this kernel is in one of the `states`."""
-    found, own = [], group.members[group.rank]
-    for one in group.members:
-        if one.place != own.place:
-            continue  # on this machine, `one.pid` is not that rank's process
-        try:
-            state = psutil.Process(one.pid).status()
-        except psutil.NoSuchProcess:
-            state = psutil.STATUS_DEAD
-        if state in states:
-            found.append(one.title)
-    return ", ".join(found)
 
 
 def is_loss(error: RuntimeError) -> bool:

@@ -15,7 +15,7 @@ from math import isfinite
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Event, Stream, Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
@@ -24,7 +24,7 @@ from paceline.core.plan import Kind, Lane, Resource
 from paceline.core.timeline import Span
 from paceline.exchange.step import Learning
 from paceline.links.clock import DeviceClock, DeviceMark
-from paceline.links.devices import Device, Event, Stream
+from paceline.links.devices import Device
 from paceline.links.shared_memory import SharedTensors, tensors_in
 from paceline.record.recorder import Borders, LayerMarks, Phase, in_seconds, layer_spans
 from paceline.strategies.hogbatch.messages import BatchResult

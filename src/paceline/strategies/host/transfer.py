@@ -16,21 +16,21 @@ starts the copy back after the sum.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Event, Tensor
 
 from paceline.core.errors import WorkerLost
 from paceline.core.plan import Kind
 from paceline.exchange.layout import Chunk, Layout, Slot
 from paceline.links.arena import Arena
 from paceline.links.call_thread import CallThread
-from paceline.links.devices import Event, device_of
+from paceline.links.devices import device_of
 from paceline.record.recorder import Recorder, Role, noted
 
 
@@ -169,16 +169,11 @@ class _StepTimes:
         first, _ = exchanges[0]
         end_ms = first.elapsed_time(self.backward_end)
         spans = [(first.elapsed_time(a), first.elapsed_time(b)) for a, b in exchanges]
-        return _covered(((begin, min(end, end_ms)) for begin, end in spans)) * 1e-3
-
-
-def _covered(spans: Iterable[tuple[float, float]]) -> float:
-    """Return the length of the union of spans."""
-    total, reached = 0.0, float("-inf")
-    for begin, end in sorted(spans):
-        total += max(0.0, end - max(begin, reached))
-        reached = max(reached, end)
-    return total
+        hidden_ms, reached_ms = 0.0, float("-inf")
+        for begin, copied in sorted(spans):  # count overlapping exchanges once
+            hidden_ms += max(0.0, min(copied, end_ms) - max(begin, reached_ms))
+            reached_ms = max(reached_ms, copied)
+        return hidden_ms * 1e-3
 
 
 class DeviceTransfer:
