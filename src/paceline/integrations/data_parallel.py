@@ -184,7 +184,7 @@ class DataParallel(Synchronized):
         if not trials.due:
             return
         used = self._gradients
-        assert used is not None  # it called this method
+        assert used is not None  # the reducer in use has called this method
         trials.finish_measurement(self._join(), used.chunk, used.is_searched)
         # Create the next method's reducer, unless trials ended with the method in use.
         while self._next is None and not (trials.settled and self._method.name == trials.name):
@@ -356,7 +356,7 @@ def _methods(
 
 def check_hook(argument: str, exchange: str = AUTO) -> None:
     """Raise InvalidInput if the exchange does not support torch's communication hooks."""
-    # "auto" changes to torch's reducer; unknown names are refused later.
+    # With "auto", a hook selects torch's reducer. Unknown exchanges are refused later.
     known = _methods(exchange, 1, None, needs_torch_reducer=False) if exchange in EXCHANGES else []
     if not all(method.uses_torch_reducer for method in known):
         raise InvalidInput(

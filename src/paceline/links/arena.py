@@ -50,7 +50,7 @@ class _PeerProcesses:
 
     def gone(self) -> list[int]:
         """Return the local ranks whose processes have ended."""
-        ended = select.poll()  # created for each call, since two threads cannot use one object
+        ended = select.poll()  # new for each call, because two threads cannot share it
         for pidfd in self._local_rank_of:
             ended.register(pidfd, select.POLLIN)
         return sorted(self._local_rank_of[pidfd] for pidfd, _ in ended.poll(0))

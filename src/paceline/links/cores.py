@@ -10,7 +10,8 @@ import torch
 
 logger = logging.getLogger(__name__)
 _SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
-_before_sharing: list[tuple[set[int], int]] = []  # cores and number of threads until then
+# This process's CPUs and number of threads before `share_cores`
+_before_sharing: list[tuple[set[int], int]] = []
 
 
 def share_cores(device: torch.device) -> None:

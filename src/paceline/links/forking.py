@@ -127,7 +127,7 @@ def main() -> None:
 
     if cuda.is_broken_by_fork():
         sys.exit(1)
-    torch.ones(1, requires_grad=True).sum().backward()  # raises RuntimeError if it cannot
+    torch.ones(1, requires_grad=True).sum().backward()  # RuntimeError if backward cannot run
 
 
 def _serve(listener: socket.socket, parent: int, mask: Iterable[int]) -> NoReturn:

@@ -138,7 +138,7 @@ class ForkServer:
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
         self._pids: dict[socket.socket, int] = {}
-        self._forked: ForkRequest | None = None  # in a child: its request
+        self._forked: ForkRequest | None = None  # set in a forked child: its request
 
     def serve(self) -> ForkRequest:
         """Fork processes on request; in a forked process, return the request for that process."""

@@ -90,7 +90,7 @@ def interruptible(*, raises_again: bool = False) -> Iterator[Interruption]:
             if not (raises_again and noted.requested):
                 raise
             assert noted.number is not None
-            # WorkerLost would restart the run.
+            # Do not raise WorkerLost, because it would restart the run.
             raise Interrupted(f"{participle(noted.number)}; {error}", 0, noted.number) from error
         finally:
             _interruptible.pop()

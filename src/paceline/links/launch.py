@@ -33,7 +33,7 @@ def launch(command: Sequence[str], num_workers: int, port: int = 0) -> None:
     if not 0 <= port < 2**16:
         raise InvalidInput("port", "must be 0 to 65535", got=port)
     try:
-        listener = socket.create_server((_LOOPBACK, port))  # with SO_REUSEADDR
+        listener = socket.create_server((_LOOPBACK, port))  # sets SO_REUSEADDR
     except OSError as error:
         problem = f"cannot be listened on: {os.strerror(error.errno or 0)}"
         raise InvalidInput("port", problem, got=port) from None

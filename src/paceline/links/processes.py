@@ -167,7 +167,7 @@ def start(
         if ADDRESS in os.environ:
             with suppress(OSError):  # if the server refuses, start a new program below
                 return fork(command, whole, fds, os.environ[ADDRESS])
-    with signals.blocked():  # until the new process handles them
+    with signals.blocked():  # the new process unblocks signals once it handles them
         child = subprocess.Popen(  # noqa: S603 - a command of our own
             command,
             env=whole,

@@ -108,7 +108,7 @@ class CudaDevice(Device):
         assert stream is None or isinstance(stream, torch.cuda.Stream)
         own: AbstractContextManager[object]
         own = nullcontext() if stream is None else torch.cuda.stream(stream)
-        # `own` alone would restore only the stream of the previously current device.
+        # Set the device, too: `own` restores the stream only of the device that was current.
         with torch.cuda.device(self.torch_device), own:
             yield
 

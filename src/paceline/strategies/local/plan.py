@@ -126,7 +126,7 @@ class _Rounds:
         own = [rates[costs.compute_lane(device.name)] for device in self.devices]
         inner = {rate: inner_step(workload, rate) for rate in dict.fromkeys(own)}
         steps = [config.sync_every] * len(own)
-        if balanced:  # a worker's batches, as a number of equal steps, fit its device's speed
+        if balanced:  # larger batches of a faster device are planned as more equal steps
             speeds = [1 / rate.seconds(inner[rate]) for rate in own]
             steps = [max(1, one) for one in apportion(sum(steps), speeds)]
         self.work = [
@@ -138,7 +138,7 @@ class _Rounds:
     def _exchanges(self, config: Local) -> list[Collective]:
         lanes = [costs.compute_lane(device.name) for device in self.devices]
         ring = Ring.at_once(self.machine, self.devices, lanes)
-        # A GPU's host encodes its outer gradients.
+        # The host of a GPU encodes the GPU's outer gradients.
         stations = {
             worker: device if device.kind is DeviceKind.CPU else self.machine.host_of(device)
             for worker, device in enumerate(self.devices)

@@ -33,7 +33,7 @@ _SHARE = _ADD_TRAFFIC / _MESSAGE_TRAFFIC
 
 def parent(rank: int) -> int | None:
     """Return the rank that receives a rank's gradients; None for rank 0."""
-    return rank & (rank - 1) if rank else None  # without the lowest set bit
+    return rank & (rank - 1) if rank else None  # clears the lowest set bit
 
 
 def children(rank: int, world_size: int) -> list[int]:
