@@ -15,7 +15,7 @@ from paceline.core.errors import InvalidInput, PacelineError, WorkerLost, Worker
 from paceline.links.failpoints import reach
 from paceline.links.failures import FAILURE, SIGNALLED, STOPPED, publish, published
 from paceline.links.interruption import Interruption, is_agreed
-from paceline.links.processes import TERMINATION_S, Process, end, reason, start, wait
+from paceline.links.processes import Process, end, reason, start, wait
 from paceline.links.signals import EXIT_CODES, blocked, handled_by, participle
 
 _LOOPBACK = "127.0.0.1"
@@ -59,7 +59,7 @@ def launch(command: Sequence[str], num_workers: int, port: int = 0) -> None:
             raise _failure(workers, failed, published(store, FAILURE))
     finally:
         publish(store, SIGNALLED, int(SIGTERM))
-        end(workers, termination_s=TERMINATION_S)
+        end(workers)
         del store
 
 

@@ -200,16 +200,13 @@ def device_of_rank() -> torch.device:
     found = gpus()
     if not found:
         return torch.device("cpu")
-    check_gpus(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), len(found))
+    check_gpus(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     return found[int(os.environ.get("LOCAL_RANK", "0"))]
 
 
-def check_gpus(num_workers: int, known: int | None = None) -> None:
-    """Raise InvalidInput if this machine has GPUs, but fewer than workers.
-
-    `known`: the number of GPUs, if the caller knows it.
-    """
-    num_found = num_gpus() if known is None else known
+def check_gpus(num_workers: int) -> None:
+    """Raise InvalidInput if this machine has GPUs, but fewer than workers."""
+    num_found = num_gpus()
     if 0 < num_found < num_workers:
         hint = "each worker needs one; set CUDA_VISIBLE_DEVICES= to train on CPU cores"
         problem = f"must be at most {num_found}, the number of this machine's GPUs"
