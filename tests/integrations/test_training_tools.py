@@ -42,7 +42,6 @@ STEPS = {
     ("accelerate", "in_bfloat16"): 8,
     ("accelerate", "with_a_layer_left_out"): 8,
     ("transformers", "accumulated"): 6,
-    ("transformers", "in_bfloat16"): 6,
 }
 
 Found = dict[str, dict[int, Any]]  # case: {rank: outcome}

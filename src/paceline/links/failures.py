@@ -48,7 +48,7 @@ def tell_left(group: Group, number: int) -> bool:
 
 
 def error_to_raise(
-    error: Exception | SystemExit, group: Group, store: Store
+    error: Exception | SystemExit, group: Group
 ) -> WorkerLost | WorkersFailed | None:
     """Publish why this rank ends; return the error to raise instead of `error`.
 
@@ -58,7 +58,7 @@ def error_to_raise(
     # All error classes of torch.distributed are RuntimeErrors.
     lost_in_torch = isinstance(error, RuntimeError) and is_loss(error)
     try:
-        return _told_by(store, error, group, lost_in_torch)
+        return _told_by(error, group, lost_in_torch)
     except dist.DistNetworkError:
         if not lost_in_torch:
             return None
@@ -70,8 +70,10 @@ def error_to_raise(
 
 
 def _told_by(
-    store: Store, error: Exception | SystemExit, group: Group, lost_in_torch: bool
+    error: Exception | SystemExit, group: Group, lost_in_torch: bool
 ) -> WorkerLost | WorkersFailed | None:
+    store = group.store
+    assert store is not None  # the group of `process_group` has a store
     number = published(store, _LEFT) or (published(store, SIGNALLED) if lost_in_torch else None)
     if number is not None:
         return WorkersFailed(128 + int(number))

@@ -56,11 +56,11 @@ def process_group(
         if os.environ.get("WORLD_SIZE", "1") == "1" and not exchanges_alone:
             yield Group.alone(own.torch_device, deadline_s)
             return
-        group, store = _started_group(own, deadline_s)
+        group = _started_group(own, deadline_s)
         try:
             yield group
         except (Exception, SystemExit) as error:
-            instead = error_to_raise(error, group, store)
+            instead = error_to_raise(error, group)
             if instead is None:
                 raise
             raise instead from error
@@ -68,7 +68,7 @@ def process_group(
         dist.destroy_process_group()
 
 
-def _started_group(own: Device, deadline_s: float) -> tuple[Group, Store]:
+def _started_group(own: Device, deadline_s: float) -> Group:
     # Import torch._dynamo before process groups exist. PyTorch's import at the first optimizer step
     # would keep references to process groups, whose threads abort the interpreter at its exit.
     importlib.import_module("torch._dynamo")
@@ -77,10 +77,9 @@ def _started_group(own: Device, deadline_s: float) -> tuple[Group, Store]:
     # Values in host memory need gloo: NCCL would make the host wait for the GPU.
     control = None if own.backend == "gloo" else dist.new_group(backend="gloo", timeout=deadline)
     rank, world_size, is_alone = dist.get_rank(), len(members), len(members) == 1
-    group = Group(
+    return Group(
         rank, world_size, device, members, store, control, deadline_s, exchanges_alone=is_alone
     )
-    return group, store
 
 
 def joined(

@@ -49,7 +49,6 @@ cases(
     accumulated=lambda: beside_ddp(
         gradient_accumulation_steps=2, eval_strategy="steps", eval_steps=2
     ),
-    in_bfloat16=lambda: beside_ddp(bf16=True),
 )
 
 
