@@ -11,8 +11,8 @@ class AllToAll:
     """Sends a message to every other rank, and receives a message from every other rank.
 
     Construction starts the transfers; all ranks must construct their objects in the same order.
-    `sent`: by receiving rank, the uint8 message to that rank. `nbytes`: by sending rank, the length
-    of that rank's message. This rank's own entries are ignored.
+    `sent[rank]`: the uint8 message to another rank. `nbytes[rank]`: the length of the message from
+    that rank. The entries of this rank itself are ignored.
     """
 
     def __init__(
