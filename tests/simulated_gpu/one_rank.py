@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from paceline.exchange.layout import Layout, NamedParameter
 from paceline.links.arena import Arena
 from paceline.links.group import Group
-from paceline.strategies.host.transfer import DeviceTransfer, ExchangeTimes
+from paceline.strategies.host.transfer import DeviceTransfer, OverlapTimes
 from simulated_gpu.device import SimulatedDevice
 
 DEADLINE_S = 30.0
@@ -43,7 +43,7 @@ class OneRank:
         )
         memory = self.arena.slot, self.arena.shared_result(0), self.arena.shared_result(1)
         self.unpin = [device.pin(part) for part in memory]
-        self.times = ExchangeTimes()
+        self.times = OverlapTimes()
         self.transfer = DeviceTransfer(self.arena, self.layout, self.times, DEADLINE_S)
 
     def begin_step(self, step: int) -> None:

@@ -52,7 +52,7 @@ class HostExchange:
         self._step = 0
         self._chunks: tuple[Chunk, ...] = ()
         self._layout: Layout | None = None
-        self._times = transfer.ExchangeTimes()
+        self._times = transfer.OverlapTimes()
         self._between: LeaderAllReduce | None = None
         self._guard: NonFiniteGuard | None = None
         self._pinned: list[Callable[[], None]] = []

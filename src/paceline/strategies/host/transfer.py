@@ -35,7 +35,7 @@ from paceline.record.recorder import Recorder, Role, noted
 
 
 @dataclass
-class ExchangeTimes:
+class OverlapTimes:
     """Total seconds of exchanges: `hidden_s` overlapped with backward, `exposed_s` did not."""
 
     exposed_s: float = 0.0
@@ -180,7 +180,7 @@ class DeviceTransfer:
     """Copies a GPU's gradients to pinned memory of the arena, and the means back."""
 
     def __init__(
-        self, arena: Arena, layout: Layout, times: ExchangeTimes, deadline_s: float
+        self, arena: Arena, layout: Layout, times: OverlapTimes, deadline_s: float
     ) -> None:
         self._arena, self._layout, self._times = arena, layout, times
         self._deadline_s = deadline_s
