@@ -1,12 +1,20 @@
 """Steps of an arena with segments of several types, and the expected means by torch."""
 
 from functools import reduce
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from paceline.links.arena import Arena, Segment
+from paceline.links.arena import Arena
 from paceline.links.group import Group
+
+
+class Segment(NamedTuple):
+    offset: int
+    count: int
+    dtype: torch.dtype
+
 
 # Segments have odd lengths and gaps between them; one needs many blocks.
 SEGMENTS = [

@@ -8,7 +8,7 @@ import mpi
 import torch
 import torch.distributed as dist
 
-from paceline.links.arena import Arena, Segment
+from paceline.links.arena import Arena
 from paceline.links.group import Group
 from ranks import DEADLINE_S, Variant, alternate, compare, cpu_of, num_cores, timed, unpinned
 from steps import exchanging
@@ -52,7 +52,7 @@ def _case(count: int, group: Group, quick: bool) -> dict[str, Any]:
 def _open(count: int, group: Group) -> Arena:
     """Return an arena in which all gradients of a rank are its number, counted from 1."""
     arena = Arena(group, 4 * count, max_chunks=1, num_flags=0, deadline_s=DEADLINE_S)
-    arena.set_chunks([[Segment(0, count, torch.float32)]])
+    arena.set_chunks([[(0, count, torch.float32)]])
     arena.slot.view(torch.float32).fill_(group.rank + 1)
     return arena
 

@@ -38,13 +38,10 @@ STEPS = {
     ("fabric", "accumulated"): 4,
     ("fabric", "in_bfloat16"): 8,
     ("fabric", "with_a_layer_left_out"): 8,
-    ("accelerate", "plain"): 8,
     ("accelerate", "accumulated"): 4,
     ("accelerate", "in_bfloat16"): 8,
     ("accelerate", "with_a_layer_left_out"): 8,
-    ("transformers", "plain"): 6,
     ("transformers", "accumulated"): 6,
-    ("transformers", "in_bfloat16"): 6,
 }
 
 Found = dict[str, dict[int, Any]]  # case: {rank: outcome}
@@ -147,8 +144,6 @@ def test_a_case_trains_as_with_ddp_in_one_wrapper(found, tool: str, case: str):
 EXACT, MOVED = (0.0, ROUNDING), (100 * ROUNDING, float("inf"))
 # Expected outcomes of other cases on both ranks, or on the first: values, or ranges of numbers.
 CASES: dict[tuple[str, str], dict[str, Any]] = {
-    ("lightning", "by_name"): {"worst": EXACT, "wraps": ["DataParallel"]},
-    ("fabric", "by_name"): {"worst": EXACT, "wraps": ["DataParallel"]},
     ("lightning", "encoded"): {"apart": (ROUNDING, 0.5)},  # 8-bit codec
     # DDPStrategy ignores the hook on CPUs.
     ("lightning", "hook_on_cpus"): {"worst": EXACT, "calls": 8, "wraps": [True]},

@@ -27,10 +27,10 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Event, Stream, Tensor
 
 from paceline.core.machine import DeviceKind
-from paceline.links.devices import Device, Event, Stream
+from paceline.links.devices import Device
 from simulated_gpu.guard import guard
 from simulated_gpu.ordering import Access, Block, Clock, merge
 

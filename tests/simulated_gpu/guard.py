@@ -16,8 +16,6 @@ from pathlib import Path
 
 import torch
 
-from paceline.core.errors import InvalidInput
-
 _SOURCE = Path(__file__).with_suffix(".cpp")
 _COMPILE_S = 300.0
 Record = Callable[[int, int], int]
@@ -87,15 +85,4 @@ def _compile(target: Path) -> None:
     command = [os.environ.get("CXX", "c++"), "-std=c++20", "-O1", "-shared", "-fPIC"]
     command += [f"-I{torch_folder / 'include'}", str(_SOURCE), "-o", str(target)]
     command += [f"-L{torch_folder / 'lib'}", "-lc10"]
-    try:
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=_COMPILE_S)
-    except OSError as error:
-        raise InvalidInput(
-            "compiler",
-            f"a simulated GPU requires a C++ compiler: {command[0]}: {error.strerror}",
-            hint="install a C++ compiler, or set CXX",
-        ) from None
-    except subprocess.CalledProcessError as error:
-        lines = error.stderr.strip().splitlines() or [f"exit code {error.returncode}"]
-        problem = f"a simulated GPU requires a C++ compiler: {lines[0]}"
-        raise InvalidInput("compiler", problem) from None
+    subprocess.run(command, check=True, timeout=_COMPILE_S)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from paceline.exchange.layout import Layout, NamedParameter
-from paceline.links.arena import Arena, Segment
+from paceline.links.arena import Arena
 from paceline.links.group import Group
-from paceline.strategies.host.transfer import DeviceTransfer, ExchangeTimes
+from paceline.strategies.host.transfer import DeviceTransfer, OverlapTimes
 from simulated_gpu.device import SimulatedDevice
 
 DEADLINE_S = 30.0
@@ -39,14 +39,11 @@ class OneRank:
         sizes = self.layout.nbytes, len(self.layout.layers), self.layout.num_flags
         self.arena = Arena(Group.alone(on, DEADLINE_S), *sizes, DEADLINE_S, scale=0.5)
         self.arena.set_chunks(
-            [
-                [Segment(s.offset, s.num_values, s.dtype) for s in chunk.slots]
-                for chunk in self.chunks
-            ]
+            [[(s.offset, s.num_values, s.dtype) for s in chunk.slots] for chunk in self.chunks]
         )
         memory = self.arena.slot, self.arena.shared_result(0), self.arena.shared_result(1)
         self.unpin = [device.pin(part) for part in memory]
-        self.times = ExchangeTimes()
+        self.times = OverlapTimes()
         self.transfer = DeviceTransfer(self.arena, self.layout, self.times, DEADLINE_S)
 
     def begin_step(self, step: int) -> None:

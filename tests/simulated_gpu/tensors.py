@@ -19,7 +19,6 @@ from torch import Tensor, library, nn
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from paceline.core.errors import InvalidInput
 from simulated_gpu.device import (
     NAME,
     Memory,
@@ -158,12 +157,7 @@ def devices(count: int) -> list[SimulatedDevice]:
     """
     if not _devices:
         _register()
-    if count > len(_devices):
-        raise InvalidInput(
-            "PACELINE_SIMULATED_GPUS",
-            f"{count} simulated GPUs are requested",
-            hint=f"there are {len(_devices)} at most",
-        )
+    assert count <= len(_devices)
     return _devices[:count]
 
 

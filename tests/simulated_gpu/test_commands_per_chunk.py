@@ -68,21 +68,23 @@ def exchanged(sent: Sequence[Tensor], chunk_size: int | None = None) -> Commands
         return commands
 
 
-@pytest.mark.parametrize("num_tensors", [1, 64])
-def test_a_chunk_needs_three_commands_to_the_host_and_two_back(num_tensors):
-    sent = [torch.randn(1 + index % 7, 3) for index in range(num_tensors)]
-    assert exchanged(sent) == Commands(gathers=1, d2h=1, syncs=1, h2d=1, scatters=1)
+THREE_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def test_all_chunks_are_scattered_by_one_kernel():
-    sent = [torch.randn(5) for _ in range(16)]
-    assert exchanged(sent, 4) == Commands(gathers=4, d2h=4, syncs=4, h2d=4, scatters=1)
-
-
-def test_each_dtype_of_a_chunk_needs_one_kernel():
-    types = torch.float32, torch.bfloat16, torch.float16
-    sent = [torch.randn(9).to(types[index % 3]) for index in range(64)]
-    assert exchanged(sent) == Commands(gathers=3, d2h=1, syncs=1, h2d=1, scatters=3)
+@pytest.mark.parametrize(
+    ("num_tensors", "types", "chunk_size", "expected"),
+    [
+        (1, THREE_TYPES[:1], None, Commands(gathers=1, d2h=1, syncs=1, h2d=1, scatters=1)),
+        (64, THREE_TYPES[:1], None, Commands(gathers=1, d2h=1, syncs=1, h2d=1, scatters=1)),
+        (16, THREE_TYPES[:1], 4, Commands(gathers=4, d2h=4, syncs=4, h2d=4, scatters=1)),
+        (64, THREE_TYPES, None, Commands(gathers=3, d2h=1, syncs=1, h2d=1, scatters=3)),
+    ],
+)
+def test_a_chunk_needs_one_gather_per_dtype_and_a_step_one_scatter_per_dtype(
+    num_tensors: int, types: Sequence[torch.dtype], chunk_size: int | None, expected: Commands
+):
+    sent = [torch.randn(1 + i % 7, 3).to(types[i % len(types)]) for i in range(num_tensors)]
+    assert exchanged(sent, chunk_size) == expected
 
 
 def test_a_gradient_in_another_layout_needs_one_more_kernel():

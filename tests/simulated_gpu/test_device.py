@@ -176,28 +176,6 @@ def test_an_error_on_the_device_is_raised_when_the_host_waits(device):
         device.synchronize()
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda **on: torch.arange(2, 9, 3, dtype=torch.uint8, **on),
-        lambda **on: torch.arange(0.0, 1.0, 0.25, **on),
-        lambda **on: torch.eye(3, 2, **on),
-        lambda **on: torch.tensor([[1, 2], [3, 4]], **on),
-        lambda **on: torch.linspace(0, 1, 5, **on),
-        lambda **on: torch.full((2, 3), 7.0, **on),
-    ],
-)
-def test_factories_give_the_values_of_the_host(device, make):
-    here, there = make(), make(device=device.torch_device)
-    assert (there.shape, there.dtype) == (here.shape, here.dtype)
-    assert there.tolist() == here.tolist()
-
-
-def test_resizing_an_output_is_an_error(device):
-    with pytest.raises(RuntimeError, match="cannot be resized"):
-        torch.add(ones(device), 1, out=torch.empty(0, device=device.torch_device))
-
-
 def test_views_share_the_address_of_their_memory(device):
     """safetensors finds tied parameters by their addresses."""
     there = ones(device)

@@ -3,6 +3,7 @@
 Kernels of the compute stream write the gradients, as in backward.
 """
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,7 +17,7 @@ from paceline.core.errors import InvalidInput, StepDiscarded
 from paceline.exchange.layout import Chunk, Layout, NamedParameter
 from paceline.links.group import Group
 from paceline.strategies.host.exchange import HostExchange
-from paceline.strategies.host.transfer import _covered, bytes_of
+from paceline.strategies.host.transfer import bytes_of
 from refusals import refused
 from simulated_gpu.device import SimulatedDevice
 from simulated_gpu.lent import simulated_gpus
@@ -257,6 +258,20 @@ def test_exchange_during_backward_is_hidden_and_after_it_exposed():
         assert one.times.exposed_s >= 2 * LONG_S
 
 
+def test_exchanges_that_overlap_are_hidden_once():
+    with rank(1) as one:
+        started_s = time.monotonic()
+        slow(one.device, "d2h")
+        one.begin()
+        one.make_all()
+        one.send_all()  # copies of 1, 2, ..., 5 times LONG_S
+        slow(one.device, "kernel")
+        compute(one, 8)
+        one.finish()
+        one.transfer.count_times()
+        assert one.times.hidden_s < time.monotonic() - started_s
+
+
 def test_the_device_finishing_backward_after_the_host_is_not_exposed_time():
     with rank(4) as one:
         one.exchange()
@@ -293,16 +308,3 @@ def test_memory_that_cannot_be_pinned_is_refused_with_the_worker(monkeypatch):
     monkeypatch.setattr(device, "pin", fails)
     with refused("worker 0"):
         HostExchange(Group.alone(device.torch_device, DEADLINE_S)).open(layout)
-
-
-@pytest.mark.parametrize(
-    ("spans", "length"),
-    [
-        ([(1.0, 2.0), (1.5, 3.0)], 2.0),
-        ([(1.0, 4.0), (2.0, 3.0)], 3.0),
-        ([(5.0, 4.0), (0.0, 1.0)], 1.0),
-        ([(0.0, 1.0), (2.0, 3.0)], 2.0),
-    ],
-)
-def test_overlapping_spans_count_once(spans, length):
-    assert _covered(spans) == length

@@ -10,14 +10,13 @@ import pytest
 import torch
 
 from paceline.links import devices
-from paceline.links.devices import cuda, device_named, device_of, first_device, gpus, num_gpus
+from paceline.links.devices import cuda, device_named, first_device, gpus, num_gpus
 from paceline.links.devices.cuda import CudaDevice
 from paceline.links.rendezvous import check_gpus, device_of_rank
 from refusals import refused
 
 SRC = Path(devices.__file__).parents[1]
 SIMULATED = torch.device("simulated", 0)
-SECOND = torch.device("simulated", 1)
 TOO_OLD = (
     "CUDA initialization: The NVIDIA driver on your system is too old (found version 11040). "
     "(Triggered internally at ../c10/cuda/CUDAFunctions.cpp:109.)"
@@ -102,15 +101,6 @@ def test_each_rank_of_a_machine_has_its_own_gpu(machine, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     with refused("workers"):
         device_of_rank()
-
-
-def test_simulated_gpus_replace_others(monkeypatch):
-    monkeypatch.setenv("PACELINE_SIMULATED_GPUS", "2")
-    assert (gpus(), num_gpus(), first_device()) == ((SIMULATED, SECOND), 2, SIMULATED)
-    assert device_of(gpus()[1]).name == "simulated on the host's memory"
-    monkeypatch.setenv("PACELINE_SIMULATED_GPUS", "two")
-    with refused("PACELINE_SIMULATED_GPUS"):
-        num_gpus()
 
 
 def test_devices_are_named_as_torch_does():

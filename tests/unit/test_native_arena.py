@@ -141,15 +141,14 @@ def test_the_memory_is_private_has_no_name_and_keeps_its_size():
 
 
 def test_a_late_thread_finds_nothing_to_sum_in_new_chunks():
-    small, large = links.Segment(0, 16, torch.float32), links.Segment(0, 1_000_000, torch.float32)
     arena = links.Arena(group_of(), 4_000_000, 1, 0, 5, threads=0)
-    arena.set_chunks([[small]])
+    arena.set_chunks([[(0, 16, torch.float32)]])
     arena.begin(1)
     arena.post(0)
     arena.commit()
     arena.wait_step()
     arena.slot.view(torch.float32).fill_(1.0)
-    arena.set_chunks([[large]])
+    arena.set_chunks([[(0, 1_000_000, torch.float32)]])
     # A step without a fault is never drained: waiting for it only looks for work.
     assert arena._native.wait(Goal.DRAINED, 1, 0) is Status.PENDING
     assert not arena.shared_result(1).any()

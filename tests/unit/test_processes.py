@@ -29,10 +29,6 @@ FOREVER = "import signal; signal.pause()"
 Command = Callable[..., list[str]]
 
 
-def python(code: str, *arguments: object) -> list[str]:
-    return [sys.executable, "-c", code, *map(str, arguments)]
-
-
 @pytest.fixture(scope="session")
 def server() -> Iterator[str]:
     """A fork server that has imported numpy."""
@@ -252,7 +248,7 @@ def test_no_process_outlives_its_caller_or_the_fork_server(
 ) -> None:
     (tmp_path / "waits.py").write_text("import os\nprint(os.getpid(), flush=True)\n" + FOREVER)
     path = f"{tmp_path}{os.pathsep}{Path(forked.__file__).parent}"
-    begin = python(f"import signal\n{code}\nsignal.pause()")
+    begin = [sys.executable, "-c", f"import signal\n{code}\nsignal.pause()"]
     with subprocess.Popen(
         begin, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": path}
     ) as parent:

@@ -20,7 +20,7 @@ from paceline.core.plan import Kind
 from paceline.core.reading import read_record
 from paceline.core.timeline import Span, Timeline
 from paceline.core.wire_format import Purpose
-from paceline.links.turns import Stopped, Turns
+from paceline.links.turns import LaneStopped, Turns
 from paceline.record.worker_trace import MessageTime, Trace, timeline_of, utilisation
 from paceline.rpc.batch_layout import BatchLayout
 from paceline.rpc.frames import Message
@@ -92,11 +92,11 @@ def test_a_failure_of_one_lane_stops_waiting_lanes():
     turns = Turns([0, 1])
 
     def waits() -> None:
-        with pytest.raises(Stopped), turns.of(1):
+        with pytest.raises(LaneStopped), turns.of(1):
             raise AssertionError("lane 0 has never had its turn")
 
     together(waits, turns.stop)
-    with pytest.raises(Stopped):
+    with pytest.raises(LaneStopped):
         turns.check()
 
 

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+from torch import Event, Tensor
 
 from paceline.checkpoints import json_values, tensor_file
 from paceline.checkpoints.folder import CheckpointFolder
@@ -22,7 +22,7 @@ from paceline.checkpoints.json_values import Json
 from paceline.checkpoints.tensor_file import Tensors, check_can_be_saved
 from paceline.core.errors import CheckpointNotWritten
 from paceline.links.call_thread import CallThread
-from paceline.links.devices import Event, device_of
+from paceline.links.devices import device_of
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Event, Tensor
 
 from paceline.codecs.codec import Cast, Codec
 from paceline.codecs.names import factory_of, find_codec
@@ -27,7 +27,7 @@ from paceline.core.wire_format import AUTO, PIECE, check_codec, wire_format
 from paceline.exchange.encoded_pieces import EncodedPiece, PieceCodecs
 from paceline.exchange.optimizers import Policy
 from paceline.links.call_thread import CallThread, finish_stream
-from paceline.links.devices import Event, device_of
+from paceline.links.devices import device_of
 
 Future = torch.futures.Future[Tensor]
 Factory = Callable[[], Codec]

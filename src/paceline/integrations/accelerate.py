@@ -14,7 +14,7 @@ from paceline.core.errors import InvalidInput
 from paceline.integrations.data_parallel import DataParallel, check_hook
 
 _PLAIN = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
-_OTHERS = ("DEEPSPEED", "FSDP", "MEGATRON_LM")  # distributed_type omits these on CPUs
+_OTHERS = ("DEEPSPEED", "FSDP", "MEGATRON_LM")  # distributed_type does not report these on CPUs
 _MARK = "_is_accelerate_prepared"  # Accelerate's mark on prepared objects
 
 
@@ -44,7 +44,8 @@ class _Preparation:
     def __init__(self, accelerator: Accelerator, options: dict[str, Any]) -> None:
         self._accelerator, self._options = accelerator, options
         self._prepare: Callable[..., nn.Module] = accelerator.prepare_model
-        self._made: WeakValueDictionary[int, DataParallel] = WeakValueDictionary()  # by id(module)
+        # The wrapped models, by id(module)
+        self._made: WeakValueDictionary[int, DataParallel] = WeakValueDictionary()
 
     def prepare(
         self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False

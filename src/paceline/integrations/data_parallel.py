@@ -50,10 +50,11 @@ class DataParallel(Synchronized):
 
     `exchange`: how gradients are averaged. "host" sums them in host memory during backward.
     "allreduce" uses torch's reducer. "tree" sums them in a binary tree, the classical baseline.
-    "auto" tries each for a few steps and keeps the fastest; `why` has the measured times.
+    "auto" tries each exchange for a few steps and keeps the fastest; the property `why` has the
+    measured times.
     `chunk`: number of layers that "host" exchanges together. "auto" predicts it from the first
     steps and tries neighbouring values during training. `deadline_s`: longest wait for another
-    rank, before WorkerLost names it. Default: the process group's timeout.
+    rank, after which WorkerLost names that rank. Default: the process group's timeout.
 
     `codec`: a name such as "dynamic8", a codec object, or "auto", which encodes gradients only if
     steps get faster. Exchange "host" encodes gradients only between machines; "allreduce" encodes
@@ -124,7 +125,7 @@ class DataParallel(Synchronized):
         compression: Compression | None,
         given: dict[str, Any],
     ) -> Method:
-        """Set the methods to try, and return the first method."""
+        """Set the exchange methods to try, and return the first of them."""
         of_torch = sorted(OF_TORCH_ALONE.keys() & given.keys())
         candidates = _methods(exchange, chunk, compression, bool(of_torch))
         self._candidates = {one.name: one for one in candidates}
@@ -183,7 +184,7 @@ class DataParallel(Synchronized):
         if not trials.due:
             return
         used = self._gradients
-        assert used is not None  # it called this method
+        assert used is not None  # the reducer in use has called this method
         trials.finish_measurement(self._join(), used.chunk, used.is_searched)
         # Create the next method's reducer, unless trials ended with the method in use.
         while self._next is None and not (trials.settled and self._method.name == trials.name):
@@ -231,7 +232,7 @@ class DataParallel(Synchronized):
         if self._trials is None:
             return self._why
         if self._join_config.enable:
-            return f"{self._method.name}: no other is tried within join()"
+            return f"{self._method.name}: no other exchange is tried within join()"
         used = self._gradients
         return self._trials.why(used.chunk, used.is_searched) if used else self._trials.why()
 
@@ -355,7 +356,7 @@ def _methods(
 
 def check_hook(argument: str, exchange: str = AUTO) -> None:
     """Raise InvalidInput if the exchange does not support torch's communication hooks."""
-    # "auto" changes to torch's reducer; unknown names are refused later.
+    # With "auto", a hook selects torch's reducer. Unknown exchanges are refused later.
     known = _methods(exchange, 1, None, needs_torch_reducer=False) if exchange in EXCHANGES else []
     if not all(method.uses_torch_reducer for method in known):
         raise InvalidInput(

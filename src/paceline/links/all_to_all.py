@@ -10,8 +10,9 @@ from torch import Tensor
 class AllToAll:
     """Sends a message to every other rank, and receives a message from every other rank.
 
-    Construction starts the transfers, in the same order on all ranks. `sent`: the uint8 message to
-    each rank. `nbytes`: the length of the message from each rank. Own entries are ignored.
+    Construction starts the transfers; all ranks must construct their objects in the same order.
+    `sent[rank]`: the uint8 message to another rank. `nbytes[rank]`: the length of the message from
+    that rank. The entries of this rank itself are ignored.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class AllToAll:
     def wait(self) -> list[Tensor]:
         """Wait until all messages are sent and received; return the message from each rank."""
         for work in self._works:
-            assert work is not None  # this rank belongs to the group
+            assert work is not None  # it would be None on a rank outside the group
             work.wait()
         self._works, self._sent = [], []
         return list(self._received)
@@ -55,9 +56,9 @@ def post_pairs(
 ) -> list[dist.Work | None]:
     """Post a receive from each peer, and then a send to each peer.
 
-    To receive a message, gloo sends a request over the connection that also carries sends. If a
-    receive were posted after a send, its request would wait for that send, and the link would carry
-    only one direction at a time.
+    To receive a message, gloo first sends a request to the peer, over the connection that also
+    carries sends. If a receive were posted after a send, the request would wait for the end of that
+    send, and the link would carry only one direction at a time.
     """
     works = [
         dist.irecv(row, group=group, group_src=peer)

@@ -4,14 +4,13 @@ import os
 import select
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from paceline.core.errors import StepDiscarded, WorkerLost
-from paceline.links.group import Group
-from paceline.links.shared_memory import LocalRanks, find_local_ranks, share
+from paceline.links.group import Group, Member
+from paceline.links.shared_memory import find_local_ranks, share
 from paceline.native import Arena as NativeArena
 from paceline.native import DType, Fault, Goal, Status, arena_nbytes
 
@@ -21,7 +20,7 @@ _DTYPES = {
     torch.bfloat16: DType.BFLOAT16,
     torch.float16: DType.FLOAT16,
 }
-_EXPECTED = {  # the action that a silent rank has not performed
+_EXPECTED = {  # by fault: what a rank has not done by the deadline
     Fault.POST: "deliver the gradients of step {step}",
     Fault.COMMIT: "deliver the gradients of step {step}",
     Fault.SUM: "finish its part of the sum of step {step}",
@@ -30,17 +29,8 @@ _EXPECTED = {  # the action that a silent rank has not performed
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """`count` values of one dtype that begin at byte `offset` of every rank's slot."""
-
-    offset: int
-    count: int
-    dtype: torch.dtype
-
-
-def bytes_of(tensor: Tensor) -> tuple[int, int]:
-    """Return the address and bytes of a tensor, which must be dense and in host memory."""
+def _bytes_of(tensor: Tensor) -> tuple[int, int]:
+    """Return the address and number of bytes of a dense tensor in host memory."""
     is_dense = tensor.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense(tensor)
     if not tensor.is_cpu or not is_dense:
         raise ValueError("only dense tensors in host memory can be copied")
@@ -50,27 +40,27 @@ def bytes_of(tensor: Tensor) -> tuple[int, int]:
 class _PeerProcesses:
     """Watches the processes of a machine's other ranks."""
 
-    def __init__(self, place: LocalRanks, rank: int) -> None:
-        # By pidfd, because the kernel may reuse process numbers.
+    def __init__(self, members: Sequence[Member], rank: int) -> None:
+        # Watch pidfds, because the kernel may give the number of an ended process to a new process.
         self._local_rank_of: dict[int, int] = {}
-        self._place = place
-        for local_rank, (member, pid) in enumerate(zip(place.members, place.pids, strict=True)):
-            if member != rank:
-                self._local_rank_of[os.pidfd_open(pid)] = local_rank
+        self._members = members
+        for local_rank, member in enumerate(members):
+            if member.rank != rank:
+                self._local_rank_of[os.pidfd_open(member.pid)] = local_rank
 
     def gone(self) -> list[int]:
         """Return the local ranks whose processes have ended."""
-        ended = select.poll()  # created for each call, since two threads cannot use one object
+        ended = select.poll()  # new for each call, because two threads cannot share it
         for pidfd in self._local_rank_of:
             ended.register(pidfd, select.POLLIN)
         return sorted(self._local_rank_of[pidfd] for pidfd, _ in ended.poll(0))
 
     def name(self, local_rank: int) -> str:
-        """Return a rank's name in errors."""
-        return f"worker {self._place.members[local_rank]} (process {self._place.pids[local_rank]})"
+        """Return the name of a rank for error texts."""
+        return self._members[local_rank].title
 
     def why_lost(self, lost: Sequence[tuple[int, Fault]], step: int, deadline_s: float) -> str:
-        """Return the error text for lost ranks; it names only the dead ranks, if any are dead."""
+        """Return the error text for the dead ranks; if no rank has died, for the silent ranks."""
         dead = [self.name(local_rank) for local_rank, fault in lost if fault is Fault.DIED]
         if dead:
             return f"{', '.join(dead)} died in the middle of the run"
@@ -102,7 +92,7 @@ class Arena:
     `scale`: 1 / world_size by default.
     `held`: if True, a step is complete only after the machine's first rank has called `publish`
     for every chunk. Default: True if the ranks are on several machines.
-    `threads`: if 0, no background thread sums chunks, and ranks sum chunks only while they wait.
+    `threads`: with 1, a background thread sums chunks, too; with 0, only waiting ranks sum chunks.
     `members`: the global ranks on this machine, ascending. A local rank is an index of `members`.
     `leaders`: the first rank of each machine, ascending.
     `slots`: one tensor, uint8 [slot_nbytes], per local rank. A rank writes only to its own slot.
@@ -134,7 +124,7 @@ class Arena:
         two_cores = place.num_cores >= 2 * len(place.members)
         scale = 1 / group.world_size if scale is None else scale
         try:
-            self._peers = _PeerProcesses(place, group.rank)
+            self._peers = _PeerProcesses([group.members[i] for i in self.members], group.rank)
             how = held, own_core, two_cores, threads > 0
             native = NativeArena(fd, self.local_rank, *sizes, scale, *how)
         except (OSError, RuntimeError) as error:
@@ -161,13 +151,16 @@ class Arena:
         return torch.from_numpy(self._opened().result(step % 2))
 
     def refresh(self, step: int) -> int:
-        """Undo this rank's writes to `result` before its next use; return the bytes undone."""
+        """Undo this rank's writes to a step's `result`; return the number of bytes undone."""
         return self._opened().refresh(step % 2)
 
-    def set_chunks(self, chunks: Sequence[Sequence[Segment]]) -> None:
-        """Set the segments of each chunk, without overlap, on all ranks between two steps."""
+    def set_chunks(self, chunks: Sequence[Sequence[tuple[int, int, torch.dtype]]]) -> None:
+        """Set the segments of each chunk, without overlap, on all ranks between two steps.
+
+        A segment is its byte offset in each rank's slot, its number of values, and their dtype.
+        """
         self._opened().set_chunks(
-            [[(s.offset, s.count, _DTYPES[s.dtype]) for s in chunk] for chunk in chunks]
+            [[(offset, count, _DTYPES[dtype]) for offset, count, dtype in one] for one in chunks]
         )
 
     def begin(self, step: int) -> None:
@@ -181,12 +174,12 @@ class Arena:
     def copy_in(self, sources: Sequence[tuple[int, Tensor]]) -> None:
         """Copy dense host tensors, in their memory order, to byte offsets of this rank's slot."""
         self._opened().copy_in(
-            self.local_rank, [(offset, *bytes_of(source)) for offset, source in sources]
+            self.local_rank, [(offset, *_bytes_of(source)) for offset, source in sources]
         )
 
     def copy_out(self, step: int, offset: int, target: Tensor) -> None:
         """Fill a dense host tensor, in its memory order, from byte `offset` of the result."""
-        address, nbytes = bytes_of(target)
+        address, nbytes = _bytes_of(target)
         self._opened().copy_out(step % 2, offset, address, nbytes)
 
     def post(self, chunk: int) -> None:
@@ -230,7 +223,7 @@ class Arena:
         self._leave_discarded()
 
     def times(self, chunk: int) -> tuple[float, float]:
-        """Return the monotonic seconds when all ranks had posted a summed chunk, and of its sum."""
+        """Return the monotonic seconds at which all ranks had posted a chunk, and it was summed."""
         posted_ns, reduced_ns = self._opened().times(chunk)
         return posted_ns / 1e9, reduced_ns / 1e9
 
@@ -252,7 +245,7 @@ class Arena:
             raise RuntimeError(f"no step is open after step {self._step}; call begin() first")
 
     def _wait(self, goal: Goal, chunk: int = 0) -> None:
-        """Wait for `goal`; regularly handle signals and check the deadline and the peers."""
+        """Wait for `goal`; meanwhile handle signals, and check the deadline and peer processes."""
         native, until = self._opened(), time.monotonic() + self._deadline_s
         while (status := native.wait(goal, self._step, chunk)) is not Status.REACHED:
             if status is Status.DISCARDED:

@@ -13,16 +13,16 @@ import torch
 from paceline.links.devices import device_of
 
 T = TypeVar("T")
-_CLOSE_S = 5.0  # longest wait of `close`: a thread that waits for a lost rank never ends
+_CLOSE_S = 5.0  # longest wait for the thread's end: it never ends if it waits for a lost rank
 _CPU = torch.device("cpu")
 
 
 class CallThread:
     """A thread that makes calls in order, on a separate stream of the device.
 
-    Unlike a ThreadPoolExecutor's, a thread that waits for a lost rank does not keep the process
-    alive. Unless it `goes_on`, all calls after a failed call fail with the same error, since later
-    collectives would not match those of the other ranks.
+    Unlike a thread of a ThreadPoolExecutor, it does not keep the process alive while it waits for a
+    lost rank. By default, all calls after a failed call fail with the same error, because their
+    collectives would not match the other ranks' collectives. `goes_on`: make these calls anyway.
     """
 
     def __init__(self, name: str, device: torch.device = _CPU, *, goes_on: bool = False) -> None:
@@ -46,7 +46,7 @@ class CallThread:
         self._thread.join(within_s)
 
     def end_with(self, owner: object) -> None:
-        """End the thread after the queued calls when `owner` is freed without `close`."""
+        """When `owner` is garbage-collected, end the thread after the queued calls."""
         weakref.finalize(owner, self._calls.put, None).atexit = False
 
     def _run(self) -> None:
@@ -64,7 +64,7 @@ class CallThread:
 
 
 def finish_stream(device: torch.device) -> None:
-    """Wait for this thread's current stream of `device`, so that other streams can use results."""
+    """Wait for the current stream of `device`, so that other streams can use its results."""
     own = device_of(device)
     if own.is_asynchronous:
         own.current_stream().synchronize()

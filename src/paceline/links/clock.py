@@ -6,8 +6,9 @@ from math import inf
 from typing import Any, NamedTuple
 
 import torch
+from torch import Event
 
-from paceline.links.devices import Device, Event, device_of
+from paceline.links.devices import Device, device_of
 
 _ANCHOR_EVERY_S = 5.0
 _NUM_ORIGINS = 10
@@ -26,7 +27,7 @@ class Clock:
 
 
 class DeviceMark(NamedTuple):
-    """An event, and the index of the anchor from which the event's time is measured."""
+    """An event, and the index of the earlier event (anchor) to which its time is relative."""
 
     event: Event
     anchor: int
@@ -44,7 +45,7 @@ class DeviceClock(Clock):
         self._device = device
         device.synchronize()
         shortest_s = inf
-        for _ in range(_NUM_ORIGINS):  # the host notices an event with a delay: use the shortest
+        for _ in range(_NUM_ORIGINS):  # use the event that the host noticed soonest
             before_s = time.monotonic_ns() * 1e-9
             event = device.record(timed=True)
             event.synchronize()

@@ -10,7 +10,8 @@ import torch
 
 logger = logging.getLogger(__name__)
 _SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
-_before_sharing: list[tuple[set[int], int]] = []  # cores and number of threads
+# This process's CPUs and number of threads before `share_cores`
+_before_sharing: list[tuple[set[int], int]] = []
 
 
 def share_cores(device: torch.device) -> None:
@@ -18,8 +19,8 @@ def share_cores(device: torch.device) -> None:
 
     Without pinning, a message wakes the receiving rank on the sender's core. There the rank waits
     until the sender's time slice ends. Does nothing for a single rank, or if the device is a GPU.
-    Does not pin existing threads, and nothing if there are more ranks than cores, or if the user
-    has set an affinity. Keeps the number of threads if the user has set OMP_NUM_THREADS.
+    Pins no existing threads. If there are more ranks than cores, or if the user has set an
+    affinity, pins nothing. If the user has set OMP_NUM_THREADS, keeps the number of threads.
     """
     num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     usable = os.sched_getaffinity(0)
@@ -39,7 +40,7 @@ def share_cores(device: torch.device) -> None:
 
 
 def usable_cores() -> int:
-    """Return the number of CPUs that this process may use, or that its machine's ranks share."""
+    """Return the number of CPUs that this process could use before `share_cores` pinned it."""
     return len(_before_sharing[-1][0] if _before_sharing else os.sched_getaffinity(0))
 
 

@@ -6,10 +6,9 @@ A test arms failpoints in the environment, which all processes of a run inherit:
 
     PACELINE_FAILPOINTS='[{"at": "step.done", "worker": 1, "step": 12, "do": "SIGKILL"}]'
 
-With `visit` N, only the N-th matching visit in a process causes the fault, from 1. All other keys
-must equal the arguments of `reach`. `do` is a signal to this process ("SIGKILL") or to its parent
-("parent:SIGKILL"), an OSError ("raise"), or a pause until the test continues ("pause:FOLDER", see
-`Pause` in tests/faults.py).
+With `visit` N, only a process's N-th matching call of `reach` causes the fault. All other keys must
+equal the arguments of `reach`. `do` is a signal to this process ("SIGKILL"), an OSError ("raise"),
+or a pause until the test continues ("pause:FOLDER", see `Pause` in tests/faults.py).
 """
 
 import json
@@ -38,14 +37,12 @@ def reach(name: str, **where: Any) -> None:
 
 
 def _act(action: str, name: str) -> None:
-    kind, _, argument = action.partition(":")
+    kind, _, folder = action.partition(":")
     if kind == "raise":
         raise OSError(f"failpoint {name}")
     if kind == "pause":
         # Opening a FIFO waits until the test opens the other end.
-        (Path(argument) / REACHED).write_text(str(os.getpid()))
-        (Path(argument) / GO_ON).read_text()
-    elif kind == "parent":
-        os.kill(os.getppid(), signal.Signals[argument])
+        (Path(folder) / REACHED).write_text(str(os.getpid()))
+        (Path(folder) / GO_ON).read_text()
     else:
         os.kill(os.getpid(), signal.Signals[kind])

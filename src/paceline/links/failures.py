@@ -26,7 +26,7 @@ _REPORT_S = 3.0  # deadline for the first failed rank's output; less than the la
 
 
 def published(store: Store, key: str) -> str | None:
-    """Return what a rank or the launcher has published, if anything."""
+    """Return the text that a rank or the launcher has published under `key`, or None."""
     return store.get(key).decode() if store.check([key]) else None
 
 
@@ -38,7 +38,7 @@ def publish(store: Store | None, key: str, value: object = "") -> None:
 
 
 def tell_left(group: Group, number: int) -> bool:
-    """Announce that this rank ends after a signal; return True on the first such rank."""
+    """Announce that a signal ends this rank; return True if it is the first rank to do so."""
     if group.store is None:
         return True
     with suppress(RuntimeError):  # the process that keeps the store may have ended
@@ -48,7 +48,7 @@ def tell_left(group: Group, number: int) -> bool:
 
 
 def error_to_raise(
-    error: Exception | SystemExit, group: Group, store: Store
+    error: Exception | SystemExit, group: Group
 ) -> WorkerLost | WorkersFailed | None:
     """Publish why this rank ends; return the error to raise instead of `error`.
 
@@ -58,7 +58,7 @@ def error_to_raise(
     # All error classes of torch.distributed are RuntimeErrors.
     lost_in_torch = isinstance(error, RuntimeError) and is_loss(error)
     try:
-        return _told_by(store, error, group, lost_in_torch)
+        return _told_by(error, group, lost_in_torch)
     except dist.DistNetworkError:
         if not lost_in_torch:
             return None
@@ -70,8 +70,10 @@ def error_to_raise(
 
 
 def _told_by(
-    store: Store, error: Exception | SystemExit, group: Group, lost_in_torch: bool
+    error: Exception | SystemExit, group: Group, lost_in_torch: bool
 ) -> WorkerLost | WorkersFailed | None:
+    store = group.store
+    assert store is not None  # the group of `process_group` has a store
     number = published(store, _LEFT) or (published(store, SIGNALLED) if lost_in_torch else None)
     if number is not None:
         return WorkersFailed(128 + int(number))

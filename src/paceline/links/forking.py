@@ -51,31 +51,23 @@ def forked_from_here() -> Iterator[None]:
     Raises InvalidInput if GPUs would not work in a fork, and OSError if no process can start.
     """
     address, listener = listen()
-    with listener:
-        server = _Server(listener)
-    entry = threading.get_ident(), address
-    processes.servers_from_here.append(entry)
-    try:
-        _check()
-        yield
-    finally:
-        processes.servers_from_here.remove(entry)
-        server.close()
+    with _server(listener):
+        entry = threading.get_ident(), address
+        processes.servers_from_here.append(entry)
+        try:
+            _check()
+            yield
+        finally:
+            processes.servers_from_here.remove(entry)
 
 
-class _Server:
-    """The fork server, which is a fork of this process, and ends with the thread that forked it."""
+@contextmanager
+def _server(listener: socket.socket) -> Iterator[None]:
+    """Run the fork server, a fork of this process that ends with the thread that forked it."""
+    _flush()
+    parent, forked, is_over = os.getpid(), Future[int](), threading.Event()
 
-    def __init__(self, listener: socket.socket) -> None:
-        _flush()
-        self._listener, self._of = listener, os.getpid()
-        self._forked = Future[int]()
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._fork, name="paceline forks", daemon=True)
-        self._thread.start()
-        self._pid = self._forked.result()
-
-    def _fork(self) -> None:
+    def fork() -> None:
         # Block signals until the fork has removed this program's handlers.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
@@ -83,21 +75,26 @@ class _Server:
                 warnings.simplefilter("ignore", DeprecationWarning)
                 pid = os.fork()
         except OSError as error:
-            self._forked.set_exception(error)
+            forked.set_exception(error)
             return
         if pid == 0:
-            _serve(self._listener, self._of, before)
-        self._forked.set_result(pid)
-        self._is_over.wait()
+            _serve(listener, parent, before)
+        forked.set_result(pid)
+        is_over.wait()
 
-    def close(self) -> None:
-        """Kill the server; the kernel then ends its forks."""
+    with listener:
+        thread = threading.Thread(target=fork, name="paceline forks", daemon=True)
+        thread.start()
+        pid = forked.result()
+    try:
+        yield
+    finally:
         # The user's program may already have waited for all children, including the server.
         with suppress(ProcessLookupError, ChildProcessError):
-            os.kill(self._pid, signal.SIGKILL)
-            os.waitpid(self._pid, 0)
-        self._is_over.set()
-        self._thread.join()
+            os.kill(pid, signal.SIGKILL)  # the kernel then ends the server's forks
+            os.waitpid(pid, 0)
+        is_over.set()
+        thread.join()
 
 
 def _check() -> None:
@@ -127,11 +124,14 @@ def main() -> None:
 
     if cuda.is_broken_by_fork():
         sys.exit(1)
-    torch.ones(1, requires_grad=True).sum().backward()  # raises RuntimeError if it cannot
+    torch.ones(1, requires_grad=True).sum().backward()  # RuntimeError if backward cannot run
 
 
 def _serve(listener: socket.socket, parent: int, mask: Iterable[int]) -> NoReturn:
-    """Fork processes on request, which block the signals `mask`, and end without exit handlers."""
+    """Serve as the fork server until `parent` ends; in a fork, run the requested module.
+
+    Ends the process without exit handlers. `mask`: the signals that stay blocked.
+    """
     code: object = 1
     try:
         die_with_parent(parent)

@@ -54,7 +54,10 @@ _CREDENTIALS = struct.Struct("3i")  # a peer's process number, user id and group
 
 @dataclass
 class ForkRequest:
-    """A request to fork a process with descriptors `fds`, whose numbers here are `received`."""
+    """A request to fork a process.
+
+    `fds`: the new process's descriptor numbers. `received`: the descriptors' numbers in the server.
+    """
 
     command: list[str]
     environment: dict[str, str]
@@ -100,7 +103,10 @@ def listen() -> tuple[str, socket.socket]:
 
 
 def serve(listener: socket.socket, environment: Mapping[str, str]) -> None:
-    """Fork processes on request; `environment` is that with which the server was started."""
+    """Fork processes on request; in a fork, run the requested module.
+
+    `environment`: the server's environment variables before it imported modules.
+    """
     retitle([sys.executable, "-m", "paceline.links.forkserver"])
     request = ForkServer(listener, environment).serve()
     # Imports may set variables that children need, too: sklearn sets KMP_INIT_AT_FORK.
@@ -132,7 +138,7 @@ class ForkServer:
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
         self._pids: dict[socket.socket, int] = {}
-        self._forked: ForkRequest | None = None  # in a child: its request
+        self._forked: ForkRequest | None = None  # set in a forked child: its request
 
     def serve(self) -> ForkRequest:
         """Fork processes on request; in a forked process, return the request for that process."""

@@ -19,7 +19,7 @@ from paceline.core.errors import InvalidInput, WorkerLost
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PID_NAMESPACE = Path("/proc/self/ns/pid")
-# Parts of gloo's and NCCL's messages: torch has no error type for a lost peer.
+# Parts of the error texts of gloo and NCCL: torch has no error type for a lost peer.
 _LOST_MARKS = ("Connection closed by peer", "Connection reset by peer", "imed out", "timeout")
 _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 _ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
@@ -130,27 +130,43 @@ class Group:
 
     @contextmanager
     def naming_lost_ranks(self) -> Iterator[None]:
-        """Replace PyTorch's error for a lost peer by WorkerLost, in a user's own program.
+        """In a user's own program, replace PyTorch's error for a lost peer by WorkerLost.
 
-        There the group has no `store`. Elsewhere `rendezvous.process_group` replaces the error.
+        The group of such a program has no `store`. For groups with a `store`, the context manager
+        `rendezvous.process_group` replaces the error.
         """
         try:
             yield
         except RuntimeError as error:
             if self.store is not None or not is_loss(error):
                 raise
-            stopped = _names_in(self, _STOPPED)
+            stopped = self._names_in(_STOPPED)
             silent = f"{stopped} is stopped and does not answer" if stopped else None
             raise WorkerLost(self.died() or silent or unknown_peer(error)) from error
 
     def dead(self) -> str:
         """Return the names of this machine's ranks whose processes have ended, or ""."""
-        return _names_in(self, _ENDED)
+        return self._names_in(_ENDED)
+
+    def _names_in(self, states: Sequence[str]) -> str:
+        """Return the names of ranks whose process on this kernel is in one of the `states`."""
+        found, own = [], self.members[self.rank]
+        for one in self.members:
+            if one.place != own.place:
+                continue  # on this machine, `one.pid` is not that rank's process
+            try:
+                state = psutil.Process(one.pid).status()
+            except psutil.NoSuchProcess:
+                state = psutil.STATUS_DEAD
+            if state in states:
+                found.append(one.title)
+        return ", ".join(found)
 
     def died(self, is_said: Callable[[], bool] = lambda: False) -> str | None:
         """Return an error text that names dead ranks on this machine.
 
-        Returns None if no rank dies within a second, or as soon as `is_said()` is True.
+        Returns None if no rank dies within a second, or once `is_said()` is True because another
+        rank has published the error.
         """
         until = time.monotonic() + _SETTLING_S
         while not is_said() and time.monotonic() < until:
@@ -168,21 +184,6 @@ def myself(rank: int, device: torch.device) -> Member:
 def boot_id() -> str:
     """Return an identifier of this machine's running kernel, which has one monotonic clock."""
     return _BOOT_ID.read_text().strip()
-
-
-def _names_in(group: Group, states: Sequence[str]) -> str:
-    """Return the names of workers whose process on this kernel is in one of the `states`."""
-    found, own = [], group.members[group.rank]
-    for one in group.members:
-        if one.place != own.place:
-            continue  # here `one.pid` is the number of another process
-        try:
-            state = psutil.Process(one.pid).status()
-        except psutil.NoSuchProcess:
-            state = psutil.STATUS_DEAD
-        if state in states:
-            found.append(one.title)
-    return ", ".join(found)
 
 
 def is_loss(error: RuntimeError) -> bool:

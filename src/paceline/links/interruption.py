@@ -32,8 +32,8 @@ _MARGIN_STEPS = 2
 class Interruption:
     """A signal handler that notes the first signal, `number`.
 
-    `worker`: the only process that received the signal, if that process is a worker. `before`: by
-    signal number, the previous handlers of later signals; None ignores later signals.
+    `worker`: the name of a worker that was the only receiver of the signal. `before`: the previous
+    handlers by signal number, which handle later signals; with None, later signals are ignored.
     """
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ def interruptible(*, raises_again: bool = False) -> Iterator[Interruption]:
             if not (raises_again and noted.requested):
                 raise
             assert noted.number is not None
-            # WorkerLost would restart the run.
+            # Do not raise WorkerLost, because it would restart the run.
             raise Interrupted(f"{participle(noted.number)}; {error}", 0, noted.number) from error
         finally:
             _interruptible.pop()

@@ -15,7 +15,7 @@ from paceline.core.errors import InvalidInput, PacelineError, WorkerLost, Worker
 from paceline.links.failpoints import reach
 from paceline.links.failures import FAILURE, SIGNALLED, STOPPED, publish, published
 from paceline.links.interruption import Interruption, is_agreed
-from paceline.links.processes import TERMINATION_S, Process, end, reason, start, wait
+from paceline.links.processes import Process, end, reason, start, wait
 from paceline.links.signals import EXIT_CODES, blocked, handled_by, participle
 
 _LOOPBACK = "127.0.0.1"
@@ -33,7 +33,7 @@ def launch(command: Sequence[str], num_workers: int, port: int = 0) -> None:
     if not 0 <= port < 2**16:
         raise InvalidInput("port", "must be 0 to 65535", got=port)
     try:
-        listener = socket.create_server((_LOOPBACK, port))  # with SO_REUSEADDR
+        listener = socket.create_server((_LOOPBACK, port))  # sets SO_REUSEADDR
     except OSError as error:
         problem = f"cannot be listened on: {os.strerror(error.errno or 0)}"
         raise InvalidInput("port", problem, got=port) from None
@@ -59,12 +59,12 @@ def launch(command: Sequence[str], num_workers: int, port: int = 0) -> None:
             raise _failure(workers, failed, published(store, FAILURE))
     finally:
         publish(store, SIGNALLED, int(SIGTERM))
-        end(workers, termination_s=TERMINATION_S)
+        end(workers)
         del store
 
 
 def store_on(listener: socket.socket) -> Store:
-    """Return a store on this socket; a store that opens a new socket listens on all addresses."""
+    """Return a TCPStore on this socket, because its own socket would listen on all addresses."""
     host, port = listener.getsockname()
     store: Store = dist.TCPStore(  # type: ignore[attr-defined] # exported, but not declared
         host,
@@ -108,7 +108,10 @@ class _PassedOn(Interruption):
 
 
 def _is_saving(store: Store, workers: Sequence[Process], code: int) -> bool:
-    """Return True if all workers have agreed to save their state; else pass the signal on."""
+    """Return True if all workers have agreed to save their state.
+
+    Otherwise sends them the signal that ended a worker with exit code `code`.
+    """
     if is_agreed(store):
         return True
     for worker in workers:

@@ -30,7 +30,7 @@ from paceline.links.processes import Process, reason
 from paceline.links.worker_signals import WorkerSignals, report_signals
 
 _START_S = 120.0  # deadline for a worker to import torch on a busy machine
-_STOP_S = 10.0  # deadline for a worker to write its final value
+_STOP_S = 10.0  # deadline for a worker to write its final value to the file
 _POLL_S = 0.5
 _MOST_NBYTES = 1 << 17  # size limit of a packet; the kernel allows 200 KB
 _MOST_TEXT = 4096
@@ -83,7 +83,7 @@ class Wire:
         packet = b""
         with suppress(ConnectionError):
             packet = self._socket.recv(_MOST_NBYTES, 0 if waits else socket.MSG_DONTWAIT)
-        return pickle.loads(packet) if packet else None  # noqa: S301 - see above
+        return pickle.loads(packet) if packet else None  # noqa: S301 - from our own process
 
     def write(self, value: object) -> None:
         """Write a value with tensors to the file; raise InvalidInput if memory is too small."""
@@ -109,7 +109,10 @@ class Wire:
 
 @dataclass(eq=False)
 class PacketWorker:
-    """A worker process and its wire; `awaited_since_s`: inf if no answer is awaited."""
+    """A worker process and its wire.
+
+    `awaited_since_s`: the time since which an answer is awaited; inf if none is awaited.
+    """
 
     number: int
     process: Process

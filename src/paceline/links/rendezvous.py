@@ -48,7 +48,7 @@ def process_group(
     rank. Without RANK in the environment, this process is a run's only rank.
 
     Raises WorkerLost if a peer is lost or does not join, and InvalidInput if the ranks cannot form
-    a group. If another rank failed before an error of the block, WorkersFailed replaces the error.
+    a group. If the block fails after another rank has failed, WorkersFailed replaces its error.
     """
     own = device_of(device_of_rank() if device is None else device)
     # Without `use`, a model's `.cuda()` would create a CUDA context on the first GPU.
@@ -56,11 +56,11 @@ def process_group(
         if os.environ.get("WORLD_SIZE", "1") == "1" and not exchanges_alone:
             yield Group.alone(own.torch_device, deadline_s)
             return
-        group, store = _started_group(own, deadline_s)
+        group = _started_group(own, deadline_s)
         try:
             yield group
         except (Exception, SystemExit) as error:
-            instead = error_to_raise(error, group, store)
+            instead = error_to_raise(error, group)
             if instead is None:
                 raise
             raise instead from error
@@ -68,7 +68,7 @@ def process_group(
         dist.destroy_process_group()
 
 
-def _started_group(own: Device, deadline_s: float) -> tuple[Group, Store]:
+def _started_group(own: Device, deadline_s: float) -> Group:
     # Import torch._dynamo before process groups exist. PyTorch's import at the first optimizer step
     # would keep references to process groups, whose threads abort the interpreter at its exit.
     importlib.import_module("torch._dynamo")
@@ -77,10 +77,9 @@ def _started_group(own: Device, deadline_s: float) -> tuple[Group, Store]:
     # Values in host memory need gloo: NCCL would make the host wait for the GPU.
     control = None if own.backend == "gloo" else dist.new_group(backend="gloo", timeout=deadline)
     rank, world_size, is_alone = dist.get_rank(), len(members), len(members) == 1
-    group = Group(
+    return Group(
         rank, world_size, device, members, store, control, deadline_s, exchanges_alone=is_alone
     )
-    return group, store
 
 
 def joined(
@@ -200,13 +199,13 @@ def device_of_rank() -> torch.device:
     found = gpus()
     if not found:
         return torch.device("cpu")
-    check_gpus(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), len(found))
+    check_gpus(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     return found[int(os.environ.get("LOCAL_RANK", "0"))]
 
 
-def check_gpus(num_workers: int, known: int | None = None) -> None:
-    """Raise InvalidInput if this machine has GPUs, but fewer (`known`) than workers."""
-    num_found = num_gpus() if known is None else known
+def check_gpus(num_workers: int) -> None:
+    """Raise InvalidInput if this machine has GPUs, but fewer than workers."""
+    num_found = num_gpus()
     if 0 < num_found < num_workers:
         hint = "each worker needs one; set CUDA_VISIBLE_DEVICES= to train on CPU cores"
         problem = f"must be at most {num_found}, the number of this machine's GPUs"

@@ -24,14 +24,14 @@ ALIGNMENT = 64  # a cache line, so that writers do not slow down neighbouring te
 
 
 class LocalRanks(NamedTuple):
-    """The ranks on this machine (`members`, ascending), and the first rank of each machine.
+    """The ranks on this machine: `members`, ascending.
 
-    `pids`: the process numbers of the members. `num_cores`: the cores that the members may use.
+    `leaders`: the first rank of each machine of the run. `num_cores`: the number of cores that the
+    members may use.
     """
 
     leaders: tuple[int, ...]
     members: tuple[int, ...]
-    pids: tuple[int, ...]
     num_cores: int
 
 
@@ -47,29 +47,29 @@ def find_local_ranks(group: Group) -> LocalRanks:
         os.fchmod(fd, 0o600)
         os.write(fd, nonce)
         usable = sorted(os.sched_getaffinity(0))
-        rows = group.gather([os.getpid(), fd, nonce.hex(), usable])
-        # If /proc shows another PID namespace, these process numbers name other processes there.
-        # Then this rank reads no other rank's memory.
+        rows = group.gather([fd, nonce.hex(), usable])
+        # If /proc shows another PID namespace, the members' process numbers name other processes
+        # there. Then this rank reads no other rank's memory.
         lower = rows[: group.rank] if _PROC_SELF.readlink().name == str(os.getpid()) else []
         reached = [
             rank
-            for rank, (pid, other, secret, _) in enumerate(lower)
-            if _read_nonce(pid, other) == bytes.fromhex(secret)
+            for rank, (other, secret, _) in enumerate(lower)
+            if _read_nonce(group.members[rank].pid, other) == bytes.fromhex(secret)
         ]
         leader_of = choose_leaders(group.gather(reached))
     finally:
         os.close(fd)
     members = tuple(r for r, leader in enumerate(leader_of) if leader == leader_of[group.rank])
-    cores = {core for member in members for core in rows[member][3]}
-    pids = tuple(rows[member][0] for member in members)
-    return LocalRanks(tuple(sorted(set(leader_of))), members, pids, len(cores))
+    cores = {core for member in members for core in rows[member][2]}
+    return LocalRanks(tuple(sorted(set(leader_of))), members, len(cores))
 
 
 def allocate(nbytes: int, what: str = "the gradients") -> int:
     """Return a descriptor of `nbytes` of allocated memory, sealed against shrinking and growing.
 
     Only this user may open the memory, which is freed with its last descriptor and mapping. Raises
-    InvalidInput, which names the data (`what`), if memory or a limit does not suffice.
+    InvalidInput if there is too little memory, or if a limit is lower. `what`: names the data in
+    the error.
     """
     fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
@@ -91,7 +91,10 @@ def allocate(nbytes: int, what: str = "the gradients") -> int:
 
 
 def share(group: Group, place: LocalRanks, nbytes: int) -> int:
-    """Return a descriptor of new memory that this machine's ranks share; all fail together."""
+    """Return a descriptor of new memory that this machine's ranks share.
+
+    Raises InvalidInput on all ranks if a machine has too little memory.
+    """
     fd, problem = -1, None
     if group.rank == place.members[0]:
         try:
@@ -108,7 +111,8 @@ def share(group: Group, place: LocalRanks, nbytes: int) -> int:
     if fd >= 0:
         return fd
     # The leader keeps its descriptor open until all ranks have mapped the memory.
-    return os.open(f"/proc/{place.pids[0]}/fd/{of_leader}", os.O_RDWR | os.O_CLOEXEC)
+    leader_pid = group.members[place.members[0]].pid
+    return os.open(f"/proc/{leader_pid}/fd/{of_leader}", os.O_RDWR | os.O_CLOEXEC)
 
 
 def _read_nonce(pid: int, fd: int) -> bytes | None:
@@ -147,17 +151,14 @@ class TensorSpec(NamedTuple):
     shape: tuple[int, ...]
     offset: int
 
-    @property
-    def end(self) -> int:
-        """The offset after the tensor's last byte."""
-        return self.offset + prod(self.shape) * self.dtype.itemsize
-
 
 def tensors_in(memory: Tensor, entries: Sequence[TensorSpec]) -> dict[str, Tensor]:
     """View parts of the byte tensor `memory` as the tensors that `entries` describe."""
-    return {
-        one.name: memory[one.offset : one.end].view(one.dtype).view(one.shape) for one in entries
-    }
+    found = {}
+    for name, dtype, shape, offset in entries:
+        flat = memory[offset : offset + prod(shape) * dtype.itemsize]
+        found[name] = flat.view(dtype).view(shape)
+    return found
 
 
 class SharedTensors:

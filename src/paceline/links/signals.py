@@ -76,7 +76,7 @@ class CommandHandler:
     def stop(self, number: int, why: str = "") -> NoReturn:
         """Raise Stopped; if the process still runs after 20 s, end it."""
         self._is_closing = True
-        _thread.start_new_thread(self._leave_late, (number,))  # takes no locks, unlike threading
+        _thread.start_new_thread(self._leave_late, (number,))  # takes no locks, unlike `threading`
         raise Stopped(number, why)
 
     def leave(self, why: str = "") -> NoReturn:

@@ -32,7 +32,7 @@ def gather_tensors(tensors: Mapping[str, Tensor], group: Group) -> list[Tensors]
 
 
 def broadcast_tensors(tensors: Mapping[str, Tensor], group: Group) -> Tensors:
-    """Return rank 0's tensors on all ranks, in host memory; others' `tensors` are ignored."""
+    """Return rank 0's tensors on all ranks, in host memory; other ranks' `tensors` are ignored."""
     own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     spec: Spec = group.gather(spec_of(own) if group.rank == 0 else [])[0]
     if group.rank != 0:

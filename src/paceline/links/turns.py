@@ -14,7 +14,7 @@ from paceline.links.devices import Device
 _POLL_S = 0.5
 
 
-class Stopped(Exception):
+class LaneStopped(Exception):
     """Stops a lane because another lane has failed."""
 
 
@@ -48,15 +48,15 @@ class Turns:
             self._condition.notify_all()
 
     def stop(self) -> None:
-        """Stop all lanes: a lane that waits for a turn raises Stopped."""
+        """Stop all lanes: a lane that waits for a turn raises LaneStopped."""
         with self._condition:
             self._stopped = True
             self._condition.notify_all()
 
     def check(self) -> None:
-        """Raise Stopped if the lanes must stop."""
+        """Raise LaneStopped if the lanes must stop."""
         if self._stopped:
-            raise Stopped
+            raise LaneStopped
 
     def _take(self, lane: int) -> None:
         # No deadline is needed here: during a turn a lane waits only for the hub, with a deadline,
@@ -83,7 +83,7 @@ class Turns:
             try:
                 with device.use():  # the current device is per thread, too
                     lane()
-            except Stopped:
+            except LaneStopped:
                 return
             except Exception as error:  # raised again by the calling thread
                 failures.append(error)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from paceline.codecs.names import find_codec
 from paceline.codecs.stand_ins import stand_ins_for
 from paceline.core.wire_format import Kernel
-from paceline.links.arena import Arena, Segment
+from paceline.links.arena import Arena
 from paceline.links.devices import device_of
 from paceline.links.shared_memory import LocalRanks
 from paceline.measure.this_machine import memory_bytes
@@ -141,7 +141,7 @@ def measure_sums(sampler: Sampler) -> Spread:
     group = sampler.group
     arena = Arena(group, 4 * _NUM_SUMMED, 1, 0, group.deadline_s, scale=1.0, held=False)
     arena.slot.zero_()
-    arena.set_chunks([[Segment(0, _NUM_SUMMED, torch.float32)]])
+    arena.set_chunks([[(0, _NUM_SUMMED, torch.float32)]])
     step = 0
 
     def once() -> None:

@@ -17,8 +17,6 @@ import torch
 from paceline.core.errors import InvalidInput, first_line
 from paceline.links.devices import cuda
 from paceline.links.devices.device import Device as Device
-from paceline.links.devices.device import Event as Event
-from paceline.links.devices.device import Stream as Stream
 
 
 def device_of(device: torch.device) -> Device:
@@ -41,7 +39,7 @@ def gpus() -> tuple[torch.device, ...]:
     Raises InvalidInput if GPUs exist but are not usable, for example because of an old driver:
     otherwise, training would silently run on CPU cores.
     """
-    return cuda.gpus()
+    return cuda.found_gpus(usable=True)
 
 
 def first_device() -> torch.device:
@@ -70,7 +68,7 @@ def num_gpus() -> int:
     Does not initialise CUDA, because forks could not use GPUs afterwards, and therefore does not
     detect an old driver; `gpus` does. Raises InvalidInput if GPUs exist but PyTorch finds none.
     """
-    return cuda.num_gpus()
+    return len(cuda.found_gpus(usable=False))
 
 
 @contextmanager

@@ -10,37 +10,30 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Stream, Tensor
 from torch.profiler import ProfilerActivity
 
 from paceline.core.errors import InvalidInput, first_line
 from paceline.core.machine import DeviceKind
-from paceline.links.devices.device import Device, Stream
+from paceline.links.devices.device import Device
 
 _DEVICE_FILES = Path("/dev")
 _FORK_S = 30.0  # deadline for a fork's answer; long, because the machine may be busy
 _HIDDEN = ("", "-1")  # values of CUDA_VISIBLE_DEVICES that hide all GPUs
 
 
-def gpus() -> tuple[torch.device, ...]:
-    """Return the NVIDIA GPUs that this process sees; raise InvalidInput if they are not usable."""
-    return tuple(torch.device("cuda", index) for index in range(_count(usable=True)))
+def found_gpus(*, usable: bool) -> tuple[torch.device, ...]:
+    """Return the NVIDIA GPUs; raise InvalidInput if GPUs exist but PyTorch finds none.
 
-
-def num_gpus() -> int:
-    """Return the number of NVIDIA GPUs according to the driver, without initialising CUDA."""
-    return _count(usable=False)
-
-
-def _count(*, usable: bool) -> int:
-    """Count the GPUs; raise InvalidInput if GPUs exist but PyTorch finds none."""
+    Unless `usable`, asks only the driver, which does not initialise CUDA.
+    """
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")  # torch only warns about an old driver
         count = torch.cuda.device_count() if not usable or torch.cuda.is_available() else 0
     if count == 0 and (why := _why_unusable([str(one.message) for one in found if usable])):
         hint = "fix that, or set CUDA_VISIBLE_DEVICES= to compute on CPU cores"
         raise InvalidInput("device", f"cannot use this machine's GPU: {why}", hint=hint)
-    return count
+    return tuple(torch.device("cuda", index) for index in range(count))
 
 
 def can_fork() -> bool:
@@ -115,7 +108,7 @@ class CudaDevice(Device):
         assert stream is None or isinstance(stream, torch.cuda.Stream)
         own: AbstractContextManager[object]
         own = nullcontext() if stream is None else torch.cuda.stream(stream)
-        # `own` alone would restore only the stream of the previously current device.
+        # Set the device, too: `own` restores the stream only of the device that was current.
         with torch.cuda.device(self.torch_device), own:
             yield
 

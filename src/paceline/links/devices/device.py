@@ -8,39 +8,12 @@ method depends on the thread's current device, because the user may change the c
 import resource
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Event, Stream, Tensor
 from torch.profiler import ProfilerActivity
 
 from paceline.core.machine import DeviceKind
-
-
-class Event(Protocol):
-    """A position in a stream, as `torch.cuda.Event`; reached when all earlier work is done."""
-
-    def query(self) -> bool:
-        """Return True if the event is reached, so that `synchronize` would return immediately."""
-
-    def synchronize(self) -> None:
-        """Wait on the host, without spinning, until the event is reached."""
-
-    def elapsed_time(self, end_event: Any, /) -> float:
-        """Return the milliseconds to a later event; both must be timed and reached."""
-
-
-class Stream(Protocol):
-    """A queue of work on a device, as `torch.cuda.Stream`."""
-
-    def wait_event(self, event: Any, /) -> None:
-        """Make later work of this stream wait for the event."""
-
-    def wait_stream(self, stream: Any, /) -> None:
-        """Make later work of this stream wait for all queued work of the other stream."""
-
-    def synchronize(self) -> None:
-        """Wait on the host until all queued work of this stream is done."""
 
 
 class Device:
@@ -74,7 +47,10 @@ class Device:
         return self.new_stream()
 
     def record(self, *, timed: bool = False) -> Event:
-        """Return an event that is reached after all queued work of the current stream."""
+        """Return an event that is reached after all queued work of the current stream.
+
+        `timed`: the event has a time. To wait for the event, the host sleeps instead of spinning.
+        """
         raise RuntimeError("a CPU has no events; check `is_asynchronous` first")
 
     def keep(self, tensor: Tensor) -> None:

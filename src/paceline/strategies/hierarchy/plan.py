@@ -11,8 +11,8 @@ that grows with their number; rings over groups have the latency of their few me
 
 With `between="servers"` (`core.transfer`) the hosts form the tree of parameter servers of Du et al.
 2017, section 3.4, with synchronous updates. Every host serves a share of the parameters, so no host
-is a bottleneck. A worker then copies the received parameters into its model. The plan prices this
-copy as a weight update: a cheaper copy would be possible with a single worker, too.
+is a bottleneck. A worker then copies the received parameters into its model. In the plan, this copy
+costs as much as a weight update, because a single worker could also replace its update by a copy.
 """
 
 from collections.abc import Mapping, Sequence

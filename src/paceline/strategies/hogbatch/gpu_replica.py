@@ -15,7 +15,7 @@ from math import isfinite
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Event, Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from paceline.core.cost import compute_lane, exchange_lane
@@ -23,7 +23,7 @@ from paceline.core.plan import Kind, Lane, Resource
 from paceline.core.timeline import Span
 from paceline.exchange.step import Learning
 from paceline.links.clock import DeviceClock, DeviceMark
-from paceline.links.devices import Device, Event
+from paceline.links.devices import Device
 from paceline.links.shared_memory import SharedTensors, tensors_in
 from paceline.record.recorder import Borders, LayerMarks, Phase, in_seconds, layer_spans
 from paceline.strategies.hogbatch.messages import BatchResult

@@ -24,7 +24,7 @@ from paceline.exchange.compressed import CodecAllReduce, Compression, name_of
 from paceline.exchange.layout import Chunk, Layout, check_same_codec
 from paceline.exchange.optimizers import NonFiniteGuard
 from paceline.exchange.replica import Statistics
-from paceline.links.arena import Arena, Segment
+from paceline.links.arena import Arena
 from paceline.links.call_thread import CallThread
 from paceline.links.devices import device_of
 from paceline.links.group import Group
@@ -52,7 +52,7 @@ class HostExchange:
         self._step = 0
         self._chunks: tuple[Chunk, ...] = ()
         self._layout: Layout | None = None
-        self._times = transfer.ExchangeTimes()
+        self._times = transfer.OverlapTimes()
         self._between: LeaderAllReduce | None = None
         self._guard: NonFiniteGuard | None = None
         self._pinned: list[Callable[[], None]] = []
@@ -105,7 +105,7 @@ class HostExchange:
             self._set_layout(layout)
         self._chunks = tuple(chunks)
         self._arena.set_chunks(
-            [[Segment(s.offset, s.num_values, s.dtype) for s in chunk.slots] for chunk in chunks]
+            [[(s.offset, s.num_values, s.dtype) for s in chunk.slots] for chunk in chunks]
         )
 
     def begin(self) -> None:
@@ -126,7 +126,7 @@ class HostExchange:
         self._took(exposed_s=time.monotonic() - started)
 
     def _took(self, exposed_s: float = 0.0, hidden_s: float = 0.0) -> None:
-        """Count the seconds of a CPU's exchange; events measure those of a GPU."""
+        """Add to the times of a CPU's exchange; a GPU's exchange is timed by events."""
         if not self._device.is_asynchronous:
             self._times.exposed_s += exposed_s
             self._times.hidden_s += hidden_s

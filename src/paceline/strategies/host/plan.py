@@ -43,10 +43,10 @@ def plan(workload: Workload, machine: Machine, config: HostReduce, window: Windo
 
 
 def memory(workload: Workload, machine: Machine, config: HostReduce) -> Mapping[str, int]:
-    """Return the bytes of each device and host.
+    """Return the bytes that training needs on each device and host.
 
     A GPU has a replica, and a buffer of all gradients. A host has the gradients of each of its
-    workers, and the sums of two steps, since a fast worker may begin the next sum early.
+    workers, and the sums of two steps, because a fast worker may begin the next step early.
     """
     devices = machine.first_devices(config.workers)
     needed = dict.fromkeys((device.name for device in devices), replica_nbytes(workload))

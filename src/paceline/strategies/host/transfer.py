@@ -16,27 +16,27 @@ starts the copy back after the sum.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Event, Tensor
 
 from paceline.core.errors import WorkerLost
 from paceline.core.plan import Kind
 from paceline.exchange.layout import Chunk, Layout, Slot
 from paceline.links.arena import Arena
 from paceline.links.call_thread import CallThread
-from paceline.links.devices import Event, device_of
+from paceline.links.devices import device_of
 from paceline.record.recorder import Recorder, Role, noted
 
 
 @dataclass
-class ExchangeTimes:
-    """Total seconds of a rank's exchanges: exposed, and hidden because backward overlaps them."""
+class OverlapTimes:
+    """Total seconds of exchanges: `hidden_s` overlapped with backward, `exposed_s` did not."""
 
     exposed_s: float = 0.0
     hidden_s: float = 0.0
@@ -169,23 +169,18 @@ class _StepTimes:
         first, _ = exchanges[0]
         end_ms = first.elapsed_time(self.backward_end)
         spans = [(first.elapsed_time(a), first.elapsed_time(b)) for a, b in exchanges]
-        return _covered(((begin, min(end, end_ms)) for begin, end in spans)) * 1e-3
-
-
-def _covered(spans: Iterable[tuple[float, float]]) -> float:
-    """Return the length of the union of spans."""
-    total, reached = 0.0, float("-inf")
-    for begin, end in sorted(spans):
-        total += max(0.0, end - max(begin, reached))
-        reached = max(reached, end)
-    return total
+        hidden_ms, reached_ms = 0.0, float("-inf")
+        for begin, copied in sorted(spans):  # count overlapping exchanges once
+            hidden_ms += max(0.0, min(copied, end_ms) - max(begin, reached_ms))
+            reached_ms = max(reached_ms, copied)
+        return hidden_ms * 1e-3
 
 
 class DeviceTransfer:
     """Copies a GPU's gradients to pinned memory of the arena, and the means back."""
 
     def __init__(
-        self, arena: Arena, layout: Layout, times: ExchangeTimes, deadline_s: float
+        self, arena: Arena, layout: Layout, times: OverlapTimes, deadline_s: float
     ) -> None:
         self._arena, self._layout, self._times = arena, layout, times
         self._deadline_s = deadline_s
@@ -204,7 +199,7 @@ class DeviceTransfer:
         self._posted: list[Future[None]] = []
         self._fetched: list[Future[None]] = []
         self._now = _StepTimes()
-        self._latest: _StepTimes | None = None  # of the last step, if not yet counted
+        self._latest: _StepTimes | None = None  # the last step's times, until they are counted
 
     def begin(self, step: int, chunks: Sequence[Chunk], recorder: Recorder | None) -> None:
         """Begin a step: a thread will copy each chunk back when its sum is ready."""
@@ -221,7 +216,7 @@ class DeviceTransfer:
             self._gather(chunk)
         gathered = self._device.record(timed=True)
         self._now.gathers[chunk.number] = begin, gathered
-        self._to_host.wait_event(gathered)  # and for no later kernels
+        self._to_host.wait_event(gathered)  # but not for kernels that are queued later
         with self._device.use(self._to_host):
             with noted(recorder, Kind.D2H, str(chunk.number), alone=True):
                 bytes_of(chunk, self._arena.slot).copy_(

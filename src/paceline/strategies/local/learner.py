@@ -92,7 +92,10 @@ class LocalModel(WholeModel):
             self.updates.stand_in_for_gradients(make)
 
     def _step(self, source: Iterator[Share]) -> Tensor:
-        """Take an inner step; return its weighted mean loss, or 0 if the group is beyond it."""
+        """Take an inner step and return its weighted mean loss.
+
+        Returns 0 for a step that the other workers took before this worker joined.
+        """
         share = next(source)
         self._num_taken += 1
         if self._num_taken <= self.updates.num_steps:

@@ -17,7 +17,7 @@ from paceline.core.wire_format import wire_format
 from paceline.core.workload import Workload
 from paceline.strategies.local.config import Local
 
-# log2 of the largest ratios: of parameters; of steps per round, and of workers
+# A row applies up to these ratios (log2): of parameters, and of steps per round and workers
 _NEAR_MODEL, _NEAR = 2.0, 1.0
 _Count = Annotated[int, Field(ge=1)]
 _Steps = Annotated[float, Field(gt=0, allow_inf_nan=False)]

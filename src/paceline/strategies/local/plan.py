@@ -10,7 +10,7 @@ waits. Then it takes the outer step and loads the group's parameters. All tasks 
 exchange belong to the round in which the fragment was sent.
 """
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from itertools import pairwise
 from math import fsum
 from typing import NamedTuple
@@ -27,6 +27,7 @@ from paceline.core.transfer import Ring, Transfer
 from paceline.core.workload import Layer, Workload, replica_nbytes
 from paceline.strategies.local.config import Local
 
+_Ids = tuple[TaskId, ...]
 _FLOAT32_NBYTES = 4  # bytes per outer parameter, and per outer gradient without a codec
 # Memory accesses per value in an outer step. Outer gradient: 3 (two reads, one write). Mean: 1.
 # Momentum: 2. Outer parameters: 2. The worker's parameters: 1.
@@ -52,7 +53,7 @@ def memory(workload: Workload, machine: Machine, config: Local) -> Mapping[str, 
 
 
 def fragments_of(workload: Workload, config: Local) -> tuple[tuple[Layer, ...], ...]:
-    """Assign the layers that have parameters to fragments in turn; each must get a layer."""
+    """Assign layers with parameters to fragments in turn; raise InvalidInput if too few exist."""
     layers = [layer for layer in workload.layers if layer.parameters]
     if len(layers) < config.fragments:
         problem = f"must be at most {len(layers)}, the layers with parameters of {workload.name}"
@@ -63,8 +64,8 @@ def fragments_of(workload: Workload, config: Local) -> tuple[tuple[Layer, ...], 
 def inner_step(workload: Workload, rate: costs.Rate) -> Cost:
     """Return a worker's inner step as a single cost, for a device with the given rate.
 
-    The returned flops are the seconds of all parts in sequence, times the device's flops/s, because
-    arithmetic limits some layers, and memory bandwidth limits others.
+    Its flops are the sum of all parts' seconds, times the device's flops/s. The parts' flops cannot
+    be added, because memory bandwidth instead of arithmetic limits some layers.
     """
     step = ComputeStep(workload, ())
     passes = [cost for layer in workload.layers for cost in (layer.forward, layer.backward)]
@@ -96,23 +97,25 @@ def turns(config: Local, num_steps: int) -> tuple[Turn, ...]:
 
 
 class _Work(NamedTuple):
-    """A worker's costs for a fragment; a cost is None if there is no such work.
+    """A worker's resources and costs for a fragment; None if there is no such work.
 
     `overlapped`, `alone`: as in `Turn`. `first`: all inner steps before the run's first fragment is
     sent. `step`: the outer step. `d2h`, `h2d`: copies between a GPU and its host.
     """
 
-    on: tuple[Resource, ...]
-    overlapped: Cost | None
-    alone: Cost | None
-    first: Cost | None
+    overlapped: Transfer | None
+    alone: Transfer | None
+    first: Transfer | None
     step: Transfer
     d2h: Transfer | None
     h2d: Transfer | None
 
 
 class _Rounds:
-    """Makes the tasks of rounds, from costs that are made once: a plan compares their identity."""
+    """Makes the tasks of rounds.
+
+    All rounds share the same Cost objects, because a plan compares costs by identity.
+    """
 
     def __init__(self, workload: Workload, machine: Machine, config: Local, balanced: bool) -> None:
         self.machine, self.devices = machine, machine.first_devices(config.workers)
@@ -123,7 +126,7 @@ class _Rounds:
         own = [rates[costs.compute_lane(device.name)] for device in self.devices]
         inner = {rate: inner_step(workload, rate) for rate in dict.fromkeys(own)}
         steps = [config.sync_every] * len(own)
-        if balanced:  # a worker's batches, as a number of equal steps, fit its device's speed
+        if balanced:  # larger batches of a faster device are planned as more equal steps
             speeds = [1 / rate.seconds(inner[rate]) for rate in own]
             steps = [max(1, one) for one in apportion(sum(steps), speeds)]
         self.work = [
@@ -135,7 +138,7 @@ class _Rounds:
     def _exchanges(self, config: Local) -> list[Collective]:
         lanes = [costs.compute_lane(device.name) for device in self.devices]
         ring = Ring.at_once(self.machine, self.devices, lanes)
-        # A GPU's host encodes its outer gradients.
+        # The host of a GPU encodes the GPU's outer gradients.
         stations = {
             worker: device if device.kind is DeviceKind.CPU else self.machine.host_of(device)
             for worker, device in enumerate(self.devices)
@@ -150,9 +153,9 @@ class _Rounds:
         """Yield the tasks of a number of rounds."""
         # For each worker, inner steps during an exchange wait for the tasks in `sent`, and inner
         # steps after an exchange wait for the tasks in `ready`.
-        ready: list[tuple[TaskId, ...]] = [()] * len(self.devices)
-        sent: list[tuple[TaskId, ...]] = [()] * len(self.devices)
-        last: tuple[TaskId, ...] = ()
+        ready: list[_Ids] = [()] * len(self.devices)
+        sent: list[_Ids] = [()] * len(self.devices)
+        last: _Ids = ()
         for number in range(num_rounds):
             for fragment in range(len(self.counts)):
                 for worker in range(len(self.devices)):
@@ -161,7 +164,7 @@ class _Rounds:
                     )
                     if self.exchanges and sent[worker]:
                         yield from self.exchanges[fragment].encodes(number, worker, sent[worker][0])
-                arrived: list[tuple[TaskId, ...]] = [()] * len(self.devices)
+                arrived: list[_Ids] = [()] * len(self.devices)
                 if self.exchanges:
                     exchange = self.exchanges[fragment]
                     before = [one for ids in sent for one in ids]
@@ -169,58 +172,33 @@ class _Rounds:
                     last = (exchange.sent(number),)
                     arrived = [(exchange.result(number, i),) for i in range(len(self.devices))]
                 for worker in range(len(self.devices)):
-                    after = (*sent[worker], *arrived[worker])
-                    ready[worker] = yield from self._stepped(number, fragment, worker, after)
+                    work, after = self.work[worker][fragment], (*sent[worker], *arrived[worker])
+                    stepped = (Kind.STEP, work.step), (Kind.H2D, work.h2d)
+                    ready[worker] = yield from _chain(number, str(fragment), worker, stepped, after)
 
     def _until_sent(
-        self,
-        number: int,
-        fragment: int,
-        worker: int,
-        ready: tuple[TaskId, ...],
-        sent: tuple[TaskId, ...],
-    ) -> Generator[Task, None, tuple[TaskId, ...]]:
+        self, number: int, fragment: int, worker: int, ready: _Ids, sent: _Ids
+    ) -> Generator[Task, None, _Ids]:
         """Yield a worker's inner steps, and the copy to the host; return the last tasks."""
         work = self.work[worker][fragment]
-        travels = number > 0 or fragment > 0
-        alone = work.alone if travels else work.first
-        if travels and work.overlapped is not None:
+        has_sent = number > 0 or fragment > 0
+        if has_sent and work.overlapped is not None:
             overlapped = TaskId(number, Kind.TRAIN, f"{fragment}.overlapped", worker)
-            yield Task(overlapped, work.on, work.overlapped, sent)
+            yield Task(overlapped, *work.overlapped, sent)
             ready += (overlapped,)
-        if alone is not None:
-            trained = TaskId(number, Kind.TRAIN, str(fragment), worker)
-            yield Task(trained, work.on, alone, ready)
-            ready = (trained,)
-        if work.d2h is not None:
-            copied = TaskId(number, Kind.D2H, str(fragment), worker)
-            yield Task(copied, *work.d2h, ready)
-            ready = (copied,)
-        return ready
-
-    def _stepped(
-        self, number: int, fragment: int, worker: int, after: tuple[TaskId, ...]
-    ) -> Generator[Task, None, tuple[TaskId, ...]]:
-        """Yield a worker's outer step and, for a GPU, the copy back; return the last task."""
-        work = self.work[worker][fragment]
-        stepped = TaskId(number, Kind.STEP, str(fragment), worker)
-        yield Task(stepped, *work.step, after)
-        if work.h2d is None:
-            return (stepped,)
-        copied = TaskId(number, Kind.H2D, str(fragment), worker)
-        yield Task(copied, *work.h2d, (stepped,))
-        return (copied,)
+        trained = (Kind.TRAIN, work.alone if has_sent else work.first), (Kind.D2H, work.d2h)
+        return (yield from _chain(number, str(fragment), worker, trained, ready))
 
     def _work(self, config: Local, device: Device, num_steps: int, step: Cost) -> list[_Work]:
         """Return a worker's costs for each fragment, in rounds of `num_steps`."""
         work, on = [], (costs.compute_lane(device.name),)
         for count, (overlapped, alone) in zip(self.counts, turns(config, num_steps), strict=True):
-            first = _times(step, overlapped + alone)
-            trains = _times(step, overlapped), _times(step, alone), first
+            counts = overlapped, alone, overlapped + alone
+            trains = [Transfer(on, _times(step, one)) if one else None for one in counts]
             copies: tuple[Transfer | None, Transfer | None] = None, None
             if device.kind is DeviceKind.GPU:
                 copies = self.memory.copies(device)(_FLOAT32_NBYTES * count)
-            work.append(_Work(on, *trains, self._outer_step(device, count), *copies))
+            work.append(_Work(*trains, self._outer_step(device, count), *copies))
         return work
 
     def _outer_step(self, device: Device, count: int) -> Transfer:
@@ -237,7 +215,22 @@ class _Rounds:
         return Transfer(lanes, Cost(nbytes=shared * nbytes, num_calls=1))
 
 
-def _times(step: Cost, count: int) -> Cost | None:
-    """Multiply the cost of a step by a number of steps; None for 0 steps."""
-    scaled = Cost(count * step.flops, count * step.nbytes, count * step.num_calls)
-    return scaled if count else None
+def _times(step: Cost, count: int) -> Cost:
+    """Multiply the cost of a step by a number of steps."""
+    return Cost(count * step.flops, count * step.nbytes, count * step.num_calls)
+
+
+def _chain(
+    number: int,
+    part: str,
+    worker: int,
+    work: Iterable[tuple[Kind, Transfer | None]],
+    before: _Ids,
+) -> Generator[Task, None, _Ids]:
+    """Yield tasks that wait for each other; return the last task, or `before` without tasks."""
+    for kind, transfer in work:
+        if transfer is not None:
+            own = TaskId(number, kind, part, worker)
+            yield Task(own, *transfer, before)
+            before = (own,)
+    return before

@@ -15,7 +15,7 @@ STRATEGY = Strategy(
     ),
     running=Running(
         module="paceline.strategies.tree.run",
-        ends_together=False,  # the root may return before its means are sent
+        ends_together=False,  # rank 0 may return before the other ranks have the means
     ),
     options=Options(settings=frozenset({"balance", "exchange_alone", "keep_all", "slowdown"})),
 )

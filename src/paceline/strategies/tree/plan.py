@@ -33,7 +33,7 @@ _SHARE = _ADD_TRAFFIC / _MESSAGE_TRAFFIC
 
 def parent(rank: int) -> int | None:
     """Return the rank that receives a rank's gradients; None for rank 0."""
-    return rank & (rank - 1) if rank else None  # without the lowest set bit
+    return rank & (rank - 1) if rank else None  # clears the lowest set bit
 
 
 def children(rank: int, world_size: int) -> list[int]:
@@ -112,8 +112,8 @@ def calibrate(machine: Machine, measured: ExchangeSamples, config: Tree | None =
     """Return the machine with a link per edge of the tree, fitted to measured exchanges.
 
     For CPU workers on one host, the host's memory bandwidth is also fitted, because messages and
-    additions share it. For other workers, additions take their time by the memory bandwidth in
-    `machine`, and the links are fitted to the remaining time.
+    additions share it. For other workers, the time of additions follows from the memory bandwidth
+    in `machine`, and the links are fitted to the remaining time.
     """
     devices = machine.devices
     pairs = [(devices[child], devices[above]) for child, above in _upwards(len(devices))]
@@ -138,7 +138,7 @@ def calibrate(machine: Machine, measured: ExchangeSamples, config: Tree | None =
 
 
 def _in_turn(machine: Machine) -> tuple[float, float]:
-    """Return the numbers of messages and additions on the longest path of an exchange."""
+    """Return the numbers of messages and additions on the critical path of an exchange."""
     layer = Layer("one", (Parameter("one", (1,)),), 0, Cost(), Cost())
     workload = Workload("one", 1, (layer,), (0,), 0)
     tasks = plan(workload, machine, Tree(workers=len(machine.devices)), Window(1))

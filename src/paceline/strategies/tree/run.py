@@ -28,7 +28,9 @@ from paceline.strategies.tree.plan import children, parent
 
 
 class FlatGradients:
-    """A flat buffer of all gradients of one dtype, and of the number of ranks that changed each.
+    """A flat buffer of all gradients of one dtype.
+
+    At its end, it counts for each gradient the ranks that changed the gradient.
 
     `as_views`: after the first exchange, gradients are views of the buffer. `receives`: allocate a
     second buffer for the gradients of children in the tree.

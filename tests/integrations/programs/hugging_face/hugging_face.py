@@ -36,19 +36,6 @@ def _language(trial: Trial, step: int) -> Batch:
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
 
 
-def _masked(trial: Trial, step: int) -> Batch:
-    """Mask the same number of words per sequence, so that ranks average over equal counts."""
-    ids = _words(trial, step)
-    labels = torch.full_like(ids, -100)
-    labels[:, 2::3] = ids[:, 2::3]
-    return {"input_ids": ids.masked_fill(labels >= 0, 1), "labels": labels}
-
-
-def _images(trial: Trial, step: int) -> Batch:
-    pixels = trial.share(step, 4, 3, 8, 8)
-    return {"pixel_values": pixels, "labels": pixels.flatten(1).argmax(1) % 3}
-
-
 def gpt2(use_reentrant: bool | None = None) -> nn.Module:
     config = transformers.GPT2Config(
         n_embd=16, n_layer=2, n_head=2, n_positions=8, vocab_size=WORDS,
@@ -73,14 +60,6 @@ def bert_config() -> transformers.BertConfig:
         **SIZES, vocab_size=WORDS, max_position_embeddings=8,
         hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     )  # fmt: skip
-
-
-def vit() -> nn.Module:
-    config = transformers.ViTConfig(
-        **SIZES, image_size=8, patch_size=4, num_labels=3,
-        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
-    return transformers.ViTForImageClassification(config).double()
 
 
 def with_lora(module: nn.Module, targets: list[str], **more: Any) -> nn.Module:
@@ -136,10 +115,6 @@ programs(
         "llama_with_lora_and_a_saved_head": lambda trial: _trained(
             trial, with_lora(llama(), ["q_proj", "v_proj"], modules_to_save=["norm"])
         ),
-        "bert_with_masked_words": lambda trial: _trained(
-            trial, transformers.BertForMaskedLM(bert_config()).double(), _masked
-        ),
-        "vit_on_images": lambda trial: _trained(trial, vit(), _images),
     },
     **HF,
 )

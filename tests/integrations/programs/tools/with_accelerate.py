@@ -81,7 +81,6 @@ def for_gpus_where_there_are_none() -> dict[str, Any]:
 
 
 cases(
-    plain=lambda: beside_ddp(),
     accumulated=lambda: beside_ddp(gradient_accumulation_steps=2),
     with_a_layer_left_out=lambda: beside_ddp(odd=True, ddp={"find_unused_parameters": True}),
     in_bfloat16=lambda: beside_ddp(mixed_precision="bf16"),

@@ -47,7 +47,6 @@ def beside_ddp(strategy: object, ddp: object = "ddp", **options: Any) -> dict[st
 
 
 cases(
-    by_name=lambda: beside_ddp("paceline"),
     accumulated=lambda: beside_ddp(PacelineStrategy(exchange="host"), micro=2),
     with_a_layer_left_out=lambda: beside_ddp(
         PacelineStrategy(exchange="host", find_unused_parameters=True),

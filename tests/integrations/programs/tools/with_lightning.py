@@ -100,12 +100,6 @@ def beside_ddp(
     return {"worst": distance(ours, theirs), **ours.noted}
 
 
-@case
-def by_name() -> dict[str, Any]:
-    ours, theirs = fitted("paceline"), fitted("ddp")
-    return {"worst": distance(ours, theirs), **ours.noted}
-
-
 cases(
     accumulated=lambda: beside_ddp(accumulate_grad_batches=2),
     by_hand=lambda: beside_ddp(ByHand, {"find_unused_parameters": True}),

@@ -46,11 +46,9 @@ def beside_ddp(**options: Any) -> dict[str, Any]:
 
 
 cases(
-    plain=beside_ddp,
     accumulated=lambda: beside_ddp(
         gradient_accumulation_steps=2, eval_strategy="steps", eval_steps=2
     ),
-    in_bfloat16=lambda: beside_ddp(bf16=True),
 )
 
 
