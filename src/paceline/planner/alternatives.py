@@ -1,4 +1,4 @@
-"""Forecast a strategy's configurations: chunks, exchange sizes, codecs and balanced batches."""
+"""Forecast the configurations of a strategy: chunk, message sizes, codec, balanced batches."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
@@ -20,12 +20,12 @@ from paceline.planner.grouping import Windows
 # codecs.
 _CODECS = ("half", "bfloat16", "dynamic8", "dynamic4", "onebit")
 _LEAST_BITS = 8  # fewest bits per activation (Dettmers 2016, section 4.2)
-_SHORTER = 0.999  # choose another size if the step gets shorter than this fraction
+_SHORTER = 0.999  # a better size must shorten the step to less than this fraction
 
 
 @dataclass(frozen=True)
 class Alternatives:
-    """Makes and forecasts the configurations of a strategy on a machine's first devices."""
+    """Forecasts the configurations of a strategy on a machine's first devices."""
 
     workload: Workload
     machine: Machine
@@ -59,7 +59,7 @@ class Alternatives:
         return _soonest(found, self.strategy), problem
 
     def with_chunk(self, config: Any, options: Collection[str]) -> Any:
-        """Return `config` with the best chunk, unless `options` sets "chunk" to a number."""
+        """Return `config` with the best chunk, unless the user has set `chunk` to a number."""
         chunk = getattr(config, "chunk", None)
         if chunk is None or ("chunk" in options and isinstance(chunk, int)):
             return config
@@ -116,10 +116,10 @@ class Alternatives:
         return any(task.kind is Kind.ENCODE for task in plan.tasks)
 
     def _with_best_size(self, config: Any) -> Forecast:
-        """Forecast the exchange size with the shortest step; note a size unlike that in `config`.
+        """Forecast `config` with the exchange size that gives the shortest step.
 
-        With smaller sizes the step time falls at first, then rises again. So the search ends after
-        two sizes in a row with longer steps.
+        A note names a size that differs from the size in `config`. From large to small sizes, the
+        step time first falls, then rises. So the search ends after two longer steps in a row.
         """
         if self.strategy.planning.sizes is None or config.workers == 1:
             return self._forecast(config)
@@ -156,7 +156,7 @@ class Alternatives:
 
 
 def _soonest(found: list[Forecast], strategy: Strategy) -> list[Forecast]:
-    """Return, for each codec and batch split, the variant predicted to reach a loss first.
+    """Return the variant that reaches a loss first, for each codec and kind of batch split.
 
     Returns all forecasts if all variants of the strategy need equally many steps to a loss.
     """
@@ -169,7 +169,7 @@ def _soonest(found: list[Forecast], strategy: Strategy) -> list[Forecast]:
             best[alike] = one
     usual = found[0].config
     return [
-        replace(one, notes=(f"fastest to a loss of those measured: {chosen}", *one.notes))
+        replace(one, notes=(f"reaches a loss first of the measured variants: {chosen}", *one.notes))
         if (chosen := _chosen(one.config, usual))
         else one
         for one in best.values()

@@ -21,9 +21,10 @@ def with_best_chunk(
     config: Any,
     cost: CostModel | None = None,
 ) -> Any:
-    """Return the configuration with the chunk that gives the shortest step, or the smallest such.
+    """Return `config` with the chunk that gives the shortest step.
 
-    Raises InvalidInput if the strategy cannot be planned.
+    If several chunks give the same step time, the smallest one is chosen. Raises InvalidInput if
+    the strategy cannot be planned.
     """
     model, shortest_s, found = cost or Roofline.of(machine), inf, dict[int, float]()
     devices, known = machine.first_devices(config.workers), Prices()

@@ -1,4 +1,4 @@
-"""Set how fast devices compute: in a precision, or as fast as a measured device (`--measured`).
+"""Adapt the compute speeds of a machine to `--precision` and `--measured`.
 
 In mixed precision, as with torch.autocast:
 
@@ -28,10 +28,11 @@ def in_precision(
     *,
     is_measured: bool,
 ) -> tuple[Machine, Callable[[int], Workload]]:
-    """Return the machine and the workloads as they are in a precision.
+    """Convert a machine and its workloads from float32 to a precision.
 
-    `is_measured`: the machine will be calibrated with a rate measured in this precision. Raises
-    InvalidInput for an unknown precision, and for a device whose speed in it is unknown.
+    `workload_of`: returns the workload for a number of samples. `is_measured`: the machine will be
+    calibrated with a rate measured in this precision. Raises InvalidInput for an unknown precision,
+    and for a device whose speed in it is unknown.
     """
     if precision not in (known := get_args(Precision)):
         raise InvalidInput("precision", f"must be one of {', '.join(known)}", got=precision)
@@ -79,7 +80,8 @@ def _cost_in_half(cost: Cost) -> Cost:
 class DeviceRate:
     """Measured throughput of one device alone.
 
-    `batch_size`: samples per step of the measurement; None: a planned worker's batch size.
+    `batch_size`: samples per step of the measurement; None: the number of samples that the plan
+    gives to a worker.
     """
 
     samples_per_s: float
@@ -97,7 +99,7 @@ class DeviceRate:
         if match is None or not 0 < rate < float("inf") or batch == 0:
             raise InvalidInput(
                 "measured",
-                "must be samples per second of one device",
+                "must be the throughput of one device in samples per second",
                 got=text,
                 hint="write 350/s, or 350/s@128 for batches of 128",
             )
@@ -110,13 +112,13 @@ def calibrated(
     rate: DeviceRate,
     usual_batch: int,
 ) -> Machine:
-    """Scale all devices' speeds by one factor, so that the first reaches the rate.
+    """Scale the speeds of all devices by one factor, so that the first device has this rate.
 
-    `usual_batch`: the batch size of a rate without one. Each device's memory is raised to what this
-    batch requires, because the measured device has trained it.
+    `usual_batch`: batch size of the measurement if `rate` has none. Each device gets at least the
+    memory that this batch requires, because the measured device has trained such a batch.
     """
     batch_size = rate.batch_size or usual_batch
-    # Ignore how fast hosts load samples, because the rate is that of the device.
+    # Ignore how fast hosts load samples, because the rate is the device's own.
     found = forecast_alone(workload_of(batch_size), machine.with_each("hosts", samples_per_s=None))
     slower = found.samples_per_s / rate.samples_per_s
     (needed,) = found.memory_nbytes.values()

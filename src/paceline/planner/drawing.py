@@ -6,7 +6,7 @@ from paceline.core.plan import Kind, Lane, Resource
 from paceline.core.timeline import Span, Timeline
 
 _WIDTH = 72
-_LEGEND = {  # the mark in the drawing and its meaning, by kind of task
+_LEGEND = {  # the character that stands for a kind of task, and its explanation
     Kind.LOAD: ("L", "load"),
     Kind.FORWARD: ("F", "forward"),
     Kind.BACKWARD: ("B", "backward"),
@@ -22,9 +22,10 @@ _LEGEND = {  # the mark in the drawing and its meaning, by kind of task
 
 
 def drawing(timeline: Timeline, step_s: float, most_lanes: int = 24) -> str:
-    """Draw the last but one step on at most `most_lanes` lines, one per lane.
+    """Draw the second-to-last step, with a line of text for each device lane or link.
 
-    A line has 72 characters, each for an equal part of the step, which ends with a weight update.
+    A line has 72 characters, each for an equal part of the step. The step ends with a weight
+    update. Lanes after the first `most_lanes` are only counted.
     """
     start, end = some_step(timeline, step_s)
     rows: dict[Resource, list[Span]] = {}
@@ -44,7 +45,7 @@ def drawing(timeline: Timeline, step_s: float, most_lanes: int = 24) -> str:
 
 
 def some_step(timeline: Timeline, step_s: float) -> tuple[float, float]:
-    """Return start and end of the last but one step."""
+    """Return the start and the end of the second-to-last step."""
     updates = [span.end_s for span in timeline.spans if span.kind is Kind.STEP]
     wanted = timeline.end_s - step_s
     end = min(updates, key=lambda time: abs(time - wanted), default=timeline.end_s)

@@ -1,4 +1,4 @@
-"""Write the sentences of forecasts: their `why` and `notes`, and the reasons of refusals."""
+"""Write the sentences of a forecast (`why`, `notes`), and why a plan is refused."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from paceline.core.strategy import StepsToLoss
 
 _SHOWN_SLOWDOWN = 1.005
 ASYNCHRONOUS = (
-    "changes training: gradients are computed with parameters that other workers have updated since"
+    "changes training: gradients are stale, because workers do not wait for each other's updates"
 )
 
 
@@ -30,13 +30,13 @@ def of_parts(parts: Breakdown, slowdown: float, slowed_by: Sequence[str]) -> str
 def of_learning(steps: StepsToLoss | None) -> str:
     """Describe how many steps a strategy needs to reach the loss of synchronous training."""
     if steps is None:
-        return "changes training: nobody has measured how many steps it needs to a loss"
+        return "changes training: nobody has measured how many steps it needs to reach a loss"
     ratio = f"{steps.median:.2f}"
     if steps.low != steps.high:
         ratio += f" ({steps.low:.2f} to {steps.high:.2f})"
     return (
-        f"changes training: took {ratio} times as many steps as synchronous training to its loss, "
-        f"measured on {steps.measured_on}; other models may differ"
+        f"changes training: needed {ratio} times as many steps as synchronous training to reach "
+        f"the same loss, measured on {steps.measured_on}; other models may differ"
     )
 
 
@@ -51,8 +51,8 @@ def of_shortage(station: str, needed_nbytes: float, nbytes: float) -> str:
 def of_after_backward(plans: Iterable[Any]) -> str | None:
     """Compare the communication times left after backward; None if no plan reports them.
 
-    `plans`: forecasts or rows of a table of forecasts, best first. All compared plans are without a
-    codec, and have the number of workers and the placement of the best plan without a codec.
+    `plans`: forecasts or rows of a table of forecasts, best first. The comparison includes only
+    plans without a codec, on as many workers and on the same devices as the best such plan.
     """
     rows = [one for one in plans if one.after_backward is not None and one.codec is None]
     if not rows:

@@ -27,7 +27,7 @@ from paceline.core.workload import Layer, Workload
 PASSES = (Kind.FORWARD, Kind.BACKWARD)
 
 
-Prices = dict[tuple[tuple[Resource, ...], Kind, str], float]  # seconds by resources, pass and layer
+Prices = dict[tuple[tuple[Resource, ...], Kind, str], float]  # seconds by resources, pass, layer
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class GroupCost:
     """Prices a group's forward or backward as the sum over the group's layers.
 
     `members`: layers of each group of at least two layers, by the group's name. `model` prices
-    layers and all other tasks. `known`: layers priced before, which several groupings share.
+    layers and all other tasks. `known`: cache of the layers' times, which several groupings share.
     """
 
     members: dict[str, tuple[Layer, ...]]
@@ -116,7 +116,10 @@ def _groups_of(step: Plan, workload: Workload) -> list[list[int]]:
 
 
 def _follower(step: Plan, task: Task, children: Sequence[int]) -> str:
-    """Return the layer whose pass alone waits for a task, and for no other task; "" if none."""
+    """Return the layer of the next pass, if nothing else depends on `task`; "" if there is none.
+
+    The next pass must have no predecessor except `task`.
+    """
     if len(children) != 1 or step.num_parents[children[0]] != 1:
         return ""
     child = step.tasks[children[0]]
@@ -133,11 +136,11 @@ def _shares_lanes(step: Plan, layers: Collection[str]) -> bool:
 
 
 class Windows:
-    """Plans windows of consecutive steps of a strategy; InvalidInput if that is impossible.
+    """Plans windows of consecutive steps; raises InvalidInput if a step cannot be planned.
 
     Layers are grouped if a step with groups takes as long as a step without groups. `step`: the
     plan of one step without groups. `cost`: prices the plans from `of`. `model`: prices plans
-    without groups. `is_balanced`: batches are split by the devices' speeds.
+    without groups. `is_balanced`: whether batches are split by the devices' speeds.
     """
 
     def __init__(
@@ -162,7 +165,7 @@ class Windows:
             self._group(groups)
 
     def _group(self, groups: Sequence[Sequence[int]]) -> None:
-        """Plan these groups from now on, unless they change the time of a step."""
+        """Plan each of these groups as one layer, unless this changes the time of a step."""
         joined, cost = grouped(self.workload, groups, self.model, {})
         several = {layer.name for members in cost.members.values() for layer in members}
         # Asynchronous steps overlap, so another step's exchange may run between two layers of a
@@ -182,7 +185,7 @@ class Windows:
         return self._grouped is not self.workload
 
     def compared_s(self, config: Any) -> float:
-        """Return the seconds of a step with `config`, only to compare configurations."""
+        """Return the approximate seconds of a step with `config`, to compare configurations."""
         if self.strategy.planning.is_asynchronous:
             return period(partial(self.of, config=config), self.cost, 1)
         return makespan_s(self.of(1, config), self.cost)

@@ -15,8 +15,8 @@ from paceline.core.workload import Workload
 from paceline.planner.alternatives import Alternatives, rates
 from paceline.planner.forecast import Forecast, forecast, forecast_alone
 
-_GAIN = 1.02  # minimum speed-up that justifies further workers
-_NUM_DIGITS = 12  # compared digits of throughputs; rounding errors change further digits
+_GAIN = 1.02  # minimum speed-up that justifies more workers
+_NUM_DIGITS = 12  # digits of a throughput that are free of rounding errors
 _FEW_DEVICES = 8
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 _LISTED = "as listed"
@@ -96,10 +96,11 @@ class Ranking(Sequence[Forecast]):
 
 
 def placements(machine: Machine, workers: int) -> dict[str, Machine]:
-    """Return the machine for each choice of the workers' devices, by the choice's name.
+    """Return the machine for each placement of the workers, by the placement's name.
 
     The chosen devices come first, in the machine's order, which is the order of ranks. The names
-    are "as listed", "spread" (over hosts) and "fastest". Equal choices appear once.
+    are "as listed", "spread" (over hosts) and "fastest". Placements on the same devices appear
+    once.
     """
     turns, of_host = dict[str, int](), Counter[str]()
     for device in machine.devices:  # the first device of each host, then the second, and so on

@@ -1,4 +1,4 @@
-"""Compare runs: settings, machines and results of two runs; losses and workers of any number.
+"""Compare runs: settings, machines and results of two runs, or losses of any number of runs.
 
 A page shows losses against seconds of training and against epochs, each worker's share of the
 updates, and the share of the time in which each device computed: figures 5 to 8 of Ma, Rusu et al.
@@ -35,7 +35,7 @@ from paceline.report.page import Page
 from paceline.report.tables import Rows, Table
 from paceline.report.terminal import shown
 
-_INDIFFERENT = {"output", "tensorboard"}  # settings that do not affect a run's results
+_INDIFFERENT = {"output", "tensorboard"}  # settings that do not affect results
 _ALIKE = ("model", "batch_size", "data")  # must be equal to compare seconds per step
 _NUM_TIMES = 6  # rows in the table of losses by time
 _MOST_EPOCHS = 12  # maximum rows in the table of losses by epoch
@@ -49,7 +49,7 @@ _SHOWN: dict[str, Callable[[float], Quantity]] = {
 
 
 class Difference(Record):
-    """A setting or machine fact with different values in two runs; None: missing."""
+    """A setting or machine fact that differs between two runs; None if a run has no value."""
 
     name: str
     left: Any
@@ -173,9 +173,10 @@ class Point(Record):
 
 
 class Side(Record):
-    """One of the compared runs; `differs` lists its settings that differ between the runs.
+    """One of the compared runs; `differs`: its values of settings that differ between the runs.
 
-    `update_shares` and `utilisation` have a value for each worker, if the result has these data.
+    `update_shares`: each worker's share of the updates. `utilisation`: share of the time in which
+    each worker's device computed. Both are empty if the result has no such data.
     `reached_s`: the time at which the run reached the lowest loss that all runs have reached.
     """
 
@@ -200,7 +201,11 @@ class Side(Record):
 
 
 class SideBySide(Record):
-    """The compared runs; `loss`: name of the loss; `reached`: lowest loss that all runs reached."""
+    """The compared runs.
+
+    `loss`: name of the loss. `lowest`: lowest loss of any run. `reached`: lowest loss that all runs
+    have reached.
+    """
 
     loss: str
     lowest: float
@@ -215,11 +220,11 @@ class SideBySide(Record):
 
 
 def side_by_side(folders: Sequence[Path]) -> SideBySide:
-    """Read the runs in these folders; InvalidInput for a run without epochs."""
+    """Read the runs in these folders; raises InvalidInput for a run without epochs."""
     results = [read_run(folder) for folder in folders]
     for folder, result in zip(folders, results, strict=True):
         if not result.epochs:
-            raise InvalidInput(str(folder), "has no epochs, and no losses to compare")
+            raise InvalidInput(str(folder), "has no epochs, so it has no losses to compare")
     is_tested = all(one.test_loss is not None for each in results for one in each.epochs)
     names = [folder.resolve().name for folder in folders]
     if len(set(names)) < len(names):
@@ -236,7 +241,7 @@ def side_by_side(folders: Sequence[Path]) -> SideBySide:
 
 
 def _differing(results: Sequence[RunResult]) -> list[str]:
-    """Return, for each run, the settings that differ between the runs."""
+    """Describe, for each run, its values of the settings that differ between the runs."""
     settings = [settings_of(result) for result in results]
     unlike = _unlike(settings)
     written = {name: name.removesuffix(" (of the strategy)").replace("_", " ") for name in unlike}
@@ -387,7 +392,7 @@ def difference_tables(changed: Differences, sides: Comparison) -> Iterator[Termi
 
 def side_by_side_tables(sides: SideBySide) -> Iterator[TerminalTable]:
     """Yield tables of runs, and of their losses by time and by epoch."""
-    note = f"Runs compared; below, the {sides.loss} divided by the lowest of all runs"
+    note = f"Runs; the tables below have the {sides.loss}, divided by the lowest of all runs"
     yield shown(note, summary_table(sides))
     yield shown("By time", times_table(sides))
     yield shown("By epoch", epochs_table(sides))

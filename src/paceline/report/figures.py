@@ -22,7 +22,7 @@ from paceline.core.plan import Kind
 from paceline.report.format import duration, share
 
 Described = dict[str, Any]
-"""A part of a figure: a trace, an axis, or all of it."""
+"""A figure, or a part of a figure such as a trace or an axis, as plotly's JSON."""
 
 LEFT = 60  # pixels: left margin
 _MARGIN = {"l": LEFT, "r": 12, "t": 54, "b": 46}
@@ -120,7 +120,7 @@ def escaped(text: object) -> str:
 
 
 def unit_of(longest_s: float) -> tuple[str, float]:
-    """Return a readable unit for an axis up to `longest_s`, and the unit's length in seconds."""
+    """Return a unit of time for an axis up to `longest_s`, and that unit in seconds."""
     if longest_s >= 1:
         return "s", 1.0
     return ("ms", 1e-3) if longest_s >= 1e-3 else ("us", 1e-6)
@@ -128,10 +128,10 @@ def unit_of(longest_s: float) -> tuple[str, float]:
 
 @dataclass(frozen=True)
 class Panel:
-    """An x and a y axis with their traces; plotly reads the panel's title as markup.
+    """A pair of axes with its traces.
 
-    `x`, `y`: plotly's settings of the axes, except that `title` is a plain text. `marks`: x
-    coordinates of vertical dotted lines.
+    `x`, `y`: plotly's settings of the axes, except that their `title` is a str. `title`: title of
+    the panel, in plotly's markup. `marks`: x coordinates of vertical dotted lines.
     """
 
     traces: Sequence[Described]
@@ -151,11 +151,11 @@ def figure_of(
     is_zoomed: bool = False,
     **layout: Any,
 ) -> Described:
-    """Build a figure of this height in pixels, in the common style.
+    """Build a figure in the common style.
 
-    Without `heights` the panels form a row. With relative `heights` the panels form a column.
-    `gap`: distance between two panels as a share of the figure. `is_zoomed`: show zoom buttons,
-    which touch screens need.
+    `height`: in pixels. `heights`: relative heights of panels in a column; by default, the panels
+    form a row. `gap`: distance between two panels as a share of the figure. `is_zoomed`: show zoom
+    buttons, which touch screens need.
     """
     domains = _domains(heights or [1] * len(panels), gap)
     figure: Described = {"data": [], "layout": _LAYOUT | {"height": height} | layout}
@@ -262,7 +262,10 @@ def learning_curves(
     score: str = "",
     scores: Sequence[float | None] = (),
 ) -> Described:
-    """Draw losses by epochs, steps or seconds; next to them test scores, if there are any."""
+    """Draw losses by epochs, steps or seconds, and test scores in a second panel.
+
+    `places`: x coordinates. `by`: title of the x axis. Without scores there is one panel.
+    """
     x = {"title": by} | axis
     mode = "lines+markers" if len(places) <= _FEW else "lines"
 
@@ -289,7 +292,7 @@ def share_bars(
     *,
     is_downward: bool = False,
 ) -> Described:
-    """Draw shares as horizontal bars: a colour for each group, a bar for each row of a group."""
+    """Draw shares as horizontal bars; each group has a colour, and a bar in each of its rows."""
     bars = []
     for i, (name, shares) in enumerate(groups.items()):
         values = list(shares.values())

@@ -99,7 +99,7 @@ def change_text(change: float | None) -> str:
 
 
 def ratio(one: float, other: float) -> float:
-    """Divide; return nan if the divisor is zero."""
+    """Divide `one` by `other`; return nan if `other` is zero."""
     return one / other if other else nan
 
 
@@ -120,7 +120,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def _three_digits(value: float) -> str:
-    """Format a number with three significant digits; only numbers below 1 have exponents."""
+    """Format a number with three significant digits, or as an integer from 99.95 upwards."""
     size = abs(value)
     if size < 0.9995:
         return f"{value:.3g}"

@@ -1,4 +1,4 @@
-"""Plans as tables, recommendation and explanation: as text, Markdown or JSON, and as a page."""
+"""Show predicted plans in a terminal, as Markdown, as JSON or as a page."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -38,20 +38,20 @@ Form = Literal["text", "markdown", "json"]
 _MOST_REMARKS = 2
 
 _MOST_ALIKE, _MOST_OTHERS = 5, 3
-_FOUND_BY_TRAINING = {"workers", "chunk"}  # fields that need no --strategy-option
+_FOUND_BY_TRAINING = {"workers", "chunk"}  # fields that `paceline train` sets itself
 _POINTS: dict[str, Any] = {"mode": "lines+markers", "hovertemplate": HOVER}
-_RANGE = "±: the median of the measured steps is meant to be within it in 9 of 10 cases"
+_RANGE = "±: range that should contain the median of measured steps in 9 of 10 cases"
 
 
 def plan_tables(plans: Sequence[PlanRow], alone_samples_per_s: float | None) -> dict[str, Table]:
-    """Return two tables by title: the best plans with unchanged and with changed training.
+    """Return tables of the best plans by title, separately for plans that change training.
 
-    Each strategy is listed once with a codec and once without a codec. The first table has
+    Each strategy is listed once with and once without a codec. The table of unchanged training has
     speed-ups over `alone_samples_per_s`, the throughput of the best single worker.
     """
     alike = list(_fastest(plan for plan in plans if plan.is_same_training))
-    lone = [plan for plan in alike[_MOST_ALIKE:] if plan.workers == 1]
-    alike = [*alike[: _MOST_ALIKE - len(lone)], *lone]
+    alone = [plan for plan in alike[_MOST_ALIKE:] if plan.workers == 1]
+    alike = [*alike[: _MOST_ALIKE - len(alone)], *alone]
     others = list(_fastest(plan for plan in plans if not plan.is_same_training))[:_MOST_OTHERS]
     found = {}
     if alike:
@@ -64,7 +64,7 @@ def plan_tables(plans: Sequence[PlanRow], alone_samples_per_s: float | None) -> 
 
 
 def _fastest(plans: Iterable[PlanRow]) -> Iterator[PlanRow]:
-    """Yield the best one-worker plan, and each strategy's best plans with and without codec."""
+    """Yield the best plan of one worker, and of each strategy with and without a codec."""
     seen: set[object] = set()
     for plan in plans:
         key = "one worker" if plan.workers == 1 else (plan.strategy, plan.codec is None)
@@ -74,7 +74,7 @@ def _fastest(plans: Iterable[PlanRow]) -> Iterator[PlanRow]:
 
 
 def _table(plans: Sequence[PlanRow], more: Mapping[str, Iterable[str]]) -> Table:
-    """Return a table of plans; `more`: further columns by name."""
+    """Return a table of plans; `more`: the cells of additional columns, by the column's name."""
     rows: Rows = []
     for plan, *cells in zip(plans, *more.values(), strict=True):
         placement = "" if plan.placement == "as listed" else f" ({plan.placement})"
@@ -110,7 +110,7 @@ def recommendation(result: PlanResult) -> str:
         gain = f", {number(plan.samples_per_s / alone)} times as fast as one worker"
     start = f"Train with {named(plan)}{gain}"
     if plan.workers == 1 and max(one.workers for one in result.ranking.plans) > 1:
-        start = f"No further worker pays; train with {named(plan)}"
+        start = f"More workers are not faster; train with {named(plan)}"
     return f"{start}: {command(plan, result)}"
 
 
@@ -134,7 +134,7 @@ def command(plan: PlanRow, result: PlanResult) -> str:
 
 
 def explanation(ranking: RankingRows) -> Iterator[str]:
-    """Yield the reasons for step times, the reasons for refusals, and the meaning of ±."""
+    """Yield sentences that explain the step times, the refusals, and the sign ±."""
     for plan in _fastest(ranking.plans):
         yield f"{named(plan)}: {plan.explanation}"
     if (sentence := of_after_backward(ranking.plans)) is not None:
@@ -147,7 +147,7 @@ def explanation(ranking: RankingRows) -> Iterator[str]:
 
 
 def of_second_machine(found: SecondMachine) -> Iterator[str]:
-    """Yield the least speed and the least bandwidth with which a second machine is worthwhile."""
+    """Yield the least speed and the least bandwidth with which a second machine pays."""
     speeds, links = [], []
     for one in found.requirements:
         speed, bits_per_s = one.speed, one.bits_per_s[0]
@@ -185,7 +185,7 @@ def _refused(row: Refusal, plans: Sequence[PlanRow]) -> str:
 def present(
     out: Console, result: PlanResult, title: str, folder: Path | None, *, form: Form, drawing: str
 ) -> None:
-    """Print a plan; if there is a drawing, print the drawing and the explanation, too.
+    """Print plans, and with a `drawing` also the drawing and the explanation.
 
     `folder`: folder in which the plan was saved; None if it was not saved.
     """
@@ -212,7 +212,7 @@ def present(
 def in_terminal(
     plans: Sequence[PlanRow], title: str, alone_samples_per_s: float | None
 ) -> Iterator[TerminalTable]:
-    """Yield the tables of plans for a terminal; the first table has the title."""
+    """Yield the tables of plans for a terminal; the first table starts with `title`."""
     for name, table in plan_tables(plans, alone_samples_per_s).items():
         yield shown(f"{title}: {name.lower()}" if title else name, table, gap=1)
         title = ""
@@ -268,7 +268,7 @@ def _refusals(refused: Sequence[Refusal]) -> Table:
 
 def _tiles(ranking: RankingRows) -> list[tuple[str, str, str]]:
     if not ranking.plans:
-        return [("plans", "none", "see what was refused, and why")]
+        return [("plans", "none", "all strategies were refused; see the reasons below")]
     best = ranking.plans[0]
     where = f"{counted(best.workers, 'worker')}, {best.placement}"
     return [

@@ -1,4 +1,4 @@
-"""A profile in a terminal and as a page: step time, waits, memory and the largest batch."""
+"""Show a profile in a terminal or as a page."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ from paceline.report.steps import two_steps
 from paceline.report.tables import Rows, Table, part_name
 from paceline.report.terminal import shown
 
-_MOST_BARS = 30  # the figure shows the slowest layers, the table all of them
+_MOST_BARS = 30  # layers in the figure; the table has all layers
 _LAYERS_SHOWN, _OPERATORS_SHOWN = 12, 8  # in a terminal
 _HEIGHT, _ROW = 130, 22  # pixels
 _MILLISECONDS = "milliseconds of a step"
@@ -68,10 +68,10 @@ def _tiles(result: ProfileResult) -> list[tuple[str, str, str]]:
     off = change_text(result.stages_error)
     return [
         ("step", duration(step.median_s), quartiles),
-        ("samples/s", number(result.samples_per_s), "measured, not recorded"),
-        ("exposed", share(ratio(exposed, result.stages_s)), "communication, of a step"),
+        ("samples/s", number(result.samples_per_s), "of steps that were not recorded"),
+        ("exposed", share(ratio(exposed, result.stages_s)), "of a step is communication"),
         ("memory", nbytes(memory.measured), f"of tensors; predicted {predicted}"),
-        ("recording", change_text(result.cost), f"of a step; sum of the parts: {off} off"),
+        ("recording", change_text(result.cost), f"of a step; error of the sum of parts: {off}"),
     ]
 
 
@@ -100,7 +100,7 @@ def operators_table(operators: Sequence[OperatorRow]) -> Table:
         (row.name, duration(row.seconds), share(row.share), number(row.calls), nbytes(row.nbytes))
         for row in operators
     ]
-    head = ("operator", "time a step", "of all", "calls a step", "memory taken and kept")
+    head = ("operator", "time a step", "of all", "calls a step", "memory kept")
     return Table(head, rows)
 
 
@@ -213,7 +213,7 @@ def _attempts(found: LargestBatch) -> Table:
         (f"{row.batch_size:,}", "yes" if row.fits else "no", duration(row.seconds), row.why)
         for row in found.attempts
     ]
-    return Table(("batch", "fits", "after", "what came of it"), rows, (1, 3))
+    return Table(("batch", "fits", "after", "outcome"), rows, (1, 3))
 
 
 def largest_sentence(found: LargestBatch) -> str:
@@ -225,8 +225,8 @@ def largest_sentence(found: LargestBatch) -> str:
         sentence += f"{found.batch_size:,}"
     else:
         least = min(found.attempts, key=lambda row: row.batch_size)
-        sentence = f"No batch was seen to fit into {limit}: {least.batch_size:,} samples "
-        sentence += f"did not ({least.why})"
+        sentence = f"No tried batch fits into {limit}: {least.batch_size:,} samples "
+        sentence += f"failed ({least.why})"
     return sentence if found.complete else f"{sentence}; the search ended at a deadline"
 
 
@@ -237,7 +237,7 @@ def tables(result: ProfileResult) -> Iterator[TerminalTable]:
     yield shown(f"The slowest of {len(result.layers)} layers", layers, gap=2)
     yield shown("Calls and waits", overheads_table(result), gap=2)
     operators = operators_table(result.operators[:_OPERATORS_SHOWN])
-    operators = operators.without("memory taken and kept")
+    operators = operators.without("memory kept")
     yield shown("Operators, by torch.profiler", operators, gap=2)
 
 

@@ -1,4 +1,4 @@
-"""A run or rehearsal in a terminal and as a page, with a section for each part of its result."""
+"""Show a run or rehearsal in a terminal or as a page."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,8 +53,8 @@ from paceline.report.tables import (
 )
 from paceline.report.terminal import TRACED, shown
 
-_TELLING = ("policy", "lanes", "head")  # options to display even if they were not set
-_ALIKE = ("model", "workers", "batch_size")  # settings that a run and its rehearsal must share
+_TELLING = ("policy", "lanes", "head")  # options that are shown even if not set by the user
+_ALIKE = ("model", "workers", "batch_size")  # must be equal in a run and its rehearsal
 _MOST_FAULTS = 20
 _HEIGHT = 290  # pixels
 _SECONDS = {"title": "seconds of training", "rangemode": "tozero"}
@@ -95,10 +95,10 @@ def page_of(result: RunResult, folder: Path, rehearsal: Path | None = None) -> P
 
 
 def _rehearsed_timeline(result: RunResult, folder: Path) -> Timeline:
-    """Read a rehearsal's timeline; InvalidInput if it does not match the run."""
+    """Read a rehearsal's timeline; raises InvalidInput if the rehearsal does not fit the run."""
     if result.comparison is None:
-        problem = "cannot be compared with a rehearsal"
-        raise InvalidInput(result.id, problem, hint="its workers are asynchronous")
+        problem = "has asynchronous workers, so it cannot be compared with a rehearsal"
+        raise InvalidInput(result.id, problem)
     other = read_run(folder)
     if not other.is_rehearsal:
         raise InvalidInput(str(folder), "is not a rehearsal")
@@ -163,7 +163,7 @@ def _prediction(result: RunResult) -> Iterator[tuple[str, str, str]]:
         note = "before the rehearsal" if result.is_rehearsal else "before training"
         if within is not None:
             held = f"{duration(within[0])} to {duration(within[1])}"
-            note = f"range expected for 9 of 10 medians: {held}"
+            note = f"expected range in 9 of 10 cases: {held}"
         yield "predicted step", duration(result.predicted_step_s), note
     if result.prediction_error is not None:
         note = f"predicted against {result.origin}"
@@ -174,7 +174,7 @@ def _prediction(result: RunResult) -> Iterator[tuple[str, str, str]]:
 
 
 def _plans(result: RunResult) -> Table:
-    """Return the table of plans, in which the run's own plan is marked."""
+    """Return the table of plans, with a mark at the plan that the run used."""
     table = plans_table(result.plans).without("devices", "efficiency", "exposed", "memory")
     used = result.strategy, result.settings.workers
     rows: Rows = []
@@ -252,10 +252,10 @@ def _loss_in_time(result: RunResult) -> Described:
 
 
 def _gaps(made: Updates) -> Described:
-    """Draw how many updates the fastest worker is ahead of the slowest worker, over time."""
+    """Draw by how many updates the fastest worker is ahead of the slowest, over time."""
     # Updates of different workers may be recorded slightly out of order.
     times, gaps = zip(*sorted(made.gaps), strict=True)
-    y: Described = {"title": "updates ahead of the last", "rangemode": "tozero"}
+    y: Described = {"title": "updates ahead of the slowest", "rangemode": "tozero"}
     panel = Panel([line(0, "ahead", times, gaps)], _SECONDS, y | whole_numbers(max(gaps)))
     return figure_of([panel], _HEIGHT)
 

@@ -1,6 +1,6 @@
-"""A scaling study in a terminal and as a page.
+"""Show a scaling study in a terminal or as a page.
 
-The page has figures like figures 3 to 5 of Mojumder et al. 2018.
+The page has the counterparts of figures 3 to 5 of Mojumder et al. 2018.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,7 +34,7 @@ _ROW, _REST = 190, 110  # pixels
 _STACK = ("forward", "backward", "exposed", "update", "idle")
 _FILLS = {name: PARTS[name] for name in _STACK} | {"other": Fill("loading and other", "#f0e442")}
 
-_RANGES = "predicted ranges are meant to contain 9 of 10 measured epochs"
+_RANGES = "predicted ranges should contain 9 of 10 measured epochs"
 _QUARTILES = "other ranges are quartiles of repetitions"
 _OF_BATCH: dict[Scaling, str] = {"strong": "", "strong-per-worker": "/w.", "weak": " each"}
 
@@ -82,7 +82,7 @@ def _line(result: ScaleResult) -> str:
 
 def _tiles(result: ScaleResult) -> Iterator[tuple[str, str, str]]:
     good = timed(result.cells)
-    yield "cells", f"{len(good)} of {len(result.cells)}", "have gone well"
+    yield "cells", f"{len(good)} of {len(result.cells)}", "succeeded"
     strong = [cell for cell in most_real(good) if cell.scaling != "weak"]
     if not strong:
         return
@@ -98,7 +98,7 @@ def _speedup(one: TimedCell, fewest: TimedCell) -> str:
 
 
 def _waits(one: TimedCell, fewest: TimedCell) -> str:
-    """Format the synchronisation overhead, as in table III of Mojumder et al. 2018."""
+    """Format the share of an epoch in which workers wait, as in Mojumder et al. 2018, table III."""
     return share((one.exposed_s + one.idle_s) / one.epoch_s)
 
 
@@ -122,7 +122,7 @@ def _by_workers(cells: Sequence[TimedCell], shown: Callable[[TimedCell, TimedCel
 
 
 def _overhead(alone: Sequence[TimedCell]) -> Table:
-    """Return a table of overheads on one worker, as table II of Mojumder et al. 2018."""
+    """Return a table of overheads on one worker, like table II of Mojumder et al. 2018."""
     methods = _distinct(alone, "method")
     by_batch: dict[tuple[Origin, int], dict[str, TimedCell]] = {}
     for cell in alone:
@@ -177,7 +177,7 @@ def _cells(cells: Sequence[ScaleCell]) -> Table:
 
 
 def _epoch_times(cells: Sequence[TimedCell]) -> Described:
-    """Draw epoch times by number of workers: a row per batch, a bar per method and kind.
+    """Draw epoch times by number of workers: a panel per batch, a bar per method and kind.
 
     Whiskers show the cells' spreads. With weak scaling an additional bar shows the epoch time
     divided by the number of workers.
@@ -232,7 +232,10 @@ def _bar(
     part: str = "",
     **settings: Any,
 ) -> Described:
-    """Build a bar of each cell's seconds, in a unit of `factor` seconds; `part`: what they are."""
+    """Build a trace with a bar for each cell, in a unit of `factor` seconds.
+
+    `part`: name of the quantity, for the hover text.
+    """
     told = [
         f"{_described(one)}: {part}{duration(value)}"
         for one, value in zip(cells, seconds, strict=True)
@@ -250,7 +253,7 @@ def _whiskers(cells: Sequence[TimedCell], factor: float) -> Described:
 
 
 def _breakdowns(cells: Sequence[TimedCell]) -> Described:
-    """Draw the parts of an epoch: a row for each method, a bar for each batch and worker count."""
+    """Draw the parts of an epoch: a panel per method, a bar per number of workers and batch."""
     methods = _distinct(cells, "method")
     unit, factor = unit_of(max(cell.epoch_s for cell in cells))
     panels = []
@@ -298,7 +301,7 @@ def _distinct(cells: Iterable[TimedCell], field: str) -> list[Any]:
 
 
 def cells_table(cells: Sequence[ScaleCell]) -> TerminalTable:
-    """Return a table of cells in 80 columns; the title names what all cells share."""
+    """Return a table of cells that fits into 80 columns."""
     kinds = list(dict.fromkeys(cell.kind for cell in cells))
     spread = "range" if Origin.PREDICTED in kinds else "quartiles"
     head = ("method", "workers", "batch", "kind", "epoch", spread, "compute", "exposed", "memory")
@@ -308,7 +311,7 @@ def cells_table(cells: Sequence[ScaleCell]) -> TerminalTable:
     title = f"Seconds of an epoch, {' and '.join(kinds)}; memory in MiB"
     drawn = in_terminal(title, Table(head, rows, (0, 3)).without(*needless), gap=1)
     for column in drawn.columns:
-        # Words may be cut in a narrow terminal, numbers may not.
+        # In a narrow terminal, wrap the words of a column, but not its numbers.
         column.no_wrap = column.header != "kind"
     return drawn
 
@@ -340,7 +343,7 @@ def _seconds(value: float | None) -> str:
 
 
 def sentences(result: ScaleResult) -> list[str]:
-    """Return the lines below the table: errors, the meaning of spreads, advice."""
+    """Return the lines below the table: errors, the meaning of the ranges, and advice."""
     failed: dict[str, list[ScaleCell]] = {}
     for cell in result.cells:
         if cell.error is not None:
