@@ -125,8 +125,8 @@ def forecast(
 
     `workload`: step of the worker with the most samples. `samples_per_step`: number of samples over
     all workers. `cost`: predicts the time of each task, by default from the machine's speeds.
-    `balanced`: split batches by the devices' speeds, if the strategy can plan such batches. Raises InvalidInput if
-    the strategy cannot be planned on this machine.
+    `balanced`: split batches by the devices' speeds, if the strategy can plan such batches. Raises
+    InvalidInput if the strategy cannot be planned on this machine.
     """
     windows = Windows(strategy, workload, machine.reached, config, cost, balanced=balanced)
     return forecast_of(windows, samples_per_step)

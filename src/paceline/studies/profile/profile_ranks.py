@@ -1,6 +1,6 @@
 """Profile on all ranks in parallel, write the result's files, and print a summary.
 
-The launcher starts ranks, which run `main`. Only rank 0 prints and writes.
+`profile_model` starts ranks that run `main`. Only rank 0 prints and writes.
 """
 
 import os
@@ -37,11 +37,11 @@ from paceline.studies.profile import profiled_steps
 from paceline.studies.profile.largest_batch import find_largest
 
 _MOST_OPERATORS = 20
-_SILENT = "99"  # otherwise kineto logs each start on standard error
+_SILENT = "99"  # otherwise kineto logs every start of a profile to stderr
 
 
 class ProfileRequest(Record):
-    """The settings of a profile, and the id of its folder."""
+    """The settings of a profile, and the name of its folder."""
 
     settings: profile.ProfileSettings
     run_id: str
@@ -53,7 +53,7 @@ def profile_model(settings: profile.ProfileSettings, *, as_json: bool = False) -
     Raises WorkersFailed for errors that workers have printed.
     """
     if under_torchrun():
-        raise InvalidInput("paceline profile", "cannot run under torchrun: it starts its workers")
+        raise InvalidInput("paceline profile", "starts its workers itself; run it without torchrun")
     check_cores(settings.workers)
     check_gpus(settings.workers)
     request = ProfileRequest(settings=settings, run_id=new_id(settings.model))
@@ -83,7 +83,7 @@ def _profile_rank(request: ProfileRequest, group: Group) -> None:
     err = console(stderr=True, quiet=group.rank != 0)
     subject = profiled_steps.subject_of(settings, group)
     made: AbstractContextManager[Path | None] = nullcontext()
-    if group.rank == 0:  # before the steps, so that an unwritable folder is reported at once
+    if group.rank == 0:  # Make the folder before the steps, to report an unwritable folder early.
         made = run_folder(settings.output, request.run_id, settings)
     with made as folder:
         workload = subject.workload
@@ -135,7 +135,7 @@ def result_of(
 
 
 def _stages(found: profiled_steps.Findings) -> dict[str, Any]:
-    """Return the fields about stages, phases and overheads."""
+    """Return the fields of a `ProfileResult` about stages, phases and overheads."""
     columns = zip(*(vars(breakdown(one)).values() for one in found.blocks.timelines), strict=True)
     mean = Breakdown(*map(fmean, columns))
     waits = (
@@ -158,7 +158,7 @@ def _stages(found: profiled_steps.Findings) -> dict[str, Any]:
 
 
 def spread(values: Sequence[float]) -> profile.Quartiles:
-    """Return the median and the quartiles of the values; all are 0 if `values` is empty."""
+    """Return the median and quartiles of `values`; without values, all are 0."""
     lower, middle, upper = quartiles(values or [0.0])
     return profile.Quartiles(median_s=middle, lower_s=lower, upper_s=upper)
 

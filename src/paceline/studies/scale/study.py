@@ -1,4 +1,4 @@
-"""Carry out a study: run after run, writing each finished cell to the journal."""
+"""Carry out the runs of a study, and write each finished cell to the journal."""
 
 import hashlib
 import shutil
@@ -46,7 +46,7 @@ _SCRATCH = "under-way-"  # prefix of temporary folders of runs
 
 @dataclass(frozen=True)
 class StudyModel:
-    """A model; `workload(n)` describes a worker's step with n samples.
+    """A model to study; `workload(n)` describes a worker's step with n samples.
 
     `shape`: shape of a sample; None for a model with its own data.
     """
@@ -71,8 +71,8 @@ def study_model(settings: ScaleSettings) -> StudyModel:
     """Build and describe the model of the settings.
 
     A model trained on random samples has one output for each class. Raises InvalidInput if the
-    model cannot be built, its sample shape is unknown, or forward fails with every batch size. If
-    only some batch sizes fail, their cells get an error.
+    model cannot be built, if its input shape is unknown, or if forward fails with every batch size.
+    If forward fails with some batch sizes, only the cells of these sizes get an error.
     """
     shape: tuple[int, ...] | None = None
     if takes_any_data(settings.model):
@@ -84,14 +84,14 @@ def study_model(settings: ScaleSettings) -> StudyModel:
         workload = cache(lambda size: describe(model, torch.zeros(size, *shape), settings.model))
     else:
         if settings.input_shape is not None and own_recipe(settings.model) is None:
-            _shape_of(settings)  # raises InvalidInput for an untrainable sequence length
+            _shape_of(settings)  # raises InvalidInput if the sequence length cannot be trained
         workload = cache(lambda size: workload_of(settings.model, size, settings.input_shape))
     *larger, smallest = sorted(settings.batch_size, reverse=True)
     for size in larger:
         with suppress(InvalidInput):
             workload(size)
             return StudyModel(shape, workload)
-    workload(smallest)  # raises the smallest batch's InvalidInput
+    workload(smallest)  # raises InvalidInput if this size fails, too
     return StudyModel(shape, workload)
 
 
@@ -135,7 +135,7 @@ class ScalingStudy:
             step = self.model.predicted(self.machine, run.method, workers, size)
             return {Origin.PREDICTED: step}
         try:
-            # In the study's folder, so that the next start can clean up after a killed study.
+            # A folder in the study's folder: if this study is killed, the next start removes it.
             with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=folder) as scratch:
                 arguments = study_runs.run_arguments(
                     run, self.settings, self.model.shape, Path(scratch)
@@ -167,7 +167,7 @@ def do_runs(
     folder: Path,
     begin: Callable[[StudyRun], None],
 ) -> Iterator[tuple[StudyRun, list[ScaleCell]]]:
-    """Carry out runs; yield the run of each repetition, with its cells after the last one.
+    """Yield the run of each repetition, and after the run's last repetition its cells.
 
     Repetitions of runs that differ only in the method alternate, starting with a different method
     each time, so that a machine that slows down affects all methods equally.
@@ -196,7 +196,7 @@ def do_runs(
 
 
 class StudyProgress(Progress):
-    """A bar of repetitions with the remaining time; without a terminal, a line for each run."""
+    """Shows a bar of repetitions and the remaining time, or without a terminal a line per run."""
 
     def __init__(self, console: Console, num_repetitions: int) -> None:
         super().__init__(
@@ -239,8 +239,8 @@ def usual_folder(settings: ScaleSettings) -> Path:
 def run_study(settings: ScaleSettings, folder: Path, screen: Console) -> ScaleResult:
     """Complete a study, and write result.json and report.html into its folder.
 
-    Cells that are already in the folder are not measured again, and an interrupted study keeps its
-    finished cells. A failed cell has an error. Raises InvalidInput if the model, device, machine or
+    Cells that the folder already contains are not measured again, so an interrupted study can be
+    continued. A failed cell has an error. Raises InvalidInput if the model, device, machine or
     folder does not fit the settings, or if all cells fail.
     """
     if settings.trains:
@@ -278,7 +278,7 @@ def run_study(settings: ScaleSettings, folder: Path, screen: Console) -> ScaleRe
     write_report(folder)
     errors = [cell.error for cell in cells if cell.error is not None]
     if len(errors) == len(cells):
-        raise InvalidInput("cells", f"all failed; error of the first cell: {errors[0]}")
+        raise InvalidInput("cells", f"have all failed, the first with: {errors[0]}")
     return result
 
 
