@@ -199,8 +199,9 @@ def memory(
 #   `share` is exposed communication.
 # - a machine file: from benchmarks/codecs, where seven predicted steps between two hosts were at
 #   most 19 % off.
-# - a machine file without measured losses: from the papers' tables in benchmarks/scaling_tables,
-#   whose links and frameworks differ widely. A `share` up to `_HARDLY_EXCHANGED` adds nothing.
+# - a machine file with losses from papers (`WITHIN_A_HOST`, `BETWEEN_HOSTS`): from the tables of
+#   benchmarks/scaling_tables, whose links and frameworks differ widely. A `share` up to
+#   `_HARDLY_EXCHANGED` adds nothing.
 _PROFILED, _PROFILED_EXPOSED = 0.13, 0.13
 _QUIET = 0.05  # relative spread of a profile's step times that `_PROFILED` already covers
 _STATED, _STATED_EXCHANGED = 0.13, 0.26

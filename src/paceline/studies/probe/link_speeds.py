@@ -56,9 +56,7 @@ class Links:
         on_gpu = self._device.kind == DeviceKind.GPU
         links, devices = list[Link](), self.machine.devices
         for ranks in self.hosts:
-            if (
-                len(ranks) > 1 and not on_gpu
-            ):  # gloo sends through the host's memory, which counts as a link
+            if len(ranks) > 1 and not on_gpu:  # gloo sends through the memory of the host
                 own = tuple(devices[rank] for rank in ranks)
                 host = self.machine.host_of(own[0])
                 part = self.machine.model_copy(update={"hosts": (host,), "devices": own})
