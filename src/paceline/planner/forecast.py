@@ -7,16 +7,20 @@ from typing import Any
 
 from paceline.core.compare import Breakdown
 from paceline.core.cost import CostModel
+from paceline.core.durations import duration
 from paceline.core.losses import BETWEEN_HOSTS, WITHIN_A_HOST
 from paceline.core.machine import Machine
 from paceline.core.strategy import StepsToLoss, Strategy, codec_fields, exchange_name
 from paceline.core.workload import Workload, replica_nbytes
-from paceline.planner import explanations
 from paceline.planner.grouping import Windows
 from paceline.planner.steady import Steady, devices_of, steady
 from paceline.strategies import STRATEGIES
 
 ERROR_BAR = 0.06  # mean error of a predicted step (benchmarks/planner)
+_SHOWN_SLOWDOWN = 1.005
+_ASYNCHRONOUS = (
+    "changes training: gradients are stale, because workers do not wait for each other's updates"
+)
 
 
 @dataclass(frozen=True)
@@ -107,8 +111,17 @@ class Forecast(Steady):
 
     @property
     def why(self) -> str:
-        """A sentence about the parts of the step's time."""
-        return explanations.of_parts(self.breakdown, self.slowdown, self.slowed_by)
+        """A sentence about the parts of the step: computation, and exposed communication."""
+        parts = self.breakdown
+        # Percentages of a device's time, because asynchronous devices have separate steps.
+        share = 100 / (parts.compute_s + parts.exposed_s + parts.idle_s)
+        text = f"computes {parts.compute_s * share:.0f} % of the step"
+        if self.slowdown >= _SHOWN_SLOWDOWN:
+            text += f" ({100 * (self.slowdown - 1):.0f} % slower {' and '.join(self.slowed_by)})"
+        if not parts.communication_s:
+            return f"{text}; nothing is exchanged"
+        exposed = f"{parts.exposed_s * share:.0f} % is exposed communication"
+        return f"{text}; {exposed}, of {duration(parts.communication_s)} in all"
 
 
 def forecast(
@@ -165,8 +178,21 @@ def _learning(windows: Windows) -> tuple[StepsToLoss | None, tuple[str, ...]]:
         return None, ()
     if planning.steps_to_loss is not None:
         found = planning.steps_to_loss(windows.workload, config)
-        return found, (explanations.of_learning(found),)
-    return None, (explanations.ASYNCHRONOUS,) if planning.is_asynchronous else ()
+        return found, (of_learning(found),)
+    return None, (_ASYNCHRONOUS,) if planning.is_asynchronous else ()
+
+
+def of_learning(steps: StepsToLoss | None) -> str:
+    """Describe how many steps a strategy needs to reach the loss of synchronous training."""
+    if steps is None:
+        return "changes training: nobody has measured how many steps it needs to reach a loss"
+    ratio = f"{steps.median:.2f}"
+    if steps.low != steps.high:
+        ratio += f" ({steps.low:.2f} to {steps.high:.2f})"
+    return (
+        f"changes training: needed {ratio} times as many steps as synchronous training to reach "
+        f"the same loss, measured on {steps.measured_on}; other models may differ"
+    )
 
 
 def _fed(

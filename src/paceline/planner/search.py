@@ -276,8 +276,7 @@ def forecast_one(
     workload = workload_of(-(-batch_size // count))
     part = _part(machine, strategy, workload, count, asked=True)
     ways = Alternatives(workload, part, strategy, batch_size)
-    if count > 1:
-        config = ways.with_chunk(config, () if any_chunk else ("chunk",))
+    config = ways.with_chunk(config, () if any_chunk else ("chunk",))
     if problem := ways.shortage(config):
         raise InvalidInput("batch_size", problem)
     found = forecast(workload, part, strategy, config, batch_size, balanced=balanced)

@@ -10,6 +10,7 @@ an equal batch takes as long as the device's own number of samples.
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
@@ -20,9 +21,9 @@ from paceline.core.machine import Device, Machine
 from paceline.core.plan import without_collection
 from paceline.core.strategy import Strategy
 from paceline.core.workload import Workload
-from paceline.planner.alternatives import rates, shortage
-from paceline.planner.best_chunk import with_best_chunk
-from paceline.planner.forecast import Forecast, forecast, forecast_alone, memory
+from paceline.planner.alternatives import Alternatives, rates
+from paceline.planner.device_speed import faster
+from paceline.planner.forecast import Forecast, forecast, forecast_alone
 from paceline.planner.sweep import with_links
 from paceline.strategies import STRATEGIES
 
@@ -208,19 +209,15 @@ class _Question:
 
     def _forecasts(self, workload: Workload, count: int, exchange: Exchange) -> Iterator[Forecast]:
         """Yield the possible forecasts of an exchange on the first `count` devices."""
-        machine = self.machine
         for name, codec in _TRIED[exchange]:
             strategy = STRATEGIES[name]
+            ways = Alternatives(workload, self.machine, strategy, self.batch_size)
             several = strategy.planning.variants
             for variant in several(count) if several else [strategy.config(workers=count)]:
-                config = replace(variant, codec=codec)
-                try:
-                    if count > 1 and hasattr(config, "chunk"):
-                        config = with_best_chunk(workload, machine, strategy, config)
-                    if shortage(machine, memory(workload, machine, strategy, config)) is None:
-                        yield forecast(workload, machine, strategy, config, self.batch_size)
-                except InvalidInput:
-                    continue  # for example, a device's speed with the codec is unknown
+                with suppress(InvalidInput):  # for example, a device's speed with the codec
+                    config = ways.with_chunk(replace(variant, codec=codec), ())
+                    if ways.shortage(config) is None:
+                        yield ways.forecast(config)
 
 
 def _least(values: Sequence[float], pays: Callable[[float], bool]) -> float | None:
@@ -241,11 +238,4 @@ def _faster(device: Device, factor: float, of_codecs: float) -> Device:
         )
         for kernel, one in device.codecs.items()
     }
-    return device.model_copy(
-        update={
-            "flops_per_s": factor * device.flops_per_s,
-            "memory_bandwidth_bytes_per_s": factor * device.memory_bandwidth_bytes_per_s,
-            "call_latency_s": device.call_latency_s / factor,
-            "codecs": codecs,
-        }
-    )
+    return faster(device, factor, codecs=codecs)

@@ -9,9 +9,9 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.table import Table as TerminalTable
 
+from paceline.core.after_backward import AfterBackward
 from paceline.core.timeline import Origin
 from paceline.planner import Refusal
-from paceline.planner.explanations import of_after_backward
 from paceline.planner.second_machine import BANDWIDTHS, Requirement, SecondMachine
 from paceline.record.trace import read_trace
 from paceline.records.result import PlanResult, PlanRow, RankingRows
@@ -144,6 +144,36 @@ def explanation(ranking: RankingRows) -> Iterator[str]:
         yield _refused(row, ranking.plans)
     if ranking.plans:
         yield _RANGE
+
+
+def of_after_backward(plans: Sequence[PlanRow]) -> str | None:
+    """Compare the communication times left after backward; None if no plan reports them.
+
+    `plans`: best first. The comparison includes only plans without a codec, on as many workers and
+    on the same devices as the best such plan.
+    """
+    rows = [one for one in plans if one.codec is None and one.after_backward is not None]
+    if not rows:
+        return None
+    first, found = rows[0], dict[str, AfterBackward]()
+    for one in rows:
+        alike = (one.workers, one.placement) == (first.workers, first.placement)
+        if alike and one.after_backward is not None:
+            found.setdefault(one.strategy, one.after_backward)
+    backward = duration(min(one.backward_s for one in found.values()))
+    left = ", ".join(f"{duration(one.left_s)} with {n} ({_hides(one)})" for n, one in found.items())
+    workers = f"{backward} on each of {first.workers} workers"
+    text = f"after backward ({workers}), the communication left is {left}"
+    if len(found) == 1:
+        return text
+    ordered = sorted(found.items(), key=lambda item: item[1].overhead_s)
+    added = " < ".join(f"{duration(one.overhead_s)} ({name})" for name, one in ordered)
+    return f"{text}; added to backward: {added} (Le et al. 2018, section 3.2)"
+
+
+def _hides(times: AfterBackward) -> str:
+    text = f"hides {duration(times.hidden_s)} of {duration(times.exchange_s)}"
+    return text + (f"; GPU synchronisation adds {duration(times.sync_s)}" if times.sync_s else "")
 
 
 def of_second_machine(found: SecondMachine) -> Iterator[str]:

@@ -35,7 +35,7 @@ from paceline.links.clock import clock_for
 from paceline.links.cores import all_cores
 from paceline.links.group import Group
 from paceline.planner import Forecast, Ranking, Refusal, forecast, rank
-from paceline.planner.best_chunk import with_best_chunk
+from paceline.planner.grouping import with_best_chunk
 from paceline.records.settings import AUTO
 from paceline.strategies import EXCHANGES, IN_STEP, find_strategy
 
