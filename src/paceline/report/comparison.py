@@ -19,17 +19,8 @@ from paceline.core.errors import InvalidInput
 from paceline.core.outcome import Finding
 from paceline.core.settings import Record
 from paceline.records.result import RunResult, read_run
-from paceline.report import advice
-from paceline.report.figures import (
-    COLOURS,
-    PARTS,
-    Described,
-    Panel,
-    figure_of,
-    line,
-    share_bars,
-    whole_numbers,
-)
+from paceline.report import advice, figures
+from paceline.report.figures import COLOURS, PARTS, Described, Panel, figure_of, share_bars
 from paceline.report.format import Quantity, change_text, duration, loss_text, nbytes, number, share
 from paceline.report.page import Page
 from paceline.report.tables import Rows, Table
@@ -350,12 +341,12 @@ def _curves(sides: SideBySide) -> Described:
     for i, run in enumerate(sides.runs):
         ends_s = [point.seconds for point in run.points]
         losses = [normalised(point.loss, sides) for point in run.points]
-        curve = line(i, run.name, ends_s, losses, mode="lines+markers", legendgroup=str(i))
+        curve = figures.line(i, run.name, ends_s, losses, mode="lines+markers", legendgroup=str(i))
         by_time.append(curve)
         by_epoch.append(curve | {"x": [one.epoch for one in run.points], "showlegend": False})
     last = max(point.epoch for run in sides.runs for point in run.points)
     seconds = {"title": "seconds of training", "rangemode": "tozero"}
-    epochs = {"title": "epoch", "rangemode": "tozero"} | whole_numbers(last)
+    epochs = {"title": "epoch", "rangemode": "tozero"} | figures.whole_numbers(last)
     left = Panel(by_time, seconds, {"title": f"{sides.loss} / lowest"}, "Against time")
     shared = {"matches": "y", "showticklabels": False}
     return figure_of([left, Panel(by_epoch, epochs, shared, "Against epochs")], _HEIGHT, gap=0.05)

@@ -15,17 +15,8 @@ from paceline.planner import Refusal
 from paceline.planner.second_machine import BANDWIDTHS, Requirement, SecondMachine
 from paceline.record.trace import read_trace
 from paceline.records.result import PlanResult, PlanRow, RankingRows
-from paceline.report import advice
-from paceline.report.figures import (
-    HOVER,
-    Described,
-    Panel,
-    decades,
-    escaped,
-    figure_of,
-    line,
-    whole_numbers,
-)
+from paceline.report import advice, figures
+from paceline.report.figures import HOVER, Described, Panel, decades, escaped, figure_of
 from paceline.report.format import counted, duration, nbytes, number, optional_share, ratio, share
 from paceline.report.metrics import named
 from paceline.report.page import Page, readable
@@ -322,10 +313,10 @@ def _by_workers(plans: Sequence[PlanRow]) -> Described:
             f"{escaped(plan_name(plan))}, {plan.workers} workers<br>{number(rate)} samples/s"
             for plan, rate in zip(points, rates, strict=True)
         ]
-        lines.append(line(i, strategy, numbers, rates, customdata=told, **_POINTS))
+        lines.append(figures.line(i, strategy, numbers, rates, customdata=told, **_POINTS))
     counts = {plan.workers for plan in plans}
     is_wide = max(counts) > 32 * min(counts)
-    x = {"title": "workers"} | (decades(counts) if is_wide else whole_numbers(max(counts)))
+    x = {"title": "workers"} | (decades(counts) if is_wide else figures.whole_numbers(max(counts)))
     panel = Panel(lines, x, {"title": "samples/s", "rangemode": "tozero"})
     return figure_of([panel], 330)
 
@@ -337,7 +328,7 @@ def _second_machine(found: SecondMachine) -> Described:
     for i, one in enumerate(found.requirements):
         least = [None if bits is None else bits / 1e6 for bits in one.bits_per_s]
         told = ["" if bits is None else bandwidth(bits) for bits in one.bits_per_s]
-        lines.append(line(i, label(one), names, least, customdata=told, **_POINTS))
+        lines.append(figures.line(i, label(one), names, least, customdata=told, **_POINTS))
     shown = [value for drawn in lines for value in drawn["y"] if value is not None]
     x: Described = {"title": "speed of the second machine", "type": "category"}
     x |= {"categoryorder": "array", "categoryarray": names}

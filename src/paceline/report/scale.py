@@ -12,18 +12,8 @@ from rich.table import Table as TerminalTable
 
 from paceline.core.timeline import Origin
 from paceline.records.scale import ScaleCell, ScaleResult, Scaling, TimedCell, most_real, timed
-from paceline.report import advice
-from paceline.report.figures import (
-    COLOURS,
-    HOVER,
-    PARTS,
-    Described,
-    Fill,
-    Panel,
-    escaped,
-    figure_of,
-    unit_of,
-)
+from paceline.report import advice, figures
+from paceline.report.figures import COLOURS, PARTS, Described, Fill, Panel, figure_of
 from paceline.report.format import Quantity, change_text, counted, duration, nbytes, number, share
 from paceline.report.page import Page, facts
 from paceline.report.tables import Rows, Table
@@ -183,7 +173,7 @@ def _epoch_times(cells: Sequence[TimedCell]) -> Described:
     divided by the number of workers.
     """
     batches = _distinct(cells, "batch")
-    unit, factor = unit_of(max(cell.epoch_s for cell in cells))
+    unit, factor = figures.unit_of(max(cell.epoch_s for cell in cells))
     names = [str(one) for one in sorted(_distinct(cells, "workers"))]
     x = {"type": "category", "categoryorder": "array", "categoryarray": names}
     panels = []
@@ -241,7 +231,7 @@ def _bar(
         for one, value in zip(cells, seconds, strict=True)
     ]
     bar = {"type": "bar", "y": [value / factor for value in seconds], "customdata": told}
-    return bar | {"hovertemplate": HOVER} | settings
+    return bar | {"hovertemplate": figures.HOVER} | settings
 
 
 def _whiskers(cells: Sequence[TimedCell], factor: float) -> Described:
@@ -255,7 +245,7 @@ def _whiskers(cells: Sequence[TimedCell], factor: float) -> Described:
 def _breakdowns(cells: Sequence[TimedCell]) -> Described:
     """Draw the parts of an epoch: a panel per method, a bar per number of workers and batch."""
     methods = _distinct(cells, "method")
-    unit, factor = unit_of(max(cell.epoch_s for cell in cells))
+    unit, factor = figures.unit_of(max(cell.epoch_s for cell in cells))
     panels = []
     for method in methods:
         found = [one for one in cells if one.method == method]
@@ -270,7 +260,7 @@ def _breakdowns(cells: Sequence[TimedCell]) -> Described:
             own["marker"] = fill.marker({"width": 0})
             seconds = [parts[name] for parts in known]
             bars.append(_bar(found, seconds, factor, f"{fill.label} ", **own))
-        panels.append((bars, f"<b>{escaped(method)}</b>"))
+        panels.append((bars, f"<b>{figures.escaped(method)}</b>"))
     return _rows(panels, {"type": "category"}, "workers x batch", unit, barmode="stack")
 
 
