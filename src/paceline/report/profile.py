@@ -39,7 +39,7 @@ def page_of(result: ProfileResult, folder: Path) -> Page:
         "overheads": overheads_table(result),
         "resources": _resources(result),
         "operators": operators_table(result.operators),
-        "agreement": _agreement(result),
+        "agreement": _agreement(result) if result.agreement else None,
         "tensors": _tensors(result),
         "processes": _processes(result),
         "surplus": surplus_sentence(result),
@@ -227,7 +227,8 @@ def largest_sentence(found: LargestBatch) -> str:
         least = min(found.attempts, key=lambda row: row.batch_size)
         sentence = f"No tried batch fits into {limit}: {least.batch_size:,} samples "
         sentence += f"failed ({least.why})"
-    return sentence if found.complete else f"{sentence}; the search ended at a deadline"
+    sentence += "" if found.complete else "; the search ended at a deadline"
+    return f"{sentence}; predicted: {found.predicted:,}"
 
 
 def tables(result: ProfileResult) -> Iterator[TerminalTable]:
@@ -247,7 +248,6 @@ def summary(result: ProfileResult, folder: str) -> str:
     if (surplus := surplus_sentence(result)) is not None:
         lines.append(f"surplus    {surplus}")
     if result.largest is not None:
-        predicted = f"{result.largest.predicted:,}"
-        lines.append(f"largest    {largest_sentence(result.largest)}; predicted {predicted}")
+        lines.append(f"largest    {largest_sentence(result.largest)}")
     lines += [f"advice     {message}" for message in advice.shown(result.findings)]
     return "\n".join([*lines, f"written    {folder}/result.json, trace.json, report.html"])
