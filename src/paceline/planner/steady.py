@@ -75,6 +75,12 @@ def steady(windows: Windows) -> Steady:
         per_update = num_taken / outline.num_steps()
         inner = _inner_periods(outline, num_steps)
     priced = Slowed(windows.model, slowdown)
+    after = None
+    if planning.reports_after_backward and config.workers > 1:
+        after = after_backward(windows.step, priced, simulate(windows.step, priced))
+    after = None
+    if planning.reports_after_backward and config.workers > 1:
+        after = after_backward(windows.step, priced, simulate(windows.step, priced))
     limit = planning.limit and planning.limit(windows.machine, config, outline)
     return Steady(
         period_s / per_period,
@@ -85,7 +91,7 @@ def steady(windows: Windows) -> Steady:
         per_update,
         slowdown,
         slowed_by,
-        _after_backward(windows, priced),
+        after,
         limit,
     )
 
@@ -97,13 +103,6 @@ def _in_layers(windows: Windows, num_steps: int, cost: CostModel, outline: Timel
         yield from simulate(windows.of_layers(num_steps), cost).spans
 
     return Timeline(spans(), Origin.PREDICTED, (outline.start_s, outline.end_s))
-
-
-def _after_backward(windows: Windows, cost: CostModel) -> AfterBackward | None:
-    """Return the communication left after backward, if the strategy reports it."""
-    if not windows.strategy.planning.reports_after_backward or windows.config.workers == 1:
-        return None
-    return after_backward(windows.step, cost, simulate(windows.step, cost))
 
 
 def _wire_s(outline: Timeline) -> float:

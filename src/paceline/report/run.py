@@ -214,12 +214,14 @@ def _beside(timelines: Mapping[Origin, Timeline]) -> Table:
 
 def worker_sections(result: RunResult) -> dict[str, Any]:
     """Build the sections of the page by name; a section without data is None."""
-    made, workers = result.updates, result.workers
+    made, workers, losses = result.updates, result.workers, figures.losses_of(result.epochs)
+    ends_s = list(accumulate(epoch.seconds for epoch in result.epochs))
+    in_time = figures.learning_curves(_SECONDS["title"], ends_s, _SECONDS, losses)
     has_sizes = any(worker.batch_sizes for worker in workers)
     num_updates = 0 if made is None else made.count
     return {
         "traffic": tables.traffic_table(result.traffic, num_updates) if result.traffic else None,
-        "loss_in_time": _loss_in_time(result) if made and result.epochs else None,
+        "loss_in_time": in_time if made and ends_s else None,
         "updates": tables.workers_table(result) if made else None,
         "gaps": _gaps(made) if made and made.gaps else None,
         "batch_sizes": _batch_sizes(workers) if made and has_sizes else None,
@@ -227,13 +229,6 @@ def worker_sections(result: RunResult) -> dict[str, Any]:
         "most_missed": _MOST_MISSED,
         "utilisation": _utilisation(result) if result.utilisation else None,
     }
-
-
-def _loss_in_time(result: RunResult) -> Described:
-    seconds = list(accumulate(epoch.seconds for epoch in result.epochs))
-    return figures.learning_curves(
-        _SECONDS["title"], seconds, _SECONDS, figures.losses_of(result.epochs)
-    )
 
 
 def _gaps(made: Updates) -> Described:

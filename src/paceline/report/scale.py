@@ -88,7 +88,6 @@ def _speedup(one: TimedCell, fewest: TimedCell) -> str:
 
 
 def _waits(one: TimedCell, fewest: TimedCell) -> str:
-    """Format the share of an epoch in which workers wait, as in Mojumder et al. 2018, table III."""
     return share((one.exposed_s + one.idle_s) / one.epoch_s)
 
 
@@ -227,7 +226,8 @@ def _bar(
     `part`: name of the quantity, for the hover text.
     """
     told = [
-        f"{_described(one)}: {part}{duration(value)}"
+        f"{one.method} on {counted(one.workers, 'worker')}, batch {one.batch}, {one.kind}: "
+        f"{part}{duration(value)}"
         for one, value in zip(cells, seconds, strict=True)
     ]
     bar = {"type": "bar", "y": [value / factor for value in seconds], "customdata": told}
@@ -280,10 +280,6 @@ def _rows(
     ]
     heights, gap = [1] * len(panels), 0.32 / len(panels)
     return figure_of(drawn, _REST + _ROW * len(panels), heights=heights, gap=gap, **layout)
-
-
-def _described(cell: TimedCell) -> str:
-    return f"{cell.method} on {counted(cell.workers, 'worker')}, batch {cell.batch}, {cell.kind}"
 
 
 def _distinct(cells: Iterable[TimedCell], field: str) -> list[Any]:
