@@ -93,10 +93,7 @@ class Forecast(Steady):
 
     @property
     def range_s(self) -> tuple[float, float]:
-        """Seconds from the shortest to the longest likely step.
-
-        This range should contain the median of measured steps in nine of ten cases.
-        """
+        """Range in seconds that should contain a measured median in nine of ten cases."""
         return (1 - self.range_share) * self.step_s, (1 + self.range_share) * self.step_s
 
     @property

@@ -1,7 +1,6 @@
 """Plan consecutive layers as one layer, if no exchange begins between them.
 
-A plan then has fewer tasks.
-In this example, exchanges begin when the gradients of layers e, d and a are ready:
+A plan then has fewer tasks. If exchanges begin when gradients of layers e, d and a are ready:
 
     layers   a   b   c  |  d  |  e   f
     groups   [a to c]      d    [e to f]
@@ -117,10 +116,7 @@ def _groups_of(step: Plan, workload: Workload) -> list[list[int]]:
 
 
 def _follower(step: Plan, task: Task, children: Sequence[int]) -> str:
-    """Return the layer of the next pass, if nothing else depends on `task`; "" if there is none.
-
-    The next pass must have no predecessor except `task`.
-    """
+    """Return the layer of the only child of `task`, if the child has no other parent; else ""."""
     if len(children) != 1 or step.num_parents[children[0]] != 1:
         return ""
     child = step.tasks[children[0]]

@@ -99,8 +99,7 @@ def placements(machine: Machine, workers: int) -> dict[str, Machine]:
     """Return the machine for each placement of the workers, by the placement's name.
 
     The chosen devices come first, in the machine's order, which is the order of ranks. The names
-    are "as listed", "spread" (over hosts) and "fastest". Placements on the same devices appear
-    once.
+    are "as listed", "spread" (over hosts) and "fastest"; equal ones appear once.
     """
     turns, of_host = dict[str, int](), Counter[str]()
     for device in machine.devices:  # the first device of each host, then the second, and so on

@@ -121,10 +121,7 @@ def sweep(
 
 
 def with_links(machine: Machine, quantity: Quantity, value: float) -> Machine:
-    """Set the bandwidth (bit/s) or latency (s) of the links between hosts.
-
-    If no link is between hosts, all links are set.
-    """
+    """Set the bandwidth (bit/s) or latency (s) of links between hosts, or of a single host's links."""
     facts = {"latency_s": value}
     if quantity == "bandwidth":
         facts = {"bandwidth_bytes_per_s": value / 8}
@@ -164,11 +161,7 @@ _MARKS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def chart(found: Sweep) -> str:
-    """Draw the throughput of each strategy along the range.
-
-    Where two curves meet in a character, the strategy that is better at the end of the range is
-    drawn.
-    """
+    """Draw each strategy's throughput along the range, over curves that end with a lower one."""
     series = found.series
     names = sorted(series, key=lambda name: -(series[name][-1] or 0.0))
     values = [value for line in series.values() for value in line if value is not None]

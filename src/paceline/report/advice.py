@@ -233,8 +233,5 @@ def shown(found: tuple[Finding, ...]) -> Iterator[str]:
 
 
 def of_unrest(unrest: float, timed: str) -> Iterator[str]:
-    """Yield a warning if the spread of repeated measurements shows that other programs ran.
-
-    `timed`: name of the measured quantity, such as "steps".
-    """
+    """Yield a warning if measurements of `timed`, such as "steps", vary too much."""
     yield from shown(findings(Metrics({"unrest": unrest}, {"timed": timed})))

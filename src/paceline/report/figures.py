@@ -16,7 +16,6 @@ from itertools import accumulate
 from math import ceil, floor, log10
 from typing import Any
 
-from paceline.core.compare import Comparison
 from paceline.core.outcome import Epoch, is_share
 from paceline.core.plan import Kind
 from paceline.report.format import duration, share
@@ -307,35 +306,37 @@ def share_bars(
     return figure_of([panel], height, margin={"l": 120} if is_downward else {})
 
 
-def step_parts(comparison: Comparison) -> Described:
-    """Draw the parts of a step as one stacked bar for each side of the comparison.
+def step_parts(sides: Mapping[str, Mapping[str, float]]) -> Described:
+    """Draw the parts of a step as one stacked bar for each side.
 
-    Hidden communication is a separate thin bar that ends with the backward pass, because it runs
-    during computation and adds nothing to the step.
+    `sides`: seconds by part, or "step" for their sum, by the side's name. Hidden communication is a
+    separate thin bar that ends with the backward pass, because it adds nothing to the step.
     """
-    seconds = {row.quantity: (row.left_s, row.right_s) for row in comparison.rows}
-    unit, factor = unit_of(max((value for pair in seconds.values() for value in pair), default=0.0))
-    sides = [escaped(side) for side in (comparison.left, comparison.right)]
-    ends, bars = [0.0, 0.0], []
-    for quantity in filter(seconds.__contains__, PARTS):
-        fill, values, starts = PARTS[quantity], seconds[quantity], ends
+    unit, factor = unit_of(max((s for parts in sides.values() for s in parts.values()), default=0))
+    names, rows = list(map(escaped, sides)), list(range(len(sides)))
+    ends, bars = [0.0 for _ in sides], []
+    for part, fill in PARTS.items():
+        if not any(part in parts for parts in sides.values()):
+            continue
+        values, starts = [parts.get(part, 0.0) for parts in sides.values()], ends
         texts = [duration(value) for value in values]
-        if quantity == "hidden":
+        if part == "hidden":
             starts = [max(0.0, end - s) for end, s in zip(ends, values, strict=True)]
-            place: Described = {"y": [0.36, 1.36], "width": 0.12}
+            place: Described = {"y": [row + 0.36 for row in rows], "width": 0.12}
         else:
             ends = [end + s for end, s in zip(ends, values, strict=True)]
-            place = {"y": [0, 1], "width": 0.5, "text": texts, "textfont": {"color": fill.on_it}}
+            place = {"y": rows, "width": 0.5, "text": texts, "textfont": {"color": fill.on_it}}
             place |= {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
         border = {"color": BORDER, "width": [0.5 if value else 0 for value in values]}
         place |= {"base": [start / factor for start in starts], "marker": fill.marker(border)}
-        told = [f"{side}: {fill.label} {text}" for side, text in zip(sides, texts, strict=True)]
+        told = [f"{name}: {fill.label} {text}" for name, text in zip(names, texts, strict=True)]
         bars.append(bars_along(fill, [value / factor for value in values], told, **place))
-    totals = [duration(value) for value in seconds.get("step", ends)]
-    titles = [f"<b>{side}</b><br>{total}" for side, total in zip(sides, totals, strict=True)]
-    y = {"tickvals": [0, 1], "ticktext": titles, "range": [1.55, -0.4], "showgrid": False}
-    panel = Panel(bars, {"title": f"time per step, {unit}", "rangemode": "tozero"}, y)
+    totals = [parts.get("step", end) for parts, end in zip(sides.values(), ends, strict=True)]
+    titles = [f"<b>{n}</b><br>{duration(s)}" for n, s in zip(names, totals, strict=True)]
+    y = {"tickvals": rows, "ticktext": titles, "range": [len(rows) - 0.45, -0.4]}
+    x = {"title": f"time per step, {unit}", "rangemode": "tozero"}
+    panel = Panel(bars, x, y | {"showgrid": False})
     fits = {"minsize": 11, "mode": "hide"}
     # The table below the figure explains the colours; a legend would not wrap.
     layout: Described = {"barmode": "overlay", "uniformtext": fits, "showlegend": False}
-    return figure_of([panel], 240, margin={"l": 100, "t": 24}, **layout)
+    return figure_of([panel], 100 + 70 * len(rows), margin={"l": 100, "t": 24}, **layout)

@@ -324,7 +324,7 @@ def of_study(cells: Sequence[ScaleCell]) -> Metrics:
 
 
 def comparable(cells: Iterable[ScaleCell]) -> list[TimedCell]:
-    """Return the cells of the kind and the scaling that `of_study` compares."""
+    """Return the cells of one kind and one scaling: those that `of_study` compares."""
     known = most_real(timed(cells))
     first = min((_SCALINGS.index(one.scaling) for one in known), default=0)
     return [one for one in known if one.scaling == _SCALINGS[first]]

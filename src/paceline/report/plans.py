@@ -206,10 +206,7 @@ def _refused(row: Refusal, plans: Sequence[PlanRow]) -> str:
 def present(
     out: Console, result: PlanResult, title: str, folder: Path | None, *, form: Form, drawing: str
 ) -> None:
-    """Print plans, and with a `drawing` also the drawing and the explanation.
-
-    `folder`: folder in which the plan was saved; None if it was not saved.
-    """
+    """Print plans, where they are saved (`folder`), and with a `drawing` also the explanation."""
     if form == "json":
         out.print_json(data=_data(result, folder, drawing), highlight=out.is_terminal)
         return

@@ -9,8 +9,8 @@ from rich.table import Table as TerminalTable
 from paceline.core.plan import Kind
 from paceline.record.trace import read_trace
 from paceline.records.profile import LargestBatch, LayerRow, OperatorRow, ProfileResult, Quartiles
-from paceline.report import advice
-from paceline.report.figures import KINDS, PARTS, Described, Panel, bars_along, escaped, figure_of
+from paceline.report import advice, figures
+from paceline.report.figures import KINDS, Described, Panel, bars_along, escaped, step_parts
 from paceline.report.format import change_text, counted, duration, nbytes, number, ratio, share
 from paceline.report.page import Page, facts
 from paceline.report.steps import two_steps
@@ -20,7 +20,6 @@ from paceline.report.terminal import shown
 _MOST_BARS = 30  # layers in the figure; the table has all layers
 _LAYERS_SHOWN, _OPERATORS_SHOWN = 12, 8  # in a terminal
 _HEIGHT, _ROW = 130, 22  # pixels
-_MILLISECONDS = "milliseconds of a step"
 
 
 def page_of(result: ProfileResult, folder: Path) -> Page:
@@ -31,7 +30,7 @@ def page_of(result: ProfileResult, folder: Path) -> Page:
         "result": result,
         "line": _line(result),
         "tiles": _tiles(result),
-        "stages_figure": _stages_figure(result),
+        "stages_figure": step_parts({"step": {row.stage: row.seconds for row in result.stages}}),
         "stages": stages_table(result),
         "layers_figure": _layers_figure(layers),
         "most_bars": len(layers),
@@ -119,20 +118,6 @@ def layers_table(layers: Sequence[LayerRow]) -> Table:
     return Table(head, rows)
 
 
-def _stages_figure(result: ProfileResult) -> Described:
-    bars, end = [], 0.0
-    for row in result.stages:
-        if row.stage == "hidden" or not row.seconds:
-            continue
-        fill = PARTS[row.stage]
-        told = [f"{fill.label} {duration(row.seconds)}"]
-        place = {"y": [""], "base": [1e3 * end], "marker": fill.marker({"width": 0})}
-        bars.append(bars_along(fill, [1e3 * row.seconds], told, **place))
-        end += row.seconds
-    panel = Panel(bars, {"title": _MILLISECONDS})
-    return figure_of([panel], _HEIGHT, margin={"l": 12}, barmode="overlay")
-
-
 def _layers_figure(slowest: Sequence[LayerRow]) -> Described:
     names, bars = [escaped(row.name) for row in slowest], []
     for kind in (Kind.FORWARD, Kind.BACKWARD):
@@ -142,8 +127,8 @@ def _layers_figure(slowest: Sequence[LayerRow]) -> Described:
         marker = fill.marker({"width": 0})
         bars.append(bars_along(fill, [1e3 * s for s in values], told, y=names, marker=marker))
     y = {"type": "category", "autorange": "reversed", "showgrid": False}
-    panel = Panel(bars, {"title": _MILLISECONDS}, y)
-    return figure_of([panel], _HEIGHT + _ROW * len(slowest), barmode="stack")
+    panel = Panel(bars, {"title": "time per step, ms"}, y)
+    return figures.figure_of([panel], _HEIGHT + _ROW * len(slowest), barmode="stack")
 
 
 def _spread(times: Quartiles) -> tuple[str, str]:

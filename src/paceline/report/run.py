@@ -3,12 +3,13 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table as TerminalTable
 
-from paceline.core.compare import breakdown
+from paceline.core.compare import Comparison, breakdown
 from paceline.core.errors import InvalidInput
 from paceline.core.outcome import Epoch, Evaluation, UnevenWorker, Updates
 from paceline.core.timeline import Origin, Timeline
@@ -62,7 +63,7 @@ def page_of(result: RunResult, folder: Path, rehearsal: Path | None = None) -> P
         "trials": tables.trials_table(result) if result.trials else None,
         "parts": comparison
         and {
-            "figure": figures.step_parts(comparison),
+            "figure": figures.step_parts(_sides(comparison)),
             "numbers": tables.comparison_table(comparison),
         },
         "beside": _beside(timelines) if are_all else None,
@@ -73,6 +74,12 @@ def page_of(result: RunResult, folder: Path, rehearsal: Path | None = None) -> P
     }
     what = "rehearsal" if result.is_rehearsal else "run"
     return Page(f"{result.settings.model}, {what} {result.id}", "run.html", content)
+
+
+def _sides(comparison: Comparison) -> dict[str, dict[str, float]]:
+    rows = comparison.rows
+    left, right = ({r.quantity: s(r) for r in rows} for s in map(attrgetter, ("left_s", "right_s")))
+    return {comparison.left: left, comparison.right: right}
 
 
 def _rehearsed_timeline(result: RunResult, folder: Path) -> Timeline:

@@ -1,7 +1,4 @@
-"""Show a scaling study in a terminal or as a page.
-
-The page has the counterparts of figures 3 to 5 of Mojumder et al. 2018.
-"""
+"""Show a scaling study in a terminal or as a page, like figures 3 to 5 of Mojumder et al. 2018."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
@@ -15,6 +12,7 @@ from paceline.records.scale import ScaleCell, ScaleResult, Scaling, TimedCell, m
 from paceline.report import advice, figures
 from paceline.report.figures import COLOURS, PARTS, Described, Fill, Panel, figure_of
 from paceline.report.format import Quantity, change_text, counted, duration, nbytes, number, share
+from paceline.report.metrics import comparable
 from paceline.report.page import Page, facts
 from paceline.report.tables import Rows, Table
 from paceline.report.terminal import shown as in_terminal
@@ -31,8 +29,7 @@ _OF_BATCH: dict[Scaling, str] = {"strong": "", "strong-per-worker": "/w.", "weak
 
 def page_of(result: ScaleResult) -> Page:
     """Build the page of a scaling study."""
-    good, real = timed(result.cells), most_real(timed(result.cells))
-    shown = [cell for cell in real if cell.scaling == real[0].scaling]
+    good, shown = timed(result.cells), comparable(result.cells)
     beside, errors = _beside(good)
     alone = [cell for cell in good if cell.workers == 1 and cell.scaling == good[0].scaling]
     failed = [f"{', '.join(_asked(cell))}: {cell.error}" for cell in result.cells if cell.error]
@@ -168,8 +165,7 @@ def _cells(cells: Sequence[ScaleCell]) -> Table:
 def _epoch_times(cells: Sequence[TimedCell]) -> Described:
     """Draw epoch times by number of workers: a panel per batch, a bar per method and kind.
 
-    Whiskers show the cells' spreads. With weak scaling an additional bar shows the epoch time
-    divided by the number of workers.
+    With weak scaling, a second bar shows the epoch time divided by the number of workers.
     """
     batches = _distinct(cells, "batch")
     unit, factor = figures.unit_of(max(cell.epoch_s for cell in cells))
@@ -221,10 +217,7 @@ def _bar(
     part: str = "",
     **settings: Any,
 ) -> Described:
-    """Build a trace with a bar for each cell, in a unit of `factor` seconds.
-
-    `part`: name of the quantity, for the hover text.
-    """
+    """Build a bar for each cell, in units of `factor` seconds; `part` starts the hover text."""
     told = [
         f"{one.method} on {counted(one.workers, 'worker')}, batch {one.batch}, {one.kind}: "
         f"{part}{duration(value)}"

@@ -37,9 +37,8 @@ class Excerpt:
 def excerpt(timeline: Timeline) -> Excerpt:
     """Return two consecutive steps from the middle of the timeline.
 
-    The steps are those of the device with the most weight updates, because two steps of a slow
-    device may contain hundreds of steps of a fast device. If no device has two updates, the excerpt
-    is the whole timeline.
+    The device with the most weight updates determines the steps, because two steps of a slow device
+    may contain hundreds of its steps. If no device has two updates, returns the whole timeline.
     """
     tracks = timeline.tracks
     steps = [

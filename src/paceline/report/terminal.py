@@ -30,10 +30,7 @@ class _PlainLines(logging.Handler):
 
 
 def log_to_stderr(*, quiet: bool = False) -> None:
-    """Print the package's log messages to standard error; if `quiet`, only warnings.
-
-    A further call replaces the level.
-    """
+    """Print the package's log messages to standard error; if `quiet`, only warnings."""
     root = logging.getLogger("paceline")
     for handler in root.handlers[:]:
         if isinstance(handler, _PlainLines):
@@ -54,10 +51,7 @@ def shown(title: str, content: tables.Table, *, gap: int | None = None) -> Table
 
 
 def epoch_line(epoch: Epoch, epochs: int | None, score: str) -> str:
-    """Format an epoch's losses and score.
-
-    `epochs`: number of epochs, if known. `score`: name of the score.
-    """
+    """Format an epoch's losses and score; `epochs`: number of epochs of the run, if known."""
     of = "" if epochs is None else f"/{epochs}"
     line = f"epoch {epoch.number + 1}{of}: train loss {epoch.train_loss:.4f}"
     return line + tested(epoch.test_loss, epoch.score, score)

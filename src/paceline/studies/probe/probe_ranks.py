@@ -82,10 +82,7 @@ def probe_settings(workers: int | None, output: Path | None, **values: Any) -> P
 
 
 def probe_machine(settings: ProbeSettings) -> None:
-    """Start workers that probe this machine; under torchrun, probe as this rank and exit.
-
-    Raises WorkersFailed for errors that workers have printed.
-    """
+    """Start workers that probe this machine; under torchrun, probe as this rank and exit."""
     if under_torchrun():
         leave(work(settings))
     if (problem := output_problem(settings)) is not None:

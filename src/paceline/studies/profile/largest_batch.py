@@ -1,7 +1,4 @@
-"""Search for the largest batch that fits, with trial steps in memory-limited processes.
-
-Each process runs `main`, which tries one batch and prints the result as JSON.
-"""
+"""Search for the largest batch that fits: each process tries one batch with limited memory."""
 
 import sys
 import time

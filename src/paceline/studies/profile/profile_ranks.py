@@ -48,10 +48,7 @@ class ProfileRequest(Record):
 
 
 def profile_model(settings: profile.ProfileSettings, *, as_json: bool = False) -> None:
-    """Profile a model; write result.json, trace.json and report.html, and print the result.
-
-    Raises WorkersFailed for errors that workers have printed.
-    """
+    """Profile a model; write result.json, trace.json and report.html, and print the result."""
     if under_torchrun():
         raise InvalidInput("paceline profile", "starts its workers itself; run it without torchrun")
     check_cores(settings.workers)

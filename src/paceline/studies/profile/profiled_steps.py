@@ -28,13 +28,7 @@ from paceline.record.recorder import Recorder
 from paceline.records.profile import SYNTHETIC, ProfileSettings, TensorMemory, WorkerMemoryRow
 from paceline.records.settings import strategy_config
 from paceline.strategies import find_exchange
-from paceline.studies.profile.memory_use import (
-    forget_peak,
-    held_nbytes,
-    peak_nbytes,
-    state_of,
-    track,
-)
+from paceline.studies.profile import memory_use
 from paceline.studies.profile.operators import Annotating, Step, ThroughTorch, through_torch
 from paceline.training.data import ShardedBatches, loader
 from paceline.training.models import describe, find
@@ -51,10 +45,7 @@ _NUM_SETTLING = 2  # untimed steps after a change of the recorder, which restart
 
 @dataclass(frozen=True)
 class ProfiledModel:
-    """A recipe with its model and batches on one rank.
-
-    `workload`: description of this rank's share of a step.
-    """
+    """A recipe with its model and batches; `workload`: description of this rank's share."""
 
     model: nn.Module
     recipe: Recipe
@@ -90,10 +81,7 @@ def profiled_recipe(settings: ProfileSettings) -> Recipe:
 
 
 def subject_of(settings: ProfileSettings, group: Group) -> ProfiledModel:
-    """Load the data, and build and describe the model.
-
-    Raises InvalidInput for unsuitable settings.
-    """
+    """Load the data, and build and describe the model; raises InvalidInput for bad settings."""
     if group.world_size != settings.workers:
         problem = f"must equal the number of ranks, {group.world_size}"
         raise InvalidInput("workers", problem, got=settings.workers)
@@ -166,8 +154,8 @@ def profile_rank(settings: ProfileSettings, subject: ProfiledModel, group: Group
     name = f"{device_of(device).kind}{group.rank}"
     recorder = Recorder(clock, name, group.rank)
     torch.manual_seed(settings.seed + group.rank)  # ranks must draw different dropout masks
-    before = held_nbytes(device)
-    forget_peak(device)
+    before = memory_use.held_nbytes(device)
+    memory_use.forget_peak(device)
     strategy = find_exchange(settings.strategy)
     config = strategy_config(strategy, settings.options, settings.workers)
     training = ProfiledTraining(
@@ -182,7 +170,7 @@ def profile_rank(settings: ProfileSettings, subject: ProfiledModel, group: Group
     recorder.step_ends()
     blocks = measure(training, recorder, clock, group, settings.steps)
     held = WorkerMemoryRow(
-        worker=group.rank, before_nbytes=before, training_nbytes=peak_nbytes(device)
+        worker=group.rank, before_nbytes=before, training_nbytes=memory_use.peak_nbytes(device)
     )
 
     def seen(step: Step) -> ThroughTorch:
@@ -206,13 +194,13 @@ def _memory_alone(
     optimizer, workload = training.optimizer, subject.workload
     optimizer.zero_grad(set_to_none=True)
     share, unseen = next(training.source), Recorder(clock, "", 0)
-    tracked = track(
+    tracked = memory_use.track(
         lambda: train_step(subject.model, optimizer, iter((share,)), unseen, training.learning),
         subject.model,
         optimizer,
         (share.inputs, share.targets),
     )
-    state_nbytes = sum(tensor.nbytes for tensor in state_of(optimizer))
+    state_nbytes = sum(tensor.nbytes for tensor in memory_use.state_of(optimizer))
     memory = TensorMemory(
         parameters=sum(parameter.nbytes for parameter in subject.model.parameters()),
         gradients=workload.gradient_nbytes,

@@ -83,10 +83,7 @@ class Journal:
 
 
 def _agreed(path: Path, header: JournalHeader) -> JournalHeader:
-    """Read the header in `path`, or write `header` if there is no file.
-
-    Raises InvalidInput if the two headers have different versions or settings.
-    """
+    """Read the header in `path`, or write `header`; InvalidInput if version or settings differ."""
     if not path.exists():
         write_text(path, header.model_dump_json(indent=2) + "\n")
         return header

@@ -3,7 +3,6 @@
 import hashlib
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from paceline.records.scale import ScaleCell, ScaleResult, ScaleSettings
 from paceline.report import advice, write_report
 from paceline.report.format import counted, duration
 from paceline.report.metrics import of_study
+from paceline.runs.folder import new_id
 from paceline.strategies import find_exchange
 from paceline.studies.scale import study_runs
 from paceline.studies.scale.journal import Journal, JournalHeader
@@ -57,8 +57,7 @@ class StudyModel:
     def predicted(self, machine: Machine, method: str, workers: int, batch_size: int) -> RunStep:
         """Predict a step on a machine's first `workers` devices, with the fastest `chunk`.
 
-        Raises InvalidInput if the machine has too few devices, lacks links for the method, or has
-        too little memory.
+        Raises InvalidInput if the machine lacks devices, links or memory.
         """
         strategy = find_exchange(method)
         config = strategy.config(workers=workers)
@@ -248,10 +247,8 @@ def run_study(settings: ScaleSettings, folder: Path, screen: Console) -> ScaleRe
     device = None if settings.device is None else find_device(settings.device)
     machine = None if settings.machine is None else find_machine(settings.machine)
     study = ScalingStudy(settings, device, machine, study_model(settings), memory_bytes())
-    run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{settings.model.replace(':', '.')}-scale"
-
-    header = JournalHeader(id=run_id, paceline=version("paceline"), settings=settings)
-    with Journal(folder, header) as journal:
+    known = {"id": new_id(settings.model, "-scale"), "paceline": version("paceline")}
+    with Journal(folder, JournalHeader(settings=settings, **known)) as journal:
         _remove_scratch(folder)
         write_config(folder, settings)
         if journal.dropped:
