@@ -121,7 +121,7 @@ def sweep(
 
 
 def with_links(machine: Machine, quantity: Quantity, value: float) -> Machine:
-    """Set the bandwidth (bit/s) or latency (s) of links between hosts, or of a single host's links."""
+    """Set the bandwidth (bit/s) or latency (s) of links between hosts, or of one host's links."""
     facts = {"latency_s": value}
     if quantity == "bandwidth":
         facts = {"bandwidth_bytes_per_s": value / 8}

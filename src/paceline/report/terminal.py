@@ -32,10 +32,8 @@ class _PlainLines(logging.Handler):
 def log_to_stderr(*, quiet: bool = False) -> None:
     """Print the package's log messages to standard error; if `quiet`, only warnings."""
     root = logging.getLogger("paceline")
-    for handler in root.handlers[:]:
-        if isinstance(handler, _PlainLines):
-            root.removeHandler(handler)
-    root.addHandler(_PlainLines())
+    others = [one for one in root.handlers if not isinstance(one, _PlainLines)]
+    root.handlers = [*others, _PlainLines()]
     root.setLevel(logging.WARNING if quiet else logging.INFO)
 
 
