@@ -1,4 +1,4 @@
-"""Forecast the configurations of a strategy: chunk, message sizes, codec, balanced batches."""
+"""Forecast the configurations of a strategy: chunk, exchange sizes, codec, balanced batches."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, replace

@@ -125,7 +125,7 @@ def calibrated(
 
 
 def faster(device: Device, factor: float, **facts: object) -> Device:
-    """Multiply a device's compute speed by `factor`, and replace further `facts`."""
+    """Multiply a device's compute speed by `factor`, and replace the fields in `facts`."""
     speeds = {
         "flops_per_s": factor * device.flops_per_s,
         "memory_bandwidth_bytes_per_s": factor * device.memory_bandwidth_bytes_per_s,

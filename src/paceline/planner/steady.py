@@ -194,7 +194,7 @@ def _kind_of(span: Span, device: Device) -> str:
 
 
 def _inner_periods(timeline: Timeline, num_periods: int) -> Timeline:
-    """Return the timeline without its first and last period, which overlap only one other."""
+    """Return the timeline without its first and last period, which are not typical."""
     updates = [span for span in timeline.spans if span.kind is Kind.STEP]
     last_of_first = {span.worker: span.start_s for span in updates if span.step == 0}
     start_s = min(last_of_first.values())

@@ -161,7 +161,7 @@ _MARKS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def chart(found: Sweep) -> str:
-    """Draw each strategy's throughput along the range, over curves that end with a lower one."""
+    """Draw each strategy's throughput along the range as text."""
     series = found.series
     names = sorted(series, key=lambda name: -(series[name][-1] or 0.0))
     values = [value for line in series.values() for value in line if value is not None]

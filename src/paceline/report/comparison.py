@@ -232,7 +232,7 @@ def side_by_side(folders: Sequence[Path]) -> SideBySide:
 
 
 def _differing(results: Sequence[RunResult]) -> list[str]:
-    """Describe, for each run, its values of the settings that differ between the runs."""
+    """Return, for each run, a text with its values of the settings that differ."""
     settings = [settings_of(result) for result in results]
     unlike = _unlike(settings)
     written = {name: name.removesuffix(" (of the strategy)").replace("_", " ") for name in unlike}

@@ -56,7 +56,7 @@ class Links:
         on_gpu = self._device.kind == DeviceKind.GPU
         links, devices = list[Link](), self.machine.devices
         for ranks in self.hosts:
-            if len(ranks) > 1 and not on_gpu:  # gloo sends through the memory of the host
+            if len(ranks) > 1 and not on_gpu:  # a link for gloo messages within the host
                 own = tuple(devices[rank] for rank in ranks)
                 host = self.machine.host_of(own[0])
                 part = self.machine.model_copy(update={"hosts": (host,), "devices": own})

@@ -41,7 +41,7 @@ def machine_of(
     kind: DeviceKind,
     method: str,
 ) -> Machine:
-    """Build a machine without links; `hosts`: ranks of each host; `method`: start of a `source`."""
+    """Build a machine without links; `hosts`: ranks of each host; `method`: text for `source`."""
     # Use host names if they are unique and differ from device names.
     names = [name_from(ranks[members[0]].hostname.partition(".")[0]) for members in hosts]
     if len(set(names)) < len(names) or any(re.fullmatch(r"(cpu|gpu)\d+", one) for one in names):

@@ -13,8 +13,8 @@ from math import inf
 from pathlib import Path
 
 import torch
+from rich import progress
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import Machine
@@ -194,40 +194,6 @@ def do_runs(
         yield run, cells
 
 
-class StudyProgress(Progress):
-    """Shows a bar of repetitions and the remaining time, or without a terminal a line per run."""
-
-    def __init__(self, console: Console, num_repetitions: int) -> None:
-        super().__init__(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-            speed_estimate_period=inf,
-        )
-        self._task = self.add_task("", total=num_repetitions)
-        self.advance(self._task, 0)  # the estimate counts the time from here
-
-    def begin(self, run: StudyRun) -> None:
-        """Show the name of the run whose repetition begins."""
-        self.update(self._task, description=run.label)
-
-    def done(self, run: StudyRun, cells: Sequence[ScaleCell]) -> None:
-        """Count a repetition; `cells`: the run's cells, if this was its last repetition."""
-        self.advance(self._task)
-        if not cells or self.console.is_terminal:
-            return
-        task, first = self.tasks[0], cells[0]
-        epoch = f"failed: {first.error}" if first.epoch_s is None else duration(first.epoch_s)
-        left = timedelta(seconds=task.time_remaining or 0)
-        done = f"{task.completed:.0f}/{task.total or 0:.0f}: {run.label}: {epoch}"
-        line = f"{done}; about {left} left" if left else done
-        self.console.print(line, soft_wrap=True)
-
-
 def usual_folder(settings: ScaleSettings) -> Path:
     """Return the default folder of a study, determined by its settings."""
     text = f"{version('paceline')} {settings.model_dump_json()}"
@@ -286,10 +252,35 @@ def _remove_scratch(folder: Path) -> None:
 
 
 def _measure(study: ScalingStudy, journal: Journal, screen: Console) -> None:
+    """Show a bar of repetitions and the remaining time, or without a terminal a line per run."""
     known = {(cell.point, cell.kind) for cell in journal.cells}
     todo = [run for run in study_runs.runs(study.settings) if not known.issuperset(run.keys)]
-    with StudyProgress(screen, sum(map(study.repeats, todo))) as progress:
-        for run, cells in do_runs(study, todo, journal.folder, progress.begin):
+    with progress.Progress(
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeRemainingColumn(),
+        console=screen,
+        transient=True,
+        disable=not screen.is_terminal,
+        speed_estimate_period=inf,
+    ) as bar:
+        task = bar.add_task("", total=sum(map(study.repeats, todo)))
+        bar.advance(task, 0)  # the estimate counts the time from here
+
+        def begin(run: StudyRun) -> None:
+            bar.update(task, description=run.label)
+
+        for run, cells in do_runs(study, todo, journal.folder, begin):
+            bar.advance(task)
             if cells:
                 journal.append(cell for cell in cells if (cell.point, cell.kind) not in known)
-            progress.done(run, cells)
+                if not screen.is_terminal:
+                    screen.print(_progress_line(bar.tasks[0], run, cells[0]), soft_wrap=True)
+
+
+def _progress_line(task: progress.Task, run: StudyRun, first: ScaleCell) -> str:
+    epoch = f"failed: {first.error}" if first.epoch_s is None else duration(first.epoch_s)
+    left = timedelta(seconds=task.time_remaining or 0)
+    done = f"{task.completed:.0f}/{task.total or 0:.0f}: {run.label}: {epoch}"
+    return f"{done}; about {left} left" if left else done
