@@ -49,10 +49,8 @@ def test_losses_are_divided_by_the_lowest_of_all(folders):
         ("2", "1.500", "1.000", "1.375"),
         ("3", "1.250", "-", "-"),
     ]
-
-
-def test_updates_and_utilisation_are_read_where_a_run_has_them(folders):
-    fast, slow, _ = side_by_side(folders).runs
+    # Updates and utilisation are read if a run has them.
+    fast, slow, _ = sides.runs
     assert (fast.update_shares, fast.utilisation, fast.num_updates) == ({}, {}, None)
     assert slow.update_shares == {"cpu0": 0.75, "gpu0": 0.25}
     assert (slow.utilisation, slow.num_updates) == ({"cpu0": 0.9, "gpu0": 0.45}, 40)

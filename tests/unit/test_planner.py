@@ -146,13 +146,6 @@ def test_a_codec_is_compared_with_the_best_that_does_without():
     assert advise([alone]) is None
 
 
-def test_a_sum_in_memory_needs_no_codec():
-    local = replace(forecasts(hosts(()), "host")[0], strategy="host", step_s=1.0, samples_per_s=8)
-    silent = replace(local, wire_s=0.0)
-    advice = advise([silent, *forecasts(hosts(("eightbit",)))])
-    assert not advice.pays
-
-
 def test_any_number_of_workers_can_be_given_and_some_of_many_are_searched():
     twenty = machine(20)
     assert worker_counts(twenty, 64, None) == [1, 2, 3, 4, 5, 6, 7, 8, 16, 20]

@@ -165,11 +165,6 @@ def test_overheads_within_the_spread_are_marked(kind, epochs, overheads):
     assert row[4].value == pytest.approx(overheads[1])
 
 
-def test_an_overhead_from_tenfold_is_a_multiple():
-    found = shown([cell("tree"), cell("host", epoch_s=252.983)])
-    assert last(found["overhead"]) == ["25.3 times"]
-
-
 @pytest.mark.parametrize(
     ("epochs_s", "mean", "errors"),
     [

@@ -252,7 +252,7 @@ def _remove_scratch(folder: Path) -> None:
 
 
 def _measure(study: ScalingStudy, journal: Journal, screen: Console) -> None:
-    """Show a bar of repetitions and the remaining time, or without a terminal a line per run."""
+    """Measure missing cells; show a bar with the remaining time, or without a terminal lines."""
     known = {(cell.point, cell.kind) for cell in journal.cells}
     todo = [run for run in study_runs.runs(study.settings) if not known.issuperset(run.keys)]
     with progress.Progress(
