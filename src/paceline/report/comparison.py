@@ -20,7 +20,7 @@ from paceline.core.outcome import Finding
 from paceline.core.settings import Record
 from paceline.records.result import RunResult, read_run
 from paceline.report import advice, figures
-from paceline.report.figures import COLOURS, PARTS, Described, Panel, figure_of, share_bars
+from paceline.report.figures import PARTS, Described, Panel, figure_of, share_bars
 from paceline.report.format import Quantity, change_text, duration, loss_text, nbytes, number, share
 from paceline.report.page import Page
 from paceline.report.tables import Rows, Table
@@ -359,7 +359,7 @@ def _bars(sides: SideBySide, field: str) -> Described | None:
         return None
     workers = dict.fromkeys(worker for own in values.values() for worker in own)
     groups = {name: {run: own.get(name) for run, own in values.items()} for name in workers}
-    return share_bars(groups, COLOURS, 24 * len(values) * (1 + len(workers)), is_downward=True)
+    return share_bars(groups)
 
 
 def difference_tables(changed: Differences, sides: Comparison) -> Iterator[TerminalTable]:

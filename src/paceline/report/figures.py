@@ -284,13 +284,7 @@ def learning_curves(
     return figure_of(panels, 300, gap=0.09)
 
 
-def share_bars(
-    groups: Mapping[str, Mapping[str, float | None]],
-    colours: Sequence[str],
-    height: float | None = None,
-    *,
-    is_downward: bool = False,
-) -> Described:
+def share_bars(groups: Mapping[str, Mapping[str, float | None]]) -> Described:
     """Draw shares as horizontal bars; each group has a colour, and a bar in each of its rows."""
     bars = []
     for i, (name, shares) in enumerate(groups.items()):
@@ -298,12 +292,10 @@ def share_bars(
         bar: Described = {"type": "bar", "orientation": "h", "name": escaped(name)}
         bar |= {"x": values, "y": list(map(escaped, shares))}
         bar |= {"text": [None if one is None else share(one) for one in values]}
-        bars.append(bar | {"marker": {"color": colours[i % len(colours)]}})
-    rows = max(map(len, groups.values()), default=0)
-    y = {"autorange": "reversed"} if is_downward else {}
-    panel = Panel(bars, {"range": [0, 1.05], "tickformat": ".0~%"}, y)
-    height = 100 + (40 * rows if height is None else height)
-    return figure_of([panel], height, margin={"l": 120} if is_downward else {})
+        bars.append(bar | {"marker": {"color": COLOURS[i % len(COLOURS)]}})
+    height = 100 + 24 * max(map(len, groups.values()), default=0) * (1 + len(groups))
+    x = {"range": [0, 1.05], "tickformat": ".0~%"}
+    return figure_of([Panel(bars, x, {"autorange": "reversed"})], height, margin={"l": 120})
 
 
 def step_parts(sides: Mapping[str, Mapping[str, float]]) -> Described:

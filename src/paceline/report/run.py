@@ -280,7 +280,7 @@ def _utilisation(result: RunResult) -> Described:
     groups = {"happened": happened}
     if predicted:
         groups["predicted"] = {name: predicted.get(name, 0.0) for name in happened}
-    return figures.share_bars(groups, (COLOURS[0], COLOURS[5]))
+    return figures.share_bars(groups)
 
 
 def result_tables(result: RunResult, folder: str) -> Iterator[TerminalTable | str]:

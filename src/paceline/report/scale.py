@@ -177,8 +177,7 @@ def _epoch_times(cells: Sequence[TimedCell]) -> Described:
         for cell in cells:
             if cell.batch == batch:
                 groups.setdefault((cell.method, cell.kind), []).append(cell)
-        ordered = (sorted(group, key=attrgetter("workers")) for group in groups.values())
-        bars = [bar for group in ordered for bar in _bars(group, cells, factor)]
+        bars = [bar for group in groups.values() for bar in _bars(group, cells, factor)]
         title = f"<b>batch {batch}</b>"
         panels.append(([one | {"showlegend": batch == batches[0]} for one in bars], title))
     return _rows(panels, x, "workers", unit, barmode="group", bargap=0.25)
