@@ -65,20 +65,15 @@ def nbytes(count: float) -> Quantity:
 
     The rounding error is at most 0.5 %, except for means of less than one byte.
     """
-    return Quantity(_nbytes(count), count, "bytes")
-
-
-def _nbytes(count: float) -> str:
-    if not isfinite(count):
-        return str(count)
-    if count < 0:
-        return f"-{_nbytes(-count)}"
-    if count < 1024 and float(count).is_integer():
-        return f"{count:.0f} B"
-    exponent = 0
-    while count / 1024**exponent >= 1023.5 and exponent < len(_BYTES) - 1:
+    size, exponent = abs(count), 0
+    while size / 1024**exponent >= 1023.5 and exponent < len(_BYTES) - 1:
         exponent += 1
-    return f"{_three_digits(count / 1024**exponent)} {_BYTES[exponent]}"
+    text = f"{_three_digits(count / 1024**exponent)} {_BYTES[exponent]}"
+    if not isfinite(count):
+        text = str(count)
+    elif size < 1024 and float(count).is_integer():
+        text = f"{count:.0f} B"
+    return Quantity(text, count, "bytes")
 
 
 def share(fraction: float, decimals: int = 1, signed: bool = False) -> Quantity:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table as TerminalTable
 
 from paceline.core.after_backward import AfterBackward
+from paceline.core.facts import rounded
 from paceline.core.timeline import Origin
 from paceline.planner import Refusal
 from paceline.planner.second_machine import BANDWIDTHS, Requirement, SecondMachine
@@ -173,7 +174,7 @@ def of_second_machine(found: SecondMachine) -> Iterator[str]:
     for one in found.requirements:
         speed, bits_per_s = one.speed, one.bits_per_s[0]
         speeds.append(f"{'none' if speed is None else share(speed, 0)} {label(one)}")
-        least = "none" if bits_per_s is None else bandwidth(bits_per_s)
+        least = "none" if bits_per_s is None else rounded(bits_per_s, "bit/s")
         links.append(f"{least}{' or less' * (bits_per_s == BANDWIDTHS[0])} {label(one)}")
     pays = f"that pays over {found.first_host} alone"
     yield f"slowest second machine {pays}, as a share of its stated speed: {', '.join(speeds)}"
@@ -186,12 +187,6 @@ def label(one: Requirement) -> str:
     return text[one.exchange] + (
         "" if one.is_learning_known else " (in samples/s: its steps to a loss are unknown)"
     )
-
-
-def bandwidth(bits_per_s: float) -> str:
-    """Format a bandwidth such as 20 Mbit/s or 5 Gbit/s."""
-    is_large = bits_per_s >= 1e9
-    return f"{bits_per_s / 1e9:g} Gbit/s" if is_large else f"{bits_per_s / 1e6:g} Mbit/s"
 
 
 def _refused(row: Refusal, plans: Sequence[PlanRow]) -> str:
@@ -324,7 +319,7 @@ def _second_machine(found: SecondMachine) -> Described:
     lines = []
     for i, one in enumerate(found.requirements):
         least = [None if bits is None else bits / 1e6 for bits in one.bits_per_s]
-        told = ["" if bits is None else bandwidth(bits) for bits in one.bits_per_s]
+        told = ["" if bits is None else rounded(bits, "bit/s") for bits in one.bits_per_s]
         lines.append(figures.line(i, label(one), names, least, customdata=told, **_POINTS))
     shown = [value for drawn in lines for value in drawn["y"] if value is not None]
     x: Described = {"title": "speed of the second machine", "type": "category"}

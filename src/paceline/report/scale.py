@@ -328,9 +328,8 @@ def sentences(result: ScaleResult) -> list[str]:
             failed.setdefault(cell.error, []).append(cell)
     lines = []
     for reason, (first, *others) in failed.items():
-        point = f"{first.method} {first.workers} {first.batch} {first.scaling} {first.kind}"
         more = f" (and {len(others)} more)" if others else ""
-        lines.append(f"failed: {point}: {reason}{more}")
+        lines.append(f"failed: {' '.join(_asked(first))}: {reason}{more}")
     kinds = {cell.kind for cell in result.cells if cell.spread is not None}
     if Origin.PREDICTED in kinds:
         lines.append(_RANGES if len(kinds) == 1 else f"{_RANGES}; {_QUARTILES}")

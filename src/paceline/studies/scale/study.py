@@ -114,7 +114,6 @@ class ScalingStudy:
     device: KnownDevice | None
     machine: Machine | None
     model: StudyModel
-    memory_bytes: int
 
     def repeats(self, run: StudyRun) -> int:
         """Return the number of repetitions: one for a forecast."""
@@ -149,7 +148,7 @@ class ScalingStudy:
         """Return the cells of a run from the steps of its repetitions."""
         samples = self.settings.samples
         # The memory of a worker is its device's memory, or a share of this machine's memory.
-        capacity = self.memory_bytes / run.workers
+        capacity = memory_bytes() / run.workers
         if run.source is Origin.PREDICTED and self.machine is not None:
             capacity = min(device.memory_bytes for device in self.machine.devices)
         elif run.source is Origin.REHEARSED and self.device is not None:
@@ -212,7 +211,7 @@ def run_study(settings: ScaleSettings, folder: Path, screen: Console) -> ScaleRe
         check_gpus(max(point.workers for point in settings.points))
     device = None if settings.device is None else find_device(settings.device)
     machine = None if settings.machine is None else find_machine(settings.machine)
-    study = ScalingStudy(settings, device, machine, study_model(settings), memory_bytes())
+    study = ScalingStudy(settings, device, machine, study_model(settings))
     known = {"id": new_id(settings.model, "-scale"), "paceline": version("paceline")}
     with Journal(folder, JournalHeader(settings=settings, **known)) as journal:
         _remove_scratch(folder)
