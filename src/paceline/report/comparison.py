@@ -6,7 +6,7 @@ updates, and the share of the time in which each device computed: figures 5 to 8
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -203,12 +203,6 @@ class SideBySide(Record):
     reached: float
     runs: tuple[Side, ...]
 
-    @cached_property
-    def times(self) -> tuple[float, ...]:
-        """Equally spaced times up to the end of the shortest run."""
-        end_s = min(run.points[-1].seconds for run in self.runs)
-        return tuple(end_s * number / _NUM_TIMES for number in range(1, _NUM_TIMES + 1))
-
 
 def side_by_side(folders: Sequence[Path]) -> SideBySide:
     """Read the runs in these folders; raises InvalidInput for a run without epochs."""
@@ -293,10 +287,11 @@ def _listed(shares: Mapping[str, float]) -> str:
 
 
 def times_table(sides: SideBySide) -> Table:
-    """Return a table of relative losses at equal times: a column for each run."""
+    """Return a table of relative losses at equal times, up to the end of the shortest run."""
+    end_s = min(run.points[-1].seconds for run in sides.runs)
     rows: Rows = [
         (duration(at_s), *(_divided(run.loss_at(at_s), sides) for run in sides.runs))
-        for at_s in sides.times
+        for at_s in (end_s * number / _NUM_TIMES for number in range(1, _NUM_TIMES + 1))
     ]
     return Table(("after", *(run.name for run in sides.runs)), rows)
 

@@ -165,14 +165,14 @@ def _link(ends: tuple[str, str], seconds: tuple[float, float]) -> Link:
     )
 
 
-def measure_codec_latencies(sampler: Sampler, deadline_s: float) -> dict[Kernel, float]:
+def measure_codec_latencies(sampler: Sampler) -> dict[Kernel, float]:
     """Return the seconds that encoding and decoding once add to a small all-reduce, by codec.
 
     This is half of the added time, because an all-reduce encodes and decodes twice. Requires two or
     more ranks.
     """
     group = sampler.group
-    all_reduce = CompressedAllReduce(range(group.world_size), group.device, deadline_s)
+    all_reduce = CompressedAllReduce(range(group.world_size), group.device, group.deadline_s)
     values = torch.zeros(_NUM_CODED_VALUES, device=group.device)
 
     def reduce(codec: str | None) -> None:

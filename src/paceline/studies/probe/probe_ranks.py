@@ -177,7 +177,7 @@ def _figures(
     """Measure this rank's device, copies, sums and codecs; all ranks must call this together."""
     rows = group.gather(usable)
     device, several = device_of(group.device), group.world_size > 1
-    known, deadline_s = facts(group.device), group.deadline_s
+    known = facts(group.device)
     memory = device.memory_nbytes()  # None: the device uses the host's memory
     memory_nbytes = memory[1] if memory else known["memory_bytes"] // len(place.members)
     on_gpu, is_first = device.kind == DeviceKind.GPU, group.rank == place.members[0]
@@ -190,7 +190,7 @@ def _figures(
         device=devices.measure_device(on_device, group.device),
         copies=devices.measure_copies(on_host, place),
         sum_s=devices.measure_sums(on_host) if several else None,
-        codec_latencies=measure_codec_latencies(on_host, deadline_s) if several else {},
+        codec_latencies=measure_codec_latencies(on_host) if several else {},
         host_codecs=devices.measure_codecs(on_host, _CPU, is_first) if on_gpu else {},
     )
 
