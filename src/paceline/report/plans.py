@@ -201,7 +201,7 @@ def _refused(row: Refusal, plans: Sequence[PlanRow]) -> str:
 def present(
     out: Console, result: PlanResult, title: str, folder: Path | None, *, form: Form, drawing: str
 ) -> None:
-    """Print plans, where they are saved (`folder`), and with a `drawing` also the explanation."""
+    """Print plans and the folder that has them; with a `drawing`, print the explanation, too."""
     if form == "json":
         out.print_json(data=_data(result, folder, drawing), highlight=out.is_terminal)
         return
