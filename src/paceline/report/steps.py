@@ -38,7 +38,7 @@ def excerpt(timeline: Timeline) -> Excerpt:
     """Return two consecutive steps from the middle of the timeline.
 
     The device with the most weight updates determines the steps, because two steps of a slow device
-    may contain hundreds of steps of a fast one. If no device has two updates, returns the whole timeline.
+    may contain hundreds of steps of a fast one. Without two updates, returns the whole timeline.
     """
     tracks = timeline.tracks
     steps = [
