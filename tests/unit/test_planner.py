@@ -63,7 +63,7 @@ def test_bytes_on_the_wire_are_no_memory_traffic_of_the_cores_that_carry_them():
 
 
 def advise(forecasts: list[Forecast]) -> AdviceRow | None:
-    return AdviceRow.of(Ranking(tuple(rank(forecasts)), (), 8))
+    return AdviceRow.of(Ranking(tuple(rank(forecasts)), ()))
 
 
 SPEED = {"encode_values_per_s": 1e9, "decode_values_per_s": 1e9}

@@ -58,7 +58,6 @@ class Ranking(Sequence[Forecast]):
 
     forecasts: tuple[Forecast, ...]
     refused: tuple[Refusal, ...]
-    batch_size: int
     alone: Forecast | None = None
 
     def __len__(self) -> int:
@@ -190,7 +189,7 @@ def search(
         raise _too_many(machine, batch_size, workers, fit, *reasons)
     alone = question.with_workers(1, NO_OPTIONS)[0] if 1 not in counts else []
     best_alone = next(iter(rank(alone)), None)
-    return Ranking(tuple(rank(forecasts)), tuple(refused), batch_size, best_alone)
+    return Ranking(tuple(rank(forecasts)), tuple(refused), best_alone)
 
 
 @dataclass(frozen=True)

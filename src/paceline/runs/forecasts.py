@@ -93,7 +93,7 @@ def ranking_of(session: TrainingSession, runner: Runner, forecasts: Sequence[For
     together; only rank 0 gets all forecasts.
     """
     if session.strategy.is_led:  # a hub or coordinator cannot profile synchronous ranks
-        return Ranking(tuple(forecasts), (), session.settings.batch_size)
+        return Ranking(tuple(forecasts), ())
     placement, refusals = forecasts[0].placement, list[Refusal]()
     with ExitStack() as stack:
         others = list[tuple[TrainingSession, Runner]]()
@@ -119,7 +119,7 @@ def ranking_of(session: TrainingSession, runner: Runner, forecasts: Sequence[For
             best.append(_of_one_worker(session))
         except InvalidInput as error:
             refusals.append(Refusal(best[0].strategy, 1, placement, str(error)))
-    return Ranking(tuple(rank(best)), tuple(refusals), session.settings.batch_size)
+    return Ranking(tuple(rank(best)), tuple(refusals))
 
 
 def _with_strategy(session: TrainingSession, strategy: Strategy) -> TrainingSession:
