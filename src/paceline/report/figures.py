@@ -222,9 +222,9 @@ _MOST_TICKS = 8
 _FEW_DECADES = 2
 
 
-def whole_numbers(highest: int, lowest: int = 0) -> dict[str, Any]:
+def whole_numbers(highest: int) -> dict[str, Any]:
     """Return settings for an axis of counts, with ticks only at whole numbers."""
-    apart = max(1, -(-(highest - lowest) // _MOST_TICKS))
+    apart = max(1, -(-highest // _MOST_TICKS))
     magnitude = 10 ** (len(str(apart)) - 1)
     apart = next(step * magnitude for step in (1, 2, 5, 10) if step * magnitude >= apart)
     return {"tickmode": "linear", "tick0": 0, "dtick": apart, "tickformat": ",d"}
