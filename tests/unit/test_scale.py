@@ -93,7 +93,7 @@ def test_the_same_command_reuses_its_cells(line, tmp_path):
     assert written.read_text() == before
 
 
-OVERHEAD, BESIDE = "A method's overhead on one worker", "Prediction errors"
+OVERHEAD, BESIDE = "Overhead of a method on one worker", "Prediction errors"
 
 
 def result_of(cells: list[ScaleCell]) -> ScaleResult:
