@@ -13,8 +13,7 @@ from paceline.core.plan import Plan
 from paceline.core.simulate import makespan_s, period, simulate, steady_period
 from paceline.core.strategy import Window, codec_fields
 from paceline.core.workload import Workload
-from paceline.planner.best_chunk import with_best_chunk
-from paceline.planner.grouping import Windows
+from paceline.planner.grouping import Windows, with_best_chunk
 from paceline.planner.steady import steady
 from paceline.records.built_in import recorded
 from paceline.records.machine_file import find_machine

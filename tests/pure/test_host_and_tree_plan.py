@@ -16,7 +16,7 @@ from paceline.core.cost import ProfiledCost, Roofline, Slowed
 from paceline.core.plan import Kind, PriceKey
 from paceline.core.simulate import period, simulate
 from paceline.core.strategy import Strategy, Window
-from paceline.planner.explanations import of_after_backward
+from paceline.report.plans import of_after_backward
 from paceline.strategies import host, tree
 from paceline.strategies.host.config import HostReduce
 from paceline.strategies.host.plan import plan

@@ -16,7 +16,7 @@ from paceline.core.simulate import period
 from paceline.core.strategy import StepsToLoss, Window
 from paceline.core.workload import Cost, Layer, Parameter, Workload
 from paceline.planner import Forecast, forecast, search
-from paceline.planner.explanations import of_learning
+from paceline.planner.forecast import of_learning
 from paceline.planner.search import rank
 from paceline.records.result import PlanRow
 from paceline.strategies import find_strategy

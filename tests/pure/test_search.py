@@ -255,7 +255,7 @@ def test_one_whole_step_is_drawn():
     assert first == "gpu/compute |" + "F" * 36 + "B" * 35 + "U|"
     assert second == "    gpu/d2h |" + "." * 54 + "<" * 9 + "." * 9 + "|"
     assert legend.split()[0] == "7.2e+04"
-    # Lanes beyond `most_lanes` are only counted.
+    # Lanes beyond the first 24 are only counted.
     made = [Span(Kind.FORWARD, 0, "", i, (compute_lane(f"gpu{i}"),), 0.0, 1.0) for i in range(30)]
-    lines = drawing(Timeline(made, "predicted"), 1, most_lanes=4).splitlines()
-    assert (len(lines), numbers(lines[4])) == (6, [26])
+    lines = drawing(Timeline(made, "predicted"), 1).splitlines()
+    assert (len(lines), numbers(lines[24])) == (26, [6])

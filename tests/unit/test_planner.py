@@ -63,7 +63,7 @@ def test_bytes_on_the_wire_are_no_memory_traffic_of_the_cores_that_carry_them():
 
 
 def advise(forecasts: list[Forecast]) -> AdviceRow | None:
-    return AdviceRow.of(Ranking(tuple(rank(forecasts)), (), 8))
+    return AdviceRow.of(Ranking(tuple(rank(forecasts)), ()))
 
 
 SPEED = {"encode_values_per_s": 1e9, "decode_values_per_s": 1e9}
@@ -144,13 +144,6 @@ def test_a_codec_is_compared_with_the_best_that_does_without():
     slower = replace(alone, step_s=100.0, samples_per_s=0.08)
     assert advise([*pair, slower]).plain_step_s == pair[0].step_s
     assert advise([alone]) is None
-
-
-def test_a_sum_in_memory_needs_no_codec():
-    local = replace(forecasts(hosts(()), "host")[0], strategy="host", step_s=1.0, samples_per_s=8)
-    silent = replace(local, wire_s=0.0)
-    advice = advise([silent, *forecasts(hosts(("eightbit",)))])
-    assert not advice.pays
 
 
 def test_any_number_of_workers_can_be_given_and_some_of_many_are_searched():

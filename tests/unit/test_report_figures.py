@@ -11,7 +11,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from findings import numbers, run_result
-from paceline.core.compare import Comparison, ComparisonRow
 from paceline.core.cost import compute_lane, exchange_lane, link_lane
 from paceline.core.outcome import Epoch, Updates
 from paceline.core.plan import Kind, Resource
@@ -105,10 +104,7 @@ def test_learning_curves_count_epochs_from_one() -> None:
 def test_parts_stack_up_and_hidden_communication_overlaps_backward() -> None:
     seconds = {"step": 10, "load": 1, "forward": 2, "backward": 3, "update": 0.5}
     seconds |= {"hidden": 2.5, "exposed": 1.5, "idle": 2}
-    rows = tuple(
-        ComparisonRow(quantity=q, left_s=s, right_s=2 * s, error=-0.5) for q, s in seconds.items()
-    )
-    figure = step_parts(Comparison(left="predicted", right="measured", rows=rows))
+    figure = step_parts({"once": seconds, "twice": {q: 2 * s for q, s in seconds.items()}})
     ends = {bar["name"]: (bar["base"][1], bar["x"][1]) for bar in figure["data"]}
     placed = {name: (start, start + length) for name, (start, length) in ends.items()}
     assert placed == {

@@ -1,4 +1,4 @@
-"""Predict the step times of strategies on a machine, and rank them."""
+"""Predict the step time of each strategy on a machine, and rank the strategies."""
 
 from paceline.planner.forecast import ERROR_BAR, Forecast, forecast
 from paceline.planner.search import Ranking, Refusal, forecast_one, rank, search

@@ -4,24 +4,25 @@ from collections.abc import Sequence
 
 from paceline.core.balance import apportion
 
-_GAIN = 1.02  # minimum speed-up that justifies further workers
+_GAIN = 1.02  # minimum speed-up that justifies more workers
 
 
 def refused_workers(
     speeds: Sequence[float], batch_size: int, most: Sequence[int | None] | None = None
 ) -> dict[int, str]:
-    """Return the workers that hardly make training faster, each with the reason.
+    """Return the ranks of workers that add little throughput, each with the reason.
 
     Workers are admitted from the fastest to the slowest, until the remaining workers together would
-    add less than 2 % of throughput. Batches are split by speed, and exchanges take no time.
+    add less than 2 % of throughput. This assumes that a batch is split by the workers' speeds, and
+    that exchanges take no time.
 
-    `speeds`: samples per second of each worker alone. `most`: largest number of samples of each
-    worker; None: no limit.
+    `speeds`: samples per second of each worker alone. `most`: largest number of samples that each
+    worker can take in a step; None: no limit.
     """
     bounds = most or [None] * len(speeds)
 
     def rate(ranks: Sequence[int]) -> float:
-        """Return the throughput of these workers; 0 if they cannot hold a batch together."""
+        """Return the throughput of these workers; 0 if their limits sum to less than a batch."""
         fit = [bounds[rank] for rank in ranks]
         if sum(batch_size if bound is None else bound for bound in fit) < batch_size:
             return 0.0
@@ -35,10 +36,10 @@ def refused_workers(
     needed = next(last for last, one in enumerate(rates) if one * _GAIN >= max(rates))
     refused = {}
     for rank in sorted(order[needed + 1 :]):
-        # the best group that contains this worker and all faster workers
+        # the best throughput of a group with this worker and all faster workers
         together = max(rates[order.index(rank) :])
         refused[rank] = (
-            f"worker {rank} ({speeds[rank]:.4g} samples/s) would hardly make training faster: all "
-            f"reach {together:.4g} samples/s with it, and {rates[needed]:.4g} without it"
+            f"worker {rank} ({speeds[rank]:.4g} samples/s) would hardly make training faster: "
+            f"{together:.4g} samples/s in total with this worker, {rates[needed]:.4g} without"
         )
     return refused

@@ -1,4 +1,4 @@
-"""Forecast a strategy's configurations: chunks, exchange sizes, codecs and balanced batches."""
+"""Forecast the configurations of a strategy: chunk, exchange sizes, codec, balanced batches."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
@@ -11,21 +11,19 @@ from paceline.core.plan import Kind
 from paceline.core.strategy import Strategy, Window, codec_fields
 from paceline.core.wire_format import wire_format
 from paceline.core.workload import Workload
-from paceline.planner import explanations
-from paceline.planner.best_chunk import with_best_chunk
 from paceline.planner.forecast import Forecast, forecast, forecast_of, memory
-from paceline.planner.grouping import Windows
+from paceline.planner.grouping import Windows, with_best_chunk
 
 # One codec per width is tried, because all 8-bit codecs are equally fast, and so are all 4-bit
 # codecs.
 _CODECS = ("half", "bfloat16", "dynamic8", "dynamic4", "onebit")
 _LEAST_BITS = 8  # fewest bits per activation (Dettmers 2016, section 4.2)
-_SHORTER = 0.999  # choose another size if the step gets shorter than this fraction
+_SHORTER = 0.999  # a better size must shorten the step to less than this fraction
 
 
 @dataclass(frozen=True)
 class Alternatives:
-    """Makes and forecasts the configurations of a strategy on a machine's first devices."""
+    """Forecasts the configurations of a strategy on a machine's first devices."""
 
     workload: Workload
     machine: Machine
@@ -48,8 +46,7 @@ class Alternatives:
                 lacking = self.shortage(config)
                 if lacking and next(self._sizes(config), None) is None:
                     return found, lacking
-                chosen = config if workers == 1 else self.with_chunk(config, options)
-                equal = list(self._with_codecs(chosen))
+                equal = list(self._with_codecs(self.with_chunk(config, options)))
                 found += equal
                 are_uneven = len(set(map(rates, self.machine.devices[:workers]))) > 1
                 if planning.plan_balanced and are_uneven:
@@ -59,15 +56,25 @@ class Alternatives:
         return _soonest(found, self.strategy), problem
 
     def with_chunk(self, config: Any, options: Collection[str]) -> Any:
-        """Return `config` with the best chunk, unless `options` sets "chunk" to a number."""
+        """Return `config` with the best chunk, unless the user has set `chunk` to a number."""
         chunk = getattr(config, "chunk", None)
-        if chunk is None or ("chunk" in options and isinstance(chunk, int)):
+        is_set = "chunk" in options and isinstance(chunk, int)
+        if config.workers == 1 or chunk is None or is_set:
             return config
         return with_best_chunk(self.workload, self.machine, self.strategy, config)
 
     def shortage(self, config: Any) -> str | None:
-        """Return a sentence if a device or host has too little memory for a configuration."""
-        return shortage(self.machine, memory(self.workload, self.machine, self.strategy, config))
+        """Return a sentence about the first device or host with too little memory, or None."""
+        needed = memory(self.workload, self.machine, self.strategy, config)
+        stations: tuple[Station, ...] = (*self.machine.devices, *self.machine.hosts)
+        for station in stations:
+            nbytes = needed.get(station.name, 0)
+            if nbytes > station.memory_bytes:
+                return (
+                    f"{station.name} needs {nbytes / 1e9:.3g} GB and has "
+                    f"{station.memory_bytes / 1e9:.3g} GB; use a smaller batch or more workers"
+                )
+        return None
 
     def _sizes(self, config: Any) -> Iterator[Any]:
         """Yield configurations with other exchange sizes that fit into memory."""
@@ -116,13 +123,13 @@ class Alternatives:
         return any(task.kind is Kind.ENCODE for task in plan.tasks)
 
     def _with_best_size(self, config: Any) -> Forecast:
-        """Forecast the exchange size with the shortest step; note a size unlike that in `config`.
+        """Forecast `config` with the exchange size that gives the shortest step.
 
-        With smaller sizes the step time falls at first, then rises again. So the search ends after
-        two sizes in a row with longer steps.
+        A note names a size that differs from the size in `config`. From large to small sizes, the
+        step time first falls, then rises. So the search ends after two longer steps in a row.
         """
         if self.strategy.planning.sizes is None or config.workers == 1:
-            return self._forecast(config)
+            return self.forecast(config)
         best, shortest_s, num_longer = config, inf, 0
         windows = Windows(self.strategy, self.workload, self.machine, config)
         for other in self._sizes(config):
@@ -136,19 +143,20 @@ class Alternatives:
             if step_s < _SHORTER * shortest_s:
                 best, shortest_s = other, step_s
         is_known = best == config and self.machine.reached is self.machine
-        found = forecast_of(windows, self.batch_size) if is_known else self._forecast(best)
+        found = forecast_of(windows, self.batch_size) if is_known else self.forecast(best)
         chosen = _chosen(best, config)
         notes = (f"best of the sizes tried: {chosen}",) if chosen else ()
         return replace(found, notes=(*notes, *found.notes))
 
     def _balanced(self, equal: Forecast) -> Forecast:
         """Forecast a configuration with batches split by the devices' speeds; note the gain."""
-        found = self._forecast(equal.config, balanced=True)
+        found = self.forecast(equal.config, balanced=True)
         times = found.samples_per_s / equal.samples_per_s
         note = f"with --balance auto, {times:.2f} times as fast as with equal batches"
         return replace(found, notes=(note, *found.notes))
 
-    def _forecast(self, config: Any, *, balanced: bool = False) -> Forecast:
+    def forecast(self, config: Any, *, balanced: bool = False) -> Forecast:
+        """Forecast a configuration."""
         return forecast(
             *(self.workload, self.machine, self.strategy, config, self.batch_size),
             balanced=balanced,
@@ -156,7 +164,7 @@ class Alternatives:
 
 
 def _soonest(found: list[Forecast], strategy: Strategy) -> list[Forecast]:
-    """Return, for each codec and batch split, the variant predicted to reach a loss first.
+    """Return the variant that reaches a loss first, for each codec and kind of batch split.
 
     Returns all forecasts if all variants of the strategy need equally many steps to a loss.
     """
@@ -169,7 +177,7 @@ def _soonest(found: list[Forecast], strategy: Strategy) -> list[Forecast]:
             best[alike] = one
     usual = found[0].config
     return [
-        replace(one, notes=(f"fastest to a loss of those measured: {chosen}", *one.notes))
+        replace(one, notes=(f"reaches a loss first of the measured variants: {chosen}", *one.notes))
         if (chosen := _chosen(one.config, usual))
         else one
         for one in best.values()
@@ -181,16 +189,6 @@ def _chosen(best: Any, config: Any) -> str:
     names = (one.name for one in fields(best) if one.name not in codec_fields(best))
     changed = [name for name in names if getattr(best, name) != getattr(config, name)]
     return " ".join(f"--strategy-option {name}={getattr(best, name)}" for name in changed)
-
-
-def shortage(machine: Machine, needed: Mapping[str, int]) -> str | None:
-    """Return a sentence about the first device or host with too little memory, or None."""
-    stations: tuple[Station, ...] = (*machine.devices, *machine.hosts)
-    for station in stations:
-        nbytes = needed.get(station.name, 0)
-        if nbytes > station.memory_bytes:
-            return explanations.of_shortage(station.name, nbytes, station.memory_bytes)
-    return None
 
 
 def rates(device: Device) -> tuple[float, ...]:

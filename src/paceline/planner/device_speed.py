@@ -1,4 +1,4 @@
-"""Set how fast devices compute: in a precision, or as fast as a measured device (`--measured`).
+"""Adapt the compute speeds of a machine to `--precision` and `--measured`.
 
 In mixed precision, as with torch.autocast:
 
@@ -10,15 +10,16 @@ In mixed precision, as with torch.autocast:
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Literal, get_args
 
 from paceline.core.errors import InvalidInput
-from paceline.core.machine import Machine
-from paceline.core.workload import Cost, Layer, Workload
+from paceline.core.machine import Device, Machine
+from paceline.core.workload import Layer, Workload
 from paceline.planner.forecast import forecast_alone
 
 Precision = Literal["float32", "bfloat16", "float16"]
-_RATE = re.compile(r"(?P<rate>[0-9.]+(?:[eE][+-]?[0-9]+)?)\s*/\s*s(?:@(?P<batch>[0-9]+))?")
+_RATE = re.compile(r"([0-9]+\.?[0-9]*(?:[eE][+-]?[0-9]+)?)\s*/\s*s(?:@([0-9]+))?")
 
 
 def in_precision(
@@ -28,10 +29,11 @@ def in_precision(
     *,
     is_measured: bool,
 ) -> tuple[Machine, Callable[[int], Workload]]:
-    """Return the machine and the workloads as they are in a precision.
+    """Convert a machine and its workloads from float32 to a precision.
 
-    `is_measured`: the machine will be calibrated with a rate measured in this precision. Raises
-    InvalidInput for an unknown precision, and for a device whose speed in it is unknown.
+    `workload_of`: returns the workload for a number of samples. `is_measured`: the machine will be
+    calibrated with a rate measured in this precision. Raises InvalidInput for an unknown precision,
+    and for a device whose speed in it is unknown.
     """
     if precision not in (known := get_args(Precision)):
         raise InvalidInput("precision", f"must be one of {', '.join(known)}", got=precision)
@@ -66,20 +68,17 @@ def _layer_in_half(layer: Layer, copied_nbytes: int) -> Layer:
         activation_nbytes=-(-layer.activation_nbytes // 2),
         kept_nbytes=None if kept is None else -(-kept // 2) + copied_nbytes,
         working_nbytes=None if working is None else -(-working // 2),
-        forward=_cost_in_half(layer.forward),
-        backward=_cost_in_half(layer.backward),
+        forward=replace(layer.forward, nbytes=layer.forward.nbytes / 2),
+        backward=replace(layer.backward, nbytes=layer.backward.nbytes / 2),
     )
-
-
-def _cost_in_half(cost: Cost) -> Cost:
-    return replace(cost, nbytes=cost.nbytes / 2)
 
 
 @dataclass(frozen=True)
 class DeviceRate:
     """Measured throughput of one device alone.
 
-    `batch_size`: samples per step of the measurement; None: a planned worker's batch size.
+    `batch_size`: samples per step of the measurement; None: the number of samples that the plan
+    gives to a worker.
     """
 
     samples_per_s: float
@@ -89,15 +88,12 @@ class DeviceRate:
     def parse(cls, text: str | float) -> "DeviceRate":
         """Parse "350/s", "350/s@128", or a number of samples per second."""
         match = _RATE.fullmatch(text if isinstance(text, str) else f"{text!r}/s")
-        try:
-            rate = float(match["rate"]) if match else 0.0
-        except ValueError:
-            rate = 0.0
-        batch = int(match["batch"]) if match and match["batch"] else None
-        if match is None or not 0 < rate < float("inf") or batch == 0:
+        rate = float(match[1]) if match else 0.0
+        batch = int(match[2]) if match and match[2] else None
+        if not 0 < rate < inf or batch == 0:
             raise InvalidInput(
                 "measured",
-                "must be samples per second of one device",
+                "must be the throughput of one device in samples per second",
                 got=text,
                 hint="write 350/s, or 350/s@128 for batches of 128",
             )
@@ -110,27 +106,29 @@ def calibrated(
     rate: DeviceRate,
     usual_batch: int,
 ) -> Machine:
-    """Scale all devices' speeds by one factor, so that the first reaches the rate.
+    """Scale the speeds of all devices by one factor, so that the first device has this rate.
 
-    `usual_batch`: the batch size of a rate without one. Each device's memory is raised to what this
-    batch requires, because the measured device has trained it.
+    `usual_batch`: batch size of the measurement if `rate` has none. Each device gets at least the
+    memory that this batch requires, because the measured device has trained such a batch.
     """
     batch_size = rate.batch_size or usual_batch
-    # Ignore how fast hosts load samples, because the rate is that of the device.
+    # Ignore how fast hosts load samples, because the rate is the device's own.
     found = forecast_alone(workload_of(batch_size), machine.with_each("hosts", samples_per_s=None))
-    slower = found.samples_per_s / rate.samples_per_s
+    factor = rate.samples_per_s / found.samples_per_s
     (needed,) = found.memory_nbytes.values()
     source = f"measured: {rate.samples_per_s:g} samples/s in batches of {batch_size}"
     devices = tuple(
-        device.model_copy(
-            update={
-                "flops_per_s": device.flops_per_s / slower,
-                "memory_bandwidth_bytes_per_s": device.memory_bandwidth_bytes_per_s / slower,
-                "call_latency_s": device.call_latency_s * slower,
-                "memory_bytes": max(device.memory_bytes, needed),
-                "source": source,
-            }
-        )
-        for device in machine.devices
+        faster(one, factor, memory_bytes=max(one.memory_bytes, needed), source=source)
+        for one in machine.devices
     )
     return machine.model_copy(update={"devices": devices})
+
+
+def faster(device: Device, factor: float, **facts: object) -> Device:
+    """Multiply a device's compute speed by `factor`, and replace the fields in `facts`."""
+    speeds = {
+        "flops_per_s": factor * device.flops_per_s,
+        "memory_bandwidth_bytes_per_s": factor * device.memory_bandwidth_bytes_per_s,
+        "call_latency_s": device.call_latency_s / factor,
+    }
+    return device.model_copy(update=speeds | facts)

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from paceline.core.plan import Kind, Lane, Resource
 from paceline.core.timeline import Span, Timeline
 
-_WIDTH = 72
-_LEGEND = {  # the mark in the drawing and its meaning, by kind of task
+_WIDTH, _MOST_LANES = 72, 24
+_LEGEND = {  # the character that stands for a kind of task, and its explanation
     Kind.LOAD: ("L", "load"),
     Kind.FORWARD: ("F", "forward"),
     Kind.BACKWARD: ("B", "backward"),
@@ -21,10 +21,11 @@ _LEGEND = {  # the mark in the drawing and its meaning, by kind of task
 }
 
 
-def drawing(timeline: Timeline, step_s: float, most_lanes: int = 24) -> str:
-    """Draw the last but one step on at most `most_lanes` lines, one per lane.
+def drawing(timeline: Timeline, step_s: float) -> str:
+    """Draw the second-to-last step, with a line of text for each device lane or link.
 
-    A line has 72 characters, each for an equal part of the step, which ends with a weight update.
+    A line has 72 characters, each for an equal part of the step. The step ends with a weight
+    update. Lanes after the first 24 are only counted.
     """
     start, end = some_step(timeline, step_s)
     rows: dict[Resource, list[Span]] = {}
@@ -32,7 +33,7 @@ def drawing(timeline: Timeline, step_s: float, most_lanes: int = 24) -> str:
         within = [span for span in track if span.end_s > start and span.start_s < end]
         if within and resource.lane is not Lane.EXCHANGE:
             rows[resource] = within
-    shown = list(rows.items())[:most_lanes]
+    shown = list(rows.items())[:_MOST_LANES]
     width = max(len(str(resource)) for resource, _ in shown)
     lines = [f"{resource!s:>{width}} |{_row(spans, start, end)}|" for resource, spans in shown]
     if len(rows) > len(shown):
@@ -44,7 +45,7 @@ def drawing(timeline: Timeline, step_s: float, most_lanes: int = 24) -> str:
 
 
 def some_step(timeline: Timeline, step_s: float) -> tuple[float, float]:
-    """Return start and end of the last but one step."""
+    """Return the start and the end of the second-to-last step."""
     updates = [span.end_s for span in timeline.spans if span.kind is Kind.STEP]
     wanted = timeline.end_s - step_s
     end = min(updates, key=lambda time: abs(time - wanted), default=timeline.end_s)

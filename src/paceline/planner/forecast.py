@@ -7,16 +7,20 @@ from typing import Any
 
 from paceline.core.compare import Breakdown
 from paceline.core.cost import CostModel
+from paceline.core.durations import duration
 from paceline.core.losses import BETWEEN_HOSTS, WITHIN_A_HOST
 from paceline.core.machine import Machine
 from paceline.core.strategy import StepsToLoss, Strategy, codec_fields, exchange_name
 from paceline.core.workload import Workload, replica_nbytes
-from paceline.planner import explanations
 from paceline.planner.grouping import Windows
 from paceline.planner.steady import Steady, devices_of, steady
 from paceline.strategies import STRATEGIES
 
 ERROR_BAR = 0.06  # mean error of a predicted step (benchmarks/planner)
+_SHOWN_SLOWDOWN = 1.005
+_ASYNCHRONOUS = (
+    "changes training: gradients are stale, because workers do not wait for each other's updates"
+)
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,8 @@ class Forecast(Steady):
     throughput of the workers' devices without any exchange. `is_balanced`: the plan splits batches
     by the devices' speeds. `notes`: sentences that complement `why`. `is_same_training`: workers
     compute the same as one worker with the whole batch, except for a codec's rounding.
-    `steps_to_loss`: None if the number is unknown, or if `is_same_training`.
+    `steps_to_loss`: steps needed to reach a loss, relative to synchronous training; None if
+    `is_same_training` or if this number is unknown.
     """
 
     strategy: str
@@ -51,7 +56,7 @@ class Forecast(Steady):
 
     @property
     def learnt_samples_per_s(self) -> float:
-        """Throughput, divided by the median of `steps_to_loss` if training changes.
+        """Samples per second of the synchronous training that reaches a loss equally fast.
 
         0 if training changes and `steps_to_loss` is unknown.
         """
@@ -83,12 +88,12 @@ class Forecast(Steady):
 
     @property
     def range_share(self) -> float:
-        """Half width of `range_s`, relative to `step_s`."""
+        """Half the width of `range_s`, relative to `step_s`."""
         return half_width(self.machine, self.breakdown)
 
     @property
     def range_s(self) -> tuple[float, float]:
-        """Range of seconds that should contain the median measured step in nine of ten cases."""
+        """Range in seconds that should contain a measured median in nine of ten cases."""
         return (1 - self.range_share) * self.step_s, (1 + self.range_share) * self.step_s
 
     @property
@@ -103,8 +108,17 @@ class Forecast(Steady):
 
     @property
     def why(self) -> str:
-        """A sentence about the parts of the step's time."""
-        return explanations.of_parts(self.breakdown, self.slowdown, self.slowed_by)
+        """A sentence about the parts of the step: computation, and exposed communication."""
+        parts = self.breakdown
+        # Percentages of a device's time, because asynchronous devices have separate steps.
+        share = 100 / (parts.compute_s + parts.exposed_s + parts.idle_s)
+        text = f"computes {parts.compute_s * share:.0f} % of the step"
+        if self.slowdown >= _SHOWN_SLOWDOWN:
+            text += f" ({100 * (self.slowdown - 1):.0f} % slower {' and '.join(self.slowed_by)})"
+        if not parts.communication_s:
+            return f"{text}; nothing is exchanged"
+        exposed = f"{parts.exposed_s * share:.0f} % is exposed communication"
+        return f"{text}; {exposed}, of {duration(parts.communication_s)} in all"
 
 
 def forecast(
@@ -120,22 +134,22 @@ def forecast(
     """Predict a strategy's step on a machine.
 
     `workload`: step of the worker with the most samples. `samples_per_step`: number of samples over
-    all workers. `cost`: prices the tasks, by default by the machine's rates. `balanced`: split
-    batches by the devices' speeds, if the strategy can plan such batches. Raises InvalidInput if
-    the strategy cannot be planned on this machine.
+    all workers. `cost`: predicts the time of each task, by default from the machine's speeds.
+    `balanced`: split batches by the devices' speeds, if the strategy can plan such batches. Raises
+    InvalidInput if the strategy cannot be planned on this machine.
     """
     windows = Windows(strategy, workload, machine.reached, config, cost, balanced=balanced)
     return forecast_of(windows, samples_per_step)
 
 
 def forecast_alone(workload: Workload, machine: Machine) -> Forecast:
-    """Predict the step of the machine's first device, which trains alone."""
-    one = STRATEGIES["allreduce"]  # a single worker exchanges nothing with any strategy
+    """Predict the step of one worker on the machine's first device."""
+    one = STRATEGIES["allreduce"]  # a single worker exchanges nothing, whatever the strategy
     return forecast(workload, machine, one, one.config(workers=1), workload.batch_size)
 
 
 def forecast_of(windows: Windows, samples_per_step: float) -> Forecast:
-    """Predict a strategy's step from its plans of several steps."""
+    """Predict the step of the strategy that `windows` plans."""
     machine, config, found = windows.machine, windows.config, steady(windows)
     step_s, notes = _fed(machine, config.workers, samples_per_step, found.step_s)
     steps_to_loss, caveats = _learning(windows)
@@ -155,23 +169,33 @@ def forecast_of(windows: Windows, samples_per_step: float) -> Forecast:
 
 
 def _learning(windows: Windows) -> tuple[StepsToLoss | None, tuple[str, ...]]:
-    """Return `steps_to_loss`, and a note if training differs from synchronous training.
-
-    `steps_to_loss` is None if the number is unknown or if training does not differ.
-    """
+    """Return `Forecast.steps_to_loss`, and a note if training differs from synchronous training."""
     planning, config = windows.strategy.planning, windows.config
     if config.workers == 1:
         return None, ()
     if planning.steps_to_loss is not None:
         found = planning.steps_to_loss(windows.workload, config)
-        return found, (explanations.of_learning(found),)
-    return None, (explanations.ASYNCHRONOUS,) if planning.is_asynchronous else ()
+        return found, (of_learning(found),)
+    return None, (_ASYNCHRONOUS,) if planning.is_asynchronous else ()
+
+
+def of_learning(steps: StepsToLoss | None) -> str:
+    """Describe how many steps a strategy needs to reach the loss of synchronous training."""
+    if steps is None:
+        return "changes training: nobody has measured how many steps it needs to reach a loss"
+    ratio = f"{steps.median:.2f}"
+    if steps.low != steps.high:
+        ratio += f" ({steps.low:.2f} to {steps.high:.2f})"
+    return (
+        f"changes training: needed {ratio} times as many steps as synchronous training to reach "
+        f"the same loss, measured on {steps.measured_on}; other models may differ"
+    )
 
 
 def _fed(
     machine: Machine, workers: int, samples_per_step: float, step_s: float
 ) -> tuple[float, tuple[str, ...]]:
-    """Lengthen the step if a host reads samples too slowly; return step time and notes."""
+    """Lengthen a step that takes samples faster than a host reads them; return it with notes."""
     on_host = Counter(device.host for device in devices_of(machine, workers))
     for host in machine.hosts:
         wanted = on_host[host.name] / min(workers, machine.num_devices) * samples_per_step
@@ -191,23 +215,27 @@ def memory(
     return {device.name: replica_nbytes(workload) for device in devices}
 
 
-# Half widths of ranges, relative to the step. The first number of a line is for a step without
-# exchange. The second number, times the exchange's share of the step, is added to the first number.
-# Profiled machines: from benchmarks/planner, which predicts and then runs each configuration.
-# Figures stated in a machine file: from benchmarks/codecs, where seven predicted steps between two
-# hosts were at most 19 % off. Published losses: from the tables of benchmarks/scaling_tables, whose
-# links and frameworks differ widely in speed. `_HARDLY_EXCHANGED` is subtracted from the share.
+# A measured step should be within `step_s * (1 - h)` and `step_s * (1 + h)`. `half_width` computes
+# h = a + b * share, where `share` is the part of the step that is spent on communication. The
+# numbers a and b depend on where the machine's speeds come from:
+# - a profile: from benchmarks/planner, which predicts and then runs each configuration. Here
+#   `share` is exposed communication.
+# - a machine file: from benchmarks/codecs, where seven predicted steps between two hosts were at
+#   most 19 % off.
+# - a machine file with losses from papers (`WITHIN_A_HOST`, `BETWEEN_HOSTS`): from the tables of
+#   benchmarks/scaling_tables, whose links and frameworks differ widely. A `share` up to
+#   `_HARDLY_EXCHANGED` adds nothing.
 _PROFILED, _PROFILED_EXPOSED = 0.13, 0.13
-_QUIET = 0.05  # `_PROFILED` already covers this relative spread of a profile's step times
+_QUIET = 0.05  # relative spread of a profile's step times that `_PROFILED` already covers
 _STATED, _STATED_EXCHANGED = 0.13, 0.26
 _PUBLISHED, _PUBLISHED_EXCHANGED, _HARDLY_EXCHANGED = 0.07, 2.5, 0.02
-_WIDEST = 0.7
+_WIDEST = 0.7  # upper limit of h
 
 
 def half_width(machine: Machine, parts: Breakdown) -> float:
-    """Return half the width of the predicted range of step times, relative to the step."""
+    """Return half the width of the range of likely step times, relative to the step."""
     whole = parts.compute_s + parts.exposed_s + parts.idle_s
-    if not machine.usual_losses.spread:  # profiled, with all workers in parallel
+    if not machine.usual_losses.spread:  # from a profile of all workers in parallel
         unrest = max(0.0, machine.usual_losses.unrest - _QUIET)
         return _PROFILED + _PROFILED_EXPOSED * parts.exposed_s / whole + unrest
     exchanged = min(1.0, parts.communication_s / whole)

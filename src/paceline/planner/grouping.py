@@ -1,7 +1,6 @@
 """Plan consecutive layers as one layer, if no exchange begins between them.
 
-A plan then has fewer tasks.
-In this example, exchanges begin when the gradients of layers e, d and a are ready:
+A plan then has fewer tasks. If exchanges begin when gradients of layers e, d and a are ready:
 
     layers   a   b   c  |  d  |  e   f
     groups   [a to c]      d    [e to f]
@@ -12,14 +11,15 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from itertools import pairwise
-from math import isclose
+from math import inf, isclose
 from operator import add
 from typing import Any
 
-from paceline.core.cost import CostModel, Roofline
+from paceline.core.chunks import candidates, chunks
+from paceline.core.cost import CostModel, Roofline, compute_lane
 from paceline.core.errors import InvalidInput
-from paceline.core.machine import Machine
-from paceline.core.plan import COMMUNICATION, Cost, Kind, Plan, Resource, Task, TaskId
+from paceline.core.machine import DeviceKind, Machine
+from paceline.core.plan import COMMUNICATION, COMPUTE, Cost, Kind, Plan, Resource, Task, TaskId
 from paceline.core.simulate import makespan_s, period
 from paceline.core.strategy import Strategy, Window
 from paceline.core.workload import Layer, Workload
@@ -27,7 +27,7 @@ from paceline.core.workload import Layer, Workload
 PASSES = (Kind.FORWARD, Kind.BACKWARD)
 
 
-Prices = dict[tuple[tuple[Resource, ...], Kind, str], float]  # seconds by resources, pass and layer
+Prices = dict[tuple[tuple[Resource, ...], Kind, str], float]  # seconds by resources, pass, layer
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class GroupCost:
     """Prices a group's forward or backward as the sum over the group's layers.
 
     `members`: layers of each group of at least two layers, by the group's name. `model` prices
-    layers and all other tasks. `known`: layers priced before, which several groupings share.
+    layers and all other tasks. `known`: cache of the layers' times, which several groupings share.
     """
 
     members: dict[str, tuple[Layer, ...]]
@@ -116,7 +116,7 @@ def _groups_of(step: Plan, workload: Workload) -> list[list[int]]:
 
 
 def _follower(step: Plan, task: Task, children: Sequence[int]) -> str:
-    """Return the layer whose pass alone waits for a task, and for no other task; "" if none."""
+    """Return the layer of the only child of `task`, if the child has no other parent; else ""."""
     if len(children) != 1 or step.num_parents[children[0]] != 1:
         return ""
     child = step.tasks[children[0]]
@@ -133,11 +133,11 @@ def _shares_lanes(step: Plan, layers: Collection[str]) -> bool:
 
 
 class Windows:
-    """Plans windows of consecutive steps of a strategy; InvalidInput if that is impossible.
+    """Plans windows of consecutive steps; raises InvalidInput if a step cannot be planned.
 
     Layers are grouped if a step with groups takes as long as a step without groups. `step`: the
     plan of one step without groups. `cost`: prices the plans from `of`. `model`: prices plans
-    without groups. `is_balanced`: batches are split by the devices' speeds.
+    without groups. `is_balanced`: whether batches are split by the devices' speeds.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class Windows:
             self._group(groups)
 
     def _group(self, groups: Sequence[Sequence[int]]) -> None:
-        """Plan these groups from now on, unless they change the time of a step."""
+        """Plan each of these groups as one layer, unless this changes the time of a step."""
         joined, cost = grouped(self.workload, groups, self.model, {})
         several = {layer.name for members in cost.members.values() for layer in members}
         # Asynchronous steps overlap, so another step's exchange may run between two layers of a
@@ -182,7 +182,7 @@ class Windows:
         return self._grouped is not self.workload
 
     def compared_s(self, config: Any) -> float:
-        """Return the seconds of a step with `config`, only to compare configurations."""
+        """Return the approximate seconds of a step with `config`, to compare configurations."""
         if self.strategy.planning.is_asynchronous:
             return period(partial(self.of, config=config), self.cost, 1)
         return makespan_s(self.of(1, config), self.cost)
@@ -201,3 +201,43 @@ class Windows:
 def _in_ones(config: Any) -> Any:
     """Set the chunk to one, because a group is planned as one layer."""
     return replace(config, chunk=1) if hasattr(config, "chunk") else config
+
+
+def with_best_chunk(
+    workload: Workload,
+    machine: Machine,
+    strategy: Strategy,
+    config: Any,
+    cost: CostModel | None = None,
+) -> Any:
+    """Return `config` with the chunk that gives the shortest step.
+
+    If several chunks give the same step time, the smallest one is chosen. Raises InvalidInput if
+    the strategy cannot be planned.
+    """
+    model, shortest_s, found = cost or Roofline.of(machine), inf, dict[int, float]()
+    devices, known = machine.first_devices(config.workers), Prices()
+    # CPU workers copy between the layers of a chunk, so a chunk cannot be planned as one layer.
+    is_layered = any(device.kind == DeviceKind.CPU for device in devices)
+    lane = compute_lane(devices[0].name)  # a GPU synchronises with its host once per chunk
+    sync = Task(TaskId(0, Kind.BACKWARD), (lane,), Cost(num_syncs=1))
+    sync_s = model.seconds(sync) if devices[0].kind == DeviceKind.GPU else 0.0
+    computing_s = 0.0  # the first device's computation per step, without synchronisation
+    num_layers = len(workload.layers)
+    parts = {size: chunks(num_layers, size) for size in candidates(num_layers)}
+    for size, ranges in sorted(parts.items(), key=lambda part: len(part[1])):
+        # A step takes at least its computing time, so skip sizes that cannot be the shortest.
+        if computing_s + len(ranges) * sync_s > shortest_s:
+            continue
+        whole, prices, own = workload, model, replace(config, chunk=size)
+        if not is_layered:
+            whole, prices = grouped(workload, ranges, model, known)
+            own = replace(config, chunk=1)
+        plan = strategy.planning.plan(whole, machine, own, Window(1))
+        if not computing_s:
+            on_lane = (task for task in plan.tasks if lane in task.on and task.kind in COMPUTE)
+            computing_s = sum(map(prices.seconds, on_lane)) - len(ranges) * sync_s
+        found[size] = makespan_s(plan, prices)
+        shortest_s = min(shortest_s, found[size])
+    alike = (size for size, step_s in found.items() if isclose(step_s, shortest_s))
+    return replace(config, chunk=min(alike))

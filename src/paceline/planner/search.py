@@ -15,8 +15,8 @@ from paceline.core.workload import Workload
 from paceline.planner.alternatives import Alternatives, rates
 from paceline.planner.forecast import Forecast, forecast, forecast_alone
 
-_GAIN = 1.02  # minimum speed-up that justifies further workers
-_NUM_DIGITS = 12  # compared digits of throughputs; rounding errors change further digits
+_GAIN = 1.02  # minimum speed-up that justifies more workers
+_NUM_DIGITS = 12  # digits of a throughput that are free of rounding errors
 _FEW_DEVICES = 8
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 _LISTED = "as listed"
@@ -58,7 +58,6 @@ class Ranking(Sequence[Forecast]):
 
     forecasts: tuple[Forecast, ...]
     refused: tuple[Refusal, ...]
-    batch_size: int
     alone: Forecast | None = None
 
     def __len__(self) -> int:
@@ -96,10 +95,10 @@ class Ranking(Sequence[Forecast]):
 
 
 def placements(machine: Machine, workers: int) -> dict[str, Machine]:
-    """Return the machine for each choice of the workers' devices, by the choice's name.
+    """Return the machine for each placement of the workers, by the placement's name.
 
     The chosen devices come first, in the machine's order, which is the order of ranks. The names
-    are "as listed", "spread" (over hosts) and "fastest". Equal choices appear once.
+    are "as listed", "spread" (over hosts) and "fastest"; equal ones appear once.
     """
     turns, of_host = dict[str, int](), Counter[str]()
     for device in machine.devices:  # the first device of each host, then the second, and so on
@@ -190,7 +189,7 @@ def search(
         raise _too_many(machine, batch_size, workers, fit, *reasons)
     alone = question.with_workers(1, NO_OPTIONS)[0] if 1 not in counts else []
     best_alone = next(iter(rank(alone)), None)
-    return Ranking(tuple(rank(forecasts)), tuple(refused), batch_size, best_alone)
+    return Ranking(tuple(rank(forecasts)), tuple(refused), best_alone)
 
 
 @dataclass(frozen=True)
@@ -275,8 +274,7 @@ def forecast_one(
     workload = workload_of(-(-batch_size // count))
     part = _part(machine, strategy, workload, count, asked=True)
     ways = Alternatives(workload, part, strategy, batch_size)
-    if count > 1:
-        config = ways.with_chunk(config, () if any_chunk else ("chunk",))
+    config = ways.with_chunk(config, () if any_chunk else ("chunk",))
     if problem := ways.shortage(config):
         raise InvalidInput("batch_size", problem)
     found = forecast(workload, part, strategy, config, batch_size, balanced=balanced)

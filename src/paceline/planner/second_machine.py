@@ -3,12 +3,14 @@
 The second machine consists of all devices that are not on the first device's host. It pays if all
 devices together train more samples per second than the devices of the first host alone.
 
-Batches are split so that all devices take equally long. But plans of gradient exchanges have equal
-batches, so they scale each device's speed: it takes as long for an equal batch as for its share.
+Each device gets the number of samples with which all devices take equally long. Plans of gradient
+exchanges have equal batches, so the speed of each device is scaled instead: with the scaled speed,
+an equal batch takes as long as the device's own number of samples.
 """
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
@@ -19,9 +21,9 @@ from paceline.core.machine import Device, Machine
 from paceline.core.plan import without_collection
 from paceline.core.strategy import Strategy
 from paceline.core.workload import Workload
-from paceline.planner.alternatives import rates, shortage
-from paceline.planner.best_chunk import with_best_chunk
-from paceline.planner.forecast import Forecast, forecast, forecast_alone, memory
+from paceline.planner.alternatives import Alternatives, rates
+from paceline.planner.device_speed import faster
+from paceline.planner.forecast import Forecast, forecast, forecast_alone
 from paceline.planner.sweep import with_links
 from paceline.strategies import STRATEGIES
 
@@ -35,7 +37,7 @@ _TRIED: dict[Exchange, tuple[tuple[str, str | None], ...]] = {
     "local": (("local", "dynamic4"), ("local", None)),
 }
 _LEAST_S = 1e-12  # least seconds per sample, if the step time hardly depends on the samples
-_MOST_DEVICES = 16  # maximum number of devices, so that the search takes only seconds
+_MOST_DEVICES = 16  # maximum number of devices with which the search takes only seconds
 _Choice = tuple[Strategy, Any]  # a strategy and its configuration
 
 
@@ -128,7 +130,7 @@ class _Question:
         self.seconds = self._seconds(workload_of(batch_size))
 
     def requirement(self, exchange: Exchange) -> Requirement:
-        """Search the least speed and the least bandwidths with which an exchange pays."""
+        """Search the least speed and the least bandwidths with which a second machine pays."""
         percent = _least(_PERCENTS, lambda percent: self.pays(exchange, percent / 100, None))
         is_known = exchange != "local" or self.is_learning_known
         # A slower machine never needs less bandwidth, so drop the bandwidths that did not pay.
@@ -146,7 +148,7 @@ class _Question:
         of the links between hosts; None means as in the machine file.
         """
         speeds = [1.0 if one.host == self.first else speed for one in self.machine.devices]
-        # strategy local needs no factors: its plan has balanced batches
+        # strategy local plans balanced batches itself, so no speed needs another factor
         factors = speeds if exchange == "local" else self._evened(speeds)
         if factors is None:
             return False
@@ -207,29 +209,25 @@ class _Question:
 
     def _forecasts(self, workload: Workload, count: int, exchange: Exchange) -> Iterator[Forecast]:
         """Yield the possible forecasts of an exchange on the first `count` devices."""
-        machine = self.machine
         for name, codec in _TRIED[exchange]:
             strategy = STRATEGIES[name]
+            ways = Alternatives(workload, self.machine, strategy, self.batch_size)
             several = strategy.planning.variants
             for variant in several(count) if several else [strategy.config(workers=count)]:
-                config = replace(variant, codec=codec)
-                try:
-                    if count > 1 and hasattr(config, "chunk"):
-                        config = with_best_chunk(workload, machine, strategy, config)
-                    if shortage(machine, memory(workload, machine, strategy, config)) is None:
-                        yield forecast(workload, machine, strategy, config, self.batch_size)
-                except InvalidInput:
-                    continue  # for example, a device's speed with the codec is unknown
+                with suppress(InvalidInput):  # for example, a device's speed with the codec
+                    config = ways.with_chunk(replace(variant, codec=codec), ())
+                    if ways.shortage(config) is None:
+                        yield ways.forecast(config)
 
 
 def _least(values: Sequence[float], pays: Callable[[float], bool]) -> float | None:
-    """Return the least value that pays, or None; `values` rise, and all larger values pay, too."""
+    """Return the least of the rising `values` that pays; None if even the largest does not."""
     number = bisect_left(values, True, key=pays)
     return values[number] if number < len(values) else None
 
 
 def _faster(device: Device, factor: float, of_codecs: float) -> Device:
-    """Multiply the speed of a device by `factor`, and of its codecs by `of_codecs`."""
+    """Multiply a device's compute speed by `factor` and its codec speeds by `of_codecs`."""
     codecs = {
         kernel: one.model_copy(
             update={
@@ -240,11 +238,4 @@ def _faster(device: Device, factor: float, of_codecs: float) -> Device:
         )
         for kernel, one in device.codecs.items()
     }
-    return device.model_copy(
-        update={
-            "flops_per_s": factor * device.flops_per_s,
-            "memory_bandwidth_bytes_per_s": factor * device.memory_bandwidth_bytes_per_s,
-            "call_latency_s": device.call_latency_s / factor,
-            "codecs": codecs,
-        }
-    )
+    return faster(device, factor, codecs=codecs)

@@ -1,4 +1,8 @@
-"""Simulate a strategy until its steps repeat, and measure a step in this steady state."""
+"""Simulate a strategy until its steps repeat, and return the step of this steady state.
+
+A period is the part of a plan that ends with one exchange: one step, or all local steps between two
+exchanges of strategy local.
+"""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,10 +18,10 @@ from paceline.core.simulate import LOOKED_AT, makespan_s, simulate, steady_perio
 from paceline.core.timeline import Origin, Span, Timeline, intersection, length, union
 from paceline.planner.grouping import Windows
 
-_WINDOW = 8  # simulated steps: enough to exclude the first step, which overlaps with no earlier one
+_WINDOW = 8  # simulated steps, because the first steps are not typical
 _IN_STEP = 4, 2  # for synchronous steps: number of simulated steps, and of compared steps
-_SHORT_WINDOW = 2  # simulated steps of many tasks; such steps hardly depend on earlier steps
-_FEWEST_PERIODS = 3  # simulated periods of local steps: the first, one between, the last
+_SHORT_WINDOW = 2  # simulated steps if a step has many tasks, and so hardly overlaps the next step
+_FEWEST_PERIODS = 3  # simulated periods of local steps: the middle one is typical
 _MOST_SAMPLED = 8  # maximum number of devices whose slowdown is computed
 _MANY_TASKS = 8_000  # steps with more tasks are simulated in a short window
 _COPY_ENGINES = frozenset({Lane.D2H, Lane.H2D})
@@ -26,7 +30,7 @@ _COPY, _EXCHANGE = "copy", "exchange"
 
 @dataclass(frozen=True)
 class Steady:
-    """The time, parts and traffic of a step in the steady state.
+    """The time, breakdown and traffic of a step in the steady state.
 
     `wire_s`: seconds per step during which the busiest direction of a link is in use.
     `link_nbytes`: bytes per step by direction of a link. `timeline`: several consecutive steps.
@@ -49,7 +53,7 @@ class Steady:
 
 
 def steady(windows: Windows) -> Steady:
-    """Simulate windows of a strategy's steps until the time of a repeated step is known."""
+    """Simulate consecutive steps of a strategy, and return a step of the steady state."""
     config, planning = windows.config, windows.strategy.planning
     per_period, alike = planning.steps_per_period(config), planning.repeats_after(config)
     for num_steps, looked_at in _window_steps(windows, per_period, alike):
@@ -63,8 +67,7 @@ def steady(windows: Windows) -> Steady:
         if period_s is not None:
             break
     if period_s is None:
-        # The difference between two windows has whole steps only: the effects of the first and the
-        # last step cancel.
+        # In the difference between two windows, the effects of the first and last steps cancel.
         longer_s = makespan_s(windows.of(2 * num_steps), cost)
         period_s = (longer_s - outline.makespan_s) / num_steps
     num_taken, per_update, inner = num_steps * per_period, 1.0, outline
@@ -72,6 +75,12 @@ def steady(windows: Windows) -> Steady:
         per_update = num_taken / outline.num_steps()
         inner = _inner_periods(outline, num_steps)
     priced = Slowed(windows.model, slowdown)
+    after = None
+    if planning.reports_after_backward and config.workers > 1:
+        after = after_backward(windows.step, priced, simulate(windows.step, priced))
+    after = None
+    if planning.reports_after_backward and config.workers > 1:
+        after = after_backward(windows.step, priced, simulate(windows.step, priced))
     limit = planning.limit and planning.limit(windows.machine, config, outline)
     return Steady(
         period_s / per_period,
@@ -82,7 +91,7 @@ def steady(windows: Windows) -> Steady:
         per_update,
         slowdown,
         slowed_by,
-        _after_backward(windows, priced),
+        after,
         limit,
     )
 
@@ -94,13 +103,6 @@ def _in_layers(windows: Windows, num_steps: int, cost: CostModel, outline: Timel
         yield from simulate(windows.of_layers(num_steps), cost).spans
 
     return Timeline(spans(), Origin.PREDICTED, (outline.start_s, outline.end_s))
-
-
-def _after_backward(windows: Windows, cost: CostModel) -> AfterBackward | None:
-    """Return the communication left after backward, if the strategy reports it."""
-    if not windows.strategy.planning.reports_after_backward or windows.config.workers == 1:
-        return None
-    return after_backward(windows.step, cost, simulate(windows.step, cost))
 
 
 def _wire_s(outline: Timeline) -> float:
@@ -135,7 +137,7 @@ def _sent(plan: Plan) -> Mapping[str, float]:
 
 
 def devices_of(machine: Machine, workers: int) -> tuple[Device, ...]:
-    """Return the workers' devices, which are fewer than workers if several share a device."""
+    """Return the workers' devices; workers may share devices, so there may be fewer devices."""
     return machine.first_devices(min(workers, machine.num_devices))
 
 
@@ -157,7 +159,7 @@ def _slowdown(outline: Timeline, windows: Windows) -> tuple[float, tuple[str, ..
 
 
 def _concurrent(timeline: Timeline, device: Device, shared: Sequence[Span]) -> tuple[float, float]:
-    """Return the shares of computing time that overlap with exchanges, and with copies only.
+    """Return two shares of computing time: during exchanges, and during copies only.
 
     `shared`: exchanges that belong to no single worker, but use the same cores, memory and bus. For
     a GPU, sums in the host's memory are not exchanges.
@@ -192,7 +194,7 @@ def _kind_of(span: Span, device: Device) -> str:
 
 
 def _inner_periods(timeline: Timeline, num_periods: int) -> Timeline:
-    """Return the timeline without its first and last period, which others overlap less."""
+    """Return the timeline without its first and last period, which are not typical."""
     updates = [span for span in timeline.spans if span.kind is Kind.STEP]
     last_of_first = {span.worker: span.start_s for span in updates if span.step == 0}
     start_s = min(last_of_first.values())

@@ -1,4 +1,4 @@
-"""Vary the links between hosts, and chart the throughput of each strategy."""
+"""Vary the speed of the links between hosts, and chart each strategy's throughput."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -76,7 +76,7 @@ class Sweep:
 
     @property
     def sentences(self) -> list[str]:
-        """A line for each part of the range with its best strategy."""
+        """A line for each part of the range, with the best strategy there."""
         sentences = []
         pairs = zip(self.range.values, self.rankings, strict=True)
         for name, stretch in groupby(pairs, key=lambda pair: _label(pair[1][0])):
@@ -97,9 +97,9 @@ def sweep(
 ) -> Sweep:
     """Rank strategies while the bandwidth or latency of links between hosts takes several values.
 
-    If the machine has one host, all its links take these values. `workers`: number of workers, by
-    default one per device. `options`: as for `search`. Raises InvalidInput if there is a value with
-    which no strategy can be planned.
+    On a machine with one host, all links take these values. `workers`: number of workers, by
+    default one per device. `options`: as for `search`. Raises InvalidInput if no strategy can be
+    planned at one of the values.
     """
     known = tuple(strategies)
     count = min(len(machine.devices), batch_size) if workers is None else workers
@@ -114,13 +114,14 @@ def sweep(
             options,
         )
         if not ranking.forecasts:
-            raise InvalidInput("sweep", f"has nothing to plan: {ranking.refused[0].why}")
+            problem = f"has no plan at {shown(over, value)}: {ranking.refused[0].why}"
+            raise InvalidInput("sweep", problem)
         rankings.append(ranking)
     return Sweep(over, tuple(rankings))
 
 
 def with_links(machine: Machine, quantity: Quantity, value: float) -> Machine:
-    """Set the bandwidth (bit/s) or latency (s) of links between hosts, or of all if none is."""
+    """Set the bandwidth (bit/s) or latency (s) of links between hosts, or of one host's links."""
     facts = {"latency_s": value}
     if quantity == "bandwidth":
         facts = {"bandwidth_bytes_per_s": value / 8}
@@ -160,10 +161,7 @@ _MARKS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def chart(found: Sweep) -> str:
-    """Draw the throughput of each strategy along the range.
-
-    If two strategies fall on one character, the strategy that is better at the end is drawn.
-    """
+    """Draw each strategy's throughput along the range as text."""
     series = found.series
     names = sorted(series, key=lambda name: -(series[name][-1] or 0.0))
     values = [value for line in series.values() for value in line if value is not None]

@@ -64,7 +64,7 @@ class ScaleSettings(Record):
     workers: _Counts = Field((1, 2), description="Numbers of workers, such as 1,2,4.")
     batch_size: _Counts = Field(
         (16, 32, 64),
-        description="Batch sizes: total (strong scaling) or per worker (weak scaling).",
+        description="Batch sizes, such as 16,32: total with strong scaling, otherwise per worker.",
     )
     strategy: _Names = Field(
         tuple(EXCHANGES), description="Strategies to compare, such as allreduce,tree."

@@ -53,7 +53,8 @@ class PlanSettings(Record):
     input_shape: InputShape = None
     precision: Precision = Field("float32", description="Precision of forward and backward.")
     measured: str | None = Field(
-        None, description="Measured rate of one device, such as 350/s, or 350/s@128 at batch 128."
+        None,
+        description="Samples per second measured on one device: 350/s, or 350/s@128 at batch 128.",
     )
     profile: Path | None = Field(
         None, description="Profile of the model on one device, from `paceline profile`."

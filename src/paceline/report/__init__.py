@@ -14,12 +14,12 @@ def write_report(folder: Path, rehearsal: Path | None = None) -> Path:
     """Write report.html into the folder of a result and return its path.
 
     The report is built from result.json and trace.json, and loads nothing from a network.
-    `rehearsal`: the folder of a rehearsal of the same run, which the report compares with the run.
-    Raises InvalidInput for a missing or damaged file, and for a rehearsal of another run.
+    `rehearsal`: folder of a rehearsal with the same settings, for a comparison. Raises InvalidInput
+    for a missing or damaged file, and for a rehearsal of another run.
     """
     result = read_result(folder)
     if rehearsal is not None and not isinstance(result, RunResult):
-        raise InvalidInput(str(folder), "cannot be compared with a rehearsal")
+        raise InvalidInput(str(folder), "is not a run, and only runs have rehearsals")
     match result:
         case RunResult():
             page = run.page_of(result, folder, rehearsal)

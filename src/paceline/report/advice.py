@@ -1,4 +1,4 @@
-"""Advice: findings about a result, each made by a rule from a metric and a threshold.
+"""Advice: findings about a result. A rule reports a finding if a metric exceeds a threshold.
 
 In a rule of sort "gain" the metric is the largest share of a step that a change could save. The
 share is computed from the parts of a typical step, on two assumptions: more workers divide the time
@@ -26,7 +26,7 @@ _SORTS = get_args(Sort)
 
 @dataclass
 class Metrics:
-    """Metrics of a result (`values`), and texts to insert into messages (`words`), by name."""
+    """The metrics of a result (`values`), and texts to insert into messages (`words`)."""
 
     values: dict[str, float] = field(default_factory=dict)
     words: dict[str, str] = field(default_factory=dict)
@@ -57,7 +57,7 @@ RULES = (
     ),
     Rule(
         *("doubt", "busier_before", "gained_together", ERROR_BAR),
-        "Together the workers trained {share} more samples/s than one by one before: other "
+        "Together the workers trained {share} more samples/s than in the trials one by one: other "
         "programs ran then. Train again when the machine is quiet.",
     ),
     Rule(
@@ -72,12 +72,12 @@ RULES = (
     ),
     Rule(
         *("doubt", "close", "ranges_overlap", 0.0),
-        "The ranges of {best} and {other} overlap: either may be the faster. {try_both}.",
+        "The predicted ranges of {best} and {other} overlap: either may be faster. {try_both}.",
     ),
     Rule(
         *("gain", "exchange", "exposed", _WORTH),
-        "Workers wait for communication in {share} of a step, which would be at best {times} times "
-        "as fast without it. Try {exchange_less}.",
+        "Workers wait for communication in {share} of a step. Without waiting, a step would be at "
+        "best {times} times as fast. Try {exchange_less}.",
     ),
     Rule(
         *("gain", "balance", "unevenness", _UNEVEN),
@@ -130,8 +130,8 @@ RULES = (
     ),
     Rule(
         *("gain", "apart", "lost_together", 0.1),
-        "Together the workers train {share} fewer samples/s than one by one before. Try fewer "
-        "(--workers).",
+        "Together the workers train {share} fewer samples/s than in the trials one by one. Try "
+        "fewer --workers.",
     ),
     Rule(
         *("gain", "lanes", "idle_device", 0.2),
@@ -145,8 +145,8 @@ RULES = (
     ),
     Rule(
         *("gain", "other_training", "other_training_saves", _WORTH),
-        "To the same loss {learns} takes {share} less time, by {measured_on}. Try how it learns "
-        "your model.",
+        "{learns} reaches the same loss in {share} less time, measured on {measured_on}. Test this "
+        "with your model.",
     ),
     Rule(
         *("fact", "other_rate", "times_the_rate", 0.0),
@@ -176,7 +176,8 @@ RULES = (
     ),
     Rule(
         *("fact", "memory", "memory_used", 0.8),
-        "Of the memory {holder} took {share}. Try --accumulate 2 before a larger batch.",
+        "Peak memory of {holder}: {share} of what is available. Try --accumulate 2 before a larger "
+        "batch.",
     ),
     Rule(
         *("fact", "feature_maps", "feature_maps", 0.5),
@@ -185,7 +186,8 @@ RULES = (
     ),
     Rule(
         *("fact", "codec", "sent_as_is", 0.5),
-        "Of the bytes that travel {share} are {purpose}. Try --strategy-option {purpose}=dynamic8.",
+        "{share} of the bytes sent between processes are {purpose}. Try --strategy-option "
+        "{purpose}=dynamic8.",
     ),
     Rule(
         *("fact", "rounding", "codec_saves", 0.0),
@@ -199,8 +201,8 @@ RULES = (
     ),
     Rule(
         *("fact", "stated_speed", "stated", 0.5),
-        "The machine file says how fast devices compute. Try --measured 350/s with what one of "
-        "yours reaches.",
+        "Device speeds are those in the machine file. Pass your own for a better prediction, such "
+        "as --measured 350/s for one device with 350 samples/s.",
     ),
     Rule(
         *("fact", "slowest_layer", "slowest_layer", 0.1),
@@ -231,8 +233,5 @@ def shown(found: tuple[Finding, ...]) -> Iterator[str]:
 
 
 def of_unrest(unrest: float, timed: str) -> Iterator[str]:
-    """Yield a warning if the spread of repeated measurements shows that other programs ran.
-
-    `timed`: what was measured, such as "steps".
-    """
+    """Yield a warning if measurements of `timed`, such as "steps", vary too much."""
     yield from shown(findings(Metrics({"unrest": unrest}, {"timed": timed})))

@@ -1,4 +1,4 @@
-"""Compare runs: settings, machines and results of two runs; losses and workers of any number.
+"""Compare runs: settings, machines and results of two runs, or losses of any number of runs.
 
 A page shows losses against seconds of training and against epochs, each worker's share of the
 updates, and the share of the time in which each device computed: figures 5 to 8 of Ma, Rusu et al.
@@ -6,7 +6,7 @@ updates, and the share of the time in which each device computed: figures 5 to 8
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -19,23 +19,14 @@ from paceline.core.errors import InvalidInput
 from paceline.core.outcome import Finding
 from paceline.core.settings import Record
 from paceline.records.result import RunResult, read_run
-from paceline.report import advice
-from paceline.report.figures import (
-    COLOURS,
-    PARTS,
-    Described,
-    Panel,
-    figure_of,
-    line,
-    share_bars,
-    whole_numbers,
-)
+from paceline.report import advice, figures
+from paceline.report.figures import PARTS, Described, Panel, figure_of, share_bars
 from paceline.report.format import Quantity, change_text, duration, loss_text, nbytes, number, share
 from paceline.report.page import Page
 from paceline.report.tables import Rows, Table
 from paceline.report.terminal import shown
 
-_INDIFFERENT = {"output", "tensorboard"}  # settings that do not affect a run's results
+_INDIFFERENT = {"output", "tensorboard"}  # settings that do not affect results
 _ALIKE = ("model", "batch_size", "data")  # must be equal to compare seconds per step
 _NUM_TIMES = 6  # rows in the table of losses by time
 _MOST_EPOCHS = 12  # maximum rows in the table of losses by epoch
@@ -49,7 +40,7 @@ _SHOWN: dict[str, Callable[[float], Quantity]] = {
 
 
 class Difference(Record):
-    """A setting or machine fact with different values in two runs; None: missing."""
+    """A setting or machine fact that differs between two runs; None if a run has no value."""
 
     name: str
     left: Any
@@ -173,9 +164,10 @@ class Point(Record):
 
 
 class Side(Record):
-    """One of the compared runs; `differs` lists its settings that differ between the runs.
+    """One of the compared runs; `differs`: its values of settings that differ between the runs.
 
-    `update_shares` and `utilisation` have a value for each worker, if the result has these data.
+    `update_shares`: each worker's share of the updates. `utilisation`: share of the time in which
+    each worker's device computed. Both are empty if the result has no such data.
     `reached_s`: the time at which the run reached the lowest loss that all runs have reached.
     """
 
@@ -200,26 +192,24 @@ class Side(Record):
 
 
 class SideBySide(Record):
-    """The compared runs; `loss`: name of the loss; `reached`: lowest loss that all runs reached."""
+    """The compared runs.
+
+    `loss`: name of the loss. `lowest`: lowest loss of any run. `reached`: lowest loss that all runs
+    have reached.
+    """
 
     loss: str
     lowest: float
     reached: float
     runs: tuple[Side, ...]
 
-    @cached_property
-    def times(self) -> tuple[float, ...]:
-        """Equally spaced times up to the end of the shortest run."""
-        end_s = min(run.points[-1].seconds for run in self.runs)
-        return tuple(end_s * number / _NUM_TIMES for number in range(1, _NUM_TIMES + 1))
-
 
 def side_by_side(folders: Sequence[Path]) -> SideBySide:
-    """Read the runs in these folders; InvalidInput for a run without epochs."""
+    """Read the runs in these folders; raises InvalidInput for a run without epochs."""
     results = [read_run(folder) for folder in folders]
     for folder, result in zip(folders, results, strict=True):
         if not result.epochs:
-            raise InvalidInput(str(folder), "has no epochs, and no losses to compare")
+            raise InvalidInput(str(folder), "has no epochs, so it has no losses to compare")
     is_tested = all(one.test_loss is not None for each in results for one in each.epochs)
     names = [folder.resolve().name for folder in folders]
     if len(set(names)) < len(names):
@@ -236,7 +226,7 @@ def side_by_side(folders: Sequence[Path]) -> SideBySide:
 
 
 def _differing(results: Sequence[RunResult]) -> list[str]:
-    """Return, for each run, the settings that differ between the runs."""
+    """Return, for each run, a text with its values of the settings that differ."""
     settings = [settings_of(result) for result in results]
     unlike = _unlike(settings)
     written = {name: name.removesuffix(" (of the strategy)").replace("_", " ") for name in unlike}
@@ -297,10 +287,11 @@ def _listed(shares: Mapping[str, float]) -> str:
 
 
 def times_table(sides: SideBySide) -> Table:
-    """Return a table of relative losses at equal times: a column for each run."""
+    """Return a table of relative losses at equal times, up to the end of the shortest run."""
+    end_s = min(run.points[-1].seconds for run in sides.runs)
     rows: Rows = [
         (duration(at_s), *(_divided(run.loss_at(at_s), sides) for run in sides.runs))
-        for at_s in sides.times
+        for at_s in (end_s * number / _NUM_TIMES for number in range(1, _NUM_TIMES + 1))
     ]
     return Table(("after", *(run.name for run in sides.runs)), rows)
 
@@ -345,12 +336,12 @@ def _curves(sides: SideBySide) -> Described:
     for i, run in enumerate(sides.runs):
         ends_s = [point.seconds for point in run.points]
         losses = [normalised(point.loss, sides) for point in run.points]
-        curve = line(i, run.name, ends_s, losses, mode="lines+markers", legendgroup=str(i))
+        curve = figures.line(i, run.name, ends_s, losses, mode="lines+markers", legendgroup=str(i))
         by_time.append(curve)
         by_epoch.append(curve | {"x": [one.epoch for one in run.points], "showlegend": False})
     last = max(point.epoch for run in sides.runs for point in run.points)
     seconds = {"title": "seconds of training", "rangemode": "tozero"}
-    epochs = {"title": "epoch", "rangemode": "tozero"} | whole_numbers(last)
+    epochs = {"title": "epoch", "rangemode": "tozero"} | figures.whole_numbers(last)
     left = Panel(by_time, seconds, {"title": f"{sides.loss} / lowest"}, "Against time")
     shared = {"matches": "y", "showticklabels": False}
     return figure_of([left, Panel(by_epoch, epochs, shared, "Against epochs")], _HEIGHT, gap=0.05)
@@ -363,7 +354,7 @@ def _bars(sides: SideBySide, field: str) -> Described | None:
         return None
     workers = dict.fromkeys(worker for own in values.values() for worker in own)
     groups = {name: {run: own.get(name) for run, own in values.items()} for name in workers}
-    return share_bars(groups, COLOURS, 24 * len(values) * (1 + len(workers)), is_downward=True)
+    return share_bars(groups)
 
 
 def difference_tables(changed: Differences, sides: Comparison) -> Iterator[TerminalTable]:
@@ -387,7 +378,7 @@ def difference_tables(changed: Differences, sides: Comparison) -> Iterator[Termi
 
 def side_by_side_tables(sides: SideBySide) -> Iterator[TerminalTable]:
     """Yield tables of runs, and of their losses by time and by epoch."""
-    note = f"Runs compared; below, the {sides.loss} divided by the lowest of all runs"
+    note = f"Runs; the tables below have the {sides.loss}, divided by the lowest of all runs"
     yield shown(note, summary_table(sides))
     yield shown("By time", times_table(sides))
     yield shown("By epoch", epochs_table(sides))

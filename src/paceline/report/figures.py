@@ -16,13 +16,12 @@ from itertools import accumulate
 from math import ceil, floor, log10
 from typing import Any
 
-from paceline.core.compare import Comparison
 from paceline.core.outcome import Epoch, is_share
 from paceline.core.plan import Kind
 from paceline.report.format import duration, share
 
 Described = dict[str, Any]
-"""A part of a figure: a trace, an axis, or all of it."""
+"""A figure, or a part of a figure such as a trace or an axis, as plotly's JSON."""
 
 LEFT = 60  # pixels: left margin
 _MARGIN = {"l": LEFT, "r": 12, "t": 54, "b": 46}
@@ -120,7 +119,7 @@ def escaped(text: object) -> str:
 
 
 def unit_of(longest_s: float) -> tuple[str, float]:
-    """Return a readable unit for an axis up to `longest_s`, and the unit's length in seconds."""
+    """Return a unit of time for an axis up to `longest_s`, and that unit in seconds."""
     if longest_s >= 1:
         return "s", 1.0
     return ("ms", 1e-3) if longest_s >= 1e-3 else ("us", 1e-6)
@@ -128,10 +127,10 @@ def unit_of(longest_s: float) -> tuple[str, float]:
 
 @dataclass(frozen=True)
 class Panel:
-    """An x and a y axis with their traces; plotly reads the panel's title as markup.
+    """A pair of axes with its traces.
 
-    `x`, `y`: plotly's settings of the axes, except that `title` is a plain text. `marks`: x
-    coordinates of vertical dotted lines.
+    `x`, `y`: plotly's settings of the axes, except that their `title` is a str. `title`: title of
+    the panel, in plotly's markup. `marks`: x coordinates of vertical dotted lines.
     """
 
     traces: Sequence[Described]
@@ -151,11 +150,11 @@ def figure_of(
     is_zoomed: bool = False,
     **layout: Any,
 ) -> Described:
-    """Build a figure of this height in pixels, in the common style.
+    """Build a figure in the common style.
 
-    Without `heights` the panels form a row. With relative `heights` the panels form a column.
-    `gap`: distance between two panels as a share of the figure. `is_zoomed`: show zoom buttons,
-    which touch screens need.
+    `height`: in pixels. `heights`: relative heights of panels in a column; by default, the panels
+    form a row. `gap`: distance between two panels as a share of the figure. `is_zoomed`: show zoom
+    buttons, which touch screens need.
     """
     domains = _domains(heights or [1] * len(panels), gap)
     figure: Described = {"data": [], "layout": _LAYOUT | {"height": height} | layout}
@@ -223,9 +222,9 @@ _MOST_TICKS = 8
 _FEW_DECADES = 2
 
 
-def whole_numbers(highest: int, lowest: int = 0) -> dict[str, Any]:
+def whole_numbers(highest: int) -> dict[str, Any]:
     """Return settings for an axis of counts, with ticks only at whole numbers."""
-    apart = max(1, -(-(highest - lowest) // _MOST_TICKS))
+    apart = max(1, -(-highest // _MOST_TICKS))
     magnitude = 10 ** (len(str(apart)) - 1)
     apart = next(step * magnitude for step in (1, 2, 5, 10) if step * magnitude >= apart)
     return {"tickmode": "linear", "tick0": 0, "dtick": apart, "tickformat": ",d"}
@@ -262,7 +261,10 @@ def learning_curves(
     score: str = "",
     scores: Sequence[float | None] = (),
 ) -> Described:
-    """Draw losses by epochs, steps or seconds; next to them test scores, if there are any."""
+    """Draw losses by epochs, steps or seconds, and test scores in a second panel.
+
+    `places`: x coordinates. `by`: title of the x axis. Without scores there is one panel.
+    """
     x = {"title": by} | axis
     mode = "lines+markers" if len(places) <= _FEW else "lines"
 
@@ -282,57 +284,51 @@ def learning_curves(
     return figure_of(panels, 300, gap=0.09)
 
 
-def share_bars(
-    groups: Mapping[str, Mapping[str, float | None]],
-    colours: Sequence[str],
-    height: float | None = None,
-    *,
-    is_downward: bool = False,
-) -> Described:
-    """Draw shares as horizontal bars: a colour for each group, a bar for each row of a group."""
+def share_bars(groups: Mapping[str, Mapping[str, float | None]]) -> Described:
+    """Draw shares as horizontal bars; each group has a colour, and a bar in each of its rows."""
     bars = []
     for i, (name, shares) in enumerate(groups.items()):
         values = list(shares.values())
         bar: Described = {"type": "bar", "orientation": "h", "name": escaped(name)}
         bar |= {"x": values, "y": list(map(escaped, shares))}
         bar |= {"text": [None if one is None else share(one) for one in values]}
-        bars.append(bar | {"marker": {"color": colours[i % len(colours)]}})
-    rows = max(map(len, groups.values()), default=0)
-    y = {"autorange": "reversed"} if is_downward else {}
-    panel = Panel(bars, {"range": [0, 1.05], "tickformat": ".0~%"}, y)
-    height = 100 + (40 * rows if height is None else height)
-    return figure_of([panel], height, margin={"l": 120} if is_downward else {})
+        bars.append(bar | {"marker": {"color": COLOURS[i % len(COLOURS)]}})
+    height = 100 + 24 * max(map(len, groups.values()), default=0) * (1 + len(groups))
+    x = {"range": [0, 1.05], "tickformat": ".0~%"}
+    return figure_of([Panel(bars, x, {"autorange": "reversed"})], height, margin={"l": 120})
 
 
-def step_parts(comparison: Comparison) -> Described:
-    """Draw the parts of a step as one stacked bar for each side of the comparison.
+def step_parts(sides: Mapping[str, Mapping[str, float]]) -> Described:
+    """Draw the parts of a step as one stacked bar for each side.
 
-    Hidden communication is a separate thin bar that ends with the backward pass, because it runs
-    during computation and adds nothing to the step.
+    `sides`: seconds by part, or "step" for their sum, by the side's name. Hidden communication is a
+    separate thin bar that ends with the backward pass, because it adds nothing to the step.
     """
-    seconds = {row.quantity: (row.left_s, row.right_s) for row in comparison.rows}
-    unit, factor = unit_of(max((value for pair in seconds.values() for value in pair), default=0.0))
-    sides = [escaped(side) for side in (comparison.left, comparison.right)]
-    ends, bars = [0.0, 0.0], []
-    for quantity in filter(seconds.__contains__, PARTS):
-        fill, values, starts = PARTS[quantity], seconds[quantity], ends
+    unit, factor = unit_of(max((s for parts in sides.values() for s in parts.values()), default=0))
+    names, rows = list(map(escaped, sides)), list(range(len(sides)))
+    ends, bars = [0.0 for _ in sides], []
+    for part, fill in PARTS.items():
+        if not any(part in parts for parts in sides.values()):
+            continue
+        values, starts = [parts.get(part, 0.0) for parts in sides.values()], ends
         texts = [duration(value) for value in values]
-        if quantity == "hidden":
+        if part == "hidden":
             starts = [max(0.0, end - s) for end, s in zip(ends, values, strict=True)]
-            place: Described = {"y": [0.36, 1.36], "width": 0.12}
+            place: Described = {"y": [row + 0.36 for row in rows], "width": 0.12}
         else:
             ends = [end + s for end, s in zip(ends, values, strict=True)]
-            place = {"y": [0, 1], "width": 0.5, "text": texts, "textfont": {"color": fill.on_it}}
+            place = {"y": rows, "width": 0.5, "text": texts, "textfont": {"color": fill.on_it}}
             place |= {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
         border = {"color": BORDER, "width": [0.5 if value else 0 for value in values]}
         place |= {"base": [start / factor for start in starts], "marker": fill.marker(border)}
-        told = [f"{side}: {fill.label} {text}" for side, text in zip(sides, texts, strict=True)]
+        told = [f"{name}: {fill.label} {text}" for name, text in zip(names, texts, strict=True)]
         bars.append(bars_along(fill, [value / factor for value in values], told, **place))
-    totals = [duration(value) for value in seconds.get("step", ends)]
-    titles = [f"<b>{side}</b><br>{total}" for side, total in zip(sides, totals, strict=True)]
-    y = {"tickvals": [0, 1], "ticktext": titles, "range": [1.55, -0.4], "showgrid": False}
-    panel = Panel(bars, {"title": f"time per step, {unit}", "rangemode": "tozero"}, y)
+    totals = [parts.get("step", end) for parts, end in zip(sides.values(), ends, strict=True)]
+    titles = [f"<b>{n}</b><br>{duration(s)}" for n, s in zip(names, totals, strict=True)]
+    y = {"tickvals": rows, "ticktext": titles, "range": [len(rows) - 0.45, -0.4]}
+    x = {"title": f"time per step, {unit}", "rangemode": "tozero"}
+    panel = Panel(bars, x, y | {"showgrid": False})
     fits = {"minsize": 11, "mode": "hide"}
     # The table below the figure explains the colours; a legend would not wrap.
     layout: Described = {"barmode": "overlay", "uniformtext": fits, "showlegend": False}
-    return figure_of([panel], 240, margin={"l": 100, "t": 24}, **layout)
+    return figure_of([panel], 100 + 70 * len(rows), margin={"l": 100, "t": 24}, **layout)

@@ -65,20 +65,15 @@ def nbytes(count: float) -> Quantity:
 
     The rounding error is at most 0.5 %, except for means of less than one byte.
     """
-    return Quantity(_nbytes(count), count, "bytes")
-
-
-def _nbytes(count: float) -> str:
-    if not isfinite(count):
-        return str(count)
-    if count < 0:
-        return f"-{_nbytes(-count)}"
-    if count < 1024 and float(count).is_integer():
-        return f"{count:.0f} B"
-    exponent = 0
-    while count / 1024**exponent >= 1023.5 and exponent < len(_BYTES) - 1:
+    size, exponent = abs(count), 0
+    while size / 1024**exponent >= 1023.5 and exponent < len(_BYTES) - 1:
         exponent += 1
-    return f"{_three_digits(count / 1024**exponent)} {_BYTES[exponent]}"
+    text = f"{_three_digits(count / 1024**exponent)} {_BYTES[exponent]}"
+    if not isfinite(count):
+        text = str(count)
+    elif size < 1024 and float(count).is_integer():
+        text = f"{count:.0f} B"
+    return Quantity(text, count, "bytes")
 
 
 def share(fraction: float, decimals: int = 1, signed: bool = False) -> Quantity:
@@ -99,7 +94,7 @@ def change_text(change: float | None) -> str:
 
 
 def ratio(one: float, other: float) -> float:
-    """Divide; return nan if the divisor is zero."""
+    """Divide `one` by `other`; return nan if `other` is zero."""
     return one / other if other else nan
 
 
@@ -120,7 +115,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def _three_digits(value: float) -> str:
-    """Format a number with three significant digits; only numbers below 1 have exponents."""
+    """Format a number with three significant digits, or as an integer from 99.95 upwards."""
     size = abs(value)
     if size < 0.9995:
         return f"{value:.3g}"

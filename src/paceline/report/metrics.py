@@ -16,7 +16,7 @@ from paceline.report.format import counted, number, ratio, share
 from paceline.report.tables import plan_name
 from paceline.strategies import STRATEGIES
 
-_GAIN = 1.02  # least speed-up for which additional workers are worth using
+_GAIN = 1.02  # minimum speed-up that justifies more workers
 _SCALINGS = get_args(Scaling)
 
 
@@ -51,8 +51,8 @@ def parts_of(result: RunResult) -> Breakdown | None:
 def speedup(result: RunResult) -> float | None:
     """Return the workers' speed-up over one worker that computes the whole batch.
 
-    None for asynchronous workers, for unequal shares of a batch, for a single worker, and for
-    workers that share cores: one of them would compute faster alone.
+    Returns None for asynchronous workers, unequal shares of a batch, and a single worker; also if
+    workers share cores, because one worker would then compute faster alone.
     """
     parts = parts_of(result)
     if parts is None or result.shares is not None or result.num_workers == 1:
@@ -64,7 +64,7 @@ def speedup(result: RunResult) -> float | None:
 
 
 def _share_cores(result: RunResult, num_workers: int) -> bool:
-    """Whether so many workers of this run would share a machine's cores."""
+    """Whether this number of workers would share the cores of a machine."""
     if result.is_rehearsal or result.machine.get("device") != "cpu":
         return False
     return num_workers > int(result.machine.get("hosts", 1))
@@ -100,7 +100,7 @@ def _of_step(result: RunResult, found: Metrics) -> None:
 
 
 def _of_other_plans(result: RunResult, found: Metrics) -> None:
-    """Add the time saved by the fastest other strategy, if the predicted ranges do not overlap."""
+    """Add the time that the fastest other strategy saves, if the ranges do not overlap."""
     own, plans = result.predicted_range_s, () if result.is_rehearsal else result.plans
     same = [one for one in plans if one.workers == result.num_workers]
     others = [one for one in same if one.strategy != result.strategy and one.is_same_training]
@@ -123,7 +123,7 @@ def _of_memory(result: RunResult, found: Metrics) -> None:
     whole, peaks = result.machine.get("memory_bytes"), result.peak_memory_bytes
     if isinstance(whole, int | float) and whole and peaks:
         found.values["memory_used"] = sum(peaks) / whole
-        found.words["holder"] = f"{counted(len(peaks), 'worker')} at their peaks"
+        found.words["holder"] = f"{counted(len(peaks), 'worker')} together"
 
 
 def _of_epochs(epochs: Sequence[Epoch], score: str, found: Metrics) -> None:
@@ -177,7 +177,7 @@ def _of_asynchronous(result: RunResult, found: Metrics) -> None:
 def _one_more_each(result: RunResult) -> str | None:
     """Return the options that add one worker to each device; None if impossible.
 
-    Both `lanes` and `workers` grow: more lanes alone would put the same workers on fewer devices.
+    More lanes without more workers would put the same workers on fewer devices.
     """
     lanes, staleness = result.config.get("lanes"), result.config.get("staleness")
     if not isinstance(lanes, int) or staleness == 0:  # staleness 0 requires lanes=1
@@ -296,10 +296,10 @@ def named(plan: PlanRow) -> str:
 
 
 def of_study(cells: Sequence[ScaleCell]) -> Metrics:
-    """Compute the metrics of the fastest cell; there are none if all cells failed.
+    """Compute the metrics of a study, mainly of its fastest cell.
 
-    Only cells of the same kind and scaling are compared. The kind is the first available one of
-    measured, rehearsed and predicted; the scaling is the first available one of `Scaling`.
+    Compares only cells of one kind and one scaling. The kind is measured if there are measured
+    cells, otherwise rehearsed or predicted. The scaling is the first in `Scaling` that has cells.
     """
     found = Metrics({"unrest": unrest_of(cells)}, {"timed": "repetitions"})
     known = comparable(cells)
@@ -324,7 +324,7 @@ def of_study(cells: Sequence[ScaleCell]) -> Metrics:
 
 
 def comparable(cells: Iterable[ScaleCell]) -> list[TimedCell]:
-    """Return the cells of one kind and one scaling, by the rules in `of_study`."""
+    """Return the cells of one kind and one scaling: those that `of_study` compares."""
     known = most_real(timed(cells))
     first = min((_SCALINGS.index(one.scaling) for one in known), default=0)
     return [one for one in known if one.scaling == _SCALINGS[first]]

@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FunctionLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from pydantic import BaseModel
 from pydantic_core import to_json
@@ -38,7 +38,7 @@ def write_page(path: Path, page: Page) -> None:
 def _environment() -> Environment:
     """Return the template environment: texts are escaped, unknown names are errors."""
     environment = Environment(
-        loader=FunctionLoader(lambda name: _text_of("templates", name)),
+        loader=PackageLoader("paceline.report"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -49,12 +49,9 @@ def _environment() -> Environment:
     environment.filters |= {"change": change_text, "with_time": _with_time}
     environment.filters["advice"] = advice.shown
     environment.policies["json.dumps_function"] = _json
-    environment.globals["plotly_js"] = lambda: Markup(_text_of("plotly-basic.min.js"))  # noqa: S704
+    plotly = files("paceline.report").joinpath("plotly-basic.min.js")
+    environment.globals["plotly_js"] = lambda: Markup(plotly.read_text("utf-8"))  # noqa: S704
     return environment
-
-
-def _text_of(*names: str) -> str:
-    return files("paceline.report").joinpath(*names).read_text("utf-8")
 
 
 def _with_time(run_id: str) -> str:

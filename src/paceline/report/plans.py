@@ -1,4 +1,4 @@
-"""Plans as tables, recommendation and explanation: as text, Markdown or JSON, and as a page."""
+"""Show predicted plans in a terminal, as Markdown, as JSON or as a page."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -9,23 +9,15 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.table import Table as TerminalTable
 
+from paceline.core.after_backward import AfterBackward
+from paceline.core.facts import rounded
 from paceline.core.timeline import Origin
 from paceline.planner import Refusal
-from paceline.planner.explanations import of_after_backward
 from paceline.planner.second_machine import BANDWIDTHS, Requirement, SecondMachine
 from paceline.record.trace import read_trace
 from paceline.records.result import PlanResult, PlanRow, RankingRows
-from paceline.report import advice
-from paceline.report.figures import (
-    HOVER,
-    Described,
-    Panel,
-    decades,
-    escaped,
-    figure_of,
-    line,
-    whole_numbers,
-)
+from paceline.report import advice, figures
+from paceline.report.figures import HOVER, Described, Panel, decades, escaped, figure_of
 from paceline.report.format import counted, duration, nbytes, number, optional_share, ratio, share
 from paceline.report.metrics import named
 from paceline.report.page import Page, readable
@@ -38,20 +30,20 @@ Form = Literal["text", "markdown", "json"]
 _MOST_REMARKS = 2
 
 _MOST_ALIKE, _MOST_OTHERS = 5, 3
-_FOUND_BY_TRAINING = {"workers", "chunk"}  # fields that need no --strategy-option
+_FOUND_BY_TRAINING = {"workers", "chunk"}  # fields that `paceline train` sets itself
 _POINTS: dict[str, Any] = {"mode": "lines+markers", "hovertemplate": HOVER}
-_RANGE = "±: the median of the measured steps is meant to be within it in 9 of 10 cases"
+_RANGE = "±: range that should contain the median of measured steps in 9 of 10 cases"
 
 
 def plan_tables(plans: Sequence[PlanRow], alone_samples_per_s: float | None) -> dict[str, Table]:
-    """Return two tables by title: the best plans with unchanged and with changed training.
+    """Return tables of the best plans by title, separately for plans that change training.
 
-    Each strategy is listed once with a codec and once without a codec. The first table has
+    Each strategy is listed once with and once without a codec. The table of unchanged training has
     speed-ups over `alone_samples_per_s`, the throughput of the best single worker.
     """
     alike = list(_fastest(plan for plan in plans if plan.is_same_training))
-    lone = [plan for plan in alike[_MOST_ALIKE:] if plan.workers == 1]
-    alike = [*alike[: _MOST_ALIKE - len(lone)], *lone]
+    alone = [plan for plan in alike[_MOST_ALIKE:] if plan.workers == 1]
+    alike = [*alike[: _MOST_ALIKE - len(alone)], *alone]
     others = list(_fastest(plan for plan in plans if not plan.is_same_training))[:_MOST_OTHERS]
     found = {}
     if alike:
@@ -64,7 +56,7 @@ def plan_tables(plans: Sequence[PlanRow], alone_samples_per_s: float | None) -> 
 
 
 def _fastest(plans: Iterable[PlanRow]) -> Iterator[PlanRow]:
-    """Yield the best one-worker plan, and each strategy's best plans with and without codec."""
+    """Yield the best plan of one worker, and of each strategy with and without a codec."""
     seen: set[object] = set()
     for plan in plans:
         key = "one worker" if plan.workers == 1 else (plan.strategy, plan.codec is None)
@@ -74,7 +66,7 @@ def _fastest(plans: Iterable[PlanRow]) -> Iterator[PlanRow]:
 
 
 def _table(plans: Sequence[PlanRow], more: Mapping[str, Iterable[str]]) -> Table:
-    """Return a table of plans; `more`: further columns by name."""
+    """Return a table of plans; `more`: the cells of additional columns, by the column's name."""
     rows: Rows = []
     for plan, *cells in zip(plans, *more.values(), strict=True):
         placement = "" if plan.placement == "as listed" else f" ({plan.placement})"
@@ -110,7 +102,7 @@ def recommendation(result: PlanResult) -> str:
         gain = f", {number(plan.samples_per_s / alone)} times as fast as one worker"
     start = f"Train with {named(plan)}{gain}"
     if plan.workers == 1 and max(one.workers for one in result.ranking.plans) > 1:
-        start = f"No further worker pays; train with {named(plan)}"
+        start = f"More workers are not faster; train with {named(plan)}"
     return f"{start}: {command(plan, result)}"
 
 
@@ -134,7 +126,7 @@ def command(plan: PlanRow, result: PlanResult) -> str:
 
 
 def explanation(ranking: RankingRows) -> Iterator[str]:
-    """Yield the reasons for step times, the reasons for refusals, and the meaning of ±."""
+    """Yield sentences that explain the step times, the refusals, and the sign ±."""
     for plan in _fastest(ranking.plans):
         yield f"{named(plan)}: {plan.explanation}"
     if (sentence := of_after_backward(ranking.plans)) is not None:
@@ -146,13 +138,43 @@ def explanation(ranking: RankingRows) -> Iterator[str]:
         yield _RANGE
 
 
+def of_after_backward(plans: Sequence[PlanRow]) -> str | None:
+    """Compare the communication times left after backward; None if no plan reports them.
+
+    `plans`: best first. The comparison includes only plans without a codec, on as many workers and
+    on the same devices as the best such plan.
+    """
+    rows = [one for one in plans if one.codec is None and one.after_backward is not None]
+    if not rows:
+        return None
+    first, found = rows[0], dict[str, AfterBackward]()
+    for one in rows:
+        alike = (one.workers, one.placement) == (first.workers, first.placement)
+        if alike and one.after_backward is not None:
+            found.setdefault(one.strategy, one.after_backward)
+    backward = duration(min(one.backward_s for one in found.values()))
+    left = ", ".join(f"{duration(one.left_s)} with {n} ({_hides(one)})" for n, one in found.items())
+    workers = f"{backward} on each of {first.workers} workers"
+    text = f"after backward ({workers}), the communication left is {left}"
+    if len(found) == 1:
+        return text
+    ordered = sorted(found.items(), key=lambda item: item[1].overhead_s)
+    added = " < ".join(f"{duration(one.overhead_s)} ({name})" for name, one in ordered)
+    return f"{text}; added to backward: {added} (Le et al. 2018, section 3.2)"
+
+
+def _hides(times: AfterBackward) -> str:
+    text = f"hides {duration(times.hidden_s)} of {duration(times.exchange_s)}"
+    return text + (f"; GPU synchronisation adds {duration(times.sync_s)}" if times.sync_s else "")
+
+
 def of_second_machine(found: SecondMachine) -> Iterator[str]:
-    """Yield the least speed and the least bandwidth with which a second machine is worthwhile."""
+    """Yield the least speed and the least bandwidth with which a second machine pays."""
     speeds, links = [], []
     for one in found.requirements:
         speed, bits_per_s = one.speed, one.bits_per_s[0]
         speeds.append(f"{'none' if speed is None else share(speed, 0)} {label(one)}")
-        least = "none" if bits_per_s is None else bandwidth(bits_per_s)
+        least = "none" if bits_per_s is None else rounded(bits_per_s, "bit/s")
         links.append(f"{least}{' or less' * (bits_per_s == BANDWIDTHS[0])} {label(one)}")
     pays = f"that pays over {found.first_host} alone"
     yield f"slowest second machine {pays}, as a share of its stated speed: {', '.join(speeds)}"
@@ -167,12 +189,6 @@ def label(one: Requirement) -> str:
     )
 
 
-def bandwidth(bits_per_s: float) -> str:
-    """Format a bandwidth such as 20 Mbit/s or 5 Gbit/s."""
-    is_large = bits_per_s >= 1e9
-    return f"{bits_per_s / 1e9:g} Gbit/s" if is_large else f"{bits_per_s / 1e6:g} Mbit/s"
-
-
 def _refused(row: Refusal, plans: Sequence[PlanRow]) -> str:
     """Describe a refused strategy, or a refused variant or placement of a planned strategy."""
     asked = row.strategy, row.workers
@@ -185,10 +201,7 @@ def _refused(row: Refusal, plans: Sequence[PlanRow]) -> str:
 def present(
     out: Console, result: PlanResult, title: str, folder: Path | None, *, form: Form, drawing: str
 ) -> None:
-    """Print a plan; if there is a drawing, print the drawing and the explanation, too.
-
-    `folder`: folder in which the plan was saved; None if it was not saved.
-    """
+    """Print plans and the folder that has them; with a `drawing`, print the explanation, too."""
     if form == "json":
         out.print_json(data=_data(result, folder, drawing), highlight=out.is_terminal)
         return
@@ -212,7 +225,7 @@ def present(
 def in_terminal(
     plans: Sequence[PlanRow], title: str, alone_samples_per_s: float | None
 ) -> Iterator[TerminalTable]:
-    """Yield the tables of plans for a terminal; the first table has the title."""
+    """Yield the tables of plans for a terminal; the first table starts with `title`."""
     for name, table in plan_tables(plans, alone_samples_per_s).items():
         yield shown(f"{title}: {name.lower()}" if title else name, table, gap=1)
         title = ""
@@ -268,7 +281,7 @@ def _refusals(refused: Sequence[Refusal]) -> Table:
 
 def _tiles(ranking: RankingRows) -> list[tuple[str, str, str]]:
     if not ranking.plans:
-        return [("plans", "none", "see what was refused, and why")]
+        return [("plans", "none", "all strategies were refused; see the reasons below")]
     best = ranking.plans[0]
     where = f"{counted(best.workers, 'worker')}, {best.placement}"
     return [
@@ -292,10 +305,10 @@ def _by_workers(plans: Sequence[PlanRow]) -> Described:
             f"{escaped(plan_name(plan))}, {plan.workers} workers<br>{number(rate)} samples/s"
             for plan, rate in zip(points, rates, strict=True)
         ]
-        lines.append(line(i, strategy, numbers, rates, customdata=told, **_POINTS))
+        lines.append(figures.line(i, strategy, numbers, rates, customdata=told, **_POINTS))
     counts = {plan.workers for plan in plans}
     is_wide = max(counts) > 32 * min(counts)
-    x = {"title": "workers"} | (decades(counts) if is_wide else whole_numbers(max(counts)))
+    x = {"title": "workers"} | (decades(counts) if is_wide else figures.whole_numbers(max(counts)))
     panel = Panel(lines, x, {"title": "samples/s", "rangemode": "tozero"})
     return figure_of([panel], 330)
 
@@ -306,8 +319,8 @@ def _second_machine(found: SecondMachine) -> Described:
     lines = []
     for i, one in enumerate(found.requirements):
         least = [None if bits is None else bits / 1e6 for bits in one.bits_per_s]
-        told = ["" if bits is None else bandwidth(bits) for bits in one.bits_per_s]
-        lines.append(line(i, label(one), names, least, customdata=told, **_POINTS))
+        told = ["" if bits is None else rounded(bits, "bit/s") for bits in one.bits_per_s]
+        lines.append(figures.line(i, label(one), names, least, customdata=told, **_POINTS))
     shown = [value for drawn in lines for value in drawn["y"] if value is not None]
     x: Described = {"title": "speed of the second machine", "type": "category"}
     x |= {"categoryorder": "array", "categoryarray": names}

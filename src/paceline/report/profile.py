@@ -1,4 +1,4 @@
-"""A profile in a terminal and as a page: step time, waits, memory and the largest batch."""
+"""Show a profile in a terminal or as a page."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -9,18 +9,17 @@ from rich.table import Table as TerminalTable
 from paceline.core.plan import Kind
 from paceline.record.trace import read_trace
 from paceline.records.profile import LargestBatch, LayerRow, OperatorRow, ProfileResult, Quartiles
-from paceline.report import advice
-from paceline.report.figures import KINDS, PARTS, Described, Panel, bars_along, escaped, figure_of
+from paceline.report import advice, figures
+from paceline.report.figures import KINDS, Described, Panel, bars_along, escaped, step_parts
 from paceline.report.format import change_text, counted, duration, nbytes, number, ratio, share
 from paceline.report.page import Page, facts
 from paceline.report.steps import two_steps
 from paceline.report.tables import Rows, Table, part_name
 from paceline.report.terminal import shown
 
-_MOST_BARS = 30  # the figure shows the slowest layers, the table all of them
+_MOST_BARS = 30  # layers in the figure; the table has all layers
 _LAYERS_SHOWN, _OPERATORS_SHOWN = 12, 8  # in a terminal
 _HEIGHT, _ROW = 130, 22  # pixels
-_MILLISECONDS = "milliseconds of a step"
 
 
 def page_of(result: ProfileResult, folder: Path) -> Page:
@@ -31,7 +30,7 @@ def page_of(result: ProfileResult, folder: Path) -> Page:
         "result": result,
         "line": _line(result),
         "tiles": _tiles(result),
-        "stages_figure": _stages_figure(result),
+        "stages_figure": step_parts({"step": {row.stage: row.seconds for row in result.stages}}),
         "stages": stages_table(result),
         "layers_figure": _layers_figure(layers),
         "most_bars": len(layers),
@@ -39,7 +38,7 @@ def page_of(result: ProfileResult, folder: Path) -> Page:
         "overheads": overheads_table(result),
         "resources": _resources(result),
         "operators": operators_table(result.operators),
-        "agreement": _agreement(result),
+        "agreement": _agreement(result) if result.agreement else None,
         "tensors": _tensors(result),
         "processes": _processes(result),
         "surplus": surplus_sentence(result),
@@ -68,10 +67,10 @@ def _tiles(result: ProfileResult) -> list[tuple[str, str, str]]:
     off = change_text(result.stages_error)
     return [
         ("step", duration(step.median_s), quartiles),
-        ("samples/s", number(result.samples_per_s), "measured, not recorded"),
-        ("exposed", share(ratio(exposed, result.stages_s)), "communication, of a step"),
+        ("samples/s", number(result.samples_per_s), "of steps that were not recorded"),
+        ("exposed", share(ratio(exposed, result.stages_s)), "of a step is communication"),
         ("memory", nbytes(memory.measured), f"of tensors; predicted {predicted}"),
-        ("recording", change_text(result.cost), f"of a step; sum of the parts: {off} off"),
+        ("recording", change_text(result.cost), f"of a step; error of the sum of parts: {off}"),
     ]
 
 
@@ -100,7 +99,7 @@ def operators_table(operators: Sequence[OperatorRow]) -> Table:
         (row.name, duration(row.seconds), share(row.share), number(row.calls), nbytes(row.nbytes))
         for row in operators
     ]
-    head = ("operator", "time a step", "of all", "calls a step", "memory taken and kept")
+    head = ("operator", "time a step", "of all", "calls a step", "memory kept")
     return Table(head, rows)
 
 
@@ -119,20 +118,6 @@ def layers_table(layers: Sequence[LayerRow]) -> Table:
     return Table(head, rows)
 
 
-def _stages_figure(result: ProfileResult) -> Described:
-    bars, end = [], 0.0
-    for row in result.stages:
-        if row.stage == "hidden" or not row.seconds:
-            continue
-        fill = PARTS[row.stage]
-        told = [f"{fill.label} {duration(row.seconds)}"]
-        place = {"y": [""], "base": [1e3 * end], "marker": fill.marker({"width": 0})}
-        bars.append(bars_along(fill, [1e3 * row.seconds], told, **place))
-        end += row.seconds
-    panel = Panel(bars, {"title": _MILLISECONDS})
-    return figure_of([panel], _HEIGHT, margin={"l": 12}, barmode="overlay")
-
-
 def _layers_figure(slowest: Sequence[LayerRow]) -> Described:
     names, bars = [escaped(row.name) for row in slowest], []
     for kind in (Kind.FORWARD, Kind.BACKWARD):
@@ -142,8 +127,8 @@ def _layers_figure(slowest: Sequence[LayerRow]) -> Described:
         marker = fill.marker({"width": 0})
         bars.append(bars_along(fill, [1e3 * s for s in values], told, y=names, marker=marker))
     y = {"type": "category", "autorange": "reversed", "showgrid": False}
-    panel = Panel(bars, {"title": _MILLISECONDS}, y)
-    return figure_of([panel], _HEIGHT + _ROW * len(slowest), barmode="stack")
+    panel = Panel(bars, {"title": "time per step, ms"}, y)
+    return figures.figure_of([panel], _HEIGHT + _ROW * len(slowest), barmode="stack")
 
 
 def _spread(times: Quartiles) -> tuple[str, str]:
@@ -213,7 +198,7 @@ def _attempts(found: LargestBatch) -> Table:
         (f"{row.batch_size:,}", "yes" if row.fits else "no", duration(row.seconds), row.why)
         for row in found.attempts
     ]
-    return Table(("batch", "fits", "after", "what came of it"), rows, (1, 3))
+    return Table(("batch", "fits", "after", "outcome"), rows, (1, 3))
 
 
 def largest_sentence(found: LargestBatch) -> str:
@@ -225,9 +210,10 @@ def largest_sentence(found: LargestBatch) -> str:
         sentence += f"{found.batch_size:,}"
     else:
         least = min(found.attempts, key=lambda row: row.batch_size)
-        sentence = f"No batch was seen to fit into {limit}: {least.batch_size:,} samples "
-        sentence += f"did not ({least.why})"
-    return sentence if found.complete else f"{sentence}; the search ended at a deadline"
+        sentence = f"No tried batch fits into {limit}: {least.batch_size:,} samples "
+        sentence += f"failed ({least.why})"
+    sentence += "" if found.complete else "; the search ended at a deadline"
+    return f"{sentence}; predicted: {found.predicted:,}"
 
 
 def tables(result: ProfileResult) -> Iterator[TerminalTable]:
@@ -237,7 +223,7 @@ def tables(result: ProfileResult) -> Iterator[TerminalTable]:
     yield shown(f"The slowest of {len(result.layers)} layers", layers, gap=2)
     yield shown("Calls and waits", overheads_table(result), gap=2)
     operators = operators_table(result.operators[:_OPERATORS_SHOWN])
-    operators = operators.without("memory taken and kept")
+    operators = operators.without("memory kept")
     yield shown("Operators, by torch.profiler", operators, gap=2)
 
 
@@ -247,7 +233,6 @@ def summary(result: ProfileResult, folder: str) -> str:
     if (surplus := surplus_sentence(result)) is not None:
         lines.append(f"surplus    {surplus}")
     if result.largest is not None:
-        predicted = f"{result.largest.predicted:,}"
-        lines.append(f"largest    {largest_sentence(result.largest)}; predicted {predicted}")
+        lines.append(f"largest    {largest_sentence(result.largest)}")
     lines += [f"advice     {message}" for message in advice.shown(result.findings)]
     return "\n".join([*lines, f"written    {folder}/result.json, trace.json, report.html"])

@@ -1,34 +1,22 @@
-"""A run or rehearsal in a terminal and as a page, with a section for each part of its result."""
+"""Show a run or rehearsal in a terminal or as a page."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table as TerminalTable
 
-from paceline.core.compare import breakdown
+from paceline.core.compare import Comparison, breakdown
 from paceline.core.errors import InvalidInput
 from paceline.core.outcome import Epoch, Evaluation, UnevenWorker, Updates
 from paceline.core.timeline import Origin, Timeline
 from paceline.record.trace import read_timeline, read_trace
 from paceline.records.result import RunResult, read_run
-from paceline.report import advice
-from paceline.report.figures import (
-    COLOURS,
-    Described,
-    Panel,
-    decades,
-    escaped,
-    figure_of,
-    learning_curves,
-    line,
-    losses_of,
-    share_bars,
-    step_parts,
-    whole_numbers,
-)
+from paceline.report import advice, figures, tables
+from paceline.report.figures import COLOURS, Described, Panel, escaped, figure_of, line
 from paceline.report.format import (
     change_text,
     counted,
@@ -41,20 +29,11 @@ from paceline.report.format import (
 from paceline.report.metrics import speedup
 from paceline.report.page import Page, facts
 from paceline.report.steps import through_time, two_steps
-from paceline.report.tables import (
-    Marked,
-    Rows,
-    Table,
-    comparison_table,
-    plans_table,
-    traffic_table,
-    trials_table,
-    workers_table,
-)
+from paceline.report.tables import Marked, Rows, Table
 from paceline.report.terminal import TRACED, shown
 
-_TELLING = ("policy", "lanes", "head")  # options to display even if they were not set
-_ALIKE = ("model", "workers", "batch_size")  # settings that a run and its rehearsal must share
+_TELLING = ("policy", "lanes", "head")  # options that are shown even if not set by the user
+_ALIKE = ("model", "workers", "batch_size")  # must be equal in a run and its rehearsal
 _MOST_FAULTS = 20
 _HEIGHT = 290  # pixels
 _SECONDS = {"title": "seconds of training", "rangemode": "tozero"}
@@ -81,9 +60,12 @@ def page_of(result: RunResult, folder: Path, rehearsal: Path | None = None) -> P
         "learning": learning(epochs, result.score) if epochs else None,
         "has_score": any(epoch.score is not None for epoch in epochs),
         "tests": _tests(tests, result.score) if tests else None,
-        "trials": trials_table(result) if result.trials else None,
+        "trials": tables.trials_table(result) if result.trials else None,
         "parts": comparison
-        and {"figure": step_parts(comparison), "numbers": comparison_table(comparison)},
+        and {
+            "figure": figures.step_parts(_sides(comparison)),
+            "numbers": tables.comparison_table(comparison),
+        },
         "beside": _beside(timelines) if are_all else None,
         "through_time": list(through_time(drawn)) if in_step else [],
         "steps": two_steps(drawn),
@@ -94,11 +76,17 @@ def page_of(result: RunResult, folder: Path, rehearsal: Path | None = None) -> P
     return Page(f"{result.settings.model}, {what} {result.id}", "run.html", content)
 
 
+def _sides(comparison: Comparison) -> dict[str, dict[str, float]]:
+    rows = comparison.rows
+    left, right = ({r.quantity: s(r) for r in rows} for s in map(attrgetter, ("left_s", "right_s")))
+    return {comparison.left: left, comparison.right: right}
+
+
 def _rehearsed_timeline(result: RunResult, folder: Path) -> Timeline:
-    """Read a rehearsal's timeline; InvalidInput if it does not match the run."""
+    """Read a rehearsal's timeline; raises InvalidInput if the rehearsal does not fit the run."""
     if result.comparison is None:
-        problem = "cannot be compared with a rehearsal"
-        raise InvalidInput(result.id, problem, hint="its workers are asynchronous")
+        problem = "has asynchronous workers, so it cannot be compared with a rehearsal"
+        raise InvalidInput(result.id, problem)
     other = read_run(folder)
     if not other.is_rehearsal:
         raise InvalidInput(str(folder), "is not a rehearsal")
@@ -163,7 +151,7 @@ def _prediction(result: RunResult) -> Iterator[tuple[str, str, str]]:
         note = "before the rehearsal" if result.is_rehearsal else "before training"
         if within is not None:
             held = f"{duration(within[0])} to {duration(within[1])}"
-            note = f"range expected for 9 of 10 medians: {held}"
+            note = f"expected range in 9 of 10 cases: {held}"
         yield "predicted step", duration(result.predicted_step_s), note
     if result.prediction_error is not None:
         note = f"predicted against {result.origin}"
@@ -174,8 +162,8 @@ def _prediction(result: RunResult) -> Iterator[tuple[str, str, str]]:
 
 
 def _plans(result: RunResult) -> Table:
-    """Return the table of plans, in which the run's own plan is marked."""
-    table = plans_table(result.plans).without("devices", "efficiency", "exposed", "memory")
+    """Return the table of plans, with a mark at the plan that the run used."""
+    table = tables.plans_table(result.plans).without("devices", "efficiency", "exposed", "memory")
     used = result.strategy, result.settings.workers
     rows: Rows = []
     for plan, (name, *cells) in zip(result.plans, table.rows, strict=True):
@@ -192,8 +180,8 @@ def _tests(evaluations: Sequence[Evaluation], score: str) -> dict[str, Any]:
     numbers = Table(("step", "test loss", f"test {score}"), rows)
     losses = {"test loss": [one.test_loss for one in evaluations]}
     steps, scores = [one.num_steps for one in evaluations], [one.score for one in evaluations]
-    axis = whole_numbers(steps[-1]) | {"rangemode": "tozero"}
-    figure = learning_curves("step", steps, axis, losses, score, scores)
+    axis = figures.whole_numbers(steps[-1]) | {"rangemode": "tozero"}
+    figure = figures.learning_curves("step", steps, axis, losses, score, scores)
     return {"figure": figure, "numbers": numbers}
 
 
@@ -206,8 +194,10 @@ def learning(epochs: Sequence[Epoch], score: str) -> dict[str, Any]:
         rows.append((str(epoch.number + 1), *lost, *reached))
     numbers = Table(("epoch", "train loss", "test loss", f"test {score}", "time"), rows)
     places, scores = [one.number + 1 for one in epochs], [one.score for one in epochs]
-    axis = whole_numbers(places[-1]) | {"range": [0.5, len(epochs) + 0.5]}
-    figure = learning_curves("epoch", places, axis, losses_of(epochs), score, scores)
+    axis = figures.whole_numbers(places[-1]) | {"range": [0.5, len(epochs) + 0.5]}
+    figure = figures.learning_curves(
+        "epoch", places, axis, figures.losses_of(epochs), score, scores
+    )
     return {"figure": figure, "numbers": numbers}
 
 
@@ -231,13 +221,15 @@ def _beside(timelines: Mapping[Origin, Timeline]) -> Table:
 
 def worker_sections(result: RunResult) -> dict[str, Any]:
     """Build the sections of the page by name; a section without data is None."""
-    made, workers = result.updates, result.workers
+    made, workers, losses = result.updates, result.workers, figures.losses_of(result.epochs)
+    ends_s = list(accumulate(epoch.seconds for epoch in result.epochs))
+    in_time = figures.learning_curves(_SECONDS["title"], ends_s, _SECONDS, losses)
     has_sizes = any(worker.batch_sizes for worker in workers)
     num_updates = 0 if made is None else made.count
     return {
-        "traffic": traffic_table(result.traffic, num_updates) if result.traffic else None,
-        "loss_in_time": _loss_in_time(result) if made and result.epochs else None,
-        "updates": workers_table(result) if made else None,
+        "traffic": tables.traffic_table(result.traffic, num_updates) if result.traffic else None,
+        "loss_in_time": in_time if made and ends_s else None,
+        "updates": tables.workers_table(result) if made else None,
         "gaps": _gaps(made) if made and made.gaps else None,
         "batch_sizes": _batch_sizes(workers) if made and has_sizes else None,
         "staleness": _staleness(made) if made else None,
@@ -246,17 +238,12 @@ def worker_sections(result: RunResult) -> dict[str, Any]:
     }
 
 
-def _loss_in_time(result: RunResult) -> Described:
-    seconds = list(accumulate(epoch.seconds for epoch in result.epochs))
-    return learning_curves(_SECONDS["title"], seconds, _SECONDS, losses_of(result.epochs))
-
-
 def _gaps(made: Updates) -> Described:
-    """Draw how many updates the fastest worker is ahead of the slowest worker, over time."""
+    """Draw by how many updates the fastest worker is ahead of the slowest, over time."""
     # Updates of different workers may be recorded slightly out of order.
     times, gaps = zip(*sorted(made.gaps), strict=True)
-    y: Described = {"title": "updates ahead of the last", "rangemode": "tozero"}
-    panel = Panel([line(0, "ahead", times, gaps)], _SECONDS, y | whole_numbers(max(gaps)))
+    y: Described = {"title": "updates ahead of the slowest", "rangemode": "tozero"}
+    panel = Panel([line(0, "ahead", times, gaps)], _SECONDS, y | figures.whole_numbers(max(gaps)))
     return figure_of([panel], _HEIGHT)
 
 
@@ -267,7 +254,7 @@ def _batch_sizes(workers: Sequence[UnevenWorker]) -> Described:
         lines.append(line(i, worker.name, times, sizes))
         lines[-1]["line"]["shape"] = "hv"
     every = [size for worker in workers for _, size in worker.batch_sizes]
-    y = {"title": "samples"} | decades(every)
+    y = {"title": "samples"} | figures.decades(every)
     return figure_of([Panel(lines, _SECONDS, y)], _HEIGHT)
 
 
@@ -282,7 +269,7 @@ def _staleness(made: Updates) -> Described:
         bar |= {"y": [times / total for times in bars.values()]}
         drawn.append(bar | {"marker": {"color": COLOURS[i % len(COLOURS)]}})
     most = max((missed for batches in made.staleness.values() for missed in batches), default=0)
-    axis = whole_numbers(min(most, _MOST_MISSED))
+    axis = figures.whole_numbers(min(most, _MOST_MISSED))
     x = {"title": "updates of others that a batch missed"} | axis
     y = {"title": "share of batches", "tickformat": ".0~%"}
     return figure_of([Panel(drawn, x, y)], _HEIGHT)
@@ -293,19 +280,19 @@ def _utilisation(result: RunResult) -> Described:
     groups = {"happened": happened}
     if predicted:
         groups["predicted"] = {name: predicted.get(name, 0.0) for name in happened}
-    return share_bars(groups, (COLOURS[0], COLOURS[5]))
+    return figures.share_bars(groups)
 
 
 def result_tables(result: RunResult, folder: str) -> Iterator[TerminalTable | str]:
     """Yield the tables of a run or rehearsal, and a summary of its results."""
     if result.trials:
-        yield shown("Chunk sizes tried, seconds per step", trials_table(result))
+        yield shown("Chunk sizes tried, seconds per step", tables.trials_table(result))
     if result.workers:
-        yield shown("Workers", workers_table(result), gap=2)
+        yield shown("Workers", tables.workers_table(result), gap=2)
     if result.traffic:
-        yield shown("Bytes by purpose", traffic_table(result.traffic), gap=2)
+        yield shown("Bytes by purpose", tables.traffic_table(result.traffic), gap=2)
     if result.comparison is not None:
-        yield shown(TRACED, comparison_table(result.comparison))
+        yield shown(TRACED, tables.comparison_table(result.comparison))
     yield "\n".join(f"{name:<16} {text}" for name, text in _lines(result, folder))
 
 

@@ -1,7 +1,4 @@
-"""A scaling study in a terminal and as a page.
-
-The page has figures like figures 3 to 5 of Mojumder et al. 2018.
-"""
+"""Show a scaling study in a terminal or as a page, like figures 3 to 5 of Mojumder et al. 2018."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
@@ -12,19 +9,10 @@ from rich.table import Table as TerminalTable
 
 from paceline.core.timeline import Origin
 from paceline.records.scale import ScaleCell, ScaleResult, Scaling, TimedCell, most_real, timed
-from paceline.report import advice
-from paceline.report.figures import (
-    COLOURS,
-    HOVER,
-    PARTS,
-    Described,
-    Fill,
-    Panel,
-    escaped,
-    figure_of,
-    unit_of,
-)
+from paceline.report import advice, figures
+from paceline.report.figures import COLOURS, PARTS, Described, Fill, Panel, figure_of
 from paceline.report.format import Quantity, change_text, counted, duration, nbytes, number, share
+from paceline.report.metrics import comparable
 from paceline.report.page import Page, facts
 from paceline.report.tables import Rows, Table
 from paceline.report.terminal import shown as in_terminal
@@ -34,15 +22,14 @@ _ROW, _REST = 190, 110  # pixels
 _STACK = ("forward", "backward", "exposed", "update", "idle")
 _FILLS = {name: PARTS[name] for name in _STACK} | {"other": Fill("loading and other", "#f0e442")}
 
-_RANGES = "predicted ranges are meant to contain 9 of 10 measured epochs"
+_RANGES = "predicted ranges should contain 9 of 10 measured epochs"
 _QUARTILES = "other ranges are quartiles of repetitions"
 _OF_BATCH: dict[Scaling, str] = {"strong": "", "strong-per-worker": "/w.", "weak": " each"}
 
 
 def page_of(result: ScaleResult) -> Page:
     """Build the page of a scaling study."""
-    good, real = timed(result.cells), most_real(timed(result.cells))
-    shown = [cell for cell in real if cell.scaling == real[0].scaling]
+    good, shown = timed(result.cells), comparable(result.cells)
     beside, errors = _beside(good)
     alone = [cell for cell in good if cell.workers == 1 and cell.scaling == good[0].scaling]
     failed = [f"{', '.join(_asked(cell))}: {cell.error}" for cell in result.cells if cell.error]
@@ -82,7 +69,7 @@ def _line(result: ScaleResult) -> str:
 
 def _tiles(result: ScaleResult) -> Iterator[tuple[str, str, str]]:
     good = timed(result.cells)
-    yield "cells", f"{len(good)} of {len(result.cells)}", "have gone well"
+    yield "cells", f"{len(good)} of {len(result.cells)}", "succeeded"
     strong = [cell for cell in most_real(good) if cell.scaling != "weak"]
     if not strong:
         return
@@ -98,7 +85,6 @@ def _speedup(one: TimedCell, fewest: TimedCell) -> str:
 
 
 def _waits(one: TimedCell, fewest: TimedCell) -> str:
-    """Format the synchronisation overhead, as in table III of Mojumder et al. 2018."""
     return share((one.exposed_s + one.idle_s) / one.epoch_s)
 
 
@@ -122,7 +108,7 @@ def _by_workers(cells: Sequence[TimedCell], shown: Callable[[TimedCell, TimedCel
 
 
 def _overhead(alone: Sequence[TimedCell]) -> Table:
-    """Return a table of overheads on one worker, as table II of Mojumder et al. 2018."""
+    """Return a table of overheads on one worker, like table II of Mojumder et al. 2018."""
     methods = _distinct(alone, "method")
     by_batch: dict[tuple[Origin, int], dict[str, TimedCell]] = {}
     for cell in alone:
@@ -177,13 +163,12 @@ def _cells(cells: Sequence[ScaleCell]) -> Table:
 
 
 def _epoch_times(cells: Sequence[TimedCell]) -> Described:
-    """Draw epoch times by number of workers: a row per batch, a bar per method and kind.
+    """Draw epoch times by number of workers: a panel per batch, a bar per method and kind.
 
-    Whiskers show the cells' spreads. With weak scaling an additional bar shows the epoch time
-    divided by the number of workers.
+    With weak scaling, a second bar shows the epoch time divided by the number of workers.
     """
     batches = _distinct(cells, "batch")
-    unit, factor = unit_of(max(cell.epoch_s for cell in cells))
+    unit, factor = figures.unit_of(max(cell.epoch_s for cell in cells))
     names = [str(one) for one in sorted(_distinct(cells, "workers"))]
     x = {"type": "category", "categoryorder": "array", "categoryarray": names}
     panels = []
@@ -192,8 +177,7 @@ def _epoch_times(cells: Sequence[TimedCell]) -> Described:
         for cell in cells:
             if cell.batch == batch:
                 groups.setdefault((cell.method, cell.kind), []).append(cell)
-        ordered = (sorted(group, key=attrgetter("workers")) for group in groups.values())
-        bars = [bar for group in ordered for bar in _bars(group, cells, factor)]
+        bars = [bar for group in groups.values() for bar in _bars(group, cells, factor)]
         title = f"<b>batch {batch}</b>"
         panels.append(([one | {"showlegend": batch == batches[0]} for one in bars], title))
     return _rows(panels, x, "workers", unit, barmode="group", bargap=0.25)
@@ -232,13 +216,14 @@ def _bar(
     part: str = "",
     **settings: Any,
 ) -> Described:
-    """Build a bar of each cell's seconds, in a unit of `factor` seconds; `part`: what they are."""
+    """Build a bar for each cell, in units of `factor` seconds; `part` starts the hover text."""
     told = [
-        f"{_described(one)}: {part}{duration(value)}"
+        f"{one.method} on {counted(one.workers, 'worker')}, batch {one.batch}, {one.kind}: "
+        f"{part}{duration(value)}"
         for one, value in zip(cells, seconds, strict=True)
     ]
     bar = {"type": "bar", "y": [value / factor for value in seconds], "customdata": told}
-    return bar | {"hovertemplate": HOVER} | settings
+    return bar | {"hovertemplate": figures.HOVER} | settings
 
 
 def _whiskers(cells: Sequence[TimedCell], factor: float) -> Described:
@@ -250,9 +235,9 @@ def _whiskers(cells: Sequence[TimedCell], factor: float) -> Described:
 
 
 def _breakdowns(cells: Sequence[TimedCell]) -> Described:
-    """Draw the parts of an epoch: a row for each method, a bar for each batch and worker count."""
+    """Draw the parts of an epoch: a panel per method, a bar per number of workers and batch."""
     methods = _distinct(cells, "method")
-    unit, factor = unit_of(max(cell.epoch_s for cell in cells))
+    unit, factor = figures.unit_of(max(cell.epoch_s for cell in cells))
     panels = []
     for method in methods:
         found = [one for one in cells if one.method == method]
@@ -267,7 +252,7 @@ def _breakdowns(cells: Sequence[TimedCell]) -> Described:
             own["marker"] = fill.marker({"width": 0})
             seconds = [parts[name] for parts in known]
             bars.append(_bar(found, seconds, factor, f"{fill.label} ", **own))
-        panels.append((bars, f"<b>{escaped(method)}</b>"))
+        panels.append((bars, f"<b>{figures.escaped(method)}</b>"))
     return _rows(panels, {"type": "category"}, "workers x batch", unit, barmode="stack")
 
 
@@ -289,16 +274,12 @@ def _rows(
     return figure_of(drawn, _REST + _ROW * len(panels), heights=heights, gap=gap, **layout)
 
 
-def _described(cell: TimedCell) -> str:
-    return f"{cell.method} on {counted(cell.workers, 'worker')}, batch {cell.batch}, {cell.kind}"
-
-
 def _distinct(cells: Iterable[TimedCell], field: str) -> list[Any]:
     return list(dict.fromkeys(map(attrgetter(field), cells)))
 
 
 def cells_table(cells: Sequence[ScaleCell]) -> TerminalTable:
-    """Return a table of cells in 80 columns; the title names what all cells share."""
+    """Return a table of cells that fits into 80 columns."""
     kinds = list(dict.fromkeys(cell.kind for cell in cells))
     spread = "range" if Origin.PREDICTED in kinds else "quartiles"
     head = ("method", "workers", "batch", "kind", "epoch", spread, "compute", "exposed", "memory")
@@ -308,7 +289,7 @@ def cells_table(cells: Sequence[ScaleCell]) -> TerminalTable:
     title = f"Seconds of an epoch, {' and '.join(kinds)}; memory in MiB"
     drawn = in_terminal(title, Table(head, rows, (0, 3)).without(*needless), gap=1)
     for column in drawn.columns:
-        # Words may be cut in a narrow terminal, numbers may not.
+        # In a narrow terminal, wrap the words of a column, but not its numbers.
         column.no_wrap = column.header != "kind"
     return drawn
 
@@ -340,16 +321,15 @@ def _seconds(value: float | None) -> str:
 
 
 def sentences(result: ScaleResult) -> list[str]:
-    """Return the lines below the table: errors, the meaning of spreads, advice."""
+    """Return the lines below the table: errors, the meaning of the ranges, and advice."""
     failed: dict[str, list[ScaleCell]] = {}
     for cell in result.cells:
         if cell.error is not None:
             failed.setdefault(cell.error, []).append(cell)
     lines = []
     for reason, (first, *others) in failed.items():
-        point = f"{first.method} {first.workers} {first.batch} {first.scaling} {first.kind}"
         more = f" (and {len(others)} more)" if others else ""
-        lines.append(f"failed: {point}: {reason}{more}")
+        lines.append(f"failed: {' '.join(_asked(first))}: {reason}{more}")
     kinds = {cell.kind for cell in result.cells if cell.spread is not None}
     if Origin.PREDICTED in kinds:
         lines.append(_RANGES if len(kinds) == 1 else f"{_RANGES}; {_QUARTILES}")

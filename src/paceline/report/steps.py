@@ -13,10 +13,10 @@ from paceline.report.format import duration
 
 _NUM_STEPS = 2
 _MOST_ROWS = 40
-_GAP = 58  # pixels between two excerpts, for a title
+_GAP = 58  # pixels between two excerpts, which have titles
 _MOST_LINES = 8
 _MOST_POINTS = 1000  # maximum points of a line
-_FEWEST = 4
+_FEWEST = 4  # a device needs so many steps to be drawn
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,8 @@ class Excerpt:
 def excerpt(timeline: Timeline) -> Excerpt:
     """Return two consecutive steps from the middle of the timeline.
 
-    The device with the most weight updates determines the steps: two steps of a slow device may
-    contain hundreds of steps of a fast device, too many for a figure. A timeline is returned whole
-    if no device has two updates.
+    The device with the most weight updates determines the steps, because two steps of a slow device
+    may contain hundreds of steps of a fast one. Without two updates, returns the whole timeline.
     """
     tracks = timeline.tracks
     steps = [
@@ -73,7 +72,7 @@ def excerpt(timeline: Timeline) -> Excerpt:
 
 
 def two_steps(timelines: Sequence[Timeline]) -> dict[str, Any] | None:
-    """Draw two steps of each timeline, and return the fills used; None without timelines."""
+    """Draw two steps of each timeline; return the figure and its fills, or None without spans."""
     excerpts = [excerpt(timeline) for timeline in timelines if timeline.spans]
     if not excerpts:
         return None
@@ -128,7 +127,7 @@ def _bars(shown: Excerpt, factor: float) -> Iterator[Described]:
 
 
 def through_time(timelines: Sequence[Timeline]) -> Iterator[dict[str, Any]]:
-    """Draw the step durations of each device, for each measured or rehearsed timeline."""
+    """Draw the duration of every step by device, for each measured or rehearsed timeline."""
     for timeline in [one for one in timelines if one.origin is not Origin.PREDICTED]:
         seconds = {
             device: [end - start for start, end in steps]

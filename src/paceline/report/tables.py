@@ -23,7 +23,7 @@ Rows = list[tuple[str, ...]]
 
 
 class Marked(str):
-    """A text that a page shows with a colour (`fill`), or in bold with a small label (`chip`)."""
+    """A text that a page shows next to a coloured square (`fill`) or a small label (`chip`)."""
 
     __slots__ = ("chip", "fill")
     chip: str
@@ -43,7 +43,7 @@ def part_name(part: str) -> str:
 
 
 class Column(NamedTuple):
-    """A column's heading and alignment; `unit` is None if its quantities have several units."""
+    """A column's heading (`name`), `kind` ("text" or "number") and common unit, if any."""
 
     name: str
     kind: str
@@ -110,7 +110,7 @@ def trials_table(result: RunResult) -> Table:
 
 
 def workers_table(result: RunResult) -> Table:
-    """Return a table of asynchronous workers: their settings, samples and updates."""
+    """Return a table of asynchronous workers: settings, samples and updates of each worker."""
     made: Mapping[str, int] = {} if result.updates is None else result.updates.by_worker
     by_name = {worker.name: worker for worker in result.workers}
     total = sum(made.values()) or 1
@@ -142,7 +142,7 @@ def traffic_table(traffic: Sequence[Traffic], num_updates: int = 0) -> Table:
 
 
 def plan_name(plan: PlanRow) -> str:
-    """Return a plan's strategy, codec, and whether its batches are balanced."""
+    """Return a plan's strategy and codec, with a note if its batches are balanced."""
     name = f"{plan.strategy} + {plan.codec}" if plan.codec else plan.strategy
     return f"{name}, balanced" if plan.is_balanced else name
 
@@ -154,7 +154,7 @@ def ranged_step(plan: PlanRow) -> Quantity:
 
 
 def plans_table(plans: Sequence[PlanRow]) -> Table:
-    """Return a table of plans with the reason for each step time; efficiencies only if known."""
+    """Return a table of plans; it has a column of efficiencies only if one is known."""
     rows: Rows = []
     for plan in plans:
         speed = ranged_step(plan), number(plan.samples_per_s), optional_share(plan.efficiency)

@@ -14,7 +14,7 @@ _JUSTIFY: dict[str, Literal["left", "right"]] = {"text": "left", "number": "righ
 
 
 def console(*, quiet: bool = False, stderr: bool = False) -> Console:
-    """Return a console that does not interpret names of models and files as markup or emoji."""
+    """Return a console that prints text as it is, without markup or emoji codes."""
     return Console(quiet=quiet, stderr=stderr, markup=False, emoji=False, highlight=False)
 
 
@@ -30,15 +30,10 @@ class _PlainLines(logging.Handler):
 
 
 def log_to_stderr(*, quiet: bool = False) -> None:
-    """Print the package's log messages to standard error; only warnings if `quiet`.
-
-    Further calls only change the level of the messages.
-    """
+    """Print the package's log messages to standard error; if `quiet`, only warnings."""
     root = logging.getLogger("paceline")
-    for handler in root.handlers[:]:
-        if isinstance(handler, _PlainLines):
-            root.removeHandler(handler)
-    root.addHandler(_PlainLines())
+    others = [one for one in root.handlers if not isinstance(one, _PlainLines)]
+    root.handlers = [*others, _PlainLines()]
     root.setLevel(logging.WARNING if quiet else logging.INFO)
 
 
@@ -54,14 +49,14 @@ def shown(title: str, content: tables.Table, *, gap: int | None = None) -> Table
 
 
 def epoch_line(epoch: Epoch, epochs: int | None, score: str) -> str:
-    """Format an epoch's losses; `epochs`: number of epochs, if known; `score`: the score's name."""
+    """Format an epoch's losses and score; `epochs`: number of epochs of the run, if known."""
     of = "" if epochs is None else f"/{epochs}"
     line = f"epoch {epoch.number + 1}{of}: train loss {epoch.train_loss:.4f}"
     return line + tested(epoch.test_loss, epoch.score, score)
 
 
 def tested(test_loss: float | None, score: float | None, name: str) -> str:
-    """Format test results as the end of a comma-separated list; "" without a test."""
+    """Format test results, to be appended to a line; "" without a test."""
     loss = "" if test_loss is None else f", test loss {test_loss:.4f}"
     if score is None:
         return loss

@@ -35,7 +35,7 @@ from paceline.links.clock import clock_for
 from paceline.links.cores import all_cores
 from paceline.links.group import Group
 from paceline.planner import Forecast, Ranking, Refusal, forecast, rank
-from paceline.planner.best_chunk import with_best_chunk
+from paceline.planner.grouping import with_best_chunk
 from paceline.records.settings import AUTO
 from paceline.strategies import EXCHANGES, IN_STEP, find_strategy
 
@@ -94,7 +94,7 @@ def ranking_of(session: TrainingSession, runner: Runner, forecasts: Sequence[For
     together; only rank 0 gets all forecasts.
     """
     if session.strategy.is_led:  # a hub or coordinator cannot profile synchronous ranks
-        return Ranking(tuple(forecasts), (), session.settings.batch_size)
+        return Ranking(tuple(forecasts), ())
     placement, refusals = forecasts[0].placement, list[Refusal]()
     with ExitStack() as stack:
         others = list[tuple[TrainingSession, Runner]]()
@@ -120,7 +120,7 @@ def ranking_of(session: TrainingSession, runner: Runner, forecasts: Sequence[For
             best.append(_of_one_worker(session))
         except InvalidInput as error:
             refusals.append(Refusal(best[0].strategy, 1, placement, str(error)))
-    return Ranking(tuple(rank(best)), tuple(refusals), session.settings.batch_size)
+    return Ranking(tuple(rank(best)), tuple(refusals))
 
 
 def _with_strategy(session: TrainingSession, strategy: Strategy) -> TrainingSession:

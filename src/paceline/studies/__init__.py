@@ -1,1 +1,1 @@
-"""Studies: profile a step, measure scaling, probe a machine."""
+"""Studies: profile training steps, measure scaling, describe a machine."""

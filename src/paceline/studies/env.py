@@ -23,13 +23,13 @@ _EXAMPLE_BITS = 100e6 * 32  # float32 gradients of 100 million parameters
 
 
 class Machine(Record):
-    """The facts that warnings are based on.
+    """The facts about this machine from which `slow_parts` finds causes of slow training.
 
     `cores`: number of cores that this process may use. `quota`: number of processors that the
-    control group allows. `load`: number of runnable processes, averaged over a minute.
-    `torch_capability`: instruction set that torch uses. `kernels`: instruction sets that Paceline
-    uses. `apart`: pairs of GPUs without peer access. `unusable_gpus`: why no GPU can be used.
-    `networks`: speed of each network interface in bit/s, if known.
+    cgroup allows. `load`: number of runnable processes, averaged over a minute. `torch_capability`:
+    instruction set that torch uses. `kernels`: instruction sets that Paceline uses. `apart`: pairs
+    of GPUs without peer access. `unusable_gpus`: error that makes the GPUs unusable. `networks`:
+    speed of each network interface in bit/s, if known.
     """
 
     cores: int
@@ -45,7 +45,7 @@ class Machine(Record):
 
 
 class Slow(NamedTuple):
-    """A cause of slow training (`what`), its effect (`why`) and a remedy (`instead`)."""
+    """A cause of slow training: a `code`, the cause (`what`), its effect and a remedy."""
 
     code: str
     what: str
@@ -54,7 +54,7 @@ class Slow(NamedTuple):
 
 
 def examine() -> Machine:
-    """Examine this machine; initialises CUDA if there are GPUs."""
+    """Return the facts about this machine; initialises CUDA if there are GPUs."""
     why, found = None, tuple[torch.device, ...]()
     try:
         found = gpus()
@@ -84,7 +84,7 @@ def examine() -> Machine:
 
 
 def _quota() -> float | None:
-    """Return the number of processors that the control group may use; None without a limit."""
+    """Return the number of processors that the cgroup may use; None without a limit."""
     try:
         most_us, period_us = map(float, _CGROUP.read_text().split())
     except (OSError, ValueError):  # the limit is "max"
@@ -132,7 +132,7 @@ def _slow_cores(found: Machine) -> Iterator[Slow]:
         yield Slow(
             "quota",
             f"only {found.quota:g} of {found.cores} visible cores may be used at a time",
-            "the control group (the container's limit) suspends all workers above this limit",
+            "the container's limit (cgroup) suspends workers that use more processor time",
             f"raise the container's limit, or use at most {max(1, int(found.quota))} workers",
         )
     capability = found.torch_capability.lower()
@@ -146,7 +146,7 @@ def _slow_cores(found: Machine) -> Iterator[Slow]:
 
 
 def report() -> dict[str, Any]:
-    """Return torch's report, this machine's facts and the causes of slow training."""
+    """Return the data of a bug report: versions, machine and causes of slow training."""
     found = examine()
     return {
         "paceline": version("paceline"),
@@ -157,7 +157,7 @@ def report() -> dict[str, Any]:
 
 
 def page(found: dict[str, Any]) -> str:
-    """Format a report as text for a bug report."""
+    """Format the result of `report` as text."""
     machine = Machine.model_validate(found["machine"])
     free, whole = (one / 2**30 for one in (machine.free_nbytes, machine.memory_nbytes))
     slow = [f"{one['what']}: {one['why']}. Instead: {one['instead']}." for one in found["slow"]]

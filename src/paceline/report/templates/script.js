@@ -3,7 +3,7 @@
     const copy = cell.cloneNode(true);
     copy.querySelectorAll(".chip").forEach((chip) => chip.before(" "));
     const text = copy.textContent.trim().replace(/\s+/g, " ");
-    // A spreadsheet would take such a text for a formula.
+    // A spreadsheet would run such a text as a formula.
     const formula = /^[=+@-]./.test(text) && !/^[+-]?[\d.,]+( \S{1,4})?$/.test(text);
     return formula ? "'" + text : text;
   };
@@ -63,7 +63,7 @@
     idle(drawRest);
   };
   addEventListener("DOMContentLoaded", () => {
-    // The first frame shows text and tables; only then is plotly's code read.
+    // Show text and tables first, because parsing plotly's code takes long.
     requestAnimationFrame(() => {
       waiting.forEach((figure) => near.observe(figure));
       idle(drawRest);

@@ -1,4 +1,4 @@
-"""Measure links with gloo messages and GPU copies, and the time that codecs add."""
+"""Measure links by gloo all-reduces and GPU copies, and the time that codecs add."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -31,9 +31,9 @@ _SMALL_COPY_NBYTES, _LARGE_COPY_NBYTES = 4, 1 << 26
 
 @dataclass(frozen=True)
 class Links:
-    """Measures the links of a machine, on all ranks together.
+    """Measures the links of a machine; all ranks must call `measure` together.
 
-    `hosts` lists the ranks of each host. `method`: start of the text in each link's `source`.
+    `hosts`: ranks of each host. `method`: start of the text in each link's `source`.
     """
 
     machine: Machine
@@ -56,7 +56,7 @@ class Links:
         on_gpu = self._device.kind == DeviceKind.GPU
         links, devices = list[Link](), self.machine.devices
         for ranks in self.hosts:
-            if len(ranks) > 1 and not on_gpu:  # the host's memory, through which gloo sends
+            if len(ranks) > 1 and not on_gpu:  # a link for gloo messages within the host
                 own = tuple(devices[rank] for rank in ranks)
                 host = self.machine.host_of(own[0])
                 part = self.machine.model_copy(update={"hosts": (host,), "devices": own})
@@ -72,7 +72,7 @@ class Links:
     def _exchanged(
         self, ranks: Sequence[int], machine: Machine, stations: Sequence[Station]
     ) -> Link:
-        """Fit a link so that the planned ring all-reduce takes as long as gloo's."""
+        """Fit a link so that a planned ring all-reduce takes as long as the measured one."""
         deadline = timedelta(seconds=self.group.deadline_s)
         # new_group is collective, so ranks outside of the group call it, too.
         group = dist.new_group(list(ranks), timeout=deadline, backend="gloo")
@@ -86,7 +86,7 @@ class Links:
         (link,) = linked_in_ring(machine, stations, line_through(measured)).links
         what = (
             f"gloo all-reduces of {len(ranks)} ranks, 1 KiB in {spread_text(small, 's')} and "
-            f"8 MiB in {spread_text(large, 's')}, as the time of a ring's messages"
+            f"8 MiB in {spread_text(large, 's')}, fitted as ring all-reduces"
         )
         return self._stated(link, what)
 
@@ -106,7 +106,7 @@ class Links:
     def _to_host_and_back(self, nbytes: int) -> tuple[float, str]:
         """Return the mean copy time of both directions, and both rates as text."""
         here = torch.empty(nbytes, dtype=torch.uint8, device=self.group.device)
-        # Pinned, as in exchanges: CUDA copies pageable memory through a staging buffer.
+        # Pinned memory, as in exchanges; CUDA copies other memory through a staging buffer.
         there = self._device.pinned_like(here)
         ways = [
             self.on_device.seconds(partial(target.copy_, source, non_blocking=True))
@@ -165,14 +165,14 @@ def _link(ends: tuple[str, str], seconds: tuple[float, float]) -> Link:
     )
 
 
-def measure_codec_latencies(sampler: Sampler, deadline_s: float) -> dict[Kernel, float]:
-    """Return half of the seconds that each codec adds to a small all-reduce.
+def measure_codec_latencies(sampler: Sampler) -> dict[Kernel, float]:
+    """Return the seconds that encoding and decoding once add to a small all-reduce, by codec.
 
-    The factor is one half because an all-reduce encodes and decodes twice. Requires two or more
-    ranks.
+    This is half of the added time, because an all-reduce encodes and decodes twice. Requires two or
+    more ranks.
     """
     group = sampler.group
-    all_reduce = CompressedAllReduce(range(group.world_size), group.device, deadline_s)
+    all_reduce = CompressedAllReduce(range(group.world_size), group.device, group.deadline_s)
     values = torch.zeros(_NUM_CODED_VALUES, device=group.device)
 
     def reduce(codec: str | None) -> None:

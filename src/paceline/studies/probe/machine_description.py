@@ -1,4 +1,4 @@
-"""Build a machine from the measurements of its ranks."""
+"""Build the description of a machine from the measurements of all ranks."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -16,10 +16,10 @@ from paceline.report.format import counted
 
 
 class RankFigures(BaseModel, frozen=True):
-    """The measurements of one rank, and its host.
+    """The measurements of one rank and the facts about its host.
 
-    `copies` are in bytes per second. `sum_s` and `codec_latencies` are in seconds, and are measured
-    only with several ranks. `host_codecs` is measured only by the first rank of a host with GPUs.
+    `copies`: bytes per second. `sum_s`, `codec_latencies`: seconds, measured only with several
+    ranks. `host_codecs`: measured only by the first rank of a host with GPUs.
     """
 
     hostname: str
@@ -41,7 +41,7 @@ def machine_of(
     kind: DeviceKind,
     method: str,
 ) -> Machine:
-    """Build the machine without links; `hosts` lists the ranks of each host."""
+    """Build a machine without links; `hosts`: ranks of each host; `method`: text for `source`."""
     # Use host names if they are unique and differ from device names.
     names = [name_from(ranks[members[0]].hostname.partition(".")[0]) for members in hosts]
     if len(set(names)) < len(names) or any(re.fullmatch(r"(cpu|gpu)\d+", one) for one in names):
@@ -62,11 +62,7 @@ def machine_of(
 
 
 def unrest_of(ranks: Sequence[RankFigures]) -> float:
-    """Return the largest relative spread of arithmetic speeds.
-
-    Speeds differ between repetitions on a rank, and between ranks. All ranks must have equal
-    devices.
-    """
+    """Return the largest relative spread of equal devices' speeds, over repetitions or ranks."""
     own = [one for rank in ranks for one in (rank.device.convolution, rank.device.linear)]
     speeds = [rank.device.convolution.median for rank in ranks]
     return max(
@@ -124,7 +120,9 @@ def _device(
         f"{_codecs_text(device.codecs)}"
     )
     if figures.codec_latencies:
-        details += "; codec latency: half of the time that it adds to an all-reduce of 256 values"
+        details += (
+            "; codec latency: half of the time that a codec adds to an all-reduce of 256 values"
+        )
     others = f"while {counted(num_ranks - 1, 'other worker')} did the same"
     alone = "alone" if num_ranks == 1 else others
     threads = counted(facts["threads_per_worker"], "thread")
@@ -165,7 +163,7 @@ def _codecs_text(codecs: Mapping[Kernel, CodecFigures]) -> str:
 
 
 def summary(machine: Machine) -> str:
-    """Summarize a machine: one line for each host, device and link."""
+    """Summarize a machine, with a line for each host, device and link."""
     lines = [
         f"host    {host.name}: {host.cores} cores, {rounded(host.memory_bytes, 'B')}, "
         f"copies {rounded(host.memory_bandwidth_bytes_per_s, 'B/s')}"

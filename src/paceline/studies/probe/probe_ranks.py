@@ -1,6 +1,6 @@
-"""Measure a machine with all of its devices in parallel, and write its machine file.
+"""Measure a machine on all devices in parallel, and write its machine file.
 
-The launcher starts ranks, which run `main`; under torchrun each rank calls `work`. Only rank 0
+`probe_machine` starts ranks that run `main`; under torchrun, each rank calls `work`. Only rank 0
 prints and writes.
 """
 
@@ -39,17 +39,17 @@ from paceline.runs.rank import as_rank, leave
 from paceline.studies.probe import machine_description as description
 from paceline.studies.probe.link_speeds import Links, measure_codec_latencies
 
-_NUM_MEASURED = 20  # approximate number of measurements that share the time
-_PATIENCE_S = 60.0  # extra time before a rank counts as lost
+_NUM_MEASURED = 20  # approximate number of measurements, which share the time equally
+_PATIENCE_S = 60.0  # time in addition to the measurements, after which a rank counts as lost
 _MOST_BY_DEFAULT = 2
 logger = logging.getLogger(__name__)
 _CPU = torch.device("cpu")
 _COMMENT = """Measured by `paceline probe`; each source contains the method, medians and quartiles.
-All workers measured their rates at the same time."""
+All workers measured at the same time."""
 
 
 class ProbeSettings(Record):
-    """The settings of a probe: measure for about `seconds`; write the machine file to `output`."""
+    """The settings of `paceline probe`; `seconds`: approximate duration of all measurements."""
 
     seconds: Annotated[float, Field(gt=0, le=3600)]
     workers: Annotated[int, Field(ge=1)]
@@ -61,8 +61,8 @@ class ProbeSettings(Record):
 def probe_settings(workers: int | None, output: Path | None, **values: Any) -> ProbeSettings:
     """Validate the settings of a probe.
 
-    `workers` defaults to torchrun's world size, the number of GPUs, or up to two cores. `output`
-    defaults to a file named after this computer.
+    `workers`: by default torchrun's world size, else the number of GPUs, else two or the number of
+    cores if it is smaller. `output`: by default a file named after this computer.
     """
     cores, gpus = len(os.sched_getaffinity(0)), num_gpus()
     started = int(os.environ["WORLD_SIZE"]) if under_torchrun() else None
@@ -76,16 +76,13 @@ def probe_settings(workers: int | None, output: Path | None, **values: Any) -> P
     if started is None:
         check_gpus(workers)
     if started is None and not gpus and workers > cores:
-        problem = f"must be at most {cores}, the number of cores, without GPUs"
+        problem = f"must be at most {cores} without GPUs, the number of cores"
         raise InvalidInput("workers", problem, got=workers)
     return settings
 
 
 def probe_machine(settings: ProbeSettings) -> None:
-    """Probe with workers started here; under torchrun, run this rank and exit.
-
-    Raises WorkersFailed for errors that workers have printed.
-    """
+    """Start workers that probe this machine; under torchrun, probe as this rank and exit."""
     if under_torchrun():
         leave(work(settings))
     if (problem := output_problem(settings)) is not None:
@@ -96,7 +93,7 @@ def probe_machine(settings: ProbeSettings) -> None:
 
 def work(settings: ProbeSettings) -> int:
     """Run this rank's part of the probe and print any error; return the exit code."""
-    # before the ranks of a host divide its cores
+    # Must be read before the ranks of a host divide its cores.
     usable = sorted(os.sched_getaffinity(0))
     return as_rank(partial(_probe_rank, settings, usable), _PATIENCE_S + settings.seconds)
 
@@ -112,7 +109,7 @@ def _probe_rank(settings: ProbeSettings, usable: list[int], group: Group) -> Non
     if group.rank != 0:
         return
     try:
-        # "x" fails if another process made the file while this one measured.
+        # Mode "x" fails if another process has created the file in the meantime.
         with settings.output.open("w" if settings.force else "x", encoding="utf-8") as file:
             file.write(machine_text(machine, _COMMENT))
     except OSError as error:
@@ -128,7 +125,7 @@ def _probe_rank(settings: ProbeSettings, usable: list[int], group: Group) -> Non
 
 
 def output_problem(settings: ProbeSettings) -> InvalidInput | None:
-    """Return why the output file cannot be written; None if it can."""
+    """Return an error if the output file cannot be written, or None."""
     path = settings.output
     if path.is_dir():
         problem, hint = "is a folder", f"name a file, such as {path / 'this.toml'}"
@@ -144,7 +141,7 @@ def output_problem(settings: ProbeSettings) -> InvalidInput | None:
 def measure(settings: ProbeSettings, usable: list[int], group: Group) -> Machine:
     """Measure devices, hosts and links; all ranks must call this together.
 
-    `usable`: the processors that this rank's process was allowed to use when it started.
+    `usable`: processors that this process could use at its start.
     """
     place = find_local_ranks(group)
     each = settings.seconds / _NUM_MEASURED
@@ -180,7 +177,7 @@ def _figures(
     """Measure this rank's device, copies, sums and codecs; all ranks must call this together."""
     rows = group.gather(usable)
     device, several = device_of(group.device), group.world_size > 1
-    known, deadline_s = facts(group.device), group.deadline_s
+    known = facts(group.device)
     memory = device.memory_nbytes()  # None: the device uses the host's memory
     memory_nbytes = memory[1] if memory else known["memory_bytes"] // len(place.members)
     on_gpu, is_first = device.kind == DeviceKind.GPU, group.rank == place.members[0]
@@ -193,7 +190,7 @@ def _figures(
         device=devices.measure_device(on_device, group.device),
         copies=devices.measure_copies(on_host, place),
         sum_s=devices.measure_sums(on_host) if several else None,
-        codec_latencies=measure_codec_latencies(on_host, deadline_s) if several else {},
+        codec_latencies=measure_codec_latencies(on_host) if several else {},
         host_codecs=devices.measure_codecs(on_host, _CPU, is_first) if on_gpu else {},
     )
 

@@ -1,7 +1,4 @@
-"""Search for the largest batch that fits, with trial steps in memory-limited processes.
-
-A process runs `main`, which tries one batch, and prints the result as JSON.
-"""
+"""Search for the largest batch that fits: each process tries one batch with limited memory."""
 
 import sys
 import time
@@ -25,9 +22,9 @@ from paceline.studies.profile.profiled_steps import optimizer_of, profiled_recip
 from paceline.training.models import describe
 from paceline.training.recipes.recipe import built, new_model
 
-_FINENESS = 16  # the true maximum exceeds the batch found by at most 1/16
+_FINENESS = 16  # the true maximum exceeds the result by at most 1/16
 _FEW, _MOST = 2, 2**24  # batch norm needs two samples
-_SHARE_OF_FREE = 0.9  # leave the rest to other processes
+_SHARE_OF_FREE = 0.9  # share of the free memory that may be used
 _LONGEST_ATTEMPT_S = 120.0
 _OUT_OF_MEMORY = ("memory", "bad_alloc", "bad allocation")
 
@@ -40,7 +37,7 @@ class GaveUp(Exception):
 
 
 def largest(fits: Callable[[int], bool], first: int, most: int) -> tuple[int, bool]:
-    """Return the largest fitting batch up to `most`, and whether the search was completed.
+    """Return the largest batch up to `most` that fits, and whether the search was completed.
 
     The search doubles `first` while the batch fits, or halves `first` until the batch fits, and
     then bisects. The true maximum exceeds the result by at most 1/16; 0 means that no batch fits.
@@ -64,7 +61,7 @@ def largest(fits: Callable[[int], bool], first: int, most: int) -> tuple[int, bo
 
 
 class Attempt(Record):
-    """A batch size to try in a process limited to `limit_nbytes` and `deadline_s`."""
+    """A batch size to try, with limits of memory and time."""
 
     settings: ProfileSettings
     batch_size: int
@@ -118,7 +115,7 @@ def attempted(attempt: Attempt) -> AttemptRow:
         # The model may also print to stdout; the last line is the AttemptRow.
         lines = done.stdout.strip().splitlines() if done.returncode >= 0 else []
         row = read_record(_ROW, lines[-1].encode(), "the row")
-    except (IndexError, InvalidInput):  # the process ended without a row
+    except (IndexError, InvalidInput):  # the process has printed no row
         why = f"{reason(done.returncode).removeprefix('was ')}, probably out of memory"
         row = row.model_copy(update={"why": why})
     except TimeoutError:
@@ -127,7 +124,7 @@ def attempted(attempt: Attempt) -> AttemptRow:
 
 
 def try_step(attempt: Attempt) -> AttemptRow:
-    """Take a step with limited memory."""
+    """Take a step with limited memory, and return whether it succeeds."""
     device, limit = device_of_rank(), attempt.limit_nbytes
     own = device_of(device)
     # Batch size 1 generates the fewest synthetic samples, which saves memory.

@@ -1,4 +1,4 @@
-"""Measure the memory of a process and of the tensors of a step."""
+"""Measure the memory of a process, and of the tensors of a training step."""
 
 import json
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from paceline.links.devices import device_of
 from paceline.links.shared_memory import available_nbytes
 from paceline.measure.this_machine import memory_bytes
 
-# psutil reports neither the peak nor the control group's limit on Linux.
+# psutil reports neither the peak nor the cgroup's limit on Linux.
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -34,7 +34,7 @@ def held_nbytes(device: torch.device, *, limited: bool = False) -> int:
 
 
 def forget_peak(device: torch.device) -> None:
-    """Reset the peak, if the kernel allows it."""
+    """Reset the peak of `peak_nbytes`, if the kernel allows it."""
     if _has_own_memory(device):
         torch.accelerator.reset_peak_memory_stats(device)
         return
@@ -43,7 +43,7 @@ def forget_peak(device: torch.device) -> None:
 
 
 def peak_nbytes(device: torch.device) -> int:
-    """Return the peak memory since the last reset."""
+    """Return this process's peak memory since `forget_peak`."""
     if _has_own_memory(device):
         return torch.accelerator.max_memory_reserved(device)
     rows = _STATUS.read_text().splitlines()
@@ -52,7 +52,7 @@ def peak_nbytes(device: torch.device) -> int:
 
 
 def free_nbytes(device: torch.device) -> int:
-    """Return the memory available to a new process on the GPU or in this container."""
+    """Return the bytes that a new process can use on the GPU or in this container."""
     if (memory := device_of(device).memory_nbytes()) is not None:
         return memory[0]
     free = available_nbytes()

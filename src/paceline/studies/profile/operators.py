@@ -1,8 +1,8 @@
 """Record steps with torch.profiler: time by operator, between operators, and in total.
 
-On a CPU, an operator's time is its self time. On a GPU, an operator's time is the time of its
-kernels, and host time is overhead. Kernel time is also reported in total, because Paceline's GPU
-spans include gaps: a layer's span lasts until the next layer begins, even if the GPU is idle.
+On a CPU, an operator's time is its self time. On a GPU, it is the time of the operator's kernels;
+host time is overhead. The total time of kernels is reported, too, because Paceline's GPU spans
+include gaps: the span of a layer lasts until the next layer begins, even if the GPU is idle.
 """
 
 from collections import defaultdict
@@ -23,7 +23,7 @@ from paceline.records.profile import AgreementRow, OperatorRow, OverheadRow
 _PREFIX = "paceline: "
 _PHASES = (Kind.LOAD, Kind.FORWARD, Kind.BACKWARD, Kind.STEP)
 _NUM_STEPS = 3
-_STEP_US = 1e-6 / _NUM_STEPS  # seconds a step, of microseconds in all steps
+_STEP_US = 1e-6 / _NUM_STEPS  # converts microseconds in all steps to seconds per step
 _MOST_CALLS = 8  # maximum number of rows for calls of CUDA or of the exchange
 _CALLS = ("cuda", "c10d::", "gloo:", "nccl:")
 # Prefixes of profiler ranges that are not operators, with labels for the ranges' self time.
@@ -37,7 +37,7 @@ Step = Callable[[Recorder], object]
 
 
 class Annotating(Recorder):
-    """Recorder that also marks the phases of a step for torch.profiler."""
+    """A recorder that also marks the phases of a step for torch.profiler."""
 
     _range: record_function | None = None
 
@@ -57,7 +57,7 @@ class Annotating(Recorder):
 
 @dataclass(frozen=True)
 class ThroughTorch:
-    """Times per step that torch.profiler measured on one rank.
+    """The times per step that torch.profiler measured on one rank.
 
     `kernels_s`: total time of a GPU's kernels; None on a CPU. `agreement`: each phase's time by
     Paceline and by torch.profiler; empty on a GPU. `between`: host time between operators,
@@ -72,7 +72,7 @@ class ThroughTorch:
 
 
 def through_torch(step: Step, recorder: Annotating, model: nn.Module) -> ThroughTorch:
-    """Take steps under Paceline's recorder and torch.profiler together, after one warm-up step."""
+    """Take steps that both Paceline's recorder and torch.profiler record, after a warm-up step."""
     own = device_of(next(model.parameters()).device)
     activities = [ProfilerActivity.CPU, *own.profiled]
     with profile(activities=activities):
@@ -106,7 +106,7 @@ def _of_averages(averages: Sequence[Any], spans: Sequence[Span]) -> ThroughTorch
     calls = [row for row in on_cpu if row.key.startswith(_CALLS) and row.self_cpu_time_total > 0]
     calls.sort(key=lambda row: -row.self_cpu_time_total)
     if kernels:
-        between.insert(0, overhead("the host's side of operators", operators))
+        between.insert(0, overhead("operators on the host, which launch kernels", operators))
     kernels_s = sum(row.self_device_time_total for row in kernels) * _STEP_US
     return ThroughTorch(
         kernels_s if kernels else None,

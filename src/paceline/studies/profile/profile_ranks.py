@@ -1,6 +1,6 @@
 """Profile on all ranks in parallel, write the result's files, and print a summary.
 
-The launcher starts ranks, which run `main`. Only rank 0 prints and writes.
+`profile_model` starts ranks that run `main`. Only rank 0 prints and writes.
 """
 
 import os
@@ -17,7 +17,6 @@ from typing import Any
 from paceline.core.compare import Breakdown, breakdown
 from paceline.core.errors import InvalidInput
 from paceline.core.plan import Kind
-from paceline.core.settings import Record
 from paceline.core.timeline import Span, intersection, length, quartiles, union
 from paceline.links.files import write_text
 from paceline.links.group import Group
@@ -37,31 +36,20 @@ from paceline.studies.profile import profiled_steps
 from paceline.studies.profile.largest_batch import find_largest
 
 _MOST_OPERATORS = 20
-_SILENT = "99"  # otherwise kineto logs each start on standard error
-
-
-class ProfileRequest(Record):
-    """The settings of a profile, and the id of its folder."""
-
-    settings: profile.ProfileSettings
-    run_id: str
+_SILENT = "99"  # otherwise kineto logs every start of a profile to stderr
 
 
 def profile_model(settings: profile.ProfileSettings, *, as_json: bool = False) -> None:
-    """Profile a model; write result.json, trace.json and report.html, and print the result.
-
-    Raises WorkersFailed for errors that workers have printed.
-    """
+    """Profile a model; write result.json, trace.json and report.html, and print the result."""
     if under_torchrun():
-        raise InvalidInput("paceline profile", "cannot run under torchrun: it starts its workers")
+        raise InvalidInput("paceline profile", "starts its workers itself; run it without torchrun")
     check_cores(settings.workers)
     check_gpus(settings.workers)
-    request = ProfileRequest(settings=settings, run_id=new_id(settings.model))
-    module = "paceline.studies.profile.profile_ranks"
-    command = module_command(module, request.model_dump_json())
+    module, run_id = "paceline.studies.profile.profile_ranks", new_id(settings.model)
+    command = module_command(module, settings.model_dump_json(), run_id)
     os.environ.setdefault("KINETO_LOG_LEVEL", _SILENT)
     launch(command, settings.workers)
-    folder = settings.output / request.run_id
+    folder = settings.output / run_id
     result = read_result(folder)
     assert isinstance(result, profile.ProfileResult), "the workers write a profile"
     if settings.largest_batch:  # the search may take long and be interrupted
@@ -78,13 +66,12 @@ def profile_model(settings: profile.ProfileSettings, *, as_json: bool = False) -
     out.print(summary(result, str(folder)), soft_wrap=True)
 
 
-def _profile_rank(request: ProfileRequest, group: Group) -> None:
-    settings = request.settings
+def _profile_rank(settings: profile.ProfileSettings, run_id: str, group: Group) -> None:
     err = console(stderr=True, quiet=group.rank != 0)
     subject = profiled_steps.subject_of(settings, group)
     made: AbstractContextManager[Path | None] = nullcontext()
-    if group.rank == 0:  # before the steps, so that an unwritable folder is reported at once
-        made = run_folder(settings.output, request.run_id, settings)
+    if group.rank == 0:  # Make the folder before the steps, to report an unwritable folder early.
+        made = run_folder(settings.output, run_id, settings)
     with made as folder:
         workload = subject.workload
         err.print(
@@ -92,7 +79,7 @@ def _profile_rank(request: ProfileRequest, group: Group) -> None:
             f"layers; {settings.steps} plain steps and {settings.steps} recorded steps"
         )
         findings = profiled_steps.profile_rank(settings, subject, group)
-        result = result_of(settings, request.run_id, findings, group)
+        result = result_of(settings, run_id, findings, group)
         if folder is not None:
             write_files(folder, result, findings.blocks.timelines[-1:])
 
@@ -135,7 +122,7 @@ def result_of(
 
 
 def _stages(found: profiled_steps.Findings) -> dict[str, Any]:
-    """Return the fields about stages, phases and overheads."""
+    """Return the fields of a `ProfileResult` about stages, phases and overheads."""
     columns = zip(*(vars(breakdown(one)).values() for one in found.blocks.timelines), strict=True)
     mean = Breakdown(*map(fmean, columns))
     waits = (
@@ -158,7 +145,7 @@ def _stages(found: profiled_steps.Findings) -> dict[str, Any]:
 
 
 def spread(values: Sequence[float]) -> profile.Quartiles:
-    """Return the median and the quartiles of the values; all are 0 if `values` is empty."""
+    """Return the median and quartiles of `values`; without values, all are 0."""
     lower, middle, upper = quartiles(values or [0.0])
     return profile.Quartiles(median_s=middle, lower_s=lower, upper_s=upper)
 
@@ -208,6 +195,6 @@ def _resources(blocks: profiled_steps.Blocks, group: Group) -> Iterator[profile.
 
 
 def main() -> None:
-    """Run one rank with the request in the only argument."""
-    asked = ProfileRequest.model_validate_json(sys.argv[1])
-    leave(as_rank(partial(_profile_rank, asked), asked.settings.deadline_s))
+    """Run one rank; the arguments are the settings as JSON and the name of the run's folder."""
+    settings = profile.ProfileSettings.model_validate_json(sys.argv[1])
+    leave(as_rank(partial(_profile_rank, settings, sys.argv[2]), settings.deadline_s))

@@ -1,4 +1,4 @@
-"""Take a profile's steps on this rank: plain, recorded, and under torch.profiler.
+"""Take the steps of a profile on this rank: plain, recorded, and under torch.profiler.
 
 All ranks take the same steps in parallel, because ranks of one machine slow each other down.
 """
@@ -28,13 +28,7 @@ from paceline.record.recorder import Recorder
 from paceline.records.profile import SYNTHETIC, ProfileSettings, TensorMemory, WorkerMemoryRow
 from paceline.records.settings import strategy_config
 from paceline.strategies import find_exchange
-from paceline.studies.profile.memory_use import (
-    forget_peak,
-    held_nbytes,
-    peak_nbytes,
-    state_of,
-    track,
-)
+from paceline.studies.profile import memory_use
 from paceline.studies.profile.operators import Annotating, Step, ThroughTorch, through_torch
 from paceline.training.data import ShardedBatches, loader
 from paceline.training.models import describe, find
@@ -46,12 +40,12 @@ _STEPS_AN_EPOCH, _LEAST_SAMPLES = 4, 40  # enough samples for the ten classes of
 _NUM_WARM_UP = 2
 _LEARNING_RATE = 0.01
 _MOST_BLOCKS, _FEWEST_A_BLOCK = 5, 4
-_NUM_SETTLING = 2  # untimed steps, because an exchange restarts when its recorder changes
+_NUM_SETTLING = 2  # untimed steps after a change of the recorder, which restarts the exchange
 
 
 @dataclass(frozen=True)
 class ProfiledModel:
-    """A recipe and its model on one rank; `workload` describes the rank's share of a step."""
+    """A recipe with its model and batches; `workload`: description of this rank's share."""
 
     model: nn.Module
     recipe: Recipe
@@ -87,9 +81,9 @@ def profiled_recipe(settings: ProfileSettings) -> Recipe:
 
 
 def subject_of(settings: ProfileSettings, group: Group) -> ProfiledModel:
-    """Load the data, build and describe the model; InvalidInput for unsuitable settings."""
+    """Load the data, and build and describe the model; raises InvalidInput for bad settings."""
     if group.world_size != settings.workers:
-        problem = f"must be {group.world_size}, the number of ranks"
+        problem = f"must equal the number of ranks, {group.world_size}"
         raise InvalidInput("workers", problem, got=settings.workers)
     recipe = profiled_recipe(settings)
     model = built(recipe, settings.seed)
@@ -114,14 +108,14 @@ class ProfiledTraining:
     learning: Learning
 
     def step(self, recorder: Recorder, *, alone: bool = False) -> None:
-        """Take one step with the other ranks; if `alone`, omit the exchange with them."""
+        """Take one step; if `alone`, without the exchange with other ranks."""
         trained = self.model if alone else self.replica
         train_step(trained, self.optimizer, self.source, recorder, self.learning)
 
 
 @dataclass
 class Blocks:
-    """The measurements of this rank's blocks of steps.
+    """The measurements of this rank's blocks; a block is a number of consecutive steps.
 
     `plain` and `recorded`: step durations of each block, except the block's first step. `spans`:
     this rank's spans in each recorded block. `timelines`: all ranks' timeline of each recorded
@@ -160,8 +154,8 @@ def profile_rank(settings: ProfileSettings, subject: ProfiledModel, group: Group
     name = f"{device_of(device).kind}{group.rank}"
     recorder = Recorder(clock, name, group.rank)
     torch.manual_seed(settings.seed + group.rank)  # ranks must draw different dropout masks
-    before = held_nbytes(device)
-    forget_peak(device)
+    before = memory_use.held_nbytes(device)
+    memory_use.forget_peak(device)
     strategy = find_exchange(settings.strategy)
     config = strategy_config(strategy, settings.options, settings.workers)
     training = ProfiledTraining(
@@ -176,14 +170,14 @@ def profile_rank(settings: ProfileSettings, subject: ProfiledModel, group: Group
     recorder.step_ends()
     blocks = measure(training, recorder, clock, group, settings.steps)
     held = WorkerMemoryRow(
-        worker=group.rank, before_nbytes=before, training_nbytes=peak_nbytes(device)
+        worker=group.rank, before_nbytes=before, training_nbytes=memory_use.peak_nbytes(device)
     )
 
     def seen(step: Step) -> ThroughTorch:
         group.barrier()
         return through_torch(step, Annotating(clock, name, group.rank), subject.model)
 
-    # Stop recording: the profiled steps use their own recorder.
+    # Stop recording, because the steps under torch.profiler use another recorder.
     training.replica.record(None)
     together = seen(training.step)
     # Close the replica: its hooks would exchange gradients even in steps with `alone=True`.
@@ -200,13 +194,13 @@ def _memory_alone(
     optimizer, workload = training.optimizer, subject.workload
     optimizer.zero_grad(set_to_none=True)
     share, unseen = next(training.source), Recorder(clock, "", 0)
-    tracked = track(
+    tracked = memory_use.track(
         lambda: train_step(subject.model, optimizer, iter((share,)), unseen, training.learning),
         subject.model,
         optimizer,
         (share.inputs, share.targets),
     )
-    state_nbytes = sum(tensor.nbytes for tensor in state_of(optimizer))
+    state_nbytes = sum(tensor.nbytes for tensor in memory_use.state_of(optimizer))
     memory = TensorMemory(
         parameters=sum(parameter.nbytes for parameter in subject.model.parameters()),
         gradients=workload.gradient_nbytes,
@@ -221,7 +215,7 @@ def _memory_alone(
 
 
 def split(num_steps: int) -> tuple[int, int]:
-    """Return the number and size of blocks for at least `num_steps` steps."""
+    """Return the number of blocks and their size, for at least `num_steps` steps in total."""
     num_blocks = max(2, min(_MOST_BLOCKS, num_steps // _FEWEST_A_BLOCK))
     return num_blocks, -(-num_steps // num_blocks)
 
@@ -231,9 +225,9 @@ def measure(
 ) -> Blocks:
     """Take plain and recorded blocks of steps alternately, on all ranks together.
 
-    Each plain block forms a pair with a recorded block. The order within pairs alternates, so that
-    a machine that slows down affects plain and recorded blocks equally. If the durations of plain
-    steps vary too much, `measure` doubles the number of blocks.
+    The order within a pair of blocks alternates, so that a machine that slows down affects plain
+    and recorded blocks equally. If the durations of plain steps vary too much, the number of blocks
+    doubles.
     """
     num_blocks, size = split(num_steps)
     settling = _NUM_SETTLING if group.world_size > 1 else 0
@@ -244,7 +238,7 @@ def measure(
         earlier = len(found.plain)
         for number in range(num_blocks):
             for recorded in (False, True) if number % 2 == 0 else (True, False):
-                # Start together: the first step must not wait for a rank that still gathers spans.
+                # Start together, so that the first step waits for no rank that still gathers spans.
                 group.barrier()
                 if recorded:
                     found.recorded.append(block(recorded=True))
@@ -288,7 +282,7 @@ def _block(
 
 
 def typical(seconds: Sequence[float]) -> float:
-    """Return the mean without the shortest and longest quarters (`Timeline.typical_step_s`)."""
+    """Return the mean of the middle half of `seconds`, as in `Timeline.typical_step_s`."""
     outer = len(seconds) // 4
     middle = sorted(seconds)[outer : len(seconds) - outer]
     return sum(middle) / len(middle)

@@ -1,4 +1,4 @@
-"""Journal of a study: its settings, and one line for each finished cell.
+"""The journal of a study: a file with its settings, and one with a line per finished cell.
 
 A cell in the journal is on disk and is not measured again. An incomplete last line, left by a
 killed study, is dropped.
@@ -22,7 +22,7 @@ _HEADER, _CELLS = "study.json", "cells.jsonl"
 
 
 class JournalHeader(Record):
-    """Identifies the study that a folder belongs to."""
+    """Identifies the study in a folder."""
 
     id: str
     paceline: str
@@ -73,7 +73,7 @@ class Journal:
         self._file.close()
 
     def append(self, cells: Iterable[ScaleCell]) -> None:
-        """Append the cells to the file, and wait until the cells are on disk."""
+        """Append cells to the journal, and wait until the cells are on disk."""
         new = tuple(cells)
         text = "".join(f"{cell.model_dump_json()}\n" for cell in new)
         self._file.write(text.encode())
@@ -83,14 +83,14 @@ class Journal:
 
 
 def _agreed(path: Path, header: JournalHeader) -> JournalHeader:
-    """Read the file's header, or write `header` to a new file; InvalidInput if settings differ."""
+    """Read the header in `path`, or write `header`; InvalidInput if version or settings differ."""
     if not path.exists():
         write_text(path, header.model_dump_json(indent=2) + "\n")
         return header
     text = read_file(path, limits.JOURNAL_HEADER)
     version = read_finite_record(_VERSION, text, str(path)).paceline
     if version != header.paceline:
-        problem = f"has a study by Paceline {version}, and this is {header.paceline}"
+        problem = f"has a study by Paceline {version}, but this is Paceline {header.paceline}"
         raise InvalidInput("output", problem, hint="name another folder")
     found = read_record(_HEADER_RECORD, text, str(path))
     for field in ScaleSettings.model_fields:

@@ -1,9 +1,8 @@
-"""Carry out a study: run after run, writing each finished cell to the journal."""
+"""Carry out the runs of a study, and write each finished cell to the journal."""
 
 import hashlib
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,8 +13,8 @@ from math import inf
 from pathlib import Path
 
 import torch
+from rich import progress
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import Machine
@@ -34,6 +33,7 @@ from paceline.records.scale import ScaleCell, ScaleResult, ScaleSettings
 from paceline.report import advice, write_report
 from paceline.report.format import counted, duration
 from paceline.report.metrics import of_study
+from paceline.runs.folder import new_id
 from paceline.strategies import find_exchange
 from paceline.studies.scale import study_runs
 from paceline.studies.scale.journal import Journal, JournalHeader
@@ -46,7 +46,7 @@ _SCRATCH = "under-way-"  # prefix of temporary folders of runs
 
 @dataclass(frozen=True)
 class StudyModel:
-    """A model; `workload(n)` describes a worker's step with n samples.
+    """A model to study; `workload(n)` describes a worker's step with n samples.
 
     `shape`: shape of a sample; None for a model with its own data.
     """
@@ -57,8 +57,7 @@ class StudyModel:
     def predicted(self, machine: Machine, method: str, workers: int, batch_size: int) -> RunStep:
         """Predict a step on a machine's first `workers` devices, with the fastest `chunk`.
 
-        Raises InvalidInput if the machine has too few devices, lacks links for the method, or has
-        too little memory.
+        Raises InvalidInput if the machine lacks devices, links or memory.
         """
         strategy = find_exchange(method)
         config = strategy.config(workers=workers)
@@ -71,8 +70,8 @@ def study_model(settings: ScaleSettings) -> StudyModel:
     """Build and describe the model of the settings.
 
     A model trained on random samples has one output for each class. Raises InvalidInput if the
-    model cannot be built, its sample shape is unknown, or forward fails with every batch size. If
-    only some batch sizes fail, their cells get an error.
+    model cannot be built, if its input shape is unknown, or if forward fails with every batch size.
+    If forward fails with some batch sizes, only the cells of these sizes get an error.
     """
     shape: tuple[int, ...] | None = None
     if takes_any_data(settings.model):
@@ -84,14 +83,14 @@ def study_model(settings: ScaleSettings) -> StudyModel:
         workload = cache(lambda size: describe(model, torch.zeros(size, *shape), settings.model))
     else:
         if settings.input_shape is not None and own_recipe(settings.model) is None:
-            _shape_of(settings)  # raises InvalidInput for an untrainable sequence length
+            _shape_of(settings)  # raises InvalidInput if the sequence length cannot be trained
         workload = cache(lambda size: workload_of(settings.model, size, settings.input_shape))
     *larger, smallest = sorted(settings.batch_size, reverse=True)
     for size in larger:
         with suppress(InvalidInput):
             workload(size)
             return StudyModel(shape, workload)
-    workload(smallest)  # raises the smallest batch's InvalidInput
+    workload(smallest)  # raises InvalidInput if this size fails, too
     return StudyModel(shape, workload)
 
 
@@ -115,7 +114,6 @@ class ScalingStudy:
     device: KnownDevice | None
     machine: Machine | None
     model: StudyModel
-    memory_bytes: int
 
     def repeats(self, run: StudyRun) -> int:
         """Return the number of repetitions: one for a forecast."""
@@ -135,7 +133,7 @@ class ScalingStudy:
             step = self.model.predicted(self.machine, run.method, workers, size)
             return {Origin.PREDICTED: step}
         try:
-            # In the study's folder, so that the next start can clean up after a killed study.
+            # A folder in the study's folder: if this study is killed, the next start removes it.
             with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=folder) as scratch:
                 arguments = study_runs.run_arguments(
                     run, self.settings, self.model.shape, Path(scratch)
@@ -150,7 +148,7 @@ class ScalingStudy:
         """Return the cells of a run from the steps of its repetitions."""
         samples = self.settings.samples
         # The memory of a worker is its device's memory, or a share of this machine's memory.
-        capacity = self.memory_bytes / run.workers
+        capacity = memory_bytes() / run.workers
         if run.source is Origin.PREDICTED and self.machine is not None:
             capacity = min(device.memory_bytes for device in self.machine.devices)
         elif run.source is Origin.REHEARSED and self.device is not None:
@@ -167,7 +165,7 @@ def do_runs(
     folder: Path,
     begin: Callable[[StudyRun], None],
 ) -> Iterator[tuple[StudyRun, list[ScaleCell]]]:
-    """Carry out runs; yield the run of each repetition, with its cells after the last one.
+    """Yield the run of each repetition, and after the run's last repetition its cells.
 
     Repetitions of runs that differ only in the method alternate, starting with a different method
     each time, so that a machine that slows down affects all methods equally.
@@ -195,40 +193,6 @@ def do_runs(
         yield run, cells
 
 
-class StudyProgress(Progress):
-    """A bar of repetitions with the remaining time; without a terminal, a line for each run."""
-
-    def __init__(self, console: Console, num_repetitions: int) -> None:
-        super().__init__(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-            speed_estimate_period=inf,
-        )
-        self._task = self.add_task("", total=num_repetitions)
-        self.advance(self._task, 0)  # the estimate counts the time from here
-
-    def begin(self, run: StudyRun) -> None:
-        """Show the name of the run whose repetition begins."""
-        self.update(self._task, description=run.label)
-
-    def done(self, run: StudyRun, cells: Sequence[ScaleCell]) -> None:
-        """Count a repetition; `cells`: the run's cells, if this was its last repetition."""
-        self.advance(self._task)
-        if not cells or self.console.is_terminal:
-            return
-        task, first = self.tasks[0], cells[0]
-        epoch = f"failed: {first.error}" if first.epoch_s is None else duration(first.epoch_s)
-        left = timedelta(seconds=task.time_remaining or 0)
-        done = f"{task.completed:.0f}/{task.total or 0:.0f}: {run.label}: {epoch}"
-        line = f"{done}; about {left} left" if left else done
-        self.console.print(line, soft_wrap=True)
-
-
 def usual_folder(settings: ScaleSettings) -> Path:
     """Return the default folder of a study, determined by its settings."""
     text = f"{version('paceline')} {settings.model_dump_json()}"
@@ -239,19 +203,17 @@ def usual_folder(settings: ScaleSettings) -> Path:
 def run_study(settings: ScaleSettings, folder: Path, screen: Console) -> ScaleResult:
     """Complete a study, and write result.json and report.html into its folder.
 
-    Cells that are already in the folder are not measured again, and an interrupted study keeps its
-    finished cells. A failed cell has an error. Raises InvalidInput if the model, device, machine or
+    Cells that the folder already contains are not measured again, so an interrupted study can be
+    continued. A failed cell has an error. Raises InvalidInput if the model, device, machine or
     folder does not fit the settings, or if all cells fail.
     """
     if settings.trains:
         check_gpus(max(point.workers for point in settings.points))
     device = None if settings.device is None else find_device(settings.device)
     machine = None if settings.machine is None else find_machine(settings.machine)
-    study = ScalingStudy(settings, device, machine, study_model(settings), memory_bytes())
-    run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{settings.model.replace(':', '.')}-scale"
-
-    header = JournalHeader(id=run_id, paceline=version("paceline"), settings=settings)
-    with Journal(folder, header) as journal:
+    study = ScalingStudy(settings, device, machine, study_model(settings))
+    known = {"id": new_id(settings.model, "-scale"), "paceline": version("paceline")}
+    with Journal(folder, JournalHeader(settings=settings, **known)) as journal:
         _remove_scratch(folder)
         write_config(folder, settings)
         if journal.dropped:
@@ -278,7 +240,7 @@ def run_study(settings: ScaleSettings, folder: Path, screen: Console) -> ScaleRe
     write_report(folder)
     errors = [cell.error for cell in cells if cell.error is not None]
     if len(errors) == len(cells):
-        raise InvalidInput("cells", f"all failed; error of the first cell: {errors[0]}")
+        raise InvalidInput("cells", f"have all failed, the first with: {errors[0]}")
     return result
 
 
@@ -289,10 +251,35 @@ def _remove_scratch(folder: Path) -> None:
 
 
 def _measure(study: ScalingStudy, journal: Journal, screen: Console) -> None:
+    """Measure missing cells; show a bar with the remaining time, or without a terminal lines."""
     known = {(cell.point, cell.kind) for cell in journal.cells}
     todo = [run for run in study_runs.runs(study.settings) if not known.issuperset(run.keys)]
-    with StudyProgress(screen, sum(map(study.repeats, todo))) as progress:
-        for run, cells in do_runs(study, todo, journal.folder, progress.begin):
+    with progress.Progress(
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeRemainingColumn(),
+        console=screen,
+        transient=True,
+        disable=not screen.is_terminal,
+        speed_estimate_period=inf,
+    ) as bar:
+        task = bar.add_task("", total=sum(map(study.repeats, todo)))
+        bar.advance(task, 0)  # the estimate counts the time from here
+
+        def begin(run: StudyRun) -> None:
+            bar.update(task, description=run.label)
+
+        for run, cells in do_runs(study, todo, journal.folder, begin):
+            bar.advance(task)
             if cells:
                 journal.append(cell for cell in cells if (cell.point, cell.kind) not in known)
-            progress.done(run, cells)
+                if not screen.is_terminal:
+                    screen.print(_progress_line(bar.tasks[0], run, cells[0]), soft_wrap=True)
+
+
+def _progress_line(task: progress.Task, run: StudyRun, first: ScaleCell) -> str:
+    epoch = f"failed: {first.error}" if first.epoch_s is None else duration(first.epoch_s)
+    left = timedelta(seconds=task.time_remaining or 0)
+    done = f"{task.completed:.0f}/{task.total or 0:.0f}: {run.label}: {epoch}"
+    return f"{done}; about {left} left" if left else done

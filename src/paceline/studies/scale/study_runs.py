@@ -1,4 +1,4 @@
-"""List a study's runs, carry out runs in child processes, and build the cells."""
+"""List the runs of a study, start a run in a child process, and compute cells."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from paceline.records.scale import Point, ScaleCell, ScaleSettings
 from paceline.report.format import counted
 
 _PREFIX = "paceline: "
-_FEWEST_STEPS = 5  # steps of a run if the study uses only the predicted step
+_FEWEST_STEPS = 5  # steps of a run of which only the prediction is used
 _LEARNING_RATE = "0.001"  # keeps deep networks from diverging on random samples
 _NOT_PARTS = ("step", "hidden")  # the other quantities add up to the step
 
@@ -27,10 +27,11 @@ class Crashed(Exception):
 
 @dataclass(frozen=True)
 class StudyRun:
-    """A training, rehearsal or forecast (by `source`) whose step is timed, and the step's cells.
+    """A training, rehearsal or forecast (by `source`) that yields the step time of some cells.
 
-    Cells of strong and weak scaling with the same step share a run: two workers that share a batch
-    of 32 take the same step as two workers with 16 samples each.
+    Cells of strong and weak scaling with equal steps share a run: two workers that share a batch of
+    32 take the same step as two workers with 16 samples each. `points`, `kinds`: there is a cell
+    for each combination.
     """
 
     source: Origin
@@ -104,7 +105,7 @@ def _samples(
 ) -> dict[str, object]:
     if shape is None:
         return {"steps": num_steps(run, settings)}
-    # At least one sample for each class.
+    # Every class needs at least one sample.
     samples = max(num_steps(run, settings) * run.batch_size, settings.classes)
     shaped = "x".join(map(str, shape))
     return {
@@ -115,7 +116,7 @@ def _samples(
 
 
 def num_steps(run: StudyRun, settings: ScaleSettings) -> int:
-    """Return a repetition's number of steps: few if the study uses only the predicted step."""
+    """Return the number of steps of a repetition; few if only its prediction is used."""
     return settings.steps if run.source in run.kinds else _FEWEST_STEPS
 
 
@@ -137,7 +138,7 @@ def answer(arguments: Sequence[str], deadline_s: float) -> dict[str, Any]:
             raise Crashed(reason(done.returncode))
         raise Crashed(own[-1] if own else f"{reason(done.returncode)}; its last line: {lines[-1]}")
     try:
-        found = read_json(done.stdout.encode(), "its answer")
+        found = read_json(done.stdout.encode(), "stdout")
     except InvalidInput:
         problem = "stdout is not JSON; does the model or one of its imports print?"
         raise Crashed(problem) from None
@@ -148,9 +149,9 @@ def answer(arguments: Sequence[str], deadline_s: float) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RunStep:
-    """The step of one repetition: seconds, parts, and a worker's memory.
+    """A step of one repetition: duration, parts, and a worker's memory.
 
-    `range_share`: half width of a prediction's range, relative to the step.
+    `range_share`: half the width of a predicted step's range, relative to the step.
     """
 
     seconds: float
@@ -160,7 +161,7 @@ class RunStep:
 
     @property
     def range_s(self) -> tuple[float, float]:
-        """The bounds of the step's range, which are equal for a measured step."""
+        """The bounds of the step's range; both are `seconds` for a measured step."""
         return max(0.0, 1 - self.range_share) * self.seconds, (1 + self.range_share) * self.seconds
 
     @property
@@ -194,7 +195,7 @@ def steps_of(result: RunResult) -> dict[Origin, RunStep]:
 def cell(
     point: Point, kind: Origin, steps: Sequence[RunStep], samples: int, capacity_bytes: float
 ) -> ScaleCell:
-    """Return an epoch's cell from the steps of one or more repetitions."""
+    """Compute the cell of an epoch from the steps of its repetitions."""
     number = point.steps_of(samples)
     _, middle_s, _ = quartiles([step.seconds for step in steps])
     shortest_s, longest_s = zip(*(step.range_s for step in steps), strict=True)
