@@ -9,8 +9,8 @@ Files of a synchronous run:
         ranks.safetensors        RANK/KEY: states of random generators, error feedback
         progress.json            position in the data, epochs, choices, properties of the run
 
-The model and its optimizer state are equal on all ranks; layers that are split between ranks are
-saved whole. Ranks agree in advance on the step after which they write a checkpoint.
+The model and optimizer state are equal on all ranks. A layer that is split between ranks is saved
+as one tensor. Ranks agree in advance on the step after which they write a checkpoint.
 """
 
 import logging
@@ -36,22 +36,22 @@ from paceline.links.tensor_messages import broadcast_tensors, gather_tensors
 logger = logging.getLogger(__name__)
 
 CHECKPOINTS = "checkpoints"  # subfolder of a run's folder
-_FIRST_MEETING = 10  # steps that measure the step time, before ranks first agree when to save
-_NEARLY = 0.9  # ranks that meet after this share of the interval save at once
+_FIRST_MEETING = 10  # steps after which ranks first agree when to save; they measure the step time
+_NEARLY = 0.9  # if this share of the interval has passed when ranks agree, they save at once
 
 
 class State(NamedTuple):
-    """State of a run between two steps: tensors by FILE/NAME, and values by file."""
+    """State of a run between two steps: `tensors` by FILE/NAME, and JSON values by file."""
 
     tensors: Tensors
     parts: dict[str, Any]
 
     def file(self, name: str) -> Tensors:
-        """Return the tensors of a file, or of FILE/PART, by name."""
+        """Return the tensors of a file by name; `name`: FILE or FILE/PART."""
         return within(self.tensors, f"{name}/")
 
     def own_part(self, name: str) -> Any:
-        """Return the part `name`; InvalidInput if the run's strategy did not write it."""
+        """Return the values of file `name`; InvalidInput if another strategy wrote the state."""
         if name not in self.parts:
             raise self.wrong_strategy()
         return self.parts[name]
@@ -135,8 +135,8 @@ class Saver:
     def after(self, num_steps: int, gather: Callable[[int], State]) -> None:
         """Save the state if due after this step; raise Interrupted if the run must stop.
 
-        `gather(num_steps)` returns the state of all ranks on rank 0. Only a single process may omit
-        calls of this method.
+        `gather(num_steps)` returns the state of all ranks on rank 0. With several ranks, call this
+        method after every step on all ranks.
         """
         reach("step.done", worker=self._group.rank, step=num_steps)
         if self._stop.after(num_steps):
@@ -182,7 +182,7 @@ class Saver:
 def with_ranks(
     state: State, own: Mapping[str, Tensor], values: Mapping[str, Any], group: Group
 ) -> State:
-    """Add all ranks' tensors, plain values and random states to rank 0's state; collective."""
+    """Return `state` with each rank's tensors, values and random state, on rank 0; collective."""
     random_tensors, random_values = random_state(group.device)
     mine = dict(own) | {f"random/{key}": one for key, one in random_tensors.items()}
     gathered = gather_tensors(mine, group)

@@ -1,6 +1,6 @@
-"""Encoded all-reduces that run in the background, with a requested codec or the fastest one.
+"""Run encoded all-reduces in background threads, with a given codec or the fastest one.
 
-Values are divided into pieces, which `encoded_pieces` exchanges.
+A tensor is divided into pieces, which `encoded_pieces` exchanges.
 """
 
 import threading
@@ -60,9 +60,10 @@ class Compression:
 
 @dataclass(eq=False)
 class Work:
-    """One all-reduce; `future` receives the mean.
+    """One all-reduce of `values`; `future` receives the mean.
 
-    If any rank has NaN or infinite values, whose number is `num_nonfinite`, all values become NaN.
+    `num_nonfinite`: number of NaN and infinite values of all ranks. If there are any, all values of
+    the mean become NaN.
     """
 
     key: str
@@ -75,7 +76,7 @@ class Work:
     _failing: threading.Lock = field(default_factory=threading.Lock)
 
     def fail(self, error: BaseException) -> None:
-        """Set the future's error, if the future is not done; thread-safe."""
+        """Set the error of a future that is not done; thread-safe."""
         with self._failing:
             if not self.future.done():
                 self.future.set_exception(error)  # type: ignore[arg-type] # an error is a valid result here
@@ -87,11 +88,11 @@ class Work:
 
 
 class CompressedAllReduce:
-    """Runs all-reduces in order with a scatter thread and a gather thread.
+    """Runs all-reduces in order, in a thread that scatters and a thread that gathers.
 
     Ranks create it collectively and begin all-reduces in the same order. The threads have separate
     process groups, so that the scatter of one piece overlaps with the gather of another piece.
-    `codecs` store error feedback by `key`. Collectives time out after `deadline_s`.
+    `codecs` has error feedback by key. Collectives time out after `deadline_s`.
     """
 
     def __init__(self, ranks: Sequence[int], device: torch.device, deadline_s: float) -> None:
@@ -106,20 +107,20 @@ class CompressedAllReduce:
                 timeout=timedelta(seconds=deadline_s),
                 # values in host memory require gloo, even if the default group is nccl
                 backend="gloo" if own.backend == "gloo" else None,
-                # otherwise all ranks of the default group would have to call new_group
+                # True: ranks outside the new group need not call new_group
                 use_local_synchronization=len(self._ranks) < dist.get_world_size(),
             )
             for _ in range(2)
         ]
         self.codecs = PieceCodecs()
         self._used: set[str] = set()
-        self._is_void = False  # whether some values of the step were not finite
+        self._is_void = False  # whether a gradient of the step was NaN or infinite
         self._scattering = CallThread("scatter", self.device)
         self._gathering = CallThread("gather", self.device)
 
     def begin_step(self) -> None:
         """Begin a step: drop error feedback of keys unused in the last step."""
-        if self._is_void:  # the step is skipped
+        if self._is_void:  # the optimizer skips the step, so drop all error feedback
             self.codecs.keep(())
             self._is_void = False
         if self._used:
@@ -135,7 +136,7 @@ class CompressedAllReduce:
         """Start to replace contiguous float32 values by (their sum over all ranks) / `divisor`."""
         ready, future, own = None, Future(), device_of(self.device)
         if own.is_asynchronous:
-            ready = own.record()  # the scatter thread uses another stream
+            ready = own.record()  # the scatter thread, on another stream, waits for it
             future = Future(devices=[own.torch_device])
         self._used.add(key)
         work = Work(key, values, codec, divisor, future, ready)
@@ -153,7 +154,7 @@ class CompressedAllReduce:
                 raise InvalidInput("codec", problem, got=codec)
 
     def agree(self, values: Sequence[float]) -> list[float]:
-        """Return each value's maximum over all ranks, collectively, while no all-reduce runs."""
+        """Return each value's maximum over all ranks; collective, and not during an all-reduce."""
         largest = torch.tensor(values, dtype=torch.float32, device=self.device)
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._groups[0])
         return largest.tolist()
@@ -166,7 +167,7 @@ class CompressedAllReduce:
     def _scatter(self, work: Work) -> None:
         if work.ready is not None:
             device_of(self.device).current_stream().wait_event(work.ready)
-        pieces = work.values.split(PIECE)  # to overlap encoding with sending and decoding
+        pieces = work.values.split(PIECE)  # so that encoding a piece overlaps with sending another
         for number, values in enumerate(pieces):
             codecs = self.codecs.of(work.key, number, len(self._ranks), work.codec)
             piece = EncodedPiece.of(values, codecs, self._rank, work.divisor)
@@ -192,11 +193,11 @@ class CompressedAllReduce:
 
 
 class AutoCodec:
-    """Encodes a tensor with `dynamic8` if encoding shortens the exchange and the steps.
+    """Encodes tensors with codec `dynamic8` if encoding shortens exchanges and steps.
 
-    A line through the times of a small and a large exchange, with and without the codec, predicts
-    the time of an exchange of any size. Because computation may hide exchanges, steps with and
-    without the codec are then timed in turns (`paceline.core.turns`). All ranks choose the same.
+    Exchanges of two sizes are timed with and without the codec. Lines through the two times predict
+    for which sizes the codec is faster. Because computation may hide exchanges, steps with and
+    without the codec are then timed alternately (`paceline.core.turns`). All ranks choose the same.
     """
 
     def __init__(self, all_reduce: CompressedAllReduce) -> None:
@@ -211,7 +212,7 @@ class AutoCodec:
         return self._turns.name == "plain"
 
     def begin_step(self) -> None:
-        """Record the start of a step; after `num_steps` steps, update the choice collectively."""
+        """Record the start of a step; after enough steps, update the choice collectively."""
         num_steps = self._turns.num_steps
         self._marks.append(time.monotonic())
         if num_steps is not None and len(self._marks) > num_steps:
@@ -227,7 +228,7 @@ class AutoCodec:
 
     @property
     def why(self) -> str:
-        """The choice and its measurements."""
+        """Description of the choice and its measurements."""
         used, took_s = "none" if self.is_plain else _CODEC, self._turns.seconds
         verdict = f"{used} now; steps are measured with and without a codec"
         if self._turns.settled:
@@ -248,7 +249,7 @@ class AutoCodec:
         return self._lines[name].latency_s + self._lines[name].seconds_per_byte * count
 
     def _line(self, name: str, factory: Factory) -> LinearTime:
-        """Return the line through the slowest rank's times of a small and a large exchange."""
+        """Fit a line to the slowest rank's times of a small and a large exchange."""
         fastest = []
         for size in _SIZES:
             values = torch.ones(size, device=self._all_reduce.device)
@@ -263,7 +264,7 @@ class AutoCodec:
 
 
 class CodecAllReduce(CompressedAllReduce):
-    """An all-reduce with a codec; "auto" encodes only tensors whose exchange becomes faster.
+    """Runs all-reduces with a codec; "auto" encodes only if exchanges and steps become faster.
 
     Created collectively. Raises InvalidInput if the ranks' codecs differ.
     """
@@ -280,16 +281,16 @@ class CodecAllReduce(CompressedAllReduce):
             raise
         self._auto = AutoCodec(self) if codec == AUTO else None
         self._make = None if codec == AUTO else factory_of(codec)
-        self._bytes_sent = [0, 0]  # do not count the measurements
+        self._bytes_sent = [0, 0]  # exclude the bytes of the measurements
 
     @property
     def why(self) -> str:
-        """The codec in use, with the measurements."""
+        """The codec in use, and the reason for its choice."""
         return f"{self._name}: requested" if self._auto is None else self._auto.why
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing is encoded until the next `begin_step`."""
+        """Whether `reduce` encodes no values until the next `begin_step`."""
         return self._auto is not None and self._auto.is_plain
 
     def begin_step(self) -> None:

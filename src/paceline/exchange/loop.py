@@ -1,4 +1,4 @@
-"""Training loop of synchronous strategies: epochs, steps and tests."""
+"""Run the training loop of synchronous strategies: epochs, steps, tests and checkpoints."""
 
 import logging
 import time
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 class Place(NamedTuple):
-    """Position in a run: epoch, and number of its finished steps."""
+    """Position in a run: number of an epoch, and of finished steps in this epoch."""
 
     epoch: int = 0
     step: int = 0
@@ -57,9 +57,10 @@ class Learned:
 
 @dataclass(frozen=True)
 class Trained:
-    """The result of a training on this rank; `offset`: its clock offset during the trace.
+    """The result of a training on this rank.
 
-    `sent_share`: share of values that this rank sent; None if the codec omits no values.
+    `offset`: offset of this rank's clock during the trace. `sent_share`: share of the gradient
+    values that this rank sent; None if the codec sends all values.
     """
 
     epochs: tuple[Epoch, ...]
@@ -79,11 +80,11 @@ def train(
 ) -> Trained:
     """Train a model whose gradients `replica` exchanges, and close the replica.
 
-    `learner`: takes the steps. Default: the learner of a WholeModel. The last steps of the epoch
-    from `traced_steps` are traced. The result's `step_seconds` are the durations of steps in all
-    other epochs, except the first steps of each epoch; in a single epoch, of its untraced steps.
-    Raises InvalidInput for the learning rate if a loss is NaN or infinite. After SIGINT, saves the
-    state and raises Interrupted.
+    `learner`: takes the steps. Default: the learner of a WholeModel. In one epoch, the last steps
+    are traced (see `traced_steps`). The result's `step_seconds` are the durations of the steps of
+    all other epochs, or of the untraced steps of a single epoch, without the first steps of each
+    epoch. Raises InvalidInput for the learning rate if a loss is NaN or infinite. After SIGINT,
+    saves the state and raises Interrupted.
     """
     if learner is None:
         learner = WholeModel(session, setup, recorder, replica).learner
@@ -96,7 +97,7 @@ def train(
 
 
 class _Loop:
-    """One training: its parts and measurements."""
+    """One training of a replica, with its progress and measurements."""
 
     def __init__(
         self,
@@ -154,7 +155,7 @@ class _Loop:
         """Train the remaining steps of an epoch, and test the model."""
         setup, recorder, learned = self._setup, self._recorder, self._learned
         num_steps, is_traced = setup.epoch_steps[number], number == self._traced.epoch
-        # record only in the traced epoch, because recording takes time
+        # record exchanges only in the traced epoch, because recording takes time
         if number in (self._traced.epoch, self._traced.epoch + 1):
             self._replica.record(recorder if is_traced else None)
             if self._num_steps:
@@ -165,7 +166,7 @@ class _Loop:
         learned.place = Place(number, first_step)
         source = setup.source(number, first_step)
         self._total = torch.tensor(before, device=self._session.group.device)
-        paused = set[int]()  # numbers of steps that follow a test
+        paused = set[int]()  # numbers of steps that follow a test of the model
         for step in range(first_step, num_steps):
             if is_traced and step == self._traced.step:
                 recorder.start_trace(self._learner.traced)
@@ -186,7 +187,7 @@ class _Loop:
             self._end_epoch(time.monotonic() - started - tested_s)
 
     def _measure(self, number: int, first_step: int, paused: set[int], took_s: float) -> None:
-        """Add the durations of the epoch's steps, and its spans if traced."""
+        """Store the durations of the epoch's steps, and the recorded spans if it was traced."""
         ends, last = self._recorder.step_ends(), len(self._setup.epoch_steps) - 1
         num_steps = len(ends)
         if number == self._traced.epoch:
@@ -195,12 +196,12 @@ class _Loop:
             self._offset = clock_offset(self._session.group)
         steps = list(enumerate(pairwise(ends), 1))[NUM_WARM_UP - 1 :]
         self._seconds += [end - start for step, (start, end) in steps if step not in paused]
-        if number == last and num_steps and not self._seconds:  # too few steps after resuming
+        if number == last and num_steps and not self._seconds:  # too few steps are left after resuming
             self._seconds = [took_s / num_steps]
 
     @property
     def _num_steps(self) -> int:
-        """Number of steps so far."""
+        """Number of steps since the start of the run."""
         epoch, step = self._learned.place
         return sum(self._setup.epoch_steps[:epoch]) + step
 
@@ -239,14 +240,14 @@ class _Loop:
         return value, Evaluation(self._num_steps, loss / size, score / size if has_score else None)
 
     def _prepare(self) -> None:
-        """If the exchange needs it, run a forward and backward pass without effects."""
+        """Let the replica run a forward and backward pass without effects, if it needs one."""
         setup, learner = self._setup, self._learner
         setup.model.train()
         share = next(iter(setup.source(0, 0)))
         self._replica.prepare(lambda: learner.prepare(share))
 
     def _state(self, num_steps: int) -> State:
-        """Gather the state of all ranks after a number of steps, on rank 0."""
+        """Gather the state of all ranks on rank 0, after `num_steps` steps."""
         session, learned, common = self._session, self._learned, self._learner.state()
         sampler, used = self._setup.sampler, self._replica.statistics()
         progress = {
@@ -292,7 +293,7 @@ class _Loop:
 
 
 def run_of(session: TrainingSession, setup: TrainingSetup) -> dict[str, Any]:
-    """Return the properties that a resumed run must share with the original."""
+    """Return the properties that must be unchanged when a run is resumed."""
     settings, recipe = session.settings, setup.recipe
     assert isinstance(settings, TrainSettings)
     assert recipe is not None
@@ -306,10 +307,10 @@ def run_of(session: TrainingSession, setup: TrainingSetup) -> dict[str, Any]:
 
 
 def traced_steps(epoch_steps: Sequence[int], first: Place | None = None) -> Place:
-    """Return the epoch whose last steps are traced, and the first traced step.
+    """Return the epoch whose last steps are traced, and the number of the first traced step.
 
-    The second epoch from `first` is traced if it is long enough, otherwise the first one. Of a
-    single epoch, about half of the steps remain untraced, for measurements.
+    `first`: start of the training. The second epoch is traced if it is long enough, otherwise the
+    first epoch. In a single epoch, about half of the steps remain untraced, for measurements.
     """
     begin = first or Place()
     second = begin.epoch + 1
@@ -321,7 +322,7 @@ def traced_steps(epoch_steps: Sequence[int], first: Place | None = None) -> Plac
 
 
 def num_untraced(num_steps: int, *, is_only: bool) -> int:
-    """Return the number of an epoch's steps before its traced steps."""
+    """Return the number of steps before the traced steps; `is_only`: of a single epoch."""
     steady = max(0, num_steps - NUM_WARM_UP)
     return max(0, num_steps - min(NUM_TRACED, max(2, steady // 2) if is_only else max(1, steady)))
 

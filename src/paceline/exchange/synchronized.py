@@ -235,7 +235,7 @@ class Synchronized(DistributedDataParallel):
         for hook, state in self._comm_hooks:
             _register_comm_hook(self.reducer, state, hook)
         if isinstance(self._gradients, TorchAllReduce):
-            self._gradients.settle(weakly(self._rebuild_buckets))
+            self._gradients.after_next_exchange(weakly(self._rebuild_buckets))
 
     def _rebuild_buckets(self) -> None:
         """Let a new torch reducer rebuild its buckets while ranks are synchronised.
