@@ -77,7 +77,8 @@ class ElasticWorkers:
         self._peer_state: InnerState | None = None
         self._feedback: dict[str, Tensor] = {}  # error feedback before the exchange
         self._is_open = True
-        self._all_closing_since: int | None = None  # number of the first exchange of closing workers
+        # number of the first exchange in which all workers were closing
+        self._all_closing_since: int | None = None
         inner()  # raises if an optimizer's state cannot be sent
         _replace_transport(self._manager, PeerTransport(self._backend))
         self._manager.register_state_dict_fn(_KEY, self._load_state, self._state)

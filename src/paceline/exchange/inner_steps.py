@@ -107,7 +107,7 @@ class InnerSteps:
         self._handles: list[Any] = []
 
     def watch(self, on_step: Callable[[], None], lock: StepLock | None = None) -> None:
-        """Hook the optimizers: hold `lock` in steps, count steps, and call `on_step` after each."""
+        """Start to count steps by hooks; hold `lock` in steps, and call `on_step` after each."""
         self._on_step, self._lock = on_step, lock
         for one in self.optimizers:
             self._handles.append(one.register_step_pre_hook(self._begin))

@@ -221,7 +221,7 @@ class LocalUpdates:
             load_vector(vector, fragment)
 
     def stand_in_for_gradients(self, make: Callable[[Tensor], Tensor]) -> None:
-        """In a rehearsal, send `make(parameters)` instead of outer gradients, which are all zero."""
+        """In a rehearsal, send `make(parameters)` instead of outer gradients, which are zero."""
         self._averaging.stand_ins = list(map(make, self._outer.values))
 
     @contextmanager
@@ -354,7 +354,7 @@ class LocalUpdates:
         return found
 
     def _begin_anew(self) -> None:
-        """Load the group's parameters of all fragments; reset the optimizers, which may have NaN."""
+        """Load the group's parameters of all fragments, and clear the optimizer states."""
         self.load_own_parameters(self._outer.values)
         self._place.reset_weights()
         for optimizer in self._steps.optimizers:

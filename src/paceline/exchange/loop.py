@@ -196,7 +196,7 @@ class _Loop:
             self._offset = clock_offset(self._session.group)
         steps = list(enumerate(pairwise(ends), 1))[NUM_WARM_UP - 1 :]
         self._seconds += [end - start for step, (start, end) in steps if step not in paused]
-        if number == last and num_steps and not self._seconds:  # too few steps are left after resuming
+        if number == last and num_steps and not self._seconds:  # after resuming, few are left
             self._seconds = [took_s / num_steps]
 
     @property

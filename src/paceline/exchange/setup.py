@@ -45,11 +45,12 @@ _IDLE_SGD = SGD(learning_rate=1e-6)
 class TrainingSetup:
     """A rank's model and its steps.
 
-    `workload`: the rank's share of a step. `source(epoch, first_step)` yields this rank's share of
+    `workload`: the rank's share of a step. `source(epoch, first_step)`: yields this rank's share of
     each step. `epoch_steps`: number of steps of each epoch. `samples_per_step`: mean number of
-    samples of a step, of all ranks together. `recipe`: None in a rehearsal. `sampler`: the sampler
-    of balanced batches. `times`: the times of paced layers. `factor`: slow-down of layers in a
-    rehearsal. `first(n)`: returns a batch of n samples; None if layers are paced.
+    samples in a step of all ranks. `recipe`: None in a rehearsal. `sampler`: set if batches are
+    balanced. `times`: set if layers are paced, that is, sleep for these times. `factor`: slow-down
+    of the layers in a rehearsal. `first(n)`: returns a batch of n samples; None if layers are
+    paced.
     """
 
     model: nn.Module
@@ -58,7 +59,7 @@ class TrainingSetup:
     epoch_steps: tuple[int, ...]
     samples_per_step: float
     optimizer: Optimize
-    learning_rate: float | None  # None for the optimizer's default
+    learning_rate: float | None  # None: the optimizer's default
     learning: Learning = OF_CLASSES
     schedule: Callable[[Optimizer], LRScheduler | None] = lambda optimizer: None
     recipe: Recipe | None = None
@@ -72,7 +73,7 @@ class TrainingSetup:
 def setup_of(session: TrainingSession) -> TrainingSetup:
     """Set up this rank of a session; InvalidInput if model, data or workers do not fit.
 
-    On an emulated device, the codec sends its declared share of the gradient values.
+    For an emulated device, gradients are such that a codec sends its declared share of them.
     """
     settings, group, device = session.settings, session.group, session.device
     check_world_size(settings.workers, group)
@@ -144,7 +145,7 @@ def trained_setup(
 
 
 def optimizer_by(recipe: Recipe, settings: TrainSettings) -> OptimizerFactory:
-    """Return the optimizer factory; InvalidInput for a learning rate or momentum without effect."""
+    """Return the optimizer factory; InvalidInput for learning rates that it would ignore."""
     if settings.optimizer is not None or recipe.optimizer is None:
         return optimizer_for(settings)
     for name in ("learning_rate", "momentum"):
@@ -156,7 +157,7 @@ def optimizer_by(recipe: Recipe, settings: TrainSettings) -> OptimizerFactory:
 def learning_by(
     recipe: Recipe, settings: TrainSettings, num_steps: int
 ) -> tuple[Optimize, Callable[[Optimizer], LRScheduler | None]]:
-    """Return factories of the optimizer and its schedule; settings override the recipe."""
+    """Return functions that create the optimizer and the schedule; settings override the recipe."""
     make = optimizer_by(recipe, settings)
 
     def optimizer(model: nn.Module) -> Optimizer:
@@ -174,7 +175,7 @@ def learning_by(
 
 
 def learning_of(recipe: Recipe, settings: TrainSettings) -> Learning:
-    """Return the `Learning` of the settings."""
+    """Return loss and options of a training step, from the recipe and the settings."""
     is_bfloat16 = settings.precision == "bfloat16"
     return Learning(
         recipe.loss, settings.accumulate, settings.clip_norm, is_bfloat16, recipe.name or NAMELESS
@@ -194,7 +195,7 @@ def epoch_steps(num_steps: int, settings: TrainSettings) -> tuple[int, ...]:
 def share_batches(
     num_samples: int, batch_size: int, seed: int, group: Group, balanced: bool = False
 ) -> ShardedBatches | BalancedSampler:
-    """Return this rank's sampler; `batch_size`: number of samples of all ranks together."""
+    """Return this rank's sampler; `batch_size`: number of samples in a step of all ranks."""
     kind = BalancedSampler if balanced else ShardedBatches
     batches = kind(num_samples, batch_size, group.rank, group.world_size, seed)
     if len(batches) < FEWEST_STEPS:
@@ -258,7 +259,7 @@ def _stretched(settings: RehearseSettings, group: Group, workload: Workload) -> 
 
 
 def _random(settings: RehearseSettings, size: int) -> tuple[nn.Module, Batch]:
-    """Return a model that has no recipe, and a batch of random inputs and classes."""
+    """Build a model that has no recipe, and a batch of random inputs and classes."""
     architecture = find(settings.model)
     torch.manual_seed(0)
     model = architecture.build(None).eval()

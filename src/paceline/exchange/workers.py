@@ -1,6 +1,6 @@
-"""Workers of local updates in a fixed process group.
+"""Connect the workers of local updates in a fixed process group, and compare their settings.
 
-Module `elastic` contains the workers of a torchft manager.
+Module `elastic` connects the workers of a torchft manager.
 """
 
 import logging
@@ -32,17 +32,17 @@ from paceline.links.rendezvous import joined, with_own_connections
 
 logger = logging.getLogger(__name__)
 
-_OF_A_WORKER = ("sync_every", "delay")  # settings that may differ between workers
+_OF_A_WORKER = ("sync_every", "delay")  # settings of `Rounds` that may differ between workers
 Settings = Mapping[str, Any]  # plain values by name, which must be equal on all workers
 
 
 class FixedWorkers:
-    """The workers of a group, whose exchanges fail as soon as one worker is lost.
+    """The workers of a fixed group; if a worker is lost, the exchange fails.
 
-    `num_final_exchanges`: number of exchanges that remain once all workers have called `close`.
+    `num_final_exchanges`: number of exchanges after the first one in which all workers are closing.
     """
 
-    lock = None  # no other worker copies this worker's state
+    lock = None  # not needed, because no other worker copies this worker's state
 
     def __init__(self, group: Group, averaging: Averaging) -> None:
         self._group, self._averaging = group, averaging
@@ -60,7 +60,7 @@ class FixedWorkers:
             control.abort()
 
     def close(self) -> None:
-        """Release the group; its connections close when the last reference is dropped."""
+        """Drop the group; its connections close with the last reference to it."""
         self._group = Group.alone(self._group.device, self._group.deadline_s)
 
 
@@ -70,7 +70,7 @@ def settings_of(
     outer: str | OptimizerFactory,
     fragments: Iterable[Fragment],
 ) -> Settings:
-    """Return the settings and fragment sizes that must be equal on all workers."""
+    """Return the settings and the sizes of fragments, which must be equal on all workers."""
     return {
         **{name: one for name, one in asdict(rounds).items() if name not in _OF_A_WORKER},
         "codec": getattr(codec, "name", codec),
@@ -95,11 +95,11 @@ def meet(
     deadline_s: float | None,
     manager: object = None,
 ) -> tuple[Group | None, list[DistributedDataParallel]]:
-    """Connect to the other workers, and copy worker 0's parameters to all.
+    """Connect to the other workers, and copy worker 0's parameters and buffers to all.
 
-    Returns the group, and the DDP modules that span several workers. With a `manager`, workers
-    connect only in exchanges. Raises InvalidInput if settings differ, or if the model is sharded
-    between workers.
+    Returns the group, and the DDP modules that exchange gradients between workers. With a
+    `manager`, returns no group, because workers connect in each exchange. Raises InvalidInput if
+    settings differ, or if the model is sharded between workers.
     """
     if manager is not None:
         if process_group is not None or device_mesh is not None:
@@ -118,7 +118,7 @@ def meet(
 
 @torch.no_grad()
 def _copy_first(tensors: Iterable[Tensor], group: Group) -> None:
-    """Copy worker 0's tensors to all workers, and log which workers had different tensors."""
+    """Copy worker 0's tensors to all workers; log the workers whose tensors differed."""
     if group.world_size == 1:
         return
     differs = False
@@ -129,7 +129,7 @@ def _copy_first(tensors: Iterable[Tensor], group: Group) -> None:
         own.copy_(first)
     workers = [str(worker) for worker, one in enumerate(group.gather(differs)) if one]
     if workers and not group.rank:
-        logger.info("worker 0's parameters replace other ones of worker %s", ", ".join(workers))
+        logger.info("worker 0's parameters replace those of worker %s", ", ".join(workers))
 
 
 def _replicas_between(model: nn.Module, workers: Group) -> list[DistributedDataParallel]:
