@@ -66,19 +66,16 @@ def read_state(settings: TrainSettings, group: Group) -> State | None:
     """Read the checkpoint to resume from on rank 0; None for a new run."""
     if settings.resume is None:
         return None
-    found, error = None, None
+    found, problem = State({}, {}), None
     if group.rank == 0:
         try:
             found = _read(settings.resume)
-        except InvalidInput as problem:
-            error = str(problem)
+        except InvalidInput as error:
+            problem = str(error)
+    group.check(problem)
     # send the values as Paceline's JSON, which preserves tuples and infinity
-    text = json_values.dumps("the state", found.parts if found else {}).decode()
-    told = group.gather({"error": error, "parts": text})[0]
-    if told["error"] is not None:
-        raise InvalidInput.of(told["error"])
-    tensors = broadcast_tensors(found.tensors if found else {}, group)
-    return State(tensors, json_values.loads(told["parts"].encode()))
+    text = group.gather(json_values.dumps("the state", found.parts).decode())[0]
+    return State(broadcast_tensors(found.tensors, group), json_values.loads(text.encode()))
 
 
 def _read(run: Path) -> State:

@@ -73,31 +73,17 @@ class PieceCodecs:
         self._codecs, self._loaded = {}, dict(state)
 
 
-class EncodedPiece:
+class _Piece:
     """Contiguous float32 values, to be replaced by (their sum over all ranks) / `divisor`.
 
     NaN and infinite values count as zero. `codecs`: one codec for each rank. A sharded piece
     encodes shard i with `codecs[i]`; a whole piece uses only this rank's codec.
     """
 
-    @staticmethod
-    def of(values: Tensor, codecs: Sequence[Codec], rank: int, divisor: float) -> "EncodedPiece":
-        """Create a sharded piece if the codecs encode sums, otherwise a whole piece."""
-        kind = ShardedPiece if codecs[rank].encodes_sums else WholePiece
-        return kind(values, codecs, rank, divisor)
-
     def __init__(self, values: Tensor, codecs: Sequence[Codec], rank: int, divisor: float) -> None:
         self.values, self._codecs, self._rank, self._divisor = values, codecs, rank, divisor
         self._codec = codecs[rank]
         self._peers = [other for other in range(len(codecs)) if other != rank]
-
-    def scatter(self, group: dist.ProcessGroup) -> int:
-        """Send this rank's encoded values; return the number of bytes sent."""
-        raise NotImplementedError
-
-    def gather(self, group: dist.ProcessGroup) -> tuple[int, int]:
-        """Replace the values by the mean; return numbers of bytes sent and non-finite values."""
-        raise NotImplementedError
 
     def _rows(self, payloads: Sequence[Payload], count: int, group: dist.ProcessGroup) -> Tensor:
         """Pack payloads of at most `count` values into rows of equal length."""
@@ -124,7 +110,7 @@ class EncodedPiece:
         return received
 
 
-class ShardedPiece(EncodedPiece):
+class ShardedPiece(_Piece):
     """A piece in which each rank sums one shard."""
 
     _shards: Sequence[Tensor] = ()
@@ -142,7 +128,10 @@ class ShardedPiece(EncodedPiece):
         return rows.numel()
 
     def gather(self, group: dist.ProcessGroup) -> tuple[int, int]:
-        """Sum this rank's shard, send the sum to all ranks, and receive the other sums."""
+        """Sum this rank's shard, send the sum to all ranks, and receive the other sums.
+
+        Returns the numbers of bytes sent and of non-finite values.
+        """
         own, codec = self._shards[self._rank], self._codec
         num_nonfinite = 0
         for payload in unpack(self._received, codec.name, len(own)):
@@ -167,7 +156,7 @@ class ShardedPiece(EncodedPiece):
         return sent, num_nonfinite
 
 
-class WholePiece(EncodedPiece):
+class WholePiece(_Piece):
     """A piece in which each rank sums all values."""
 
     _payloads: Sequence[Payload] = ()
@@ -191,3 +180,14 @@ class WholePiece(EncodedPiece):
         if self._divisor != 1.0:
             self.values /= self._divisor
         return 0, sum(payload.num_nonfinite for payload in self._payloads)
+
+
+EncodedPiece = ShardedPiece | WholePiece
+
+
+def encoded_piece(
+    values: Tensor, codecs: Sequence[Codec], rank: int, divisor: float
+) -> EncodedPiece:
+    """Create a sharded piece if the codecs encode sums, otherwise a whole piece."""
+    kind: type[EncodedPiece] = ShardedPiece if codecs[rank].encodes_sums else WholePiece
+    return kind(values, codecs, rank, divisor)

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from math import isfinite
 from typing import Any, NamedTuple
@@ -40,19 +40,6 @@ class Place(NamedTuple):
 
     epoch: int = 0
     step: int = 0
-
-
-@dataclass
-class Learned:
-    """Progress of a run, except its model.
-
-    `loss`: sum of this rank's weighted losses in the current epoch.
-    """
-
-    place: Place = field(default_factory=Place)
-    loss: float = 0.0
-    epochs: list[Epoch] = field(default_factory=list)
-    evaluations: list[Evaluation] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -110,11 +97,12 @@ class _Loop:
     ) -> None:
         self._session, self._setup, self._recorder = session, setup, recorder
         self._replica, self._learner = replica, learner
-        self._learned = Learned()
+        self._place, self._loss = Place(), 0.0  # sum of this rank's losses in the current epoch
+        self._epochs, self._evaluations = list[Epoch](), list[Evaluation]()
         if session.resumed is not None:
             learner.load(session.resumed)
             self._resume(session.resumed)
-        self._first = self._learned.place
+        self._first = self._place
         self._traced = traced_steps(setup.epoch_steps, self._first)
         self._seconds: list[float] = []
         self._spans: tuple[Span, ...] = ()
@@ -140,11 +128,10 @@ class _Loop:
             self._epoch(number, self._first.step if number == self._first.epoch else 0)
         if self._saver is not None:
             self._saver.close()
-        learned = self._learned
         assert self._offset is not None  # an epoch was traced
         return Trained(
-            tuple(learned.epochs),
-            tuple(learned.evaluations),
+            tuple(self._epochs),
+            tuple(self._evaluations),
             self._spans,
             self._offset,
             tuple(self._seconds),
@@ -153,7 +140,7 @@ class _Loop:
 
     def _epoch(self, number: int, first_step: int) -> None:
         """Train the remaining steps of an epoch, and test the model."""
-        setup, recorder, learned = self._setup, self._recorder, self._learned
+        setup, recorder = self._setup, self._recorder
         num_steps, is_traced = setup.epoch_steps[number], number == self._traced.epoch
         # record exchanges only in the traced epoch, because recording takes time
         if number in (self._traced.epoch, self._traced.epoch + 1):
@@ -162,8 +149,8 @@ class _Loop:
                 self._prepare()
         started, tested_s = time.monotonic(), 0.0
         setup.model.train()
-        before = learned.loss if first_step else 0.0
-        learned.place = Place(number, first_step)
+        before = self._loss if first_step else 0.0
+        self._place = Place(number, first_step)
         source = setup.source(number, first_step)
         self._total = torch.tensor(before, device=self._session.group.device)
         paused = set[int]()  # numbers of steps that follow a test of the model
@@ -172,7 +159,7 @@ class _Loop:
                 recorder.start_trace(self._learner.traced)
             loss = self._learner.step(source)
             self._total += loss
-            learned.place = Place(number, step + 1)
+            self._place = Place(number, step + 1)
             self._status.add(self._setup.samples_per_step, loss)
             every = setup.evaluate_every
             if every is not None and step + 1 < num_steps and self._num_steps % every == 0:
@@ -181,7 +168,7 @@ class _Loop:
             if self._saver is not None:
                 self._saver.after(self._num_steps, self._state)
         recorder.stop_trace()
-        learned.loss = float(self._total)  # synchronises the device
+        self._loss = float(self._total)  # synchronises the device
         self._measure(number, first_step, paused, time.monotonic() - started - tested_s)
         if setup.recipe is not None:
             self._end_epoch(time.monotonic() - started - tested_s)
@@ -202,27 +189,27 @@ class _Loop:
     @property
     def _num_steps(self) -> int:
         """Number of steps since the start of the run."""
-        epoch, step = self._learned.place
+        epoch, step = self._place
         return sum(self._setup.epoch_steps[:epoch]) + step
 
     def _test(self) -> float:
         """Test the model within an epoch, and return the duration."""
         started = time.monotonic()
         _, found = self._tested()
-        self._learned.evaluations.append(found)
+        self._evaluations.append(found)
         self._session.progress.evaluation(found, score_of(self._setup.recipe))
         self._setup.model.train()
         return time.monotonic() - started
 
     def _end_epoch(self, took_s: float) -> None:
         """Test the model after an epoch, and report the epoch."""
-        setup, learned, group = self._setup, self._learned, self._session.group
-        number, num_steps = learned.place
-        train_loss, found = self._tested(learned.loss / (num_steps * group.world_size))
+        setup, (number, num_steps) = self._setup, self._place
+        world_size = self._session.group.world_size
+        train_loss, found = self._tested(self._loss / (num_steps * world_size))
         epoch = epoch_of(number, train_loss, found, took_s, setup.learning_rate)
-        learned.epochs.append(epoch)
+        self._epochs.append(epoch)
         if setup.evaluate_every is not None:
-            learned.evaluations.append(found)
+            self._evaluations.append(found)
         self._session.progress.epoch(epoch, score_of(setup.recipe))
 
     def _tested(self, own: float = 0.0) -> tuple[float, Evaluation]:
@@ -248,14 +235,14 @@ class _Loop:
 
     def _state(self, num_steps: int) -> State:
         """Gather the state of all ranks on rank 0, after `num_steps` steps."""
-        session, learned, common = self._session, self._learned, self._learner.state()
+        session, common = self._session, self._learner.state()
         sampler, used = self._setup.sampler, self._replica.statistics()
         progress = {
             "run": run_of(session, self._setup),
-            "place": list(learned.place),
+            "place": list(self._place),
             "num_steps": num_steps,
-            "epochs": list(map(asdict, learned.epochs)),
-            "evaluations": list(map(asdict, learned.evaluations)),
+            "epochs": list(map(asdict, self._epochs)),
+            "evaluations": list(map(asdict, self._evaluations)),
             "strategy": session.strategy.name if used.exchange == NONE.exchange else used.exchange,
             "chunk": used.chunk,
             "shares": None if sampler is None else list(sampler.shares),
@@ -274,22 +261,19 @@ class _Loop:
         own, losses = of_rank(state, session.group), [row["loss"] for row in state.parts["ranks"]]
         # with a different number of ranks, batches are divided differently
         scale = session.group.world_size / len(losses)
-        loss = (sum(losses) * scale if session.group.rank == 0 else 0.0) if own is None else 0.0
-        if own is not None:
+        if own is None:
+            self._loss = sum(losses) * scale if session.group.rank == 0 else 0.0
+        else:
             tensors, values = own
-            loss = values["loss"]
+            self._loss = values["loss"]
             self._replica.load_exchange_state(within(tensors, "exchange/"))
             if setup.sampler is not None and saved["shares"] is not None:
                 setup.sampler.update(saved["shares"])
-        place = Place(*saved["place"])
-        if place == Place(len(setup.epoch_steps) - 1, setup.epoch_steps[-1]) and saved["epochs"]:
+        self._place = Place(*saved["place"])
+        if self._num_steps == sum(setup.epoch_steps) and saved["epochs"]:
             logger.info("all steps are done; only the last test is left")
-        self._learned = Learned(
-            place,
-            loss,
-            [Epoch(**one) for one in saved["epochs"]],
-            [Evaluation(**one) for one in saved["evaluations"]],
-        )
+        self._epochs = [Epoch(**one) for one in saved["epochs"]]
+        self._evaluations = [Evaluation(**one) for one in saved["evaluations"]]
 
 
 def run_of(session: TrainingSession, setup: TrainingSetup) -> dict[str, Any]:

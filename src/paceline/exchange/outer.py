@@ -33,7 +33,7 @@ from paceline.codecs.names import factory_of
 from paceline.core.errors import InvalidInput
 from paceline.core.rounds import OuterStep
 from paceline.core.wire_format import PIECE
-from paceline.exchange.encoded_pieces import EncodedPiece, PieceCodecs
+from paceline.exchange.encoded_pieces import PieceCodecs, encoded_piece
 from paceline.exchange.inner_steps import InnerState
 from paceline.links.failpoints import reach
 from paceline.links.group import Group
@@ -282,6 +282,6 @@ class Averaging:
                 return gradient
             for number, values in enumerate(gradient.split(PIECE)):
                 codecs = self.codecs.of(str(fragment), number, size, make)
-                piece = EncodedPiece.of(values, codecs, group.rank, float(size))
+                piece = encoded_piece(values, codecs, group.rank, float(size))
                 self.nbytes += piece.scatter(control) + piece.gather(control)[0]
         return gradient

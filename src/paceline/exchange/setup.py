@@ -5,9 +5,8 @@ from dataclasses import dataclass, replace
 from itertools import chain, repeat
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
-from torch.optim import Optimizer
+from torch import nn
+from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.codecs.stand_ins import stand_ins_for
@@ -17,13 +16,14 @@ from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.core.strategy import gradient_codec
 from paceline.core.workload import Workload
 from paceline.exchange.session import TrainingSession
-from paceline.exchange.step import OF_CLASSES, SGD, Learning, Optimize, Share, shares
+from paceline.exchange.step import OF_CLASSES, Learning, Optimize, Share, shares
 from paceline.links.group import Group
 from paceline.training.data import BalancedSampler, ShardedBatches, loader
 from paceline.training.data.batch import Batch
 from paceline.training.data.dataset import IndexedSamples
 from paceline.training.models import describe, find
 from paceline.training.models.paced import PacedModel, PacedSGD
+from paceline.training.recipes.losses import next_token_loss
 from paceline.training.recipes.named import own_recipe, recipe_of, workload_of
 from paceline.training.recipes.optimizers import (
     checked_optimizer,
@@ -37,8 +37,7 @@ NUM_TRACED = 20
 NUM_WARM_UP = 2
 FEWEST_STEPS = NUM_WARM_UP + 3  # a measured step, and two traced steps: a period has two ends
 
-# a tiny rate, because NaNs and denormals would change the speed of rehearsed steps
-_IDLE_SGD = SGD(learning_rate=1e-6)
+_IDLE_RATE = 1e-6  # tiny, because NaNs and denormals would change the speed of rehearsed steps
 
 
 @dataclass(frozen=True)
@@ -231,7 +230,7 @@ def _stretched(settings: RehearseSettings, group: Group, workload: Workload) -> 
         model, batch, loss = built(recipe, seed=0), recipe.first(size), recipe.loss
     else:
         model, batch = _random(settings, size)
-        loss = _cross_entropy
+        loss = next_token_loss  # also for classes: the mean over all targets
 
     def first(num_samples: int) -> Batch:
         return batch.rows(slice(num_samples))
@@ -249,8 +248,8 @@ def _stretched(settings: RehearseSettings, group: Group, workload: Workload) -> 
         source=source,
         epoch_steps=rehearsed_steps(settings),
         samples_per_step=settings.batch_size,
-        optimizer=_IDLE_SGD.optimizer,
-        learning_rate=_IDLE_SGD.learning_rate,
+        optimizer=lambda model: SGD(model.parameters(), _IDLE_RATE, momentum=0.9),
+        learning_rate=_IDLE_RATE,
         learning=Learning(loss),
         sampler=sampler,
         factor=settings.slowdown_of(group.rank),
@@ -278,8 +277,3 @@ def _random(settings: RehearseSettings, size: int) -> tuple[nn.Module, Batch]:
         raise InvalidInput("model", problem, got=found, hint=hint)
     targets = torch.randint(outputs.shape[-1], (size, *outputs.shape[1:-1]))
     return model.train(), Batch(inputs, targets)
-
-
-def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean cross entropy per sample or token."""
-    return cross_entropy(outputs.flatten(0, -2), targets.flatten())

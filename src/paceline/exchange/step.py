@@ -26,18 +26,6 @@ from paceline.training.recipes.recipe import NAMELESS, Loss, learnable_loss
 Optimize = Callable[[nn.Module], Optimizer]
 
 
-@dataclass(frozen=True)
-class SGD:
-    """Stochastic gradient descent with momentum."""
-
-    learning_rate: float = 0.01
-    momentum: float = 0.9
-
-    def optimizer(self, model: nn.Module) -> Optimizer:
-        """Create the optimizer of a model's parameters."""
-        return torch.optim.SGD(model.parameters(), self.learning_rate, self.momentum)
-
-
 class Share(NamedTuple):
     """A rank's share of a batch; `inputs` and `targets` are pytrees of tensors.
 
