@@ -147,22 +147,6 @@ def gradients_kept_over_steps(trial, model):
         yield kept(held)
 
 
-def gradients_kept_and_put_back(trial, model):
-    """Gradient surgery: combine two tasks' gradients by hand and write them to .grad."""
-    optimizer = sgd(model)
-    for step in range(3):
-        parts = []
-        for task in range(2):
-            optimizer.zero_grad()
-            model(trial.batch(10 * step + task)).select(1, task).square().mean().backward()
-            parts.append([parameter.grad for parameter in model.parameters()])
-        for parameter, one, other in zip(model.parameters(), *parts, strict=True):
-            product = (one * other).sum()
-            parameter.grad = one + other if product > 0 else one - other
-        yield kept(parts)
-        optimizer.step()
-
-
 def gradients_that_the_user_replaces(trial, model):
     """Set .grad to a user's tensor, to which the next backward pass adds."""
     for step in range(3):

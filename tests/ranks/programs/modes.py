@@ -1,14 +1,13 @@
 """Modules that are evaluated, copied or saved before training, and training in eval mode."""
 
 import copy
-import io
 
 import torch
 from declared import trains
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
-from steps import backward, learn, mlp, normed, sgd, squares, stepped, trained
+from steps import backward, learn, normed, sgd, squares, stepped, trained
 from trial import gradients, state_of
 
 
@@ -20,20 +19,6 @@ def evaluated_before_the_first_step(trial, model):
     yield trial.evaluated(model, 30)
 
 
-@trains(normed)
-def sanity_check_before_training(trial, model):
-    """Evaluate two batches before training and one in inference mode later, as Lightning does."""
-    for step in range(2):
-        yield trial.evaluated(model, 30 + step)
-    optimizer = sgd(model)
-    yield from trained(model, squares(trial), optimizer, steps=2)
-    model.eval()
-    with torch.inference_mode():
-        yield model(trial.batch(30)).sum().item()
-    model.train()
-    yield from trained(model, squares(trial), optimizer)
-
-
 def evaluated_with_gradients_on_before_training(trial):
     """Validate without no_grad, and keep graphs that never run backward."""
     model = trial.wrap(normed()).eval()
@@ -42,29 +27,6 @@ def evaluated_with_gradients_on_before_training(trial):
     model.train()
     yield from trained(model, squares(trial))
     yield outputs
-
-
-@trains(normed)
-def saved_before_the_first_step(trial, model):
-    yield state_of(model)
-    file = io.BytesIO()
-    torch.save(model.state_dict(), file)
-    file.seek(0)
-    yield dict(torch.load(file))
-    yield from trained(model, squares(trial))
-    yield state_of(model)
-
-
-def module_copied_before_the_first_step(trial, model):
-    """Train against a frozen target network that was copied from the wrapped module."""
-    target = copy.deepcopy(model.module).requires_grad_(False)
-    yield state_of(target)
-    for step in stepped(model, 4):
-        goal = target(trial.batch(20 + step)) * 0.9
-        loss = backward((model(trial.batch(step)) - goal).square().mean())
-        if step == 2:
-            target.load_state_dict(model.module.state_dict())
-        yield {"loss": loss, "target": state_of(target)}
 
 
 def wrapper_copied_before_the_first_step(trial, model):
@@ -110,16 +72,6 @@ def averaged_from_before_the_first_step(trial, model):
         yield [average.eval()(trial.batch(30)) for average in averages]
 
 
-def averaged_before_it_is_wrapped(trial):
-    """A teacher that is copied before wrapping keeps each rank's own first values."""
-    module = mlp()
-    teacher = AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(0.5))
-    model = trial.wrap(module)
-    for _ in trained(model, squares(trial)):
-        teacher.update_parameters(model.module)
-        yield state_of(teacher)
-
-
 @trains(normed)
 def first_step_in_eval_mode(trial, model):
     """Train in eval mode, as for fine-tuning with frozen statistics, then in training mode."""
@@ -127,14 +79,6 @@ def first_step_in_eval_mode(trial, model):
     yield from trained(model, squares(trial))
     model.train()
     yield from trained(model, squares(trial))
-
-
-@trains(normed, steps=4)
-def batch_norm_layers_in_eval_mode(trial, model, step):
-    """Keep a batch norm in eval mode while the other layers train, as detectors do."""
-    model.train()
-    model.module[1].eval()
-    return model(trial.batch(step)).square().mean()
 
 
 @trains(normed)
@@ -178,13 +122,6 @@ def evaluated_on_one_rank_only(trial, model):
             trial.evaluated(model.module)
         torch.distributed.barrier()
         yield loss
-
-
-def wrapped_again_after_training(trial):
-    """Wrap a trained module again, as for a second phase of training."""
-    module = mlp()
-    yield from trained(trial.wrap(module), squares(trial))
-    yield from trained(trial.wrap(module, watched=False), squares(trial))
 
 
 def weights_changed_between_construction_and_first_step(trial, model):

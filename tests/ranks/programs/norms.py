@@ -72,17 +72,6 @@ def buffer_that_is_reset_in_the_middle(trial, model):
     yield from trained(model, squares(trial))
 
 
-@trains(normed)
-def batch_norm_recomputed_over_the_data(trial, model):
-    """Estimate statistics again in training mode without gradients, as for SWA."""
-    yield from trained(model, squares(trial))
-    with torch.no_grad():
-        for step in range(3):
-            model(trial.batch(20 + step))
-            yield step
-    yield from trained(model, squares(trial))
-
-
 programs(
     __name__,
     {

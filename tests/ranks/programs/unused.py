@@ -76,14 +76,6 @@ def gradients_of_unused_experts_kept(trial, model):
 
 
 @trains(heads, find_unused_parameters=True)
-def heads_that_take_turns(trial, model):
-    for step, tasks in stepped(model, enumerate([("a", "a"), ("b", "a"), ("ab", "c"), ("c", "c")])):
-        yield backward(
-            sum(out.square().mean() for out in model(trial.batch(step), tasks[trial.rank]))
-        )
-
-
-@trains(heads, find_unused_parameters=True)
 def output_that_is_not_in_the_loss(trial, model):
     """All heads compute, but the loss uses one: the others' gradients stay None."""
     for step, used in stepped(model, enumerate([(0, 0), (1, 0), (2, 1)])):
