@@ -44,24 +44,6 @@ def no_sync_around_forward_only(trial, model):
         yield backward(loss)
 
 
-def no_sync_ended_by_an_error(trial, model):
-    try:
-        with model.no_sync():
-            learn(trial, model, 0)
-            raise KeyError("stopped")
-    except KeyError:
-        yield gradients(model)
-    yield from trained(model, squares(trial))
-
-
-def no_sync_within_no_sync(trial, model):
-    with model.no_sync():
-        with model.no_sync():
-            model(trial.batch(0)).sum().backward()
-        yield backward(model(trial.batch(1)).sum())
-    yield backward(model(trial.batch(2)).sum())
-
-
 def _flagged(every: int, is_early: bool) -> Run:
     """Set `require_backward_grad_sync` by hand: before forward, as in nanoGPT, or after it."""
 

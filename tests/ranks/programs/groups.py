@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.nn.functional import all_gather
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
@@ -57,13 +56,6 @@ def collectives_of_the_user_between_steps(trial, model):
         dist.all_gather_object(told, {"rank": trial.rank})
         dist.barrier()
         yield [total, told]
-
-
-@trains(lambda: mlp(6, 8, 4))
-def collective_of_the_user_in_backward(trial, model, step):
-    """all_gather of torch.distributed.nn runs a collective during backward."""
-    features = torch.cat(all_gather(model(trial.batch(step)), dist.group.WORLD))
-    return (features @ features.T).square().mean()
 
 
 def _uneven(trial: Trial, model: nn.Module, **options: Any) -> Iterator[Any]:
@@ -208,20 +200,6 @@ def parameters_whose_exchange_is_delayed(trial):
         loss = learn(trial, model, step)
         yield [loss, module[0].weight.grad, module[2].bias.grad]
         dist.barrier()
-
-
-@trains(normed)
-def hook_on_buffers(trial, model):
-    """_register_buffer_comm_hook averages running statistics instead of sending rank 0's."""
-
-    def mean(state: Any, buffers: dict[str, Tensor]) -> None:
-        for buffer in buffers.values():
-            if buffer.is_floating_point():
-                dist.all_reduce(buffer)
-                buffer.div_(2)
-
-    model._register_buffer_comm_hook(None, mean)
-    yield from trained(model, squares(trial))
 
 
 def logging_data(trial, model):

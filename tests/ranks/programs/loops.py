@@ -26,17 +26,6 @@ def wrapper_evaluated_on_rank_0_before_a_barrier(trial, model):
 
 
 @trains(deep)
-def wrapper_evaluated_in_training_mode_on_rank_1_before_a_barrier(trial, model):
-    """A user forgets eval(): without buffers a forward pass still concerns nobody else."""
-    for seen in trained(model, squares(trial), steps=STEPS):
-        yield seen
-        if trial.rank == 1:
-            with torch.no_grad():
-                model(trial.batch(100))
-        dist.barrier()
-
-
-@trains(deep)
 def forward_with_gradients_on_one_rank_before_a_barrier(trial, model):
     """Run an extra forward pass on one rank, without backward.
 

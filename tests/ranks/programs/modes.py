@@ -100,34 +100,8 @@ def wrapper_in_a_reentrant_checkpoint(trial, model, step):
     return checkpoint(model, x, use_reentrant=True).square().mean()
 
 
-@trains(normed)
-def first_forward_without_backward(trial, model):
-    """Run a dummy batch in training mode to infer shapes, without backward."""
-    yield model(trial.batch(30)).shape
-    yield from trained(model, squares(trial))
-
-
 def first_forward_without_backward_on_one_rank(trial, model):
     """Run forward on one rank only, which a model without buffers allows."""
     with torch.no_grad():
         yield model(trial.batch(30)).shape if trial.rank == 1 else None
-    yield from trained(model, squares(trial))
-
-
-@trains(normed)
-def evaluated_on_one_rank_only(trial, model):
-    """Rank 0 validates the bare module while the others wait at a barrier."""
-    for loss in trained(model, squares(trial)):
-        if trial.rank == 0:
-            trial.evaluated(model.module)
-        torch.distributed.barrier()
-        yield loss
-
-
-def weights_changed_between_construction_and_first_step(trial, model):
-    """Weights that a rank changes after construction stay different, as with DDP."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.01 * (1 + trial.rank))
-    yield state_of(model)
     yield from trained(model, squares(trial))

@@ -9,7 +9,7 @@ from declared import programs, trains
 from torch import nn
 
 from steps import backward, learn, mlp, sgd, squares, stepped, trained
-from trial import Trial, gradients
+from trial import Trial
 
 
 @trains(lambda: mlp(4, 8, 3))
@@ -31,14 +31,6 @@ def prompt_before_a_frozen_first_layer(trial):
         tokens = torch.cat([prompt, trial.batch(step, 3, 4)])
         model(tokens).square().mean().backward()
         yield {"prompt": prompt.grad}
-
-
-def small_loss_beside_a_head_outside(trial):
-    """A head outside the wrapper keeps this rank's gradients, even very small ones."""
-    body, head = trial.wrap(mlp(6, 8, 8)), nn.Linear(8, 2)
-    for step in stepped(sgd([*body.parameters(), *head.parameters()]), 3):
-        loss = backward(head(body(trial.batch(step))).square().mean() * 1e-6)
-        yield {"loss": loss, "head": gradients(head)}
 
 
 def two_wrappers_in_a_chain(trial):

@@ -163,18 +163,6 @@ def unfrozen_in_the_middle_with_a_new_group(trial):
         optimizer.step()
 
 
-def unfrozen_and_wrapped_anew(trial):
-    """Unfreeze gradually, with a new wrapper for each phase."""
-    module = mlp(6, 8, 8, 3)
-    module[:4].requires_grad_(False)
-    for layer in (4, 2, 0):
-        module[layer].requires_grad_(True)
-        model = trial.wrap(module, watched=layer == 4)
-        yield from trained(
-            model, squares(trial), sgd(p for p in model.parameters() if p.requires_grad)
-        )
-
-
 programs(
     __name__,
     {
