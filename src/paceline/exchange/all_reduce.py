@@ -106,7 +106,7 @@ def ddp_hook(
     object, or "auto", which uses dynamic8 only if encoding makes steps faster. `process_group`: the
     process group of the DistributedDataParallel, with backend gloo or nccl. If a gradient is NaN or
     infinite on any rank, no rank takes the step. A GradScaler skips the step; without a GradScaler,
-    the optimizer raises NonFinite or, with `on_nonfinite="skip"`, does nothing. The state counts
+    the optimizer raises NonFinite or, with `on_nonfinite="skip"`, skips the step. The state counts
     NaN and infinite values and skipped steps. `deadline_s`: longest wait for another rank. Raises
     InvalidInput for unsupported arguments.
 

@@ -36,12 +36,12 @@ from paceline.links.tensor_messages import broadcast_tensors, gather_tensors
 logger = logging.getLogger(__name__)
 
 CHECKPOINTS = "checkpoints"  # subfolder of a run's folder
-_FIRST_MEETING = 10  # steps after which ranks first agree when to save; they measure the step time
-_NEARLY = 0.9  # if this share of the interval has passed when ranks agree, they save at once
+_FIRST_MEETING = 10  # number of steps before ranks first agree when to save
+_NEARLY = 0.9  # share of the interval after which ranks save as soon as they agree
 
 
 class State(NamedTuple):
-    """State of a run between two steps: `tensors` by FILE/NAME, and JSON values by file."""
+    """State of a run between two steps; `tensors`: by FILE/NAME, `parts`: JSON values by file."""
 
     tensors: Tensors
     parts: dict[str, Any]
@@ -63,7 +63,7 @@ class State(NamedTuple):
 
 
 def read_state(settings: TrainSettings, group: Group) -> State | None:
-    """Read the checkpoint to resume from on rank 0; None for a new run."""
+    """Read the checkpoint to resume from, and send it to all ranks; None for a new run."""
     if settings.resume is None:
         return None
     found, problem = State({}, {}), None

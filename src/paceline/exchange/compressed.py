@@ -31,7 +31,7 @@ from paceline.links.devices import Event, device_of
 
 Future = torch.futures.Future[Tensor]
 Factory = Callable[[], Codec]
-_CODEC = wire_format(AUTO).name  # plans use this codec for "auto", too
+_CODEC = wire_format(AUTO).name  # plans assume this codec for "auto", too
 _FACTORIES: dict[str, Factory] = {
     "plain": partial(Cast, "float32"),
     "encoded": partial(find_codec, _CODEC),

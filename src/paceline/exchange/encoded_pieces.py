@@ -146,7 +146,7 @@ class ShardedPiece(_Piece):
         row = self._rows([sums], len(self._shards[0]), group)
         received = self._exchange(row.expand(len(self._peers), -1), group)
         sent = len(self._peers) * row.shape[1]
-        # decode the own sum, too: all ranks must have the same rounded values
+        # also decode this rank's sum, so that all ranks have equal rounded values
         codec.decode(sums, out=own)
         for row, peer in zip(received, self._peers, strict=True):
             shard, codec = self._shards[peer], self._codecs[peer]
@@ -167,7 +167,7 @@ class WholePiece(_Piece):
         row = self._rows([own], len(self.values), group)
         received = self._exchange(row.expand(len(self._peers), -1), group)
         payloads = unpack(received, self._codec.name, len(self.values))
-        # in rank order, with the own rounded values: all ranks must compute the same bits
+        # in rank order, this rank's values rounded, too, so that all ranks get the same bits
         self._payloads = [*payloads[: self._rank], own, *payloads[self._rank :]]
         return len(self._peers) * row.shape[1]
 

@@ -84,10 +84,10 @@ def _copied(tensor: Tensor) -> Tensor:
 class InnerSteps:
     """Counts a worker's training steps by hooks on its optimizers.
 
-    In a training step, each optimizer takes one step. If an optimizer steps again although a second
-    optimizer has not stepped, for example because a GradScaler skipped its step, a new training
-    step begins. Torch calls the hooks also for a nested step, such as `super().step()`; nested
-    steps are ignored. A step that raises does not affect the next step.
+    In a training step, each optimizer takes one step. A new training step also begins if an
+    optimizer steps again before another optimizer has stepped, for example because a GradScaler
+    skipped the other step. Torch calls the hooks also for a nested step, such as `super().step()`;
+    nested steps are ignored. A step that raises does not affect the next step.
 
     Raises InvalidInput unless the optimizers train exactly the trainable parameters of the model.
     A second step on the same gradients, or a step after parameters were added, also raises
@@ -201,7 +201,7 @@ def _parameters_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
 
 
 def _num_trained(model: nn.Module, optimizers: Sequence[Optimizer]) -> int:
-    """Return the number of trained parameters; InvalidInput if they are not exactly the model's."""
+    """Return the number of trained parameters; InvalidInput unless they are the model's."""
     named = {one: name for name, one in model.named_parameters() if one.requires_grad}
     given = _parameters_of(optimizers)
     missing = [name for one, name in named.items() if one not in set(given)]

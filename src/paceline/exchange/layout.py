@@ -54,7 +54,7 @@ def check_exchangeable(parameters: Sequence[NamedParameter], device: torch.devic
 
 
 class ModelsDiffer(InvalidInput, RuntimeError):
-    """Ranks have different models; a RuntimeError, too, which DistributedDataParallel raises."""
+    """Ranks have different models; a RuntimeError, as in DistributedDataParallel."""
 
 
 def check_same(
@@ -101,7 +101,7 @@ def check_same_codec(codec: str | None, group: Group) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Slot:
-    """The place of a parameter's gradient in a flat byte buffer; `index`: of the parameter."""
+    """The place of a gradient in a flat byte buffer; `index`: number of the parameter."""
 
     index: int
     name: str
@@ -151,7 +151,7 @@ class Chunk:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """All slots of a buffer of `nbytes`, by layer, in the order in which gradients get ready."""
+    """The slots of all gradients, by layer, in the order in which gradients become ready."""
 
     slots: tuple[Slot, ...]
     nbytes: int

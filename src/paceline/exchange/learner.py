@@ -157,7 +157,7 @@ def evaluate(
 def tested(
     model: nn.Module, group: Group, recipe: Recipe, learning: Learning
 ) -> tuple[float | None, float | None]:
-    """Test on this rank alone; return mean loss and score, None if the recipe has none."""
+    """Test on this rank alone; return mean loss and mean score, None if there is none."""
     if (samples := recipe.test_samples) is None:
         return None, None
     loss, score = evaluate(model, samples, group, recipe, learning)

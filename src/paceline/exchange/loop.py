@@ -306,7 +306,7 @@ def traced_steps(epoch_steps: Sequence[int], first: Place | None = None) -> Plac
 
 
 def num_untraced(num_steps: int, *, is_only: bool) -> int:
-    """Return the number of steps before the traced steps; `is_only`: of a single epoch."""
+    """Return the number of steps before the traced steps; `is_only`: if no epoch follows."""
     steady = max(0, num_steps - NUM_WARM_UP)
     return max(0, num_steps - min(NUM_TRACED, max(2, steady // 2) if is_only else max(1, steady)))
 

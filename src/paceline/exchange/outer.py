@@ -157,7 +157,7 @@ class OuterModel:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a `state_dict`; InvalidInput if the sizes of models or fragments differ."""
+        """Load a `state_dict`; InvalidInput if it is of another model or other fragments."""
         own = {"values": self.values, "momenta": self.momenta}
         for name, vectors in own.items():
             sizes = [kind_of(one) for one in vectors]
@@ -194,7 +194,7 @@ class Averaged:
     `given`: this worker's contribution. `mean`: mean outer gradient; None if no worker has trained.
     `left_out`: workers with NaN or infinite parameters. `repaired`: workers whose outer model
     differed from worker 0's. `all_closing`: whether all workers have finished training.
-    `peer_state`: a peer's inner state, which a late or new worker loads.
+    `peer_state`: a peer's state, which a late or new worker loads.
     """
 
     given: Contribution

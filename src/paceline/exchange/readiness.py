@@ -32,7 +32,7 @@ class Listener:
         """React to the first gradient that is ready."""
 
     def ready(self, chunk: int) -> None:
-        """React to a chunk, all of whose gradients are ready."""
+        """React to a chunk whose gradients are all ready."""
 
     def ended(self, missing: Sequence[int]) -> None:
         """React to the end of backward; `missing`: chunks with missing gradients."""

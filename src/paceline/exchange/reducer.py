@@ -21,7 +21,7 @@ from paceline.exchange.replica import NONE, Exchange, Statistics
 from paceline.links.group import Group
 from paceline.record.recorder import Recorder
 
-_numbers = itertools.count()  # rank 0's number of a reducer identifies the same model on all ranks
+_numbers = itertools.count()  # numbers of reducers; rank 0's number identifies a model on all ranks
 
 # DistributedDataParallel's message, which programs search for
 UNFINISHED = "Expected to have finished reduction in the prior iteration before starting a new one"
@@ -81,7 +81,7 @@ class Reducer(Listener):
         self._remove_autograd_hooks = self._readiness.close
 
     def open(self) -> None:
-        """Join the other ranks, and open the exchange; otherwise the first exchange does.
+        """Join the other ranks and open the exchange, at the latest for the first exchange.
 
         Collective; an error is raised on all ranks.
         """
@@ -222,8 +222,8 @@ class Reducer(Listener):
         exchange = self._opened()
         for slot in self._chunks[chunk].slots if exchange.chunked else ():
             gradient = slot.parameter.grad
-            # no version of a view: the counter is shared with other views, such as the other
-            # gradients in a flat buffer
+            # none for a view, which shares its version counter with other views, such as the
+            # other gradients in a flat buffer
             version = None if gradient is None or gradient._is_view() else gradient._version
             self._sent.append((slot, gradient, version))
         exchange.ready(self._chunks[chunk], self._readiness.touched)

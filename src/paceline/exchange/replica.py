@@ -61,7 +61,7 @@ class ModelReplica(Protocol):
         return nullcontext()
 
     def prepare(self, run: Callable[[], None]) -> None:
-        """Call `run`, a pass with unused gradients, if the first exchange sums in another order."""
+        """Call `run`, a pass without effects, if the first exchange sums in a different order."""
         return
 
     def exchange_state(self) -> dict[str, Tensor]:

@@ -72,7 +72,7 @@ class TrainingSetup:
 def setup_of(session: TrainingSession) -> TrainingSetup:
     """Set up this rank of a session; InvalidInput if model, data or workers do not fit.
 
-    For an emulated device, gradients are such that a codec sends its declared share of them.
+    For an emulated device, a codec sends its declared share of the gradients.
     """
     settings, group, device = session.settings, session.group, session.device
     check_world_size(settings.workers, group)
@@ -144,7 +144,7 @@ def trained_setup(
 
 
 def optimizer_by(recipe: Recipe, settings: TrainSettings) -> OptimizerFactory:
-    """Return the optimizer factory; InvalidInput for learning rates that it would ignore."""
+    """Return the optimizer factory; InvalidInput for a setting that it would ignore."""
     if settings.optimizer is not None or recipe.optimizer is None:
         return optimizer_for(settings)
     for name in ("learning_rate", "momentum"):

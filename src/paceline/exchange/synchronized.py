@@ -53,7 +53,7 @@ class Synchronized(DistributedDataParallel):
     logger: Any
     _gradients: Reducer | TorchAllReduce | None = None
     _reducer_recorder: Recorder | None = None
-    _tries = False  # whether steps of several exchanges are compared; needs `_exchanged`
+    _tries = False  # whether several exchanges are tried, after calls of `_exchanged`
 
     def __init__(
         self,
