@@ -164,7 +164,7 @@ class LocalUpdates:
         self._at_exit = weakly(self.abort)
         atexit.register(self._at_exit)
         if group is None:
-            self._place.num_exchanges = -1  # if the group has made exchanges, a peer's state sets another number
+            self._place.num_exchanges = -1  # in a running group, a peer's state sets another
             self._exchange_now(is_closing=False)
 
     def __enter__(self) -> Self:

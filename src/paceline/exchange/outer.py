@@ -114,10 +114,6 @@ class OuterModel:
         self.momenta = [] if make else [torch.zeros_like(one) for one in self.values]
         self._optimizers = [make([one]) for one in self.values] if make else []
 
-    def gradient(self, fragment: int, own: Tensor) -> Tensor:
-        """Overwrite `own`, a worker's parameters, with the worker's outer gradient; return it."""
-        return torch.sub(self.values[fragment], own, out=own)
-
     def step(self, fragment: int, mean: Tensor, by: OuterStep) -> None:
         """Take an outer step of one fragment; `mean`: mean outer gradient."""
         if self._optimizers:
@@ -142,11 +138,9 @@ class OuterModel:
 
     def tensors(self) -> list[Tensor]:
         """Return the tensors, not copies, that are equal on all workers, in a fixed order."""
-        kept = [
-            one.state[vector] for one, vector in zip(self._optimizers, self.values, strict=False)
-        ]
-        of_optimizers = [one for state in kept for one in state.values() if isinstance(one, Tensor)]
-        return [*self.values, *self.momenta, *of_optimizers]
+        pairs = zip(self._optimizers, self.values, strict=False)
+        kept = [one for optimizer, vector in pairs for one in optimizer.state[vector].values()]
+        return [*self.values, *self.momenta, *(one for one in kept if isinstance(one, Tensor))]
 
     def state_dict(self) -> dict[str, Any]:
         """Return copies of all vectors, and the states of custom optimizers."""
@@ -160,11 +154,9 @@ class OuterModel:
         """Load a `state_dict`; InvalidInput if it is of another model or other fragments."""
         own = {"values": self.values, "momenta": self.momenta}
         for name, vectors in own.items():
-            sizes = [kind_of(one) for one in vectors]
-            if sizes != [kind_of(one) for one in state[name]]:
-                raise InvalidInput(
-                    "outer", f"was saved for another model or for other fragments: {name} differs"
-                )
+            if [*map(kind_of, vectors)] != [*map(kind_of, state[name])]:
+                problem = f"was saved for another model or for other fragments: {name} differs"
+                raise InvalidInput("outer", problem)
         for name, vectors in own.items():
             for vector, saved in zip(vectors, state[name], strict=True):
                 vector.copy_(saved)
@@ -264,7 +256,7 @@ class Averaging:
     def _mean(self, fragment: int, own: Tensor, share: float, group: Group) -> Tensor:
         """Return the weighted mean of the workers' outer gradients."""
         if share:
-            gradient = self.outer.gradient(fragment, own)
+            gradient = torch.sub(self.outer.values[fragment], own, out=own)
             if self.stand_ins:
                 gradient.copy_(self.stand_ins[fragment])
             if share != 1.0:

@@ -248,21 +248,21 @@ def exchanging(workload: Workload) -> Workload:
     workload has one layer, whose size is twice that of the small exchange.
     """
     nbytes = workload.gradient_nbytes
+    share = min(1.0, _LARGEST_NBYTES / max(nbytes, 1))
+    sizes = {
+        layer.name: {one.name: share * one.nbytes for one in layer.parameters}
+        for layer in workload.in_backward_order
+        if layer.parameters
+    }
     if nbytes < 2 * _SMALL_NBYTES:
         sizes = {"all": {"all.weight": 2.0 * _SMALL_NBYTES}}
-    else:
-        share = min(1.0, _LARGEST_NBYTES / nbytes)
-        sizes = {
-            layer.name: {one.name: share * one.nbytes for one in layer.parameters}
-            for layer in workload.in_backward_order
-            if layer.parameters
-        }
-    layers = []
-    for name, of_layer in sizes.items():
-        values = {parameter: max(1, int(size / 4)) for parameter, size in of_layer.items()}
-        parameters = tuple(Parameter(parameter, (count,)) for parameter, count in values.items())
-        layers.append(Layer(name, parameters, 0, Cost(), Cost()))
-    return Workload(workload.name, 1, tuple(layers), tuple(range(len(layers))), 0)
+
+    def layer_of(name: str, sizes: Mapping[str, float]) -> Layer:
+        parameters = (Parameter(one, (max(1, int(size / 4)),)) for one, size in sizes.items())
+        return Layer(name, tuple(parameters), 0, Cost(), Cost())
+
+    layers = tuple(layer_of(*one) for one in sizes.items())
+    return Workload(workload.name, 1, layers, tuple(range(len(layers))), 0)
 
 
 def single(

@@ -10,6 +10,7 @@ outputs. The callbacks of a nested graph task (a re-entrant checkpoint has one) 
 """
 
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -121,10 +122,8 @@ class Readiness:
     def expect(self, chunk_of: Sequence[int | None]) -> None:
         """Call `ready` from now on; `chunk_of`: the chunk of each parameter, if it is in one."""
         self._chunk_of = list(chunk_of)
-        known = [chunk for chunk in chunk_of if chunk is not None]
-        self._whole = [0] * (max(known, default=-1) + 1)
-        for chunk in known:
-            self._whole[chunk] += 1
+        sizes = Counter(chunk for chunk in chunk_of if chunk is not None)
+        self._whole = [sizes[chunk] for chunk in range(len(sizes))]
 
     def exchanged(self) -> None:
         """Mark all gradients as unchanged after an exchange."""
