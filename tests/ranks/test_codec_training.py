@@ -2,7 +2,6 @@
 
 import math
 import threading
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -30,7 +29,6 @@ from faults import failpoints
 from paceline import DataParallel
 from paceline.codecs.feedback import OneBit
 from paceline.core.errors import NonFinite
-from paceline.exchange import compressed
 from paceline.exchange.all_reduce import HookState
 from paceline.links.failpoints import reach
 from pair import RankFailed, Ranks
@@ -264,33 +262,6 @@ def host_on_one_machine() -> None:
 
 def test_the_host_of_one_machine_encodes_nothing(pair: Ranks):
     pair(host_on_one_machine)
-
-
-def codec_that_pays() -> dict[str, Any]:
-    """Train through the trial of both modes, as if the codec paid for every size."""
-    place, pays = Place.here(), compressed.AutoCodec._pays
-    compressed.AutoCodec._pays = lambda self, count: True  # type: ignore[method-assign]
-    hooked = Hooked(place, "auto")
-    worst, sent = 0.0, [hooked.state.bytes_sent]
-    for _ in range(44):
-        worst = max(worst, compared(place, hooked.parallel, "dynamic8", steps=1)["worst"])
-        sent.append(hooked.state.bytes_sent)
-    compressed.AutoCodec._pays = pays  # type: ignore[method-assign]
-    return {"worst": worst, "sent": sent, "verdict": hooked.state.why.split(",")[0]}
-
-
-@slow
-def test_ranks_try_both_modes_together_and_keep_one(triple: Ranks):
-    outcome = same(triple(codec_that_pays))
-    assert outcome["worst"] <= 1
-    assert outcome["sent"][0] == 0  # bytes of measurements are not counted
-    sent = [late - early for early, late in pairwise(outcome["sent"])]
-    encoded, plain = min(sent), max(sent)
-    assert plain > 3.9 * encoded
-    assert set(sent) == {encoded, plain}
-    assert min(sent[:36].count(encoded), sent[:36].count(plain)) >= 9  # a turn
-    winner = {"dynamic8": encoded, "none": plain}[outcome["verdict"]]
-    assert set(sent[37:]) == {winner}
 
 
 def trains_until_struck() -> None:

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from absent_ranks import group_of
-from paceline.core.outcome import Epoch, Evaluation
+from paceline.core.outcome import Epoch
 from paceline.core.plan import Kind
 from paceline.core.settings import TrainSettings
 from paceline.exchange.learner import evaluate
 from paceline.exchange.loop import Trained, train
 from paceline.exchange.replica import SingleReplica
-from paceline.exchange.session import TrainingSession
+from paceline.exchange.session import Progress, TrainingSession
 from paceline.exchange.setup import TrainingSetup, epochs_of, share_batches
 from paceline.exchange.step import shares, train_step
 from paceline.links.clock import Clock
@@ -102,23 +102,17 @@ def test_every_sample_is_tested_exactly_once(num_samples: int, world_size: int):
 
 
 @dataclass
-class Watching:
+class Watching(Progress):
     """Progress that records epochs and calls a function after each step."""
 
     reports: list[Epoch]
     each_step: Callable[[], None]
-
-    def begin(self, total: int, unit: str) -> None: ...
 
     def advance(self, count: int = 1) -> None:
         self.each_step()
 
     def epoch(self, epoch: Epoch, score: str) -> None:
         self.reports.append(epoch)
-
-    def evaluation(self, found: Evaluation, score: str) -> None: ...
-
-    def status(self, text: str) -> None: ...
 
 
 @dataclass

@@ -4,10 +4,9 @@ import copy
 
 import torch
 from declared import trains
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
-from steps import backward, learn, normed, sgd, squares, stepped, trained
+from steps import backward, normed, sgd, squares, stepped, trained
 from trial import gradients, state_of
 
 
@@ -50,26 +49,6 @@ def wrapper_copied_in_the_middle(trial, model):
             one.zero_grad()
             one(trial.batch(step)).square().mean().backward()
         yield [gradients(copied), state_of(copied)]
-
-
-@trains(normed)
-def averaged_from_before_the_first_step(trial, model):
-    """Average the weights of the bare module and of the wrapper exponentially."""
-    averages = [
-        AveragedModel(one, multi_avg_fn=get_ema_multi_avg_fn(0.5), use_buffers=True)
-        for one in (model.module, model)
-    ]
-    yield [state_of(average) for average in averages]
-    optimizer = sgd(model)
-    for step in range(4):
-        optimizer.zero_grad()
-        learn(trial, model, step)
-        optimizer.step()
-        for average, one in zip(averages, (model.module, model), strict=True):
-            average.update_parameters(one)
-        yield [state_of(average) for average in averages]
-    with torch.no_grad():
-        yield [average.eval()(trial.batch(30)) for average in averages]
 
 
 @trains(normed)

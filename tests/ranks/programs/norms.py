@@ -62,16 +62,6 @@ def sync_batch_norm_is_refused_without_gpus(trial):
     yield "never"
 
 
-@trains(normed)
-def buffer_that_is_reset_in_the_middle(trial, model):
-    """Reset statistics on rank 1 only; the next forward pass restores those of rank 0."""
-    yield from trained(model, squares(trial))
-    if trial.rank == 1:
-        model.module[1].reset_running_stats()
-    yield "reset"
-    yield from trained(model, squares(trial))
-
-
 programs(
     __name__,
     {

@@ -2,13 +2,13 @@
 
 import torch
 import torch.distributed as dist
-from declared import program, trains
+from declared import program
 from torch import Tensor, nn
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
-from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
+from torch.distributed.optim import PostLocalSGDOptimizer
 
 from steps import backward, learn, mlp, sgd, squares, stepped, trained, zeroed
-from trial import OURS, kept
+from trial import OURS
 
 HOOK = {"refused_by": OURS, "refusal": "hook"}
 
@@ -56,15 +56,6 @@ def lbfgs_with_a_closure(trial, model):
 
         optimizer.step(closure)
         yield losses
-
-
-@trains(lambda: mlp(6, 8, 8, 3))
-def zero_redundancy_optimizer(trial, model):
-    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01, eps=1e-3)
-    yield from trained(model, squares(trial), optimizer)
-    optimizer.consolidate_state_dict(to=0)
-    if trial.rank == 0:
-        yield kept(optimizer.state_dict()["state"])
 
 
 @program(**HOOK)

@@ -24,24 +24,6 @@ class Experts(nn.Module):
         return sum(weights[:, i : i + 1] * self.experts[i](x) for i in chosen)
 
 
-class Routed(nn.Module):
-    """Each sample goes to its best expert: what is used depends on the data."""
-
-    def __init__(self, experts: int = 4) -> None:
-        super().__init__()
-        self.gate = nn.Linear(6, experts)
-        self.experts = nn.ModuleList(nn.Linear(6, 3) for _ in range(experts))
-
-    def forward(self, x: Tensor) -> Tensor:
-        scores, best = self.gate(x).softmax(1).max(1)
-        out = x.new_zeros(len(x), 3)
-        for number, expert in enumerate(self.experts):
-            rows = (best == number).nonzero().flatten()
-            if len(rows):
-                out = out.index_add(0, rows, expert(x[rows]) * scores[rows, None])
-        return out
-
-
 def heads() -> nn.Module:
     """A body and one head for each task."""
 
@@ -202,7 +184,6 @@ programs(
         # Unused in the first steps, in which exchanges learn the order of gradients.
         "expert_that_is_used_late": _experts(LATE),
         "parameter_that_nobody_ever_uses": _experts([[[0, 1], [0, 1]]] * 4),
-        "samples_routed_by_their_data": plain(Routed, steps=6, find_unused_parameters=True),
         "lazy_module_after_a_dry_run": plain(_run_dry),
         # Frozen parameters have no gradient and are not exchanged.
         "frozen_before_construction": plain(_frozen),
