@@ -3,14 +3,12 @@
 Module `elastic` connects the workers of a torchft manager.
 """
 
-import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
@@ -29,8 +27,6 @@ from paceline.exchange.outer import (
 )
 from paceline.links.group import Group
 from paceline.links.rendezvous import joined, with_own_connections
-
-logger = logging.getLogger(__name__)
 
 _OF_A_WORKER = ("sync_every", "delay")  # settings of `Rounds` that may differ between workers
 Settings = Mapping[str, Any]  # plain values by name, which must be equal on all workers
@@ -112,24 +108,11 @@ def meet(
     group = with_own_connections(given)
     for worker, row in enumerate(group.gather(settings)):
         check_same_settings(settings, row, f"worker {group.rank}", f"worker {worker}")
-    _copy_first([*trained, *model.buffers()], group)
-    return group, replicas
-
-
-@torch.no_grad()
-def _copy_first(tensors: Iterable[Tensor], group: Group) -> None:
-    """Copy worker 0's tensors to all workers; log the workers whose tensors differed."""
-    if group.world_size == 1:
-        return
-    differs = False
-    for own in map(local_of, tensors):
+    for own in map(local_of, [*trained, *model.buffers()]):
         first = own.cpu().clone()
         group.broadcast([first])
-        differs |= not torch.equal(first, own.cpu())
         own.copy_(first)
-    workers = [str(worker) for worker, one in enumerate(group.gather(differs)) if one]
-    if workers and not group.rank:
-        logger.info("worker 0's parameters replace those of worker %s", ", ".join(workers))
+    return group, replicas
 
 
 def _replicas_between(model: nn.Module, workers: Group) -> list[DistributedDataParallel]:
