@@ -22,7 +22,6 @@ from paceline import DataParallel, ddp_hook
 from paceline.core.cost import LayerTimes
 from paceline.core.workload import Workload
 from paceline.exchange.replica import Statistics
-from paceline.exchange.step import SGD
 from paceline.links.arena import Arena
 from paceline.links.devices import device_of
 from paceline.links.group import Group
@@ -52,7 +51,7 @@ class Task:
         architecture = find(name)
         generator = torch.Generator().manual_seed(0)
         shape = (batch_size, *(architecture.input_shape or ()))
-        num_classes, optimizer = architecture.num_classes or 1, SGD(learning_rate=1e-4).optimizer
+        num_classes, optimizer = architecture.num_classes or 1, _sgd
         if architecture.input_dtype == torch.int64:
             inputs = torch.randint(num_classes, shape, generator=generator)
             targets, optimizer = inputs.roll(-1, 1), _adamw
@@ -77,6 +76,10 @@ class Task:
             inputs=torch.zeros(1, 1),
             targets=torch.zeros(1, dtype=torch.int64),
         )
+
+
+def _sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), 1e-4, momentum=0.9)
 
 
 def _adamw(model: nn.Module) -> torch.optim.Optimizer:

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 
-from paceline.exchange.step import SGD
 from paceline.exchange.synchronized import Synchronized
 from paceline.links.group import Group
 from paceline.measure.this_machine import Speed, this_machine
@@ -62,7 +61,7 @@ def _peak(group: Group, name: str, network: str, batch_size: int) -> int:
     task = Task.synthetic(network, batch_size, group.device)
     torch.manual_seed(0)
     model, strategy = task.build(), STRATEGIES[name]
-    optimizer = SGD(learning_rate=1e-4).optimizer(model)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-4, momentum=0.9)
     make_momentum(model, optimizer)
     method = strategy.runner().method(strategy.config(workers=group.world_size))
 

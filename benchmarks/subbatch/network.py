@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from hosts import TwoHosts, on_hosts
+from torch.optim import SGD
 
 import steps
 from figures import shown, table
 from paceline.core.workload import Workload
-from paceline.exchange.step import SGD, Share
+from paceline.exchange.step import Share
 from paceline.links.clock import clock_for
 from paceline.links.group import Group
 from paceline.links.processes import KEEPING_MEMORY
@@ -72,7 +73,10 @@ def _workload() -> Workload:
 def _trainer(config: SubBatch, task: Task, group: Group) -> SplitTrainer:
     model = split(task.build, _workload(), config, group, 0)
     recorder = Recorder(clock_for(group.device), f"cpu{group.rank}", group.rank)
-    return SplitTrainer(model, config, group, recorder, SGD(1e-4).optimizer)
+    return SplitTrainer(
+        *(model, config, group, recorder),
+        lambda model: SGD(model.parameters(), 1e-4, momentum=0.9),
+    )
 
 
 def text(figures: dict[str, Any]) -> str:

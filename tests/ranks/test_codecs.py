@@ -4,7 +4,7 @@ import copy
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -20,7 +20,7 @@ from paceline import ddp_hook
 from paceline.codecs.codec import Cast, Codec, Payload
 from paceline.codecs.names import CODECS, find_codec
 from paceline.exchange import compressed
-from paceline.exchange.compressed import AutoCodec, CompressedAllReduce, Work
+from paceline.exchange.compressed import AutoCodec, CodecAllReduce, Work
 from pair import Ranks
 
 PIECE, HEADER = 1 << 13, 40
@@ -34,10 +34,10 @@ def made(name: str) -> Codec:
 
 
 @contextmanager
-def all_reduce() -> Iterator[CompressedAllReduce]:
+def all_reduce() -> Iterator[CodecAllReduce]:
     """Create an all-reduce with short pieces."""
     before, compressed.PIECE = compressed.PIECE, PIECE
-    found = CompressedAllReduce(range(dist.get_world_size()), torch.device("cpu"), 20.0)
+    found = CodecAllReduce("half", range(dist.get_world_size()), torch.device("cpu"), 20.0)
     yield found
     found.close()
     compressed.PIECE = before
@@ -144,7 +144,7 @@ def chains(name: str) -> list[str]:
     """Run further steps with the current, the restored and no error feedback; return their bits."""
     size, count = dist.get_world_size(), PIECE + 301
 
-    def run(reduce: CompressedAllReduce, steps: range) -> Iterator[Tensor]:
+    def run(reduce: CodecAllReduce, steps: range) -> Iterator[Tensor]:
         for step in steps:
             reduce.begin_step()
             values = values_of(dist.get_rank(), step, count)
@@ -195,7 +195,7 @@ class Faulty(Cast):
 
 def broken() -> list[str]:
     """Run three exchanges of one size; the first fails on one rank only."""
-    reduce = CompressedAllReduce((0, 1), torch.device("cpu"), 2.0)
+    reduce = CodecAllReduce("half", (0, 1), torch.device("cpu"), 2.0)
     kinds = []
     for number in range(3):
         fails = number == 0 and dist.get_rank() == 0
@@ -225,8 +225,10 @@ def test_both_threads_may_fail_at_once():
                 both = threading.Barrier(2)
 
                 def fail(_: int, work: Work = work, both: threading.Barrier = both) -> None:
+                    call: Future[None] = Future()
+                    call.set_exception(ValueError("lost"))
                     both.wait()
-                    work.fail(ValueError("lost"))
+                    work.failed_with(call)
 
                 list(threads.map(fail, range(2)))  # raises errors of the threads
                 with pytest.raises(ValueError, match="lost"):

@@ -27,6 +27,7 @@ from replicas import (
     square,
     train,
 )
+from ticking import Ticking
 
 
 def learned(exchange: str, chunk: int | str, num_steps: int) -> tuple[str, list[Any], str]:
@@ -79,25 +80,13 @@ def test_all_ranks_choose_the_same_exchange(pair: Ranks):
     assert re.search(r"host [\d.e+]+ ms in chunks of [1-4] ", why)
 
 
-class Clock:
-    """A clock that the test moves."""
-
-    now = 0.0
-
-    def mark(self) -> float:
-        return self.now
-
-    def seconds(self, marks: list[float]) -> list[float]:
-        return list(marks)
-
-
 def chosen_again(num_before: int, num_after: int) -> list[str]:
     """Slow down DDP's reducer after it was chosen; return the exchanges before and after."""
     module, oracle = build(Net)
     parallel = parallel_of(module, "auto", chunk=1)
     seconds, found = {"allreduce": 0.01, "tree": 0.02, "host": 0.02}, []
     assert parallel._trials is not None
-    clock = parallel._trials._clock = Clock()
+    clock = parallel._trials._clock = Ticking()
 
     def before(step: int) -> None:
         clock.now += seconds[parallel._method.name]

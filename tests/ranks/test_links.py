@@ -10,7 +10,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from boxes import box, chain, link
 from paceline.core.workload import replica_nbytes
-from paceline.exchange.step import SGD
 from paceline.exchange.synchronized import Synchronized
 from paceline.links.rendezvous import process_group
 from paceline.planner.forecast import memory
@@ -77,7 +76,7 @@ def counted(name: str) -> float:
     """Measure the peak buffers of two steps, relative to the size of the gradients."""
     with process_group(60.0) as group:
         model = nn.Sequential(nn.Linear(SIZE, SIZE), nn.Linear(SIZE, SIZE))
-        optimizer = SGD(learning_rate=1e-4).optimizer(model)
+        optimizer = torch.optim.SGD(model.parameters(), 1e-4, momentum=0.9)
         make_momentum(model, optimizer)
         strategy, inputs = STRATEGIES[name], torch.zeros(1, SIZE)
         method = strategy.runner().method(strategy.config(workers=group.world_size))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.plan import Kind, Lane, Resource
-from paceline.exchange.step import SGD, Share, train_step
+from paceline.exchange.step import Share, train_step
 from paceline.links import clock as module
 from paceline.links.clock import clock_for
 from paceline.record.recorder import Recorder, noted
@@ -93,7 +93,7 @@ def test_layers_have_the_times_of_the_device_and_not_of_the_host(device):
     recorder = Recorder(clock_for(on), "gpu0", 0)
     share = Share(torch.randn(2, 3).to(on), torch.tensor([0, 2]).to(on), 1.0)
     recorder.start_trace(model)
-    train_step(model, SGD().optimizer(model), iter([share]), recorder)
+    train_step(model, torch.optim.SGD(model.parameters(), 0.01), iter([share]), recorder)
     assert not model[1].gate.is_passed
     _, after_s = model[1].gate.hold()
     recorder.stop_trace()

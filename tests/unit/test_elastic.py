@@ -1,6 +1,5 @@
 """Local updates of workers that join and leave: torchft quorums with workers in threads."""
 
-import math
 import socket
 import sys
 import threading
@@ -165,20 +164,6 @@ def test_a_worker_without_a_quorum_ends_at_the_managers_deadline() -> None:
         site = Site(address, 0, quorum_timeout=timedelta(seconds=1))
         with pytest.raises(WorkerLost):
             site.train(4)
-
-
-def test_a_worker_with_nan_is_left_out_and_takes_the_groups(address: str) -> None:
-    sites = [Site(address, worker) for worker in range(2)]
-
-    def spoil(step: int) -> None:
-        if step == 2:
-            with torch.no_grad():
-                sites[1].model[0].weight.fill_(math.nan)
-
-    loops = [Working(sites[0].train, 12), Working(sites[1].train, 12, spoil)]
-    first, second = (one.result() for one in loops)
-    assert torch.equal(first, second)
-    assert first.isfinite().all()
 
 
 @pytest.mark.parametrize("option", [{}, {"fragments": 2, "delay": 1, "mixing": 0.5}])

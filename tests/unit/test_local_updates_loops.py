@@ -115,31 +115,12 @@ def accumulated(worker: int, wrap: bool) -> Loop:
     return model, [optimizer], step
 
 
-def with_muon(worker: int, wrap: bool) -> Loop:
-    """Use Muon for matrices, and AdamW for biases."""
-    model = wrapped(net(), wrap)
-    matrices, others = [
-        [one for one in trainable(model) if (one.ndim == 2) == is_matrix]
-        for is_matrix in (True, False)
-    ]
-    optimizers = [torch.optim.Muon(matrices, 0.01), torch.optim.AdamW(others, 0.01)]
-
-    def step(number: int) -> None:
-        loss_of(model, worker, number).backward()
-        for one in optimizers:
-            one.step()
-            one.zero_grad()
-
-    return model, optimizers, step
-
-
 LOOPS = {
     "plain": plain,
     "scaled": scaled,
     "scaled_fused": partial(scaled, fused=True),
     "scheduled": scheduled,
     "accumulated": accumulated,
-    "with_muon": with_muon,
     "compiled": compiled,
     "compiled_steps": compiled_steps,
     "with_adapters": with_adapters,

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from absent_ranks import group_of
-from paceline.core.outcome import Epoch, Evaluation
+from paceline.core.outcome import Epoch
 from paceline.core.plan import Kind
 from paceline.core.settings import TrainSettings
 from paceline.exchange.learner import evaluate
 from paceline.exchange.loop import Trained, train
 from paceline.exchange.replica import SingleReplica
-from paceline.exchange.session import TrainingSession
+from paceline.exchange.session import Progress, TrainingSession
 from paceline.exchange.setup import TrainingSetup, epochs_of, share_batches
-from paceline.exchange.step import SGD, shares, train_step
+from paceline.exchange.step import shares, train_step
 from paceline.links.clock import Clock
 from paceline.record.recorder import Recorder
 from paceline.strategies.host import STRATEGY
@@ -62,7 +62,7 @@ def test_unequal_shares_give_the_gradient_of_the_whole_batch(num_samples, batch_
         model = nn.Linear(4, 3, dtype=torch.float64)
         model.load_state_dict(start.state_dict())
         # With a learning rate of one, a step is the gradient.
-        optimizer = SGD(learning_rate=1.0, momentum=0.0).optimizer(model)
+        optimizer = torch.optim.SGD(model.parameters(), 1.0)
         losses.append(train_step(model, optimizer, source, Recorder(Clock(), "cpu0", number)))
         steps.append((start.weight - model.weight, start.bias - model.bias))
         mine = next(iter(batches))
@@ -102,23 +102,17 @@ def test_every_sample_is_tested_exactly_once(num_samples: int, world_size: int):
 
 
 @dataclass
-class Watching:
+class Watching(Progress):
     """Progress that records epochs and calls a function after each step."""
 
     reports: list[Epoch]
     each_step: Callable[[], None]
-
-    def begin(self, total: int, unit: str) -> None: ...
 
     def advance(self, count: int = 1) -> None:
         self.each_step()
 
     def epoch(self, epoch: Epoch, score: str) -> None:
         self.reports.append(epoch)
-
-    def evaluation(self, found: Evaluation, score: str) -> None: ...
-
-    def status(self, text: str) -> None: ...
 
 
 @dataclass
@@ -130,11 +124,18 @@ class Ran:
     recorded: list[bool]
 
 
+Optimize = Callable[[nn.Module], torch.optim.Optimizer]
+
+
+def sgd(rate: float) -> Optimize:
+    return lambda model: torch.optim.SGD(model.parameters(), rate, momentum=0.9)
+
+
 def run(
     num_steps: int,
     epochs: int,
     clock=None,
-    sgd: SGD | None = None,
+    optimizer: Optimize | None = None,
     each_step: Callable[[nn.Module, Recorder], None] = lambda model, recorder: None,
 ) -> Ran:
     """Train a linear model with `num_steps` batches of four samples per epoch."""
@@ -142,7 +143,7 @@ def run(
     group, recorded = group_of(), []
     progress = Watching([], lambda: each_step(model, recorder))
     torch.manual_seed(0)
-    batches, sgd = share_batches(len(data.train), 4, 0, group), sgd or SGD(0.01, 0.9)
+    batches = share_batches(len(data.train), 4, 0, group)
     model = nn.Linear(4, 3)
     setup = TrainingSetup(
         model=model,
@@ -150,8 +151,8 @@ def run(
         source=epochs_of(batches, data.train, CPU),
         epoch_steps=(len(batches),) * epochs,
         samples_per_step=4,
-        optimizer=sgd.optimizer,
-        learning_rate=sgd.learning_rate,
+        optimizer=optimizer or sgd(0.01),
+        learning_rate=None,
         recipe=recipe_of_data(data),
     )
     settings = TrainSettings(model="toy", strategy="host")
@@ -213,7 +214,7 @@ def test_the_traced_steps_lie_in_one_epoch_and_are_not_measured(
 
 def test_the_losses_and_the_accuracy_are_means_over_the_samples():
     # The learning rate is negligible, so every batch has the same weights.
-    outcome = run(6, 2, sgd=SGD(1e-30, 0.0)).outcome
+    outcome = run(6, 2, optimizer=sgd(1e-30)).outcome
     torch.manual_seed(0)
     model, train_set, test_set = nn.Linear(4, 3), samples(24), samples(10)
     for epoch in outcome.epochs:
@@ -224,25 +225,21 @@ def test_the_losses_and_the_accuracy_are_means_over_the_samples():
         assert epoch.score == int(right) / 10
 
 
-class LastStepDiverges(SGD):
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        weights = next(model.parameters())
+class LastStepDiverges(torch.optim.SGD):
+    num_steps = 0
 
-        class Once(torch.optim.SGD):
-            num_steps = 0
-
-            def step(self, closure=None):
-                self.num_steps += 1
-                if self.num_steps == 6:
-                    weights.data.fill_(float("inf"))
-
-        return Once(model.parameters(), lr=0.1)
+    def step(self, closure=None):
+        self.num_steps += 1
+        if self.num_steps == 6:
+            self.param_groups[0]["params"][0].data.fill_(float("inf"))
 
 
-@pytest.mark.parametrize("sgd", [SGD(1e38, 0.9), SGD(3e38, 0.9), LastStepDiverges()])
-def test_losses_that_are_not_finite_refuse_the_learning_rate(sgd):
+@pytest.mark.parametrize(
+    "optimizer", [sgd(1e38), sgd(3e38), lambda model: LastStepDiverges(model.parameters())]
+)
+def test_losses_that_are_not_finite_refuse_the_learning_rate(optimizer):
     with refused("learning_rate"):
-        run(6, 1, sgd=sgd)
+        run(6, 1, optimizer=optimizer)
 
 
 SCORES = st.lists(st.floats(-8, 8, width=32), min_size=4, max_size=4)

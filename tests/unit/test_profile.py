@@ -21,7 +21,7 @@ from paceline.core.workload import Workload
 from paceline.exchange import profile as module
 from paceline.exchange.profile import Probes, Profile, exchanging, profile, single
 from paceline.exchange.setup import TrainingSetup
-from paceline.exchange.step import SGD, Share
+from paceline.exchange.step import Share
 from paceline.links.group import Group, Member
 from paceline.measure import timing
 from paceline.measure.device_profile import message_speed
@@ -99,7 +99,10 @@ def stepping(clock: Ticking, held_up_s: float) -> Iterator[Share]:
 
 
 def set_up(model, workload, source) -> TrainingSetup:
-    return TrainingSetup(model, workload, source, (), 2.0, SGD().optimizer, None)
+    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), 0.01)
+
+    return TrainingSetup(model, workload, source, (), 2.0, optimizer, None)
 
 
 def profiled(

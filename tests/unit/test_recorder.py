@@ -13,7 +13,7 @@ from paceline.core.compare import conform
 from paceline.core.cost import compute_lane, exchange_lane
 from paceline.core.plan import Kind
 from paceline.core.strategy import Window
-from paceline.exchange.step import SGD, Share, train_step
+from paceline.exchange.step import Share, train_step
 from paceline.links.clock import Clock
 from paceline.record.merge import merge
 from paceline.record.recorder import Recorder
@@ -26,7 +26,7 @@ from ticking import Ticking, Timed
 
 def step_of(model: nn.Module, inputs: Tensor, recorder: Recorder) -> None:
     share = Share(inputs, torch.tensor([0, 2]), 1.0)
-    train_step(model, SGD().optimizer(model), iter([share]), recorder)
+    train_step(model, torch.optim.SGD(model.parameters(), 0.01), iter([share]), recorder)
 
 
 def traced(model: nn.Module, clock: Ticking, waiting_s: float = 0.0, backwards: int = 1):

@@ -13,7 +13,6 @@ from part import Part
 
 import steps
 from figures import shown
-from paceline.exchange.step import SGD
 from paceline.links.group import Group
 from paceline.training.models.transformers import GPT
 from ranks import on_ranks
@@ -66,7 +65,7 @@ def task_of(name: str, smoke: bool, device: torch.device) -> Task:
     tokens = torch.randint(sizes["vocabulary"], shape, generator=generator)
     return Task(
         build=lambda: GPT(**sizes).to(device),
-        optimizer=SGD(learning_rate=1e-4).optimizer,
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), 1e-4, momentum=0.9),
         inputs=tokens[:, :-1].to(device),
         targets=tokens[:, 1:].to(device),
     )

@@ -1,4 +1,4 @@
-"""Hooks that encode, record and count the buckets of torch's own reducer."""
+"""Encode, record and count DistributedDataParallel's gradient buckets by communication hooks."""
 
 import zlib
 from collections.abc import Callable, Sequence
@@ -22,12 +22,12 @@ from paceline.links.devices import current_gpu
 from paceline.links.group import Group
 from paceline.record.recorder import Recorder
 
-_ENCODED = (torch.float32, torch.float16, torch.bfloat16)  # types that are exact in float32
-_DEADLINE_S = 1800.0  # torch's default timeout of gloo
+_ENCODED = (torch.float32, torch.float16, torch.bfloat16)  # float32 represents their values exactly
+_DEADLINE_S = 1800.0  # torch's default timeout for gloo
 
 
 class HookState(CodecAllReduce):
-    """State of the encoding hook: process groups, error feedback and counters."""
+    """State of the communication hook: process groups, error feedback and counters."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class HookState(CodecAllReduce):
         return self.guard.num_skipped
 
     def exchange(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        """Start to average a bucket; the future returns the averaged gradients."""
+        """Start to average a bucket; the returned future gets the averaged gradients."""
         gradients = bucket.buffer()
         if gradients.dtype not in _ENCODED:
             problem = "requires float32, float16 or bfloat16 gradients"
@@ -65,7 +65,7 @@ class HookState(CodecAllReduce):
             num_ranks = len(self._ranks)
             self._bytes_sent[0] += gradients.nbytes * 2 * (num_ranks - 1) // num_ranks
             return _averaged(bucket, num_ranks, self._groups[0], self.recorder, self._count)
-        # error feedback belongs to parameters, so a rebuilt bucket needs another key
+        # the key contains the parameters, because a rebuilt bucket must not use old error feedback
         numbers = [self._numbers.setdefault(id(one), len(self._numbers)) for one in parameters]
         checksum = zlib.crc32(str(numbers).encode())
         key = f"bucket{bucket.index()}of{len(gradients)}/{checksum:08x}"
@@ -106,8 +106,9 @@ def ddp_hook(
     object, or "auto", which uses dynamic8 only if encoding makes steps faster. `process_group`: the
     process group of the DistributedDataParallel, with backend gloo or nccl. If a gradient is NaN or
     infinite on any rank, no rank takes the step. A GradScaler skips the step; without a GradScaler,
-    the optimizer raises NonFinite or, with `on_nonfinite="skip"`, does nothing. The state counts
-    NaN and infinite values and skipped steps. Raises InvalidInput for unsupported arguments.
+    the optimizer raises NonFinite or, with `on_nonfinite="skip"`, skips the step. The state counts
+    NaN and infinite values and skipped steps. `deadline_s`: longest wait for another rank. Raises
+    InvalidInput for unsupported arguments.
 
     Error feedback of the first step is dropped, because torch rebuilds its buckets after that step.
     """
@@ -125,10 +126,10 @@ def ddp_hook(
 class TorchAllReduce(Listener):
     """Counts, encodes or records the exchanges of DistributedDataParallel's reducer.
 
-    `on_exchanged`, called after each exchange, requires a hook on each parameter.
+    If `on_exchanged` is given, it is called after each exchange, by a hook on each parameter.
     """
 
-    chunk, is_searched = None, False  # there are no chunks, as those of a Reducer
+    chunk, is_searched = None, False  # unlike a Reducer, it has no chunks of layers
 
     def __init__(
         self,
@@ -143,7 +144,7 @@ class TorchAllReduce(Listener):
         self._num_steps = 0
         self._recorder: Recorder | None = None
         self._hook: HookState | None = None
-        self._settle: Callable[[], None] | None = None
+        self._call_once: Callable[[], None] | None = None
         self._parameters = parameters
         self._readiness: Readiness | None = None
         if on_exchanged is not None:
@@ -154,14 +155,14 @@ class TorchAllReduce(Listener):
         self._readiness = Readiness(self._parameters, self, sparse=range(num_parameters))
         self._readiness.expect([None] * num_parameters)
 
-    def settle(self, settle: Callable[[], None]) -> None:
-        """Call the function `settle` once, after the next backward pass with an exchange."""
-        self._settle = settle
+    def after_next_exchange(self, call: Callable[[], None]) -> None:
+        """Run `call` once, after the next backward pass that exchanges all gradients."""
+        self._call_once = call
         if self._readiness is None:
             self._watch()
 
     def register(self, reducer: Any, recorder: Recorder | None) -> None:
-        """Register a hook on the reducer, if it must encode or record."""
+        """Register a communication hook on torch's reducer, if there is a codec or a recorder."""
         self._recorder = recorder
         if self._compression is not None or recorder is not None:
             _register_comm_hook(reducer, self, TorchAllReduce._exchange)
@@ -175,7 +176,7 @@ class TorchAllReduce(Listener):
         return self._hook.exchange(bucket)
 
     def open(self) -> None:
-        """Create the state of the encoding hook, collectively; by default, the first bucket does.
+        """Create the hook's state collectively; otherwise the first bucket creates the state.
 
         Raises InvalidInput if ranks have different codecs.
         """
@@ -186,11 +187,11 @@ class TorchAllReduce(Listener):
 
     @property
     def pending(self) -> bool:
-        """Whether a watched forward pass has had no backward pass yet."""
+        """Whether the exchange that a forward pass requested has not ended yet."""
         return self._readiness is not None and self._readiness.pending
 
     def forwarded(self, outputs: Sequence[Tensor], synchronize: bool) -> None:
-        """Count a differentiable forward pass."""
+        """Record a forward pass; `synchronize`: whether its backward pass exchanges gradients."""
         self._num_steps += synchronize
         if self._readiness is not None:
             self._readiness.forwarded(outputs, synchronize)
@@ -200,7 +201,7 @@ class TorchAllReduce(Listener):
         return {} if self._hook is None else self._hook.codecs.state_dict()
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Load error feedback that the same rank of as many ranks saved, collectively."""
+        """Load error feedback that this rank saved; collective, with as many ranks as before."""
         self.open()
         if self._hook is not None:
             self._hook.codecs.load_state_dict(state)
@@ -208,7 +209,7 @@ class TorchAllReduce(Listener):
     def statistics(self) -> Statistics:
         """Return traffic and counters of the exchanges; times are unknown."""
         hook, steps = self._hook, self._num_steps
-        if hook is None:  # the traffic of a ring
+        if hook is None:  # a ring all-reduce sends 2 (n - 1) / n of the gradients
             n = self._join().world_size
             sent = self._nbytes * 2 * (n - 1) // n * steps
             return Statistics(self._name, steps, sent, sent, None, None)
@@ -228,15 +229,15 @@ class TorchAllReduce(Listener):
             self._readiness = None
 
     def ended(self, missing: Sequence[int]) -> None:
-        """Call the functions that wait for the end of an exchange."""
+        """Call `on_exchanged`, and queue the function of `after_next_exchange`."""
         assert self._readiness is not None
-        settle, self._settle = self._settle, None
-        if settle is not None and all(self._readiness.came):
+        call, self._call_once = self._call_once, None
+        if call is not None and all(self._readiness.came):
             # runs after torch's own callback, which ends the exchange
-            Variable._execution_engine.queue_callback(settle)
+            Variable._execution_engine.queue_callback(call)
         if self._on_exchanged is not None:
             self._on_exchanged()
-        elif settle is not None:
+        elif call is not None:
             self._unwatch()
 
 
@@ -247,7 +248,7 @@ def _averaged(
     recorder: Recorder | None,
     on_averaged: Callable[[Tensor], None] = lambda averaged: None,
 ) -> torch.futures.Future[Tensor]:
-    """Record and average a bucket, bit-identical to DistributedDataParallel without a hook."""
+    """Average and record a bucket; the mean is bit-identical to DDP's without a hook."""
     exchange = recorder.join_exchange(str(bucket.index())) if recorder else None
 
     def done(future: torch.futures.Future[Any]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Unequal batches: weight gradients by samples, and adapt shares to the ranks' speeds.
+"""Weight gradients by the ranks' numbers of samples, and balance batches by their speeds.
 
 Each rank's loss is the mean over its n samples, and the exchange averages the gradients of W ranks.
 This average is the mean over all N samples if each rank's gradient is scaled by n W / N. `Balanced`
@@ -80,7 +80,7 @@ class Balanced:
             self.follow(sampler)
 
     def follow(self, sampler: BalancedSampler) -> None:
-        """Adapt a sampler's shares from now on, collectively; InvalidInput if it does not fit."""
+        """Adapt the shares of `sampler` from now on, collectively; InvalidInput if unsuitable."""
         self._shares = BalancedShares(sampler, self._group, self._meter, self._admit)
 
     def samples(self, number: int) -> None:
@@ -107,12 +107,12 @@ class Balanced:
         own = _num_samples(args, kwargs) if self._num_samples is None else self._num_samples
         self._num_samples = None
         one = _Pass(own, self._group, self._meter, self._weighs)
-        # without a backward pass, as in evaluation, nothing would wait for the sum
+        # not in evaluation, which has no backward pass that waits for the all-reduce
         if self._weighs and self._module.training:
             one.begin()
         # Hooks of the module mark the times, because the replica may wait for other ranks before
-        # the module's forward pass. Prepended hooks mark the end of backward before the replica's
-        # callback at the end of backward waits for the exchange.
+        # the module's forward pass. The hooks are prepended so that their callback at the end of
+        # backward runs before the replica's callback, which waits for the exchange.
         handles = [
             self._module.register_forward_pre_hook(one.mark, prepend=True),
             self._module.register_forward_hook(one.left, prepend=True),
@@ -159,7 +159,7 @@ class BalancedShares:
         sampler, balance = self._sampler, self.balance
         rows = self._group.gather([self._meter.seconds_per_sample(), sampler.drawn])
         known_before = None not in balance.samples_per_s
-        # all ranks record the same rows, and so compute the same shares
+        # all ranks record the same speeds, so all ranks compute the same shares
         shares = balance.record([seconds for seconds, _ in rows])
         speeds = [speed for speed in balance.samples_per_s if speed is not None]
         if not known_before and len(speeds) == self._group.world_size:
@@ -175,7 +175,7 @@ class BalancedShares:
 
 
 class SpeedMeter:
-    """Measures the forward and backward seconds per sample, excluding waits for other ranks."""
+    """Measures this rank's forward and backward seconds per sample, excluding waits."""
 
     def __init__(self, device: torch.device) -> None:
         self.clock = clock_for(device)
@@ -184,7 +184,7 @@ class SpeedMeter:
         self._num_warm_up = _NUM_WARM_UP
 
     def watch(self, outputs: Sequence[Tensor], num_samples: int, marks: list[Any]) -> None:
-        """Mark the times when backward reaches the outputs and when backward ends."""
+        """Append to `marks` the times when backward reaches `outputs` and when backward ends."""
 
         def reached(gradient: Tensor) -> None:
             if len(marks) == 2:  # mark only the first output that backward reaches
@@ -218,7 +218,7 @@ class SpeedMeter:
 
 
 class _Pass:
-    """A forward pass: sums the ranks' numbers of samples, weights gradients, and marks times."""
+    """A forward pass with its backward pass: weights the gradients, and measures the times."""
 
     def __init__(self, num_samples: int, group: Group, meter: SpeedMeter, weighs: bool) -> None:
         self._num_samples, self._group = num_samples, group
@@ -245,13 +245,13 @@ class _Pass:
         if not leaves:
             problem = "requires outputs with gradients: tensors, or tuples, lists or dicts of them"
             raise InvalidInput("balance", problem)
-        # scaling waits for other ranks, so it must precede backward's first mark
+        # register first: `_scaled` waits for other ranks, and this wait must not be measured
         for leaf in leaves if self._weighs else ():
             leaf.register_hook(self._scaled)
         self._meter.watch(leaves, self._num_samples, self._marks)
 
     def _scaled(self, gradient: Tensor) -> Tensor | None:
-        """Return an output's weighted gradient, after waiting for the counts of all ranks."""
+        """Wait for the number of samples of all ranks, and return an output's weighted gradient."""
         if self._weight is None:
             self.begin()
             if self._work is not None:

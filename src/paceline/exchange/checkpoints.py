@@ -9,8 +9,8 @@ Files of a synchronous run:
         ranks.safetensors        RANK/KEY: states of random generators, error feedback
         progress.json            position in the data, epochs, choices, properties of the run
 
-The model and its optimizer state are equal on all ranks; layers that are split between ranks are
-saved whole. Ranks agree in advance on the step after which they write a checkpoint.
+The model and optimizer state are equal on all ranks. A layer that is split between ranks is saved
+as one tensor. Ranks agree in advance on the step after which they write a checkpoint.
 """
 
 import logging
@@ -36,22 +36,22 @@ from paceline.links.tensor_messages import broadcast_tensors, gather_tensors
 logger = logging.getLogger(__name__)
 
 CHECKPOINTS = "checkpoints"  # subfolder of a run's folder
-_FIRST_MEETING = 10  # steps that measure the step time, before ranks first agree when to save
-_NEARLY = 0.9  # ranks that meet after this share of the interval save at once
+_FIRST_MEETING = 10  # number of steps before ranks first agree when to save
+_NEARLY = 0.9  # share of the interval after which ranks save as soon as they agree
 
 
 class State(NamedTuple):
-    """State of a run between two steps: tensors by FILE/NAME, and values by file."""
+    """State of a run between two steps; `tensors`: by FILE/NAME, `parts`: JSON values by file."""
 
     tensors: Tensors
     parts: dict[str, Any]
 
     def file(self, name: str) -> Tensors:
-        """Return the tensors of a file, or of FILE/PART, by name."""
+        """Return the tensors of a file by name; `name`: FILE or FILE/PART."""
         return within(self.tensors, f"{name}/")
 
     def own_part(self, name: str) -> Any:
-        """Return the part `name`; InvalidInput if the run's strategy did not write it."""
+        """Return the values of file `name`; InvalidInput if another strategy wrote the state."""
         if name not in self.parts:
             raise self.wrong_strategy()
         return self.parts[name]
@@ -63,22 +63,19 @@ class State(NamedTuple):
 
 
 def read_state(settings: TrainSettings, group: Group) -> State | None:
-    """Read the checkpoint to resume from on rank 0; None for a new run."""
+    """Read the checkpoint to resume from, and send it to all ranks; None for a new run."""
     if settings.resume is None:
         return None
-    found, error = None, None
+    found, problem = State({}, {}), None
     if group.rank == 0:
         try:
             found = _read(settings.resume)
-        except InvalidInput as problem:
-            error = str(problem)
+        except InvalidInput as error:
+            problem = str(error)
+    group.check(problem)
     # send the values as Paceline's JSON, which preserves tuples and infinity
-    text = json_values.dumps("the state", found.parts if found else {}).decode()
-    told = group.gather({"error": error, "parts": text})[0]
-    if told["error"] is not None:
-        raise InvalidInput.of(told["error"])
-    tensors = broadcast_tensors(found.tensors if found else {}, group)
-    return State(tensors, json_values.loads(told["parts"].encode()))
+    text = group.gather(json_values.dumps("the state", found.parts).decode())[0]
+    return State(broadcast_tensors(found.tensors, group), json_values.loads(text.encode()))
 
 
 def _read(run: Path) -> State:
@@ -135,8 +132,8 @@ class Saver:
     def after(self, num_steps: int, gather: Callable[[int], State]) -> None:
         """Save the state if due after this step; raise Interrupted if the run must stop.
 
-        `gather(num_steps)` returns the state of all ranks on rank 0. Only a single process may omit
-        calls of this method.
+        `gather(num_steps)` returns the state of all ranks on rank 0. With several ranks, call this
+        method after every step on all ranks.
         """
         reach("step.done", worker=self._group.rank, step=num_steps)
         if self._stop.after(num_steps):
@@ -182,7 +179,7 @@ class Saver:
 def with_ranks(
     state: State, own: Mapping[str, Tensor], values: Mapping[str, Any], group: Group
 ) -> State:
-    """Add all ranks' tensors, plain values and random states to rank 0's state; collective."""
+    """Return `state` with each rank's tensors, values and random state, on rank 0; collective."""
     random_tensors, random_values = random_state(group.device)
     mine = dict(own) | {f"random/{key}": one for key, one in random_tensors.items()}
     gathered = gather_tensors(mine, group)

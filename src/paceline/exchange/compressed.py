@@ -1,6 +1,6 @@
-"""Encoded all-reduces that run in the background, with a requested codec or the fastest one.
+"""Run encoded all-reduces in background threads, with a given codec or the fastest one.
 
-Values are divided into pieces, which `encoded_pieces` exchanges.
+A tensor is divided into pieces, which `encoded_pieces` exchanges.
 """
 
 import threading
@@ -24,14 +24,14 @@ from paceline.core.errors import InvalidInput
 from paceline.core.link_fit import ExchangeSample, LinearTime, line_through
 from paceline.core.turns import Choice
 from paceline.core.wire_format import AUTO, PIECE, check_codec, wire_format
-from paceline.exchange.encoded_pieces import EncodedPiece, PieceCodecs
+from paceline.exchange.encoded_pieces import EncodedPiece, PieceCodecs, encoded_piece
 from paceline.exchange.optimizers import Policy
 from paceline.links.call_thread import CallThread, finish_stream
 from paceline.links.devices import device_of
 
 Future = torch.futures.Future[Tensor]
 Factory = Callable[[], Codec]
-_CODEC = wire_format(AUTO).name  # plans use this codec for "auto", too
+_CODEC = wire_format(AUTO).name  # plans assume this codec for "auto", too
 _FACTORIES: dict[str, Factory] = {
     "plain": partial(Cast, "float32"),
     "encoded": partial(find_codec, _CODEC),
@@ -60,9 +60,10 @@ class Compression:
 
 @dataclass(eq=False)
 class Work:
-    """One all-reduce; `future` receives the mean.
+    """One all-reduce of `values`; `future` receives the mean.
 
-    If any rank has NaN or infinite values, whose number is `num_nonfinite`, all values become NaN.
+    `num_nonfinite`: number of NaN and infinite values of all ranks. If there are any, all values of
+    the mean become NaN.
     """
 
     key: str
@@ -74,30 +75,30 @@ class Work:
     num_nonfinite: int = 0
     _failing: threading.Lock = field(default_factory=threading.Lock)
 
-    def fail(self, error: BaseException) -> None:
-        """Set the future's error, if the future is not done; thread-safe."""
+    def failed_with(self, call: Call[None]) -> None:
+        """Set the future's error, if `call` failed and the future is not done; thread-safe."""
+        error = call.exception()
         with self._failing:
-            if not self.future.done():
+            if error is not None and not self.future.done():
                 self.future.set_exception(error)  # type: ignore[arg-type] # an error is a valid result here
 
-    def failed_with(self, call: Call[None]) -> None:
-        """Set the future's error, if `call` failed."""
-        if (error := call.exception()) is not None:
-            self.fail(error)
 
+class CodecAllReduce:
+    """Runs all-reduces in order, in a thread that scatters and a thread that gathers.
 
-class CompressedAllReduce:
-    """Runs all-reduces in order with a scatter thread and a gather thread.
-
-    Ranks create it collectively and begin all-reduces in the same order. The threads have separate
+    `codec`: codec of `reduce`; "auto" encodes only if exchanges and steps become faster. Ranks
+    create it collectively and begin all-reduces in the same order. The threads have separate
     process groups, so that the scatter of one piece overlaps with the gather of another piece.
-    `codecs` store error feedback by `key`. Collectives time out after `deadline_s`.
+    `codecs` has error feedback by key. Collectives time out after `deadline_s`. Raises InvalidInput
+    if the ranks' codecs differ.
     """
 
-    def __init__(self, ranks: Sequence[int], device: torch.device, deadline_s: float) -> None:
+    def __init__(
+        self, codec: str | Codec, ranks: Sequence[int], device: torch.device, deadline_s: float
+    ) -> None:
         own = device_of(device)
         self.device = own.torch_device
-        self._bytes_sent = [0, 0]  # bytes sent by each thread
+        self._name = name_of(codec)
         self._ranks = list(ranks)
         self._rank = self._ranks.index(dist.get_rank())
         self._groups = [
@@ -106,54 +107,79 @@ class CompressedAllReduce:
                 timeout=timedelta(seconds=deadline_s),
                 # values in host memory require gloo, even if the default group is nccl
                 backend="gloo" if own.backend == "gloo" else None,
-                # otherwise all ranks of the default group would have to call new_group
+                # True: ranks outside the new group need not call new_group
                 use_local_synchronization=len(self._ranks) < dist.get_world_size(),
             )
             for _ in range(2)
         ]
+        self._check_same()
         self.codecs = PieceCodecs()
         self._used: set[str] = set()
-        self._is_void = False  # whether some values of the step were not finite
+        self._is_void = False  # whether a gradient of the step was NaN or infinite
         self._scattering = CallThread("scatter", self.device)
         self._gathering = CallThread("gather", self.device)
+        self._bytes_sent = [0, 0]  # bytes sent by each thread
+        self._make = None if codec == AUTO else factory_of(codec)
+        self._auto = AutoCodec(self) if codec == AUTO else None
+        self._bytes_sent = [0, 0]  # exclude the bytes of the measurements
+
+    @property
+    def why(self) -> str:
+        """The codec in use, and the reason for its choice."""
+        return f"{self._name}: requested" if self._auto is None else self._auto.why
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether `reduce` encodes no values until the next `begin_step`."""
+        return self._auto is not None and self._auto.is_plain
 
     def begin_step(self) -> None:
-        """Begin a step: drop error feedback of keys unused in the last step."""
-        if self._is_void:  # the step is skipped
+        """Begin a step: drop error feedback of keys unused in the last step; update the choice."""
+        if self._is_void:  # the optimizer skips the step, so drop all error feedback
             self.codecs.keep(())
             self._is_void = False
         if self._used:
             self.codecs.keep(self._used)
         self._used.clear()
+        if self._auto is not None:
+            self._auto.begin_step()
 
     @property
     def bytes_sent(self) -> int:
         """Bytes sent by this rank."""
         return sum(self._bytes_sent)
 
+    def reduce(self, key: str, values: Tensor, divisor: float = 1.0) -> Work:
+        """Start an all-reduce, with the codec chosen for this number of values."""
+        name, make = self._name, self._make
+        if self._auto is not None:
+            name, make = self._auto.codec_of(len(values))
+        assert make is not None
+        return self.begin(f"{key}/{name}", values, make, divisor)
+
     def begin(self, key: str, values: Tensor, codec: Factory, divisor: float = 1.0) -> Work:
         """Start to replace contiguous float32 values by (their sum over all ranks) / `divisor`."""
         ready, future, own = None, Future(), device_of(self.device)
         if own.is_asynchronous:
-            ready = own.record()  # the scatter thread uses another stream
+            ready = own.record()  # the scatter thread, on another stream, waits for it
             future = Future(devices=[own.torch_device])
         self._used.add(key)
         work = Work(key, values, codec, divisor, future, ready)
         self._scattering.submit(partial(self._scatter, work)).add_done_callback(work.failed_with)
         return work
 
-    def check_same(self, codec: str) -> None:
+    def _check_same(self) -> None:
         """Raise InvalidInput if ranks have different codecs; collective."""
-        own = torch.tensor([zlib.crc32(codec.encode())], device=self.device)
+        own = torch.tensor([zlib.crc32(self._name.encode())], device=self.device)
         found = [torch.zeros_like(own) for _ in self._ranks]
         dist.all_gather(found, own, group=self._groups[0])
         for rank, other in zip(self._ranks, found, strict=True):
             if not torch.equal(own, other):
                 problem = f"must be equal on all ranks, but rank {rank} has another codec"
-                raise InvalidInput("codec", problem, got=codec)
+                raise InvalidInput("codec", problem, got=self._name)
 
     def agree(self, values: Sequence[float]) -> list[float]:
-        """Return each value's maximum over all ranks, collectively, while no all-reduce runs."""
+        """Return each value's maximum over all ranks; collective, and not during an all-reduce."""
         largest = torch.tensor(values, dtype=torch.float32, device=self.device)
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._groups[0])
         return largest.tolist()
@@ -166,10 +192,10 @@ class CompressedAllReduce:
     def _scatter(self, work: Work) -> None:
         if work.ready is not None:
             device_of(self.device).current_stream().wait_event(work.ready)
-        pieces = work.values.split(PIECE)  # to overlap encoding with sending and decoding
+        pieces = work.values.split(PIECE)  # so that encoding a piece overlaps with sending another
         for number, values in enumerate(pieces):
             codecs = self.codecs.of(work.key, number, len(self._ranks), work.codec)
-            piece = EncodedPiece.of(values, codecs, self._rank, work.divisor)
+            piece = encoded_piece(values, codecs, self._rank, work.divisor)
             self._bytes_sent[0] += piece.scatter(self._groups[0])
             finish_stream(self.device)
             gather = partial(self._gather, work, piece, number == len(pieces) - 1)
@@ -192,14 +218,14 @@ class CompressedAllReduce:
 
 
 class AutoCodec:
-    """Encodes a tensor with `dynamic8` if encoding shortens the exchange and the steps.
+    """Encodes tensors with codec `dynamic8` if encoding shortens exchanges and steps.
 
-    A line through the times of a small and a large exchange, with and without the codec, predicts
-    the time of an exchange of any size. Because computation may hide exchanges, steps with and
-    without the codec are then timed in turns (`paceline.core.turns`). All ranks choose the same.
+    Exchanges of two sizes are timed with and without the codec. Lines through the two times predict
+    for which sizes the codec is faster. Because computation may hide exchanges, steps with and
+    without the codec are then timed alternately (`paceline.core.turns`). All ranks choose the same.
     """
 
-    def __init__(self, all_reduce: CompressedAllReduce) -> None:
+    def __init__(self, all_reduce: CodecAllReduce) -> None:
         self._all_reduce = all_reduce
         self._lines = {name: self._line(name, factory) for name, factory in _FACTORIES.items()}
         self._turns = Choice(("plain", "encoded"))
@@ -211,7 +237,7 @@ class AutoCodec:
         return self._turns.name == "plain"
 
     def begin_step(self) -> None:
-        """Record the start of a step; after `num_steps` steps, update the choice collectively."""
+        """Record the start of a step; after enough steps, update the choice collectively."""
         num_steps = self._turns.num_steps
         self._marks.append(time.monotonic())
         if num_steps is not None and len(self._marks) > num_steps:
@@ -227,7 +253,7 @@ class AutoCodec:
 
     @property
     def why(self) -> str:
-        """The choice and its measurements."""
+        """Description of the choice and its measurements."""
         used, took_s = "none" if self.is_plain else _CODEC, self._turns.seconds
         verdict = f"{used} now; steps are measured with and without a codec"
         if self._turns.settled:
@@ -248,7 +274,7 @@ class AutoCodec:
         return self._lines[name].latency_s + self._lines[name].seconds_per_byte * count
 
     def _line(self, name: str, factory: Factory) -> LinearTime:
-        """Return the line through the slowest rank's times of a small and a large exchange."""
+        """Fit a line to the slowest rank's times of a small and a large exchange."""
         fastest = []
         for size in _SIZES:
             values = torch.ones(size, device=self._all_reduce.device)
@@ -260,51 +286,6 @@ class AutoCodec:
             fastest.append(min(times))
         small, large = self._all_reduce.agree(fastest)
         return line_through((ExchangeSample(_SIZES[0], small), ExchangeSample(_SIZES[1], large)))
-
-
-class CodecAllReduce(CompressedAllReduce):
-    """An all-reduce with a codec; "auto" encodes only tensors whose exchange becomes faster.
-
-    Created collectively. Raises InvalidInput if the ranks' codecs differ.
-    """
-
-    def __init__(
-        self, codec: str | Codec, ranks: Sequence[int], device: torch.device, deadline_s: float
-    ) -> None:
-        super().__init__(ranks, device, deadline_s)
-        self._name = name_of(codec)
-        try:
-            self.check_same(self._name)
-        except InvalidInput:
-            self.close()
-            raise
-        self._auto = AutoCodec(self) if codec == AUTO else None
-        self._make = None if codec == AUTO else factory_of(codec)
-        self._bytes_sent = [0, 0]  # do not count the measurements
-
-    @property
-    def why(self) -> str:
-        """The codec in use, with the measurements."""
-        return f"{self._name}: requested" if self._auto is None else self._auto.why
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether nothing is encoded until the next `begin_step`."""
-        return self._auto is not None and self._auto.is_plain
-
-    def begin_step(self) -> None:
-        """Begin a step: drop unused error feedback, and update the choice."""
-        super().begin_step()
-        if self._auto is not None:
-            self._auto.begin_step()
-
-    def reduce(self, key: str, values: Tensor, divisor: float = 1.0) -> Work:
-        """Start an all-reduce, with the codec chosen for this number of values."""
-        name, make = self._name, self._make
-        if self._auto is not None:
-            name, make = self._auto.codec_of(len(values))
-        assert make is not None
-        return self.begin(f"{key}/{name}", values, make, divisor)
 
 
 def name_of(codec: str | Codec) -> str:

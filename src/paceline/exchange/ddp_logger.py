@@ -1,4 +1,4 @@
-"""Replace DistributedDataParallel's logger, which requires torch's reducer."""
+"""Replace DistributedDataParallel's C++ logger, which requires torch's reducer."""
 
 from typing import Any
 
@@ -8,13 +8,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 class DDPLogger:
-    """Implements the logger of DistributedDataParallel."""
+    """Implements the methods of torch's logger that DistributedDataParallel calls."""
 
     def __init__(self) -> None:
         self._data: dict[str, Any] = {"iteration": 0, "has_error": 0}
 
     def set_runtime_stats_and_log(self) -> None:
-        """Count a forward pass whose gradients are exchanged."""
+        """Count a forward pass whose gradients will be exchanged."""
         self._data["iteration"] += 1
 
     def set_error_and_log(self, error: str) -> None:

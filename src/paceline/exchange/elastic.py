@@ -1,15 +1,15 @@
-"""Elastic exchanges: torchft determines the members of each exchange.
+"""Exchange with a changing set of workers, which torchft determines before each exchange.
 
 quorum      the lighthouse chooses the members; new and late workers load a peer's state
-exchange    the members exchange headers and the mean
+exchange    the members exchange headers and the mean (module `outer`)
 commit      without an error: take the outer step; after an error: repeat the exchange
 
 A failed exchange is repeated among the remaining workers with the same contribution. A failed
 exchange changes no state: error feedback is restored before the repetition, and the outer step
 follows the commit.
 
-A peer's state is sent over the quorum's process group, so no port is opened. It is only JSON and
-tensors, because torchft's transports unpickle data from peers:
+A peer sends its state over the quorum's process group, so no port is opened. Because torchft's
+transports unpickle data from peers, a state is sent as JSON and tensors:
 
 length     int64                   length of the header
 header     JSON                    the plain values; the names, dtypes and shapes of the tensors
@@ -50,9 +50,9 @@ _MAX_HEADER_NBYTES = 1 << 28
 class ElasticWorkers:
     """The workers of a torchft.Manager's quorum, which may change with each exchange.
 
-    `settings`: settings that must be equal on all workers. `inner()` copies this worker's inner
-    state. `lock`: prevents steps while the state is copied. A failed exchange is repeated for at
-    most `deadline_s`. Raises InvalidInput for an unsuitable manager.
+    `settings`: settings that must be equal on all workers. `inner()` copies this worker's buffers
+    and optimizer states. `lock`: prevents optimizer steps while the state is copied. A failed
+    exchange is repeated for at most `deadline_s`. Raises InvalidInput for an unsuitable manager.
     """
 
     def __init__(
@@ -70,30 +70,31 @@ class ElasticWorkers:
         self._num_fragments = num_fragments = len(self._outer.values)
         self._settings, self._inner, self._deadline_s = settings, inner, deadline_s
         self.lock = lock
-        # one of these exchanges is the farewell, which FixedWorkers does not need
+        # one more than with FixedWorkers, because the last exchange is `_farewell`
         self.num_final_exchanges = num_fragments
         self._group: Group | None = None
         self._given: Contribution  # this worker's contribution to the running exchange
         self._peer_state: InnerState | None = None
         self._feedback: dict[str, Tensor] = {}  # error feedback before the exchange
         self._is_open = True
-        self._all_closing_since: int | None = None  # first exchange that found all workers closing
+        # number of the first exchange in which all workers were closing
+        self._all_closing_since: int | None = None
         inner()  # raises if an optimizer's state cannot be sent
         _replace_transport(self._manager, PeerTransport(self._backend))
         self._manager.register_state_dict_fn(_KEY, self._load_state, self._state)
 
     @property
     def rank(self) -> int:
-        """This worker's rank in the last exchange."""
+        """This worker's rank in the last quorum."""
         return 0 if self._group is None else self._group.rank
 
     @property
     def count(self) -> int:
-        """The number of workers in the last exchange."""
+        """The number of workers in the last quorum."""
         return 1 if self._group is None else self._group.world_size
 
     def exchange(self, given: Contribution) -> Averaged:
-        """Average contributions; repeat the exchange until all remaining workers have committed."""
+        """Average all contributions; repeat the exchange until all remaining workers commit it."""
         self._given, self._peer_state = given, None
         try:
             if given.number > self._farewell_number:
@@ -105,14 +106,14 @@ class ElasticWorkers:
             raise
 
     def abort(self) -> None:
-        """Abort the exchange of another thread; this does not interrupt a wait for a quorum."""
+        """Abort an exchange that runs in another thread; a wait for a quorum is not interrupted."""
         self._is_open = False
         if self._group is not None:
             control: Any = self._group.control
             control.abort()
 
     def close(self) -> None:
-        """Do nothing, because the caller shuts down the manager."""
+        """Do nothing, because the user shuts down the manager."""
 
     def _repeated(self) -> Averaged:
         until: float | None = None
@@ -130,10 +131,11 @@ class ElasticWorkers:
             time.sleep(_PAUSE_S)
 
     def _attempt(self) -> Averaged | None:
-        """Exchange with a new quorum; return None if the exchange was not committed."""
+        """Exchange with a new quorum; return the result, or None if it was not committed."""
         found = None
         try:
-            self._manager.start_quorum()  # a worker that is behind then loads a peer's state
+            # within this call, a worker that is behind loads a peer's state
+            self._manager.start_quorum()
         except (RuntimeError, TimeoutError) as error:
             raise WorkerLost(f"no quorum ({first_line(error)})") from error
         try:
@@ -142,7 +144,7 @@ class ElasticWorkers:
                 own = self._given.own.clone()
                 buffers = [one.clone() for one in self._given.buffers]
                 copied = self._given._replace(own=own, buffers=buffers)
-                # a variable for the group would keep its connections alive after an error
+                # no variable for the group: it would keep connections alive after an error
                 found = self._averaging.run(copied, self._configured())
         except (RuntimeError, OSError, WorkerLost) as error:
             self._failed(error)
@@ -157,7 +159,7 @@ class ElasticWorkers:
         return replace(found, peer_state=self._peer_state)
 
     def _configured(self) -> Group:
-        """Return the quorum's group; reset error feedback if this worker's shard changed."""
+        """Return the quorum's group; reset error feedback if rank or size changed."""
         backend, before = self._backend(), self._group
         if before is not None and before.control is backend:
             return before
@@ -176,7 +178,7 @@ class ElasticWorkers:
         return self._group
 
     def _failed(self, error: Exception) -> None:
-        """Report the error, so that this worker and its waiting peers repeat the exchange."""
+        """Report the error to torchft, so that this worker and its peers repeat the exchange."""
         if not self._is_open:
             raise WorkerLost("the exchange was aborted") from error
         logger.warning("exchange %d is repeated: %s", self._given.number, first_line(error))
@@ -191,8 +193,8 @@ class ElasticWorkers:
         process_group.abort()
 
     def _commits(self) -> bool:
-        """Return whether all ranks of this worker finished the exchange."""
-        for _ in range(2):  # the deadline of the first call may pass while the process is stopped
+        """Return whether torchft commits the exchange, because no rank of this worker failed."""
+        for _ in range(2):  # the first call may time out while the process is stopped
             try:
                 is_committed: bool = self._manager.should_commit()
                 return is_committed
@@ -203,12 +205,12 @@ class ElasticWorkers:
 
     @property
     def _farewell_number(self) -> float:
-        """Number of the `_farewell` exchange; infinite until all workers are closing."""
+        """Number of the last exchange, `_farewell`; infinite until all workers are closing."""
         since = self._all_closing_since
         return inf if since is None else since + self._num_fragments
 
     def _farewell(self) -> Averaged:
-        """Try one exchange, in which late workers load the state after the last outer step."""
+        """Try one exchange, from which late workers load the state after the last outer step."""
         try:
             return self._attempt() or self._nothing()
         except WorkerLost as error:
@@ -216,11 +218,11 @@ class ElasticWorkers:
             return self._nothing()
 
     def _nothing(self) -> Averaged:
-        """Return the result of an exchange that only loads a peer's state."""
+        """Return a result without a mean; it may have a peer's state."""
         return Averaged(self._given, None, (), (), True, self._peer_state)
 
     def _state(self) -> dict[str, Any]:
-        """Return this worker's state for a recovering peer; torchft calls it during a quorum."""
+        """Return the state that torchft sends to a recovering peer; called during a quorum."""
         with self.lock:
             inner = self._inner()
         return {
@@ -233,7 +235,7 @@ class ElasticWorkers:
         }
 
     def _load_state(self, state: dict[str, Any]) -> None:
-        """Load a peer's state, except the inner optimizer's state, which the loop loads later.
+        """Load a peer's state; the training loop later loads its buffers and optimizer states.
 
         This worker's steps since its last exchange are lost.
         """
@@ -264,7 +266,7 @@ class ElasticWorkers:
 
 
 class PeerTransport:
-    """A torchft CheckpointTransport for states of nested dicts and lists.
+    """A torchft CheckpointTransport for states of nested dicts and lists, which needs no pickle.
 
     `group()` returns the current quorum's process group, whose timeout applies to each tensor.
     """
@@ -273,13 +275,13 @@ class PeerTransport:
         self._group = group
 
     def metadata(self) -> str:
-        """Return an empty text, because `recv_checkpoint` needs only the sender's rank."""
+        """Return an empty string, because `recv_checkpoint` needs only the sender's rank."""
         return ""
 
     def send_checkpoint(
         self, dst_ranks: list[int], step: int, state_dict: Json, timeout: timedelta
     ) -> None:
-        """Send a state to each of the ranks, one after another."""
+        """Send a state to the ranks `dst_ranks`, one after another."""
         del step, timeout
         values, found = apart(state_dict)
         tensors = {name: one.detach().to("cpu").contiguous() for name, one in found.items()}
@@ -315,10 +317,10 @@ class PeerTransport:
         return state
 
     def disallow_checkpoint(self) -> None:
-        """Do nothing, because a state is copied before it is sent."""
+        """Do nothing, because `send_checkpoint` has sent a copy of the state."""
 
     def shutdown(self, wait: bool = True) -> None:
-        """Do nothing, because the manager owns the process group."""
+        """Do nothing: the manager shuts down the process group, and nothing else is open."""
 
     def _send(self, tensor: Tensor, rank: int) -> None:
         if tensor.numel():
@@ -335,7 +337,7 @@ class PeerTransport:
 
 
 def checked_manager(manager: object) -> "Manager":
-    """Validate a torchft manager; InvalidInput if it is unsuitable."""
+    """Return a suitable torchft manager; InvalidInput if it is unsuitable."""
     try:
         from torchft import Manager, ProcessGroupGloo
     except ImportError as error:
@@ -349,12 +351,12 @@ def checked_manager(manager: object) -> "Manager":
         problem = "requires pg=torchft.ProcessGroupGloo(timeout)"
         raise InvalidInput("manager", problem, got=type(manager._pg).__name__)
     if _KEY in manager._user_state_dicts:
-        raise InvalidInput("manager", "cannot be used by two LocalUpdates", hint="create another")
+        raise InvalidInput("manager", "is already used by another LocalUpdates", hint="create one")
     return manager
 
 
 def _replace_transport(manager: "Manager", transport: PeerTransport) -> None:
-    """Replace the manager's transport, which unpickles network data, by Paceline's."""
+    """Replace the manager's transport, which unpickles data from the network."""
     before: Any = manager._checkpoint_transport
     before.shutdown()
     if (server := getattr(before, "_server", None)) is not None:

@@ -16,8 +16,8 @@ A message is a row of bytes: a header and the payload's buffers.
 
 With n ranks and b bytes per encoded value, a rank sends 2 (n - 1) / n * b bytes per value of a
 sharded piece, and (n - 1) * b bytes per value of a whole piece. Codecs of four bits (b = 0.5) use
-whole pieces, because a sharded piece would also round the sums to four bits. If sums had eight
-bits, sharded pieces would send less than whole pieces only for n > 3.
+whole pieces, because a sharded piece would also round the sums to four bits. With sums of eight
+bits, a sharded piece would send fewer bytes than a whole piece only for n > 3.
 """
 
 from collections.abc import Callable, Container, Sequence
@@ -33,14 +33,14 @@ from paceline.links.all_to_all import post_pairs
 
 
 class PieceCodecs:
-    """Codecs by key, piece and shard, each with its own error feedback."""
+    """A codec, with its own error feedback, for each key, piece and shard."""
 
     def __init__(self) -> None:
         self._codecs: dict[tuple[str, int, int], Codec] = {}
         self._loaded: dict[str, Tensor] = {}  # error feedback of codecs that do not exist yet
 
     def of(self, key: str, piece: int, num_shards: int, make: Callable[[], Codec]) -> list[Codec]:
-        """Return the codecs of a piece's shards, created by `make`."""
+        """Return the codecs of a piece's shards; `make` creates missing codecs."""
         places = [(key, piece, shard) for shard in range(num_shards)]
         for place in places:
             if place not in self._codecs:
@@ -56,7 +56,7 @@ class PieceCodecs:
 
     @property
     def sent_share(self) -> float | None:
-        """The share of values that this rank sends; None if the codec omits no values."""
+        """The share of values that this rank sends; None if the codec sends all values."""
         found = next(iter(self._codecs.values()), None)
         return found.sent_share if isinstance(found, ErrorFeedback) else None
 
@@ -73,38 +73,24 @@ class PieceCodecs:
         self._codecs, self._loaded = {}, dict(state)
 
 
-class EncodedPiece:
+class _Piece:
     """Contiguous float32 values, to be replaced by (their sum over all ranks) / `divisor`.
 
-    NaN and infinite values count as zero. `codecs`: one codec for each rank; a sharded piece
-    encodes this rank's sum with this rank's codec.
+    NaN and infinite values count as zero. `codecs`: one codec for each rank. A sharded piece
+    encodes shard i with `codecs[i]`; a whole piece uses only this rank's codec.
     """
-
-    @staticmethod
-    def of(values: Tensor, codecs: Sequence[Codec], rank: int, divisor: float) -> "EncodedPiece":
-        """Create the kind of piece that the codecs require."""
-        kind = ShardedPiece if codecs[rank].encodes_sums else WholePiece
-        return kind(values, codecs, rank, divisor)
 
     def __init__(self, values: Tensor, codecs: Sequence[Codec], rank: int, divisor: float) -> None:
         self.values, self._codecs, self._rank, self._divisor = values, codecs, rank, divisor
         self._codec = codecs[rank]
         self._peers = [other for other in range(len(codecs)) if other != rank]
 
-    def scatter(self, group: dist.ProcessGroup) -> int:
-        """Send this rank's values; return the bytes sent."""
-        raise NotImplementedError
-
-    def gather(self, group: dist.ProcessGroup) -> tuple[int, int]:
-        """Replace the values by the mean; return bytes sent and number of non-finite values."""
-        raise NotImplementedError
-
     def _rows(self, payloads: Sequence[Payload], count: int, group: dist.ProcessGroup) -> Tensor:
         """Pack payloads of at most `count` values into rows of equal length."""
         if self._codec.fixed_size:
             nbytes = self._codec.nbytes(count)
         else:
-            # a single rank scatters nothing
+            # empty if there are no other ranks
             longest = max((payload.nbytes for payload in payloads), default=0)
             agreed = torch.tensor([longest], device=self.values.device)
             dist.all_reduce(agreed, dist.ReduceOp.MAX, group=group)
@@ -124,15 +110,15 @@ class EncodedPiece:
         return received
 
 
-class ShardedPiece(EncodedPiece):
-    """A piece of which each rank sums one shard."""
+class ShardedPiece(_Piece):
+    """A piece in which each rank sums one shard."""
 
     _shards: Sequence[Tensor] = ()
     _received: Tensor
 
     def scatter(self, group: dist.ProcessGroup) -> int:
-        """Send each shard to the rank that sums it; return the bytes sent."""
-        # all ranks compute the same sizes, so sizes need not be sent
+        """Send each shard to the rank that sums it; return the number of bytes sent."""
+        # all ranks compute the same sizes, so no sizes are sent
         num_shards = len(self._codecs)
         size = -(-len(self.values) // num_shards)
         self._shards = [self.values[size * i : size * (i + 1)] for i in range(num_shards)]
@@ -142,7 +128,10 @@ class ShardedPiece(EncodedPiece):
         return rows.numel()
 
     def gather(self, group: dist.ProcessGroup) -> tuple[int, int]:
-        """Sum this rank's shard, send the sum to all ranks, and receive the other shards' sums."""
+        """Sum this rank's shard, send the sum to all ranks, and receive the other sums.
+
+        Returns the numbers of bytes sent and of non-finite values.
+        """
         own, codec = self._shards[self._rank], self._codec
         num_nonfinite = 0
         for payload in unpack(self._received, codec.name, len(own)):
@@ -157,7 +146,7 @@ class ShardedPiece(EncodedPiece):
         row = self._rows([sums], len(self._shards[0]), group)
         received = self._exchange(row.expand(len(self._peers), -1), group)
         sent = len(self._peers) * row.shape[1]
-        # this rank decodes its own sum, too, so that all ranks get the same bits
+        # also decode this rank's sum, so that all ranks have equal rounded values
         codec.decode(sums, out=own)
         for row, peer in zip(received, self._peers, strict=True):
             shard, codec = self._shards[peer], self._codecs[peer]
@@ -167,23 +156,23 @@ class ShardedPiece(EncodedPiece):
         return sent, num_nonfinite
 
 
-class WholePiece(EncodedPiece):
-    """A piece that each rank sums completely, from every rank's encoded values."""
+class WholePiece(_Piece):
+    """A piece in which each rank sums all values."""
 
     _payloads: Sequence[Payload] = ()
 
     def scatter(self, group: dist.ProcessGroup) -> int:
-        """Send the encoded values to all other ranks; return the bytes sent."""
+        """Send the encoded values to all other ranks; return the number of bytes sent."""
         own = self._codec.encode(self.values)
         row = self._rows([own], len(self.values), group)
         received = self._exchange(row.expand(len(self._peers), -1), group)
         payloads = unpack(received, self._codec.name, len(self.values))
-        # in rank order, with this rank's rounded values, so that all ranks get the same bits
+        # in rank order, this rank's values rounded, too, so that all ranks get the same bits
         self._payloads = [*payloads[: self._rank], own, *payloads[self._rank :]]
         return len(self._peers) * row.shape[1]
 
     def gather(self, group: dist.ProcessGroup) -> tuple[int, int]:
-        """Sum the decoded values; send nothing."""
+        """Replace the values by the mean of the decoded values; send nothing."""
         first, *others = self._payloads
         self._codec.decode(first, out=self.values)
         for payload in others:
@@ -191,3 +180,14 @@ class WholePiece(EncodedPiece):
         if self._divisor != 1.0:
             self.values /= self._divisor
         return 0, sum(payload.num_nonfinite for payload in self._payloads)
+
+
+EncodedPiece = ShardedPiece | WholePiece
+
+
+def encoded_piece(
+    values: Tensor, codecs: Sequence[Codec], rank: int, divisor: float
+) -> EncodedPiece:
+    """Create a sharded piece if the codecs encode sums, otherwise a whole piece."""
+    kind: type[EncodedPiece] = ShardedPiece if codecs[rank].encodes_sums else WholePiece
+    return kind(values, codecs, rank, divisor)

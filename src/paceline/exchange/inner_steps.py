@@ -1,4 +1,4 @@
-"""Count and lock the steps of a user's optimizers, and copy the state between steps."""
+"""Count and lock optimizer steps, and copy optimizer states and buffers between steps."""
 
 import sys
 import threading
@@ -20,7 +20,7 @@ from paceline.core.errors import InvalidInput, WorkerLost
 class StepLock:
     """Locks the state of optimizers during each step.
 
-    If a step raises, the state may be incomplete, and stays locked until the next step has ended.
+    If a step raises, the state may be inconsistent, and stays locked until a later step has ended.
     """
 
     def __init__(self, optimizers: Iterable[Optimizer], deadline_s: float) -> None:
@@ -31,13 +31,13 @@ class StepLock:
         self._accelerators = [one for one in devices if one.type != "cpu"]
 
     def begin_step(self) -> None:
-        """Lock the state; other threads hold the lock only while copying."""
+        """Lock the state, after waiting for another thread that copies it."""
         if not self._is_in_step:
             self._lock.acquire()
         self._is_in_step = True
 
     def end_step(self) -> None:
-        """Unlock the state, if a step has begun."""
+        """Unlock the state, if `begin_step` has locked it."""
         if self._is_in_step:
             self._is_in_step = False
             self._lock.release()
@@ -82,15 +82,15 @@ def _copied(tensor: Tensor) -> Tensor:
 
 
 class InnerSteps:
-    """Counts the inner steps of one or several optimizers by hooks.
+    """Counts a worker's training steps by hooks on its optimizers.
 
-    Several optimizers that step in turn make one inner step. If an optimizer steps twice before
-    another has stepped, for example because a GradScaler skipped the other's step, the next inner
-    step begins. Torch also calls the hooks in a nested step, such as a call of the base class's
-    `step`; nested steps are ignored. A step that raises does not affect the next step.
+    In a training step, each optimizer takes one step. A new training step also begins if an
+    optimizer steps again before another optimizer has stepped, for example because a GradScaler
+    skipped the other step. Torch calls the hooks also for a nested step, such as `super().step()`;
+    nested steps are ignored. A step that raises does not affect the next step.
 
-    Raises InvalidInput unless the optimizers train all trainable parameters of the model, and no
-    others. A second step on the same gradients, or a step after parameters were added, raises
+    Raises InvalidInput unless the optimizers train exactly the trainable parameters of the model.
+    A second step on the same gradients, or a step after parameters were added, also raises
     InvalidInput.
     """
 
@@ -107,7 +107,7 @@ class InnerSteps:
         self._handles: list[Any] = []
 
     def watch(self, on_step: Callable[[], None], lock: StepLock | None = None) -> None:
-        """Count steps from now on, and call `on_step` after each; hold the lock during steps."""
+        """Start to count steps by hooks; hold `lock` in steps, and call `on_step` after each."""
         self._on_step, self._lock = on_step, lock
         for one in self.optimizers:
             self._handles.append(one.register_step_pre_hook(self._begin))
@@ -121,7 +121,7 @@ class InnerSteps:
             self._lock.end_step()
 
     def _begin(self, _: Optimizer, *__: object) -> None:
-        if not torch.compiler.is_compiling():  # a compiled step has no frame of torch's wrapper
+        if not torch.compiler.is_compiling():  # in a compiled step, torch's wrapper has no frame
             caller = sys._getframe(1)
             if self._caller is None or self._caller not in _callers_of(caller):
                 self._depth, self._caller = 0, caller
@@ -136,14 +136,14 @@ class InnerSteps:
         self._caller = None
         before = self.count
         self._add(optimizer)
-        # unlock only now, because a peer that copies the state also copies the count
+        # unlock after counting, because a peer copies the state together with the count
         if self._lock is not None:
             self._lock.end_step()
         if self.count > before:
             self._on_step()
 
     def _add(self, optimizer: Optimizer) -> None:
-        # a GradScaler lets a fused optimizer run its step, which then changes nothing
+        # a GradScaler calls a fused optimizer even for a skipped step, which changes nothing
         skipped = getattr(optimizer, "found_inf", None)
         if skipped is not None and skipped.item():
             return
@@ -201,7 +201,7 @@ def _parameters_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
 
 
 def _num_trained(model: nn.Module, optimizers: Sequence[Optimizer]) -> int:
-    """Return the number of parameters; InvalidInput if other ones than the model's are trained."""
+    """Return the number of trained parameters; InvalidInput unless they are the model's."""
     named = {one: name for name, one in model.named_parameters() if one.requires_grad}
     given = _parameters_of(optimizers)
     missing = [name for one, name in named.items() if one not in set(given)]

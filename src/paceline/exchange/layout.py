@@ -1,4 +1,4 @@
-"""Check that ranks have equal parameters, and lay out gradients in a flat buffer."""
+"""Check that ranks have equal models, and lay out gradients in a flat buffer."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ from paceline.training.models.layers import layers_of
 
 # types that every exchange supports
 _TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-_ALIGNMENT = 64  # bytes of a cache line, which two gradients must not share
+_ALIGNMENT = 64  # bytes of a cache line; two gradients must not share a line
 
 
 class NamedParameter(NamedTuple):
@@ -32,7 +32,7 @@ class NamedParameter(NamedTuple):
 
 
 def trainable(module: nn.Module, parameters: Iterable[nn.Parameter]) -> list[NamedParameter]:
-    """Return the trainable parameters with their names, in the order of layers."""
+    """Return `parameters` with their names and layers, in the order of the module's layers."""
     own = {id(parameter) for parameter in parameters}
     return [
         NamedParameter(layer.name, name, parameter)
@@ -54,15 +54,16 @@ def check_exchangeable(parameters: Sequence[NamedParameter], device: torch.devic
 
 
 class ModelsDiffer(InvalidInput, RuntimeError):
-    """Ranks have different models; also a RuntimeError, as DistributedDataParallel raises."""
+    """Ranks have different models; a RuntimeError, as in DistributedDataParallel."""
 
 
 def check_same(
     module: nn.Module, group: Group, ignored: Container[str] = (), with_buffers: bool = True
 ) -> None:
-    """Raise ModelsDiffer on all ranks if the kinds or order of their models' tensors differ.
+    """Raise ModelsDiffer on all ranks unless their models have tensors of equal names and kinds.
 
-    Buffers are compared only if `with_buffers`. Tensors whose names are in `ignored` may differ.
+    Values are not compared. Buffers are compared only if `with_buffers`. Tensors whose names are in
+    `ignored` may differ.
     """
     named = [(name, p) for name, p in module.named_parameters() if name not in ignored]
     rows = [_described("trainable parameter", name, p) for name, p in named if p.requires_grad]
@@ -91,7 +92,7 @@ def _described(kind: str, name: str, tensor: Tensor) -> str:
 
 
 def check_same_codec(codec: str | None, group: Group) -> None:
-    """Raise InvalidInput on all ranks if their codecs have different names."""
+    """Raise InvalidInput on all ranks if the codecs of two ranks have different names."""
     names = group.gather(codec)
     if len(set(names)) > 1:
         got = sorted({str(one) for one in names})
@@ -100,7 +101,7 @@ def check_same_codec(codec: str | None, group: Group) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Slot:
-    """The position of a parameter's gradient in the buffer."""
+    """The place of a gradient in a flat byte buffer; `index`: number of the parameter."""
 
     index: int
     name: str
@@ -110,12 +111,12 @@ class Slot:
 
     @cached_property
     def dtype(self) -> torch.dtype:
-        """The type of the summed values; for a complex gradient, the type of its parts."""
+        """The type of the summed values; a complex gradient is summed as real values."""
         return self.parameter.dtype.to_real()
 
     @cached_property
     def num_values(self) -> int:
-        """Number of summed values; a complex value counts as two."""
+        """Number of summed values; a complex value has two."""
         return self.parameter.numel() * (2 if self.parameter.is_complex() else 1)
 
     @cached_property
@@ -137,7 +138,7 @@ class Slot:
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """Adjacent slots whose gradients are exchanged together."""
+    """Adjacent layers whose gradients are exchanged together."""
 
     number: int
     slots: tuple[Slot, ...]
@@ -150,16 +151,16 @@ class Chunk:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """All slots, layer by layer, in the order in which gradients become ready."""
+    """The slots of all gradients, by layer, in the order in which gradients become ready."""
 
     slots: tuple[Slot, ...]
     nbytes: int
 
     @classmethod
     def of(cls, parameters: Sequence[NamedParameter], order: Sequence[int]) -> "Layout":
-        """Lay out parameters in an order of readiness.
+        """Lay out gradients; `order`: indices of parameters in the order in which they get ready.
 
-        A layer's gradients are adjacent, and layers are in the order of their last gradients.
+        A layer's gradients are adjacent. Layers are in the order in which they are complete.
         """
         last = {parameters[index].layer: place for place, index in enumerate(order)}
         slots, offset = [], 0
@@ -177,7 +178,7 @@ class Layout:
 
     @cached_property
     def layers(self) -> tuple[tuple[Slot, ...], ...]:
-        """The slots of each layer, in backward order."""
+        """The slots of each layer, in the order in which layers are complete."""
         return tuple(tuple(group) for _, group in groupby(self.slots, attrgetter("layer")))
 
     def chunks(self, size: int) -> tuple[Chunk, ...]:
@@ -192,8 +193,8 @@ class Layout:
 def exchange_sparse(
     parameters: Sequence[nn.Parameter], touched: Sequence[bool], group: Group
 ) -> None:
-    """Average sparse gradients that changed on any rank (`touched`), collectively."""
-    # agree on the gradients first, because collectives must match
+    """Average sparse gradients collectively; `touched`: whether each one changed on this rank."""
+    # first agree on which gradients are exchanged, because all ranks must call the same collectives
     flags = torch.tensor(touched, dtype=torch.int64)
     dist.all_reduce(flags, dist.ReduceOp.MAX, group=group.control)
     for parameter, changed in zip(parameters, flags.tolist(), strict=True):
@@ -201,12 +202,12 @@ def exchange_sparse(
             continue
         gradient = parameter.grad
         if gradient is None:
-            # this rank has no rows, but must take part
+            # this rank sends no rows, but must call the collective
             places = torch.empty(1, 0, dtype=torch.int64, device=parameter.device)
             rows = parameter.new_empty(0, *parameter.shape[1:])
             gradient = torch.sparse_coo_tensor(places, rows, parameter.shape, is_coalesced=True)
         if gradient.layout == torch.strided:
-            problem = "cannot be used for an embedding whose weight is used elsewhere, too"
+            problem = "cannot be used for an embedding whose weight another layer shares"
             raise InvalidInput("sparse", problem, hint="use sparse=False")
         gradient = gradient.coalesce()
         dist.all_reduce(gradient, group=group.process_group)

@@ -1,4 +1,4 @@
-"""Take steps of a synchronously trained model, test it, and save and load its state."""
+"""Train, test, save and load the model of a synchronous run."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -38,12 +38,13 @@ _TEST_TOKENS = 16384  # most tokens of a test batch, because logits need much me
 
 @dataclass(frozen=True)
 class Learner:
-    """Functions for a run's steps, tests and state.
+    """Functions that take a run's steps, test its model, and save and load its state.
 
     `traced`: module whose layers are recorded. `step`: takes and records a step; returns this
     rank's weighted loss. `test`: returns the summed loss and score of this rank's share of the
-    samples. `prepare`: runs the pass that `ModelReplica.prepare` requires. `state` and `load`:
-    return and load the state that all ranks share, with whole layers, collectively.
+    samples. `prepare`: runs the pass that `ModelReplica.prepare` requires. `state`: returns the
+    state that is equal on all ranks, with whole layers. `load`: loads this state. `state` and
+    `load` are collective.
     """
 
     traced: nn.Module
@@ -55,7 +56,7 @@ class Learner:
 
 
 class WholeModel:
-    """The learner of a rank with the whole model."""
+    """Creates the `Learner` of a rank that has the whole model."""
 
     def __init__(
         self,
@@ -71,7 +72,7 @@ class WholeModel:
 
     @property
     def learner(self) -> Learner:
-        """Functions for the whole model on this rank."""
+        """The functions for the whole model on this rank."""
         own = self._step, self._test, self._state, self._load, self._prepare
         return Learner(self._model, *own)
 
@@ -112,7 +113,7 @@ def learned_state(model: nn.Module, optimizer: Optimizer, schedule: LRScheduler 
 def load_learned_state(
     state: State, model: nn.Module, optimizer: Optimizer, schedule: LRScheduler | None
 ) -> None:
-    """Load a state from `learned_state`; InvalidInput if it does not fit."""
+    """Load a state from `learned_state`; InvalidInput if it belongs to another model."""
     own = state.file("optimizer"), state.parts["optimizer"]
     try:
         check_fits(module_state(model), state.file("model"))  # check before changing anything
@@ -134,7 +135,7 @@ def evaluate(
 ) -> tuple[float, float]:
     """Return the summed loss and score of this rank's share of the test samples.
 
-    Exactly one rank tests each sample.
+    Each sample is tested by exactly one rank.
     """
     model.eval()
     name = recipe.name or NAMELESS
@@ -156,7 +157,7 @@ def evaluate(
 def tested(
     model: nn.Module, group: Group, recipe: Recipe, learning: Learning
 ) -> tuple[float | None, float | None]:
-    """Test all test samples on this rank alone; return the mean loss and score, if any."""
+    """Test on this rank alone; return mean loss and mean score, None if there is none."""
     if (samples := recipe.test_samples) is None:
         return None, None
     loss, score = evaluate(model, samples, group, recipe, learning)

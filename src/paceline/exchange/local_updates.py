@@ -1,11 +1,11 @@
-"""Local updates in a user's training loop: inner steps, with an exchange at intervals.
+"""Train workers independently in a user's loop, with an exchange of parameters at intervals.
 
 loop      step 1 ... step H           | step H+1 ... step H+delay | ...
           optimizer.step -> hook      send                        load
 thread                                [headers, mean, outer step ]
 
-`running_exchange` decides when to exchange and runs the thread, `core.rounds` chooses the outer
-step, and `outer` computes the mean, takes the step and loads the result.
+An inner step is a training step of one worker. Module `running_exchange` decides when to exchange,
+`core.rounds` chooses the outer step, and `outer` computes the mean and takes the outer step.
 """
 
 import atexit
@@ -67,9 +67,9 @@ class LocalUpdates:
     each of the given optimizers takes one step. Only trainable parameters are exchanged. At the
     start, all workers load worker 0's parameters. Every worker has a copy of the outer model, which
     is the group's average. After an exchange, all copies are bit-identical: workers compare hashes,
-    and a worker whose copy differs loads worker 0's copy. A worker with NaN or infinite parameters
-    is left out of the average, loads the group's parameters, and resets its optimizer. Differing
-    copies and left-out workers are logged.
+    and a worker whose copy differs loads worker 0's copy. If a worker's parameters are NaN or
+    infinite, the average excludes this worker, and it loads the group's parameters and resets its
+    optimizer. A warning names these workers and the workers whose copies differed.
 
     `sync_every` and `delay` may differ between workers, so that a faster worker takes more steps in
     the same time. `weight`: weight of an inner step in the mean, such as its number of samples; it
@@ -81,7 +81,7 @@ class LocalUpdates:
 
     `process_group` or a one-dimensional `device_mesh`: group of the workers. Default: all ranks. If
     FSDP2 or DDP is used within a host, pass the group of processes with the same local rank. If the
-    model is in a DDP across the workers, as a Trainer creates it, this DDP exchanges no gradients
+    model is in a DDP across the workers (a Trainer creates one), this DDP exchanges no gradients
     until `close`.
 
     `manager`: a torchft.Manager instead of a process group. With it, workers may be lost, return
@@ -147,7 +147,7 @@ class LocalUpdates:
         deadline_s: float | None,
         manager: "Manager | None",
     ) -> None:
-        """Connect to the workers and hook the steps; with a manager, load a peer's state."""
+        """Connect to the workers and hook the optimizers; with a manager, load a peer's state."""
         self._workers: FixedWorkers | ElasticWorkers
         if group is None:
             self._workers = self._elastic(manager, settings, deadline_s)
@@ -155,7 +155,7 @@ class LocalUpdates:
             self._chosen_by = tuple(group.gather(self._chosen_by)[0])
             self._workers = FixedWorkers(group, self._averaging)
         for one in self._suspended:
-            # the first forward pass would otherwise wait for all workers, to broadcast buffers
+            # otherwise DDP's first forward pass would wait for all workers, to broadcast buffers
             one.require_backward_grad_sync = one.require_forward_param_sync = False
         self._is_open, self._thread = True, CallThread("paceline-local-updates")
         self._thread.end_with(self)
@@ -164,7 +164,7 @@ class LocalUpdates:
         self._at_exit = weakly(self.abort)
         atexit.register(self._at_exit)
         if group is None:
-            self._place.num_exchanges = -1  # a running group sets another number
+            self._place.num_exchanges = -1  # in a running group, a peer's state sets another
             self._exchange_now(is_closing=False)
 
     def __enter__(self) -> Self:
@@ -179,7 +179,7 @@ class LocalUpdates:
 
     @property
     def num_steps(self) -> int:
-        """Number of this worker's inner steps so far."""
+        """Number of inner steps that this worker has taken."""
         return self._steps.count
 
     @property
@@ -212,21 +212,21 @@ class LocalUpdates:
         return Statistics("local", self._steps.count, nbytes, nbytes, *times, sent_share=share)
 
     def own_parameters(self) -> list[Tensor]:
-        """Copy this worker's own parameters, one vector for each fragment."""
+        """Return a copy of this worker's parameters, as one vector for each fragment."""
         return [flatten(one, self._outer.dtype) for one in self._fragments]
 
     def load_own_parameters(self, vectors: Sequence[Tensor]) -> None:
-        """Load parameters that `own_parameters` has copied."""
+        """Load vectors from `own_parameters` into the model."""
         for vector, fragment in zip(vectors, self._fragments, strict=True):
             load_vector(vector, fragment)
 
     def stand_in_for_gradients(self, make: Callable[[Tensor], Tensor]) -> None:
-        """Send `make(parameters)` in a rehearsal, in which all outer gradients would be zero."""
+        """In a rehearsal, send `make(parameters)` instead of outer gradients, which are zero."""
         self._averaging.stand_ins = list(map(make, self._outer.values))
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Load the group's parameters within the context, for example to test the model."""
+        """Within the context, the model has the group's parameters, for example for a test."""
         if self._running is not None:
             self._wait(self._running)
         own = self.own_parameters()
@@ -259,10 +259,10 @@ class LocalUpdates:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from the same worker's state, or from one worker's state on all workers.
+        """Resume from this worker's saved state, or all workers from one worker's state.
 
-        Load the model and optimizer afterwards. Raises InvalidInput if the state belongs to another
-        model or other fragments.
+        Load the model and optimizer afterwards. Raises InvalidInput if the state was saved for
+        another model, or with another number of fragments.
         """
         self._outer.load_state_dict(state["outer"])
         self._place.load_state_dict(state)
@@ -281,7 +281,7 @@ class LocalUpdates:
             self._running = RunningExchange.of_state(own, number, fragment)
 
     def _after_step(self) -> None:
-        """Start and finish the exchanges due after an inner step."""
+        """Load the result that is due after an inner step, and start the exchange that is due."""
         if not (isfinite(self.weight) and self.weight >= 0):
             raise InvalidInput("weight", "must be finite and at least 0", got=self.weight)
         self._place.step(self.weight)
@@ -300,13 +300,13 @@ class LocalUpdates:
         buffers = self._model.buffers() if place.ends_round else ()
         copies = [one.detach().cpu().clone() for one in buffers]
         is_trained_meanwhile = due > self._steps.count and self._rounds.mixing is None
-        sent = [own.clone()] if is_trained_meanwhile else []  # the outer gradient overwrites `own`
+        sent = [own.clone()] if is_trained_meanwhile else []  # because `own` will be overwritten
         given = Contribution(number, fragment, place.send(), own, copies, is_closing)
         self._running = RunningExchange(given, due, sent_s, sent)
         self._running.start(self._thread, self._workers.exchange, self._step)
 
     def _step(self, found: Averaged) -> None:
-        """Take the outer step in the exchange's thread."""
+        """Take the outer step, in the thread of the exchange."""
         if found.mean is not None:
             sync_every, num_rounds = self._chosen_by
             rounds = replace(self._rounds, sync_every=sync_every, fragments=1, delay=0)
@@ -315,7 +315,7 @@ class LocalUpdates:
         self._averaging.digest = self._outer.digest(found.given.fragment)
 
     def _wait(self, exchange: RunningExchange) -> Averaged:
-        """Wait for an exchange; abort if it failed."""
+        """Wait for an exchange and return its result; call `abort` if the exchange failed."""
         try:
             return exchange.wait()
         except BaseException:
@@ -354,14 +354,14 @@ class LocalUpdates:
         return found
 
     def _begin_anew(self) -> None:
-        """Load all of the group's parameters, and reset the optimizer, whose state may be NaN."""
+        """Load the group's parameters of all fragments, and clear the optimizer states."""
         self.load_own_parameters(self._outer.values)
         self._place.reset_weights()
         for optimizer in self._steps.optimizers:
             optimizer.state.clear()
 
     def _load_peer_state(self, state: InnerState, given: Contribution) -> None:
-        """Continue from a peer's state and position in the round."""
+        """Load a peer's state, and continue at the peer's position in the round."""
         self._begin_anew()
         state.load_into(self._model, self._steps.optimizers)
         self._steps.count = state.num_steps
@@ -371,7 +371,7 @@ class LocalUpdates:
     def _elastic(
         self, manager: "Manager | None", settings: Settings, deadline_s: float | None
     ) -> ElasticWorkers:
-        """Create the workers of a manager's quorums."""
+        """Create the interface to the workers of the manager's quorums."""
         if deadline_s is None:
             deadline_s = default_pg_timeout.total_seconds()
         optimizers, (_, num_rounds) = self._steps.optimizers, self._chosen_by
@@ -385,7 +385,7 @@ class LocalUpdates:
         )
 
     def abort(self) -> None:
-        """Remove the hooks and disconnect, without a last exchange."""
+        """Remove the hooks and disconnect, without exchanging the remaining changes."""
         if not self._is_open:
             return
         self._is_open = False
@@ -396,5 +396,5 @@ class LocalUpdates:
         if running is not None and not running.is_done:
             self._workers.abort()
         self._thread.close()
-        self._steps.remove()  # unlocks the state of a failed step, which no peer may copy any more
+        self._steps.remove()  # unlocks the state, which no peer copies any more
         self._workers.close()

@@ -1,9 +1,9 @@
-"""Training loop of synchronous strategies: epochs, steps and tests."""
+"""Run the training loop of synchronous strategies: epochs, steps, tests and checkpoints."""
 
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from math import isfinite
 from typing import Any, NamedTuple
@@ -36,30 +36,18 @@ logger = logging.getLogger(__name__)
 
 
 class Place(NamedTuple):
-    """Position in a run: epoch, and number of its finished steps."""
+    """Position in a run: number of an epoch, and of finished steps in this epoch."""
 
     epoch: int = 0
     step: int = 0
 
 
-@dataclass
-class Learned:
-    """Progress of a run, except its model.
-
-    `loss`: sum of this rank's weighted losses in the current epoch.
-    """
-
-    place: Place = field(default_factory=Place)
-    loss: float = 0.0
-    epochs: list[Epoch] = field(default_factory=list)
-    evaluations: list[Evaluation] = field(default_factory=list)
-
-
 @dataclass(frozen=True)
 class Trained:
-    """The result of a training on this rank; `offset`: its clock offset during the trace.
+    """The result of a training on this rank.
 
-    `sent_share`: share of values that this rank sent; None if the codec omits no values.
+    `offset`: offset of this rank's clock during the trace. `sent_share`: share of the gradient
+    values that this rank sent; None if the codec sends all values.
     """
 
     epochs: tuple[Epoch, ...]
@@ -79,11 +67,11 @@ def train(
 ) -> Trained:
     """Train a model whose gradients `replica` exchanges, and close the replica.
 
-    `learner`: takes the steps. Default: the learner of a WholeModel. The last steps of the epoch
-    from `traced_steps` are traced. The result's `step_seconds` are the durations of steps in all
-    other epochs, except the first steps of each epoch; in a single epoch, of its untraced steps.
-    Raises InvalidInput for the learning rate if a loss is NaN or infinite. After SIGINT, saves the
-    state and raises Interrupted.
+    `learner`: takes the steps. Default: the learner of a WholeModel. In one epoch, the last steps
+    are traced (see `traced_steps`). The result's `step_seconds` are the durations of the steps of
+    all other epochs, or of the untraced steps of a single epoch, without the first steps of each
+    epoch. Raises InvalidInput for the learning rate if a loss is NaN or infinite. After SIGINT,
+    saves the state and raises Interrupted.
     """
     if learner is None:
         learner = WholeModel(session, setup, recorder, replica).learner
@@ -96,7 +84,7 @@ def train(
 
 
 class _Loop:
-    """One training: its parts and measurements."""
+    """One training of a replica, with its progress and measurements."""
 
     def __init__(
         self,
@@ -109,11 +97,12 @@ class _Loop:
     ) -> None:
         self._session, self._setup, self._recorder = session, setup, recorder
         self._replica, self._learner = replica, learner
-        self._learned = Learned()
+        self._place, self._loss = Place(), 0.0  # sum of this rank's losses in the current epoch
+        self._epochs, self._evaluations = list[Epoch](), list[Evaluation]()
         if session.resumed is not None:
             learner.load(session.resumed)
             self._resume(session.resumed)
-        self._first = self._learned.place
+        self._first = self._place
         self._traced = traced_steps(setup.epoch_steps, self._first)
         self._seconds: list[float] = []
         self._spans: tuple[Span, ...] = ()
@@ -139,11 +128,10 @@ class _Loop:
             self._epoch(number, self._first.step if number == self._first.epoch else 0)
         if self._saver is not None:
             self._saver.close()
-        learned = self._learned
         assert self._offset is not None  # an epoch was traced
         return Trained(
-            tuple(learned.epochs),
-            tuple(learned.evaluations),
+            tuple(self._epochs),
+            tuple(self._evaluations),
             self._spans,
             self._offset,
             tuple(self._seconds),
@@ -152,26 +140,26 @@ class _Loop:
 
     def _epoch(self, number: int, first_step: int) -> None:
         """Train the remaining steps of an epoch, and test the model."""
-        setup, recorder, learned = self._setup, self._recorder, self._learned
+        setup, recorder = self._setup, self._recorder
         num_steps, is_traced = setup.epoch_steps[number], number == self._traced.epoch
-        # record only in the traced epoch, because recording takes time
+        # record exchanges only in the traced epoch, because recording takes time
         if number in (self._traced.epoch, self._traced.epoch + 1):
             self._replica.record(recorder if is_traced else None)
             if self._num_steps:
                 self._prepare()
         started, tested_s = time.monotonic(), 0.0
         setup.model.train()
-        before = learned.loss if first_step else 0.0
-        learned.place = Place(number, first_step)
+        before = self._loss if first_step else 0.0
+        self._place = Place(number, first_step)
         source = setup.source(number, first_step)
         self._total = torch.tensor(before, device=self._session.group.device)
-        paused = set[int]()  # numbers of steps that follow a test
+        paused = set[int]()  # numbers of steps that follow a test of the model
         for step in range(first_step, num_steps):
             if is_traced and step == self._traced.step:
                 recorder.start_trace(self._learner.traced)
             loss = self._learner.step(source)
             self._total += loss
-            learned.place = Place(number, step + 1)
+            self._place = Place(number, step + 1)
             self._status.add(self._setup.samples_per_step, loss)
             every = setup.evaluate_every
             if every is not None and step + 1 < num_steps and self._num_steps % every == 0:
@@ -180,13 +168,13 @@ class _Loop:
             if self._saver is not None:
                 self._saver.after(self._num_steps, self._state)
         recorder.stop_trace()
-        learned.loss = float(self._total)  # synchronises the device
+        self._loss = float(self._total)  # synchronises the device
         self._measure(number, first_step, paused, time.monotonic() - started - tested_s)
         if setup.recipe is not None:
             self._end_epoch(time.monotonic() - started - tested_s)
 
     def _measure(self, number: int, first_step: int, paused: set[int], took_s: float) -> None:
-        """Add the durations of the epoch's steps, and its spans if traced."""
+        """Store the durations of the epoch's steps, and the recorded spans if it was traced."""
         ends, last = self._recorder.step_ends(), len(self._setup.epoch_steps) - 1
         num_steps = len(ends)
         if number == self._traced.epoch:
@@ -195,33 +183,33 @@ class _Loop:
             self._offset = clock_offset(self._session.group)
         steps = list(enumerate(pairwise(ends), 1))[NUM_WARM_UP - 1 :]
         self._seconds += [end - start for step, (start, end) in steps if step not in paused]
-        if number == last and num_steps and not self._seconds:  # too few steps after resuming
+        if number == last and num_steps and not self._seconds:  # after resuming, few are left
             self._seconds = [took_s / num_steps]
 
     @property
     def _num_steps(self) -> int:
-        """Number of steps so far."""
-        epoch, step = self._learned.place
+        """Number of steps since the start of the run."""
+        epoch, step = self._place
         return sum(self._setup.epoch_steps[:epoch]) + step
 
     def _test(self) -> float:
         """Test the model within an epoch, and return the duration."""
         started = time.monotonic()
         _, found = self._tested()
-        self._learned.evaluations.append(found)
+        self._evaluations.append(found)
         self._session.progress.evaluation(found, score_of(self._setup.recipe))
         self._setup.model.train()
         return time.monotonic() - started
 
     def _end_epoch(self, took_s: float) -> None:
         """Test the model after an epoch, and report the epoch."""
-        setup, learned, group = self._setup, self._learned, self._session.group
-        number, num_steps = learned.place
-        train_loss, found = self._tested(learned.loss / (num_steps * group.world_size))
+        setup, (number, num_steps) = self._setup, self._place
+        world_size = self._session.group.world_size
+        train_loss, found = self._tested(self._loss / (num_steps * world_size))
         epoch = epoch_of(number, train_loss, found, took_s, setup.learning_rate)
-        learned.epochs.append(epoch)
+        self._epochs.append(epoch)
         if setup.evaluate_every is not None:
-            learned.evaluations.append(found)
+            self._evaluations.append(found)
         self._session.progress.epoch(epoch, score_of(setup.recipe))
 
     def _tested(self, own: float = 0.0) -> tuple[float, Evaluation]:
@@ -239,22 +227,22 @@ class _Loop:
         return value, Evaluation(self._num_steps, loss / size, score / size if has_score else None)
 
     def _prepare(self) -> None:
-        """If the exchange needs it, run a forward and backward pass without effects."""
+        """Let the replica run a forward and backward pass without effects, if it needs one."""
         setup, learner = self._setup, self._learner
         setup.model.train()
         share = next(iter(setup.source(0, 0)))
         self._replica.prepare(lambda: learner.prepare(share))
 
     def _state(self, num_steps: int) -> State:
-        """Gather the state of all ranks after a number of steps, on rank 0."""
-        session, learned, common = self._session, self._learned, self._learner.state()
+        """Gather the state of all ranks on rank 0, after `num_steps` steps."""
+        session, common = self._session, self._learner.state()
         sampler, used = self._setup.sampler, self._replica.statistics()
         progress = {
             "run": run_of(session, self._setup),
-            "place": list(learned.place),
+            "place": list(self._place),
             "num_steps": num_steps,
-            "epochs": list(map(asdict, learned.epochs)),
-            "evaluations": list(map(asdict, learned.evaluations)),
+            "epochs": list(map(asdict, self._epochs)),
+            "evaluations": list(map(asdict, self._evaluations)),
             "strategy": session.strategy.name if used.exchange == NONE.exchange else used.exchange,
             "chunk": used.chunk,
             "shares": None if sampler is None else list(sampler.shares),
@@ -273,26 +261,23 @@ class _Loop:
         own, losses = of_rank(state, session.group), [row["loss"] for row in state.parts["ranks"]]
         # with a different number of ranks, batches are divided differently
         scale = session.group.world_size / len(losses)
-        loss = (sum(losses) * scale if session.group.rank == 0 else 0.0) if own is None else 0.0
-        if own is not None:
+        if own is None:
+            self._loss = sum(losses) * scale if session.group.rank == 0 else 0.0
+        else:
             tensors, values = own
-            loss = values["loss"]
+            self._loss = values["loss"]
             self._replica.load_exchange_state(within(tensors, "exchange/"))
             if setup.sampler is not None and saved["shares"] is not None:
                 setup.sampler.update(saved["shares"])
-        place = Place(*saved["place"])
-        if place == Place(len(setup.epoch_steps) - 1, setup.epoch_steps[-1]) and saved["epochs"]:
+        self._place = Place(*saved["place"])
+        if self._num_steps == sum(setup.epoch_steps) and saved["epochs"]:
             logger.info("all steps are done; only the last test is left")
-        self._learned = Learned(
-            place,
-            loss,
-            [Epoch(**one) for one in saved["epochs"]],
-            [Evaluation(**one) for one in saved["evaluations"]],
-        )
+        self._epochs = [Epoch(**one) for one in saved["epochs"]]
+        self._evaluations = [Evaluation(**one) for one in saved["evaluations"]]
 
 
 def run_of(session: TrainingSession, setup: TrainingSetup) -> dict[str, Any]:
-    """Return the properties that a resumed run must share with the original."""
+    """Return the properties that must be unchanged when a run is resumed."""
     settings, recipe = session.settings, setup.recipe
     assert isinstance(settings, TrainSettings)
     assert recipe is not None
@@ -306,10 +291,10 @@ def run_of(session: TrainingSession, setup: TrainingSetup) -> dict[str, Any]:
 
 
 def traced_steps(epoch_steps: Sequence[int], first: Place | None = None) -> Place:
-    """Return the epoch whose last steps are traced, and the first traced step.
+    """Return the epoch whose last steps are traced, and the number of the first traced step.
 
-    The second epoch from `first` is traced if it is long enough, otherwise the first one. Of a
-    single epoch, about half of the steps remain untraced, for measurements.
+    `first`: start of the training. The second epoch is traced if it is long enough, otherwise the
+    first epoch. In a single epoch, about half of the steps remain untraced, for measurements.
     """
     begin = first or Place()
     second = begin.epoch + 1
@@ -321,7 +306,7 @@ def traced_steps(epoch_steps: Sequence[int], first: Place | None = None) -> Plac
 
 
 def num_untraced(num_steps: int, *, is_only: bool) -> int:
-    """Return the number of an epoch's steps before its traced steps."""
+    """Return the number of steps before the traced steps; `is_only`: if no epoch follows."""
     steady = max(0, num_steps - NUM_WARM_UP)
     return max(0, num_steps - min(NUM_TRACED, max(2, steady // 2) if is_only else max(1, steady)))
 

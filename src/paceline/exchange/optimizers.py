@@ -1,4 +1,4 @@
-"""Hooks on the user's optimizer steps, which record the steps or reject NaN gradients."""
+"""Record a user's optimizer steps, or refuse NaN gradients in them, by optimizer hooks."""
 
 import weakref
 from collections.abc import Callable, Iterable
@@ -24,7 +24,7 @@ Policy = Literal["raise", "skip"]
 def _hook_steps(
     register: Callable[[Any], RemovableHandle], method: Callable[..., Any]
 ) -> RemovableHandle:
-    """Call an object's method in all optimizers' steps, until the object is deleted."""
+    """Call an object's method in each optimizer step, until the object is deleted."""
     handle = register(weakly(method))
     end = weakref.finalize(method.__self__, handle.remove)  # type: ignore[attr-defined] # bound method
     end.atexit = False  # at exit, torch's hook tables may be gone
@@ -32,7 +32,7 @@ def _hook_steps(
 
 
 class StepRecorder:
-    """Records the steps of a user's loop by its forward passes and optimizer steps."""
+    """Records the training steps of a user's loop: forward passes and optimizer steps."""
 
     def __init__(self, recorder: Recorder, module: nn.Module) -> None:
         self._recorder = recorder
@@ -44,7 +44,7 @@ class StepRecorder:
         ]
 
     def begin_forward(self) -> None:
-        """Begin a step at the first forward pass after an update."""
+        """Record the start of a forward pass; the first one after an update begins a step."""
         self._recorder.end_phase()
         if self._updated:
             self._recorder.end_step()
@@ -75,9 +75,10 @@ class StepRecorder:
 class NonFiniteGuard:
     """Prevents optimizer steps with non-finite gradients, which codecs cannot represent.
 
-    All gradients that are exchanged together with a NaN or infinite value become NaN on all ranks.
-    A GradScaler then skips the step. Without a GradScaler, the optimizer raises NonFinite or, with
-    policy "skip", no optimizer of the model takes this step.
+    If a gradient is NaN or infinite on any rank, all gradients that are exchanged together with it
+    become NaN on all ranks. A GradScaler then skips the step. Without a GradScaler, the optimizer
+    raises NonFinite. With policy "skip", it does not raise, and no optimizer of the model takes
+    this step.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -94,7 +95,7 @@ class NonFiniteGuard:
         self._parameters |= {id(parameter): parameter for parameter in parameters}
 
     def found(self, num_nonfinite: int) -> None:
-        """Record the number of non-finite values over all ranks."""
+        """Add to the number of NaN and infinite values of all ranks."""
         self.num_nonfinite += num_nonfinite
         self._suspects |= num_nonfinite > 0
 
@@ -105,7 +106,7 @@ class NonFiniteGuard:
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Check gradients before a step, or after its closure computed them."""
+        """Check the gradients before a step; a step with a closure checks after each call of it."""
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if not callable(closure):
             self._check(optimizer)
@@ -126,7 +127,7 @@ class NonFiniteGuard:
         own: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
         is_nan = _any_nan(own)  # `own` may be copies of the parameters in another type
         if not is_nan and not _any_nan(self._parameters.values()):
-            self._suspects = False  # the NaN gradients are already cleared or replaced
+            self._suspects = False  # the user has cleared or replaced the NaN gradients
         elif is_nan and getattr(optimizer, "found_inf", None) is not None:
             return  # a GradScaler has set `found_inf`, so the fused optimizer skips the step
         elif is_nan and self._policy == "raise":
@@ -135,7 +136,7 @@ class NonFiniteGuard:
                 "represent; on_nonfinite='skip' skips such steps"
             )
         elif is_nan or any(id(parameter) in self._parameters for parameter in own):
-            # with policy "raise", other optimizers must still find NaN gradients and raise
+            # with policy "raise", keep the NaN gradients of other optimizers, which must also raise
             dropped = [*own, *(self._parameters.values() if self._policy == "skip" else ())]
             for parameter in dropped:
                 parameter.grad = None
@@ -151,6 +152,6 @@ def check_policy(policy: str) -> None:
 
 
 def _any_nan(parameters: Iterable[Tensor]) -> bool:
-    """Return whether any gradient is NaN, by one value: an exchange makes all values NaN."""
+    """Return whether any gradient is NaN; checks one value, because an exchange makes all NaN."""
     gradients = [parameter.grad for parameter in parameters]
     return any(one is not None and bool(one.flatten()[:1].isnan().any()) for one in gradients)

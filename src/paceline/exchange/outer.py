@@ -1,14 +1,15 @@
-"""The outer model: the group's parameters in host memory, averaged outer gradients, outer steps.
+"""Average the workers' outer gradients, and take outer steps of the group's parameters.
 
     outer gradient of a worker  =  outer parameters - the worker's parameters
     buffer      =  momentum * buffer + mean outer gradient
     parameters -=  rate * (momentum * buffer + mean outer gradient)
 
-The outer step is SGD with Nesterov momentum; `buffer` is its momentum buffer. Each worker takes the
-same step. Products are rounded before they are added, because fused operations would give different
-bits on different processors. An exchange has three parts:
+The outer parameters are the group's parameters, in host memory. The outer step is SGD with Nesterov
+momentum; `buffer` is its momentum buffer. Each worker takes the same outer step. Products are
+rounded before they are added, because fused operations would give different bits on different
+processors. An exchange has three parts:
 
-headers    all-gather     steps since the last exchange, finite or not, hash of the outer model
+headers    all-gather     weight since the last exchange, finite or not, hash of the outer model
 repair     broadcast      the first worker's outer model, if hashes differ
 mean       all-reduce     float32 values, or pieces encoded by a codec (`encoded_pieces`)
 """
@@ -32,7 +33,7 @@ from paceline.codecs.names import factory_of
 from paceline.core.errors import InvalidInput
 from paceline.core.rounds import OuterStep
 from paceline.core.wire_format import PIECE
-from paceline.exchange.encoded_pieces import EncodedPiece, PieceCodecs
+from paceline.exchange.encoded_pieces import PieceCodecs, encoded_piece
 from paceline.exchange.inner_steps import InnerState
 from paceline.links.failpoints import reach
 from paceline.links.group import Group
@@ -47,7 +48,7 @@ _BLOCK = 1 << 16  # values per block, so that reads and writes stay in a core's 
 
 
 def fragments_of(model: nn.Module, count: int) -> list[Fragment]:
-    """Divide parameters into fragments: fragment `i` has layers `i`, `i + count`, ..."""
+    """Divide the parameters into fragments; fragment `i` has layers `i`, `i + count`, ..."""
     layers = layers_of(model)
     if count > len(layers):
         problem = f"must be at most {len(layers)}, the number of trained layers"
@@ -63,13 +64,13 @@ def fragments_of(model: nn.Module, count: int) -> list[Fragment]:
 
 
 def local_of(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a tensor: the local shard if FSDP2 sharded it."""
+    """Return a detached tensor; if FSDP2 has sharded it, this rank's shard."""
     detached = tensor.detach()
     return detached.to_local() if isinstance(detached, DTensor) else detached
 
 
 def flatten(parameters: Iterable[Tensor], dtype: torch.dtype) -> Tensor:
-    """Copy all values into a new vector in host memory."""
+    """Copy the local values of all parameters into a new vector in host memory."""
     return torch.cat([local_of(one).reshape(-1).to("cpu", dtype) for one in parameters])
 
 
@@ -89,7 +90,7 @@ def load_vector(vector: Tensor, parameters: Iterable[Tensor], mixing: float = 0.
 
 @torch.no_grad()
 def add_change(before: Tensor, after: Tensor, parameters: Iterable[Tensor]) -> None:
-    """Add the difference of two vectors from `flatten` to parameters."""
+    """Add `after - before` to the parameters; both are vectors from `flatten`."""
     for own, change in _parts(after - before, parameters):
         own.copy_(own + change)
 
@@ -100,10 +101,10 @@ def is_finite(vector: Tensor) -> bool:
 
 
 class OuterModel:
-    """The group's parameters and outer optimizer state, as one flat vector per fragment.
+    """The group's parameters and momentum, as one flat vector per fragment.
 
-    The vectors are float64 if any parameter is float64, otherwise float32. `make`: factory of a
-    custom outer optimizer for one vector.
+    The vectors are float64 if any parameter is float64, otherwise float32. `make`: creates a
+    custom outer optimizer for a list of one vector.
     """
 
     def __init__(self, fragments: Sequence[Fragment], make: OptimizerFactory | None = None) -> None:
@@ -113,12 +114,8 @@ class OuterModel:
         self.momenta = [] if make else [torch.zeros_like(one) for one in self.values]
         self._optimizers = [make([one]) for one in self.values] if make else []
 
-    def gradient(self, fragment: int, own: Tensor) -> Tensor:
-        """Overwrite a worker's vector `own` with the worker's outer gradient."""
-        return torch.sub(self.values[fragment], own, out=own)
-
     def step(self, fragment: int, mean: Tensor, by: OuterStep) -> None:
-        """Update a fragment with the mean outer gradient."""
+        """Take an outer step of one fragment; `mean`: mean outer gradient."""
         if self._optimizers:
             self.values[fragment].grad = mean
             self._optimizers[fragment].step()
@@ -131,7 +128,7 @@ class OuterModel:
 
     def digest(self, fragment: int) -> str:
         """Return a hash of a fragment's parameters and momentum, to compare workers."""
-        # a cryptographic hash would take longer than the outer step
+        # not a cryptographic hash, which would take longer than the outer step
         found = 0
         for vectors in (self.values, self.momenta):
             for vector in vectors[fragment : fragment + 1]:
@@ -140,15 +137,13 @@ class OuterModel:
         return f"{found:x}"
 
     def tensors(self) -> list[Tensor]:
-        """Return the tensors (no copies) that are equal on all workers, in a fixed order."""
-        kept = [
-            one.state[vector] for one, vector in zip(self._optimizers, self.values, strict=False)
-        ]
-        of_optimizers = [one for state in kept for one in state.values() if isinstance(one, Tensor)]
-        return [*self.values, *self.momenta, *of_optimizers]
+        """Return the tensors, not copies, that are equal on all workers, in a fixed order."""
+        pairs = zip(self._optimizers, self.values, strict=False)
+        kept = [one for optimizer, vector in pairs for one in optimizer.state[vector].values()]
+        return [*self.values, *self.momenta, *(one for one in kept if isinstance(one, Tensor))]
 
     def state_dict(self) -> dict[str, Any]:
-        """Copy the vectors of all fragments, and the state of custom optimizers."""
+        """Return copies of all vectors, and the states of custom optimizers."""
         return {
             "values": [one.clone() for one in self.values],
             "momenta": [one.clone() for one in self.momenta],
@@ -156,14 +151,12 @@ class OuterModel:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a `state_dict`; InvalidInput if it belongs to another model or other fragments."""
+        """Load a `state_dict`; InvalidInput if it is of another model or other fragments."""
         own = {"values": self.values, "momenta": self.momenta}
         for name, vectors in own.items():
-            sizes = [kind_of(one) for one in vectors]
-            if sizes != [kind_of(one) for one in state[name]]:
-                raise InvalidInput(
-                    "outer", f"was saved for another model or for other fragments: {name} differs"
-                )
+            if [*map(kind_of, vectors)] != [*map(kind_of, state[name])]:
+                problem = f"was saved for another model or for other fragments: {name} differs"
+                raise InvalidInput("outer", problem)
         for name, vectors in own.items():
             for vector, saved in zip(vectors, state[name], strict=True):
                 vector.copy_(saved)
@@ -172,7 +165,7 @@ class OuterModel:
 
 
 class Contribution(NamedTuple):
-    """A worker's contribution to exchange `number`: its parameters `own` of one fragment.
+    """A worker's contribution to exchange `number`: `own`, its parameters of one fragment.
 
     `weight`: inner steps or samples since the fragment's last exchange. `buffers`: the model's
     buffers, sent only at the end of a round. `is_closing`: whether the worker ends its training.
@@ -190,10 +183,10 @@ class Contribution(NamedTuple):
 class Averaged:
     """The result of an exchange.
 
-    `given`: this worker's contribution. `mean`: mean outer gradient, None if no worker has trained.
+    `given`: this worker's contribution. `mean`: mean outer gradient; None if no worker has trained.
     `left_out`: workers with NaN or infinite parameters. `repaired`: workers whose outer model
     differed from worker 0's. `all_closing`: whether all workers have finished training.
-    `peer_state`: a peer's inner state, which a late or new worker loads.
+    `peer_state`: a peer's state, which a late or new worker loads.
     """
 
     given: Contribution
@@ -204,8 +197,8 @@ class Averaged:
     peer_state: InnerState | None = None
 
     def warn(self, number: int) -> None:
-        """Log the workers that were left out or repaired."""
-        nonfinite = "exchange %d: worker %d has NaN or infinite parameters, and loads the group's"
+        """Log a warning for each worker that was left out or repaired in exchange `number`."""
+        nonfinite = "exchange %d: worker %d has NaN or infinite parameters; loads the group's model"
         for worker in self.left_out:
             logger.warning(nonfinite, number, worker)
         for worker in self.repaired:
@@ -224,9 +217,9 @@ class Averaging:
         self.outer = outer
         self._make_codec = None if codec is None else factory_of(codec)
         self.codecs = PieceCodecs()  # the keys are fragments
-        self.digest = ""  # hash of the outer model after its last step, for the next header
-        self.stand_ins: list[Tensor] = []  # outer gradients of a rehearsal, by fragment
-        self.nbytes = 0  # bytes sent, and as many received
+        self.digest = ""  # hash of the last exchanged outer fragment, for the next header
+        self.stand_ins: list[Tensor] = []  # outer gradients to send in a rehearsal, by fragment
+        self.nbytes = 0  # bytes sent; the same number is received
 
     def run(self, given: Contribution, group: Group) -> Averaged:
         """Exchange a fragment with all workers of the group, collectively."""
@@ -247,7 +240,7 @@ class Averaging:
         repaired = tuple(rank for rank, one in enumerate(digests) if one != digests[0])
         if repaired:
             if group.rank in repaired:
-                # if the broadcast fails, this unique digest makes the next exchange broadcast again
+                # unique: if the broadcast fails, the next exchange finds a difference again
                 self.digest = uuid.uuid4().hex
             group.broadcast(self.outer.tensors())
         group.broadcast(given.buffers)
@@ -263,12 +256,12 @@ class Averaging:
     def _mean(self, fragment: int, own: Tensor, share: float, group: Group) -> Tensor:
         """Return the weighted mean of the workers' outer gradients."""
         if share:
-            gradient = self.outer.gradient(fragment, own)
+            gradient = torch.sub(self.outer.values[fragment], own, out=own)
             if self.stand_ins:
                 gradient.copy_(self.stand_ins[fragment])
             if share != 1.0:
                 gradient *= share
-        else:  # a product with zero would keep NaN
+        else:  # not multiplied by zero, because NaN would remain
             gradient = own.zero_()
         size, control, make = group.world_size, group.control, self._make_codec
         if size == 1 or control is None:
@@ -281,6 +274,6 @@ class Averaging:
                 return gradient
             for number, values in enumerate(gradient.split(PIECE)):
                 codecs = self.codecs.of(str(fragment), number, size, make)
-                piece = EncodedPiece.of(values, codecs, group.rank, float(size))
+                piece = encoded_piece(values, codecs, group.rank, float(size))
                 self.nbytes += piece.scatter(control) + piece.gather(control)[0]
         return gradient

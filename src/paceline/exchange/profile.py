@@ -1,11 +1,11 @@
-"""Profile a model's layers and the exchanges between ranks, for a plan.
+"""Time a model's layers and the exchanges between ranks, for the prediction of steps.
 
 All ranks train a copy of the model at the same time, because workers on one host slow each other
-down. For a rehearsal, the layer times of the emulated device replace the measured layer times.
+down. In a rehearsal, the copy has paced layers, which take the times of the emulated device.
 
-Within an exchange, one layer is summed while the next layer is sent. The plan models this overlap,
-and needs the time of one large exchange without overlap. So `single` searches for the time of the
-large exchange with which a plan of the layers predicts the measured time.
+Within an exchange, one layer is summed while the next layer is sent. A plan simulates this overlap
+from the time of one large exchange without overlap. This time cannot be measured, so `single`
+searches for the time with which a plan predicts the measured exchange of all layers.
 """
 
 import copy
@@ -39,7 +39,7 @@ from paceline.training.models.paced import QUEUED_S
 _NUM_WARM_UP = 2
 _MOST_ROUNDS, _MOST_TRACED = 400, 100
 _SMALL_NBYTES = 1024
-# larger than caches, so that times of even larger exchanges are proportional to their sizes
+# larger than caches, so that the time of a larger exchange is proportional to its size
 _LARGEST_NBYTES = 128 * 2**20
 _NUM_HALVINGS = 24
 _LAYERS = (Kind.FORWARD, Kind.BACKWARD)
@@ -50,9 +50,10 @@ Key = tuple[Kind, str]
 class Profile:
     """Seconds of each part of a step, and of each strategy's exchange, on this machine.
 
-    `machine` has no links, because a link's bandwidth depends on the strategy. Each strategy
-    derives links from the times of a small and a large exchange (`Planning.calibrate`).
-    `lost_beside`: share of computation that a worker loses to each strategy's concurrent exchange.
+    `machine` has no links, because a link's bandwidth depends on the strategy. From `exchanges`,
+    the times of a small and a large exchange, each strategy derives links (`Planning.calibrate`).
+    `lost_beside`: for each strategy, the share of its computation that a worker loses while it
+    exchanges.
     """
 
     machine: Machine
@@ -61,7 +62,7 @@ class Profile:
     lost_beside: Mapping[str, float] = field(default_factory=dict)
 
     def calibrated(self, strategy: Strategy, config: Any = None) -> tuple[Machine, ProfiledCost]:
-        """Return the machine with a strategy's links, and a cost model for plans on the machine."""
+        """Return the machine with a strategy's links, and a cost model with the measured times."""
         machine = self.machine
         calibrate, name = strategy.planning.calibrate, exchange_name(strategy.name, config)
         if calibrate is not None and name in self.exchanges:
@@ -80,7 +81,7 @@ class Profile:
         return replace(self, durations=durations)
 
     def parts_of_equal(self, batch_size: int) -> dict[str, float]:
-        """Return each device's balanced share relative to an equal share."""
+        """Return each device's balanced share of a batch, divided by an equal share."""
         own_s = {device.name: 0.0 for device in self.machine.devices}
         for key, seconds in self.durations.items():
             own_s[key.owner] += seconds if key.kind in _LAYERS else 0.0
@@ -107,11 +108,11 @@ def profile(
         # one row per round: seconds of the step and of each exchange
         return list(map(list, zip(*timing.timed(works, clock, number), strict=True)))
 
-    # use the faster warm-up round, because the first round also allocates memory and connects
+    # not the slowest round, because the first round also allocates memory and connects
     slowest = max(min(map(sum, rank)) for rank in group.gather(rounds(_NUM_WARM_UP)))
     number = timing.num_rounds(seconds / 2, slowest, timing.FEWEST_ROUNDS, _MOST_ROUNDS)
     rows = rounds_of_all(partial(rounds, number), group)
-    # trace afterwards, because its hooks slow down layers
+    # trace after the timed rounds, because the hooks of a trace slow down layers
     recorder.start_trace(copied)
     rounds(min(number, _MOST_TRACED))
     recorder.stop_trace()
@@ -126,7 +127,7 @@ def profile(
 
 
 def _parts_of(spans: Iterable[Span], step_s: float) -> dict[Key, float]:
-    """Return the seconds of each part of a step, corrected for tracing."""
+    """Return the seconds of each part of a step, scaled so that their sum is `step_s`."""
     parts = timing.median_durations(spans, lambda span: (span.kind, span.part))
     scale = step_s / sum(parts.values())
     return {key: scale * part_s for key, part_s in parts.items()}
@@ -162,10 +163,11 @@ def _of_ranks(
 
 
 class _Probed:
-    """Two exchanges of a strategy: of all layers, and of small layers in `num_chunks`.
+    """Two exchanges of a strategy: one of all layers, and one of small layers in `num_chunks`.
 
-    Within a host, a chunked exchange is timed with the model's number of layers, because the chunks
-    of a step wake the threads only once. All other exchanges are timed with one layer in one chunk.
+    If the ranks of one host exchange chunks, there are as many small layers as the model has
+    layers, because the chunks of a step wake the threads only once. Otherwise, there is one small
+    layer.
     """
 
     def __init__(self, prober: Prober, layers: Workload, group: Group) -> None:
@@ -181,7 +183,7 @@ class _Probed:
 
 
 class Probes:
-    """Times two exchanges of each strategy on all ranks; none for a single rank."""
+    """Times two exchanges of each strategy on all ranks; a single rank times nothing."""
 
     def __init__(self, workload: Workload, group: Group, probers: Mapping[str, Prober]) -> None:
         self._layers, self._group = exchanging(workload), group
@@ -193,14 +195,15 @@ class Probes:
 
     @property
     def works(self) -> list[CoreTime]:
-        """All exchanges to time; each strategy's small exchange follows its full exchange."""
+        """All exchanges to time; each strategy's exchange of all layers precedes its small one."""
         return [work for one in self._probed.values() for work in (one.of_all, one.of_small)]
 
     def lost_beside(self) -> dict[str, float]:
-        """Return the share of computation that a worker loses during each strategy's exchange.
+        """Return for each strategy the share of computation that a worker loses by exchanging.
 
-        Uses the largest share of all ranks, because a rank that waits keeps fewer cores busy. GPUs
-        lose nothing. If all ranks are on one host, the plan itself reserves cores for exchanges.
+        Uses the largest share of all ranks, because a rank that waits uses less of its cores. Empty
+        for GPUs, which lose nothing, and for ranks on one host, whose plan reserves cores for
+        exchanges.
         """
         group = self._group
         places = [member.place for member in group.members]
@@ -219,8 +222,8 @@ class Probes:
     ) -> dict[str, ExchangeSamples]:
         """Return the seconds of each strategy's small and large exchange.
 
-        `ranks`: the rounds of all ranks. Uses the shortest time of all ranks in each round, because
-        a rank that joins early also waits.
+        `ranks`: for each rank, the rows of `works`' times. Uses the shortest time of all ranks in
+        each round, because a rank that begins an exchange early also waits.
         """
         rounds = zip(*ranks, strict=True)
         shortest = [map(min, zip(*of_ranks, strict=True)) for of_ranks in rounds]
@@ -239,35 +242,36 @@ class Probes:
 
 
 def exchanging(workload: Workload) -> Workload:
-    """Return a workload that only exchanges the gradients of `workload`, and computes nothing.
+    """Return a workload that exchanges the gradients of `workload`, and computes nothing.
 
-    Very large gradients are scaled down; almost none become one layer of two small exchanges.
+    Gradients above `_LARGEST_NBYTES` are scaled down. If there are hardly any gradients, the
+    workload has one layer, whose size is twice that of the small exchange.
     """
     nbytes = workload.gradient_nbytes
+    share = min(1.0, _LARGEST_NBYTES / max(nbytes, 1))
+    sizes = {
+        layer.name: {one.name: share * one.nbytes for one in layer.parameters}
+        for layer in workload.in_backward_order
+        if layer.parameters
+    }
     if nbytes < 2 * _SMALL_NBYTES:
         sizes = {"all": {"all.weight": 2.0 * _SMALL_NBYTES}}
-    else:
-        share = min(1.0, _LARGEST_NBYTES / nbytes)
-        sizes = {
-            layer.name: {one.name: share * one.nbytes for one in layer.parameters}
-            for layer in workload.in_backward_order
-            if layer.parameters
-        }
-    layers = []
-    for name, of_layer in sizes.items():
-        values = {parameter: max(1, int(size / 4)) for parameter, size in of_layer.items()}
-        parameters = tuple(Parameter(parameter, (count,)) for parameter, count in values.items())
-        layers.append(Layer(name, parameters, 0, Cost(), Cost()))
-    return Workload(workload.name, 1, tuple(layers), tuple(range(len(layers))), 0)
+
+    def layer_of(name: str, sizes: Mapping[str, float]) -> Layer:
+        parameters = (Parameter(one, (max(1, int(size / 4)),)) for one, size in sizes.items())
+        return Layer(name, tuple(parameters), 0, Cost(), Cost())
+
+    layers = tuple(layer_of(*one) for one in sizes.items())
+    return Workload(workload.name, 1, layers, tuple(range(len(layers))), 0)
 
 
 def single(
     prober: Prober, machine: Machine, layers: Workload, small_s: float, all_s: float
 ) -> ExchangeSamples:
-    """Return times of a small and a large exchange that predict the time of all layers.
+    """Return times of a small and a large exchange with which a plan takes `all_s`.
 
-    Calibrated with these times, a plan of `layers` takes `all_s`. The small exchange takes
-    `small_s`, or less if the latencies of all layers exceed `all_s`.
+    The plan exchanges `layers`. The small exchange takes `small_s`; less, if the latencies of all
+    layers already exceed `all_s`.
     """
 
     def pair(small: float, large: float) -> ExchangeSamples:
@@ -275,7 +279,7 @@ def single(
 
     def takes(small: float, large: float) -> float:
         planning = prober.strategy.planning
-        assert planning.calibrate is not None  # the strategy has an exchange
+        assert planning.calibrate is not None  # set for each strategy with an exchange
         measured = pair(small, large)
         found = planning.calibrate(machine, measured, prober.config)
         plan = planning.plan(layers, found, prober.config, Window(1))
@@ -311,15 +315,16 @@ class _Exchanging:
 
 
 def with_idle_cores(machine: Machine) -> Machine:
-    """Return the machine without contention for cores, because layers of a rehearsal sleep."""
+    """Return a machine whose exchanges use no cores, because layers of a rehearsal sleep."""
     losses = machine.usual_losses.model_copy(update={"beside_exchange": 0.0, "beside_copies": None})
     return machine.with_each("links", uses_cores=False).model_copy(update={"losses": losses})
 
 
 def beside_copies(plan: Plan, cost: ProfiledCost) -> ProfiledCost:
-    """Deduct the times of copies from later layers, because paced layers make up for copies.
+    """Deduct the times of copies from the layers that follow them in a rehearsal's backward pass.
 
-    A copy that takes longer than the next layer and `QUEUED_S` is not deducted.
+    A paced layer ends at a planned time, so it sleeps less after a copy. A copy that takes longer
+    than the next layer and than `QUEUED_S` is not deducted.
     """
     durations = dict(cost.durations)
     copied, behind = defaultdict[str, float](float), defaultdict[str, float](float)

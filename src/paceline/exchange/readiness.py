@@ -1,14 +1,16 @@
 """Detect when gradients are ready, and when a backward pass ends.
 
-Autograd calls a hook after each accumulation of a gradient, and `Readiness` counts the calls in the
-first backward pass. The hook of a shared parameter or recurrent cell is called once. For a
-parameter in two re-entrant checkpoints, only the second call finds the complete gradient.
+Autograd calls a hook after each accumulation of a gradient, once per parameter even if layers share
+the parameter. But a parameter that is used in two re-entrant checkpoints has two calls, and only
+the second one finds the complete gradient. So `Readiness` counts the calls in the first backward
+pass.
 
 A backward pass ends when autograd runs the callbacks of the graph task that reaches the module's
-outputs. The callbacks of a nested task, as of a re-entrant checkpoint, would run too early.
+outputs. The callbacks of a nested graph task (a re-entrant checkpoint has one) run too early.
 """
 
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -25,30 +27,32 @@ class Listener:
     """Callbacks of a backward pass; by default they do nothing."""
 
     def approaching(self) -> None:
-        """Prepare: backward has reached the outputs, but no parameter."""
+        """React to a backward pass that has reached the outputs, but no parameter yet."""
 
     def began(self) -> None:
-        """Begin the exchange: the first gradient is ready."""
+        """React to the first gradient that is ready."""
 
     def ready(self, chunk: int) -> None:
-        """Exchange a chunk: all its gradients are ready."""
+        """React to a chunk whose gradients are all ready."""
 
     def ended(self, missing: Sequence[int]) -> None:
-        """Finish: backward has ended, and chunks in `missing` lack gradients."""
+        """React to the end of backward; `missing`: chunks with missing gradients."""
 
 
 class Readiness:
-    """Watches gradients of parameters, and calls `listener`.
+    """Watches when gradients become ready, and calls the methods of `listener`.
 
-    As in DistributedDataParallel, a backward pass exchanges gradients if a forward pass requested
-    an exchange after the last exchange. Another backward pass through the same outputs exchanges
-    gradients again. All other backward passes only accumulate gradients.
+    As in DistributedDataParallel, a backward pass exchanges gradients if a forward pass has
+    requested an exchange since the last exchange. A second backward pass through the same outputs
+    exchanges gradients again. Any other backward pass only accumulates gradients.
 
-    `touched`: whether each gradient changed since the last exchange. `order`: indices of parameters
-    in the order of readiness, recorded until `expect` is called. `came`: whether each gradient
-    became ready since the last forward pass. `began`: whether any gradient became ready in this
-    backward pass. `pending`: whether an exchange was requested and has not ended.
-    Hooks hold weak references to this object and the listener.
+    `sparse`: indices of parameters that may have sparse gradients. `undefined_is_zero`: whether a
+    gradient that autograd leaves undefined counts as changed. `touched`: whether each gradient
+    changed since the last exchange. `order`: indices of parameters in the order in which they
+    became ready, recorded until `expect` is called. `came`: whether each gradient became ready
+    since the last forward pass. `began`: whether any gradient became ready in this backward pass.
+    `pending`: whether a requested exchange has not ended yet. Hooks hold weak references to this
+    object and the listener.
     """
 
     def __init__(
@@ -83,7 +87,7 @@ class Readiness:
         ]
 
     def check_attached(self) -> None:
-        """Raise InvalidInput if a parameter lost its hook, because its C++ tensor was replaced."""
+        """Raise InvalidInput for a parameter that lost its hook when its tensor was replaced."""
         for one, tensor in zip(self._named, self._tensors, strict=True):
             if one.parameter._cdata != tensor:
                 raise InvalidInput(
@@ -105,7 +109,7 @@ class Readiness:
         self.request()
         reached = weakly(self.reached)
         for output in outputs:
-            # do not hook a leaf, which belongs to the caller and outlives the pass
+            # no hook on a leaf, which belongs to the caller and would keep the hook after the pass
             if output.requires_grad and output.grad_fn is not None:
                 output.register_hook(reached)
 
@@ -116,12 +120,10 @@ class Readiness:
             self.came = [False] * len(self.came)
 
     def expect(self, chunk_of: Sequence[int | None]) -> None:
-        """Report complete chunks from now on; `chunk_of`: chunk of each parameter, if any."""
+        """Call `ready` from now on; `chunk_of`: the chunk of each parameter, if it is in one."""
         self._chunk_of = list(chunk_of)
-        known = [chunk for chunk in chunk_of if chunk is not None]
-        self._whole = [0] * (max(known, default=-1) + 1)
-        for chunk in known:
-            self._whole[chunk] += 1
+        sizes = Counter(chunk for chunk in chunk_of if chunk is not None)
+        self._whole = [sizes[chunk] for chunk in range(len(sizes))]
 
     def exchanged(self) -> None:
         """Mark all gradients as unchanged after an exchange."""
@@ -130,9 +132,9 @@ class Readiness:
         self.pending = False
 
     def removed_gradient(self) -> int | None:
-        """Return a parameter whose gradient was removed after it became ready, if any.
+        """Return the index of a parameter whose gradient was removed after it became ready, if any.
 
-        If the caller cleared a gradient between two passes, the gradient is marked as unchanged.
+        A gradient that was removed before this backward pass is marked as unchanged.
         """
         for index, one in enumerate(self._named):
             if one.parameter.grad is None and self.touched[index] and index not in self._undefined:
@@ -142,7 +144,7 @@ class Readiness:
         return None
 
     def clear(self) -> None:
-        """Reset after a finished or failed backward pass."""
+        """Forget the finished or failed backward pass."""
         self._armed = self.began = False
         self._fired = [0] * len(self._fired)
         self.order = []
@@ -156,7 +158,7 @@ class Readiness:
     def fired(self, index: int, parameter: Tensor) -> None:
         """Record that autograd accumulated a parameter's gradient."""
         defined = self._check(index, parameter)
-        # set this in no_sync(), too, because the next exchange sends the accumulated gradients
+        # also within no_sync(), because the next exchange sends the accumulated gradients
         self.touched[index] |= defined or self._undefined_is_zero
         if not defined:
             self._undefined.add(index)
@@ -166,14 +168,14 @@ class Readiness:
         if not self._armed:
             self._arm()
         if not self.began:
-            # begin before `_count`, which may report a complete chunk
+            # before `_count`, which may call `ready`
             self.began = True
             self._left = self._whole.copy()
             self._alive_listener.began()
         self._count(index)
 
     def reached(self, gradient: Tensor) -> None:
-        """Record that backward reached outputs whose gradients are exchanged."""
+        """Begin to watch a backward pass, which has reached an output of the module."""
         if not self._armed and self._handles:
             self.pending = True
             self._arm()
@@ -187,7 +189,7 @@ class Readiness:
 
     def _arm(self) -> None:
         self._armed = True
-        # the callback runs at the end of the current graph task
+        # autograd runs this callback at the end of the current graph task
         Variable._execution_engine.queue_callback(self._ended)
 
     def _count(self, index: int) -> None:
@@ -199,10 +201,10 @@ class Readiness:
         chunk, surplus = self._chunk_of[index], self._fired[index] - self._expected[index]
         if chunk is None:
             return
-        # the chunk may already be sent, so it is too late for a correction
+        # the chunk may already be sent without this gradient
         if surplus > 0 and self._left[chunk] == 0:
-            problem = "has another gradient after its chunk was sent"
-            hint = "all backward passes must use parameters as often as the first one"
+            problem = "got another gradient after its chunk was sent"
+            hint = "use each parameter equally often in all backward passes"
             raise self._refusal(index, problem, hint)
         if surplus == 0:
             self._left[chunk] -= 1
@@ -210,7 +212,7 @@ class Readiness:
                 self._alive_listener.ready(chunk)
 
     def _ended(self) -> None:
-        if not self.began:  # no parameter received a gradient
+        if not self.began:  # no parameter has got a gradient
             self.clear()
             return
         if self._chunk_of is None:
@@ -224,7 +226,7 @@ class Readiness:
             self.clear()
 
     def _check(self, index: int, parameter: Tensor) -> bool:
-        """Return whether the parameter has a gradient; an autograd function may return None."""
+        """Return whether a parameter has a gradient; autograd may have left it undefined."""
         gradient = parameter.grad
         if gradient is None:
             if len(parameter._post_accumulate_grad_hooks) > 1:
@@ -241,7 +243,7 @@ class Readiness:
 
 
 def weakly(method: Any, *first: Any) -> Callable[..., Any]:
-    """Wrap a bound method with a weak reference to its object."""
+    """Wrap a bound method by a weak reference to its object; after its deletion, do nothing."""
     alive = weakref.WeakMethod(method)
 
     def call(*args: Any) -> Any:

@@ -1,7 +1,7 @@
-"""A reducer for DistributedDataParallel that uses an `Exchange` instead of buckets.
+"""Replace the reducer of DistributedDataParallel by one that uses an `Exchange`.
 
 DistributedDataParallel's Python code runs the module, sends buffers, moves inputs and handles join;
-its `reducer` handles gradients.
+its `reducer`, in C++, exchanges gradients.
 """
 
 import itertools
@@ -21,7 +21,7 @@ from paceline.exchange.replica import NONE, Exchange, Statistics
 from paceline.links.group import Group
 from paceline.record.recorder import Recorder
 
-_numbers = itertools.count()  # rank 0's number identifies a model on all ranks
+_numbers = itertools.count()  # numbers of reducers; rank 0's number identifies a model on all ranks
 
 # DistributedDataParallel's message, which programs search for
 UNFINISHED = "Expected to have finished reduction in the prior iteration before starting a new one"
@@ -29,7 +29,7 @@ _MOST_NAMED = 32
 
 
 class Unfinished(InvalidInput, RuntimeError):
-    """Some parameter received no gradient; has torch's type and text, which programs check."""
+    """Some parameter got no gradient; has torch's type and text, which programs check."""
 
     def __init__(self, message: str) -> None:
         RuntimeError.__init__(self, message)
@@ -39,9 +39,9 @@ class Reducer(Listener):
     """Exchanges gradients during backward, with the methods of DDP's reducer.
 
     The gradients of the first backward pass are exchanged after its end. From then on, all ranks
-    exchange gradients in the order in which they became ready on rank 0 in that pass. `chunk`:
-    number of layers per chunk, or a tuner that chooses it by rank 0's times. `sparse`: indices of
-    parameters with sparse gradients. `on_exchanged` is called after each exchange.
+    exchange gradients in the order in which rank 0's gradients became ready in that pass. `chunk`:
+    number of layers per chunk, or a tuner that chooses this number by rank 0's times. `sparse`:
+    indices of parameters with sparse gradients. `on_exchanged` is called after each exchange.
     """
 
     def __init__(
@@ -81,9 +81,9 @@ class Reducer(Listener):
         self._remove_autograd_hooks = self._readiness.close
 
     def open(self) -> None:
-        """Join the other ranks and allocate the exchange; at the latest in the first exchange.
+        """Join the other ranks and open the exchange, at the latest for the first exchange.
 
-        Collective; errors are raised on all ranks.
+        Collective; an error is raised on all ranks.
         """
         group = self._group = self._join()
         self._number = group.gather(next(_numbers))[0]
@@ -91,7 +91,7 @@ class Reducer(Listener):
         layout.check_exchangeable([self._named[index] for index in dense], group.device)
         self._exchange = self._make(group)
         self._exchange.recorder = self._recorder
-        # until the first backward pass, use reverse order, which is roughly the order of readiness
+        # until the first backward pass, assume that gradients become ready in reverse order
         self._layout = Layout.of(self._named, dense[::-1])
         if dense:
             self._exchange.open(self._layout)
@@ -99,13 +99,13 @@ class Reducer(Listener):
     # Methods called by DistributedDataParallel.
 
     def _do_nothing(self, *_: object) -> None:
-        """Ignore calls about buckets and logging."""
+        """Ignore DistributedDataParallel's calls about buckets and logging."""
 
     prepare_for_forward = _delay_all_reduce = _push_all_rebuilt_params = _do_nothing
     _set_ddp_runtime_logging_sample_rate = _do_nothing
 
     def prepare_for_backward(self, outputs: Sequence[Tensor]) -> None:
-        """Request an exchange in the next backward pass; some tools call this after forward."""
+        """Request an exchange in the next backward pass; called by some tools after forward."""
         self._readiness.request()
 
     def _rebuild_buckets(self) -> bool:
@@ -150,7 +150,7 @@ class Reducer(Listener):
 
     @property
     def pending(self) -> bool:
-        """Whether a forward pass has had no backward pass yet."""
+        """Whether the exchange that a forward pass requested has not ended yet."""
         return self._readiness.pending
 
     def record(self, recorder: Recorder | None) -> None:
@@ -191,7 +191,7 @@ class Reducer(Listener):
 
     def shadow(self) -> None:
         """Take part in an exchange without gradients, because this rank has no more samples."""
-        # exclude this rank's gradients from the sum
+        # hide this rank's gradients, so that the sum excludes them
         kept = [one.parameter.grad for one in self._named]
         touched, self._readiness.touched = self._readiness.touched, [False] * len(kept)
         self._forget_gradients()
@@ -207,7 +207,7 @@ class Reducer(Listener):
     # Callbacks of Readiness.
 
     def approaching(self) -> None:
-        """Begin to record a backward phase, unless the training loop records a phase."""
+        """Begin to record a backward phase, unless the training loop records its own phases."""
         if self._recorder is not None and self._recorder.idle:
             self._recorder.begin_phase(Kind.BACKWARD)
             self._began_phase = True
@@ -222,14 +222,14 @@ class Reducer(Listener):
         exchange = self._opened()
         for slot in self._chunks[chunk].slots if exchange.chunked else ():
             gradient = slot.parameter.grad
-            # a view's version counter also counts changes of other views, such as other gradients
-            # in a flat buffer
+            # none for a view, which shares its version counter with other views, such as the
+            # other gradients in a flat buffer
             version = None if gradient is None or gradient._is_view() else gradient._version
             self._sent.append((slot, gradient, version))
         exchange.ready(self._chunks[chunk], self._readiness.touched)
 
     def ended(self, missing: Sequence[int]) -> None:
-        """Exchange the missing chunks, and wait for the exchange of all chunks."""
+        """Exchange the missing chunks, and wait for the means of all chunks."""
         if self._began_phase and self._recorder is not None:
             self._recorder.end_phase()
             self._began_phase = False
@@ -238,13 +238,13 @@ class Reducer(Listener):
             self._opened().begin()
             missing = range(len(self._chunks))
         removed = self._readiness.removed_gradient()
-        for number in missing:  # other ranks wait for every chunk, even without gradients
+        for number in missing:  # other ranks wait for each chunk, even if it has no gradient here
             self.ready(number)
         changed = self._changed_too_late() if removed is None else self._named[removed].name
         try:
             found = self._opened().finish(self._readiness.touched) if self._chunks else ()
         except StepDiscarded:
-            # otherwise an optimizer would step with this rank's gradients alone
+            # otherwise an optimizer would use gradients that are not averaged
             self._forget_gradients()
             raise
         if changed is not None:
@@ -257,7 +257,7 @@ class Reducer(Listener):
             parameters = [self._named[index].parameter for index in self._sparse]
             layout.exchange_sparse(parameters, touched, self._group)
         self._divide_by_those_left(found)
-        for future in self._futures:  # a user's hook may still be sending buffers
+        for future in self._futures:  # a user's communication hook may still send buffers
             future.wait()
         self._futures = []
         if self._tuner is not None:
@@ -269,7 +269,7 @@ class Reducer(Listener):
         return self._exchange
 
     def _changed_too_late(self) -> str | None:
-        # a hook that was registered later runs later, and may change a gradient that was sent
+        # a user's hook that runs after the hook of `Readiness` may change a gradient that was sent
         sent, self._sent = self._sent, []
         for slot, before, version in sent:
             gradient = slot.parameter.grad
@@ -279,8 +279,8 @@ class Reducer(Listener):
         return None
 
     def _divide_by_those_left(self, changed: Sequence[bool]) -> None:
-        # the exchange divided by the number of all ranks, but within join() the mean is over the
-        # ranks that still have samples, which DistributedDataParallel counts
+        # The exchange divided by the number of all ranks. But within join(), the mean is over the
+        # ranks that still have samples, whose number DistributedDataParallel's work returns.
         work, self._joined = self._joined, None
         if work is None or self._group is None:
             return
@@ -292,10 +292,10 @@ class Reducer(Listener):
                 gradient.mul_(scale)
 
     def _agreed_order(self, own: Sequence[int] | None) -> list[int] | None:
-        """Return rank 0's order of readiness, with missing gradients last; None if a rank failed.
+        """Return the order in which rank 0's gradients became ready; None if a rank failed.
 
-        `own`: this rank's order, or None if its backward pass failed. Raises InvalidInput on all
-        ranks if they run backward on different models.
+        Parameters without gradients come last. `own`: this rank's order; None if its backward pass
+        failed. Raises InvalidInput on all ranks if they run backward on different models.
         """
         assert self._group is not None
         rows = self._group.gather([self._number, None if own is None else list(own)])
@@ -315,7 +315,7 @@ class Reducer(Listener):
         order = self._agreed_order(self._readiness.order)
         if order is None:
             self._forget_gradients()
-            raise StepDiscarded("the first backward pass failed on some rank; no rank takes a step")
+            raise StepDiscarded("the first backward pass failed on a rank: no rank takes this step")
         dense = [index for index in order if index not in self._sparse]
         self._layout = Layout.of(self._named, dense)
         self._is_arranged = True
@@ -352,7 +352,7 @@ class Reducer(Listener):
                 self._set_chunk(agreed)
             if done:
                 self._tuner = None
-            self._step_end = time.monotonic()  # exclude the gathering above from the step
+            self._step_end = time.monotonic()  # exclude the gathering above from the next step
 
     def _discard(self) -> None:
         began = self._readiness.began
@@ -362,14 +362,14 @@ class Reducer(Listener):
         self._sent = []
         self._forget_gradients()
         if not self._is_arranged:
-            # abort the first exchange of the other ranks, which wait for this rank's order
+            # tell the other ranks, which wait for this rank's order, that this rank failed
             self._agreed_order(None)
         else:
-            if not began:  # backward failed before the callback `began`
+            if not began:  # backward failed before the first gradient was ready
                 self._opened().begin()
             self._opened().discard()
 
     def _forget_gradients(self) -> None:
-        """Remove this rank's gradients, which are not averaged, so that no optimizer uses them."""
+        """Set all gradients to None, so that no optimizer uses gradients that are not averaged."""
         for one in self._named:
             one.parameter.grad = None

@@ -1,4 +1,4 @@
-"""Interfaces of statistics, replicas and exchanges, and a probe that times exchanges."""
+"""Interfaces of replicas and of exchanges, their statistics, and a probe to time exchanges."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -22,14 +22,14 @@ class Statistics:
     """Traffic and time of gradient exchanges so far on this rank.
 
     `bytes_sent`, `bytes_received`: bytes of gradients, and of parameters if a strategy sends them.
-    `exposed_s`: total time spent exchanging instead of computing, if known. `hidden_s`: total time
-    of exchanges during backward, if known. `chunk`: layers per chunk. `codec`: the codec's name,
-    and the reason for the choice. `num_nonfinite`: number of NaN and infinite gradient values on
-    all ranks. In exchange "host", this number includes values that were exchanged together with
-    a NaN or infinite value. `num_skipped`: steps skipped because of NaN or infinite values.
-    `sent_share`: if the codec omits values, the share of values that this rank sent. If batches are
-    balanced, `shares` has each rank's number of samples in a full batch, and `samples_per_s` has
-    each rank's speed.
+    `exposed_s`: total time spent exchanging instead of computing; None if unknown. `hidden_s`:
+    total time of exchanges during backward; None if unknown. `chunk`: number of layers per chunk.
+    `codec`: the codec's name, and the reason for its choice. `num_nonfinite`: number of NaN and
+    infinite gradient values on all ranks. With exchange "host", it includes values that were
+    exchanged together with a NaN or infinite value. `num_skipped`: number of steps skipped because
+    of NaN or infinite values. `sent_share`: share of values that this rank sent, if the codec omits
+    values. `shares`: each rank's number of samples in a full batch, if batches are balanced.
+    `samples_per_s`: each rank's speed, if batches are balanced.
     """
 
     exchange: str
@@ -51,7 +51,7 @@ NONE = Statistics("none", 0, 0, 0, 0.0, 0.0)  # statistics of a single rank
 
 
 class ModelReplica(Protocol):
-    """A module whose gradients are means over all ranks; by default without state or records."""
+    """A module whose gradients are means over all ranks; by default, it has no exchange state."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's forward pass."""
@@ -61,7 +61,7 @@ class ModelReplica(Protocol):
         return nullcontext()
 
     def prepare(self, run: Callable[[], None]) -> None:
-        """Call `run`, a pass with unused gradients, if sums change their order after the first."""
+        """Call `run`, a pass without effects, if the first exchange sums in a different order."""
         return
 
     def exchange_state(self) -> dict[str, Tensor]:
@@ -73,7 +73,7 @@ class ModelReplica(Protocol):
         return
 
     def statistics(self) -> Statistics:
-        """Return the statistics of the exchange."""
+        """Return the traffic and time of all exchanges so far."""
         return NONE
 
     def record(self, recorder: Recorder | None) -> None:
@@ -81,12 +81,12 @@ class ModelReplica(Protocol):
         return
 
     def close(self) -> None:
-        """Free the exchange's resources; the module remains usable without an exchange."""
+        """Free the exchange's resources; the module remains usable, but exchanges nothing."""
         return
 
 
 class SingleReplica(ModelReplica):
-    """The replica of a single rank, without an exchange."""
+    """The replica of a single rank, which exchanges nothing."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -97,10 +97,11 @@ class SingleReplica(ModelReplica):
 
 
 class Exchange(Protocol):
-    """Replaces gradients that changed on any rank by their means.
+    """Replaces each gradient that changed on any rank by its mean over all ranks.
 
-    All methods except `ready` are collective. A `chunked` exchange reads gradients when they become
-    ready, others after backward. `touched`: whether each gradient changed on this rank.
+    All methods except `ready` are collective. If `chunked`, `ready` reads the gradients of a chunk
+    during backward; otherwise `finish` reads all gradients. `touched`: whether each gradient
+    changed on this rank.
     """
 
     name: str
@@ -111,7 +112,7 @@ class Exchange(Protocol):
         """Allocate memory and groups for a layout of gradients."""
 
     def arrange(self, layout: Layout, chunks: Sequence[Chunk]) -> None:
-        """Use these chunks from the next step on; the layout's size is unchanged."""
+        """Use these chunks from the next step on; `layout` has the size of the opened layout."""
         return
 
     def begin(self) -> None:
@@ -123,14 +124,14 @@ class Exchange(Protocol):
         return
 
     def finish(self, touched: Sequence[bool]) -> Sequence[bool]:
-        """Wait for the means, and return which gradients changed on any rank."""
+        """Wait for the means; return for each gradient whether it changed on any rank."""
 
     def times(self) -> Sequence[ChunkTimes]:
-        """Return the times of the last step's chunks, if known."""
+        """Return the times of the last step's chunks; empty if unknown."""
         return ()
 
     def discard(self) -> None:
-        """Abandon the current step, because this rank's backward pass failed."""
+        """Cancel the current step, because this rank's backward pass failed."""
 
     def state(self) -> dict[str, Tensor]:
         """Return this rank's state, such as error feedback."""
@@ -141,13 +142,13 @@ class Exchange(Protocol):
         return
 
     def statistics(self) -> Statistics:
-        """Return the traffic and time so far."""
+        """Return the traffic and time of all steps so far."""
 
     def close(self) -> None:
         """Free memory, threads and groups."""
 
 
-# layers per chunk, or a function that creates a tuner for a number of layers
+# number of layers per chunk, or a function that creates a tuner for a model's number of layers
 Chunking = int | Callable[[int], ChunkTuner]
 
 
@@ -155,9 +156,10 @@ Chunking = int | Callable[[int], ChunkTuner]
 class Method:
     """A strategy's method to exchange gradients.
 
-    `make(group, as_views)` creates the exchange, whose memory gradients may be views of. Without
-    `make`, torch's reducer exchanges gradients, with an optional `compression`. If the exchange
-    `is_chunked`, `chunk` is layers per chunk or a factory of tuners.
+    `make(group, as_views)`: creates the exchange; `as_views`: whether gradients may be views of its
+    memory. Without `make`, torch's reducer exchanges gradients, with an optional `compression`.
+    `chunk`: number of layers per chunk or a factory of tuners, if the exchange `is_chunked`.
+    `takes_codec`: whether the exchange supports codecs.
     """
 
     name: str
@@ -177,7 +179,7 @@ _Like = Callable[[Tensor], Tensor]
 
 
 class _Ready(torch.autograd.Function):
-    """Returns prepared gradients, so that a timed backward pass contains only the exchange."""
+    """An operation whose backward pass returns prepared gradients, and computes nothing."""
 
     @staticmethod
     def forward(
@@ -188,7 +190,7 @@ class _Ready(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *of_after: Tensor) -> tuple[Tensor | None, ...]:
-        # autograd keeps these new tensors, but would copy a tensor that `ctx` also references
+        # new tensors, because autograd copies a tensor that is referenced elsewhere
         return of_after[0], None, None, *map(ctx.hand_out, ctx.gradients)
 
 
@@ -197,11 +199,11 @@ class _ProbeLayer(nn.Module):
 
     def __init__(self, sizes: Sequence[int], device: torch.device, like: _Like | None) -> None:
         super().__init__()
-        # gradients are zeros, unless their values determine the bytes sent
+        # gradients are zeros, unless the number of bytes sent depends on their values
         zeros = [torch.zeros(nbytes // 4, device=device) for nbytes in sizes]
         self.weights = nn.ParameterList(nn.Parameter(one) for one in zeros)
         self.gradients = list(map(like or torch.zeros_like, zeros))
-        # copy these values, because an exchange may overwrite gradients
+        # copy values that are not zero, because an exchange may overwrite gradients
         self._hand_out = torch.clone if like else Tensor.detach
 
     def forward(self, after: Tensor) -> Tensor:
@@ -210,11 +212,11 @@ class _ProbeLayer(nn.Module):
 
 
 class Probe:
-    """Exchanges float32 gradients of some layers on each call, collectively, to be timed.
+    """Exchanges float32 gradients on each call, collectively, so that the exchange can be timed.
 
-    `sizes`: for each layer, the bytes of its parameters; layers are in the order of readiness. If
-    `codec` declares a share of sent values, the gradients are such that this share is sent.
-    If given, `barrier()` is called after each exchange.
+    `sizes`: for each layer, the bytes of each parameter; layers are in the order in which their
+    gradients become ready. If `codec` declares which share of values it sends, the gradients have
+    values of which this share is sent. `barrier`: called after each exchange.
     """
 
     def __init__(
@@ -230,7 +232,7 @@ class Probe:
         self._module = nn.Sequential(*layers)
         self._replica, self._barrier = replicate(self._module), barrier
         self._scalar = torch.zeros((), device=device)
-        # take optimizer steps, because some exchanges hook them
+        # take optimizer steps, because some exchanges hook optimizers
         self._optimizer = PacedSGD(self._module.parameters(), 0.0)
 
     def __call__(self) -> None:

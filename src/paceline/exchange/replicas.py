@@ -1,4 +1,4 @@
-"""Runner of strategies whose ranks train replicas and exchange all gradients."""
+"""Run strategies whose ranks train replicas of the model and exchange all gradients."""
 
 import resource
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -42,20 +42,20 @@ from paceline.record.merge import gather_timeline
 from paceline.record.recorder import Recorder
 from paceline.training.models.paced import Stretched
 
-SLACK_S = 1e-3  # tolerance, because hooks of one gradient record their times one after another
-_INTERVAL, _MOST_ROUNDS = 10, 10  # steps per check of balanced shares; largest number of checks
+SLACK_S = 1e-3  # tolerance: several hooks of a gradient record their times one after another
+_INTERVAL, _MOST_ROUNDS = 10, 10  # steps between checks of balanced shares; most checks
 _PERIOD_STEPS = 8  # as in planner.forecast
 Replicate = Callable[..., ModelReplica]  # (module, config, group, *, tuner=...)
 
 
 @contextmanager
 def start(session: TrainingSession) -> Iterator["ReplicaRunner"]:
-    """Yield the runner of a strategy whose module imports this function and defines `replica`."""
+    """Yield a runner; a strategy's module that imports this function must define `replica`."""
     yield ReplicaRunner(session, session.strategy.runner().replica)
 
 
 def prober(strategy: Strategy, config: Any, group: Group) -> Prober:
-    """Return a factory of probes, which measure the time of a strategy's exchange."""
+    """Return a `Prober`, whose probes measure the time of the strategy's exchange."""
     replica = strategy.runner().replica
     ends_together = strategy.running is None or strategy.running.ends_together
     make = partial(
@@ -69,7 +69,7 @@ def prober(strategy: Strategy, config: Any, group: Group) -> Prober:
 
 
 class ReplicaRunner:
-    """Profiles, trains or rehearses this rank's replica."""
+    """Profiles, and then trains or rehearses, this rank's replica of the model."""
 
     def __init__(self, session: TrainingSession, replicate: Replicate) -> None:
         self._session, self._replicate = session, replicate
@@ -81,7 +81,7 @@ class ReplicaRunner:
         self.with_equal_shares: Profile | None = None  # like `profiled`, but never balanced
 
     def profile(self, beside: Iterable[tuple[Strategy, Any]]) -> Profile:
-        """Profile the layers, and the exchange of each configured strategy, in turns."""
+        """Profile the layers, and the exchange of each configured strategy in `beside`."""
         session, setup = self._session, self.setup
         probers = {
             exchange_name(one.name, config): prober(one, config, session.group)
@@ -104,7 +104,7 @@ class ReplicaRunner:
         return self.calibrated(self._session.strategy, self._session.config)
 
     def calibrated(self, strategy: Strategy, config: Any) -> PricedMachine:
-        """Return the machine and cost model of a profiled strategy with `config`."""
+        """Return the machine and cost model for a strategy with `config`, from the profile."""
         assert self.profiled is not None
         machine, cost = self.profiled.calibrated(strategy, config)
         if self._session.is_rehearsal:
@@ -115,7 +115,7 @@ class ReplicaRunner:
         return PricedMachine(machine, cost)
 
     def train(self, config: Any) -> Outcome:
-        """Train or rehearse with `config`, or with the result of a requested chunk search."""
+        """Train or rehearse with `config`; a chunk search may replace its `chunk`."""
         session, tuner = self._session, self._tuner(config)
         tuning = {} if tuner is None else {"tuner": tuner}
         return self.train_with(
@@ -130,12 +130,12 @@ class ReplicaRunner:
         used: Callable[[], tuple[Strategy, Any]],
         tuner: ChunkTuner | None = None,
     ) -> Outcome:
-        """Train with a replica; `used()`: strategy and configuration of the last steps."""
+        """Train with a replica; `used()`: returns strategy and configuration of the last steps."""
         session, setup, group = self._session, self.setup, self._session.group
         assert self.profiled is not None
         device = self.profiled.machine.devices[group.rank].name
         recorder = Recorder(clock_for(group.device), device, group.rank)
-        # reseed after the profile; ranks must draw different dropout masks
+        # seed again after the profile, differently on each rank, because of dropout masks
         torch.manual_seed(getattr(session.settings, "seed", 0) + group.rank)
         stretched = None if setup.factor is None else Stretched(setup.model, setup.factor)
         replica = replicate(setup.model)
@@ -183,7 +183,7 @@ class ReplicaRunner:
                 train_step(replica, optimizer, source, recorder, setup.learning)
 
         if tuner is not None:
-            take(1)  # this step determines the order of readiness
+            take(1)  # this step determines the order in which gradients become ready
             while not group.gather(tuner.done)[0]:  # rank 0 decides
                 take(tuner.interval)
         if (sampler := setup.sampler) is not None:
@@ -195,7 +195,7 @@ class ReplicaRunner:
         recorder.step_ends()  # discard the times of these steps
 
     def _tuner(self, config: Any) -> ChunkTuner | None:
-        """Return the chunk search that the configuration requests, if any."""
+        """Return the search for a chunk size that the configuration requests, if any."""
         num_layers, chunk = len(self.workload.layers), getattr(config, "chunk", None)
         if not isinstance(chunk, str) or self._session.group.world_size == 1:
             return None
@@ -209,7 +209,7 @@ class ReplicaRunner:
     def _predicted(
         self, strategy: Strategy, config: Any, chunks: Sequence[int]
     ) -> dict[int, float]:
-        """Return the step time that rank 0 predicts for each chunk size; collective."""
+        """Return the predicted step time for each chunk size; collective, as rank 0 predicts."""
         group = self._session.group
 
         def step_s(chunk: int) -> float:
@@ -218,7 +218,7 @@ class ReplicaRunner:
             plan = partial(strategy.planning.plan, self.workload, machine, one)
             return period(lambda num_steps: plan(Window(num_steps)), cost, _PERIOD_STEPS)
 
-        # broadcast each prediction, because computing all may take longer than the deadline
+        # one broadcast each: to compute all predictions may take longer than the deadline
         return {
             chunk: group.gather(step_s(chunk) if group.rank == 0 else None)[0] for chunk in chunks
         }
@@ -231,7 +231,7 @@ def outcome_of(
     plan: Callable[[Window], Plan],
     **known: Any,
 ) -> Outcome:
-    """Gather the outcome of all ranks; `known`: further fields of `Outcome`."""
+    """Gather the outcome of all ranks; `known`: values of further fields of `Outcome`."""
     group = session.group
     timeline = gather_timeline(trained.spans, trained.offset, group, session.origin)
     # the clock errors of two ranks add up
@@ -242,12 +242,12 @@ def outcome_of(
     samples_per_s = setup.samples_per_step / step_s if step_s else 0.0
     tokens = setup.recipe.tokens_per_sample if setup.recipe else None
     num_traced = 1 + max((span.step for span in timeline.spans), default=-1)
-    # leave out ranks that encode no gradients; in some exchanges, one rank of a host encodes
+    # without ranks that encode nothing: in some exchanges, only one rank of a host encodes
     shares = [one for one in group.gather(trained.sent_share) if one is not None]
     codec = gradient_codec(known.get("config"))
     faults: tuple[str, ...] = ()
     if num_traced:
-        # a plan of a single worker has no communication
+        # the plan of a single worker has no communication
         kept = timeline.spans
         if group.exchanges_alone:
             kept = tuple(span for span in kept if span.kind not in COMMUNICATION)
@@ -275,13 +275,13 @@ def about(session: TrainingSession, workload: Workload) -> str:
     if session.is_rehearsal:
         return (
             f"{settings.model}: {size}, on {settings.workers} workers {devices_of(session)}; "
-            "measuring what will be rehearsed"
+            "measuring the machine for the rehearsal"
         )
     return f"{settings.model}: {size}; profiling for {settings.profile_s:g} s"
 
 
 def devices_of(session: TrainingSession) -> str:
-    """Describe the devices of a rehearsal, such as "paced as k40-gigabit/gpu0"."""
+    """Describe the devices of a rehearsal, for example "paced as k40-gigabit/gpu0"."""
     settings = session.settings
     if session.device is not None:
         return f"paced as {session.device.label}"

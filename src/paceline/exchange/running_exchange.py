@@ -1,4 +1,4 @@
-"""Schedule, start and log the exchanges of local updates."""
+"""Schedule, run and time the exchanges of local updates."""
 
 import time
 from collections import deque
@@ -15,14 +15,15 @@ from paceline.exchange.outer import Averaged, Contribution
 from paceline.links.call_thread import CallThread
 
 _KEPT_TIMES = 256  # exchanges kept in the log
-# the saved state if no exchange runs
+# saved state of a worker without a running exchange
 NO_EXCHANGE: dict[str, Any] = {"due": None, "sent": [], "buffers": []}
 
 
 class RoundPlace:
-    """Counts a worker's inner steps in a round, and its exchanges of all fragments.
+    """Counts a worker's inner steps in the current round, and its exchanges.
 
-    `weights`: for each fragment, the total weight of the inner steps since its last exchange.
+    In a round, each fragment is exchanged once. `weights`: for each fragment, the total weight of
+    the inner steps since its last exchange.
     """
 
     def __init__(self, rounds: Rounds) -> None:
@@ -33,7 +34,7 @@ class RoundPlace:
 
     @property
     def fragment(self) -> int:
-        """The next fragment to send."""
+        """Number of the next fragment to send."""
         return self.num_exchanges % self._rounds.fragments
 
     @property
@@ -57,11 +58,11 @@ class RoundPlace:
         return weight
 
     def reset_weights(self) -> None:
-        """Ignore steps whose progress is lost."""
+        """Reset the weights of all fragments, because the progress of their steps is lost."""
         self.weights = [0.0] * self._rounds.fragments
 
     def resume_after(self, number: int) -> None:
-        """Continue after exchange `number`, which loaded a peer's state."""
+        """Continue after exchange `number`, in which this worker has loaded a peer's state."""
         self.num_exchanges = number + 1
         begun = self._rounds.sent_after(number % self._rounds.fragments) + self._rounds.delay
         self._in_round = begun % self._rounds.sync_every if self.num_exchanges else 0
@@ -72,7 +73,7 @@ class RoundPlace:
         return {"num_exchanges": self.num_exchanges, "in_round": in_round}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a position; an exchange that is overdue in a shorter round follows the next step."""
+        """Load a saved position; in a shorter round, an overdue exchange follows the next step."""
         self.num_exchanges = state["num_exchanges"]
         self._in_round = min(state["in_round"], self._rounds.sent_after(self.fragment) - 1)
         self.reset_weights()
@@ -82,9 +83,10 @@ class RoundPlace:
 class ExchangeTimes:
     """Times of an exchange, in seconds of the host's monotonic clock.
 
-    The worker trained from `trained_from_s`, and copied the fragment to host memory from `sent_s`
-    on. The workers averaged from `begun_s` to `averaged_s`, then took the outer step. The worker
-    loaded the result, due at `due_s`, from `loading_s` to `loaded_s`.
+    `trained_from_s`: the worker began to train after the previous exchange. `sent_s`, `copied_s`:
+    begin and end of the copy to host memory. `begun_s`, `averaged_s`: begin and end of the average.
+    `stepped_s`: end of the outer step. `due_s`: the worker began to wait for the result.
+    `loading_s`, `loaded_s`: begin and end of loading the result.
     """
 
     number: int
@@ -102,8 +104,8 @@ class ExchangeTimes:
 class RunningExchange:
     """An exchange of the contribution `given`, whose result is loaded after inner step `due`.
 
-    `sent`: one vector of the worker's parameters at `sent_s`, if the worker adds the changes of
-    later steps to the result; otherwise empty.
+    `sent`: has the worker's parameters at the start of the exchange, if their later changes are
+    added to the result; otherwise empty.
     """
 
     def __init__(
@@ -112,15 +114,15 @@ class RunningExchange:
         self.given, self.due, self.sent = given, due, sent
         self.times = ExchangeTimes(given.number, sent_s, *[time.monotonic()] * 5)
         self._future: Future[Averaged] = Future()
-        self.exposed_s = 0.0  # seconds that the loop waited
+        self.exposed_s = 0.0  # seconds that the training loop waited
 
     def state(self) -> dict[str, Any]:
-        """Return the finished exchange as plain values and tensors."""
+        """Return the state of a finished exchange, as plain values and tensors."""
         return {"due": self.due, "sent": self.sent, "buffers": self.given.buffers}
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any], number: int, fragment: int) -> Self:
-        """Restore a finished exchange from its state."""
+        """Create a finished exchange from its state; `number`: of the exchange."""
         given = Contribution(number, fragment, 0.0, torch.empty(0), state["buffers"], False)
         made = cls(given, state["due"], time.monotonic(), state["sent"])
         made._future.set_result(Averaged(given, None, (), (), all_closing=False))
@@ -132,7 +134,7 @@ class RunningExchange:
         average: Callable[[Contribution], Averaged],
         step: Callable[[Averaged], None],
     ) -> None:
-        """Start the average and outer step in a thread."""
+        """Average and take the outer step in `thread`."""
 
         def run() -> Averaged:
             self.times.begun_s = time.monotonic()
@@ -146,11 +148,11 @@ class RunningExchange:
 
     @property
     def is_done(self) -> bool:
-        """Whether the result is known, or the exchange has failed."""
+        """Whether the exchange has ended, with a result or an error."""
         return self._future.done()
 
     def wait(self) -> Averaged:
-        """Wait for the result; raise the thread's error."""
+        """Wait for the result; raise the error of a failed exchange."""
         due_s = self.times.due_s = time.monotonic()
         if not self.is_done:
             wait([self._future])
@@ -159,7 +161,7 @@ class RunningExchange:
 
 
 class ExchangeLog:
-    """Times of recent exchanges, and the total times of exchanges and of the loop's waits."""
+    """Times of the latest exchanges, and total times of exchanges and of the loop's waits."""
 
     def __init__(self) -> None:
         self.latest: deque[ExchangeTimes] = deque(maxlen=_KEPT_TIMES)
@@ -167,7 +169,7 @@ class ExchangeLog:
         self._trained_from_s = time.monotonic()
 
     def add(self, exchange: RunningExchange, loading_s: float) -> None:
-        """Add an exchange whose result was loaded from `loading_s` until now."""
+        """Add an exchange, whose result was loaded from `loading_s` until now."""
         times = exchange.times
         times.trained_from_s, times.loading_s = self._trained_from_s, loading_s
         times.loaded_s = self._trained_from_s = time.monotonic()

@@ -1,11 +1,11 @@
-"""A session: recipe, strategy and settings in this process, and the runner interface.
+"""A training or rehearsal in this process, and the interface of a strategy's runner.
 
     with start(session) as runner:         # `start` from `strategy.runner()`
         calibrated = runner.measure()      # how fast this machine is, for the plan
         outcome = runner.train(config)     # trains, or rehearses in a rehearsal session
         runner.save(path)
 
-In a rehearsal, paced layers of `session.device` replace the model's layers.
+In a rehearsal with `session.device`, layers that sleep for this device's times replace the model.
 """
 
 import time
@@ -34,13 +34,13 @@ class ElasticWorker(NamedTuple):
 
 
 class Progress:
-    """Receives a run's progress; this base class ignores it."""
+    """Receives the progress of a run; the methods of this base class do nothing."""
 
     def begin(self, total: int, unit: str) -> None:
         """Begin a run of `total` units; `unit`: "steps" or "samples"."""
 
     def advance(self, count: int = 1) -> None:
-        """Count steps or samples."""
+        """Add a number of finished steps or samples."""
 
     def epoch(self, epoch: Epoch, score: str) -> None:
         """Report a finished epoch; `score`: name of the epoch's score."""
@@ -49,11 +49,11 @@ class Progress:
         """Report a test within an epoch; `score`: name of the test's score."""
 
     def status(self, text: str) -> None:
-        """Show the current throughput."""
+        """Show the current loss and throughput."""
 
 
 class Status:
-    """Advances a run's progress, and shows loss and throughput a few times a second."""
+    """Advances a run's progress, and shows loss and throughput twice a second."""
 
     def __init__(self, progress: Progress, tokens_per_sample: int | None) -> None:
         self._progress, self._tokens = progress, tokens_per_sample
@@ -64,7 +64,7 @@ class Status:
         self._since_s, self._num_samples = time.monotonic(), 0.0
 
     def add(self, num_samples: float, loss: SupportsFloat, advances: int = 1) -> None:
-        """Count samples; reads `loss` only to show the status, because reading waits for a GPU."""
+        """Count samples; reads `loss` only when it is shown, because reading waits for the GPU."""
         self._progress.advance(advances)
         self._num_samples += num_samples
         took_s = time.monotonic() - self._since_s
@@ -80,8 +80,9 @@ class Status:
 class TrainingSession:
     """A training or a rehearsal in this process.
 
-    `group`: the synchronous ranks; a hub, coordinator or `elastic` worker is alone in its group.
-    `device`: emulated device of a rehearsal. `resumed`: state to resume from.
+    `group`: the ranks of a synchronous strategy; any other process is alone in its group.
+    `device`: emulated device of a rehearsal. `resumed`: state to resume from. `elastic`: this
+    worker, if torchft connects the workers.
     """
 
     settings: TrainSettings | RehearseSettings
@@ -106,17 +107,17 @@ class TrainingSession:
 
     @property
     def is_rehearsal(self) -> bool:
-        """Whether this is a rehearsal, in which nothing is learned."""
+        """Whether this is a rehearsal, which times steps but learns nothing."""
         return isinstance(self.settings, RehearseSettings)
 
     @property
     def origin(self) -> Origin:
-        """Whether recorded timelines are measured or rehearsed."""
+        """The origin of recorded timelines: measured or rehearsed."""
         return Origin.REHEARSED if self.is_rehearsal else Origin.MEASURED
 
 
 class Runner(Protocol):
-    """A strategy's part of a session in this process; methods are collective."""
+    """Runs a session in this process by a strategy; all methods are collective."""
 
     @property
     def workload(self) -> Workload:
@@ -128,13 +129,13 @@ class Runner(Protocol):
 
     @property
     def about(self) -> str:
-        """Description of the model and workers in one line."""
+        """One line that describes the model and the workers."""
 
     def measure(self) -> PricedMachine | None:
-        """Profile devices and exchanges; None if not requested."""
+        """Profile devices and exchanges; None if the settings request no profile."""
 
     def train(self, config: Any) -> Outcome:
-        """Train or rehearse with a configuration, which may extend the session's."""
+        """Train or rehearse with a configuration, which may have more values than the session's."""
 
     def save(self, path: Path) -> None:
         """Write the trained model as safetensors, on the process that writes files."""

@@ -5,9 +5,8 @@ from dataclasses import dataclass, replace
 from itertools import chain, repeat
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
-from torch.optim import Optimizer
+from torch import nn
+from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.codecs.stand_ins import stand_ins_for
@@ -17,13 +16,14 @@ from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.core.strategy import gradient_codec
 from paceline.core.workload import Workload
 from paceline.exchange.session import TrainingSession
-from paceline.exchange.step import OF_CLASSES, SGD, Learning, Optimize, Share, shares
+from paceline.exchange.step import OF_CLASSES, Learning, Optimize, Share, shares
 from paceline.links.group import Group
 from paceline.training.data import BalancedSampler, ShardedBatches, loader
 from paceline.training.data.batch import Batch
 from paceline.training.data.dataset import IndexedSamples
 from paceline.training.models import describe, find
 from paceline.training.models.paced import PacedModel, PacedSGD
+from paceline.training.recipes.losses import next_token_loss
 from paceline.training.recipes.named import own_recipe, recipe_of, workload_of
 from paceline.training.recipes.optimizers import (
     checked_optimizer,
@@ -37,19 +37,19 @@ NUM_TRACED = 20
 NUM_WARM_UP = 2
 FEWEST_STEPS = NUM_WARM_UP + 3  # a measured step, and two traced steps: a period has two ends
 
-# a tiny rate, because NaNs and denormals would change the speed of rehearsed steps
-_IDLE_SGD = SGD(learning_rate=1e-6)
+_IDLE_RATE = 1e-6  # tiny, because NaNs and denormals would change the speed of rehearsed steps
 
 
 @dataclass(frozen=True)
 class TrainingSetup:
     """A rank's model and its steps.
 
-    `workload`: the rank's share of a step. `source(epoch, first_step)` yields this rank's share of
+    `workload`: the rank's share of a step. `source(epoch, first_step)`: yields this rank's share of
     each step. `epoch_steps`: number of steps of each epoch. `samples_per_step`: mean number of
-    samples of a step, of all ranks together. `recipe`: None in a rehearsal. `sampler`: the sampler
-    of balanced batches. `times`: the times of paced layers. `factor`: slow-down of layers in a
-    rehearsal. `first(n)`: returns a batch of n samples; None if layers are paced.
+    samples in a step of all ranks. `recipe`: None in a rehearsal. `sampler`: set if batches are
+    balanced. `times`: set if layers are paced, that is, sleep for these times. `factor`: slow-down
+    of the layers in a rehearsal. `first(n)`: returns a batch of n samples; None if layers are
+    paced.
     """
 
     model: nn.Module
@@ -58,7 +58,7 @@ class TrainingSetup:
     epoch_steps: tuple[int, ...]
     samples_per_step: float
     optimizer: Optimize
-    learning_rate: float | None  # None for the optimizer's default
+    learning_rate: float | None  # None: the optimizer's default
     learning: Learning = OF_CLASSES
     schedule: Callable[[Optimizer], LRScheduler | None] = lambda optimizer: None
     recipe: Recipe | None = None
@@ -72,7 +72,7 @@ class TrainingSetup:
 def setup_of(session: TrainingSession) -> TrainingSetup:
     """Set up this rank of a session; InvalidInput if model, data or workers do not fit.
 
-    On an emulated device, the codec sends its declared share of the gradient values.
+    For an emulated device, a codec sends its declared share of the gradients.
     """
     settings, group, device = session.settings, session.group, session.device
     check_world_size(settings.workers, group)
@@ -144,7 +144,7 @@ def trained_setup(
 
 
 def optimizer_by(recipe: Recipe, settings: TrainSettings) -> OptimizerFactory:
-    """Return the optimizer factory; InvalidInput for a learning rate or momentum without effect."""
+    """Return the optimizer factory; InvalidInput for a setting that it would ignore."""
     if settings.optimizer is not None or recipe.optimizer is None:
         return optimizer_for(settings)
     for name in ("learning_rate", "momentum"):
@@ -156,7 +156,7 @@ def optimizer_by(recipe: Recipe, settings: TrainSettings) -> OptimizerFactory:
 def learning_by(
     recipe: Recipe, settings: TrainSettings, num_steps: int
 ) -> tuple[Optimize, Callable[[Optimizer], LRScheduler | None]]:
-    """Return factories of the optimizer and its schedule; settings override the recipe."""
+    """Return functions that create the optimizer and the schedule; settings override the recipe."""
     make = optimizer_by(recipe, settings)
 
     def optimizer(model: nn.Module) -> Optimizer:
@@ -174,7 +174,7 @@ def learning_by(
 
 
 def learning_of(recipe: Recipe, settings: TrainSettings) -> Learning:
-    """Return the `Learning` of the settings."""
+    """Return loss and options of a training step, from the recipe and the settings."""
     is_bfloat16 = settings.precision == "bfloat16"
     return Learning(
         recipe.loss, settings.accumulate, settings.clip_norm, is_bfloat16, recipe.name or NAMELESS
@@ -194,7 +194,7 @@ def epoch_steps(num_steps: int, settings: TrainSettings) -> tuple[int, ...]:
 def share_batches(
     num_samples: int, batch_size: int, seed: int, group: Group, balanced: bool = False
 ) -> ShardedBatches | BalancedSampler:
-    """Return this rank's sampler; `batch_size`: number of samples of all ranks together."""
+    """Return this rank's sampler; `batch_size`: number of samples in a step of all ranks."""
     kind = BalancedSampler if balanced else ShardedBatches
     batches = kind(num_samples, batch_size, group.rank, group.world_size, seed)
     if len(batches) < FEWEST_STEPS:
@@ -230,7 +230,7 @@ def _stretched(settings: RehearseSettings, group: Group, workload: Workload) -> 
         model, batch, loss = built(recipe, seed=0), recipe.first(size), recipe.loss
     else:
         model, batch = _random(settings, size)
-        loss = _cross_entropy
+        loss = next_token_loss  # also for classes: the mean over all targets
 
     def first(num_samples: int) -> Batch:
         return batch.rows(slice(num_samples))
@@ -248,8 +248,8 @@ def _stretched(settings: RehearseSettings, group: Group, workload: Workload) -> 
         source=source,
         epoch_steps=rehearsed_steps(settings),
         samples_per_step=settings.batch_size,
-        optimizer=_IDLE_SGD.optimizer,
-        learning_rate=_IDLE_SGD.learning_rate,
+        optimizer=lambda model: SGD(model.parameters(), _IDLE_RATE, momentum=0.9),
+        learning_rate=_IDLE_RATE,
         learning=Learning(loss),
         sampler=sampler,
         factor=settings.slowdown_of(group.rank),
@@ -258,7 +258,7 @@ def _stretched(settings: RehearseSettings, group: Group, workload: Workload) -> 
 
 
 def _random(settings: RehearseSettings, size: int) -> tuple[nn.Module, Batch]:
-    """Return a model that has no recipe, and a batch of random inputs and classes."""
+    """Build a model that has no recipe, and a batch of random inputs and classes."""
     architecture = find(settings.model)
     torch.manual_seed(0)
     model = architecture.build(None).eval()
@@ -277,8 +277,3 @@ def _random(settings: RehearseSettings, size: int) -> tuple[nn.Module, Batch]:
         raise InvalidInput("model", problem, got=found, hint=hint)
     targets = torch.randint(outputs.shape[-1], (size, *outputs.shape[1:-1]))
     return model.train(), Batch(inputs, targets)
-
-
-def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean cross entropy per sample or token."""
-    return cross_entropy(outputs.flatten(0, -2), targets.flatten())

@@ -1,4 +1,4 @@
-"""One training step: micro-batches of a rank's share, and the update.
+"""Take a training step: forward and backward passes of micro-batches, and an update.
 
 load | forward backward | forward backward ... | forward backward -> exchange | update
      |    the micro-batches before the last    |       the last one           |
@@ -26,23 +26,11 @@ from paceline.training.recipes.recipe import NAMELESS, Loss, learnable_loss
 Optimize = Callable[[nn.Module], Optimizer]
 
 
-@dataclass(frozen=True)
-class SGD:
-    """Stochastic gradient descent with momentum."""
-
-    learning_rate: float = 0.01
-    momentum: float = 0.9
-
-    def optimizer(self, model: nn.Module) -> Optimizer:
-        """Create the optimizer of a model's parameters."""
-        return torch.optim.SGD(model.parameters(), self.learning_rate, self.momentum)
-
-
 class Share(NamedTuple):
-    """A rank's share of a batch: pytrees of tensors.
+    """A rank's share of a batch; `inputs` and `targets` are pytrees of tensors.
 
-    `weight`: factor of this rank's mean loss. With it, the mean of all ranks' gradients is the
-    gradient of the whole batch, even if shares are unequal.
+    `weight`: factor of this rank's mean loss. The factors make the mean of all ranks' gradients
+    equal to the gradient of the whole batch, even if shares are unequal.
     """
 
     inputs: Any
@@ -79,10 +67,10 @@ def shares(
 
 @dataclass(frozen=True)
 class Learning:
-    """Loss and options of a training step.
+    """The loss and options of a training step.
 
-    `loss`: the loss of the recipe `name`. `accumulate`: number of micro-batches. `bfloat16`: use
-    torch.autocast. `clip_norm`: maximum total norm of the gradients.
+    `loss`: the loss of the recipe `name`. `accumulate`: number of micro-batches. `bfloat16`:
+    whether to use torch.autocast. `clip_norm`: maximum total norm of the gradients.
     """
 
     loss: Loss
@@ -92,7 +80,7 @@ class Learning:
     name: str = NAMELESS
 
     def autocast(self, device: torch.device) -> AbstractContextManager[object]:
-        """Return the autocast context of forward and loss."""
+        """Return the context in which the outputs and the loss are computed."""
         return torch.autocast(device.type, torch.bfloat16) if self.bfloat16 else nullcontext()
 
     def forward(self, model: Callable[..., Any], share: Share) -> Tensor:

@@ -1,8 +1,8 @@
 """DistributedDataParallel with a replaceable exchange of gradients.
 
 `Synchronized` is a subclass of DistributedDataParallel, so that isinstance, torch.compile,
-checkpoints and training tools recognise the class. Only the `reducer` is replaced (docs/decisions,
-number 17).
+checkpoints and training tools recognise the class. Only its `reducer` and logger are replaced
+(docs/decisions, number 17).
 """
 
 import weakref
@@ -32,7 +32,7 @@ from paceline.links.group import Group
 from paceline.links.rendezvous import joined
 from paceline.record.recorder import Recorder
 
-# Arguments that only torch's own reducer supports, with alternatives.
+# Arguments that only torch's own reducer supports, with a hint at an alternative.
 OF_TORCH_ALONE = {
     "mixed_precision": "or use torch.autocast",
     "delay_all_reduce_named_params": "",
@@ -43,17 +43,17 @@ OF_TORCH_ALONE = {
 class Synchronized(DistributedDataParallel):
     """Runs `module`, and averages its gradients over all ranks by `method`; created collectively.
 
-    `arguments`: arguments of DistributedDataParallel. `group`: the ranks of a Paceline run; None:
-    the process group of `arguments`. `deadline_s`: longest wait for another rank; None: the process
-    group's timeout. A copy made by deepcopy or pickle joins the copies of other ranks in the first
-    exchange. A single process only calls the module.
+    `arguments`: arguments of DistributedDataParallel. `group`: the ranks of a Paceline run.
+    Default: the process group of `arguments`. `deadline_s`: longest wait for another rank. Default:
+    the process group's timeout. A copy by deepcopy or pickle joins the copies of other ranks in its
+    first exchange. A single process only calls the module.
     """
 
     reducer: Any  # torch's reducer, or Paceline's Reducer
     logger: Any
     _gradients: Reducer | TorchAllReduce | None = None
     _reducer_recorder: Recorder | None = None
-    _tries = False  # whether trials of exchanges run; then torch's reducer calls `_exchanged`
+    _tries = False  # whether several exchanges are tried, after calls of `_exchanged`
 
     def __init__(
         self,
@@ -75,12 +75,12 @@ class Synchronized(DistributedDataParallel):
         self._group: Group | None = group
         self._is_alone = not group.exchanges
         if self._is_alone:
-            arguments["init_sync"] = False  # a single process has no other ranks
+            arguments["init_sync"] = False  # no other ranks to compare parameters with
             if not dist.is_initialized():
-                # a group of one rank, without messages
+                # a process group of one rank, which sends nothing
                 arguments["process_group"] = dist.ProcessGroup(HashStore(), 0, 1)
         else:
-            # check before DistributedDataParallel's own collectives, which hang if models differ
+            # check first, because DistributedDataParallel's collectives hang if models differ
             self._check(module, arguments, group)
         super().__init__(module, **arguments)
         if self._gradients is not None:
@@ -135,7 +135,7 @@ class Synchronized(DistributedDataParallel):
         join, exchanged = weakly(self._join), weakly(self._exchanged)
         make, chunk, as_views = method.make, method.chunk, self.gradient_as_bucket_view
         if make is None:
-            # watch torch's exchanges only if needed, because that requires a hook per parameter
+            # only if needed, because a callback after each exchange requires a hook per parameter
             watched = exchanged if self._tries else None
             return TorchAllReduce(method, named, join, watched)
         if self._use_python_reducer:
@@ -156,7 +156,7 @@ class Synchronized(DistributedDataParallel):
         )
 
     def _join(self) -> Group:
-        if self._group is None:  # a copy has not joined its peers yet
+        if self._group is None:  # this is a copy, which joins other ranks in its first exchange
             self._group = joined(self.device, self._deadline_s, self.process_group)
         return self._group
 
@@ -178,10 +178,10 @@ class Synchronized(DistributedDataParallel):
 
     @torch.compiler.disable
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        # recomputation of a checkpoint in backward is not a new step
+        # an activation checkpoint that recomputes in backward begins no step
         if torch.is_grad_enabled() and not in_backward():
             self._before_forward()
-        # name a rank that was lost while buffers were sent; keep the errors of torch's reducer
+        # errors of buffer broadcasts name the lost rank, except with torch's reducer
         names_lost = self._group is not None and not self._method.uses_torch_reducer
         try:
             with self._join().naming_lost_ranks() if names_lost else nullcontext():
@@ -193,9 +193,9 @@ class Synchronized(DistributedDataParallel):
             raise
 
     def _before_forward(self) -> None:
-        """Replace a reducer that does not fit the trainable parameters any more.
+        """Replace the reducer if trainable parameters have changed.
 
-        Torch's reducer fits if all or none of its parameters are trainable.
+        Torch's reducer remains if all of its parameters are frozen.
         """
         has_changed = any(parameter.requires_grad for parameter in self._frozen)
         if isinstance(self._gradients, TorchAllReduce):
@@ -214,9 +214,9 @@ class Synchronized(DistributedDataParallel):
         return super()._post_forward(output)
 
     def _replace_reducer(self, prepared: Reducer | TorchAllReduce | None = None) -> None:
-        """Replace the reducer for the currently trainable parameters.
+        """Create a reducer for the currently trainable parameters, or use the `prepared` reducer.
 
-        Without a `prepared` reducer, which is open, the new one opens in its first exchange.
+        A created reducer opens in its first exchange; a prepared one is already open.
         """
         if self._gradients is not None:
             self._gradients.close()
@@ -225,7 +225,7 @@ class Synchronized(DistributedDataParallel):
 
     def _rebuild(self) -> None:
         """Rebuild the reducer with the user's settings and hooks."""
-        self.reducer = None  # free the old one first: two reducers must not hook the same gradients
+        self.reducer = None  # free the old reducer first: two must not hook the same gradients
         parameters, sparse = self._build_params_for_reducer()
         names = self._build_debug_param_to_name_mapping(parameters)
         self._ddp_init_helper(parameters, sparse, names, self.static_graph)
@@ -235,13 +235,14 @@ class Synchronized(DistributedDataParallel):
         for hook, state in self._comm_hooks:
             _register_comm_hook(self.reducer, state, hook)
         if isinstance(self._gradients, TorchAllReduce):
-            self._gradients.settle(weakly(self._rebuild_buckets))
+            self._gradients.after_next_exchange(weakly(self._rebuild_buckets))
 
     def _rebuild_buckets(self) -> None:
-        """Let a new torch reducer rebuild its buckets while ranks are synchronised.
+        """Let torch's new reducer rebuild its buckets after an exchange, not in the next forward.
 
         The rebuild is collective, but the next forward pass may be an evaluation on a single rank.
-        Within join(), a rank without samples expects the rebuild in the next forward pass.
+        Within join(), a rank without samples expects the rebuild in the next forward pass, so it is
+        left to that pass.
         """
         if self.reducer is not None and not self._join_config.enable:
             self.reducer._rebuild_buckets()
@@ -254,7 +255,7 @@ class Synchronized(DistributedDataParallel):
             raise
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
-        """Return the join hook for a rank without samples."""
+        """Return the hook that DDP's join() runs on a rank without more samples."""
         hook = super().join_hook(**kwargs)
         gradients = self._gradients
         return _JoinHook(self, hook, gradients) if isinstance(gradients, Reducer) else hook
@@ -299,14 +300,14 @@ class Synchronized(DistributedDataParallel):
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
         names = [name.removeprefix(prefix) for name in state if name.startswith(prefix)]
         is_ours = all(name.startswith("module.") for name in names)
-        # names without "module." belong to a bare module, which may itself have a child "module"
+        # without "module.", names are of an unwrapped module, which may have a child "module"
         if not is_ours or self.module.state_dict(keep_vars=True).keys() >= set(names):
             for name in names:
                 state[f"{prefix}module.{name}"] = state.pop(f"{prefix}{name}")
         super()._load_from_state_dict(state, prefix, *rest)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without this process's groups, hooks and memory."""
+        """Return the attributes without process groups, reducer, logger and recorder."""
         if not self._is_alone:
             self._check_default_group()
         of_process = {"process_group", "reducer", "logger", "_group", "_gradients", "_tuner"}
@@ -314,7 +315,7 @@ class Synchronized(DistributedDataParallel):
         return {name: value for name, value in self.__dict__.items() if name not in of_process}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Create a reducer for the copy, which joins its peers in its first exchange."""
+        """Create the copy's reducer; the copy joins other ranks in its first exchange."""
         self._group = None
         if not state["_is_alone"]:
             super().__setstate__(state)
@@ -342,7 +343,7 @@ class Synchronized(DistributedDataParallel):
     def record(self, recorder: Recorder | None) -> None:
         """Record all exchanges from now on; None stops recording.
 
-        Rebuilds torch's reducer, whose recording hook costs an additional pass over the gradients.
+        Rebuilds torch's reducer with or without a recording hook, which reads all gradients again.
         """
         before, self._reducer_recorder = self._reducer_recorder, recorder
         if isinstance(self._gradients, Reducer):
@@ -355,7 +356,7 @@ class Synchronized(DistributedDataParallel):
         return self._gradients.statistics() if self._gradients else NONE
 
     def close(self) -> None:
-        """Stop exchanging, and free memory and threads; the module remains usable."""
+        """Stop all exchanges, and free memory and threads; the module remains usable."""
         if self._gradients is not None:
             self._gradients.close()
         # without a reducer, gradients stay local
@@ -368,11 +369,11 @@ class _JoinHook(JoinHook):
 
     def __init__(self, parallel: Synchronized, of_torch: JoinHook, reducer: Reducer) -> None:
         self._parallel, self._reducer = parallel, reducer
-        # torch's post_hook copies the model of the rank that had samples longest to all ranks
+        # torch's post_hook: the rank that had samples longest sends its model to all ranks
         self.post_hook = of_torch.post_hook  # type: ignore[method-assign]
 
     def main_hook(self) -> None:
-        """Take part in the collectives of one forward and backward pass."""
+        """Call the collectives of one forward and backward pass of the other ranks."""
         parallel = self._parallel
         parallel._check_and_sync_module_buffers()
         synchronizes = parallel._check_global_requires_backward_grad_sync(is_joined_rank=True)

@@ -1,16 +1,14 @@
-"""Workers of local updates in a fixed process group.
+"""Connect the workers of local updates in a fixed process group, and compare their settings.
 
-Module `elastic` contains the workers of a torchft manager.
+Module `elastic` connects the workers of a torchft manager.
 """
 
-import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
@@ -30,19 +28,17 @@ from paceline.exchange.outer import (
 from paceline.links.group import Group
 from paceline.links.rendezvous import joined, with_own_connections
 
-logger = logging.getLogger(__name__)
-
-_OF_A_WORKER = ("sync_every", "delay")  # settings that may differ between workers
+_OF_A_WORKER = ("sync_every", "delay")  # settings of `Rounds` that may differ between workers
 Settings = Mapping[str, Any]  # plain values by name, which must be equal on all workers
 
 
 class FixedWorkers:
-    """The workers of a group, whose exchanges fail as soon as one worker is lost.
+    """The workers of a fixed group; if a worker is lost, the exchange fails.
 
-    `num_final_exchanges`: number of exchanges that remain once all workers have called `close`.
+    `num_final_exchanges`: number of exchanges after the first one in which all workers are closing.
     """
 
-    lock = None  # no other worker copies this worker's state
+    lock = None  # not needed, because no other worker copies this worker's state
 
     def __init__(self, group: Group, averaging: Averaging) -> None:
         self._group, self._averaging = group, averaging
@@ -60,7 +56,7 @@ class FixedWorkers:
             control.abort()
 
     def close(self) -> None:
-        """Release the group; its connections close when the last reference is dropped."""
+        """Drop the group; its connections close with the last reference to it."""
         self._group = Group.alone(self._group.device, self._group.deadline_s)
 
 
@@ -70,7 +66,7 @@ def settings_of(
     outer: str | OptimizerFactory,
     fragments: Iterable[Fragment],
 ) -> Settings:
-    """Return the settings and fragment sizes that must be equal on all workers."""
+    """Return the settings and the sizes of fragments, which must be equal on all workers."""
     return {
         **{name: one for name, one in asdict(rounds).items() if name not in _OF_A_WORKER},
         "codec": getattr(codec, "name", codec),
@@ -95,11 +91,11 @@ def meet(
     deadline_s: float | None,
     manager: object = None,
 ) -> tuple[Group | None, list[DistributedDataParallel]]:
-    """Connect to the other workers, and copy worker 0's parameters to all.
+    """Connect to the other workers, and copy worker 0's parameters and buffers to all.
 
-    Returns the group, and the DDP modules that span several workers. With a `manager`, workers
-    connect only in exchanges. Raises InvalidInput if settings differ, or if the model is sharded
-    between workers.
+    Returns the group, and the DDP modules that exchange gradients between workers. With a
+    `manager`, returns no group, because workers connect in each exchange. Raises InvalidInput if
+    settings differ, or if the model is sharded between workers.
     """
     if manager is not None:
         if process_group is not None or device_mesh is not None:
@@ -112,24 +108,11 @@ def meet(
     group = with_own_connections(given)
     for worker, row in enumerate(group.gather(settings)):
         check_same_settings(settings, row, f"worker {group.rank}", f"worker {worker}")
-    _copy_first([*trained, *model.buffers()], group)
-    return group, replicas
-
-
-@torch.no_grad()
-def _copy_first(tensors: Iterable[Tensor], group: Group) -> None:
-    """Copy worker 0's tensors to all workers, and log which workers had different tensors."""
-    if group.world_size == 1:
-        return
-    differs = False
-    for own in map(local_of, tensors):
+    for own in map(local_of, [*trained, *model.buffers()]):
         first = own.cpu().clone()
         group.broadcast([first])
-        differs |= not torch.equal(first, own.cpu())
         own.copy_(first)
-    workers = [str(worker) for worker, one in enumerate(group.gather(differs)) if one]
-    if workers and not group.rank:
-        logger.info("worker 0's parameters replace other ones of worker %s", ", ".join(workers))
+    return group, replicas
 
 
 def _replicas_between(model: nn.Module, workers: Group) -> list[DistributedDataParallel]:

@@ -17,7 +17,7 @@ from paceline.core.link_fit import ExchangeSample, line_through, linked_in_ring
 from paceline.core.machine import DeviceKind, Machine, Station
 from paceline.core.network import Link
 from paceline.core.wire_format import Kernel
-from paceline.exchange.compressed import CompressedAllReduce
+from paceline.exchange.compressed import CodecAllReduce
 from paceline.links.devices import Device, device_of
 from paceline.links.group import Group
 from paceline.measure.devices import CODECS
@@ -172,7 +172,9 @@ def measure_codec_latencies(sampler: Sampler) -> dict[Kernel, float]:
     more ranks.
     """
     group = sampler.group
-    all_reduce = CompressedAllReduce(range(group.world_size), group.device, group.deadline_s)
+    codecs = [names[0] for names in CODECS.values()]
+    ranks = range(group.world_size)
+    all_reduce = CodecAllReduce(codecs[0], ranks, group.device, group.deadline_s)
     values = torch.zeros(_NUM_CODED_VALUES, device=group.device)
 
     def reduce(codec: str | None) -> None:
@@ -182,8 +184,7 @@ def measure_codec_latencies(sampler: Sampler) -> dict[Kernel, float]:
             all_reduce.begin(codec, values, partial(find_codec, codec)).future.wait()
         device_of(group.device).synchronize()
 
-    codecs = [None, *(names[0] for names in CODECS.values())]
-    works: list[Work] = [partial(reduce, codec) for codec in codecs]
+    works: list[Work] = [partial(reduce, codec) for codec in (None, *codecs)]
     without, *with_codecs = sampler.of_last(works, range(group.world_size))
     latencies = {
         kernel: max(0.0, median(map(sub, seconds, without)) / 2)

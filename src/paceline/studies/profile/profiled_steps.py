@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from paceline.core.errors import InvalidInput
 from paceline.core.timeline import Span, Timeline
 from paceline.core.workload import Workload, kept_nbytes, replica_nbytes
 from paceline.exchange.replica import ModelReplica
-from paceline.exchange.step import SGD, Learning, Share, shares, train_step
+from paceline.exchange.step import Learning, Share, shares, train_step
 from paceline.links.clock import Clock, clock_for
 from paceline.links.devices import device_of
 from paceline.links.group import Group
@@ -61,7 +61,7 @@ class ProfiledModel:
 def optimizer_of(recipe: Recipe, model: nn.Module) -> Optimizer:
     """Return the recipe's optimizer; if the recipe has none, return SGD with momentum."""
     if recipe.optimizer is None:
-        return SGD(_LEARNING_RATE).optimizer(model)
+        return SGD(model.parameters(), _LEARNING_RATE, momentum=0.9)
     make = checked_optimizer(recipe.name, recipe.optimizer)
     return make([one for one in model.parameters() if one.requires_grad])
 
