@@ -30,7 +30,7 @@ _TRAIN, _MEASURE, _MACHINES = "Plan and train", "Measure and compare", "Several 
 class Command(NamedTuple):
     """An entry in the list of commands.
 
-    `module` defines a function with the command's name. `example`: arguments, shown below the help.
+    `module` defines a function with the command's name. `example`: arguments that the help shows.
     """
 
     module: str
@@ -88,7 +88,7 @@ COMMANDS = {
 
 
 class _Commands(TyperGroup):
-    """The group of commands; it loads arguments and options of the called command only."""
+    """Loads the arguments and options of the called command only."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]

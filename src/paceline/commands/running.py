@@ -38,7 +38,7 @@ def rehearse(values: dict[str, Any], *, as_json: Json = False) -> None:
 def _carry_out(
     verb: Literal["train", "plan", "rehearse"], values: Mapping[str, Any], **how: bool
 ) -> None:
-    """Check the settings, and run the workers; `how` sets other fields of `RunRequest`."""
+    """Validate the settings and run the workers; `how` contains other fields of `RunRequest`."""
     # The fork server imports torch while this process does, and then forks the workers. Under
     # torchrun this process is a rank, and starts no workers.
     under_torchrun = "RANK" in os.environ
@@ -98,7 +98,7 @@ def _check_profiled(settings: PlanSettings) -> None:
 
 
 def _asked(settings: PlanSettings) -> dict[str, Any]:
-    """Return the arguments of the functions `plan` and `sweep`."""
+    """Return the arguments that `paceline.plan` and `paceline.sweep` share."""
     names = {"model", "machine", "batch_size", "input_shape", "workers", "options"}
     names |= {"precision", "measured", "profile"}
     return settings.model_dump(include=names) | {"strategies": settings.strategy}

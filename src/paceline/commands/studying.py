@@ -112,7 +112,7 @@ def compare(
 def _compare_losses(
     runs: Sequence[Path], page: Path | None, *, as_json: bool, are_steps: bool
 ) -> None:
-    """Compare the losses, updates and utilisation of runs."""
+    """Print a table of the losses, updates and utilization of runs, or write it as a page."""
     from paceline.report.comparison import page_of, side_by_side, side_by_side_tables
     from paceline.report.page import write_page
     from paceline.report.terminal import console
@@ -131,7 +131,7 @@ def _compare_losses(
 
 
 def _compare_steps(first: Path, second: Path | None, *, as_json: bool) -> None:
-    """Compare the steps of two runs, or of a run with its prediction."""
+    """Print the differences between the steps of two runs, or of a run and its prediction."""
     from paceline.core.compare import compare as compare_timelines
     from paceline.record.trace import read_timeline, read_trace
     from paceline.records.result import check_run, read_run

@@ -1,6 +1,6 @@
-"""Forecast strategies on this machine from a runner's measurements, and choose one.
+"""Profile strategies on this machine, forecast their step times, and choose the fastest.
 
-Before a training, `alone_or_together` also decides whether rank 0 alone would be faster.
+`alone_or_together` also decides whether rank 0 alone would train faster than all ranks.
 """
 
 import logging
@@ -39,16 +39,16 @@ from paceline.planner.best_chunk import with_best_chunk
 from paceline.records.settings import AUTO
 from paceline.strategies import EXCHANGES, IN_STEP, find_strategy
 
-_HOPELESS = 1.5  # ways predicted or measured to be slower by this factor are not tried
-_ALIKE = 1.25  # limit for preferring rank 0: its step time / step time of the fastest rank
+_HOPELESS = 1.5  # exchanges predicted to be slower than the best by this factor are not tried
+_ALIKE = 1.25  # rank 0 counts as fastest if its step takes at most this multiple of the fastest
 logger = logging.getLogger(__name__)
 
 
 def forecasts_of(session: TrainingSession, runner: Runner) -> list[Forecast]:
-    """Profile and forecast the session's strategy, and the strategies comparable with it.
+    """Profile and forecast the session's strategy, the best forecast first.
 
-    Strategies that exchange whole gradients are profiled in turns. The best forecast comes first.
-    The list is empty if the runner measures nothing.
+    A strategy that exchanges whole gradients is profiled in turns with the other strategies of this
+    kind, which are forecast, too. The list is empty if the runner measures nothing.
     """
     strategy, config = session.strategy, session.config
     if not isinstance(runner, ReplicaRunner):
@@ -88,9 +88,9 @@ def ranking_of(session: TrainingSession, runner: Runner, forecasts: Sequence[For
     """Rank `forecasts` together with new forecasts of all other synchronous strategies.
 
     A strategy that cannot be profiled is listed as refused. All strategies are profiled twice, in
-    turns, and the faster forecast counts, so that other programs on the machine do not decide the
-    order. Finally rank 0 profiles one worker that uses the whole machine. All ranks must call this
-    together; only rank 0 gets all forecasts.
+    turns, and the faster forecast counts, so that a short load by other programs does not decide
+    the order. Finally rank 0 profiles one worker that uses the whole machine. All ranks must call
+    this together; only rank 0 gets all forecasts.
     """
     if session.strategy.is_led:  # a hub or coordinator cannot profile synchronous ranks
         return Ranking(tuple(forecasts), (), session.settings.batch_size)
@@ -157,9 +157,9 @@ def candidates_of(
     forecasts: Sequence[Forecast],
     decide: Callable[[str], None],
 ) -> dict[str, Callable[[], ModelReplica]]:
-    """Return factories of the exchanges that may be the fastest, the simplest first.
+    """Return factories of the exchanges that may be fastest, the simplest exchange first.
 
-    Calls `decide` with a text that names the exchanges and their predicted step times.
+    Calls `decide` with a text that lists the exchanges with their predicted step times.
     """
     # Profiles differ between ranks, so rank 0 decides for all.
     predicted = group.gather({one.exchange: one.step_s for one in worth_trying(forecasts)})[0]
@@ -188,7 +188,7 @@ def candidates_of(
 
 
 def worth_trying(forecasts: Sequence[Forecast]) -> list[Forecast]:
-    """Return `forecasts`, without codecs that are predicted to save less than 2 % of a step."""
+    """Drop the forecasts whose codec is predicted to save less than 2 % of a step."""
     plain_s = {one.strategy: one.step_s for one in forecasts if gradient_codec(one.config) is None}
     return [
         one
@@ -204,11 +204,11 @@ def train_best(
     forecasts: Sequence[Forecast],
     slow: Collection[str],
 ) -> tuple[Forecast, Outcome]:
-    """Train with the exchange that is fastest in the run's own steps, and log each choice.
+    """Train while timing the exchanges, use the fastest exchange, and log each choice.
 
     Exchanges predicted to be much slower than the fastest are not tried, except torch's own
-    all-reduce. Exchanges of `slow` are tried only if steps change. Returns the forecast of the
-    strategy used last, and the outcome.
+    all-reduce. The exchanges in `slow` are tried only if step times change later. Returns the
+    forecast of the last used exchange, and the outcome.
     """
     group, decisions = session.group, list[str]()
 
@@ -242,10 +242,10 @@ def train_best(
 
 
 class Found(NamedTuple):
-    """Result of a comparison with a rank alone.
+    """Whether rank 0 should train alone, and the exchanges that are too slow to try.
 
-    `why_alone`: why rank 0 should train alone; None if it should not. `slow`: exchanges that were
-    much slower than another one.
+    `why_alone`: None if all ranks should train together. `slow`: exchanges that took much longer
+    than the fastest exchange.
     """
 
     why_alone: str | None = None
@@ -255,14 +255,13 @@ class Found(NamedTuple):
 def alone_or_together(
     session: TrainingSession, runner: Runner, forecasts: Sequence[Forecast]
 ) -> Found:
-    """Decide whether rank 0 should train alone.
+    """Decide whether rank 0 should train alone; all ranks must call this together.
 
-    Times steps with the whole batch, in turns by the fastest rank alone and by all ranks. All ranks
-    must call this together.
+    Times steps with the whole batch. The fastest rank alone and all ranks together take turns.
     """
     settings, group = session.settings, session.group
     if not isinstance(runner, ReplicaRunner) or session.strategy.name not in EXCHANGES:
-        return Found()  # with strategy local, one worker would learn differently
+        return Found()  # strategy local trains differently with one worker
     if group.world_size == 1 or runner.setup.first is None:
         return Found()
     profiled = runner.with_equal_shares
@@ -298,7 +297,7 @@ def alone_or_together(
 
 
 def may_be_alone(settings: RunSettings) -> bool:
-    """Whether the settings leave the number of workers to this program."""
+    """Return whether the settings allow training with fewer workers than requested."""
     if not isinstance(settings, TrainSettings) or settings.keep_all:
         return False
     return settings.strategy == AUTO or settings.balance is not None
@@ -307,9 +306,10 @@ def may_be_alone(settings: RunSettings) -> bool:
 def _plausible(
     seconds: Sequence[float], forecasts: Sequence[Forecast], num_ranks: int
 ) -> tuple[int, list[str]]:
-    """Return the fastest rank, and the exchanges to compare it with: none if it is too slow.
+    """Return the fastest rank, and the exchanges to time against this rank alone.
 
-    Ranks of one machine share its cores; a rank that trains alone has all cores.
+    The list of exchanges is empty if the rank alone is predicted to be too slow. Ranks of one
+    machine share its cores; a rank that trains alone gets all cores.
     """
     fastest, best = min(range(num_ranks), key=seconds.__getitem__), forecasts[0]
     if seconds[0] <= _ALIKE * seconds[fastest]:
@@ -325,7 +325,7 @@ def _plausible(
 
 
 def _seconds_of_samples(profiled: Profile, factor: float) -> list[float]:
-    """Return each rank's seconds for a step with `factor` times the rank's profiled samples."""
+    """Return the seconds of a step on each rank, with `factor` times its profiled samples."""
     own_s = {device.name: 0.0 for device in profiled.machine.devices}
     for key, seconds in profiled.durations.items():
         if key.kind in (Kind.FORWARD, Kind.BACKWARD):

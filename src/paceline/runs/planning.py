@@ -136,7 +136,11 @@ def _chosen(
     several: Sequence[str | Strategy] | None,
     options: Mapping[str, Any] | None,
 ) -> list[Strategy]:
-    """Return the given strategies, or the usual ones; options require a single strategy."""
+    """Return the strategies to plan; InvalidInput for options with several strategies.
+
+    `one` or `several`: the given strategies. By default all strategies that can run, and for a
+    cluster also those that can only be planned.
+    """
     if one is not None and several is not None:
         raise InvalidInput("strategy", "cannot be combined with strategies")
     each = [one] if one is not None else several or ()
@@ -156,9 +160,9 @@ def _trying(
     input_shape: tuple[int, ...] | None,
     options: Mapping[str, Any],
 ) -> Strategy:
-    """Return the strategy, limited to plans with cuts that the model allows.
+    """Limit a strategy that splits the model between layers to splits that the model allows.
 
-    A built-in model without options needs no limit, because tests try the model's default cut.
+    A built-in model without options needs no limit, because tests check its default split.
     """
     is_known = isinstance(model, str) and recorded(model, 1) is not None
     planning = strategy.planning
@@ -195,7 +199,7 @@ def question(
     measured: str | float | None,
     profile: str | Path | None,
 ) -> tuple[Callable[[int], Workload], Machine]:
-    """Return what a plan is about: a worker's workload by its samples, and the machine."""
+    """Return a function from a worker's batch size to its workload, and the machine."""
     known = machine if isinstance(machine, Machine) else find_machine(str(machine))
     if batch_size < 1:
         raise InvalidInput("batch_size", "must be at least 1", got=batch_size)
