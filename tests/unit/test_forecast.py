@@ -293,7 +293,7 @@ def test_a_profile_of_one_device_calibrates_too(tmp_path: Path) -> None:
     result = profile_result(settings=settings, workers=profile_result().workers[:1])
     write_profile(folder := tmp_path / "profiled", result)
     machine = EqualDevices(device="v100", devices=2).machine("two", NONE)
-    (found,) = planned(machine, model="lenet5", batch_size=64, workers=2, profile=folder)
+    (found,) = planned(machine, model="lenet5", batch_size=64, workers=2, measured=folder)
     assert found.breakdown.compute_s == pytest.approx(result.step.median_s, rel=0.02)
-    with refused("profile"):
-        planned("8xv100", model="alexnet", profile=folder)
+    with refused("measured"):
+        planned("8xv100", model="alexnet", measured=str(folder))

@@ -25,7 +25,7 @@ _REMOTE = {
 }
 _STRATEGY = STRATEGIES[next(iter(_REMOTE))]
 _CHILD = import_module(_REMOTE[_STRATEGY.name])
-_NUMBERS = str(WorkerProcessSettings.model_fields["workers"].description)
+_NUMBERS = f"{WorkerProcessSettings.model_fields['workers'].description} Default: 0,1."
 # Settings for which `hub` has no option; --config or --strategy-option sets them.
 _LEFT_OUT = (
     *("accumulate", "balance", "clip_norm", "codec", "elastic", "evaluate_every"),

@@ -92,7 +92,7 @@ def plan(
 def _check_profiled(settings: PlanSettings) -> None:
     """Raise InvalidInput for settings that require --machine."""
     hints = {"input_shape": "omit it to use data's shape", "precision": "otherwise use float32"}
-    for name in ("input_shape", "measured", "profile", "precision"):
+    for name in ("input_shape", "measured", "precision"):
         if getattr(settings, name) != PlanSettings.model_fields[name].default:
             raise InvalidInput(name, "requires --machine", hint=hints.get(name, ""))
 
@@ -100,7 +100,7 @@ def _check_profiled(settings: PlanSettings) -> None:
 def _asked(settings: PlanSettings) -> dict[str, Any]:
     """Return the arguments that `paceline.plan` and `paceline.sweep` share."""
     names = {"model", "machine", "batch_size", "input_shape", "workers", "options"}
-    names |= {"precision", "measured", "profile"}
+    names |= {"precision", "measured"}
     return settings.model_dump(include=names) | {"strategies": settings.strategy}
 
 
@@ -115,13 +115,13 @@ def _plan(settings: PlanSettings, about: str, explain: bool, form: "Form") -> No
     asked = _asked(settings)
     ranking = plan_on(**asked)
     if ranking or form == "json" or settings.output is not None:
-        is_measured = settings.measured is not None or settings.profile is not None
         fields = settings.model_dump(include={"model", "machine", "batch_size", "input_shape"})
         fields |= {"id": new_id(settings.model, "-planned"), "facts": {"paceline": __version__}}
         if explain or settings.output is not None:
             own = {name: asked[name] for name in asked.keys() - {"options", "strategies"}}
             fields["second_machine"] = second_machine(*question(**own), settings.batch_size)
-        how: dict[str, Any] = {"form": form, "explain": explain, "is_measured": is_measured}
+        fields["is_measured"] = settings.measured is not None
+        how: dict[str, Any] = {"form": form, "explain": explain}
         show_plan(console(), ranking, settings.output, about, **how, **fields)
     if not ranking:
         reasons = (f"{one.why} ({one.strategy})" for one in ranking.refused)

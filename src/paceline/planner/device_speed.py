@@ -99,7 +99,7 @@ class DeviceRate:
                 "measured",
                 "must be samples per second of one device",
                 got=text,
-                hint="write 350/s, or 350/s@128 for batches of 128",
+                hint="write 350/s, 350/s@128 for batches of 128, or the folder of a profile",
             )
         return cls(rate, batch)
 

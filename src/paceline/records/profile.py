@@ -50,7 +50,6 @@ class ProfileSettings(Record):
         None,
         description="Find the largest batch that fits a worker's memory (auto) or a limit (8GiB).",
     )
-    seed: int = Field(0, ge=0, lt=2**63, description="Seed of the weights and the data.")
     deadline_s: Seconds = Field(
         30.0, description="Time without an answer after which a worker is lost."
     )

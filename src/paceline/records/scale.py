@@ -96,7 +96,6 @@ class ScaleSettings(Record):
     classes: int = Field(10, ge=2, description="Classes of the random samples.")
     profile_s: Seconds = Field(1.0, description="Duration of the profile before planning.")
     deadline_s: Seconds = Field(600.0, description="Time limit of a repetition.")
-    seed: int = Field(0, ge=0, lt=2**63, description="Seed of the weights and the samples.")
 
     @field_validator("strategy")
     @classmethod

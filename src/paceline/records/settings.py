@@ -53,10 +53,11 @@ class PlanSettings(Record):
     input_shape: InputShape = None
     precision: Precision = Field("float32", description="Precision of forward and backward.")
     measured: str | None = Field(
-        None, description="Measured rate of one device, such as 350/s, or 350/s@128 at batch 128."
-    )
-    profile: Path | None = Field(
-        None, description="Profile of the model on one device, from `paceline profile`."
+        None,
+        description=(
+            "Measured rate of one device: 350/s, 350/s@128 at batch 128, or the folder of a "
+            "`paceline profile` of the model."
+        ),
     )
     profile_s: Seconds = Field(4.0, description="Duration of the profile before planning.")
     output: Path | None = Field(

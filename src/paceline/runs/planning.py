@@ -40,8 +40,7 @@ def plan(
     strategy: str | Strategy | None = None,
     options: Mapping[str, Any] | None = None,
     precision: Precision = "float32",
-    measured: str | float | None = None,
-    profile: str | Path | None = None,
+    measured: str | float | Path | None = None,
 ) -> Ranking:
     """Forecast each strategy on a machine with 1, 2, ... workers, and rank the forecasts.
 
@@ -56,11 +55,11 @@ def plan(
     strategy's configuration; if `options` include a codec, plans without a codec are compared, too.
     `precision`: "bfloat16" or "float16" computes with two bytes per value. `measured`: throughput
     of one device, such as "350/s", or "350/s@128" for batch size 128. Without "@", the batch size
-    is `batch_size` divided by `workers` (1 if not given). `profile`: folder or result.json of
-    `paceline profile` with one worker, instead of `measured`. Raises InvalidInput if the model, the
-    machine or the numbers do not fit.
+    is `batch_size` divided by `workers` (1 if not given). `measured` can also be the folder or
+    result.json of `paceline profile` with one worker. Raises InvalidInput if the model, the machine
+    or the numbers do not fit.
     """
-    asked = model, machine, batch_size, input_shape, workers, precision, measured, profile
+    asked = model, machine, batch_size, input_shape, workers, precision, measured
     workload, known = question(*asked)
     chosen = _chosen(known, model, input_shape, strategy, strategies, options)
     return search(workload, known, chosen, batch_size, workers, options or {})
@@ -77,8 +76,7 @@ def sweep(
     strategy: str | Strategy | None = None,
     options: Mapping[str, Any] | None = None,
     precision: Precision = "float32",
-    measured: str | float | None = None,
-    profile: str | Path | None = None,
+    measured: str | float | Path | None = None,
 ) -> Sweep:
     """Return the rankings of `plan` over a range of link bandwidths or latencies.
 
@@ -86,7 +84,7 @@ def sweep(
     applies to the links between hosts; for a single host, to all links. Without `workers` all
     devices are used. Raises the same errors as `plan`.
     """
-    asked = model, machine, batch_size, input_shape, workers, precision, measured, profile
+    asked = model, machine, batch_size, input_shape, workers, precision, measured
     workload, known = question(*asked)
     chosen = _chosen(known, model, input_shape, strategy, strategies, options)
     links = parse_range(over)
@@ -104,8 +102,7 @@ def forecast(
     input_shape: tuple[int, ...] | None = None,
     balanced: bool = False,
     precision: Precision = "float32",
-    measured: str | float | None = None,
-    profile: str | Path | None = None,
+    measured: str | float | Path | None = None,
 ) -> Forecast:
     """Forecast one configuration of a strategy on the first `workers` devices of a machine.
 
@@ -118,7 +115,7 @@ def forecast(
     named = find_strategy(strategy) if isinstance(strategy, str) else strategy
     if balanced and named.planning.plan_balanced is None:
         raise InvalidInput("balanced", f"is not supported by strategy {named.name}")
-    asked = model, machine, batch_size, input_shape, workers, precision, measured, profile
+    asked = model, machine, batch_size, input_shape, workers, precision, measured
     workload, known = question(*asked)
     count = min(known.num_devices, batch_size) if workers is None else workers
     given = dict(options or {})
@@ -196,8 +193,7 @@ def question(
     input_shape: tuple[int, ...] | None,
     workers: int | None,
     precision: Precision,
-    measured: str | float | None,
-    profile: str | Path | None,
+    measured: str | float | Path | None,
 ) -> tuple[Callable[[int], Workload], Machine]:
     """Return a function from a worker's batch size to its workload, and the machine."""
     known = machine if isinstance(machine, Machine) else find_machine(str(machine))
@@ -209,15 +205,11 @@ def question(
         known,
         partial(_workload_of, model, input_shape),
         precision,
-        is_measured=measured is not None or profile is not None,
+        is_measured=measured is not None,
     )
-    if measured is not None and profile is not None:
-        raise InvalidInput("measured", "cannot be combined with profile")
     if measured is not None:
         own = -(-batch_size // (workers or 1))
-        known = calibrated(known, workload, DeviceRate.parse(measured), own)
-    elif profile is not None:
-        known = calibrated(known, workload, _profiled(Path(profile), model), batch_size)
+        known = calibrated(known, workload, _rate(measured, model), own)
     return workload, known
 
 
@@ -234,13 +226,16 @@ def _workload_of(
     return workload_of(model, batch_size, input_shape)
 
 
-def _profiled(path: Path, model: object) -> DeviceRate:
-    """Read a device's rate from the folder or the result.json of a profile with one worker."""
+def _rate(measured: str | float | Path, model: object) -> DeviceRate:
+    """Parse the rate of a device, or read the rate from a profile of `model` with one worker."""
+    path = Path(str(measured))
+    if not isinstance(measured, Path) and not path.exists():
+        return DeviceRate.parse(measured)
     result = read_result(path.parent if path.is_file() else path)
     if not isinstance(result, ProfileResult) or result.settings.workers != 1:
         problem = f"{path} is not a profile with one worker"
-        raise InvalidInput("profile", problem, hint="paceline profile MODEL --workers 1")
+        raise InvalidInput("measured", problem, hint="paceline profile MODEL --workers 1")
     if isinstance(model, str) and model != result.settings.model:
-        raise InvalidInput("profile", f"{path} is of model {result.settings.model}, not {model}")
+        raise InvalidInput("measured", f"{path} is of model {result.settings.model}, not {model}")
     size = result.settings.batch_size
     return DeviceRate(size / result.step.median_s, size)
