@@ -134,7 +134,6 @@ def test_a_module_is_planned() -> None:
         ({"input_shape": (1, 0, 32)}, "input_shape"),
         ({"model": nn.Linear(3, 3)}, "input_shape"),
         ({"model": nn.ReLU(), "input_shape": (3,)}, "ReLU"),
-        ({"strategy": "host", "strategies": ["tree"]}, "strategy"),
     ],
 )
 def test_a_plan_that_cannot_be_made_is_refused(arguments, field: str) -> None:
@@ -147,7 +146,7 @@ NONE = Losses.none("a test")
 
 
 def planned(machine, model="resnet18", **asked):  # type: ignore[no-untyped-def]
-    return paceline.plan(model, machine, strategies=["allreduce"], **asked)
+    return paceline.plan(model, machine, strategy="allreduce", **asked)
 
 
 def test_the_figure_is_of_a_workers_own_batch_unless_it_says_which() -> None:

@@ -99,9 +99,7 @@ def _check_profiled(settings: PlanSettings) -> None:
 
 def _asked(settings: PlanSettings) -> dict[str, Any]:
     """Return the arguments that `paceline.plan` and `paceline.sweep` share."""
-    names = {"model", "machine", "batch_size", "input_shape", "workers", "options"}
-    names |= {"precision", "measured"}
-    return settings.model_dump(include=names) | {"strategies": settings.strategy}
+    return settings.model_dump(exclude={"kind", "data", "profile_s", "output"})
 
 
 def _plan(settings: PlanSettings, about: str, explain: bool, form: "Form") -> None:
@@ -118,11 +116,10 @@ def _plan(settings: PlanSettings, about: str, explain: bool, form: "Form") -> No
         fields = settings.model_dump(include={"model", "machine", "batch_size", "input_shape"})
         fields |= {"id": new_id(settings.model, "-planned"), "facts": {"paceline": __version__}}
         if explain or settings.output is not None:
-            own = {name: asked[name] for name in asked.keys() - {"options", "strategies"}}
+            own = {name: asked[name] for name in asked.keys() - {"options", "strategy"}}
             fields["second_machine"] = second_machine(*question(**own), settings.batch_size)
-        fields["is_measured"] = settings.measured is not None
-        how: dict[str, Any] = {"form": form, "explain": explain}
-        show_plan(console(), ranking, settings.output, about, **how, **fields)
+        fields |= {"form": form, "explain": explain, "is_measured": settings.measured is not None}
+        show_plan(console(), ranking, settings.output, about, **fields)
     if not ranking:
         reasons = (f"{one.why} ({one.strategy})" for one in ranking.refused)
         why = next(reasons, "no strategy is available")

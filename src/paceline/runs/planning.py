@@ -36,8 +36,7 @@ def plan(
     batch_size: int = 64,
     input_shape: tuple[int, ...] | None = None,
     workers: int | None = None,
-    strategies: Sequence[str | Strategy] | None = None,
-    strategy: str | Strategy | None = None,
+    strategy: str | Strategy | Sequence[str | Strategy] | None = None,
     options: Mapping[str, Any] | None = None,
     precision: Precision = "float32",
     measured: str | float | Path | None = None,
@@ -50,7 +49,7 @@ def plan(
 
     `machine`: a machine file, or the name of one of machines/*.toml. `batch_size`: samples of a
     step over all workers. `input_shape`: shape of one sample, required for modules and factories.
-    `workers`: plan only this number of workers. `strategies` or `strategy`: plan only these
+    `workers`: plan only this number of workers. `strategy`: plan only this strategy or these
     strategies, each a name, package.module:record or `Strategy`. `options`: fields of a single
     strategy's configuration; if `options` include a codec, plans without a codec are compared, too.
     `precision`: "bfloat16" or "float16" computes with two bytes per value. `measured`: throughput
@@ -61,7 +60,7 @@ def plan(
     """
     asked = model, machine, batch_size, input_shape, workers, precision, measured
     workload, known = question(*asked)
-    chosen = _chosen(known, model, input_shape, strategy, strategies, options)
+    chosen = _chosen(known, model, input_shape, strategy, options or {})
     return search(workload, known, chosen, batch_size, workers, options or {})
 
 
@@ -72,8 +71,7 @@ def sweep(
     batch_size: int = 64,
     input_shape: tuple[int, ...] | None = None,
     workers: int | None = None,
-    strategies: Sequence[str | Strategy] | None = None,
-    strategy: str | Strategy | None = None,
+    strategy: str | Strategy | Sequence[str | Strategy] | None = None,
     options: Mapping[str, Any] | None = None,
     precision: Precision = "float32",
     measured: str | float | Path | None = None,
@@ -86,7 +84,7 @@ def sweep(
     """
     asked = model, machine, batch_size, input_shape, workers, precision, measured
     workload, known = question(*asked)
-    chosen = _chosen(known, model, input_shape, strategy, strategies, options)
+    chosen = _chosen(known, model, input_shape, strategy, options or {})
     links = parse_range(over)
     return sweep_links(workload, known, chosen, batch_size, links, workers, options or {})
 
@@ -129,18 +127,15 @@ def _chosen(
     machine: Machine,
     model: "str | nn.Module | Recipe",
     input_shape: tuple[int, ...] | None,
-    one: str | Strategy | None,
-    several: Sequence[str | Strategy] | None,
-    options: Mapping[str, Any] | None,
+    given: str | Strategy | Sequence[str | Strategy] | None,
+    options: Mapping[str, Any],
 ) -> list[Strategy]:
     """Return the strategies to plan; InvalidInput for options with several strategies.
 
-    `one` or `several`: the given strategies. By default all strategies that can run, and for a
-    cluster also those that can only be planned.
+    The default is all strategies that can run, and for a cluster also those that can only be
+    planned.
     """
-    if one is not None and several is not None:
-        raise InvalidInput("strategy", "cannot be combined with strategies")
-    each = [one] if one is not None else several or ()
+    each = [given] if isinstance(given, str | Strategy) else given or ()
     named = [find_strategy(known) if isinstance(known, str) else known for known in each]
     if options and len(named) != 1:
         raise InvalidInput("options", "requires a single strategy", hint="set strategy")
@@ -148,7 +143,7 @@ def _chosen(
         check_options(named[0], options)
     on_cluster = isinstance(machine, Cluster)
     usual = (known for known in STRATEGIES.values() if on_cluster or known.running is not None)
-    return [_trying(known, model, input_shape, options or {}) for known in named or usual]
+    return [_trying(known, model, input_shape, options) for known in named or usual]
 
 
 def _trying(
