@@ -41,7 +41,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "plan": Command(
-        *("running", _TRAIN, "Predict the step time of each strategy, best first, and why."),
+        *("running", _TRAIN, "Predict the step time of each strategy, best first."),
         "plan alexnet --machine k40-gigabit --batch-size 256",
     ),
     "train": Command(
@@ -70,7 +70,7 @@ COMMANDS = {
         "probe --output mine.toml",
     ),
     "env": Command(
-        *("studying", _MEASURE, "Describe this machine for an issue, with causes of slowness."),
+        *("studying", _MEASURE, "Describe this machine for a bug report, with causes of slowness."),
         "env --json",
     ),
     "hub": Command(

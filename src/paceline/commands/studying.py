@@ -37,7 +37,7 @@ def probe(
 
 
 def env(as_json: Json = False) -> None:
-    """Describe this machine for an issue: versions, processor, GPUs, causes of slowness."""
+    """Describe this machine for a bug report: versions, processor, GPUs, causes of slowness."""
     from paceline.studies.env import page, report
 
     found = report()

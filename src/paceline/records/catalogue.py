@@ -119,7 +119,7 @@ class EqualDevices(Fact):
     @model_validator(mode="after")
     def _is_joined(self) -> Self:
         if self.hosts > 1 and self.network is None:
-            raise ValueError('network: is required for several hosts, such as "25gbe"')
+            raise ValueError('network: must be given for several hosts, for example "25gbe"')
         if self.rails > 1 and self.hosts == 1:
             raise ValueError("rails: must be 1 for a single host, which has no network")
         return self

@@ -70,10 +70,10 @@ class ScaleSettings(Record):
         tuple(EXCHANGES), description="Strategies to compare, such as allreduce,tree."
     )
     scaling: _Scalings = Field(
-        ("strong",), description="Workers share a batch (strong), or each has a whole one (weak)."
+        ("strong",), description="Workers share a batch (strong), or each has its own batch (weak)."
     )
     overhead: bool = Field(
-        False, description="Measure each strategy's overhead with a single worker."
+        False, description="Let a single worker run each exchange, to measure the overhead."
     )
     kinds: Annotated[tuple[Kind, ...], BeforeValidator(read_list)] = Field(
         (),

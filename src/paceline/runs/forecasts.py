@@ -290,9 +290,9 @@ def alone_or_together(
         f"{group.world_size} workers {duration(found.best_s)}"
     )
     if lone_rank == 0:
-        return Found(f"{figures}: it continues without the others (--keep-all keeps them)")
+        return Found(f"{figures}: worker 0 trains alone (--keep-all keeps all workers)")
     if group.rank == 0:
-        logger.warning("%s: start worker 0 on its machine to train without the others", figures)
+        logger.warning("%s: to train there alone, start worker 0 on that machine", figures)
     return Found(slow=found.slow)
 
 
