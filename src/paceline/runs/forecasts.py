@@ -270,7 +270,7 @@ def alone_or_together(
     if settings.strategy != AUTO:
         forecasts = [one for one in forecasts if one.strategy == session.strategy.name]
     # Rank 0 decides, because profiles differ between ranks.
-    lone_rank, names = group.gather(_plausible(seconds, forecasts, group.world_size))[0]
+    fastest, names = group.gather(_plausible(seconds, forecasts, group.world_size))[0]
     parts = apportion(
         settings.batch_size,
         [1.0] * group.world_size if settings.balance is None else [1 / one for one in seconds],
@@ -282,14 +282,14 @@ def alone_or_together(
     for name in names:
         replica = find_strategy(by_name[name].strategy).runner().replica
         exchanges[name] = partial(replica, config=by_name[name].config, group=group)
-    found = compare_with_alone(runner.setup, group, exchanges, parts, lone_rank)
+    found = compare_with_alone(runner.setup, group, exchanges, parts, fastest)
     if not found.is_alone_faster:
         return Found(slow=found.slow)
     figures = (
-        f"worker {lone_rank} alone takes {duration(found.alone_s)} a step, all "
+        f"worker {fastest} alone takes {duration(found.alone_s)} a step, all "
         f"{group.world_size} workers {duration(found.best_s)}"
     )
-    if lone_rank == 0:
+    if fastest == 0:
         return Found(f"{figures}: worker 0 trains alone (--keep-all keeps all workers)")
     if group.rank == 0:
         logger.warning("%s: to train there alone, start worker 0 on that machine", figures)

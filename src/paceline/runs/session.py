@@ -65,8 +65,8 @@ def go_through(request: RunRequest, group: Group, elastic: ElasticWorker | None 
     logger.warning("%s", reason)
     alone = request.settings.model_copy(update={"workers": 1, "balance": None})
     with all_cores():
-        lone = Group.alone(group.device, group.deadline_s)
-        _carried_out(request.model_copy(update={"settings": alone}), lone, None, [reason])
+        own = Group.alone(group.device, group.deadline_s)
+        _carried_out(request.model_copy(update={"settings": alone}), own, None, [reason])
 
 
 def _carried_out(
