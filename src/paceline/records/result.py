@@ -92,8 +92,8 @@ class AdviceRow(Record):
     """Compares the best plan with a codec and the best plan without a codec.
 
     `pays`: whether the codec is faster even if its step takes the longest expected time, and the
-    step without a codec the shortest. `link_busy`: share of a step, without a codec and on
-    `workers`, in which the busiest link transmits.
+    step without a codec the shortest. `link_busy`: share of a step in which the busiest link
+    transmits, without a codec and with the same number of workers.
     """
 
     pays: bool

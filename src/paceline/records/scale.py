@@ -219,7 +219,7 @@ class TimedCell(ScaleCell):
         return -(-self.batch // self.workers) if self.scaling == "strong" else self.batch
 
     def differs_from(self, other: "TimedCell") -> bool:
-        """Return whether the seconds per sample differ by more than the cells' spreads."""
+        """Return whether the two cells' ranges of seconds per sample are disjoint."""
         (low, high), (other_low, other_high) = self._bounds_s, other._bounds_s
         return high < other_low or other_high < low
 

@@ -276,7 +276,7 @@ def paced_device(settings: RehearseSettings) -> PacedDevice | None:
 def _trained(
     session: TrainingSession, runner: Runner, forecasts: Sequence[Forecast], slow: Sequence[str]
 ) -> tuple[Forecast | None, Outcome]:
-    """Train or rehearse; return the outcome, and the forecast of the strategy that was used."""
+    """Train or rehearse; return the forecast of the strategy used, if any, and the outcome."""
     settings = session.settings
     name = forecasts[0].strategy if settings.strategy == AUTO else session.strategy.name
     chosen = next((one for one in forecasts if one.strategy == name), None)
