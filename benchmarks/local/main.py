@@ -33,12 +33,7 @@ PARTS = {
         size: Part(partial(steps_to_loss.measure, case), partial(steps_to_loss.text, size))
         for size, case in steps_to_loss.CASES.items()
     },
-    **{
-        f"gpt-10m {wire}": Part(
-            partial(two_hosts.measure, wire), partial(two_hosts.text, f"gpt-10m {wire}")
-        )
-        for wire in _WIRES
-    },
+    two_hosts.PART: Part(two_hosts.measure, two_hosts.text),
     "lora": Part(lora.part, lora.text),
     "exchange": Part(exchange.part, exchange.text),
     "inner": Part(inner.part, inner.text),

@@ -17,6 +17,7 @@ from command import paceline
 from figures import shown, spread, table
 
 _HERE = Path(__file__).parent
+PART = "gpt-10m 1gbit"
 _SYNC_EVERY, _NUM_ROUNDS, _REPEATS = 50, 3, 2
 _LOCALS: dict[str, dict[str, Any]] = {
     "local": {},
@@ -24,12 +25,12 @@ _LOCALS: dict[str, dict[str, Any]] = {
 }
 
 
-def measure(wire: str, quick: bool) -> dict[str, Any]:
+def measure(quick: bool) -> dict[str, Any]:
     """Return the step times of each method between two hosts."""
     seconds: dict[str, list[float]] = defaultdict(list)
     times: dict[str, list[float]] = defaultdict(list)  # speed relative to a lone host, by turn
     predicted: dict[str, list[float]] = defaultdict(list)
-    with TwoHosts(wire) as hosts:
+    with TwoHosts("1gbit") as hosts:
         for _ in range(1 if quick else _REPEATS):
             found = on_hosts(hosts, _HERE, "ways", quick, (BUILT_IN,))
             before = found["blocks"][ALONE]
@@ -75,8 +76,8 @@ def _local(hosts: TwoHosts, options: dict[str, Any], quick: bool) -> tuple[list[
     return quartiles, result["predicted_step_s"]
 
 
-def text(part: str, figures: dict[str, Any]) -> str:
-    """Return the table of a part."""
+def text(figures: dict[str, Any]) -> str:
+    """Return the table."""
     lines = []
     for name, row in figures["ways"].items():
         seconds, turns = row["seconds"], sorted(row["turns"])
@@ -85,4 +86,4 @@ def text(part: str, figures: dict[str, Any]) -> str:
         told = " ".join(f"{error:+.1%}" for error in row.get("predicted", ()))
         times = f"{row['times_alone']:.2f}{between}"
         lines.append((name, shown(seconds, 1e3, 0), f"{rate:,.0f}", times, told))
-    return table("", (part, "ms a step", "tokens/s", "times a lone host", "predicted"), lines)
+    return table("", (PART, "ms a step", "tokens/s", "times a lone host", "predicted"), lines)

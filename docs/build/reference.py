@@ -55,7 +55,7 @@ def _lines() -> Iterator[str]:
     yield "The options of each command, made by `python docs/build/reference.py`."
     yield "Most of `train`, `rehearse`, `plan`, `profile` and `scale` are fields of a record: also"
     yield "keys of `run.toml` and arguments in Python."
-    yield "A name without `--` is a key and an argument only."
+    yield "A name without `--` is a key and an argument only; so are the options of [hub](#hub)."
     yield "Commands with such fields take `--config RUN.TOML`, a file of them that options replace."
     yield "`--json` prints one JSON object, `--debug` the traceback of an error."
     yield "The shell [completes](how-to/which-command.md#completion) commands and options."
@@ -82,10 +82,11 @@ def _options(name: str) -> Iterable[Option]:
 
 def _of_record(settings: type[BaseModel], command: str) -> Iterator[Option]:
     flags = set(map(_flag, loaded(command).params))
+    of_hub = set(map(_flag, loaded("hub").params)) - flags
     for name, field in settings.model_fields.items():
-        if name == "kind":
-            continue
         flag = "MODEL" if name == "model" else flag_of(name)
+        if name == "kind" or flag in of_hub:
+            continue
         yield Option(flag if flag in flags else name, _default(field), field.description or "")
 
 

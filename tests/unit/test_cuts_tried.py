@@ -130,7 +130,7 @@ def test_a_model_without_a_head_is_not_built_to_be_tried() -> None:
         return model
 
     images = recipe(build, torch.randn(8, 1, 8, 8), 10)
-    ranking = plan(images, "k40-gigabit", workers=2, strategies=["wheel", "subbatch"])
+    ranking = plan(images, "k40-gigabit", workers=2, strategy=["wheel", "subbatch"])
     assert not ranking.forecasts
     assert not any(with_values)
 
@@ -145,7 +145,7 @@ def test_planning_leaves_a_users_module_as_it_is() -> None:
     model = passed(compute).eval()
     before = [parameter.detach().clone() for parameter in model.parameters()]
     state = torch.get_rng_state()
-    plan(model, "k40-gigabit", input_shape=(32,), workers=2, strategies=["wheel", "subbatch"])
+    plan(model, "k40-gigabit", input_shape=(32,), workers=2, strategy=["wheel", "subbatch"])
     assert all(calls), "it ran with values"
     assert not model.training
     assert torch.equal(state, torch.get_rng_state())

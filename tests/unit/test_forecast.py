@@ -134,7 +134,6 @@ def test_a_module_is_planned() -> None:
         ({"input_shape": (1, 0, 32)}, "input_shape"),
         ({"model": nn.Linear(3, 3)}, "input_shape"),
         ({"model": nn.ReLU(), "input_shape": (3,)}, "ReLU"),
-        ({"strategy": "host", "strategies": ["tree"]}, "strategy"),
     ],
 )
 def test_a_plan_that_cannot_be_made_is_refused(arguments, field: str) -> None:
@@ -147,7 +146,7 @@ NONE = Losses.none("a test")
 
 
 def planned(machine, model="resnet18", **asked):  # type: ignore[no-untyped-def]
-    return paceline.plan(model, machine, strategies=["allreduce"], **asked)
+    return paceline.plan(model, machine, strategy="allreduce", **asked)
 
 
 def test_the_figure_is_of_a_workers_own_batch_unless_it_says_which() -> None:
@@ -280,7 +279,7 @@ def test_a_profile_of_one_device_calibrates_too(tmp_path: Path) -> None:
     result = profile_result(settings=settings, workers=profile_result().workers[:1])
     write_profile(folder := tmp_path / "profiled", result)
     machine = EqualDevices(device="v100", devices=2).machine("two", NONE)
-    (found,) = planned(machine, model="lenet5", batch_size=64, workers=2, profile=folder)
+    (found,) = planned(machine, model="lenet5", batch_size=64, workers=2, measured=folder)
     assert found.breakdown.compute_s == pytest.approx(result.step.median_s, rel=0.02)
-    with refused("profile"):
-        planned("8xv100", model="alexnet", profile=folder)
+    with refused("measured"):
+        planned("8xv100", model="alexnet", measured=str(folder))

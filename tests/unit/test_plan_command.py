@@ -39,7 +39,7 @@ def plan(line):
     ("options", "arguments"),
     [
         (("--workers", 2, "--batch-size", 32), {"workers": 2, "batch_size": 32}),
-        (("--strategy", "host,tree"), {"strategies": ["host", "tree"]}),
+        (("--strategy", "host,tree"), {"strategy": ["host", "tree"]}),
         (
             ("--strategy", "host", "--strategy-option", "chunk=3", "--workers", 2),
             {"strategy": "host", "options": {"chunk": 3}, "workers": 2},

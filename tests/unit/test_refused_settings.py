@@ -60,8 +60,7 @@ REFUSED = {
     | {"strategy": ("wheel", "host,host"), "steps": (4,), "classes": (1,), "repeats": (0, 1001)}
     | {"samples": (0,)},
     "probe": {"workers": (0,), "seconds": (0, NAN, INF)},
-    "worker": {"connect": (None,), "workers": ("", "1,1", "-1", "0;1"), "lanes": (0,)}
-    | {"deadline_s": (0, NAN)},
+    "worker": {"connect": (None,), "workers": ("", "1,1", "-1", "0;1")} | {"deadline_s": (0, NAN)},
     "child": {"number": (-1, 2**32), "gather": (0,), "workers": (0, 4097)},
 }
 ROWS = [
@@ -154,7 +153,7 @@ ACCEPTED = {
     "profile": {"workers": 1, "batch_size": 1, "steps": 4},
     "scale": {"workers": "1", "steps": 5, "classes": 2, "repeats": 1000, "samples": 1},
     "probe": {"workers": 1, "seconds": 3600},
-    "worker": {"workers": "2,0", "lanes": 1},
+    "worker": {"workers": "2,0"},
     "child": {"number": 2**32 - 1, "gather": 1, "workers": 4096},
 }
 
@@ -192,12 +191,11 @@ LINES = [
     ("none.toml", "rehearse", "lenet5", "--device", "none.toml:a"),
     ("none.toml", "train", "--config", "none.toml"),
     ("bad.toml", "plan", "lenet5", "--machine", "bad.toml"),
-    ("measured", *MEASURED, "--measured", "350/s", "--profile", "two"),
     ("measured", "plan", "lenet5", "--measured", "350/s"),
     ("precision", "plan", "lenet5", "--precision", "float16"),
     ("torch.nn:ReLU", "plan", "torch.nn:ReLU", "--machine", MACHINE),
     ("explain", *LENET5, "--explain", "--sweep", "bandwidth=1M:2M"),
-    ("profile", *MEASURED, "--profile", "two"),
+    ("measured", *MEASURED, "--measured", "two"),
     ("input_shape", "plan", "lenet5", "--input-shape", "1x32x32"),
     ("data", *LENET5, "--data", "digits"),
     ("output", *LENET5, "--output", "file/inside"),
@@ -259,7 +257,7 @@ LINES = [
     ("misspelled/run.toml", "train", "--resume", "misspelled"),
     ("none", "compare", "none"),
     ("none", "report", "none"),
-    ("none", *MEASURED, "--profile", "none"),
+    ("measured", *MEASURED, "--measured", "none"),
     ("plan", "compare", "run", "plan"),
     ("plan", "report", "plan", "--rehearsal", "run"),
     ("two", "compare", "two", "run"),

@@ -52,7 +52,7 @@ def in_one_piece() -> tuple[dict[str, torch.Tensor], list[float]]:
 def test_one_child_with_one_worker_trains_as_plain_sgd(start, worker_of, tmp_path: Path):
     root = start(*ROOT, *ALONE, "--epochs", str(EPOCHS), "--listen", ANY)
     child = start(*CHILD, *ALONE, "--parent", address_of(root), "--listen", ANY)
-    worker = worker_of(address_of(child), "--lanes", "1")
+    worker = worker_of(address_of(child), "--worker-ids", "0")
     result, below = result_of(root), result_of(child)
     assert worker.finish().code == 0
     own, (other, losses) = model_of(tmp_path, result), in_one_piece()
@@ -79,7 +79,7 @@ def test_a_killed_root_and_its_child_resume_from_the_checkpoint(start, worker_of
         root = start(*ROOT, *ALONE, *kept, "--listen", ANY)
     address = address_of(root)
     child = start(*CHILD, *ALONE, "--parent", address, "--listen", ANY)
-    worker = worker_of(address_of(child), "--lanes", "1")
+    worker = worker_of(address_of(child), "--worker-ids", "0")
     root.process.wait()
     (folder,) = (tmp_path / "runs").iterdir()
     again = start(*ROOT, *ALONE, *kept, "--listen", address, "--resume", str(folder))

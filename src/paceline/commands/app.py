@@ -30,7 +30,7 @@ _TRAIN, _MEASURE, _MACHINES = "Plan and train", "Measure and compare", "Several 
 class Command(NamedTuple):
     """An entry in the list of commands.
 
-    `module` defines a function with the command's name. `example`: arguments, shown below the help.
+    `module` defines a function with the command's name. `example`: arguments that the help shows.
     """
 
     module: str
@@ -41,7 +41,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "plan": Command(
-        *("running", _TRAIN, "Predict the step time of each strategy, best first, and why."),
+        *("running", _TRAIN, "Predict the step time of each strategy, best first."),
         "plan alexnet --machine k40-gigabit --batch-size 256",
     ),
     "train": Command(
@@ -70,7 +70,7 @@ COMMANDS = {
         "probe --output mine.toml",
     ),
     "env": Command(
-        *("studying", _MEASURE, "Describe this machine for an issue, with causes of slowness."),
+        *("studying", _MEASURE, "Describe this machine for a bug report, with causes of slowness."),
         "env --json",
     ),
     "hub": Command(
@@ -88,7 +88,7 @@ COMMANDS = {
 
 
 class _Commands(TyperGroup):
-    """The group of commands; it loads arguments and options of the called command only."""
+    """Loads the arguments and options of the called command only."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]

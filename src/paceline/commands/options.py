@@ -1,4 +1,7 @@
-"""Make a command's options from the fields of its settings; descriptions become help texts."""
+"""Make a command's options from the fields of its settings record.
+
+The description of a field becomes the help of its option.
+"""
 
 import inspect
 import json
@@ -103,9 +106,9 @@ def with_options(
 
     The command receives `values`, the fields given as options or in the --config file. The field
     `model` becomes an argument. The fields in `_TABLES` become repeatable options. The fields in
-    `_RARE` and `leave_out` have no option: the user gives --strategy-option NAME=VALUE. If
-    `strategy` is given, the command has only this strategy, whose defaults the help shows. The
-    command's keyword-only parameters become options, too.
+    `_RARE` and `leave_out` have no option; --strategy-option NAME=VALUE sets them. If `strategy` is
+    given, the command supports only this strategy, whose defaults the help shows. The keyword-only
+    parameters of the command become options, too.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -130,7 +133,7 @@ def with_options(
             values = {name: value for name, value in values.items() if value is not None}
             if config is not None:
                 values = merged(values, read_config(config, settings))
-            # a resumed run has the model in its settings
+            # --resume reads the model from the run's settings
             if required and "model" in names and not {"model", "resume"} & values.keys():
                 raise typer.TyperException("Missing argument 'model'.")
             command(values, **arguments)
@@ -155,7 +158,7 @@ def _declare(
 
 
 def _by_panel(settings: type[BaseModel]) -> list[str]:
-    """Return the fields in the order of the panels: the model, fields of no panel, the others."""
+    """Sort the fields by panel: first the model, then fields without a panel, then the panels."""
     order = ["model", None, *_PANELS]
     return sorted(
         settings.model_fields,
@@ -229,7 +232,7 @@ def _choices(annotation: Any) -> tuple[str, ...]:
 
 
 def _is_of(kind: type, annotation: Any) -> bool:
-    """Return whether a field has values of a type."""
+    """Return whether `annotation` is `kind`, or a union that contains `kind`."""
     return annotation is kind or any(_is_of(kind, one) for one in get_args(annotation))
 
 

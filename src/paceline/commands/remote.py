@@ -25,7 +25,7 @@ _REMOTE = {
 }
 _STRATEGY = STRATEGIES[next(iter(_REMOTE))]
 _CHILD = import_module(_REMOTE[_STRATEGY.name])
-_NUMBERS = str(WorkerProcessSettings.model_fields["workers"].description)
+_NUMBERS = f"{WorkerProcessSettings.model_fields['workers'].description} Default: 0,1."
 # Settings for which `hub` has no option; --config or --strategy-option sets them.
 _LEFT_OUT = (
     *("accumulate", "balance", "clip_norm", "codec", "elastic", "evaluate_every"),
@@ -96,7 +96,9 @@ def _serve_parent(values: dict[str, Any], as_json: bool) -> None:
 
     for name in values:
         if name not in (*_CHILD.ChildSettings.model_fields, "codec"):
-            raise InvalidInput(name, "cannot be combined with --parent", hint="for root hubs only")
+            raise InvalidInput(
+                name, "cannot be combined with --parent", hint="only root hubs use it"
+            )
     _check_listen(values)
     values = without_shorthands(values, _STRATEGY)
     settings = validated(_CHILD.ChildSettings, values)
@@ -139,7 +141,7 @@ def worker(
         name = json.loads(clients[settings.numbers[0]].settings)["strategy"]
         running = find_runnable(name).running
         if running is None or running.remote is None:
-            raise InvalidInput("strategy", f"{name} of the hub has no remote workers")
+            raise InvalidInput("strategy", f"{name}, used by the hub, has no remote workers")
         working = import_module(running.remote).WORKING
         import_module(working).take_part(settings, clients)
     logger.info("workers %s: done", listed(settings.numbers))

@@ -38,7 +38,7 @@ def rehearse(values: dict[str, Any], *, as_json: Json = False) -> None:
 def _carry_out(
     verb: Literal["train", "plan", "rehearse"], values: Mapping[str, Any], **how: bool
 ) -> None:
-    """Check the settings, and run the workers; `how` sets other fields of `RunRequest`."""
+    """Validate the settings and run the workers; `how` contains other fields of `RunRequest`."""
     # The fork server imports torch while this process does, and then forks the workers. Under
     # torchrun this process is a rank, and starts no workers.
     under_torchrun = "RANK" in os.environ
@@ -92,16 +92,14 @@ def plan(
 def _check_profiled(settings: PlanSettings) -> None:
     """Raise InvalidInput for settings that require --machine."""
     hints = {"input_shape": "omit it to use data's shape", "precision": "otherwise use float32"}
-    for name in ("input_shape", "measured", "profile", "precision"):
+    for name in ("input_shape", "measured", "precision"):
         if getattr(settings, name) != PlanSettings.model_fields[name].default:
             raise InvalidInput(name, "requires --machine", hint=hints.get(name, ""))
 
 
 def _asked(settings: PlanSettings) -> dict[str, Any]:
-    """Return the arguments of the functions `plan` and `sweep`."""
-    names = {"model", "machine", "batch_size", "input_shape", "workers", "options"}
-    names |= {"precision", "measured", "profile"}
-    return settings.model_dump(include=names) | {"strategies": settings.strategy}
+    """Return the arguments that `paceline.plan` and `paceline.sweep` share."""
+    return settings.model_dump(exclude={"kind", "data", "profile_s", "output"})
 
 
 def _plan(settings: PlanSettings, about: str, explain: bool, form: "Form") -> None:
@@ -115,14 +113,13 @@ def _plan(settings: PlanSettings, about: str, explain: bool, form: "Form") -> No
     asked = _asked(settings)
     ranking = plan_on(**asked)
     if ranking or form == "json" or settings.output is not None:
-        is_measured = settings.measured is not None or settings.profile is not None
         fields = settings.model_dump(include={"model", "machine", "batch_size", "input_shape"})
         fields |= {"id": new_id(settings.model, "-planned"), "facts": {"paceline": __version__}}
         if explain or settings.output is not None:
-            own = {name: asked[name] for name in asked.keys() - {"options", "strategies"}}
+            own = {name: asked[name] for name in asked.keys() - {"options", "strategy"}}
             fields["second_machine"] = second_machine(*question(**own), settings.batch_size)
-        how: dict[str, Any] = {"form": form, "explain": explain, "is_measured": is_measured}
-        show_plan(console(), ranking, settings.output, about, **how, **fields)
+        fields |= {"form": form, "explain": explain, "is_measured": settings.measured is not None}
+        show_plan(console(), ranking, settings.output, about, **fields)
     if not ranking:
         reasons = (f"{one.why} ({one.strategy})" for one in ranking.refused)
         why = next(reasons, "no strategy is available")

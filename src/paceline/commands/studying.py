@@ -37,14 +37,14 @@ def probe(
 
 
 def env(as_json: Json = False) -> None:
-    """Describe this machine for an issue: versions, processor, GPUs, causes of slowness."""
+    """Describe this machine for a bug report: versions, processor, GPUs, causes of slowness."""
     from paceline.studies.env import page, report
 
     found = report()
     print_json(found) if as_json else typer.echo(page(found))
 
 
-@with_options(ProfileSettings, leave_out=("seed",))
+@with_options(ProfileSettings)
 def profile(values: dict[str, Any], *, as_json: Json = False) -> None:
     """Measure the time and memory of a step, layer by layer, and find the bottleneck."""
     from paceline.studies.profile.profile_ranks import profile_model
@@ -52,7 +52,7 @@ def profile(values: dict[str, Any], *, as_json: Json = False) -> None:
     profile_model(validated_profile(values), as_json=as_json)
 
 
-@with_options(ScaleSettings, leave_out=("classes", "seed"))
+@with_options(ScaleSettings, leave_out=("classes",))
 def scale(
     values: dict[str, Any],
     *,
@@ -112,7 +112,7 @@ def compare(
 def _compare_losses(
     runs: Sequence[Path], page: Path | None, *, as_json: bool, are_steps: bool
 ) -> None:
-    """Compare the losses, updates and utilisation of runs."""
+    """Print a table of the losses, updates and utilization of runs, or write it as a page."""
     from paceline.report.comparison import page_of, side_by_side, side_by_side_tables
     from paceline.report.page import write_page
     from paceline.report.terminal import console
@@ -131,7 +131,7 @@ def _compare_losses(
 
 
 def _compare_steps(first: Path, second: Path | None, *, as_json: bool) -> None:
-    """Compare the steps of two runs, or of a run with its prediction."""
+    """Print the differences between the steps of two runs, or of a run and its prediction."""
     from paceline.core.compare import compare as compare_timelines
     from paceline.record.trace import read_timeline, read_trace
     from paceline.records.result import check_run, read_run

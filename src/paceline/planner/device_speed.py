@@ -95,7 +95,7 @@ class DeviceRate:
                 "measured",
                 "must be the throughput of one device in samples per second",
                 got=text,
-                hint="write 350/s, or 350/s@128 for batches of 128",
+                hint="write 350/s, 350/s@128 for batches of 128, or the folder of a profile",
             )
         return cls(rate, batch)
 

@@ -1,4 +1,4 @@
-"""Workloads of common built-in models, read from a record without importing torch.
+"""Workloads of built-in models, read from built_in.json without importing torch.
 
 Each cost of a layer is a linear function a*b + c of the batch size b; `working_nbytes` is the
 maximum of several linear functions. The functions are exact for two or more samples. For a single
@@ -31,7 +31,7 @@ def _record() -> dict[str, Any]:
 
 
 def recorded(name: str, batch_size: int) -> Workload | None:
-    """Return a step of a built-in model; None if the record lacks the model or batch size."""
+    """Return the workload of a built-in model's step; None if the file does not contain it."""
     found = _record()["models"].get(name)
     if found is None or not 1 <= batch_size <= MOST_SAMPLES:
         return None
@@ -39,7 +39,7 @@ def recorded(name: str, batch_size: int) -> Workload | None:
 
 
 def step_of(record: dict[str, Any], name: str, batch_size: int) -> Workload:
-    """Return a recorded model's step with the given number of samples."""
+    """Return the workload of a recorded model's step with `batch_size` samples."""
     alone = record["alone"] if batch_size == 1 else {}
     layers = (layer_of(one, alone.get(one["name"], one), batch_size) for one in record["layers"])
     return Workload(

@@ -119,7 +119,7 @@ class EqualDevices(Fact):
     @model_validator(mode="after")
     def _is_joined(self) -> Self:
         if self.hosts > 1 and self.network is None:
-            raise ValueError('network: is required for several hosts, such as "25gbe"')
+            raise ValueError('network: must be given for several hosts, for example "25gbe"')
         if self.rails > 1 and self.hosts == 1:
             raise ValueError("rails: must be 1 for a single host, which has no network")
         return self
@@ -201,8 +201,8 @@ class EqualFile(Fact):
 def by_name(text: str) -> Machine | None:
     """Build a machine from a name such as "8xv100" or "4x8xv100+25gbe"; None for other names.
 
-    The examples describe eight devices, and four hosts with eight devices each. Raises InvalidInput
-    for a name of this form with unknown parts.
+    "4x8xv100+25gbe" are four hosts with eight GPUs each. Raises InvalidInput if a name of this form
+    contains an unknown GPU model or network.
     """
     match = _BY_NAME.fullmatch(text)
     if match is None:

@@ -1,4 +1,4 @@
-"""Read settings from run.toml for `--config`, and write them into the folder of every run.
+"""Read the settings in a file for `--config`, and write run.toml into the folder of every run.
 
 The file's fields are the settings of the command. TOML has no null, so the tables `options` and
 `optimizer_options` contain the text "null" instead; on the command line this is

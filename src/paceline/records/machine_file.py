@@ -19,7 +19,7 @@ from paceline.core.reading import fault_of, first_fault
 from paceline.links.files import limits, read_toml_file
 from paceline.records.catalogue import EqualFile, by_name
 
-# Units by the ending of a field's name, longer endings first.
+# Unit of a field by the ending of its name; longer endings come first.
 _UNITS = {
     "values_per_s": "value/s",
     "flops_per_s": "flop/s",

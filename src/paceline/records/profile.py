@@ -16,7 +16,7 @@ SYNTHETIC = "synthetic"  # synthetic samples of the model's input shape
 
 
 def _read_limit(limit: Any) -> Any:
-    """Return "auto", or the bytes of a text such as 8GiB."""
+    """Return "auto" unchanged, or convert a text such as 8GiB to bytes."""
     if limit is None or limit == "auto":
         return limit
     nbytes = parse_bytes(limit)
@@ -50,7 +50,6 @@ class ProfileSettings(Record):
         None,
         description="Find the largest batch that fits a worker's memory (auto) or a limit (8GiB).",
     )
-    seed: int = Field(0, ge=0, lt=2**63, description="Seed of the weights and the data.")
     deadline_s: Seconds = Field(
         30.0, description="Time without an answer after which a worker is lost."
     )
@@ -97,7 +96,7 @@ class LayerRow(Record):
 
     @property
     def median_s(self) -> float:
-        """Forward plus backward."""
+        """Sum of the median forward and the median backward time."""
         return self.forward.median_s + self.backward.median_s
 
 
@@ -122,7 +121,7 @@ class OverheadRow(Record):
     what: str
     seconds: float
     share: float
-    calls: float | None = None  # calls in a step; None for waits
+    calls: float | None = None  # calls in a step; None: waiting time has no calls
 
 
 class OperatorRow(Record):
@@ -145,7 +144,7 @@ class AgreementRow(Record):
 
     @property
     def error(self) -> float:
-        """Difference of Paceline's time to torch.profiler's, relative to the latter."""
+        """Relative error of Paceline's time, with torch.profiler's time as the reference."""
         return self.ours_s / self.torch_s - 1 if self.torch_s else 0.0
 
 
@@ -182,7 +181,7 @@ class TensorMemory(Record):
 
 
 class AttemptRow(Record):
-    """A batch size tried in a separate process; `why` states the outcome."""
+    """A batch size that was tried in a separate process; `why` explains `fits`."""
 
     batch_size: int
     fits: bool
@@ -192,7 +191,7 @@ class AttemptRow(Record):
 
 
 class LargestBatch(Record):
-    """The largest batch that fits into `limit_nbytes` on one worker; 0 if none fits."""
+    """The largest batch that fits into `limit_nbytes` on one worker; 0 if no batch fits."""
 
     batch_size: int
     limit_nbytes: int

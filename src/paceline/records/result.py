@@ -25,15 +25,15 @@ from paceline.strategies import EXCHANGES
 class PlanRow(Record):
     """One planned configuration.
 
-    `range_share`: half width of `range_s`, relative to `step_s`; in nine of ten cases `range_s`
-    should contain the median measured step. `efficiency`: throughput, divided by the throughput
+    `range_share`: relative uncertainty. In nine of ten cases the median measured step should be
+    within `step_s` * (1 ± `range_share`). `efficiency`: throughput, divided by the throughput
     without exchange. `link_nbytes_per_step`: bytes by direction of a link (in a ring, the slowest).
-    `memory_nbytes`: bytes needed on each device, and on each host that holds tensors.
-    `hosts`: number of hosts of the workers. `is_balanced`: whether the plan splits the batch by the
-    workers' speeds.
+    `memory_nbytes`: bytes needed on each device, and on each host that holds tensors. `hosts`:
+    number of hosts of the workers. `is_balanced`: whether faster workers get more samples.
     `after_backward`: seconds of backward and exchange; None if the strategy does not report them.
-    `is_same_training`: whether one worker with the whole batch would compute the same training.
-    `steps_to_loss`: relative number of steps to the loss of synchronous training; None if unknown.
+    `is_same_training`: whether the plan trains like one worker with the whole batch.
+    `steps_to_loss`: steps until synchronous training's loss, relative to synchronous training; None
+    if unknown.
     """
 
     strategy: str
@@ -91,8 +91,9 @@ class PlanRow(Record):
 class AdviceRow(Record):
     """Compares the best plan with a codec and the best plan without a codec.
 
-    `pays`: whether the former is faster even at the worst ends of both ranges. `link_busy`: share
-    of the step in which the busiest link is used by `workers` without a codec.
+    `pays`: whether the codec is faster even if its step takes the longest expected time, and the
+    step without a codec the shortest. `link_busy`: share of a step in which the busiest link
+    transmits, without a codec and with the same number of workers.
     """
 
     pays: bool
@@ -129,8 +130,8 @@ class RankingRows(Record):
     """All plans of a machine, best first.
 
     `workers_worth`: the smallest number of workers with a throughput within 2 % of the best; None
-    if all plans have the same number of workers, unless this number is 1. `alone_samples_per_s`:
-    throughput of the best single worker, if planned.
+    if all plans have the same number of workers, greater than 1. `alone_samples_per_s`: throughput
+    of the best single worker, if planned.
     """
 
     plans: tuple[PlanRow, ...]

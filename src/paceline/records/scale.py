@@ -21,7 +21,7 @@ _MOST = 64  # maximum number of values of a setting
 
 
 class Point(NamedTuple):
-    """A method with a number of workers and a batch size.
+    """A strategy (`method`) with a number of workers and a batch size.
 
     With scaling "strong" `batch` is the batch size of all workers together; otherwise `batch` is
     the batch size of each worker. With "weak" an epoch's samples grow with the number of workers.
@@ -70,10 +70,10 @@ class ScaleSettings(Record):
         tuple(EXCHANGES), description="Strategies to compare, such as allreduce,tree."
     )
     scaling: _Scalings = Field(
-        ("strong",), description="Workers share a batch (strong), or each has a whole one (weak)."
+        ("strong",), description="Workers share a batch (strong), or each has its own batch (weak)."
     )
     overhead: bool = Field(
-        False, description="Measure each strategy's overhead with a single worker."
+        False, description="Let a single worker run each exchange, to measure the overhead."
     )
     kinds: Annotated[tuple[Kind, ...], BeforeValidator(read_list)] = Field(
         (),
@@ -96,7 +96,6 @@ class ScaleSettings(Record):
     classes: int = Field(10, ge=2, description="Classes of the random samples.")
     profile_s: Seconds = Field(1.0, description="Duration of the profile before planning.")
     deadline_s: Seconds = Field(600.0, description="Time limit of a repetition.")
-    seed: int = Field(0, ge=0, lt=2**63, description="Seed of the weights and the samples.")
 
     @field_validator("strategy")
     @classmethod
@@ -144,7 +143,7 @@ class ScaleSettings(Record):
 
     @property
     def points(self) -> Iterator[Point]:
-        """The points of all cells."""
+        """All combinations of strategy, number of workers, batch size and scaling."""
         for batch, workers, scaling, method in product(
             self.batch_size, self.workers, self.scaling, self.strategy
         ):
@@ -152,7 +151,7 @@ class ScaleSettings(Record):
 
 
 class ScaleCell(Record):
-    """The time and memory of an epoch with a method, number of workers and batch size.
+    """The time and memory of an epoch with one strategy, number of workers and batch size.
 
     `batch`: as in `Point`. `epoch_s`: number of steps times the median step time of the
     repetitions. `spread`: quartiles of the repetitions; in a predicted cell, the range that should
@@ -185,7 +184,7 @@ class ScaleCell(Record):
 
     @property
     def num_shares(self) -> int:
-        """The samples of an epoch, divided by the setting `samples`."""
+        """Samples of the cell's epoch, in multiples of the setting `samples`."""
         return self.workers if self.scaling == "weak" else 1
 
 
@@ -199,7 +198,7 @@ class TimedCell(ScaleCell):
 
     @property
     def rate(self) -> float:
-        """Samples per second, divided by the setting `samples`; comparable between cells."""
+        """Relative throughput: samples per second in multiples of the setting `samples`."""
         return self.num_shares / self.epoch_s
 
     @property
@@ -220,7 +219,7 @@ class TimedCell(ScaleCell):
         return -(-self.batch // self.workers) if self.scaling == "strong" else self.batch
 
     def differs_from(self, other: "TimedCell") -> bool:
-        """Return whether the cells' spreads of seconds per sample do not overlap."""
+        """Return whether the two cells' ranges of seconds per sample are disjoint."""
         (low, high), (other_low, other_high) = self._bounds_s, other._bounds_s
         return high < other_low or other_high < low
 
@@ -240,7 +239,7 @@ def timed(cells: Iterable[ScaleCell]) -> list[TimedCell]:
 
 
 def most_real(cells: Sequence[TimedCell]) -> list[TimedCell]:
-    """Return the measured cells; without any, the rehearsed cells, or else the predicted ones."""
+    """Return all measured cells; if there are none, all rehearsed cells, or else all cells."""
     first = next((kind for kind in Origin if any(cell.kind is kind for cell in cells)), None)
     return [cell for cell in cells if cell.kind is first]
 

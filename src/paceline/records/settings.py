@@ -54,10 +54,10 @@ class PlanSettings(Record):
     precision: Precision = Field("float32", description="Precision of forward and backward.")
     measured: str | None = Field(
         None,
-        description="Samples per second measured on one device: 350/s, or 350/s@128 at batch 128.",
-    )
-    profile: Path | None = Field(
-        None, description="Profile of the model on one device, from `paceline profile`."
+        description=(
+            "Measured samples per second of one device: 350/s, 350/s@128 at batch 128, or the "
+            "folder of a `paceline profile` of the model."
+        ),
     )
     profile_s: Seconds = Field(4.0, description="Duration of the profile before planning.")
     output: Path | None = Field(
@@ -68,8 +68,8 @@ class PlanSettings(Record):
 def validated_settings(values: Mapping[str, Any]) -> TrainSettings:
     """Validate the settings of a training; InvalidInput names the wrong field.
 
-    A setting of None gets the default of the strategy or of a built-in model. With a user's model
-    the setting stays None, because the model may be a recipe with its own optimizer.
+    A setting of None gets the default of the strategy or of a built-in model. For a user's model
+    the setting stays None, because the user's recipe may define its own optimizer.
     """
     given = {name: value for name, value in values.items() if value is not None}
     if "epochs" in given and "steps" in given:
@@ -106,7 +106,7 @@ def validated_rehearsal(values: Mapping[str, Any]) -> RehearseSettings:
 
 
 def _check(settings: RunSettings) -> None:
-    """Validate `profile_s` and the options, whose numbers must fit into run.toml."""
+    """Check that options fit the strategy and run.toml, and that `profile_s` may be 0."""
     for name in ("options", "optimizer_options"):
         check_numbers(getattr(settings, name, {}), name, largest=sys.float_info.max)
     is_named = settings.strategy != AUTO
@@ -160,8 +160,8 @@ def _of_strategy(given: dict[str, Any], kind: type[RunSettings]) -> dict[str, An
         return _numbered(given)
     workers = str(given.get("workers", kind.model_fields["workers"].default))
     strategy.options.count_workers(workers)
-    # Keep `workers` as text: RunSettings requires an integer to be at most batch_size, but here
-    # each worker has separate batches.
+    # Keep `workers` as text: RunSettings would refuse an integer greater than batch_size, but each
+    # worker of this strategy has its own batches.
     return given | {"workers": workers}
 
 
@@ -224,7 +224,7 @@ def _refuse_useless(
 
 
 def _knowing(name: str) -> list[str]:
-    """Return the names of strategies with this optional setting; [] if it is not optional."""
+    """Return the strategies that support an optional setting; [] if all strategies support it."""
     return [one.name for one in STRATEGIES.values() if name in one.options.settings]
 
 

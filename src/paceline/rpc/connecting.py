@@ -46,11 +46,7 @@ class ConnectingWorkers(Record, ABC):
 class WorkerProcessSettings(ConnectingWorkers):
     """Settings of `paceline worker`, and of the worker processes that a hub starts."""
 
-    workers: Numbers | None = Field(
-        None,
-        description="Numbers of the workers on this device, such as 2,3. Default: 0 to lanes - 1.",
-    )
-    lanes: int = Field(2, ge=1, description="Number of workers on this device.")
+    workers: Numbers = Field((0, 1), description="Numbers of the workers on this device.")
     device: str | None = Field(
         None, description="Device, such as cpu or cuda:0. Default: a GPU if there is one."
     )
@@ -59,4 +55,4 @@ class WorkerProcessSettings(ConnectingWorkers):
     @property
     def numbers(self) -> tuple[int, ...]:
         """The numbers of the workers on this device."""
-        return tuple(range(self.lanes)) if self.workers is None else self.workers
+        return self.workers

@@ -1,9 +1,9 @@
 """Train elastically with torchft: start a lighthouse and workers, and restart lost workers.
 
     launcher   lighthouse | worker 0, 1, 2 | worker 1 is lost: restarted, and rejoins the others
-    worker     its own store, a torchft manager, the session
+    worker     a TCPStore, a torchft manager, the training
 
-Each worker is a process that runs `main` with REQUEST, NUMBER and LIGHTHOUSE.
+Each worker is a process that runs `main` with the arguments REQUEST, NUMBER and LIGHTHOUSE (a URL).
 """
 
 import logging
@@ -40,8 +40,8 @@ _TICK_MS, _HEARTBEAT_MS = 100, 5000
 def carry_out(request: RunRequest) -> None:
     """Train with elastic workers, and wait until this machine's workers have ended.
 
-    Raises InvalidInput without torchft or for invalid worker numbers, WorkerLost if a worker is
-    lost repeatedly, and WorkersFailed for an error that a worker reported.
+    Raises InvalidInput if torchft is not installed or a worker number is too large, WorkerLost if a
+    worker is lost repeatedly, and WorkersFailed if a worker has reported an error.
     """
     settings = request.settings
     assert isinstance(settings, TrainSettings)  # only a training is elastic
@@ -61,7 +61,7 @@ def carry_out(request: RunRequest) -> None:
 
 
 class _Workers:
-    """The workers of this machine; a lost worker is restarted."""
+    """The worker processes of this machine; a worker that a signal kills is restarted."""
 
     def __init__(self, request: RunRequest, numbers: tuple[int, ...], lighthouse: str) -> None:
         self._request, self._numbers, self._lighthouse = request, numbers, lighthouse
@@ -123,7 +123,7 @@ class _Workers:
 
 @contextmanager
 def _lighthouse(settings: TrainSettings) -> Iterator[str]:
-    """Yield the address of the lighthouse in the settings, or of a lighthouse started here."""
+    """Yield the URL of the lighthouse in the settings; without one, start a lighthouse here."""
     if settings.lighthouse is not None:
         yield settings.lighthouse
         return
@@ -149,7 +149,7 @@ def _lighthouse(settings: TrainSettings) -> Iterator[str]:
 
 @contextmanager
 def _managed(settings: TrainSettings, number: int, lighthouse: str) -> Iterator[Any]:
-    """Yield a worker's torchft manager; each worker has its own store and is one replica group."""
+    """Yield a worker's torchft manager; each worker has a TCPStore and is one replica group."""
     from torchft import Manager, ProcessGroupGloo
 
     host = _address_towards(lighthouse)
@@ -181,7 +181,7 @@ def _managed(settings: TrainSettings, number: int, lighthouse: str) -> Iterator[
 
 
 def _address_towards(lighthouse: str) -> str:
-    """Return this machine's address for connections from the lighthouse's machine."""
+    """Return the local IP address with which this machine reaches the lighthouse."""
     parts = urlsplit(lighthouse)
     if parts.hostname is None or parts.port is None:
         raise InvalidInput("lighthouse", "must be a URL with a host and a port", got=lighthouse)
@@ -203,7 +203,7 @@ def _go_through(request: RunRequest, number: int, lighthouse: str, group: Group)
 
 
 def main() -> None:
-    """Run one worker."""
+    """Run one elastic worker."""
     # Hide a warning about NCCL that torchft repeats whenever workers join or leave.
     logging.getLogger("torchft").setLevel(logging.ERROR)
     request, number, lighthouse = sys.argv[1:]

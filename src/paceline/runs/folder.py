@@ -25,11 +25,11 @@ from paceline.records.result import AnyResult, PlanResult, RankingRows
 from paceline.report import advice, metrics, write_report
 from paceline.report.plans import Form, present
 
-_by_torchrun = count(1)  # number of this process's next run under torchrun
+_by_torchrun = count(1)  # number of the next run that this process starts under torchrun
 
 
 def new_id(model: str, suffix: str = "") -> str:
-    """Return a folder name: the time, the model, and a suffix such as "-rehearsed"."""
+    """Return a unique folder name from the time, the model, and a suffix such as "-rehearsed"."""
     return f"{_prefix(time.time(), model)}{suffix}-{uuid4().hex[:4]}"
 
 
@@ -41,8 +41,8 @@ def _prefix(began_s: float, model: str) -> str:
 def id_by_torchrun(model: str, suffix: str = "") -> str:
     """Return a folder name that stays the same when torchrun restarts the run.
 
-    The name contains the start time and a checksum of this process's parent, which is torchrun. A
-    number is appended for the second and later runs of a program.
+    The name contains the start time of torchrun, which is the parent process, and a checksum of its
+    process id. A number is appended for the second and later runs of a program.
     """
     parent = os.getppid()
     began_s = psutil.Process(parent).create_time()
@@ -67,10 +67,10 @@ def make_folder(
 def run_folder(
     output: Path, run_id: str, settings: Record, *, exists: bool = False
 ) -> Iterator[Path]:
-    """Yield the folder of a run, with the run's settings written into the folder.
+    """Create the folder of a run, write the settings as run.toml, and yield the folder.
 
-    With `exists`, the folder may already exist. Otherwise a folder that contains only the settings
-    is removed at the end. Raises InvalidInput if the folder cannot be created or written to.
+    With `exists`, the folder may already exist. Otherwise the folder is removed at the end if it
+    then contains only run.toml. Raises InvalidInput if the folder cannot be created or written to.
     """
     folder = make_folder(output, run_id, exists=exists)
     try:
@@ -101,9 +101,9 @@ def show_plan(
     is_measured: bool,
     **fields: Any,
 ) -> None:
-    """Print a ranking, and save the ranking in a new folder in `output` unless `output` is None.
+    """Print a ranking; if `output` is given, also save the ranking in a new folder there.
 
-    `fields`: the other fields of the `PlanResult` that is printed and saved.
+    `fields`: further fields of the `PlanResult`, which is printed and saved.
     """
     rows = RankingRows.of(ranking)
     found = advice.findings(metrics.of_ranking(rows, is_measured=is_measured))

@@ -1,6 +1,6 @@
-"""Forecast strategies on this machine from a runner's measurements, and choose one.
+"""Profile strategies on this machine, forecast their step times, and choose the fastest.
 
-Before a training, `alone_or_together` also decides whether rank 0 alone would be faster.
+`alone_or_together` also decides whether rank 0 alone would train faster than all ranks.
 """
 
 import logging
@@ -39,17 +39,17 @@ from paceline.planner.grouping import with_best_chunk
 from paceline.records.settings import AUTO
 from paceline.strategies import EXCHANGES, IN_STEP, find_strategy
 
-_HOPELESS = 1.5  # exchanges predicted or measured to be slower by this factor are not tried
+_HOPELESS = 1.5  # exchanges predicted to be slower than the best by this factor are not tried
 _HOPELESS_ALONE = 2.5  # the same for one rank alone: of two ranks, one is always tried
-_ALIKE = 1.6  # limit for preferring rank 0: its step time / step time of the fastest rank
+_ALIKE = 1.6  # rank 0 counts as fastest if its step takes at most this multiple of the fastest
 logger = logging.getLogger(__name__)
 
 
 def forecasts_of(session: TrainingSession, runner: Runner) -> list[Forecast]:
-    """Profile and forecast the session's strategy, and the strategies comparable with it.
+    """Profile and forecast the session's strategy, the best forecast first.
 
-    Strategies that exchange whole gradients are profiled in turns. The best forecast comes first.
-    The list is empty if the runner measures nothing.
+    A strategy that exchanges whole gradients is profiled in turns with the other strategies of this
+    kind, which are forecast, too. The list is empty if the runner measures nothing.
     """
     strategy, config = session.strategy, session.config
     if not isinstance(runner, ReplicaRunner):
@@ -89,9 +89,9 @@ def ranking_of(session: TrainingSession, runner: Runner, forecasts: Sequence[For
     """Rank `forecasts` together with new forecasts of all other synchronous strategies.
 
     A strategy that cannot be profiled is listed as refused. All strategies are profiled twice, in
-    turns, and the faster forecast counts, so that other programs on the machine do not decide the
-    order. Finally rank 0 profiles one worker that uses the whole machine. All ranks must call this
-    together; only rank 0 gets all forecasts.
+    turns, and the faster forecast counts, so that a short load by other programs does not decide
+    the order. Finally rank 0 profiles one worker that uses the whole machine. All ranks must call
+    this together; only rank 0 gets all forecasts.
     """
     if session.strategy.is_led:  # a hub or coordinator cannot profile synchronous ranks
         return Ranking(tuple(forecasts), ())
@@ -158,9 +158,9 @@ def candidates_of(
     forecasts: Sequence[Forecast],
     decide: Callable[[str], None],
 ) -> dict[str, Callable[[], ModelReplica]]:
-    """Return factories of the exchanges that may be the fastest, the simplest first.
+    """Return factories of the exchanges that may be fastest, the simplest exchange first.
 
-    Calls `decide` with a text that names the exchanges and their predicted step times.
+    Calls `decide` with a text that lists the exchanges with their predicted step times.
     """
     # Profiles differ between ranks, so rank 0 decides for all.
     predicted = group.gather({one.exchange: one.step_s for one in worth_trying(forecasts)})[0]
@@ -191,7 +191,7 @@ def candidates_of(
 
 
 def worth_trying(forecasts: Sequence[Forecast]) -> list[Forecast]:
-    """Return `forecasts`, without codecs that are predicted to save less than 2 % of a step."""
+    """Drop the forecasts whose codec is predicted to save less than 2 % of a step."""
     plain_s = {one.strategy: one.step_s for one in forecasts if gradient_codec(one.config) is None}
     return [
         one
@@ -207,11 +207,11 @@ def train_best(
     forecasts: Sequence[Forecast],
     slow: Collection[str],
 ) -> tuple[Forecast, Outcome]:
-    """Train with the exchange that is fastest in the run's own steps, and log each choice.
+    """Train while timing the exchanges, use the fastest exchange, and log each choice.
 
     Exchanges predicted to be much slower than the fastest are not tried, except torch's own
-    all-reduce. Exchanges of `slow` are tried only if steps change. Returns the forecast of the
-    strategy used last, and the outcome.
+    all-reduce. The exchanges in `slow` are tried only if step times change later. Returns the
+    forecast of the last used exchange, and the outcome.
     """
     group, decisions = session.group, list[str]()
 
@@ -245,10 +245,10 @@ def train_best(
 
 
 class Found(NamedTuple):
-    """Result of a comparison with a rank alone.
+    """Whether rank 0 should train alone, and the exchanges that are too slow to try.
 
-    `why_alone`: why rank 0 should train alone; None if it should not. `slow`: exchanges that were
-    much slower than another one.
+    `why_alone`: None if all ranks should train together. `slow`: exchanges that took much longer
+    than the fastest exchange.
     """
 
     why_alone: str | None = None
@@ -258,14 +258,13 @@ class Found(NamedTuple):
 def alone_or_together(
     session: TrainingSession, runner: Runner, forecasts: Sequence[Forecast]
 ) -> Found:
-    """Decide whether rank 0 should train alone.
+    """Decide whether rank 0 should train alone; all ranks must call this together.
 
-    Times steps with the whole batch, in turns by the fastest rank alone and by all ranks. All ranks
-    must call this together.
+    Times steps with the whole batch. The fastest rank alone and all ranks together take turns.
     """
     settings, group = session.settings, session.group
     if not isinstance(runner, ReplicaRunner) or session.strategy.name not in EXCHANGES:
-        return Found()  # with strategy local, one worker would learn differently
+        return Found()  # strategy local trains differently with one worker
     if group.world_size == 1 or runner.setup.first is None:
         return Found()
     profiled = runner.with_equal_shares
@@ -279,7 +278,7 @@ def alone_or_together(
     )
     # Rank 0 decides, because profiles differ between ranks.
     own = *_plausible(seconds, forecasts, group.world_size), parts
-    lone_rank, predicted, parts = group.gather(own)[0]
+    fastest, predicted, parts = group.gather(own)[0]
     if not predicted:
         return Found()
     exchanges, by_name = {}, {one.exchange: one for one in forecasts}
@@ -290,24 +289,24 @@ def alone_or_together(
             replica, config=by_name[name].config, group=group, init_sync=False
         )
     found = compare_with_alone(
-        runner.setup, group, exchanges, parts, lone_rank, min(predicted.values())
+        runner.setup, group, exchanges, parts, fastest, min(predicted.values())
     )
     if not found.is_alone_faster:
         return Found(slow=found.slow)
     figures = (
-        f"worker {lone_rank} alone takes {duration(found.alone_s)} a step, all "
+        f"worker {fastest} alone takes {duration(found.alone_s)} a step, all "
         f"{group.world_size} workers {duration(found.best_s)}"
         f"{' (predicted)' if found.is_predicted else ''}"
     )
-    if lone_rank == 0:
-        return Found(f"{figures}: it continues without the others (--keep-all keeps them)")
+    if fastest == 0:
+        return Found(f"{figures}: worker 0 trains alone (--keep-all keeps all workers)")
     if group.rank == 0:
-        logger.warning("%s: start worker 0 on its machine to train without the others", figures)
+        logger.warning("%s: to train there alone, start worker 0 on that machine", figures)
     return Found(slow=found.slow)
 
 
 def may_be_alone(settings: RunSettings) -> bool:
-    """Whether the settings leave the number of workers to this program."""
+    """Return whether the settings allow training with fewer workers than requested."""
     if not isinstance(settings, TrainSettings) or settings.keep_all:
         return False
     return settings.strategy == AUTO or settings.balance is not None
@@ -318,9 +317,8 @@ def _plausible(
 ) -> tuple[int, dict[str, float]]:
     """Return the fastest rank, and the predicted step times of exchanges to compare it with.
 
-    There is no such exchange if the fastest rank is too slow.
-
-    Ranks of one machine share its cores; a rank that trains alone has all cores.
+    There are no exchanges if the rank alone is predicted to be too slow. Ranks of one
+    machine share its cores; a rank that trains alone gets all cores.
     """
     fastest, best = min(range(num_ranks), key=seconds.__getitem__), forecasts[0]
     if seconds[0] <= _ALIKE * seconds[fastest]:
@@ -335,7 +333,7 @@ def _plausible(
 
 
 def _seconds_of_samples(profiled: Profile, factor: float) -> list[float]:
-    """Return each rank's seconds for a step with `factor` times the rank's profiled samples."""
+    """Return the seconds of a step on each rank, with `factor` times its profiled samples."""
     own_s = {device.name: 0.0 for device in profiled.machine.devices}
     for key, seconds in profiled.durations.items():
         if key.kind in (Kind.FORWARD, Kind.BACKWARD):

@@ -1,6 +1,6 @@
-"""Carry out a request in new ranks, in the ranks of torchrun, or in this process.
+"""Run a request in new processes, in the ranks that torchrun started, or in this process.
 
-The launcher starts ranks, which run `main`; under torchrun each rank calls `work`. Only rank 0
+Each new process is one rank and runs `main`; under torchrun each rank calls `work`. Only rank 0
 prints: tables and results on standard output, progress on standard error.
 """
 
@@ -45,9 +45,9 @@ logger = logging.getLogger(__name__)
 
 
 def requested(verb: Verb, values: Mapping[str, Any], **how: bool) -> RunRequest:
-    """Validate a command's settings, and return the request.
+    """Validate the settings of `verb`, and build the request.
 
-    `how`: the request's other fields. Under torchrun, a missing `workers` becomes the world size.
+    `how`: other fields of `RunRequest`. Under torchrun, `workers` defaults to the world size.
     Raises InvalidInput, which names the wrong setting.
     """
     settings: TrainSettings | RehearseSettings
@@ -86,10 +86,10 @@ def under_torchrun() -> bool:
 
 
 def take_part(request: RunRequest) -> tuple[RunResult, Path]:
-    """Carry out this rank's part of a request, in a user's program under torchrun.
+    """Run this rank of a request in a user's program that torchrun started.
 
-    Returns the result, and the folder, which is on rank 0's machine. Raises WorkersFailed for an
-    error that a rank has reported.
+    Returns the run's result and folder on every rank; the folder exists on rank 0's machine only.
+    Raises WorkersFailed if a rank has reported an error.
     """
     _check_led(request)
     written: list[str] = []
@@ -113,10 +113,10 @@ def take_part(request: RunRequest) -> tuple[RunResult, Path]:
 
 
 def carry_out(request: RunRequest) -> Path:
-    """Carry out a request, and return the folder of the run.
+    """Run a request, and return the folder of the run.
 
     Raises WorkersFailed for an error that a worker has reported, and InvalidInput or WorkerLost for
-    other errors. Under torchrun this process is a rank and ends instead of returning.
+    other errors. Under torchrun this process is a rank, so it exits instead of returning.
     """
     settings = request.settings
     if under_torchrun():
@@ -136,7 +136,7 @@ def carry_out(request: RunRequest) -> Path:
             launch(command, num_workers)
 
         return folder_of(with_restarts(attempt, request))
-    # The session runs in this process, which starts the workers itself.
+    # A hub or coordinator runs in this process, and starts or admits the workers itself.
     if settings.listen is None:
         running = strategy_of(settings).running
         roles = running.roles(configuration(settings)) if running else ()
@@ -144,7 +144,7 @@ def carry_out(request: RunRequest) -> Path:
     log_to_stderr()
 
     def alone(request: RunRequest) -> None:
-        with torch.random.fork_rng(devices=[]):  # keep the program's random state
+        with torch.random.fork_rng(devices=[]):  # keep the user's random state
             try:
                 go_through(request, Group.alone(torch.device("cpu"), settings.deadline_s))
             except Interrupted as error:
@@ -154,7 +154,7 @@ def carry_out(request: RunRequest) -> Path:
 
 
 def folder_of(request: RunRequest) -> Path:
-    """Return the folder of the run."""
+    """Return the folder of a request's run."""
     return request.settings.output / request.run_id
 
 
@@ -177,7 +177,7 @@ def check_cores(processes: int) -> None:
 
 
 def work(request: RunRequest) -> int:
-    """Carry out this rank's part of a request, report its error, and return the exit code."""
+    """Run this rank of a request, print an error if any, and return the exit code."""
     return _as_rank_of(request, partial(go_through, request))
 
 
@@ -189,5 +189,5 @@ def _as_rank_of(request: RunRequest, go: Callable[[Group], None]) -> int:
 
 
 def main() -> None:
-    """Carry out the request in `sys.argv[1]`."""
+    """Run one rank of the request in `sys.argv[1]`, as JSON."""
     leave(work(RunRequest.model_validate_json(sys.argv[1])))

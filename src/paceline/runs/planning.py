@@ -36,12 +36,10 @@ def plan(
     batch_size: int = 64,
     input_shape: tuple[int, ...] | None = None,
     workers: int | None = None,
-    strategies: Sequence[str | Strategy] | None = None,
-    strategy: str | Strategy | None = None,
+    strategy: str | Strategy | Sequence[str | Strategy] | None = None,
     options: Mapping[str, Any] | None = None,
     precision: Precision = "float32",
-    measured: str | float | None = None,
-    profile: str | Path | None = None,
+    measured: str | float | Path | None = None,
 ) -> Ranking:
     """Forecast each strategy on a machine with 1, 2, ... workers, and rank the forecasts.
 
@@ -51,18 +49,18 @@ def plan(
 
     `machine`: a machine file, or the name of one of machines/*.toml. `batch_size`: samples of a
     step over all workers. `input_shape`: shape of one sample, required for modules and factories.
-    `workers`: plan only this number of workers. `strategies` or `strategy`: plan only these
+    `workers`: plan only this number of workers. `strategy`: plan only this strategy or these
     strategies, each a name, package.module:record or `Strategy`. `options`: fields of a single
     strategy's configuration; if `options` include a codec, plans without a codec are compared, too.
     `precision`: "bfloat16" or "float16" computes with two bytes per value. `measured`: throughput
     of one device, such as "350/s", or "350/s@128" for batch size 128. Without "@", the batch size
-    is `batch_size` divided by `workers` (1 if not given). `profile`: folder or result.json of
-    `paceline profile` with one worker, instead of `measured`. Raises InvalidInput if the model, the
-    machine or the numbers do not fit.
+    is `batch_size` divided by `workers` (1 if not given). `measured` can also be the folder or
+    result.json of `paceline profile` with one worker. Raises InvalidInput if the model, the machine
+    or the numbers do not fit.
     """
-    asked = model, machine, batch_size, input_shape, workers, precision, measured, profile
+    asked = model, machine, batch_size, input_shape, workers, precision, measured
     workload, known = question(*asked)
-    chosen = _chosen(known, model, input_shape, strategy, strategies, options)
+    chosen = _chosen(known, model, input_shape, strategy, options or {})
     return search(workload, known, chosen, batch_size, workers, options or {})
 
 
@@ -73,12 +71,10 @@ def sweep(
     batch_size: int = 64,
     input_shape: tuple[int, ...] | None = None,
     workers: int | None = None,
-    strategies: Sequence[str | Strategy] | None = None,
-    strategy: str | Strategy | None = None,
+    strategy: str | Strategy | Sequence[str | Strategy] | None = None,
     options: Mapping[str, Any] | None = None,
     precision: Precision = "float32",
-    measured: str | float | None = None,
-    profile: str | Path | None = None,
+    measured: str | float | Path | None = None,
 ) -> Sweep:
     """Return the rankings of `plan` over a range of link bandwidths or latencies.
 
@@ -86,9 +82,9 @@ def sweep(
     applies to the links between hosts; for a single host, to all links. Without `workers` all
     devices are used. Raises the same errors as `plan`.
     """
-    asked = model, machine, batch_size, input_shape, workers, precision, measured, profile
+    asked = model, machine, batch_size, input_shape, workers, precision, measured
     workload, known = question(*asked)
-    chosen = _chosen(known, model, input_shape, strategy, strategies, options)
+    chosen = _chosen(known, model, input_shape, strategy, options or {})
     links = parse_range(over)
     return sweep_links(workload, known, chosen, batch_size, links, workers, options or {})
 
@@ -104,8 +100,7 @@ def forecast(
     input_shape: tuple[int, ...] | None = None,
     balanced: bool = False,
     precision: Precision = "float32",
-    measured: str | float | None = None,
-    profile: str | Path | None = None,
+    measured: str | float | Path | None = None,
 ) -> Forecast:
     """Forecast one configuration of a strategy on the first `workers` devices of a machine.
 
@@ -118,7 +113,7 @@ def forecast(
     named = find_strategy(strategy) if isinstance(strategy, str) else strategy
     if balanced and named.planning.plan_balanced is None:
         raise InvalidInput("balanced", f"is not supported by strategy {named.name}")
-    asked = model, machine, batch_size, input_shape, workers, precision, measured, profile
+    asked = model, machine, batch_size, input_shape, workers, precision, measured
     workload, known = question(*asked)
     count = min(known.num_devices, batch_size) if workers is None else workers
     given = dict(options or {})
@@ -132,14 +127,15 @@ def _chosen(
     machine: Machine,
     model: "str | nn.Module | Recipe",
     input_shape: tuple[int, ...] | None,
-    one: str | Strategy | None,
-    several: Sequence[str | Strategy] | None,
-    options: Mapping[str, Any] | None,
+    given: str | Strategy | Sequence[str | Strategy] | None,
+    options: Mapping[str, Any],
 ) -> list[Strategy]:
-    """Return the given strategies, or the usual ones; options require a single strategy."""
-    if one is not None and several is not None:
-        raise InvalidInput("strategy", "cannot be combined with strategies")
-    each = [one] if one is not None else several or ()
+    """Return the strategies to plan; InvalidInput for options with several strategies.
+
+    The default is all strategies that can run, and for a cluster also those that can only be
+    planned.
+    """
+    each = [given] if isinstance(given, str | Strategy) else given or ()
     named = [find_strategy(known) if isinstance(known, str) else known for known in each]
     if options and len(named) != 1:
         raise InvalidInput("options", "requires a single strategy", hint="set strategy")
@@ -147,7 +143,7 @@ def _chosen(
         check_options(named[0], options)
     on_cluster = isinstance(machine, Cluster)
     usual = (known for known in STRATEGIES.values() if on_cluster or known.running is not None)
-    return [_trying(known, model, input_shape, options or {}) for known in named or usual]
+    return [_trying(known, model, input_shape, options) for known in named or usual]
 
 
 def _trying(
@@ -156,9 +152,9 @@ def _trying(
     input_shape: tuple[int, ...] | None,
     options: Mapping[str, Any],
 ) -> Strategy:
-    """Return the strategy, limited to plans with cuts that the model allows.
+    """Limit a strategy that splits the model between layers to splits that the model allows.
 
-    A built-in model without options needs no limit, because tests try the model's default cut.
+    A built-in model without options needs no limit, because tests check its default split.
     """
     is_known = isinstance(model, str) and recorded(model, 1) is not None
     planning = strategy.planning
@@ -192,10 +188,9 @@ def question(
     input_shape: tuple[int, ...] | None,
     workers: int | None,
     precision: Precision,
-    measured: str | float | None,
-    profile: str | Path | None,
+    measured: str | float | Path | None,
 ) -> tuple[Callable[[int], Workload], Machine]:
-    """Return what a plan is about: a worker's workload by its samples, and the machine."""
+    """Return a function from a worker's batch size to its workload, and the machine."""
     known = machine if isinstance(machine, Machine) else find_machine(str(machine))
     if batch_size < 1:
         raise InvalidInput("batch_size", "must be at least 1", got=batch_size)
@@ -205,15 +200,11 @@ def question(
         known,
         partial(_workload_of, model, input_shape),
         precision,
-        is_measured=measured is not None or profile is not None,
+        is_measured=measured is not None,
     )
-    if measured is not None and profile is not None:
-        raise InvalidInput("measured", "cannot be combined with profile")
     if measured is not None:
         own = -(-batch_size // (workers or 1))
-        known = calibrated(known, workload, DeviceRate.parse(measured), own)
-    elif profile is not None:
-        known = calibrated(known, workload, _profiled(Path(profile), model), batch_size)
+        known = calibrated(known, workload, _rate(measured, model), own)
     return workload, known
 
 
@@ -230,13 +221,16 @@ def _workload_of(
     return workload_of(model, batch_size, input_shape)
 
 
-def _profiled(path: Path, model: object) -> DeviceRate:
-    """Read a device's rate from the folder or the result.json of a profile with one worker."""
+def _rate(measured: str | float | Path, model: object) -> DeviceRate:
+    """Parse the rate of a device, or read the rate from a profile of `model` with one worker."""
+    path = Path(str(measured))
+    if not isinstance(measured, Path) and not path.exists():
+        return DeviceRate.parse(measured)
     result = read_result(path.parent if path.is_file() else path)
     if not isinstance(result, ProfileResult) or result.settings.workers != 1:
         problem = f"{path} is not a profile with one worker"
-        raise InvalidInput("profile", problem, hint="paceline profile MODEL --workers 1")
+        raise InvalidInput("measured", problem, hint="paceline profile MODEL --workers 1")
     if isinstance(model, str) and model != result.settings.model:
-        raise InvalidInput("profile", f"{path} is of model {result.settings.model}, not {model}")
+        raise InvalidInput("measured", f"{path} is of model {result.settings.model}, not {model}")
     size = result.settings.batch_size
     return DeviceRate(size / result.step.median_s, size)

@@ -29,9 +29,9 @@ def require_tensorboard() -> None:
 
 
 class TerminalProgress(Progress):
-    """Shows a run's progress on a console.
+    """Shows a run's progress on a console, and writes scalars for TensorBoard.
 
-    `scalars`: folder for a TensorBoard event file with scalars of each epoch, from number 1 on.
+    `scalars`: folder of the TensorBoard event file; None writes no scalars.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class TerminalProgress(Progress):
             from torch.utils.tensorboard import SummaryWriter  # optional dependency
 
             self._board = SummaryWriter(str(scalars))
-        self._num_samples: float | None = None  # per epoch, if known
+        self._num_samples: float | None = None  # samples per epoch, if known
         self.samples_per_step = 1.0
         self._doing = doing
         self._bar = Bar(
@@ -61,7 +61,7 @@ class TerminalProgress(Progress):
         self._said_s = time.monotonic()
 
     def close(self) -> None:
-        """Remove the bar, and flush the scalars."""
+        """Remove the bar, and close the TensorBoard file."""
         self._bar.stop()
         if self._board is not None:
             self._board.close()
@@ -77,7 +77,7 @@ class TerminalProgress(Progress):
             self._bar.stop()  # otherwise tables on standard output would overwrite the bar
 
     def begin(self, total: int, unit: str) -> None:
-        """Start to count up to the given number of steps or samples."""
+        """Show a bar for `total` steps or samples; `unit` is "steps" or "samples"."""
         each = self.samples_per_step if unit == "steps" else 1.0
         if self._num_epochs is not None:
             self._num_samples = total * each / self._num_epochs
@@ -85,12 +85,12 @@ class TerminalProgress(Progress):
         self._bar.start()
 
     def advance(self, count: int = 1) -> None:
-        """Count steps or samples."""
+        """Advance the bar by `count` finished steps or samples."""
         if self._is_shown:  # without a terminal, even the bar's lock would cost too much
             self._bar.advance(self._task, count)
 
     def epoch(self, epoch: Epoch, score: str) -> None:
-        """Report a finished epoch."""
+        """Log a finished epoch, and write its TensorBoard scalars."""
         logger.info("%s", epoch_line(epoch, self._num_epochs, score))
         rate = self._num_samples and self._num_samples / epoch.seconds
         losses = {"loss/train": epoch.train_loss, "loss/test": epoch.test_loss}
@@ -98,7 +98,7 @@ class TerminalProgress(Progress):
         self._add(epoch.number, losses | scores)
 
     def step(self, number: int, seconds: Mapping[str, float]) -> None:
-        """Add the seconds of each part of a typical step to the scalars of an epoch."""
+        """Write the seconds of each part of a typical step as an epoch's TensorBoard scalars."""
         self._add(number, {f"step/{part}_s": value for part, value in seconds.items()})
 
     def _add(self, number: int, values: Mapping[str, float | None]) -> None:
@@ -109,7 +109,7 @@ class TerminalProgress(Progress):
             self._board.flush()
 
     def evaluation(self, found: Evaluation, score: str) -> None:
-        """Report a test within an epoch."""
+        """Log the test loss and score of an evaluation within an epoch."""
         shown = tested(found.test_loss, found.score, score)
         logger.info("step %d%s", found.num_steps, shown)
 

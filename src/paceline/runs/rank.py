@@ -30,19 +30,19 @@ def as_rank(
     *,
     exchanges_alone: bool = False,
 ) -> int:
-    """Run `carry_out` as one rank and return the exit code; an error is printed as one line.
+    """Run `carry_out` as one rank, print an error as one line, and return the exit code.
 
-    `device` replaces the rank's default device: its GPU, or the CPU without a GPU.
+    `device`: by default the rank's GPU, or the CPU if the machine has no GPU.
     """
     rank = os.environ.get("RANK", "0")
     log_to_stderr(quiet=rank != "0")
     group = None
-    early: list[int] = []  # handle signals before the ranks connect
+    early: list[int] = []  # signals that arrive before the ranks connect
     _handle_signals(lambda number, _: early.append(number))
     reach("rank.started", worker=int(rank))
     try:
         with process_group(deadline_s, device, exchanges_alone=exchanges_alone) as group:
-            # Pin only now: the process group's threads have started, and so may use all cores.
+            # Pin this thread after the process group has started its threads, which use all cores.
             share_cores(group.device)
             _handle_signals(partial(_signalled, group))
             if early:
@@ -81,11 +81,10 @@ def _handle_signals(handler: Callable[[int, object], object]) -> None:
 
 
 def _signalled(group: Group, number: int, _: object) -> None:
-    """Exit on a signal outside of the steps, when there is nothing to save.
+    """Exit on a signal that arrives outside of training steps, when there is nothing to save.
 
-    SIGTERM is ignored if another rank has died: this rank then ends by itself, and reports which
-    rank died. torchrun may send SIGTERM before this rank notices the death, but kills this rank
-    only much later.
+    SIGTERM is ignored if another rank has died, because torchrun sends SIGTERM to all survivors.
+    This rank then soon fails by itself and reports which rank died; torchrun kills it much later.
     """
     if number == signal.SIGTERM and group.dead():
         return

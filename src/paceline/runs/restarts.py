@@ -21,10 +21,10 @@ logger = logging.getLogger(__name__)
 
 
 class RunRequest(Record):
-    """A training, rehearsal or plan on this machine, as passed to each of its processes.
+    """A training, rehearsal or plan on this machine; each rank's process gets it as JSON.
 
     `quiet`: print no results. `as_json`: print results as JSON, not as tables. `keep`: save a plan
-    in a folder. `lost`: the workers lost in earlier attempts, and why.
+    in a folder. `lost`: sentences about workers that were lost in earlier attempts.
     """
 
     verb: Verb
@@ -39,7 +39,7 @@ class RunRequest(Record):
 
 
 def resuming(request: RunRequest, folder: Path, lost: tuple[str, ...] = ()) -> RunRequest:
-    """Return the request that resumes the run of a folder."""
+    """Return the request that resumes the run in `folder`, with further `lost` sentences."""
     folder = folder.absolute()
     known = {"resume": folder, "output": folder.parent}
     settings = request.settings.model_copy(update=known)
@@ -77,14 +77,17 @@ def restarted(request: RunRequest, why: str) -> RunRequest:
 
 
 def _latest_step(request: RunRequest) -> int | None:
-    """Return the step of the newest valid checkpoint; InvalidInput if all are damaged."""
+    """Return the step of the newest valid checkpoint; None if there is no checkpoint.
+
+    Raises InvalidInput if all checkpoints are damaged.
+    """
     folder = request.settings.output / request.run_id
     found = CheckpointFolder(folder / CHECKPOINTS).latest()
     return None if found is None else found.step
 
 
 def _from_step(request: RunRequest, step: int | None, why: str) -> RunRequest:
-    """Return the request that resumes from a checkpoint's step, if any; `why` joins `lost`."""
+    """Return the request to resume after `step`, or to start over; `lost` then contains `why`."""
     if step is None:
         told = f"{why} from the beginning, because there was no checkpoint"
         return request.model_copy(update={"lost": (*request.lost, told)})

@@ -1,6 +1,6 @@
-"""Run a session from profiling to result files, for any strategy.
+"""Run a request in one process, for any strategy: from the profile to the result files.
 
-measure -> forecast -> show and admit -> train (or rehearse) -> result -> folder and terminal
+profile -> forecast -> print the forecasts -> train or rehearse -> write and print the result
 """
 
 import logging
@@ -54,9 +54,9 @@ logger = logging.getLogger(__name__)
 
 
 def go_through(request: RunRequest, group: Group, elastic: ElasticWorker | None = None) -> None:
-    """Carry out a request in this process, alone or as one rank of a group.
+    """Run a request in this process, as one rank of `group`.
 
-    Rank 0 continues alone if that is faster; the other ranks return.
+    If training on rank 0 alone is faster, rank 0 trains alone and the other ranks return.
     """
     request = restarted_by_torchrun(_agreed(request, group), group)
     reason = _carried_out(request, group, elastic)
@@ -65,8 +65,8 @@ def go_through(request: RunRequest, group: Group, elastic: ElasticWorker | None 
     logger.warning("%s", reason)
     alone = request.settings.model_copy(update={"workers": 1, "balance": None})
     with all_cores():
-        lone = Group.alone(group.device, group.deadline_s)
-        _carried_out(request.model_copy(update={"settings": alone}), lone, None, [reason])
+        own = Group.alone(group.device, group.deadline_s)
+        _carried_out(request.model_copy(update={"settings": alone}), own, None, [reason])
 
 
 def _carried_out(
@@ -75,9 +75,9 @@ def _carried_out(
     elastic: ElasticWorker | None,
     decisions: Sequence[str] = (),
 ) -> str | None:
-    """Carry out a request; if rank 0 is faster alone, return the reason before any training.
+    """Run a request; if rank 0 alone would be faster, return the reason without training.
 
-    `decisions`: earlier decisions, to be included in the result.
+    `decisions`: choices made before this call, which the result lists, too.
     """
     # Only rank 0, or the first elastic worker, prints.
     silent = group.rank != 0 or (elastic is not None and elastic.number != 0)
@@ -89,7 +89,7 @@ def _carried_out(
         session = replace(_session(request, group, progress), elastic=elastic)
         runner: Runner = stack.enter_context(session.strategy.runner().start(session))
         about = runner.about
-        # Create the folder before hours of training, not after.
+        # Create the folder first: a wrong --output must fail before hours of training.
         makes = session.writes_files and request.verb != "plan"
         folder = stack.enter_context(_folder_of(session)) if makes else None
         logger.info("%s", about)
@@ -127,7 +127,7 @@ def _carried_out(
 
 
 def _announce(group: Group, *, quiet: bool) -> None:
-    """Report on each further machine that its workers take part."""
+    """Print on each machine without rank 0 that its workers take part."""
     places = [one.place for one in group.members]
     if group.rank and places.index(places[group.rank]) == group.rank:
         text = f"worker {group.rank} of {group.world_size}: worker 0 shows the progress"
@@ -141,13 +141,14 @@ def _save(
     result: RunResult,
     timelines: Sequence[Timeline],
 ) -> None:
-    """Save the model on all ranks together, and write the run's files on the rank with a folder.
+    """Save the model, and write the result files; all ranks must call this together.
 
-    Raises InvalidInput on that rank if the files cannot be written, for example on a full disk.
+    Only the rank with a `folder` writes files. It raises InvalidInput if writing fails, for example
+    on a full disk.
     """
     try:
         if not session.is_rehearsal:
-            # Ranks without a folder take part, but write no file.
+            # With strategy subbatch, the other ranks send their shards of the model to rank 0.
             file = None if folder is None else written_whole(folder / "model.safetensors")
             with file or nullcontext(Path()) as path:
                 runner.save(path)
@@ -190,16 +191,16 @@ def _show_ranking(
 
 
 def _doubt(forecasts: Sequence[Forecast], group: Group) -> None:
-    """Warn on rank 0 if the profile's steps show that other programs ran."""
+    """Warn on rank 0 if the profiled step times show that other programs used the machine."""
     unrest = max((one.machine.usual_losses.unrest for one in forecasts), default=0.0)
     for warning in advice.of_unrest(unrest, "steps of the profile") if group.rank == 0 else ():
         logger.warning("%s", warning)
 
 
 def _agreed(request: RunRequest, group: Group) -> RunRequest:
-    """Return the request with rank 0's run id, because each rank of torchrun made its own id.
+    """Return the request with rank 0's run id; under torchrun each rank has generated one.
 
-    Raises InvalidInput if a rank's settings differ from rank 0's.
+    Raises InvalidInput if the settings of a rank differ from those of rank 0.
     """
     own = request.settings.model_dump(mode="json", exclude=_OF_RANK_0)
     rows = group.gather({"run_id": request.run_id, "settings": own})
@@ -251,7 +252,7 @@ def _session(request: RunRequest, group: Group, progress: TerminalProgress) -> T
 
 
 def as_learned(settings: TrainSettings, resumed: State | None) -> TrainSettings:
-    """Return the settings with the strategy and chunk that the resumed run found to be fastest."""
+    """Return the settings with the strategy and chunk that were fastest in the resumed run."""
     if resumed is None or "progress" not in resumed.parts:
         return settings
     progress, options = resumed.parts["progress"], dict(settings.options)
@@ -275,7 +276,7 @@ def paced_device(settings: RehearseSettings) -> PacedDevice | None:
 def _trained(
     session: TrainingSession, runner: Runner, forecasts: Sequence[Forecast], slow: Sequence[str]
 ) -> tuple[Forecast | None, Outcome]:
-    """Train or rehearse; return the used strategy's forecast, if any, and the outcome."""
+    """Train or rehearse; return the forecast of the strategy used, if any, and the outcome."""
     settings = session.settings
     name = forecasts[0].strategy if settings.strategy == AUTO else session.strategy.name
     chosen = next((one for one in forecasts if one.strategy == name), None)
@@ -296,7 +297,7 @@ def _result(
     forecast: Forecast | None,
     outcome: Outcome,
 ) -> tuple[RunResult, list[Timeline]]:
-    """Return the result of a run, and its predicted and measured timelines."""
+    """Build the result of a run, and list its predicted and its measured timeline."""
     predicted = outcome.predicted or (forecast.timeline if forecast else None)
     comparison = None
     # A comparison needs two traced steps, but a resumed run may have fewer left.

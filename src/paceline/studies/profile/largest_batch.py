@@ -18,7 +18,7 @@ from paceline.links.rendezvous import device_of_rank
 from paceline.record.recorder import Recorder
 from paceline.records.profile import AttemptRow, LargestBatch, ProfileSettings
 from paceline.studies.profile.memory_use import free_nbytes, held_nbytes, make_momentum
-from paceline.studies.profile.profiled_steps import optimizer_of, profiled_recipe
+from paceline.studies.profile.profiled_steps import SEED, optimizer_of, profiled_recipe
 from paceline.training.models import describe
 from paceline.training.recipes.recipe import built, new_model
 
@@ -78,7 +78,7 @@ def find_largest(settings: ProfileSettings, report: Callable[[str], None]) -> La
     given = settings.largest_batch
     limit = int(given if isinstance(given, float) else _SHARE_OF_FREE * free_nbytes(device))
     recipe = profiled_recipe(settings)
-    workload = describe(built(recipe, settings.seed), recipe.example(_FEW))
+    workload = describe(built(recipe, SEED), recipe.example(_FEW))
     attempt = Attempt(settings=settings, batch_size=_FEW, limit_nbytes=limit)
     del recipe
     rows: list[AttemptRow] = []

@@ -39,6 +39,7 @@ from paceline.training.recipes.recipe import Recipe, built
 _STEPS_AN_EPOCH, _LEAST_SAMPLES = 4, 40  # enough samples for the ten classes of synthetic data
 _NUM_WARM_UP = 2
 _LEARNING_RATE = 0.01
+SEED = 0  # of the weights, the samples and dropout
 _MOST_BLOCKS, _FEWEST_A_BLOCK = 5, 4
 _NUM_SETTLING = 2  # untimed steps after a change of the recorder, which restarts the exchange
 
@@ -77,7 +78,7 @@ def profiled_recipe(settings: ProfileSettings) -> Recipe:
         shape = None if ":" in settings.model else find(settings.model).input_shape
         sizes = [] if shape is None else ["x".join(map(str, shape))]
         spec = f"{SYNTHETIC}:{','.join([*sizes, f'samples={steps * settings.batch_size}'])}"
-    return recipe_of(settings.model, spec, settings.seed)
+    return recipe_of(settings.model, spec, SEED)
 
 
 def subject_of(settings: ProfileSettings, group: Group) -> ProfiledModel:
@@ -86,12 +87,12 @@ def subject_of(settings: ProfileSettings, group: Group) -> ProfiledModel:
         problem = f"must equal the number of ranks, {group.world_size}"
         raise InvalidInput("workers", problem, got=settings.workers)
     recipe = profiled_recipe(settings)
-    model = built(recipe, settings.seed)
+    model = built(recipe, SEED)
     samples, size = len(recipe.samples), settings.batch_size
     if size > samples:
         problem = f"must be at most {samples}, the number of training samples"
         raise InvalidInput("batch_size", problem, got=size)
-    batches = ShardedBatches(samples, size, group.rank, group.world_size, settings.seed)
+    batches = ShardedBatches(samples, size, group.rank, group.world_size, SEED)
     example = recipe.example(-(-size // settings.workers))
     workload = describe(model, example, settings.model)
     return ProfiledModel(model.to(group.device), recipe, batches, workload)
@@ -153,7 +154,7 @@ def profile_rank(settings: ProfileSettings, subject: ProfiledModel, group: Group
     clock, device = clock_for(group.device), group.device
     name = f"{device_of(device).kind}{group.rank}"
     recorder = Recorder(clock, name, group.rank)
-    torch.manual_seed(settings.seed + group.rank)  # ranks must draw different dropout masks
+    torch.manual_seed(SEED + group.rank)  # ranks must draw different dropout masks
     before = memory_use.held_nbytes(device)
     memory_use.forget_peak(device)
     strategy = find_exchange(settings.strategy)

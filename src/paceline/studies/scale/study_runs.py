@@ -92,7 +92,7 @@ def run_arguments(
             options["input-shape"] = "x".join(map(str, shape))
     else:
         options |= _samples(run, settings, shape)
-        options |= {"profile-s": settings.profile_s, "seed": settings.seed}
+        options["profile-s"] = settings.profile_s
     command = "rehearse" if run.source is Origin.REHEARSED else "train"
     texts = chain.from_iterable((f"--{name}", str(value)) for name, value in options.items())
     is_overhead = settings.overhead and run.workers == 1
