@@ -44,6 +44,24 @@ def no_sync_around_forward_only(trial, model):
         yield backward(loss)
 
 
+def no_sync_ended_by_an_error(trial, model):
+    try:
+        with model.no_sync():
+            learn(trial, model, 0)
+            raise KeyError("stopped")
+    except KeyError:
+        yield gradients(model)
+    yield from trained(model, squares(trial))
+
+
+def no_sync_within_no_sync(trial, model):
+    with model.no_sync():
+        with model.no_sync():
+            model(trial.batch(0)).sum().backward()
+        yield backward(model(trial.batch(1)).sum())
+    yield backward(model(trial.batch(2)).sum())
+
+
 def _flagged(every: int, is_early: bool) -> Run:
     """Set `require_backward_grad_sync` by hand: before forward, as in nanoGPT, or after it."""
 
@@ -127,6 +145,22 @@ def gradients_kept_over_steps(trial, model):
         learn(trial, model, step)
         held.append([parameter.grad for parameter in model.parameters()])
         yield kept(held)
+
+
+def gradients_kept_and_put_back(trial, model):
+    """Gradient surgery: combine two tasks' gradients by hand and write them to .grad."""
+    optimizer = sgd(model)
+    for step in range(3):
+        parts = []
+        for task in range(2):
+            optimizer.zero_grad()
+            model(trial.batch(10 * step + task)).select(1, task).square().mean().backward()
+            parts.append([parameter.grad for parameter in model.parameters()])
+        for parameter, one, other in zip(model.parameters(), *parts, strict=True):
+            product = (one * other).sum()
+            parameter.grad = one + other if product > 0 else one - other
+        yield kept(parts)
+        optimizer.step()
 
 
 def gradients_that_the_user_replaces(trial, model):

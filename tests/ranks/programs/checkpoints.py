@@ -4,14 +4,18 @@ import copy
 import gc
 import io
 import pickle
+import shutil
+import tempfile
 import threading
 import weakref
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from declared import program, trains
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -20,6 +24,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_state_dict,
 )
+from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from steps import learn, mlp, normed, sgd, squares, stepped, trained
 from trial import gradients, kept, state_of
@@ -48,12 +53,42 @@ def checkpoint_of_the_wrapper(trial, model):
     yield from trained(model, squares(trial), optimizer)
 
 
+@trains(normed)
+def checkpoint_of_the_module(trial, model):
+    """Load a wrapped module's state into a bare module, then into another wrapped module."""
+    yield from trained(model, squares(trial))
+    bare = normed()
+    bare.load_state_dict(model.module.state_dict())
+    yield state_of(bare)
+    fresh = trial.wrap(normed())
+    fresh.module.load_state_dict(bare.state_dict())
+    yield from trained(fresh, squares(trial))
+
+
+@trains(normed)
+def checkpoint_of_ddp_into_a_bare_module(trial, model):
+    yield from trained(model, squares(trial))
+    state = model.state_dict()
+    consume_prefix_in_state_dict_if_present(state, "module.")
+    bare = normed()
+    yield str(bare.load_state_dict(state))
+    yield state_of(bare)
+
+
 @program(raises="RuntimeError", better="a checkpoint of the bare module is accepted, too")
 def checkpoint_without_prefix_into_the_wrapper(trial):
     model = trial.wrap(mlp())
     state = {name: value * 0.5 for name, value in model.module.state_dict().items()}
     model.load_state_dict(state)
     yield state_of(model)
+
+
+def checkpoint_loaded_on_rank_0_only(trial):
+    """Load on rank 0 before wrapping; construction broadcasts the state."""
+    module = normed()
+    if trial.rank == 0:
+        module.load_state_dict({n: v * 0.5 for n, v in normed().state_dict().items()})
+    yield from trained(trial.wrap(module), squares(trial))
 
 
 @trains(lambda: mlp(6, 8, 3))
@@ -100,6 +135,27 @@ def distributed_checkpoint_state_dicts(trial, model):
     yield from trained(fresh, squares(trial), other)
     set_model_state_dict(model, {name: v * 0.5 for name, v in states[0].items()})
     yield state_of(model)
+
+
+@trains(normed)
+def distributed_checkpoint_in_files(trial, model):
+    optimizer = torch.optim.AdamW(model.parameters(), eps=1e-3)
+    yield from trained(model, squares(trial), optimizer)
+    names = [tempfile.mkdtemp() if trial.rank == 0 else None]
+    dist.broadcast_object_list(names)
+    states = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+    dcp.save(states, checkpoint_id=names[0])
+    yield from trained(model, squares(trial), optimizer)
+    states = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+    dcp.load(states, checkpoint_id=names[0])
+    set_state_dict(
+        model, optimizer, model_state_dict=states["model"], optim_state_dict=states["optimizer"]
+    )
+    yield state_of(model)
+    dist.barrier()
+    if trial.rank == 0:
+        shutil.rmtree(names[0])
+    yield from trained(model, squares(trial), optimizer)
 
 
 @trains(normed)
@@ -195,3 +251,28 @@ def many_wrappers_one_after_another(trial):
         counts.append([len([*Path("/proc/self", one).iterdir()]) for one in ("task", "fd")])
     yield [later <= earlier for earlier, later in zip(counts[3], counts[-1], strict=True)]
     yield threading.active_count() <= 1 or "threads in Python are left"
+
+
+def state_dict_hooks_and_extra_state(trial):
+    class Extra(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.seen = mlp(), 3
+
+        def get_extra_state(self) -> Any:
+            return {"seen": self.seen}
+
+        def set_extra_state(self, state: Any) -> None:
+            self.seen = state["seen"]
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen += 1
+            return self.net(x)
+
+    model = trial.wrap(Extra())
+    yield from trained(model, squares(trial))
+    state = model.state_dict()
+    yield [list(state), state["module._extra_state"]]
+    fresh = trial.wrap(Extra())
+    fresh.load_state_dict(state)
+    yield fresh.module.seen

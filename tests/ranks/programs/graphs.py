@@ -166,7 +166,7 @@ programs(
 
 def error_in_forward_on_all_ranks(trial, model):
     for step in stepped(model, 4):
-        width = 5 if step in (0, 2) else 6
+        width = 5 if step == 2 else 6
         yield trial.refused(
             lambda: backward(model(trial.batch(step, 4, width)).square().mean())  # noqa: B023
         )
@@ -187,6 +187,24 @@ def loss_multiplied_by_zero(trial, model, step):
 def half() -> nn.Module:
     """Return a module with a layer that is never used."""
     return module_of(used=mlp(), unused=mlp())(lambda self, x: self.used(x))
+
+
+def turning() -> nn.Module:
+    """Return layers that run in an order given by `turn`."""
+
+    @module_of(layers=nn.ModuleList(mlp(6, 6) for _ in range(4)))
+    def model(self, x: Tensor, turn: int) -> Tensor:
+        for number in range(4):
+            x = x + self.layers[(number * (2 * turn + 1) + turn) % 4](x).tanh()
+        return x
+
+    return model
+
+
+@trains(turning, steps=5)
+def order_of_use_that_changes(trial, model, step):
+    """Run layers in another order in each step, the same on all ranks."""
+    return model(trial.batch(step), step).square().mean()
 
 
 def branches() -> nn.Module:

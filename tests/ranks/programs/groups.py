@@ -9,12 +9,14 @@ from declared import plain, program, programs, trains
 from graphs import half
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.nn.functional import all_gather
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from steps import alone, learn, mlp, normed, sgd, squares, stepped, trained
+from steps import alone, backward, learn, mlp, module_of, normed, sgd, squares, stepped, trained
 from trial import OURS, Run, Trial
 
 HOOK = {"refused_by": OURS, "refusal": "hook"}
@@ -56,6 +58,30 @@ def collectives_of_the_user_between_steps(trial, model):
         dist.all_gather_object(told, {"rank": trial.rank})
         dist.barrier()
         yield [total, told]
+
+
+def collective_of_the_user_in_forward(trial):
+    """Forward gathers the features of all ranks, as in CLIP."""
+
+    @module_of(one=mlp(6, 8, 4), other=mlp(6, 8, 4))
+    def contrastive(self, x: Tensor, y: Tensor) -> Tensor:
+        one, other = self.one(x), self.other(y)
+        gathered = [torch.zeros_like(other) for _ in range(2)]
+        dist.all_gather(gathered, other.detach())
+        gathered[dist.get_rank()] = other
+        return one @ torch.cat(gathered).T
+
+    model, labels = trial.wrap(contrastive), torch.arange(4) + 4 * trial.rank
+    for step in stepped(model, 3):
+        scores = model(trial.batch(step), trial.batch(10 + step))
+        yield backward(nn.functional.cross_entropy(scores, labels))
+
+
+@trains(lambda: mlp(6, 8, 4))
+def collective_of_the_user_in_backward(trial, model, step):
+    """all_gather of torch.distributed.nn runs a collective during backward."""
+    features = torch.cat(all_gather(model(trial.batch(step)), dist.group.WORLD))
+    return (features @ features.T).square().mean()
 
 
 def _uneven(trial: Trial, model: nn.Module, **options: Any) -> Iterator[Any]:
@@ -168,6 +194,18 @@ programs(
 )
 
 
+@program(**HOOK)
+def power_sgd(trial):
+    model = trial.wrap(mlp(6, 16, 16, 3).float())
+    state = PowerSGDState(
+        None, matrix_approximation_rank=2, start_powerSGD_iter=2, min_compression_rate=1
+    )
+    model.register_comm_hook(state, powerSGD_hook)
+    yield from trained(
+        model, lambda m, step: m(trial.batch(step, dtype=torch.float32)).square().mean(), steps=4
+    )
+
+
 def hook_that_is_not_callable(trial, model):
     """Register a hook that is not callable, which DDP and all exchanges refuse."""
     yield trial.refused(lambda: model.register_comm_hook(None, 3)) is not None
@@ -200,6 +238,20 @@ def parameters_whose_exchange_is_delayed(trial):
         loss = learn(trial, model, step)
         yield [loss, module[0].weight.grad, module[2].bias.grad]
         dist.barrier()
+
+
+@trains(normed)
+def hook_on_buffers(trial, model):
+    """_register_buffer_comm_hook averages running statistics instead of sending rank 0's."""
+
+    def mean(state: Any, buffers: dict[str, Tensor]) -> None:
+        for buffer in buffers.values():
+            if buffer.is_floating_point():
+                dist.all_reduce(buffer)
+                buffer.div_(2)
+
+    model._register_buffer_comm_hook(None, mean)
+    yield from trained(model, squares(trial))
 
 
 def logging_data(trial, model):

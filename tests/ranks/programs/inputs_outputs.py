@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from declared import program, programs, trains
 from torch import Tensor, nn
 
@@ -41,6 +42,66 @@ class Answering(nn.Module):
     def forward(self, x: Tensor) -> Any:
         features = self.body(x)
         return self.answer(features, self.one(features), self.other(features))
+
+
+class Asking(nn.Module):
+    """Takes tensors by position, by keyword and from nested containers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = mlp()
+
+    def forward(
+        self,
+        batch: dict[str, Any] | None = None,
+        /,
+        *more: Tensor,
+        x: Tensor | None = None,
+        scale: float = 1.0,
+        flags: Any = None,
+        **rest: Any,
+    ) -> dict[str, Any]:
+        tensors = [] if batch is None else [batch["x"], *batch["views"]["list"]]
+        tensors += [*more] if x is None else [x, *more]
+        out = torch.stack([self.body(one) for one in tensors]).mean(0) * scale
+        return {"out": out, "flags": flags, "rest": sorted(rest)}
+
+
+@trains(Asking)
+def keyword_arguments_only(trial, model, step):
+    answer = model(x=trial.batch(step), scale=0.5, flags={"train": True}, ids=[1, 2])
+    assert (answer["flags"], answer["rest"]) == ({"train": True}, ["ids"])
+    return answer["out"].square().mean()
+
+
+@trains(Asking)
+def nested_dicts_in(trial, model, step):
+    views = {"list": [trial.batch(step), trial.batch(10 + step)], "names": ("a", None)}
+    answer = model({"x": trial.batch(20 + step), "views": views, "id": 5}, trial.batch(step))
+    return answer["out"].square().mean()
+
+
+def inputs_come_as_they_are(trial):
+    """Inputs are neither copied nor converted: integers, None, objects, the same tensor twice."""
+    seen: list[Any] = []
+
+    @module_of(net=mlp())
+    def looking(self, *given: Any, **named: Any) -> Tensor:
+        seen.append((given, named))
+        return self.net(given[0])
+
+    model = trial.wrap(looking)
+    x, thing = trial.batch(0), SimpleNamespace(a=1)
+    for _ in range(2):
+        model(x, x, 3, None, "text", thing, {"x": x}, (x,), thing=thing).sum().backward()
+        given, named = seen[-1]
+        assert given[0] is x
+        assert given[1] is x
+        assert given[5] is thing
+        assert given[6]["x"] is x
+        assert isinstance(given[7], tuple)
+        assert named["thing"] is thing
+        yield given[2:5]
 
 
 ANSWERS: dict[str, Any] = {
@@ -105,6 +166,27 @@ def dataclass_of_a_static_graph(trial):
         yield gradients(trial.bare(model))
 
 
+def loss_computed_inside(trial):
+    """The module returns a dict with its loss, a number for the log, and a prediction."""
+
+    @module_of(net=mlp())
+    def withloss(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Any]:
+        logits = self.net(x)
+        if labels is None:
+            return {"logits": logits}
+        loss = F.cross_entropy(logits, labels)
+        return {"loss": loss, "log": loss.item(), "best": logits.argmax(1)}
+
+    model = trial.wrap(withloss)
+    labels = torch.tensor([0, 1, 2, 1])
+    for step in stepped(model, 3):
+        answer = model(trial.batch(step), labels=labels)
+        answer["loss"].backward()
+        yield answer
+    model.eval()
+    yield model(trial.batch(30))["logits"]
+
+
 @trains(
     lambda: module_of(net=mlp(), weight=nn.Parameter(torch.ones(3)))(
         lambda self, x: (self.net(x) * self.weight, x, self.weight, torch.ones(2))
@@ -118,12 +200,12 @@ def output_that_is_the_input_or_a_parameter(trial, model, step):
     return out.square().mean() + weight.abs().sum()
 
 
-@trains(lambda: module_of(net=mlp())(lambda self, one, named: self.net(one) + self.net(named["x"])))
+@trains(Asking)
 def inputs_that_require_gradients(trial, model):
     """Their gradients are this rank's own."""
     for step in range(3):
         one, other = trial.batch(step).requires_grad_(), trial.batch(9).requires_grad_()
-        model(one, named={"x": other}).square().mean().backward()
+        model(None, one, other)["out"].square().mean().backward()
         yield [one.grad, other.grad]
 
 
@@ -145,6 +227,14 @@ def output_changed_in_place_with_unused_parameters_sought(trial, model, step):
 def batches_of_different_sizes(trial, model, step):
     """Ranks have other numbers of samples, and means weigh each rank alike, as with DDP."""
     return model(trial.batch(step, 1 + step + 3 * trial.rank, 6)).var()
+
+
+@trains(lambda: nn.GRU(5, 6, batch_first=True))
+def sequences_of_different_lengths(trial, model, step):
+    lengths = [4, 3 - trial.rank, 2]
+    x = nn.utils.rnn.pack_padded_sequence(trial.batch(step, 3, 4, 5), lengths, batch_first=True)
+    out, last = model(x)
+    return out.data.square().mean() + last.square().mean()
 
 
 @trains(mlp, steps=4)

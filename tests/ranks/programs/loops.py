@@ -26,6 +26,17 @@ def wrapper_evaluated_on_rank_0_before_a_barrier(trial, model):
 
 
 @trains(deep)
+def wrapper_evaluated_in_training_mode_on_rank_1_before_a_barrier(trial, model):
+    """A user forgets eval(): without buffers a forward pass still concerns nobody else."""
+    for seen in trained(model, squares(trial), steps=STEPS):
+        yield seen
+        if trial.rank == 1:
+            with torch.no_grad():
+                model(trial.batch(100))
+        dist.barrier()
+
+
+@trains(deep)
 def forward_with_gradients_on_one_rank_before_a_barrier(trial, model):
     """Run an extra forward pass on one rank, without backward.
 
@@ -37,6 +48,16 @@ def forward_with_gradients_on_one_rank_before_a_barrier(trial, model):
             if trial.rank == step % 2:
                 model(trial.batch(100))
             dist.barrier()
+
+
+@trains(deep)
+def metrics_reduced_between_forward_and_backward(trial, model):
+    for step in stepped(model, STEPS):
+        loss = model(trial.batch(step)).square().mean()
+        total = loss.detach().clone()
+        dist.all_reduce(total)
+        loss.backward()
+        yield total
 
 
 @trains(deep)
@@ -157,6 +178,20 @@ def wrapper_and_bare_module_in_one_loss(trial, model, step):
     """Consistency training: one branch uses the wrapper, the other the bare module."""
     x = trial.batch(step)
     return (model(x) - model.module(x * 1.1)).square().mean()
+
+
+def inner_steps_of_meta_learning(trial, model):
+    """MAML: the inner loop has its own weights; the outer loss also uses the wrapper."""
+    for step in stepped(model, 3):
+        weights = dict(model.module.named_parameters())
+        inner = torch.func.functional_call(model.module, weights, (trial.batch(step),))
+        slopes = torch.autograd.grad(
+            inner.square().mean(), list(weights.values()), create_graph=True
+        )
+        fast = {n: w - 0.1 * s for (n, w), s in zip(weights.items(), slopes, strict=True)}
+        outer = torch.func.functional_call(model.module, fast, (trial.batch(10 + step),))
+        (outer.square().mean() + model(trial.batch(20 + step)).square().mean()).backward()
+        yield outer
 
 
 def second_wrapper_while_the_first_lives(trial):

@@ -3,12 +3,32 @@
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from declared import trains
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
 from steps import backward, learn, mlp, module_of, squares, stepped, trained
 from trial import gradients, state_of
+
+
+def lstm_with_its_state_carried_on(trial):
+    """Truncated backpropagation through time: steps pass on a detached state."""
+
+    @module_of(
+        lstm=nn.LSTM(5, 6, num_layers=2, batch_first=True, dropout=0.2), head=nn.Linear(6, 3)
+    )
+    def tagger(self, x: Tensor, state: Any = None) -> Any:
+        out, state = self.lstm(x, state)
+        return self.head(out), state
+
+    model = trial.wrap(tagger)
+    state = None
+    for step in stepped(model, 4):
+        out, state = model(trial.batch(step, 2, 4, 5), state)
+        state = tuple(one.detach() for one in state)
+        out.square().mean().backward()
+        yield [out, list(state)]
 
 
 def hooks_of_tensors(trial):
@@ -31,6 +51,25 @@ def hooks_of_tensors(trial):
         seen.clear()
 
 
+def diffusion_step(trial):
+    """Train a denoiser with random noise, keyword arguments and random self-conditioning."""
+
+    @module_of(times=nn.Embedding(10, 6), net=mlp(12, 16, 6))
+    def denoiser(self, x: Tensor, t: Tensor, condition: Tensor | None = None) -> Tensor:
+        condition = torch.zeros_like(x) if condition is None else condition
+        return self.net(torch.cat([x + self.times(t), condition], 1))
+
+    model = trial.wrap(denoiser)
+    for step in stepped(model, 4):
+        x, t = trial.batch(step), torch.randint(0, 10, (4,))
+        noise = torch.randn_like(x)
+        condition = None
+        if torch.rand(()) < 0.5:
+            with torch.no_grad():
+                condition = model(x + noise, t)
+        yield backward(F.mse_loss(model(x + noise, t, condition=condition), noise))
+
+
 def unrolled() -> nn.Module:
     @module_of(cell=nn.GRUCell(6, 6))
     def model(self, x: Tensor) -> Tensor:
@@ -45,6 +84,17 @@ def unrolled() -> nn.Module:
 @trains(unrolled)
 def rnn_cell_unrolled(trial, model, step):
     return squares(trial)(model, step)
+
+
+def encoder() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+
+@trains(encoder)
+def transformer_with_attention(trial, model, step):
+    mask = nn.Transformer.generate_square_subsequent_mask(5)
+    return model(trial.batch(step, 2, 5, 8), mask=mask).square().mean()
 
 
 def weight_norm_and_spectral_norm(trial):
@@ -99,6 +149,29 @@ def wrapper_within_a_module(trial):
         whole.train(step % 2 == 0)
 
 
+def functional_call_of_the_wrapper(trial, model):
+    """Evaluate with other weights, which changes neither the module nor its gradients."""
+    yield from trained(model, squares(trial))
+    other = {name: value * 0.5 for name, value in model.named_parameters()}
+    with torch.no_grad():
+        yield torch.func.functional_call(model, other, (trial.batch(30),))
+        bare = {name.removeprefix("module."): value for name, value in other.items()}
+        yield torch.func.functional_call(model.module, bare, (trial.batch(30),))
+    yield from trained(model, squares(trial))
+
+
+def transforms_of_the_module(trial, model):
+    """Compute per-sample gradients of the bare module with torch.func between steps."""
+
+    def loss_of_one(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+        return torch.func.functional_call(model.module, parameters, (x,)).square().mean()
+
+    for loss in trained(model, squares(trial)):
+        parameters = {name: p.detach() for name, p in model.module.named_parameters()}
+        each = torch.func.vmap(torch.func.grad(loss_of_one), (None, 0))
+        yield [loss, each(parameters, trial.batch(30))]
+
+
 def attributes_through_the_wrapper(trial):
     """Names, modes and attributes are DDP's, and missing attributes raise the same error."""
 
@@ -133,3 +206,45 @@ def arguments_of_ddp_in_their_order(trial):
     yield trial.refused(lambda: trial.wrap(mlp(), device_ids=[0]))
     yield trial.refused(lambda: trial.wrap(mlp(), device_ids=[0, 1]))
     yield trial.refused(lambda: trial.wrap(mlp(), no_such_argument=1))
+
+
+def methods_other_than_forward(trial):
+    """A generator's own methods are called on the bare module between steps."""
+
+    class Autoencoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder, self.decoder = mlp(6, 4), mlp(4, 6)
+
+        def encode(self, x: Tensor) -> Tensor:
+            return self.encoder(x)
+
+        def forward(self, x: Tensor) -> Tensor:
+            noise = torch.randn(4)
+            return self.decoder(self.encode(x) + 0.1 * noise)
+
+    model = trial.wrap(Autoencoder())
+    for loss in trained(model, lambda m, step: F.mse_loss(m(trial.batch(step)), trial.batch(step))):
+        with torch.no_grad():
+            yield [loss, model.module.encode(trial.batch(30))]
+
+
+def reinforcement_learning(trial):
+    """Acting without gradients, learning in several epochs, actor and critic in one module."""
+
+    @module_of(actor=mlp(6, 8, 3), critic=mlp(6, 8, 1))
+    def agent(self, x: Tensor) -> tuple[torch.distributions.Categorical, Tensor]:
+        return torch.distributions.Categorical(logits=self.actor(x)), self.critic(x)
+
+    model = trial.wrap(agent)
+    for step in range(2):
+        with torch.no_grad():
+            policy, _ = model(trial.batch(step))
+            actions = policy.sample()
+        rewards = torch.ones(4) * (1 + trial.rank)
+        for _ in stepped(model, 2):
+            policy, values = model(trial.batch(step))
+            advantage = rewards - values.squeeze(1)
+            loss = -(policy.log_prob(actions) * advantage.detach()).mean()
+            loss = backward(loss + advantage.square().mean() - 0.01 * policy.entropy().mean())
+            yield [loss, actions]

@@ -62,6 +62,27 @@ def sync_batch_norm_is_refused_without_gpus(trial):
     yield "never"
 
 
+@trains(normed)
+def buffer_that_is_reset_in_the_middle(trial, model):
+    """Reset statistics on rank 1 only; the next forward pass restores those of rank 0."""
+    yield from trained(model, squares(trial))
+    if trial.rank == 1:
+        model.module[1].reset_running_stats()
+    yield "reset"
+    yield from trained(model, squares(trial))
+
+
+@trains(normed)
+def batch_norm_recomputed_over_the_data(trial, model):
+    """Estimate statistics again in training mode without gradients, as for SWA."""
+    yield from trained(model, squares(trial))
+    with torch.no_grad():
+        for step in range(3):
+            model(trial.batch(20 + step))
+            yield step
+    yield from trained(model, squares(trial))
+
+
 programs(
     __name__,
     {
@@ -71,6 +92,11 @@ programs(
         "weights_that_nobody_makes_equal": plain(mlp, init_sync=False),
         # Sending buffers between two forward passes must not break the first one's graph.
         "batch_norm_with_two_forwards": plain(normed, loss=differences),
+        "group_and_layer_norms": plain(
+            lambda: nn.Sequential(
+                nn.Linear(6, 8), nn.GroupNorm(2, 8), nn.Tanh(), nn.LayerNorm(8), nn.Linear(8, 3)
+            )
+        ),
         "buffers_of_many_types_that_are_replaced": plain(Schedule, steps=4),
     },
 )

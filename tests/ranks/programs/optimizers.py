@@ -1,16 +1,60 @@
 """Optimizers, schedules, and other work between backward and the next forward pass."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.distributed as dist
-from declared import program
+from declared import program, trains
 from torch import Tensor, nn
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
-from torch.distributed.optim import PostLocalSGDOptimizer
+from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
+from torch.optim.swa_utils import SWALR, AveragedModel, update_bn
 
-from steps import backward, learn, mlp, sgd, squares, stepped, trained, zeroed
-from trial import OURS
+from steps import alone, backward, learn, mlp, normed, sgd, squares, stepped, trained, zeroed
+from trial import OURS, kept, state_of
 
 HOOK = {"refused_by": OURS, "refusal": "hook"}
+
+
+class Muonlike(torch.optim.Optimizer):
+    """Momentum, orthogonalized for matrices by a few Newton-Schulz steps, as in Muon."""
+
+    def __init__(self, parameters: Any, lr: float = 0.02) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._move(parameter, group["lr"])
+
+    def _move(self, parameter: Tensor, lr: float) -> None:
+        momentum = self.state[parameter].setdefault("m", torch.zeros_like(parameter))
+        momentum.lerp_(parameter.grad, 0.1)
+        update = momentum
+        if parameter.ndim == 2:
+            update = momentum / (momentum.norm() + 1e-3)
+            for _ in range(3):
+                update = 1.5 * update - 0.5 * update @ update.T @ update
+        parameter.sub_(update, alpha=lr)
+
+
+def every_common_optimizer(trial):
+    """Large epsilons keep Adam from amplifying the rounding errors of zero gradients."""
+    makers: list[Callable[[Any], torch.optim.Optimizer]] = [
+        lambda parameters: torch.optim.AdamW(parameters, lr=0.01, eps=1e-3, fused=True),
+        lambda parameters: torch.optim.Adam(parameters, lr=0.01, eps=1e-3, foreach=True),
+        lambda parameters: torch.optim.RMSprop(parameters, lr=0.01, eps=1e-3, centered=True),
+        lambda parameters: torch.optim.Adagrad(parameters, lr=0.01, eps=1e-3),
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, nesterov=True),
+        lambda parameters: torch.optim.Adafactor(parameters),
+        lambda parameters: Muonlike(parameters),
+    ]
+    for make in makers:
+        model = trial.wrap(mlp())
+        yield from trained(model, squares(trial), make(model.parameters()))
 
 
 def clipping_by_norm_and_by_value(trial, model):
@@ -19,6 +63,20 @@ def clipping_by_norm_and_by_value(trial, model):
         norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         nn.utils.clip_grad_value_(model.parameters(), 0.1)
         yield norm
+
+
+@trains(lambda: mlp(6, 8, 8, 3))
+def schedule_with_warm_up_and_two_groups(trial, model):
+    decayed = [p for name, p in model.named_parameters() if name.endswith("weight")]
+    plain = [p for name, p in model.named_parameters() if not name.endswith("weight")]
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=0.01, eps=1e-3)
+    warm = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 4)
+    schedule = torch.optim.lr_scheduler.SequentialLR(optimizer, [warm, cosine], [2])
+    for loss in trained(model, squares(trial), optimizer, steps=5):
+        yield [loss, schedule.get_last_lr()]
+        schedule.step()
 
 
 def optimizer_made_before_wrapping(trial):
@@ -58,6 +116,40 @@ def lbfgs_with_a_closure(trial, model):
         yield losses
 
 
+def sharpness_aware_minimization(trial, model):
+    """SAM: two backward passes per step, of which only the second is exchanged."""
+    for step in stepped(model, 4):
+        alone(trial, model, step)
+        moves = [0.05 * p.grad / (p.grad.norm() + 1e-3) for p in model.parameters()]
+        torch._foreach_add_([p.data for p in model.parameters()], moves)
+        model.zero_grad()
+        loss = learn(trial, model, step)
+        torch._foreach_sub_([p.data for p in model.parameters()], moves)
+        yield loss
+
+
+@trains(lambda: mlp(6, 8, 8, 3))
+def zero_redundancy_optimizer(trial, model):
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01, eps=1e-3)
+    yield from trained(model, squares(trial), optimizer)
+    optimizer.consolidate_state_dict(to=0)
+    if trial.rank == 0:
+        yield kept(optimizer.state_dict()["state"])
+
+
+@trains(normed)
+def averaged_weights_and_their_batch_norms(trial, model):
+    """SWA as in PyTorch's documentation, with update_bn at the end."""
+    average, optimizer = AveragedModel(model), sgd(model)
+    schedule = SWALR(optimizer, swa_lr=0.01, anneal_epochs=2)
+    for loss in trained(model, squares(trial), optimizer, steps=4):
+        average.update_parameters(model)
+        schedule.step()
+        yield [loss, state_of(average)]
+    update_bn([trial.batch(40), trial.batch(41)], average)
+    yield state_of(average)
+
+
 @program(**HOOK)
 def local_sgd_after_some_steps(trial):
     """Average gradients for two steps, then parameters in every second step."""
@@ -75,9 +167,44 @@ def local_sgd_after_some_steps(trial):
     yield from trained(model, squares(trial), optimizer, steps=6)
 
 
+def model_averaging_without_a_hook(trial, model):
+    """Local SGD by hand: no_sync in all steps, and averaged parameters in every second one."""
+    averager = PeriodicModelAverager(period=2, warmup_steps=0)
+    optimizer = sgd(model)
+    for step in range(4):
+        optimizer.zero_grad()
+        alone(trial, model, step)
+        optimizer.step()
+        averager.average_parameters(model.parameters())
+        yield step
+
+
 def parameters_moved_by_the_user(trial, model):
     """SGD by hand, with .data, as in the oldest tutorials."""
     for step in zeroed(model, 3):
         yield learn(trial, model, step)
         for parameter in model.parameters():
             parameter.data = parameter.data - 0.1 * parameter.grad.data
+
+
+def gradient_noise_and_centralization(trial, model):
+    """Gradients are changed in place after backward, before the optimizer sees them."""
+    for loss in trained(model, squares(trial)):
+        generator = torch.Generator().manual_seed(7)
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.grad.sub_(parameter.grad.mean(1, keepdim=True))
+            parameter.grad.add_(torch.randn(parameter.shape, generator=generator), alpha=1e-3)
+        yield loss
+
+
+def learning_that_stops_on_all_ranks(trial, model):
+    """Early stopping: the flag is reduced between steps, in the user's own collective."""
+    for loss in trained(model, squares(trial), steps=8):
+        total = loss["loss"].detach().clone()
+        dist.all_reduce(total)
+        yield [loss, total]
+        stop = torch.tensor(float(total < 0.2))
+        dist.all_reduce(stop, op=dist.ReduceOp.MAX)
+        if stop.item():
+            break

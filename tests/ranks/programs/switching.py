@@ -5,6 +5,7 @@ These trials must not change the results.
 
 import copy
 
+import torch
 from declared import trains
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -23,6 +24,12 @@ def deep() -> nn.Sequential:
 @trains(deep, steps=STEPS)
 def through_all_exchanges(trial, model, step):
     return squares(trial)(model, step)
+
+
+@trains(lambda: deep().float())
+def adam_in_float32_through_all_exchanges(trial, model):
+    for step in stepped(torch.optim.Adam(model.parameters(), lr=0.01, eps=1e-3), STEPS):
+        yield backward(model(trial.batch(step, dtype=torch.float32)).square().mean())
 
 
 @trains(lambda: nn.Sequential(*normed()[:2], nn.Dropout(0.2), nn.ReLU(), nn.Linear(8, 3)))
@@ -71,6 +78,14 @@ def views_of_buckets_through_all_exchanges(trial, model):
         optimizer.zero_grad(set_to_none=step % 3 == 0)
         yield learn(trial, model, step)
         optimizer.step()
+
+
+@trains(lambda: mlp(4, 8, 3))
+def prompt_outside_through_all_exchanges(trial, model):
+    prompt = nn.Parameter(torch.zeros(4))
+    for step in stepped(sgd([*model.parameters(), prompt]), STEPS):
+        model(trial.batch(step, 4, 4) + prompt).sum().mul(1e-3).backward()
+        yield prompt.grad
 
 
 def two_models_through_all_exchanges(trial):

@@ -24,6 +24,24 @@ class Experts(nn.Module):
         return sum(weights[:, i : i + 1] * self.experts[i](x) for i in chosen)
 
 
+class Routed(nn.Module):
+    """Each sample goes to its best expert: what is used depends on the data."""
+
+    def __init__(self, experts: int = 4) -> None:
+        super().__init__()
+        self.gate = nn.Linear(6, experts)
+        self.experts = nn.ModuleList(nn.Linear(6, 3) for _ in range(experts))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores, best = self.gate(x).softmax(1).max(1)
+        out = x.new_zeros(len(x), 3)
+        for number, expert in enumerate(self.experts):
+            rows = (best == number).nonzero().flatten()
+            if len(rows):
+                out = out.index_add(0, rows, expert(x[rows]) * scores[rows, None])
+        return out
+
+
 def heads() -> nn.Module:
     """A body and one head for each task."""
 
@@ -55,6 +73,14 @@ def gradients_of_unused_experts_kept(trial, model):
     """Without zero_grad, the .grad of an unused expert does not change."""
     for step, chosen in enumerate([[[0, 1], [0]], [[0], [0]], [[2], [0]], [[0], [0]]]):
         yield backward(model(trial.batch(step), chosen[trial.rank]).square().mean())
+
+
+@trains(heads, find_unused_parameters=True)
+def heads_that_take_turns(trial, model):
+    for step, tasks in stepped(model, enumerate([("a", "a"), ("b", "a"), ("ab", "c"), ("c", "c")])):
+        yield backward(
+            sum(out.square().mean() for out in model(trial.batch(step), tasks[trial.rank]))
+        )
 
 
 @trains(heads, find_unused_parameters=True)
@@ -145,6 +171,18 @@ def unfrozen_in_the_middle_with_a_new_group(trial):
         optimizer.step()
 
 
+def unfrozen_and_wrapped_anew(trial):
+    """Unfreeze gradually, with a new wrapper for each phase."""
+    module = mlp(6, 8, 8, 3)
+    module[:4].requires_grad_(False)
+    for layer in (4, 2, 0):
+        module[layer].requires_grad_(True)
+        model = trial.wrap(module, watched=layer == 4)
+        yield from trained(
+            model, squares(trial), sgd(p for p in model.parameters() if p.requires_grad)
+        )
+
+
 programs(
     __name__,
     {
@@ -184,6 +222,7 @@ programs(
         # Unused in the first steps, in which exchanges learn the order of gradients.
         "expert_that_is_used_late": _experts(LATE),
         "parameter_that_nobody_ever_uses": _experts([[[0, 1], [0, 1]]] * 4),
+        "samples_routed_by_their_data": plain(Routed, steps=6, find_unused_parameters=True),
         "lazy_module_after_a_dry_run": plain(_run_dry),
         # Frozen parameters have no gradient and are not exchanged.
         "frozen_before_construction": plain(_frozen),
