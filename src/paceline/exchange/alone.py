@@ -25,8 +25,9 @@ from paceline.training.models.paced import Stretched
 
 ALONE = "alone"
 _NUM_SETTLING, _NUM_TIMED = 2, 4  # the first step constructs an exchange
-_FAR = 1.3  # further exchanges are not tried if the first is slower than a rank alone by this
-_HOPELESS_PREDICTION = 2.0  # exchanges predicted to be slower by this factor are not tried
+# Limits on the step time with an exchange, divided by that of a rank alone: above the first limit,
+# no other exchange is tried; an exchange predicted to be above the second limit is not tried.
+_FAR, _HOPELESS_PREDICTION = 1.3, 2.0
 _CLEAR, _VERY_CLEAR = 0.1, 0.25  # relative differences that end a comparison early
 _LONGEST_WAIT_S = 0.5
 Step = Callable[[], object]

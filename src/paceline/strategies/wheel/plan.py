@@ -318,7 +318,7 @@ class _WindowTasks:
             after = (done,)
 
     def _end(self, step: int, kind: Kind, worker: int, part: Workload | None = None) -> TaskId:
-        """Return the last task of a forward or backward of `part`, by default the body."""
+        """Return the last task of a forward or backward pass of `part`, by default of the body."""
         part = part or self.parts.body
         layers = part.layers if kind is Kind.FORWARD else part.in_backward_order
         return TaskId(step, kind, layers[-1].name, worker)
