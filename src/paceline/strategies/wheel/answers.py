@@ -42,9 +42,9 @@ class Answers:
     """Executes the requests of workers, and encodes the replies.
 
     `waiting`: requests that the hub executes again later. `profiles`, `trace`: the measurements
-    from the workers. `recorders`: have the traces of the hub's answers. `nbytes`: the bytes of
-    messages by purpose (figure 2 of Du et al. 2017). `num_pushed`: the number of messages with
-    gradients of the first layers.
+    from the workers. `recorders`: the traces of the hub's answers to each worker. `nbytes`: the
+    bytes of messages by purpose (figure 2 of Du et al. 2017). `num_pushed`: the number of messages
+    with gradients of the first layers.
     """
 
     def __init__(
