@@ -26,11 +26,11 @@ class Losses(Fact):
     """Relative time losses that a plan of undisturbed tasks ignores.
 
     `beside_exchange`: seconds by which computation becomes longer for each second of concurrent
-    exchange, because collectives use processors and memory bandwidth. `beside_copies`: the same for
-    concurrent copies by a GPU's copy engines; None: equals `beside_exchange`. `spread`: standard
-    deviation of a worker's computing time, relative to its mean; synchronous workers wait for the
-    slowest worker. `unrest`: relative spread of a profile's step times (`unrest_between`), which
-    widens the range of predictions.
+    exchange, because collectives use processors and memory bandwidth. `beside_copies`: seconds
+    by which computation becomes longer for each second of concurrent copies by a GPU's copy
+    engines; None: equals `beside_exchange`. `spread`: standard deviation of a worker's computing
+    time, relative to its mean; synchronous workers wait for the slowest worker. `unrest`: relative
+    spread of a profile's step times (`unrest_between`), which widens the range of predictions.
     """
 
     beside_exchange: _Share

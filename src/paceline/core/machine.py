@@ -159,8 +159,8 @@ class RingPeers(NamedTuple):
 class Machine(Fact):
     """The hosts, devices and links of a plan; devices are in rank order.
 
-    `groups`, for hierarchical exchanges: the number of consecutive hosts in a group, of groups in a
-    larger group, and so on; their product is the number of hosts. `losses`: time losses of real
+    `groups`: for hierarchical exchanges, the number of consecutive hosts in a group, of groups in a
+    larger group, and so on; the product is the number of hosts. `losses`: time losses of real
     steps; None selects the values published for similar machines.
     """
 

@@ -121,8 +121,8 @@ class UnevenWorker:
     """A worker of a run on unequal devices: its device, its speed, and its share of the updates.
 
     `spec`: the worker in setting `workers`, such as "gpu:0". `tried_samples_per_s`: speed in the
-    trial before training; None without a trial. `updates_share`, `predicted_share`: measured and
-    predicted share of all updates; None without a prediction.
+    trial before training; None without a trial. `updates_share`: the worker's share of all updates.
+    `predicted_share`: the share that was predicted; None without a prediction.
     """
 
     name: str
@@ -155,10 +155,10 @@ class RunMetrics(Record):
     if samples consist of tokens. `evaluations`: all tests, if `evaluate_every` is set. `trained_s`:
     seconds of training without tests. `decisions`: changes of configuration during the run, with
     reasons. `faults`: differences between traced steps and their plan; None without traced steps.
-    `lost`: workers that ended early, with reasons. `peak_memory_bytes`: for each worker. `shares`:
-    samples of each worker in a balanced batch. `wire_nbytes`: bytes sent and bytes received,
-    including headers. `sent_share`: check of a codec that declares a share. `utilisation`: for each
-    device, the share of the time in which it computed.
+    `lost`: workers that ended early, with reasons. `peak_memory_bytes`: peak bytes of each worker.
+    `shares`: samples of each worker in a balanced batch. `wire_nbytes`: bytes sent and bytes
+    received, including headers. `sent_share`: check of a codec that declares a share.
+    `utilisation`: for each device, the share of the time in which it computed.
     """
 
     samples_per_s: float
