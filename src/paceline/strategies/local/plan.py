@@ -38,12 +38,12 @@ _OUTER_STATE = 2  # values kept per parameter: outer parameter and momentum
 def plan(
     workload: Workload, machine: Machine, config: Local, window: Window, *, balanced: bool = False
 ) -> Plan:
-    """Plan a window of rounds with equal batches, or batches `balanced` by the workers' speeds."""
+    """Plan `window.num_steps` rounds; `balanced`: batches follow the workers' speeds."""
     return Plan(_Rounds(workload, machine, config, balanced).tasks(window.num_steps))
 
 
 def memory(workload: Workload, machine: Machine, config: Local) -> Mapping[str, int]:
-    """Return the bytes of devices (replicas) and hosts (outer parameters and momentum)."""
+    """Return the bytes needed on devices (replicas) and hosts (outer parameters, momentum)."""
     devices = machine.first_devices(config.workers)
     needed = dict.fromkeys((device.name for device in devices), replica_nbytes(workload))
     kept = _OUTER_STATE * _FLOAT32_NBYTES * workload.num_parameters
