@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,6 +24,15 @@ from paceline.links.processes import KEEPING_MEMORY, fork, module_command
 
 DEADLINE_S = 600.0  # for hanging commands; no test fails for being slow
 ENDING_S = 30.0  # time for the kernel to end processes on a busy machine
+
+
+def awaited(found: Callable[[], Any]) -> Any:
+    """Poll until `found` returns a true value, and return the value."""
+    until = time.monotonic() + DEADLINE_S / 4
+    while not (value := found()):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    return value
 
 
 def is_running(pid: int) -> bool:

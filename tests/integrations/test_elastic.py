@@ -5,30 +5,20 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from faults import failpoints
-from processes import DEADLINE_S, children_of, has_ended, is_running
+from processes import DEADLINE_S, awaited, children_of, has_ended, is_running
 
 pytest.importorskip("torchft")
 pytestmark = pytest.mark.timeout(600)
 PROGRAMS = Path(__file__).parent / "programs" / "elastic"
 # Each worker is a replica group with its own torchrun, which provides the store.
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
-POLL_S = 0.05
-
-
-def awaited(found: Callable[[], Any], what: str) -> Any:
-    until = time.monotonic() + DEADLINE_S / 4
-    while (value := found()) is None:
-        assert time.monotonic() < until, f"no {what}"
-        time.sleep(POLL_S)
-    return value
 
 
 def state_of(pid: int) -> str:
@@ -69,7 +59,7 @@ class Cluster:
                     return pid
             return None
 
-        pid: int = awaited(found, f"stopped process of {name}")
+        pid: int = awaited(found)
         return pid
 
     def steps(self, name: str) -> tuple[int, int, int]:
@@ -79,14 +69,14 @@ class Cluster:
             path = self.folder / f"{name}.steps"
             return json.loads(path.read_text()) if path.exists() else None
 
-        steps, begun, workers = awaited(found, f"step of {name}")
+        steps, begun, workers = awaited(found)
         return steps, begun, workers
 
     def await_steps(self, name: str, count: int) -> None:
-        awaited(lambda: True if self.steps(name)[0] >= count else None, f"step {count} of {name}")
+        awaited(lambda: self.steps(name)[0] >= count)
 
     def await_workers(self, name: str, count: int) -> None:
-        awaited(lambda: True if self.steps(name)[2] == count else None, f"{count} workers")
+        awaited(lambda: self.steps(name)[2] == count)
 
     def end(self, *names: str) -> list[dict[str, Any]]:
         """Let all workers end; return the results of the named workers."""

@@ -4,12 +4,11 @@ import json
 import os
 import shutil
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
-from processes import DEADLINE_S, Started
+from processes import Started, awaited
 from refusals import refused_field
 
 pytest.importorskip("torchft")
@@ -30,16 +29,14 @@ def recipes(tmp_path: Path) -> None:
 
 def workers_of(run: Started, count: int) -> dict[int, int]:
     """Wait until `count` workers run; return their process ids by worker number."""
-    until = time.monotonic() + DEADLINE_S / 4
-    while True:
-        found = {}
-        for pid, line in run.members().items():
-            if "runs.elastic" in line:
-                found[int(line.rsplit(" ", 2)[1])] = pid
-        if len(found) == count:
-            return found
-        assert time.monotonic() < until, found
-        time.sleep(0.1)
+
+    def found() -> dict[int, int] | None:
+        lines = {pid: line for pid, line in run.members().items() if "runs.elastic" in line}
+        pids = {int(line.rsplit(" ", 2)[1]): pid for pid, line in lines.items()}
+        return pids if len(pids) == count else None
+
+    pids: dict[int, int] = awaited(found)
+    return pids
 
 
 @pytest.mark.parametrize("number", [0, 1])

@@ -3,8 +3,7 @@
 import csv
 import io
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from browser import CHROMIUM, Browser, Page
 from long_run import write_long_run
 from paceline.records.result import read_run
 from paceline.report import write_report
-from processes import DEADLINE_S
+from processes import awaited
 
 STEPS, WORKERS = 1000, 4
 SCREENS = {390: 844, 820: 1180, 1440: 900}  # phone, tablet, desktop
@@ -22,14 +21,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="chromium or playwright is not installed"),
 ]
-
-
-def until(is_so: Callable[[], object]) -> None:
-    """Wait until a condition is true."""
-    ends = time.monotonic() + DEADLINE_S
-    while not is_so():
-        assert time.monotonic() < ends
-        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +89,7 @@ def test_a_table_is_copied_with_exact_numbers(desk: Page, folder: Path) -> None:
     text = f"document.querySelector({json.dumps(button)}).textContent"
     before = desk.evaluate(text)
     desk.shown.locator(button).first.click()
-    until(lambda: desk.evaluate(text) != before)  # the page writes the clipboard asynchronously
+    awaited(lambda: desk.evaluate(text) != before)  # the page writes the clipboard asynchronously
     rows = list(csv.reader(io.StringIO(pasted(desk))))
     assert [head.partition(" [")[2] for head in rows[0]] == ["", "", "s]", "", "bytes]", ""]
     copied = {row[0].removesuffix(" this run"): row for row in rows[1:]}
@@ -120,7 +111,7 @@ def test_dragging_zooms_the_timeline(desk: Page) -> None:
     mouse.down()
     mouse.move(at["x"] + 0.5 * at["width"], middle, steps=4)
     mouse.up()
-    until(lambda: desk.evaluate(shown) != before)
+    awaited(lambda: desk.evaluate(shown) != before)
     start, end = desk.evaluate(shown)
     assert end - start == pytest.approx((before[1] - before[0]) / 4, rel=0.02)
     assert desk.evaluate(shown.replace("xaxis", "xaxis2")) == pytest.approx([start, end])
@@ -137,7 +128,7 @@ def test_figures_are_drawn_before_scrolling_to_them_or_printing(browser, folder)
     height = page.evaluate("document.body.scrollHeight")
     assert (page.evaluate("typeof Plotly"), page.evaluate(drawn)) == ("undefined", [])
     page.shown.locator("#figure-steps").scroll_into_view_if_needed()
-    until(lambda: "figure-steps" in page.evaluate(drawn))
+    awaited(lambda: "figure-steps" in page.evaluate(drawn))
     assert "figure-learning" not in page.evaluate(drawn)
     # Figures that are drawn after this event are missing in print.
     ticks = "[...document.querySelectorAll('figure')].map(f => f.querySelectorAll('.xtick').length)"

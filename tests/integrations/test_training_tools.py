@@ -2,8 +2,6 @@
 
 import json
 import sys
-import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ import torch
 
 from launched import LAUNCH, succeeded
 from paceline.core.errors import InvalidInput
-from processes import ENDING_S, Finished, Started, is_running
+from processes import Finished, Started
 
 PROGRAMS = Path(__file__).parent / "programs" / "tools"
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -48,39 +46,18 @@ Found = dict[str, dict[int, Any]]  # case: {rank: outcome}
 
 
 def finished(folder: Path, *command: str) -> Finished:
-    """Run `python COMMAND` in a folder to its end; check that no process is left."""
+    """Run `python COMMAND` in a folder to its end; check that its group has no process left."""
     return succeeded(lambda: _finished(folder, *command))
 
 
 def _finished(folder: Path, *command: str) -> Finished:
     started = Started([sys.executable, *command], folder)
     try:
-        done = started.finish(240)
-        assert not left_in(folder)
+        done = started.finish()
+        assert not started.members()
     finally:
-        if running_in(folder):
-            started.process.terminate()  # torchrun ends its ranks
-            started.process.communicate()
         started.kill()
     return done
-
-
-def running_in(folder: Path) -> list[int]:
-    """Return the ids of processes whose current directory is the folder."""
-    found = []
-    for place in Path("/proc").glob("[0-9]*/cwd"):
-        with suppress(OSError):
-            if place.readlink() == folder and is_running(int(place.parent.name)):
-                found.append(int(place.parent.name))
-    return found
-
-
-def left_in(folder: Path) -> list[int]:
-    """Wait up to ENDING_S for killed processes to end; return the processes still running."""
-    until = time.monotonic() + ENDING_S
-    while (found := running_in(folder)) and time.monotonic() < until:
-        time.sleep(0.01)
-    return found
 
 
 def found_by(folder: Path, *command: str) -> Found:

@@ -39,7 +39,7 @@ def with_paceline(accelerator: Accelerator, **options: Any) -> Accelerator:
 
 
 class _Preparation:
-    """Replaces `Accelerator.prepare_model`, but wraps models in paceline.DataParallel."""
+    """Replaces `Accelerator.prepare_model`, to wrap models in paceline.DataParallel."""
 
     def __init__(self, accelerator: Accelerator, options: dict[str, Any]) -> None:
         self._accelerator, self._options = accelerator, options

@@ -52,7 +52,7 @@ class _Check(TrainerCallback):
             raise InvalidInput(
                 "trainer",
                 f"has wrapped the model in {type(wrapped).__name__} instead of DataParallel",
-                hint="with_paceline supports no SageMaker, hyperparameter search or sharding",
+                hint="with_paceline does not support SageMaker, sharding or hyperparameter search",
             )
 
 

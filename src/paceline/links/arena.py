@@ -223,7 +223,7 @@ class Arena:
         self._leave_discarded()
 
     def times(self, chunk: int) -> tuple[float, float]:
-        """Return the monotonic seconds at which all ranks had posted a chunk, and it was summed."""
+        """Return when all ranks had posted a chunk, and when it was summed (monotonic seconds)."""
         posted_ns, reduced_ns = self._opened().times(chunk)
         return posted_ns / 1e9, reduced_ns / 1e9
 

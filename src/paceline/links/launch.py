@@ -26,8 +26,8 @@ def launch(command: Sequence[str], num_workers: int, port: int = 0) -> None:
     """Run a `module_command` as `num_workers` local workers, and wait until all succeed.
 
     The workers meet at `port` of the loopback address; 0 chooses a free port. The first SIGINT or
-    SIGTERM is passed on to the workers. All workers end before this function does, even if this
-    process is killed. Raises InvalidInput if the port is in use, WorkerLost if a worker was killed,
+    SIGTERM is passed on to the workers. No worker outlives this function, even if this process is
+    killed. Raises InvalidInput if the port is in use, WorkerLost if a worker was killed,
     and WorkersFailed if workers ended with an error or after a signal.
     """
     if not 0 <= port < 2**16:

@@ -195,7 +195,10 @@ def _timeout_of(process_group: dist.ProcessGroup | None, device: torch.device) -
 
 
 def device_of_rank() -> torch.device:
-    """Return this rank's GPU, or the CPU if the machine has no GPU; each rank needs a GPU."""
+    """Return this rank's GPU, or the CPU if the machine has no GPU.
+
+    Raises InvalidInput if the machine has GPUs, but fewer than ranks.
+    """
     found = gpus()
     if not found:
         return torch.device("cpu")

@@ -68,8 +68,8 @@ def allocate(nbytes: int, what: str = "the gradients") -> int:
     """Return a descriptor of `nbytes` of allocated memory, sealed against shrinking and growing.
 
     Only this user may open the memory, which is freed with its last descriptor and mapping. Raises
-    InvalidInput if there is too little memory, or if a limit is lower. `what`: names the data in
-    the error.
+    InvalidInput if memory is too small, or a resource limit too low. `what`: names the data in the
+    error.
     """
     fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM: the first signal ends a command in order, the second immediately.
+"""SIGINT and SIGTERM: the first signal ends a command gracefully, the second immediately.
 
     a command that ...               at its first signal
     imports modules                  prints one line and ends
@@ -32,7 +32,7 @@ Handler = Callable[[int, FrameType | None], Any]
 
 
 class Stopped(BaseException):
-    """Ends a command after the signal `number`; `why` follows it in the command's last line.
+    """Ends a command after the signal `number`; `why` ends the command's last line.
 
     The base class is BaseException, so that `except Exception` does not catch Stopped.
     """
@@ -55,7 +55,7 @@ def say(text: str) -> None:
 
 
 class CommandHandler:
-    """Ends a command: in order at the first signal, immediately at the second signal."""
+    """Ends a command: gracefully at the first signal, immediately at the second signal."""
 
     def __init__(self) -> None:
         self.received: int | None = None  # the first signal
@@ -99,7 +99,7 @@ class CommandHandler:
 
 
 def handle_in_command() -> None:
-    """Let the first signal end this command in order, and the second signal immediately."""
+    """Let the first signal end this command gracefully, and the second immediately."""
     handler = CommandHandler()
     sys.unraisablehook = handler.unraisable
     _handle(handler)

@@ -65,7 +65,7 @@ def buckets(ready: Sequence[Layer], bucket_mb: int | None) -> list[Bucket]:
 
 
 def plan(workload: Workload, machine: Machine, config: AllReduce, window: Window) -> Plan:
-    """Plan a window of steps on the first `config.workers` devices."""
+    """Plan `window.num_steps` steps on the first `config.workers` devices."""
     devices = machine.first_devices(config.workers)
     exchanges: _Exchanges = ()
     if config.workers > 1:

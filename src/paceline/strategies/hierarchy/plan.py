@@ -30,7 +30,10 @@ _SERVED = 3  # values that a server keeps per parameter: parameter, gradient sum
 
 
 def plan(workload: Workload, machine: Machine, config: Hierarchy, window: Window) -> Plan:
-    """Plan a window of steps on the first `config.workers` devices, or the nodes they represent."""
+    """Plan `window.num_steps` steps on the first `config.workers` devices.
+
+    A device of `machine` may represent several equal nodes.
+    """
     devices = machine.first_devices(config.workers)
     exchanges: tuple[ChunkExchange, ...] = ()
     if config.workers > 1:
@@ -54,12 +57,14 @@ def plan(workload: Workload, machine: Machine, config: Hierarchy, window: Window
 
 def _num_servers(config: Hierarchy, num_hosts: int) -> int:
     if config.servers is not None and config.servers > num_hosts:
-        raise InvalidInput("servers", f"must be at most {num_hosts} hosts", got=config.servers)
+        raise InvalidInput(
+            "servers", f"must be at most {num_hosts}, the number of hosts", got=config.servers
+        )
     return config.servers or num_hosts
 
 
 def variants(workers: int) -> list[Hierarchy]:
-    """Return the configurations to compare."""
+    """Return the configurations that the planner compares."""
     return [Hierarchy(workers), Hierarchy(workers, between="servers")]
 
 

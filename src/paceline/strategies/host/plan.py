@@ -30,7 +30,7 @@ _ENCODABLE = (4,)  # element size of float32, the only type of sums that can be 
 
 
 def plan(workload: Workload, machine: Machine, config: HostReduce, window: Window) -> Plan:
-    """Plan a window of steps on the first `config.workers` devices."""
+    """Plan `window.num_steps` steps on the first `config.workers` devices."""
     devices = machine.first_devices(config.workers)
     exchanges: tuple[ChunkExchange, ...] = ()
     if config.workers > 1:

@@ -146,8 +146,8 @@ class CpuTransfer:
 class _StepTimes:
     """The events of a step on the GPU's streams.
 
-    `gathers`: before and after gathering, by chunk. `copied`: after the copy back, by chunk. `end`:
-    after the scatter of the means.
+    `gathers`: by chunk number, the events before and after gathering the chunk's gradients.
+    `copied`: by chunk number, the event after the copy back. `end`: after the scatter of the means.
     """
 
     gathers: dict[int, tuple[Event, Event]] = field(default_factory=dict)
@@ -156,7 +156,7 @@ class _StepTimes:
     end: Event = field(init=False)
 
     def exposed_s(self) -> float:
-        """Return the seconds of gathering, and from the end of backward to `end`."""
+        """Return the seconds of gathering, plus those from the end of backward to `end`."""
         alone = [*self.gathers.values(), (self.backward_end, self.end)]
         return sum(begin.elapsed_time(end) for begin, end in alone) * 1e-3
 
@@ -246,7 +246,7 @@ class DeviceTransfer:
     def receive(self, step: int) -> None:
         """Queue the copies of the means to gradients that changed on any rank.
 
-        The host does not wait for them, so it can queue the optimizer's kernels.
+        The host does not wait for these copies, so it can queue the optimizer's kernels.
         """
         # Wait for the fetching thread first: it must not wait for chunks after the step has ended.
         if error := self._join(self._fetched):

@@ -29,7 +29,7 @@ class Row:
 
     `bits`: fewest bits per value of an outer gradient. `num_steps`: steps of synchronous training
     to the loss. `steps`: steps of local updates, divided by `num_steps`; the median of `seeds`
-    runs. `low`, `high`: their range.
+    runs. `low`, `high`: the range of these runs.
     """
 
     parameters: _Count
@@ -65,7 +65,10 @@ def variants(workers: int) -> list[Local]:
 
 
 def steps_to_loss(workload: Workload, config: Local) -> StepsToLoss | None:
-    """Return the relative steps to synchronous training's loss, by the rows that apply, if any."""
+    """Estimate the steps to the loss of synchronous training, relative to its steps.
+
+    Returns None if no row of the table applies.
+    """
     near = [row for row in rows() if _is_near(row, workload.num_parameters, config)]
     if config.workers == 1 or not near:
         return None
@@ -79,7 +82,10 @@ def steps_to_loss(workload: Workload, config: Local) -> StepsToLoss | None:
 
 
 def _is_near(row: Row, num_parameters: int, config: Local) -> bool:
-    """Return True if the row's outer step is the same, and its exchanges are no more precise."""
+    """Return True if the row applies to a model of this size and to this configuration.
+
+    The outer step must be the same, and the row's exchanges must not be more precise.
+    """
     outer = config.outer, config.outer_learning_rate, config.outer_momentum, config.mixing
     if outer != (row.outer, None, None, None):
         return False

@@ -38,12 +38,12 @@ _OUTER_STATE = 2  # values kept per parameter: outer parameter and momentum
 def plan(
     workload: Workload, machine: Machine, config: Local, window: Window, *, balanced: bool = False
 ) -> Plan:
-    """Plan a window of rounds with equal batches, or batches `balanced` by the workers' speeds."""
+    """Plan `window.num_steps` rounds; `balanced`: batches follow the workers' speeds."""
     return Plan(_Rounds(workload, machine, config, balanced).tasks(window.num_steps))
 
 
 def memory(workload: Workload, machine: Machine, config: Local) -> Mapping[str, int]:
-    """Return the bytes of devices (replicas) and hosts (outer parameters and momentum)."""
+    """Return the bytes needed on devices (replicas) and hosts (outer parameters, momentum)."""
     devices = machine.first_devices(config.workers)
     needed = dict.fromkeys((device.name for device in devices), replica_nbytes(workload))
     kept = _OUTER_STATE * _FLOAT32_NBYTES * workload.num_parameters
@@ -192,9 +192,13 @@ class _Rounds:
     def _work(self, config: Local, device: Device, num_steps: int, step: Cost) -> list[_Work]:
         """Return a worker's costs for each fragment, in rounds of `num_steps`."""
         work, on = [], (costs.compute_lane(device.name),)
+
+        def steps(number: int) -> Transfer | None:
+            scaled = Cost(number * step.flops, number * step.nbytes, number * step.num_calls)
+            return Transfer(on, scaled) if number else None
+
         for count, (overlapped, alone) in zip(self.counts, turns(config, num_steps), strict=True):
-            counts = overlapped, alone, overlapped + alone
-            trains = [Transfer(on, _times(step, one)) if one else None for one in counts]
+            trains = steps(overlapped), steps(alone), steps(overlapped + alone)
             copies: tuple[Transfer | None, Transfer | None] = None, None
             if device.kind is DeviceKind.GPU:
                 copies = self.memory.copies(device)(_FLOAT32_NBYTES * count)
@@ -213,11 +217,6 @@ class _Rounds:
         shared = 1 if lone_core else self.memory.num_ranks[device.host]
         lanes = (*costs.copy_lanes(device), *lone_core)
         return Transfer(lanes, Cost(nbytes=shared * nbytes, num_calls=1))
-
-
-def _times(step: Cost, count: int) -> Cost:
-    """Multiply the cost of a step by a number of steps."""
-    return Cost(count * step.flops, count * step.nbytes, count * step.num_calls)
 
 
 def _chain(

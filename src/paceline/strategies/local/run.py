@@ -59,7 +59,7 @@ class LocalRunner(ReplicaRunner):
     """Trains or rehearses this rank's replica."""
 
     def profile(self, beside: Iterable[tuple[Strategy, Any]]) -> Profile:
-        """Measure layers and exchanges; strategy local exchanges all layers at once."""
+        """Measure layers and exchanges; the exchange of strategy local has all layers at once."""
         whole = [
             (one, replace(config, fragments=1, delay=0) if isinstance(config, Local) else config)
             for one, config in beside

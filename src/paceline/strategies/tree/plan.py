@@ -54,7 +54,7 @@ class _Edge(NamedTuple):
 
 
 def plan(workload: Workload, machine: Machine, config: Tree, window: Window) -> Plan:
-    """Plan a window of steps on the first `config.workers` devices."""
+    """Plan `window.num_steps` steps on the first `config.workers` devices."""
     devices, nbytes = machine.first_devices(config.workers), workload.gradient_nbytes
     edges = []
     for child, above in _upwards(len(devices)):
@@ -118,7 +118,7 @@ def calibrate(machine: Machine, measured: ExchangeSamples, config: Tree | None =
     devices = machine.devices
     pairs = [(devices[child], devices[above]) for child, above in _upwards(len(devices))]
     latency_s, seconds_per_byte = line_through(measured)
-    num_sends, num_additions = _in_turn(linked(machine, pairs, LinearTime(0.0, 1.0)))
+    num_sends, num_additions = _critical_path(linked(machine, pairs, LinearTime(0.0, 1.0)))
     if len(machine.hosts) == 1 and devices[0].kind == DeviceKind.CPU:
         byte_s = seconds_per_byte / (num_sends + _SHARE * num_additions)
         traffic_per_s = _MESSAGE_TRAFFIC / byte_s
@@ -137,7 +137,7 @@ def calibrate(machine: Machine, measured: ExchangeSamples, config: Tree | None =
     return linked(machine, pairs, each)
 
 
-def _in_turn(machine: Machine) -> tuple[float, float]:
+def _critical_path(machine: Machine) -> tuple[float, float]:
     """Return the numbers of messages and additions on the critical path of an exchange."""
     layer = Layer("one", (Parameter("one", (1,)),), 0, Cost(), Cost())
     workload = Workload("one", 1, (layer,), (0,), 0)
