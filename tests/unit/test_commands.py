@@ -148,6 +148,15 @@ def test_settings_of_a_run_are_those_of_the_command_line(line, requests, monkeyp
     assert (planned.verb, planned.settings.workers, planned.as_json) == ("plan", 3, True)
 
 
+def test_a_hub_has_the_options_that_the_page_of_its_strategy_names(line, requests):
+    codec = "gradients=dynamic8,activations=half"
+    line("hub", "lenet5", "--listen", "tcp://127.0.0.1:0", "--codec", codec, "--momentum", 0.5)
+    assert line.code == 0, line.err
+    (settings,) = (request.settings for request in requests)
+    assert (settings.strategy, settings.momentum) == ("wheel", 0.5)
+    assert settings.options == {"gradients": "dynamic8", "activations": "half"}
+
+
 def test_a_resumed_run_has_its_earlier_settings(line, requests, tmp_path: Path):
     before = validated_settings(
         {"model": "alexnet", "strategy": "wheel", "epochs": 7, "options": {"staleness": None}}

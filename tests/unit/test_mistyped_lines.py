@@ -25,7 +25,6 @@ LINES = [
     ("--machine", "k40-gigabit", *PLAN, "k40-gigabt"),
     ("--kind", "'measured'", "scale", "lenet5", "--kind", "measurd"),
     # Files of a wrong kind, and modules that cannot be imported.
-    ("none.toml", "", *PLAN, "none.toml"),
     ("empty.toml", "", *PLAN, "empty.toml"),
     ("image.toml", "", *PLAN, "image.toml"),
     ("record.json", "", *PLAN, "record.json"),
@@ -37,8 +36,6 @@ LINES = [
     # Numbers.
     ("--batch-size", "64k", "train", "lenet5", "--batch-size", "64k"),
     ("--timeout", "5m", "train", "lenet5", "--timeout", "5m"),
-    ("--workers", "1", "train", "lenet5", "--workers", "0"),
-    ("--steps", "epochs", "train", "lenet5", "--steps", "5", "--epochs", "5"),
     ("--machine", "", *SMALL, "1000000"),
     ("--seconds", "", "probe", "--seconds", "5m"),
     # Options of other commands, options without their partner, and a missing argument.

@@ -31,7 +31,7 @@ KINDS = {
     "child": (partial(validated, ChildSettings), {"connect": "tcp://10.0.0.1:5555"}),
 }
 REFUSED = {
-    "train": {"model": (3, None), "strategy": ("magic", "hots"), "batch_size": (-1, 0, 1.5)}
+    "train": {"model": (3, None), "strategy": ("magic",), "batch_size": (-1, 0, 1.5)}
     | {"workers": (0, 1.5, "few", "cpu:1,cpu:1", 10**9, "1" * 10), "accumulate": (0, 33)}
     | {"codec": ("dinamic8", "gradients=half", 3), "keep_checkpoints": (0,)}
     | {"profile_s": (0, -1, INF), "deadline_s": (-1, 0, 1e20, NAN), "wait_s": (0, INF)}
@@ -189,7 +189,6 @@ RANKING = {"plans": [], "refused": []} | dict.fromkeys(
 # The field that the error names, and the command line.
 LINES = [
     ("none.toml", "rehearse", "lenet5", "--device", "none.toml:a"),
-    ("none.toml", "train", "--config", "none.toml"),
     ("bad.toml", "plan", "lenet5", "--machine", "bad.toml"),
     ("measured", "plan", "lenet5", "--measured", "350/s"),
     ("precision", "plan", "lenet5", "--precision", "float16"),

@@ -91,11 +91,6 @@ def test_no_rank_exits_before_the_error_is_printed(start: Start, tmp_path: Path)
     assert refused_field(done.err) == "field"
 
 
-def test_a_wrong_option_is_one_line_with_exit_code_2(paceline) -> None:
-    done = paceline("train", "lenet5", "--batch-size", "1")  # the two workers find the error
-    assert (done.code, refused_field(done.err), done.out) == (2, "batch_size", "")
-
-
 FAILING = """
 import itertools
 import os

@@ -96,23 +96,12 @@ def test_a_run_that_loses_a_worker_restarts_from_its_checkpoint(runs: Runs, tmp_
     assert len(runs.result["epochs"]) == 2
 
 
-WHEEL = (
-    *("--strategy-option", "lanes=1", "--strategy-option", "staleness=0"),
-    *("--strategy-option", "head=head"),
-)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("recipe", "strategy", "workers", "every", "options"),
-    [
-        ("classes", "hogbatch", "cpu:1", "37", ("--strategy-option", "policy=hogbatch")),
-        ("plain", "wheel", "1", "0.2s", WHEEL),
-    ],
-)
-def test_a_run_with_a_hub_resumes_bit_for_bit(runs, recipe, strategy, workers, every, options):
-    asked = (f"small_recipes:{recipe}", "--strategy", strategy, "--workers", workers, *QUICK)
-    begun = runs("train", *asked, *options, "--epochs", "10", "--checkpoint-every", every).finish()
+def test_a_run_with_a_coordinator_resumes_bit_for_bit(runs: Runs) -> None:
+    """Strategy wheel has a test of its own: test_a_killed_hub_resumes_from_its_checkpoint."""
+    asked = ("train", "small_recipes:classes", "--strategy", "hogbatch", "--workers", "cpu:1")
+    more = ("--strategy-option", "policy=hogbatch", "--epochs", "10", "--checkpoint-every", "37")
+    begun = runs(*asked, *QUICK, *more).finish()
     assert begun.code == 0, begun.err
     expected = runs.learnt
     for name in ("model.safetensors", "result.json"):

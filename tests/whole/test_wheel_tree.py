@@ -23,7 +23,7 @@ EPOCHS, STEPS = 3, 30  # STEPS: in an epoch
 ALONE = ("--workers", "1", "--strategy-option", "lanes=1", "--strategy-option", "staleness=0")
 ROOT = (
     *("-m", "paceline", "hub", "turning:Small", "--strategy-option", "head=fc1"),
-    *("--strategy-option", f"seed={turning.SEED}", "--strategy-option", "momentum=0.5"),
+    *("--strategy-option", f"seed={turning.SEED}", "--momentum", "0.5"),
     *("--profile-s", "0", "--batch-size", str(turning.BATCH), "--json"),
 )
 CHILD = ("-m", "paceline", "hub", "--json")

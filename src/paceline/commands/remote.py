@@ -28,10 +28,10 @@ _CHILD = import_module(_REMOTE[_STRATEGY.name])
 _NUMBERS = f"{WorkerProcessSettings.model_fields['workers'].description} Default: 0,1."
 # Settings for which `hub` has no option; --config or --strategy-option sets them.
 _LEFT_OUT = (
-    *("accumulate", "balance", "clip_norm", "codec", "elastic", "evaluate_every"),
+    *("accumulate", "balance", "clip_norm", "elastic", "evaluate_every"),
     *("exchange_alone", "keep_all", "worker_ids", "lighthouse", "optimizer", "optimizer_options"),
     *("precision", "max_restarts", "schedule", "strategy", "tensorboard", "warmup_steps"),
-    *("momentum", "keep_checkpoints", "seed"),
+    *("keep_checkpoints", "seed"),
 )
 # Parameters in the URL of --parent, and the matching fields of `ChildSettings`.
 _OF_PARENT = {"worker": "number", "keys": "parent_keys", "gather": "gather"}

@@ -31,7 +31,7 @@ def _record() -> dict[str, Any]:
 
 
 def recorded(name: str, batch_size: int) -> Workload | None:
-    """Return the workload of a built-in model's step; None if the file does not contain it."""
+    """Return the workload of a model's step; None for an unknown model or batch size."""
     found = _record()["models"].get(name)
     if found is None or not 1 <= batch_size <= MOST_SAMPLES:
         return None

@@ -248,7 +248,7 @@ class ProfileResult(Record):
 
     @property
     def surplus_nbytes(self) -> int | None:
-        """Worker 0's training memory minus the mean of the others; None for a single worker."""
+        """Worker 0's training memory minus the other workers' mean; None for a single worker."""
         if len(self.workers) < 2:
             return None
         first, *others = (row.training_nbytes - row.before_nbytes for row in self.workers)

@@ -108,7 +108,7 @@ class AdviceRow(Record):
 
     @classmethod
     def of(cls, ranking: Ranking) -> Self | None:
-        """Build the comparison of a ranking's exchanges; None if none of them has a codec."""
+        """Compare the exchanges of a ranking; None if no exchange has a codec."""
         exchanges = [one for one in ranking if one.strategy in EXCHANGES]
         encoded = next((one for one in exchanges if one.codec is not None), None)
         if encoded is None:
@@ -240,7 +240,7 @@ class PlanResult(Record):
 
     `machine`: a machine file's name, or "this machine". `facts`: Paceline's version, and a
     description of this machine. `second_machine`: the least speed of a second machine, and the
-    least bandwidth to it, that make training faster; None if they were not searched.
+    least bandwidth to this machine, that make training faster; None if not calculated.
     """
 
     kind: Literal["plan"] = "plan"
@@ -289,7 +289,7 @@ def check_run(folder: Path) -> None:
 
 
 def read_run(folder: Path) -> RunResult:
-    """Read the result of a run or rehearsal; InvalidInput if the folder holds another kind."""
+    """Read the result of a run or rehearsal; InvalidInput for another kind of result."""
     found = read_result(folder)
     if not isinstance(found, RunResult):
         raise InvalidInput(str(folder), "must be a run or rehearsal", got=found.kind)

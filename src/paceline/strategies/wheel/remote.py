@@ -16,7 +16,7 @@ WORKING, SERVING = "paceline.strategies.wheel.worker", "paceline.strategies.whee
 _REFUSED = {  # options that a child hub cannot have, with hints
     "workers": "use --workers",
     "child_hubs": "start each child hub with --parent",
-    "gather": "use --gather",
+    "gather": "add ?gather=N to the URL of --parent",
     "hub": "it applies to plans",
     "head": "set it at the root hub",
     "staleness_decay": "set it at the root hub",
