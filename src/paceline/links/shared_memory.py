@@ -151,13 +151,18 @@ class TensorSpec(NamedTuple):
     shape: tuple[int, ...]
     offset: int
 
+    @property
+    def end(self) -> int:
+        """The offset of the first byte after the tensor."""
+        return self.offset + prod(self.shape) * self.dtype.itemsize
+
 
 def tensors_in(memory: Tensor, entries: Sequence[TensorSpec]) -> dict[str, Tensor]:
     """View parts of the byte tensor `memory` as the tensors that `entries` describe."""
     found = {}
-    for name, dtype, shape, offset in entries:
-        flat = memory[offset : offset + prod(shape) * dtype.itemsize]
-        found[name] = flat.view(dtype).view(shape)
+    for entry in entries:
+        flat = memory[entry.offset : entry.end]
+        found[entry.name] = flat.view(entry.dtype).view(entry.shape)
     return found
 
 
