@@ -138,7 +138,7 @@ def limit(machine: Machine, config: Wheel, timeline: Timeline) -> str | None:
     return (
         f"{busiest.name} is the bottleneck: the last layers and updates take {ratio:.2f} times as "
         "long as a worker's device computes (p k / t); "
-        f"use child_hubs={len(served) * ceil(ratio)}, or fewer workers"
+        f"use {len(served) * ceil(ratio)} devices with last layers (child_hubs), or fewer workers"
     )
 
 
