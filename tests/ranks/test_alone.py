@@ -74,12 +74,12 @@ def test_all_ranks_are_faster_than_a_slow_one_alone(pair):
 
 
 def test_a_rank_alone_must_be_faster_than_each_exchange(pair):
-    """The first exchange needs 200 ms, one rank alone 160, the second exchange 80."""
+    """The first exchange needs 185 ms, one rank alone 160, the second exchange 80."""
     for alone_s, together_s, is_alone_faster, _, _, _ in pair(
-        compared, "1,1", (8, 8), 0.0, (0.12, 0.0)
+        compared, "1,1", (8, 8), 0.0, (0.105, 0.0)
     ):
         assert not is_alone_faster
-        assert together_s["0.0"] < alone_s < together_s["0.12"]
+        assert together_s["0.0"] < alone_s < together_s["0.105"]
 
 
 def test_no_second_exchange_is_tried_if_a_rank_alone_is_much_faster(pair):

@@ -45,12 +45,12 @@ def several_labels(*_: object) -> Dataset:
     ("field", "more"),
     [
         ("workers", {"workers": 2}),  # only one has started
-        ("data", {"data": "several", "model": "mlp"}),  # several labels per sample
+        ("data", {"data": "several:labels", "model": "mlp"}),  # several labels per sample
         ("clip_norm", {"clip_norm": 1.0, "options": {"updates": "sub-batch"}}),
     ],
 )
 def test_what_does_not_fit_is_refused(field: str, more: dict[str, Any], monkeypatch):
-    monkeypatch.setitem(spec._OF_PATH_OR_NOTHING, "several", several_labels)
+    monkeypatch.setitem(spec._OF_PATH, "several", several_labels)
     given_ones = {"model": "lenet5", "strategy": "subbatch", "workers": 1, "profile_s": 0.1}
     settings = TrainSettings(**given_ones | more)
     with process_group(20.0) as group, refused(field), start(session(settings, group)) as runner:

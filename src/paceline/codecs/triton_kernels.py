@@ -167,7 +167,7 @@ def _tile_at(count, block_size, num_parts, num_rows: tl.constexpr, num_columns: 
 
 @triton.jit
 def _bytes_of(block_size, begin, num_rows: tl.constexpr, num_columns: tl.constexpr):
-    """Return the offsets of a 4-bit tile's bytes, and a mask of the bytes inside their block."""
+    """Return the offsets of a tile's 4-bit codes in bytes, and a mask that excludes padding."""
     rows = tl.arange(0, num_rows)[:, None]
     columns = tl.arange(0, num_columns // 2)[None, :]
     inside = (rows >= 0) & (columns < (block_size - begin % block_size) // 2)

@@ -248,7 +248,7 @@ def _averaged(
     recorder: Recorder | None,
     on_averaged: Callable[[Tensor], None] = lambda averaged: None,
 ) -> torch.futures.Future[Tensor]:
-    """Average and record a bucket; the mean is bit-identical to DDP's without a hook."""
+    """Average and record a bucket; the mean is bit-identical to that of DDP without a hook."""
     exchange = recorder.join_exchange(str(bucket.index())) if recorder else None
 
     def done(future: torch.futures.Future[Any]) -> Tensor:

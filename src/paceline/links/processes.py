@@ -34,7 +34,7 @@ from paceline.native import die_with_parent
 # page fault when it is used again.
 KEEPING_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(2**32), "MALLOC_MMAP_THRESHOLD_": str(2**30)}
 STANDARD_ERROR = 2
-_TERMINATION_S = 2.0  # time for a process to end its own children and write its results
+TERMINATION_S = 2.0  # time for a process to end its own children and write its results
 _ANSWER_S = 120.0  # deadline for an answer of a fork server that still imports modules
 PARENT = "PACELINE_LAUNCHER"
 # For each block of `forked_from_here`: the thread that runs the block, and the server's address.
@@ -235,7 +235,7 @@ def wait(
 
 
 def end(
-    processes: Sequence[Process], *, wait_s: float = 0.0, termination_s: float = _TERMINATION_S
+    processes: Sequence[Process], *, wait_s: float = 0.0, termination_s: float = TERMINATION_S
 ) -> None:
     """End processes that run after `wait_s` by SIGTERM, and by SIGKILL `termination_s` later."""
     deadline = time.monotonic() + wait_s

@@ -226,7 +226,7 @@ def _chain(
     work: Iterable[tuple[Kind, Transfer | None]],
     before: _Ids,
 ) -> Generator[Task, None, _Ids]:
-    """Yield tasks that wait for each other; return the last task, or `before` without tasks."""
+    """Yield tasks in sequence; return the last task, or `before` if there are none."""
     for kind, transfer in work:
         if transfer is not None:
             own = TaskId(number, kind, part, worker)

@@ -193,7 +193,7 @@ def update_work(layer: Layer, share: float) -> Cost:
 
 
 def _of(cost: Cost, share: float, part: float, weights: float) -> Cost:
-    """Return the cost of `share` and `part`; bytes of `weights` do not depend on `part`."""
+    """Return a part of a layer's cost; `weights`: bytes of weights, which `part` does not scale."""
     fixed = min(weights, cost.nbytes * share)
     nbytes = fixed + (cost.nbytes * share - fixed) * part
     return Cost(cost.flops * share * part, nbytes, cost.num_calls)

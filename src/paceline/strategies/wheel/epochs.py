@@ -1,4 +1,4 @@
-"""Record updates, epochs, tests and seconds of training at the hub."""
+"""Keep records of updates, epochs, tests and training time at the hub."""
 
 import time
 from bisect import bisect

@@ -161,7 +161,9 @@ class SampleShare:
         # Keep two epochs: the next epoch's first batch is read during this epoch's last step.
         @lru_cache(maxsize=2)
         def rows_of(epoch: int) -> list[list[int]]:
-            batches = ShardedBatches(*shared)  # a new object, because threads may call `rows_of`
+            batches = ShardedBatches(
+                *shared
+            )  # not this object, because several threads may call this method at once
             batches.set_epoch(epoch)
             return list(batches)
 
