@@ -151,14 +151,17 @@ class TensorSpec(NamedTuple):
     shape: tuple[int, ...]
     offset: int
 
+    @property
+    def end(self) -> int:
+        """The offset after the tensor's last byte."""
+        return self.offset + prod(self.shape) * self.dtype.itemsize
+
 
 def tensors_in(memory: Tensor, entries: Sequence[TensorSpec]) -> dict[str, Tensor]:
     """View parts of the byte tensor `memory` as the tensors that `entries` describe."""
-    found = {}
-    for name, dtype, shape, offset in entries:
-        flat = memory[offset : offset + prod(shape) * dtype.itemsize]
-        found[name] = flat.view(dtype).view(shape)
-    return found
+    return {
+        one.name: memory[one.offset : one.end].view(one.dtype).view(one.shape) for one in entries
+    }
 
 
 class SharedTensors:
