@@ -225,7 +225,7 @@ def of_plan(name, left_s, overhead_s, *, workers=2, codec=None):
 def test_overheads_are_compared_and_not_the_time_left_after_backward():
     # Many small layers: host has less left after backward, but more synchronisation.
     said = of_after_backward([of_plan("tree", 0.004, 0.004), of_plan("host", 0.001, 0.006)])
-    assert said.rindex("4 ms (tree)") < said.rindex("6 ms (host)")
+    assert said.rindex("4.00 ms (tree)") < said.rindex("6.00 ms (host)")
     # Plans with codecs or other numbers of workers are not compared.
     alone = [of_plan("host", 0.001, 0.002), of_plan("tree", 0.004, 0.004, workers=4)]
     said = of_after_backward([of_plan("host", 0.0, 0.0, codec="half"), *alone])
