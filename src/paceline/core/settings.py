@@ -107,7 +107,7 @@ class RunSettings(Record):
     batch_size: int = Field(64, ge=1, description="Samples in a step, over all workers.")
     codec: str | None = Field(
         None,
-        description="Codec: dynamic8, for example; with wheel, gradients=half,activations=dynamic8.",
+        description="Codec, such as dynamic8; with wheel, gradients=half,activations=dynamic8.",
     )
     balance: Literal["auto"] | None = Field(
         None, description="Give each worker a share of the batch in proportion to its speed."

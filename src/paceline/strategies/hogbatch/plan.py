@@ -85,7 +85,7 @@ class BatchCosts:
     shared: bool
 
     def tasks(self, size: int) -> tuple[Task, ...]:
-        """Return the tasks of the worker's first batch in order; the tasks have no dependencies yet."""
+        """Return the tasks of the worker's first batch, in order and not yet linked."""
         return tuple(
             Task(TaskId(0, kind, part, self.worker), on, cost, (), size)
             for kind, part, on, cost in self._stages(size)

@@ -303,8 +303,8 @@ class LeaderAllReduce:
             if self.encoded is not None:
                 # Do not wait here, so that the next chunk is sent while this chunk is decoded.
                 sums = _without_gaps(chunk, result)
-                # Error feedback is kept by this name, which contains the number of values in the chunk,
-                # because a tuner may change the chunks.
+                # Error feedback is kept by this name. The name contains the number of values in
+                # the chunk, because a tuner may change the chunks.
                 work = self.encoded.reduce(f"chunk{chunk.number}of{len(sums)}", sums)
                 pending.append(work.future.then(publish))
                 continue
