@@ -131,7 +131,8 @@ def run(clock, takes, num_calls=100, num_steps=1000, slower=1.0):
     replicas: list[Slow] = []
 
     def maker(seconds):
-        def make():
+        def make(*, init_sync):
+            assert init_sync == (not replicas)
             replicas.append(Slow(seconds, clock))
             return replicas[-1]
 
@@ -178,7 +179,8 @@ def test_a_candidate_known_to_be_slow_is_tried_when_steps_change(clock):
     made: list[str] = []
 
     def maker(name):
-        def make():
+        def make(*, init_sync):
+            assert init_sync == (not made)  # later replicas have equal parameters
             made.append(name)
             return Slow(takes[name][0], clock)
 

@@ -6,7 +6,7 @@ timed in turns (`paceline.core.turns`). When steps become slower or faster, the 
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -86,10 +86,18 @@ class Trials(Choice):
         return f"{reason}; {now} in chunks of {_layers(chunk)}"
 
 
+class Factory(Protocol):
+    """Creates a replica; with `init_sync`, all ranks get rank 0's parameters and buffers."""
+
+    def __call__(self, *, init_sync: bool) -> ModelReplica:
+        """Return a new replica."""
+
+
 class Checked:
     """A replica that uses the fastest of several candidates.
 
-    `candidates`: factories of replicas by name, the simplest first. `slow`: see `Choice`.
+    `candidates`: factories of replicas by name, the simplest first; the first replica in use copies
+    rank 0's parameters to all ranks. `slow`: see `Choice`.
     `on_decision(reason)` is called for each choice. All ranks change to another candidate together.
     After `num_steps` steps, they no longer change. `clock`: the device's clock, which may lag
     behind the host. `accumulates`: whether each step begins with micro-batches within `no_sync`.
@@ -97,7 +105,7 @@ class Checked:
 
     def __init__(
         self,
-        candidates: Mapping[str, Callable[[], ModelReplica]],
+        candidates: Mapping[str, Factory],
         group: Group,
         clock: Clock,
         num_steps: int,
@@ -109,7 +117,7 @@ class Checked:
         self._candidates, self._trials = candidates, Trials(candidates, clock, slow)
         self._group, self._last_step, self._on_decision = group, num_steps, on_decision
         self._recorder: Recorder | None = None
-        self._use(self._trials.name)
+        self._use(self._trials.name, init_sync=True)
         self._num_steps = self.num_searched = 0
         self._accumulates = accumulates
 
@@ -180,8 +188,8 @@ class Checked:
             self.close()  # close first: two replicas must not hook the same gradients
             self._use(used)
 
-    def _use(self, name: str) -> None:
-        self.name, self._replica = name, self._candidates[name]()
+    def _use(self, name: str, *, init_sync: bool = False) -> None:
+        self.name, self._replica = name, self._candidates[name](init_sync=init_sync)
         if self._recorder is not None:
             self._replica.record(self._recorder)
 

@@ -30,7 +30,7 @@ from paceline.exchange.profile import Profile
 from paceline.exchange.replica import ModelReplica
 from paceline.exchange.replicas import ReplicaRunner
 from paceline.exchange.session import Runner, TrainingSession
-from paceline.exchange.trials import Checked
+from paceline.exchange.trials import Checked, Factory
 from paceline.links.clock import clock_for
 from paceline.links.cores import all_cores
 from paceline.links.group import Group
@@ -157,7 +157,7 @@ def candidates_of(
     group: Group,
     forecasts: Sequence[Forecast],
     decide: Callable[[str], None],
-) -> dict[str, Callable[[], ModelReplica]]:
+) -> dict[str, Factory]:
     """Return factories of the exchanges that may be fastest, the simplest exchange first.
 
     Calls `decide` with a text that lists the exchanges with their predicted step times.
@@ -180,13 +180,11 @@ def candidates_of(
     else:
         shown = [f"{name} {duration(step_s)}" for name, step_s in predicted.items()]
         decide(f"auto: trying {', '.join(names)}; predicted {', '.join(shown)} a step")
-    candidates: dict[str, Callable[[], ModelReplica]] = {}
+    candidates: dict[str, Factory] = {}
     for name in names:
         found = by_name[name]
         make = find_strategy(found.strategy).runner().replica
-        # the first exchange gives all ranks the same parameters
-        is_first = name == names[0]
-        candidates[name] = partial(make, model, found.config, group, init_sync=is_first)
+        candidates[name] = partial(make, model, found.config, group)
     return candidates
 
 
