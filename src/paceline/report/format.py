@@ -63,7 +63,7 @@ def _duration(seconds: float) -> str:
 def nbytes(count: float) -> Quantity:
     """Format a number of bytes, for example as "512 B", "1.50 KiB" or "243 MiB".
 
-    The rounding error is at most 0.5 %, except for means of less than one byte.
+    The rounding error is at most 0.5 %, except for a mean below one byte.
     """
     size, exponent = abs(count), 0
     while size / 1024**exponent >= 1023.5 and exponent < len(_BYTES) - 1:

@@ -80,7 +80,7 @@ def track(
     optimizer: torch.optim.Optimizer,
     batch: Any,
 ) -> Tracked:
-    """Take a step and return the peak memory of all tensors.
+    """Take a step; return the tensors' peak bytes and the net bytes of each operator.
 
     Before the call, gradients must be None, and the optimizer must have allocated its state.
     `batch`: pytree of the step's input tensors, which already exist before the step.

@@ -64,7 +64,7 @@ def _content_of(path: Path) -> bytes:
 
 
 def _pieces(file: IO[bytes], path: Path, most: int) -> Iterator[bytes]:
-    """Yield the decompressed content in pieces; InvalidInput if it exceeds a limit."""
+    """Yield the decompressed content in pieces; raise InvalidInput if it exceeds a limit."""
     found = 0
     while piece := file.read(_PIECE_NBYTES):
         found += len(piece)
@@ -185,7 +185,7 @@ def _check_size(files: Sequence[SparseFile], shape: Shape, *, is_stated: bool) -
 
 
 def _classes_of(files: Sequence[SparseFile]) -> Any:
-    """Return the sorted labels of the first file; InvalidInput if another file has other labels."""
+    """Return the first file's sorted labels; raise InvalidInput unless all files have these."""
     classes = np.unique(files[0].labels)
     if len(classes) < 2:
         raise InvalidInput(str(files[0].path), "must have at least two classes", got=len(classes))

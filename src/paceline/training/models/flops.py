@@ -107,7 +107,7 @@ def _base_name(func: OpOverload) -> str:
 
 
 def _convolution_backward(args: Sequence[Any], out: Any) -> int:
-    """Count forward's FLOPs once for each of the gradients of input and weight; add the bias."""
+    """Count forward's FLOPs for the input gradient, and for the weight gradient; add the bias's."""
     gradient, x, weight = args[:3]
     transposed, mask = args[7], args[10]
     pixels = (x if transposed else gradient).shape[2:]

@@ -176,7 +176,7 @@ def _checked(field: str, value: Any, fields: _Fields) -> Any:
 def _try_out(
     factory: Callable[..., Any], own: Mapping[str, Any], options: Mapping[str, Any]
 ) -> None:
-    """Create a trial optimizer; raise InvalidInput with the option that the optimizer refuses."""
+    """Create a trial optimizer; raise an InvalidInput that names the option it refuses."""
 
     def refusal(fields: Mapping[str, Any]) -> str | None:
         matrix = nn.Parameter(torch.zeros(2, 2))  # some optimizers accept only matrices
