@@ -348,7 +348,10 @@ def _curves(sides: SideBySide) -> Described:
 
 
 def _bars(sides: SideBySide, field: str) -> Described | None:
-    """Draw `field`: a row for each run, with a bar for each of its keys; None if no run has it."""
+    """Draw a field of the runs: a row for each run, a bar for each worker.
+
+    Returns None if no run has the field.
+    """
     values = {run.name: own for run in sides.runs if (own := getattr(run, field))}
     if not values:
         return None

@@ -285,7 +285,10 @@ def learning_curves(
 
 
 def share_bars(groups: Mapping[str, Mapping[str, float | None]]) -> Described:
-    """Draw shares as horizontal bars; `groups`: by name of a colour, shares by name of a row."""
+    """Draw shares as horizontal bars.
+
+    `groups`: for each group's name, the shares by the name of their row. A group has one colour.
+    """
     bars = []
     for i, (name, shares) in enumerate(groups.items()):
         values = list(shares.values())

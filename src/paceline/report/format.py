@@ -99,7 +99,7 @@ def ratio(one: float, other: float) -> float:
 
 
 def optional_share(fraction: float | None) -> str:
-    """Format a fraction in percent; a dash for None."""
+    """Format a fraction in percent; return a dash for None."""
     return "-" if fraction is None else share(fraction)
 
 
@@ -123,12 +123,12 @@ def _three_digits(value: float) -> str:
 
 
 def score_text(name: str, value: float | None) -> str:
-    """Format a score: shares in percent, other scores with four digits; a dash for None."""
+    """Format a score: shares in percent, other scores with four digits, None as a dash."""
     if value is None:
         return "-"
     return share(value, 2) if is_share(name) else f"{value:.4g}"
 
 
 def loss_text(loss: float | None) -> str:
-    """Format a loss; a dash for None."""
+    """Format a loss; return a dash for None."""
     return "-" if loss is None else f"{loss:.4f}"

@@ -266,7 +266,7 @@ def of_ranking(ranking: RankingRows, *, is_measured: bool) -> Metrics:
 
 
 def _of_other_training(ranking: RankingRows, best: PlanRow, found: Metrics) -> None:
-    """Add the time saved by the plan with the shortest predicted time to the same loss."""
+    """Add the time saved by the plan predicted to need the least time to the same loss."""
 
     def rate(plan: PlanRow) -> float:
         return plan.samples_per_s / plan.steps_to_loss.median if plan.steps_to_loss else 0.0

@@ -36,7 +36,7 @@ _RANGE = "±: range that should contain the median of measured steps in 9 of 10 
 
 
 def plan_tables(plans: Sequence[PlanRow], alone_samples_per_s: float | None) -> dict[str, Table]:
-    """Return tables of the best plans by title; plans that change training have their own table.
+    """Return tables of the best plans by title; plans that change training are separate.
 
     Of each strategy, the tables have at most two plans: the best with a codec, and the best without
     a codec. If training is unchanged, plans have speed-ups over `alone_samples_per_s`, the
@@ -57,7 +57,7 @@ def plan_tables(plans: Sequence[PlanRow], alone_samples_per_s: float | None) -> 
 
 
 def _fastest(plans: Iterable[PlanRow]) -> Iterator[PlanRow]:
-    """Yield the best plan for one worker, and each strategy's best with and without a codec."""
+    """Yield the best plan for one worker, and each strategy's best, with and without codec."""
     seen: set[object] = set()
     for plan in plans:
         key = "one worker" if plan.workers == 1 else (plan.strategy, plan.codec is None)
@@ -191,7 +191,7 @@ def label(one: Requirement) -> str:
 
 
 def _refused(row: Refusal, plans: Sequence[PlanRow]) -> str:
-    """Describe what is refused, and why: a strategy, or only one variant or placement of it."""
+    """Tell what is refused, and why: a strategy, or one of its variants or placements."""
     asked = row.strategy, row.workers
     planned = {plan.placement for plan in plans if (plan.strategy, plan.workers) == asked}
     name = f"a variant of {row.strategy}" if row.placement in planned else row.strategy
@@ -202,7 +202,7 @@ def _refused(row: Refusal, plans: Sequence[PlanRow]) -> str:
 def present(
     out: Console, result: PlanResult, title: str, folder: Path | None, *, form: Form, drawing: str
 ) -> None:
-    """Print plans and the path of their folder; if there is a `drawing`, also explain them."""
+    """Print plans and the path of their folder; with a `drawing`, also explain the plans."""
     if form == "json":
         out.print_json(data=_data(result, folder, drawing), highlight=out.is_terminal)
         return

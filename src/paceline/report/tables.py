@@ -148,7 +148,7 @@ def plan_name(plan: PlanRow) -> str:
 
 
 def ranged_step(plan: PlanRow) -> Quantity:
-    """Format a plan's step time, then ± half the width of the predicted range in percent."""
+    """Format a plan's step time, then ± half its predicted range in percent."""
     step = duration(plan.step_s)
     return Quantity(f"{step} ±{share(plan.range_share, 0)}", step.value, step.unit)
 

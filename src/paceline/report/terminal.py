@@ -56,7 +56,7 @@ def epoch_line(epoch: Epoch, epochs: int | None, score: str) -> str:
 
 
 def tested(test_loss: float | None, score: float | None, name: str) -> str:
-    """Format test results as the end of a line; return "" if there was no test."""
+    """Format test results for the end of a line; return "" without test results."""
     loss = "" if test_loss is None else f", test loss {test_loss:.4f}"
     if score is None:
         return loss

@@ -141,7 +141,7 @@ def output_problem(settings: ProbeSettings) -> InvalidInput | None:
 def measure(settings: ProbeSettings, usable: list[int], group: Group) -> Machine:
     """Measure devices, hosts and links; all ranks must call this together.
 
-    `usable`: processors that this process could use at its start.
+    `usable`: the processors that this process was allowed to use when it started.
     """
     place = find_local_ranks(group)
     each = settings.seconds / _NUM_MEASURED

@@ -251,7 +251,7 @@ def _remove_scratch(folder: Path) -> None:
 
 
 def _measure(study: ScalingStudy, journal: Journal, screen: Console) -> None:
-    """Measure the cells that the journal lacks; show a progress bar or, in a file, lines."""
+    """Measure the cells that the journal lacks; show progress on `screen`."""
     known = {(cell.point, cell.kind) for cell in journal.cells}
     todo = [run for run in study_runs.runs(study.settings) if not known.issuperset(run.keys)]
     with progress.Progress(

@@ -222,7 +222,10 @@ def _describe_layers(
 
 
 def _kind_of(module: nn.Module) -> str:
-    """Return the name of the torch.nn class whose `forward` the module has, else of its class."""
+    """Return the name of the torch.nn class whose `forward` the module uses.
+
+    If there is none, returns the name of the module's own class.
+    """
     forward = type(module).forward
     alike = (one for one in type(module).__mro__ if getattr(one, "forward", None) is forward)
     of_torch = (one.__name__ for one in alike if one.__module__.startswith("torch.nn."))

@@ -1,4 +1,4 @@
-"""Cut a model into a body (the first layers) and a head (the last layers), as Du et al. 2017.
+"""Cut a model into a body (first layers) and a head (last layers), as Du et al. 2017.
 
     scores = head(body(inputs))      # bit-identical to model(inputs)
 
@@ -38,7 +38,7 @@ class Halves(NamedTuple):
     """The body and the head of a model.
 
     `body_names`: names of `body_parameters` in the whole model, in the same order. `head_names`:
-    names of `head_parameters`, likewise. `crossing`: shape of the body's output for one sample.
+    the same for `head_parameters`. `crossing`: shape of the body's output for one sample.
     """
 
     body: nn.Module
@@ -249,7 +249,7 @@ def _described(node: fx.Node) -> str:
 def _copy(
     nodes: Iterable[fx.Node], graph: fx.Graph, known: dict[fx.Node, fx.Node]
 ) -> dict[fx.Node, fx.Node]:
-    """Copy nodes, and the parameters that they read, into a graph; add the copies to `known`."""
+    """Copy nodes, and the parameters that they read, into a graph; return all copies."""
 
     def value(node: fx.Node) -> fx.Node:
         if node.op == "get_attr" and node not in known:

@@ -245,7 +245,7 @@ def paced_halves(
 
 
 class Stretched:
-    """Hooks that slow down each layer of `model` by `factor` in the forward and backward pass.
+    """Hooks that slow down each layer of `model` by `factor`, in both passes.
 
     Results are bit-identical. An operation without parameters counts as part of the previous layer.
     The loss, the weight update and gradient hooks are not slowed down. `remove` frees the model.

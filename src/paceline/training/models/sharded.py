@@ -102,7 +102,7 @@ def _numbered(build: Build, shards: Mapping[str, Shard]) -> dict[int, Shard]:
 def _split_tensors(
     model: nn.Module, shards: Mapping[str, Shard]
 ) -> Iterator[tuple[nn.Module, str, Tensor, Shard]]:
-    """Yield (layer, name, tensor, shard) for each head tensor that has a row for each output."""
+    """Yield (layer, name, tensor, shard) for head tensors with a row for each output."""
     for name, shard in shards.items():
         layer = model.get_submodule(name)
         for key, tensor in (*layer.named_parameters(), *layer.named_buffers()):
