@@ -183,7 +183,7 @@ def of_second_machine(found: SecondMachine) -> Iterator[str]:
 
 
 def label(one: Requirement) -> str:
-    """Describe a requirement's exchange; add a note if the steps that it needs are unknown."""
+    """Describe a requirement's exchange; add a note if its number of steps to a loss is unknown."""
     text = {"plain": "without a codec", "codec": "with dynamic8", "local": "with strategy local"}
     return text[one.exchange] + (
         "" if one.is_learning_known else " (in samples/s: its steps to a loss are unknown)"

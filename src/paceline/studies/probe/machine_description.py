@@ -62,7 +62,7 @@ def machine_of(
 
 
 def unrest_of(ranks: Sequence[RankFigures]) -> float:
-    """Return the largest relative spread of a speed: one rank's repetitions, or all ranks."""
+    """Return the largest relative spread of a speed, over a rank's repetitions or over ranks."""
     own = [one for rank in ranks for one in (rank.device.convolution, rank.device.linear)]
     speeds = [rank.device.convolution.median for rank in ranks]
     return max(

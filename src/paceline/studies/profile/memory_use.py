@@ -34,7 +34,7 @@ def held_nbytes(device: torch.device, *, limited: bool = False) -> int:
 
 
 def forget_peak(device: torch.device) -> None:
-    """Reset the peak of `peak_nbytes`, if the kernel allows it."""
+    """Reset the peak that `peak_nbytes` returns, if the kernel allows it."""
     if _has_own_memory(device):
         torch.accelerator.reset_peak_memory_stats(device)
         return

@@ -30,8 +30,8 @@ class StudyRun:
     """A training, rehearsal or forecast (by `source`) that yields the step time of some cells.
 
     Cells of strong and weak scaling with equal steps share a run: two workers that share a batch of
-    32 take the same step as two workers with 16 samples each. The run yields
-    a cell for each pair of a point (`points`) and a kind (`kinds`).
+    32 take the same step as two workers with 16 samples each. The run yields a cell for each pair
+    of a point (`points`) and a kind (`kinds`).
     """
 
     source: Origin

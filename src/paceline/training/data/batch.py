@@ -41,7 +41,7 @@ class Batch(NamedTuple):
 
     @classmethod
     def of(cls, samples: Any) -> "Batch":
-        """Split a collated batch into inputs and targets; raise InvalidInput if it has others."""
+        """Split a collated pair or mapping into inputs and targets; else raise InvalidInput."""
         if isinstance(samples, Mapping):
             return cls(samples, samples)
         if isinstance(samples, tuple | list) and len(samples) == 2:

@@ -151,7 +151,7 @@ def _layer(module: nn.Module, name: str, refusal: _Refusal) -> nn.Linear | nn.Ba
 
 
 def _between(model: nn.Module, node: fx.Node, refusal: _Refusal) -> Operation:
-    """Return the operation of `node`; raise InvalidInput unless it can run on some columns."""
+    """Return the operation of `node`; raise InvalidInput unless it can run on single columns."""
     if node.op == "call_module":
         module = model.get_submodule(str(node.target))
         kind = type(module)

@@ -66,7 +66,7 @@ def allocates(func: OpOverload) -> bool:
 
 
 def nbytes_of(func: OpOverload, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
-    """Return the bytes that an operation other than a view reads and writes."""
+    """Return the bytes that a call of `func`, which must not be a view, reads and writes."""
     name, written = _base_name(func), sum(map(stored_nbytes, outputs))
     if allocates(func):
         return 0

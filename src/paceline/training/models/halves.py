@@ -1,4 +1,4 @@
-"""Cut a model into a body (first layers) and a head (last layers), as Du et al. 2017.
+"""Cut a model into a body (first layers) and a head (last layers), like Du et al. 2017.
 
     scores = head(body(inputs))      # bit-identical to model(inputs)
 

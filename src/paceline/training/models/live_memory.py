@@ -86,8 +86,9 @@ def _blocked_nbytes(tensor: Tensor) -> int:
 class SegmentActivations:
     """Finds tensors that a segment of the forward pass makes, and that are read later.
 
-    A segment is the part of the forward pass that belongs to one layer. A tensor counts once, for the last segment that changed it. Set `in_backward` before the
-    backward pass: then a storage that is read counts as kept for the backward pass.
+    A segment is the part of the forward pass that belongs to one layer. A tensor counts once, for
+    the last segment that changed it. Set `in_backward` before the backward pass: then a storage
+    that is read counts as kept for the backward pass.
     """
 
     def __init__(self) -> None:

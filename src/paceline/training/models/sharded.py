@@ -1,9 +1,9 @@
 """Build a model with only this rank's rows of the head, the final layers that are sharded.
 
-The model is built twice. The first build, on the meta device, finds the numbers of the head's
-tensors in the order of creation. The second build draws the same random numbers as without
-sharding, but leaves these tensors on the meta device: an operation that fills a tensor runs on a
-temporary CPU tensor, of which only this rank's rows are kept.
+The model is built twice. The first build, on the meta device, numbers all tensors in the order of
+creation, and finds the numbers of the head's tensors. The second build draws the same random
+numbers as without sharding, but leaves the head's tensors on the meta device: an operation that
+fills such a tensor runs on a temporary CPU tensor, of which only this rank's rows are kept.
 
 The head's tensors must be made by `torch.empty`, as in torch's layers, and filled as a whole. If
 building the model reads such a tensor, the whole model is built, and then cut layer by layer.

@@ -32,9 +32,9 @@ class Recipe:
     `model()` builds a new model, after torch's random numbers are seeded. `train` and `test` are
     map-style data sets. `loss(outputs, targets)` and `score(outputs, targets)` return a 0-d tensor,
     the mean over a batch's samples. `optimizer(parameters)` and `schedule(optimizer, num_steps)`
-    are used unless the run's settings select others. `collate` makes a batch from
-    a list of samples. `num_classes`: number of classes, if targets are class numbers. `name` is
-    used in messages.
+    are used unless the run's settings select others. `collate` makes a batch from a list of
+    samples. `num_classes`: number of classes, if targets are class numbers. `name` is used in
+    messages.
     """
 
     model: Callable[[], nn.Module]
