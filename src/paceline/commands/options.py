@@ -169,7 +169,7 @@ def _by_panel(settings: type[BaseModel]) -> list[str]:
 def _parameter(
     name: str, field: FieldInfo, strategies: list[Strategy], without_option: list[str]
 ) -> inspect.Parameter:
-    """Return a field's typer parameter; --strategy-option's help names `without_option`."""
+    """Return a field's typer parameter; the help of --strategy-option lists `without_option`."""
     kind = inspect.Parameter.KEYWORD_ONLY
     if name == "model":
         argument = typer.Argument(help=escape(field.description or ""), metavar="MODEL")

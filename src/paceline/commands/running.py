@@ -38,7 +38,7 @@ def rehearse(values: dict[str, Any], *, as_json: Json = False) -> None:
 def _carry_out(
     verb: Literal["train", "plan", "rehearse"], values: Mapping[str, Any], **how: bool
 ) -> None:
-    """Validate the settings and run the workers; `how` contains other fields of `RunRequest`."""
+    """Validate the settings and run the workers; `how`: the other fields of `RunRequest`."""
     # The fork server imports torch while this process does, and then forks the workers. Under
     # torchrun this process is a rank, and starts no workers.
     under_torchrun = "RANK" in os.environ

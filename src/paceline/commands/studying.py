@@ -112,7 +112,7 @@ def compare(
 def _compare_losses(
     runs: Sequence[Path], page: Path | None, *, as_json: bool, are_steps: bool
 ) -> None:
-    """Print a table of the losses, updates and utilization of runs, or write it as a page."""
+    """Print a table of runs' losses, updates and utilization; write a page if `page` is given."""
     from paceline.report.comparison import page_of, side_by_side, side_by_side_tables
     from paceline.report.page import write_page
     from paceline.report.terminal import console

@@ -1,8 +1,8 @@
 """Advice: findings about a result. A rule reports a finding if a metric exceeds a threshold.
 
 In a rule of sort "gain" the metric is the largest share of a step that a change could save. The
-share is computed from the parts of a typical step, on two assumptions: more workers divide the time
-of loading, forward and backward; all other times stay constant.
+share is computed from the parts of a typical step, on two assumptions: more workers divide the
+times of loading and of the forward and backward passes; all other times stay constant.
 """
 
 from collections.abc import Iterator
@@ -36,9 +36,10 @@ class Metrics:
 class Rule:
     """Reports a finding if a metric exceeds its threshold.
 
-    A rule is skipped if the result lacks a word of `message`, or if a rule in `unless` has already
-    reported a finding. `sort`: "doubt" for a reason to mistrust the result, "gain" for time that a
-    change could save, otherwise "fact". Findings are in this order; larger gains come first.
+    A rule is skipped if `Metrics.words` lacks a text that `message` needs, or if a rule in `unless`
+    has already reported a finding. `sort`: "doubt" for a reason to mistrust the result, "gain" for
+    time that a change could save, otherwise "fact". `findings` returns doubts, then gains, the
+    largest first, then facts.
     """
 
     sort: Sort
@@ -219,7 +220,7 @@ def findings(of: Metrics) -> tuple[Finding, ...]:
         if value is None or value <= rule.threshold or found.keys() & set(rule.unless):
             continue
         words = {"share": share(value), "times": number(1 / (1 - value)) if value < 1 else "many"}
-        with suppress(KeyError):  # skip the rule if the result lacks a word of its message
+        with suppress(KeyError):  # skip the rule if a text for its message is missing
             known = {name: getattr(rule, name) for name in ("code", "metric", "threshold")}
             message = rule.message.format_map(of.words | words)
             place = _SORTS.index(rule.sort), -value if rule.sort == "gain" else 0.0
@@ -233,5 +234,5 @@ def shown(found: tuple[Finding, ...]) -> Iterator[str]:
 
 
 def of_unrest(unrest: float, timed: str) -> Iterator[str]:
-    """Yield a warning if measurements of `timed`, such as "steps", vary too much."""
+    """Yield a warning if measurements vary too much; `timed` names them, such as "steps"."""
     yield from shown(findings(Metrics({"unrest": unrest}, {"timed": timed})))

@@ -40,7 +40,7 @@ _SHOWN: dict[str, Callable[[float], Quantity]] = {
 
 
 class Difference(Record):
-    """A setting or machine fact that differs between two runs; None if a run has no value."""
+    """A setting or machine fact that differs between two runs; a missing value is None."""
 
     name: str
     left: Any
@@ -168,7 +168,7 @@ class Side(Record):
 
     `update_shares`: each worker's share of the updates. `utilisation`: share of the time in which
     each worker's device computed. Both are empty if the result has no such data.
-    `reached_s`: the time at which the run reached the lowest loss that all runs have reached.
+    `reached_s`: seconds of training until the run reached `SideBySide.reached`.
     """
 
     name: str
@@ -186,7 +186,7 @@ class Side(Record):
         return min(point.loss for point in self.points)
 
     def loss_at(self, seconds: float) -> float | None:
-        """Return the loss of the last epoch that ended within `seconds`; None if none ended."""
+        """Return the loss of the last epoch that ended within `seconds`, or None."""
         losses = [point.loss for point in self.points if point.seconds <= seconds]
         return losses[-1] if losses else None
 
@@ -348,7 +348,10 @@ def _curves(sides: SideBySide) -> Described:
 
 
 def _bars(sides: SideBySide, field: str) -> Described | None:
-    """Draw a row for each run with a bar for each worker; None if no run has the field."""
+    """Draw a field of the runs: a row for each run, a bar for each worker.
+
+    Returns None if no run has the field.
+    """
     values = {run.name: own for run in sides.runs if (own := getattr(run, field))}
     if not values:
         return None
@@ -358,7 +361,7 @@ def _bars(sides: SideBySide, field: str) -> Described | None:
 
 
 def difference_tables(changed: Differences, sides: Comparison) -> Iterator[TerminalTable]:
-    """Yield tables of the results, differing settings and differing machine facts of two runs."""
+    """Yield tables of two runs: results, and the settings and machine facts that differ."""
     rows: Rows = []
     for figure in changed.figures:
         text = "" if figure.change is None else change_text(figure.change)

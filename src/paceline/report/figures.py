@@ -188,7 +188,7 @@ def bars_along(
 
 
 def line(number: int, name: str, x: object, y: object, **settings: Any) -> Described:
-    """Build a line with the colour, dash and symbol of its number."""
+    """Build a line; its number selects its colour, dash and symbol."""
     style = {"color": COLOURS[number % len(COLOURS)], "dash": _DASHES[number % len(_DASHES)]}
     marker = {"symbol": _SYMBOLS[number % len(_SYMBOLS)], "size": 8}
     drawn = {"type": "scatter", "mode": "lines", "name": escaped(name), "x": x, "y": y}
@@ -261,7 +261,7 @@ def learning_curves(
     score: str = "",
     scores: Sequence[float | None] = (),
 ) -> Described:
-    """Draw losses by epochs, steps or seconds, and test scores in a second panel.
+    """Draw losses against epochs, steps or seconds; test scores are in a second panel.
 
     `places`: x coordinates. `by`: title of the x axis. Without scores there is one panel.
     """
@@ -285,7 +285,10 @@ def learning_curves(
 
 
 def share_bars(groups: Mapping[str, Mapping[str, float | None]]) -> Described:
-    """Draw shares as horizontal bars; each group has a colour, and a bar in each of its rows."""
+    """Draw shares as horizontal bars.
+
+    `groups`: for each group's name, the shares by the name of their row. A group has one colour.
+    """
     bars = []
     for i, (name, shares) in enumerate(groups.items()):
         values = list(shares.values())
@@ -301,8 +304,9 @@ def share_bars(groups: Mapping[str, Mapping[str, float | None]]) -> Described:
 def step_parts(sides: Mapping[str, Mapping[str, float]]) -> Described:
     """Draw the parts of a step as one stacked bar for each side.
 
-    `sides`: seconds by part, or "step" for their sum, by the side's name. Hidden communication is a
-    separate thin bar that ends with the backward pass, because it adds nothing to the step.
+    `sides`: for each side's name, the seconds by part; the key "step", if any, has the seconds of
+    the whole step. Hidden communication is a separate thin bar that ends with the backward pass,
+    because hidden communication adds nothing to the step.
     """
     unit, factor = unit_of(max((s for parts in sides.values() for s in parts.values()), default=0))
     names, rows = list(map(escaped, sides)), list(range(len(sides)))

@@ -63,7 +63,7 @@ def _duration(seconds: float) -> str:
 def nbytes(count: float) -> Quantity:
     """Format a number of bytes, for example as "512 B", "1.50 KiB" or "243 MiB".
 
-    The rounding error is at most 0.5 %, except for means of less than one byte.
+    The rounding error is at most 0.5 %, except for a mean below one byte.
     """
     size, exponent = abs(count), 0
     while size / 1024**exponent >= 1023.5 and exponent < len(_BYTES) - 1:
@@ -99,7 +99,7 @@ def ratio(one: float, other: float) -> float:
 
 
 def optional_share(fraction: float | None) -> str:
-    """Format a fraction in percent; a dash for None."""
+    """Format a fraction in percent; return a dash for None."""
     return "-" if fraction is None else share(fraction)
 
 
@@ -123,12 +123,12 @@ def _three_digits(value: float) -> str:
 
 
 def score_text(name: str, value: float | None) -> str:
-    """Format a score: shares in percent, other scores with four digits; a dash for None."""
+    """Format a score: shares in percent, other scores with four digits, None as a dash."""
     if value is None:
         return "-"
     return share(value, 2) if is_share(name) else f"{value:.4g}"
 
 
 def loss_text(loss: float | None) -> str:
-    """Format a loss; a dash for None."""
+    """Format a loss; return a dash for None."""
     return "-" if loss is None else f"{loss:.4f}"

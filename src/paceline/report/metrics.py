@@ -100,7 +100,7 @@ def _of_step(result: RunResult, found: Metrics) -> None:
 
 
 def _of_other_plans(result: RunResult, found: Metrics) -> None:
-    """Add the time that the fastest other strategy saves, if the ranges do not overlap."""
+    """Add the time that the fastest other strategy saves, if its range is entirely lower."""
     own, plans = result.predicted_range_s, () if result.is_rehearsal else result.plans
     same = [one for one in plans if one.workers == result.num_workers]
     others = [one for one in same if one.strategy != result.strategy and one.is_same_training]
@@ -169,7 +169,7 @@ def _of_asynchronous(result: RunResult, found: Metrics) -> None:
     if travelling:
         most = max(travelling, key=lambda row: row.nbytes)
         found.values["sent_as_is"] = ratio(most.nbytes, sum(row.nbytes for row in travelling))
-        # If the configuration's codec field for this purpose is None, a codec could be chosen.
+        # A purpose that can have a codec has a field in the configuration; None means no codec.
         if most.purpose in result.config and result.config[most.purpose] is None:
             found.words["purpose"] = most.purpose
 
@@ -177,7 +177,8 @@ def _of_asynchronous(result: RunResult, found: Metrics) -> None:
 def _one_more_each(result: RunResult) -> str | None:
     """Return the options that add one worker to each device; None if impossible.
 
-    More lanes without more workers would put the same workers on fewer devices.
+    The options set both numbers, because more lanes alone would put the same workers on fewer
+    devices.
     """
     lanes, staleness = result.config.get("lanes"), result.config.get("staleness")
     if not isinstance(lanes, int) or staleness == 0:  # staleness 0 requires lanes=1
@@ -265,7 +266,7 @@ def of_ranking(ranking: RankingRows, *, is_measured: bool) -> Metrics:
 
 
 def _of_other_training(ranking: RankingRows, best: PlanRow, found: Metrics) -> None:
-    """Add the time saved by the plan that is predicted to reach the same loss first."""
+    """Add the time saved by the plan predicted to need the least time to the same loss."""
 
     def rate(plan: PlanRow) -> float:
         return plan.samples_per_s / plan.steps_to_loss.median if plan.steps_to_loss else 0.0
@@ -279,7 +280,7 @@ def _of_other_training(ranking: RankingRows, best: PlanRow, found: Metrics) -> N
 
 
 def of_rates(rates: Mapping[int, float], found: Metrics) -> None:
-    """Add the share of superfluous workers; `rates`: best throughput by number of workers."""
+    """Add the share of needless workers; `rates`: best throughput for each number of workers."""
     if len(rates) < 2:
         return
     most, top = max(rates), max(rates.values())
@@ -298,8 +299,8 @@ def named(plan: PlanRow) -> str:
 def of_study(cells: Sequence[ScaleCell]) -> Metrics:
     """Compute the metrics of a study, mainly of its fastest cell.
 
-    Compares only cells of one kind and one scaling. The kind is measured if there are measured
-    cells, otherwise rehearsed or predicted. The scaling is the first in `Scaling` that has cells.
+    Compares only cells of one kind and one scaling. The kind is the first of measured, rehearsed
+    and predicted that has cells; the scaling is the first in `Scaling` that has cells.
     """
     found = Metrics({"unrest": unrest_of(cells)}, {"timed": "repetitions"})
     known = comparable(cells)

@@ -69,7 +69,7 @@ def _json(figure: Any, **_: object) -> str:
 def facts(
     settings: BaseModel, machine: Mapping[str, Any], peaks: Sequence[int] | None = None
 ) -> dict[str, list[tuple[str, str]]]:
-    """Return the non-empty settings and the machine's facts; `peaks`: peak bytes by worker."""
+    """Return the settings with a value, and the machine's facts; `peaks`: peak bytes by worker."""
     known = dict(machine)
     if peaks is not None:
         unbroken = (nbytes(peak).replace(" ", "\N{NO-BREAK SPACE}") for peak in peaks)

@@ -36,10 +36,11 @@ _RANGE = "±: range that should contain the median of measured steps in 9 of 10 
 
 
 def plan_tables(plans: Sequence[PlanRow], alone_samples_per_s: float | None) -> dict[str, Table]:
-    """Return tables of the best plans by title, separately for plans that change training.
+    """Return tables of the best plans by title; plans that change training are separate.
 
-    Each strategy is listed once with and once without a codec. The table of unchanged training has
-    speed-ups over `alone_samples_per_s`, the throughput of the best single worker.
+    Of each strategy, the tables have at most two plans: the best with a codec, and the best without
+    a codec. If training is unchanged, plans have speed-ups over `alone_samples_per_s`, the
+    throughput of the best single worker.
     """
     alike = list(_fastest(plan for plan in plans if plan.is_same_training))
     alone = [plan for plan in alike[_MOST_ALIKE:] if plan.workers == 1]
@@ -56,7 +57,7 @@ def plan_tables(plans: Sequence[PlanRow], alone_samples_per_s: float | None) -> 
 
 
 def _fastest(plans: Iterable[PlanRow]) -> Iterator[PlanRow]:
-    """Yield the best plan of one worker, and of each strategy with and without a codec."""
+    """Yield the best plan for one worker, and each strategy's best, with and without codec."""
     seen: set[object] = set()
     for plan in plans:
         key = "one worker" if plan.workers == 1 else (plan.strategy, plan.codec is None)
@@ -141,8 +142,8 @@ def explanation(ranking: RankingRows) -> Iterator[str]:
 def of_after_backward(plans: Sequence[PlanRow]) -> str | None:
     """Compare the communication times left after backward; None if no plan reports them.
 
-    `plans`: best first. The comparison includes only plans without a codec, on as many workers and
-    on the same devices as the best such plan.
+    `plans`: best first. Compares plans without a codec: the best one, and the plans with the same
+    number of workers on the same devices.
     """
     rows = [one for one in plans if one.codec is None and one.after_backward is not None]
     if not rows:
@@ -169,7 +170,7 @@ def _hides(times: AfterBackward) -> str:
 
 
 def of_second_machine(found: SecondMachine) -> Iterator[str]:
-    """Yield the least speed and the least bandwidth with which a second machine pays."""
+    """Yield the least speed and the least bandwidth at which a second machine shortens training."""
     speeds, links = [], []
     for one in found.requirements:
         speed, bits_per_s = one.speed, one.bits_per_s[0]
@@ -182,7 +183,7 @@ def of_second_machine(found: SecondMachine) -> Iterator[str]:
 
 
 def label(one: Requirement) -> str:
-    """Describe the exchange of a requirement, and note if its steps to a loss are unknown."""
+    """Describe a requirement's exchange; add a note if its number of steps to a loss is unknown."""
     text = {"plain": "without a codec", "codec": "with dynamic8", "local": "with strategy local"}
     return text[one.exchange] + (
         "" if one.is_learning_known else " (in samples/s: its steps to a loss are unknown)"
@@ -190,7 +191,7 @@ def label(one: Requirement) -> str:
 
 
 def _refused(row: Refusal, plans: Sequence[PlanRow]) -> str:
-    """Describe a refused strategy, or a refused variant or placement of a planned strategy."""
+    """Tell what is refused, and why: a strategy, or one of its variants or placements."""
     asked = row.strategy, row.workers
     planned = {plan.placement for plan in plans if (plan.strategy, plan.workers) == asked}
     name = f"a variant of {row.strategy}" if row.placement in planned else row.strategy
@@ -201,7 +202,7 @@ def _refused(row: Refusal, plans: Sequence[PlanRow]) -> str:
 def present(
     out: Console, result: PlanResult, title: str, folder: Path | None, *, form: Form, drawing: str
 ) -> None:
-    """Print plans and the folder that has them; with a `drawing`, print the explanation, too."""
+    """Print plans and the path of their folder; with a `drawing`, also explain the plans."""
     if form == "json":
         out.print_json(data=_data(result, folder, drawing), highlight=out.is_terminal)
         return

@@ -182,7 +182,7 @@ def _processes(result: ProfileResult) -> Table:
 
 
 def surplus_sentence(result: ProfileResult) -> str | None:
-    """Compare worker 0's memory with that of the other workers; None for a single worker."""
+    """Compare worker 0's memory with that of other workers; return None for a single worker."""
     surplus = result.surplus_nbytes
     if surplus is None:
         return None

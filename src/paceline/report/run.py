@@ -239,7 +239,7 @@ def worker_sections(result: RunResult) -> dict[str, Any]:
 
 
 def _gaps(made: Updates) -> Described:
-    """Draw by how many updates the fastest worker is ahead of the slowest, over time."""
+    """Draw over time by how many updates the fastest worker is ahead of the slowest."""
     # Updates of different workers may be recorded slightly out of order.
     times, gaps = zip(*sorted(made.gaps), strict=True)
     y: Described = {"title": "updates ahead of the slowest", "rangemode": "tozero"}

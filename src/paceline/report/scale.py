@@ -108,7 +108,7 @@ def _by_workers(cells: Sequence[TimedCell], shown: Callable[[TimedCell, TimedCel
 
 
 def _overhead(alone: Sequence[TimedCell]) -> Table:
-    """Return a table of overheads on one worker, like table II of Mojumder et al. 2018."""
+    """Return a table of methods' overheads on one worker (table II of Mojumder et al. 2018)."""
     methods = _distinct(alone, "method")
     by_batch: dict[tuple[Origin, int], dict[str, TimedCell]] = {}
     for cell in alone:
@@ -122,7 +122,7 @@ def _overhead(alone: Sequence[TimedCell]) -> Table:
 
 
 def _longer(one: TimedCell, least: TimedCell) -> Quantity:
-    """Format the extra time over the fastest epoch, with a mark if the two spreads overlap."""
+    """Format how much longer an epoch takes than the fastest; note whether spreads overlap."""
     change = one.epoch_s / least.epoch_s - 1
     unsure = one is not least and not one.differs_from(least)
     text = change_text(change) + (", not significant" if unsure else "")
@@ -163,9 +163,10 @@ def _cells(cells: Sequence[ScaleCell]) -> Table:
 
 
 def _epoch_times(cells: Sequence[TimedCell]) -> Described:
-    """Draw epoch times by number of workers: a panel per batch, a bar per method and kind.
+    """Draw epoch times by number of workers: a panel for each batch size.
 
-    With weak scaling, a second bar shows the epoch time divided by the number of workers.
+    Each method and kind has a bar at each number of workers. With weak scaling, a second bar shows
+    the epoch time divided by the number of workers.
     """
     batches = _distinct(cells, "batch")
     unit, factor = figures.unit_of(max(cell.epoch_s for cell in cells))
@@ -186,7 +187,7 @@ def _epoch_times(cells: Sequence[TimedCell]) -> Described:
 def _bars(
     cells: Sequence[TimedCell], all_cells: Sequence[TimedCell], factor: float
 ) -> Iterator[Described]:
-    """Yield the bars of one method and kind, with its colour and name."""
+    """Yield the bars of cells of one method and kind, in the method's colour."""
     method, kind = cells[0].method, cells[0].kind
     methods, kinds = _distinct(all_cells, "method"), _distinct(all_cells, "kind")
     name = method if len(kinds) == 1 else f"{method}, {kind}"
@@ -216,7 +217,7 @@ def _bar(
     part: str = "",
     **settings: Any,
 ) -> Described:
-    """Build a bar for each cell, in units of `factor` seconds; `part` starts the hover text."""
+    """Build bars in units of `factor` seconds; `part` precedes the time in the hover text."""
     told = [
         f"{one.method} on {counted(one.workers, 'worker')}, batch {one.batch}, {one.kind}: "
         f"{part}{duration(value)}"
@@ -235,7 +236,10 @@ def _whiskers(cells: Sequence[TimedCell], factor: float) -> Described:
 
 
 def _breakdowns(cells: Sequence[TimedCell]) -> Described:
-    """Draw the parts of an epoch: a panel per method, a bar per number of workers and batch."""
+    """Draw the parts of epochs: a panel for each method.
+
+    A panel has a bar for each combination of a number of workers and a batch size.
+    """
     methods = _distinct(cells, "method")
     unit, factor = figures.unit_of(max(cell.epoch_s for cell in cells))
     panels = []

@@ -16,16 +16,16 @@ _MOST_ROWS = 40
 _GAP = 58  # pixels between two excerpts, which have titles
 _MOST_LINES = 8
 _MOST_POINTS = 1000  # maximum points of a line
-_FEWEST = 4  # a device needs so many steps to be drawn
+_FEWEST = 4  # devices with fewer steps are not drawn
 
 
 @dataclass(frozen=True)
 class Excerpt:
     """The spans of a few steps, in seconds from the start of the excerpt.
 
-    Spans that extend beyond the excerpt are not clipped. All steps end with weight updates of
-    the same device, at `step_ends_s`. `rows`: spans by resource, for at most _MOST_ROWS
-    resources. `title`: for example "measured: 2 of 20 steps".
+    Spans that extend beyond the excerpt are not clipped. The steps are those of one device; each
+    ends with a weight update of this device. `step_ends_s`: the ends of the steps. `rows`: spans by
+    resource, for at most _MOST_ROWS resources. `title`: such as "measured: 2 of 20 steps".
     """
 
     title: str
@@ -38,7 +38,8 @@ def excerpt(timeline: Timeline) -> Excerpt:
     """Return two consecutive steps from the middle of the timeline.
 
     The device with the most weight updates determines the steps, because two steps of a slow device
-    may contain hundreds of steps of a fast one. Without two updates, returns the whole timeline.
+    may contain hundreds of steps of a fast one. If no device has two updates, the excerpt is the
+    whole timeline.
     """
     tracks = timeline.tracks
     steps = [
@@ -72,7 +73,10 @@ def excerpt(timeline: Timeline) -> Excerpt:
 
 
 def two_steps(timelines: Sequence[Timeline]) -> dict[str, Any] | None:
-    """Draw two steps of each timeline; return the figure and its fills, or None without spans."""
+    """Draw two steps of each timeline; return the figure and the fills of its bars.
+
+    Returns None if no timeline has spans.
+    """
     excerpts = [excerpt(timeline) for timeline in timelines if timeline.spans]
     if not excerpts:
         return None
@@ -166,7 +170,7 @@ def _lines(seconds: Mapping[str, Sequence[float]]) -> Described:
 def thinned(values: Sequence[float], most: int) -> tuple[list[int], list[float]]:
     """Replace each group of neighbours by its maximum, so that at most `most` values remain.
 
-    Returns the positions of the maxima, counted from 1, and the maxima.
+    Returns two lists: the positions of the maxima, counted from 1, and their values.
     """
     size = -(-len(values) // most)
     numbers = [

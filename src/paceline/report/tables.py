@@ -130,7 +130,7 @@ def workers_table(result: RunResult) -> Table:
 
 
 def traffic_table(traffic: Sequence[Traffic], num_updates: int = 0) -> Table:
-    """Return a table of planned and counted bytes by purpose, and bytes per update."""
+    """Return a table by purpose of messages: planned, counted and per-update bytes."""
     rows: Rows = []
     for row in traffic:
         where = "between processes" if row.travels else "within its process"
@@ -148,13 +148,13 @@ def plan_name(plan: PlanRow) -> str:
 
 
 def ranged_step(plan: PlanRow) -> Quantity:
-    """Format a plan's step time and the half width of its range."""
+    """Format a plan's step time, then ± half its predicted range in percent."""
     step = duration(plan.step_s)
     return Quantity(f"{step} ±{share(plan.range_share, 0)}", step.value, step.unit)
 
 
 def plans_table(plans: Sequence[PlanRow]) -> Table:
-    """Return a table of plans; it has a column of efficiencies only if one is known."""
+    """Return a table of plans; without known efficiencies, it has no column for them."""
     rows: Rows = []
     for plan in plans:
         speed = ranged_step(plan), number(plan.samples_per_s), optional_share(plan.efficiency)

@@ -49,14 +49,14 @@ def shown(title: str, content: tables.Table, *, gap: int | None = None) -> Table
 
 
 def epoch_line(epoch: Epoch, epochs: int | None, score: str) -> str:
-    """Format an epoch's losses and score; `epochs`: number of epochs of the run, if known."""
+    """Format an epoch's losses and score; `epochs`: the run's number of epochs, if known."""
     of = "" if epochs is None else f"/{epochs}"
     line = f"epoch {epoch.number + 1}{of}: train loss {epoch.train_loss:.4f}"
     return line + tested(epoch.test_loss, epoch.score, score)
 
 
 def tested(test_loss: float | None, score: float | None, name: str) -> str:
-    """Format test results, to be appended to a line; "" without a test."""
+    """Format test results for the end of a line; return "" without test results."""
     loss = "" if test_loss is None else f", test loss {test_loss:.4f}"
     if score is None:
         return loss

@@ -45,7 +45,7 @@ class Machine(Record):
 
 
 class Slow(NamedTuple):
-    """A cause of slow training: a `code`, the cause (`what`), its effect and a remedy."""
+    """A cause of slow training: `what` is the cause, `why` its effect, `instead` a remedy."""
 
     code: str
     what: str

@@ -1,4 +1,4 @@
-"""Measure links by gloo all-reduces and GPU copies, and the time that codecs add."""
+"""Measure links, by gloo all-reduces and GPU copies; measure the time that codecs add."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -72,7 +72,7 @@ class Links:
     def _exchanged(
         self, ranks: Sequence[int], machine: Machine, stations: Sequence[Station]
     ) -> Link:
-        """Fit a link so that a planned ring all-reduce takes as long as the measured one."""
+        """Fit a link so that a planned ring all-reduce takes as long as the measured all-reduce."""
         deadline = timedelta(seconds=self.group.deadline_s)
         # new_group is collective, so ranks outside of the group call it, too.
         group = dist.new_group(list(ranks), timeout=deadline, backend="gloo")
@@ -104,7 +104,7 @@ class Links:
             yield self._stated(_link((gpu.name, gpu.host), (row[0], row[1])), what)
 
     def _to_host_and_back(self, nbytes: int) -> tuple[float, str]:
-        """Return the mean copy time of both directions, and both rates as text."""
+        """Return the mean of the two directions' copy times, and a text with both rates."""
         here = torch.empty(nbytes, dtype=torch.uint8, device=self.group.device)
         # Pinned memory, as in exchanges; CUDA copies other memory through a staging buffer.
         there = self._device.pinned_like(here)
@@ -166,7 +166,7 @@ def _link(ends: tuple[str, str], seconds: tuple[float, float]) -> Link:
 
 
 def measure_codec_latencies(sampler: Sampler) -> dict[Kernel, float]:
-    """Return the seconds that encoding and decoding once add to a small all-reduce, by codec.
+    """Return, by codec, the seconds that one encoding and decoding adds to a small all-reduce.
 
     This is half of the added time, because an all-reduce encodes and decodes twice. Requires two or
     more ranks.

@@ -41,7 +41,7 @@ def machine_of(
     kind: DeviceKind,
     method: str,
 ) -> Machine:
-    """Build a machine without links; `hosts`: ranks of each host; `method`: text for `source`."""
+    """Build a machine without links; `hosts`: ranks of each host; `method`: how it was measured."""
     # Use host names if they are unique and differ from device names.
     names = [name_from(ranks[members[0]].hostname.partition(".")[0]) for members in hosts]
     if len(set(names)) < len(names) or any(re.fullmatch(r"(cpu|gpu)\d+", one) for one in names):
@@ -62,7 +62,7 @@ def machine_of(
 
 
 def unrest_of(ranks: Sequence[RankFigures]) -> float:
-    """Return the largest relative spread of equal devices' speeds, over repetitions or ranks."""
+    """Return the largest relative spread of a speed, over a rank's repetitions or over ranks."""
     own = [one for rank in ranks for one in (rank.device.convolution, rank.device.linear)]
     speeds = [rank.device.convolution.median for rank in ranks]
     return max(

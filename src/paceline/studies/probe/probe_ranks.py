@@ -40,7 +40,7 @@ from paceline.studies.probe import machine_description as description
 from paceline.studies.probe.link_speeds import Links, measure_codec_latencies
 
 _NUM_MEASURED = 20  # approximate number of measurements, which share the time equally
-_PATIENCE_S = 60.0  # time in addition to the measurements, after which a rank counts as lost
+_PATIENCE_S = 60.0  # a rank that takes so much longer than planned counts as lost
 _MOST_BY_DEFAULT = 2
 logger = logging.getLogger(__name__)
 _CPU = torch.device("cpu")
@@ -61,8 +61,8 @@ class ProbeSettings(Record):
 def probe_settings(workers: int | None, output: Path | None, **values: Any) -> ProbeSettings:
     """Validate the settings of a probe.
 
-    `workers`: by default torchrun's world size, else the number of GPUs, else two or the number of
-    cores if it is smaller. `output`: by default a file named after this computer.
+    `workers`: by default torchrun's world size; without torchrun, the number of GPUs; without GPUs,
+    two, but one if there is a single core. `output`: by default a file named after this computer.
     """
     cores, gpus = len(os.sched_getaffinity(0)), num_gpus()
     started = int(os.environ["WORLD_SIZE"]) if under_torchrun() else None
@@ -141,7 +141,7 @@ def output_problem(settings: ProbeSettings) -> InvalidInput | None:
 def measure(settings: ProbeSettings, usable: list[int], group: Group) -> Machine:
     """Measure devices, hosts and links; all ranks must call this together.
 
-    `usable`: processors that this process could use at its start.
+    `usable`: the processors that this process was allowed to use when it started.
     """
     place = find_local_ranks(group)
     each = settings.seconds / _NUM_MEASURED
@@ -196,5 +196,5 @@ def _figures(
 
 
 def main() -> None:
-    """Run one rank with the settings in the only argument."""
+    """Run one rank; the command line's only argument is the settings as JSON."""
     leave(work(ProbeSettings.model_validate_json(sys.argv[1])))

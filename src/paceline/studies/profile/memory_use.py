@@ -34,7 +34,7 @@ def held_nbytes(device: torch.device, *, limited: bool = False) -> int:
 
 
 def forget_peak(device: torch.device) -> None:
-    """Reset the peak of `peak_nbytes`, if the kernel allows it."""
+    """Reset the peak that `peak_nbytes` returns, if the kernel allows it."""
     if _has_own_memory(device):
         torch.accelerator.reset_peak_memory_stats(device)
         return
@@ -80,7 +80,7 @@ def track(
     optimizer: torch.optim.Optimizer,
     batch: Any,
 ) -> Tracked:
-    """Take a step and return the peak memory of all tensors.
+    """Take a step; return the tensors' peak bytes and the net bytes of each operator.
 
     Before the call, gradients must be None, and the optimizer must have allocated its state.
     `batch`: pytree of the step's input tensors, which already exist before the step.

@@ -59,9 +59,10 @@ class Annotating(Recorder):
 class ThroughTorch:
     """The times per step that torch.profiler measured on one rank.
 
-    `kernels_s`: total time of a GPU's kernels; None on a CPU. `agreement`: each phase's time by
-    Paceline and by torch.profiler; empty on a GPU. `between`: host time between operators,
-    including waits for other ranks. `calls`: host time in calls of CUDA and of the exchange.
+    `kernels_s`: total time of a GPU's kernels; None on a CPU. `agreement`: each phase's time as
+    measured by Paceline and by torch.profiler; empty on a GPU. `between`: host time between
+    operators, including waits for other ranks. `calls`: host time in calls of CUDA and of the
+    exchange.
     """
 
     kernels_s: float | None

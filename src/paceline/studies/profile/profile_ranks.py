@@ -52,7 +52,7 @@ def profile_model(settings: profile.ProfileSettings, *, as_json: bool = False) -
     folder = settings.output / run_id
     result = read_result(folder)
     assert isinstance(result, profile.ProfileResult), "the workers write a profile"
-    if settings.largest_batch:  # the search may take long and be interrupted
+    if settings.largest_batch:  # comes last, because the user may interrupt a long search
         largest = find_largest(settings, console(stderr=True).print)
         result = result.model_copy(update={"largest": largest})
         write_text(folder / "result.json", result.model_dump_json(indent=2) + "\n")
@@ -151,7 +151,7 @@ def spread(values: Sequence[float]) -> profile.Quartiles:
 
 
 def _by_phase(blocks: Sequence[Sequence[Span]]) -> dict[Kind, list[float]]:
-    """Return the seconds of each kind of span in each step."""
+    """Return, for each kind of span, a list with the kind's seconds in each step."""
     phases: dict[Kind, list[float]] = defaultdict(list)
     for spans in blocks:
         steps: dict[tuple[Kind, int], float] = defaultdict(float)

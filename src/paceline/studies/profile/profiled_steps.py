@@ -39,7 +39,7 @@ from paceline.training.recipes.recipe import Recipe, built
 _STEPS_AN_EPOCH, _LEAST_SAMPLES = 4, 40  # enough samples for the ten classes of synthetic data
 _NUM_WARM_UP = 2
 _LEARNING_RATE = 0.01
-SEED = 0  # of the weights, the samples and dropout
+SEED = 0  # seed of the weights, the samples and dropout
 _MOST_BLOCKS, _FEWEST_A_BLOCK = 5, 4
 _NUM_SETTLING = 2  # untimed steps after a change of the recorder, which restarts the exchange
 
@@ -54,7 +54,7 @@ class ProfiledModel:
     workload: Workload
 
     def source(self, device: torch.device) -> Iterator[Share]:
-        """Yield this rank's share of each step, forever."""
+        """Yield this rank's share of the samples of each step, forever."""
         batches = loader(self.recipe.samples, self.batches)
         return endless(partial(shares, self.batches, batches, device))
 
@@ -119,9 +119,9 @@ class Blocks:
     """The measurements of this rank's blocks; a block is a number of consecutive steps.
 
     `plain` and `recorded`: step durations of each block, except the block's first step. `spans`:
-    this rank's spans in each recorded block. `timelines`: all ranks' timeline of each recorded
-    block. `processor_s`: processor time of a plain step, averaged over steps and cores. `unrest`:
-    relative spread of the slowest rank's plain steps (`core.losses`).
+    this rank's spans in each recorded block. `timelines`: for each recorded block, one timeline of
+    all ranks. `processor_s`: processor time of a plain step, averaged over steps and cores.
+    `unrest`: relative spread of the slowest rank's plain steps (`core.losses`).
     """
 
     plain: list[list[float]] = field(default_factory=list)
@@ -216,7 +216,7 @@ def _memory_alone(
 
 
 def split(num_steps: int) -> tuple[int, int]:
-    """Return the number of blocks and their size, for at least `num_steps` steps in total."""
+    """Return the number of blocks and the steps per block, for at least `num_steps` in total."""
     num_blocks = max(2, min(_MOST_BLOCKS, num_steps // _FEWEST_A_BLOCK))
     return num_blocks, -(-num_steps // num_blocks)
 

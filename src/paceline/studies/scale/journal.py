@@ -43,7 +43,7 @@ class Journal:
     """The finished cells of a study, in order, in a folder that is created if missing.
 
     Raises InvalidInput if the folder cannot be written, is used by another process, or holds a
-    study of another version or with other settings. `dropped`: whether a line was incomplete.
+    study of another version or with other settings. `dropped`: whether the last line was dropped.
     """
 
     def __init__(self, folder: Path, header: JournalHeader) -> None:
@@ -83,7 +83,7 @@ class Journal:
 
 
 def _agreed(path: Path, header: JournalHeader) -> JournalHeader:
-    """Read the header in `path`, or write `header`; InvalidInput if version or settings differ."""
+    """Read the header in `path`, or write `header`; raise InvalidInput if the two differ."""
     if not path.exists():
         write_text(path, header.model_dump_json(indent=2) + "\n")
         return header

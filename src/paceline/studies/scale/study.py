@@ -70,8 +70,8 @@ def study_model(settings: ScaleSettings) -> StudyModel:
     """Build and describe the model of the settings.
 
     A model trained on random samples has one output for each class. Raises InvalidInput if the
-    model cannot be built, if its input shape is unknown, or if forward fails with every batch size.
-    If forward fails with some batch sizes, only the cells of these sizes get an error.
+    model cannot be built, if its input shape is unknown, or if the forward pass fails with every
+    batch size. If it fails with some batch sizes, only the cells of these sizes get an error.
     """
     shape: tuple[int, ...] | None = None
     if takes_any_data(settings.model):
@@ -120,7 +120,7 @@ class ScalingStudy:
         return 1 if run.source is Origin.PREDICTED else self.settings.repeats
 
     def repetition(self, run: StudyRun, number: int, folder: Path) -> dict[Origin, RunStep]:
-        """Carry out a run once, and return the run's step for each origin.
+        """Carry out a run once; return its step by origin (measured, rehearsed or predicted).
 
         A child process trains or rehearses in a temporary subfolder of `folder`. Raises Crashed or
         InvalidInput if the run fails or exceeds the deadline.
@@ -165,7 +165,7 @@ def do_runs(
     folder: Path,
     begin: Callable[[StudyRun], None],
 ) -> Iterator[tuple[StudyRun, list[ScaleCell]]]:
-    """Yield the run of each repetition, and after the run's last repetition its cells.
+    """After each repetition, yield its run, and the run's cells once the run has ended.
 
     Repetitions of runs that differ only in the method alternate, starting with a different method
     each time, so that a machine that slows down affects all methods equally.
@@ -251,7 +251,7 @@ def _remove_scratch(folder: Path) -> None:
 
 
 def _measure(study: ScalingStudy, journal: Journal, screen: Console) -> None:
-    """Measure missing cells; show a bar with the remaining time, or without a terminal lines."""
+    """Measure the cells that the journal lacks; show progress on `screen`."""
     known = {(cell.point, cell.kind) for cell in journal.cells}
     todo = [run for run in study_runs.runs(study.settings) if not known.issuperset(run.keys)]
     with progress.Progress(

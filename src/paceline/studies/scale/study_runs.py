@@ -16,7 +16,7 @@ from paceline.records.scale import Point, ScaleCell, ScaleSettings
 from paceline.report.format import counted
 
 _PREFIX = "paceline: "
-_FEWEST_STEPS = 5  # steps of a run of which only the prediction is used
+_FEWEST_STEPS = 5  # steps of a run that only provides a prediction
 _LEARNING_RATE = "0.001"  # keeps deep networks from diverging on random samples
 _NOT_PARTS = ("step", "hidden")  # the other quantities add up to the step
 
@@ -30,8 +30,8 @@ class StudyRun:
     """A training, rehearsal or forecast (by `source`) that yields the step time of some cells.
 
     Cells of strong and weak scaling with equal steps share a run: two workers that share a batch of
-    32 take the same step as two workers with 16 samples each. `points`, `kinds`: there is a cell
-    for each combination.
+    32 take the same step as two workers with 16 samples each. The run yields a cell for each pair
+    of a point (`points`) and a kind (`kinds`).
     """
 
     source: Origin
@@ -116,7 +116,7 @@ def _samples(
 
 
 def num_steps(run: StudyRun, settings: ScaleSettings) -> int:
-    """Return the number of steps of a repetition; few if only its prediction is used."""
+    """Return the number of steps of a repetition; few if the run only provides a prediction."""
     return settings.steps if run.source in run.kinds else _FEWEST_STEPS
 
 
@@ -166,7 +166,7 @@ class RunStep:
 
     @property
     def shares(self) -> dict[str, float]:
-        """The parts as shares of the step; all except hidden communication add up to 1."""
+        """The parts as shares of the step; all but "step" and "hidden" add up to 1."""
         whole = sum(value for name, value in self.parts.items() if name not in _NOT_PARTS)
         return {name: value / whole if whole else 0.0 for name, value in self.parts.items()}
 
@@ -195,7 +195,7 @@ def steps_of(result: RunResult) -> dict[Origin, RunStep]:
 def cell(
     point: Point, kind: Origin, steps: Sequence[RunStep], samples: int, capacity_bytes: float
 ) -> ScaleCell:
-    """Compute the cell of an epoch from the steps of its repetitions."""
+    """Compute a cell from the step of each repetition; a cell describes an epoch."""
     number = point.steps_of(samples)
     _, middle_s, _ = quartiles([step.seconds for step in steps])
     shortest_s, longest_s = zip(*(step.range_s for step in steps), strict=True)

@@ -41,7 +41,7 @@ class Batch(NamedTuple):
 
     @classmethod
     def of(cls, samples: Any) -> "Batch":
-        """Split a collated batch into inputs and targets; InvalidInput for other structures."""
+        """Split a collated pair or mapping into inputs and targets; else raise InvalidInput."""
         if isinstance(samples, Mapping):
             return cls(samples, samples)
         if isinstance(samples, tuple | list) and len(samples) == 2:
@@ -161,9 +161,8 @@ class SampleShare:
         # Keep two epochs: the next epoch's first batch is read during this epoch's last step.
         @lru_cache(maxsize=2)
         def rows_of(epoch: int) -> list[list[int]]:
-            batches = ShardedBatches(
-                *shared
-            )  # not this object, because several threads may call this method at once
+            # Make a sampler for each epoch: threads that shared one would change its epoch.
+            batches = ShardedBatches(*shared)
             batches.set_epoch(epoch)
             return list(batches)
 
@@ -178,7 +177,7 @@ class SampleShare:
         return (step + 1) % self.steps_per_epoch == 0 or step + 1 == self.num_steps
 
     def weight(self, step: int) -> float:
-        """Return the factor for this worker's mean loss, so that all samples count equally."""
+        """Return the factor of this worker's mean loss that makes all samples count equally."""
         whole = self._sizes[step % self.steps_per_epoch]
         return len(self.rows(step)) * self._workers / whole
 

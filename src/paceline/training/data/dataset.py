@@ -69,7 +69,7 @@ Read = Callable[[Tensor], Any]  # reads samples by their indices (N,)
 def reader_of(samples: IndexedSamples) -> Read:
     """Return a function that reads a batch of samples by their indices.
 
-    Several threads may call this function. Only samples in memory are read concurrently.
+    Several threads may call the returned function, but only samples in memory are read in parallel.
     """
     if isinstance(samples, TensorSamples):
         return samples.__getitems__  # type: ignore[return-value]  # also accepts a tensor
@@ -113,7 +113,7 @@ def loader(
     return DataLoader(
         cast("TorchDataset[Any]", samples),  # the type has methods that DataLoader does not call
         batch_sampler=batches,
-        collate_fn=_unchanged,  # __getitems__ has returned a batch
+        collate_fn=_unchanged,  # `__getitems__` already returns a batch
         num_workers=num_workers,
         # Restarting processes would take longer than a small epoch.
         persistent_workers=num_workers > 0,
@@ -137,7 +137,7 @@ def require_memory(num_samples: int, sample_shape: Shape, field: str = "data") -
 
 
 def require_nbytes(nbytes: int, field: str, what: str, instead: str) -> None:
-    """Raise InvalidInput, which names `what` and the hint `instead`, unless `nbytes` are free."""
+    """Raise InvalidInput about `what` with the hint `instead`, unless `nbytes` bytes are free."""
     available = available_nbytes()
     if nbytes > available:
         needed, free = (f"{size / 2**30:,.1f} GiB" for size in (nbytes, available))

@@ -108,7 +108,7 @@ _Files = tuple[list[Path], NDArray[np.int64]]  # paths and class numbers
 
 
 def _parts(root: Path, seed: int) -> tuple[list[_Files], int]:
-    """Return the training and the test files, and the number of classes."""
+    """Return a list of the training and the test files, then the number of classes."""
     halves = [root / "train", root / "test"]
     if not any(half.is_dir() for half in halves):
         by_class = _files_by_class(root)

@@ -64,7 +64,7 @@ def _content_of(path: Path) -> bytes:
 
 
 def _pieces(file: IO[bytes], path: Path, most: int) -> Iterator[bytes]:
-    """Yield the decompressed content in pieces; InvalidInput if it exceeds a limit."""
+    """Yield the decompressed content in pieces; raise InvalidInput if it exceeds a limit."""
     found = 0
     while piece := file.read(_PIECE_NBYTES):
         found += len(piece)
@@ -169,7 +169,8 @@ def load_libsvm(path: str, sample_shape: Shape | None, seed: int) -> Dataset:
 def _check_size(files: Sequence[SparseFile], shape: Shape, *, is_stated: bool) -> None:
     """Raise InvalidInput if the features exceed the shape, or the values exceed free memory.
 
-    `is_stated`: True if the file states the number of features, which must suit the file's size.
+    `is_stated`: only the file states the number of features, so a number that is too large for the
+    file's size is an error.
     """
     path, num_features = str(files[0].path), files[0].features.shape[1]
     if num_features > prod(shape):
@@ -185,7 +186,7 @@ def _check_size(files: Sequence[SparseFile], shape: Shape, *, is_stated: bool) -
 
 
 def _classes_of(files: Sequence[SparseFile]) -> Any:
-    """Return the sorted labels of the first file; InvalidInput if another file has other labels."""
+    """Return the first file's sorted labels; raise InvalidInput if another file adds labels."""
     classes = np.unique(files[0].labels)
     if len(classes) < 2:
         raise InvalidInput(str(files[0].path), "must have at least two classes", got=len(classes))

@@ -59,8 +59,9 @@ class ShardedBatches(_Batches):
 
     `batch_size`: the maximum number of samples per step, all ranks together. The epoch's
     permutation is cut into ceil(num_samples / batch_size) steps, and each step is cut into
-    `world_size` parts. The sizes of the steps, and of a step's parts, differ by at most one. So an
-    epoch uses every sample exactly once, and a step's samples do not depend on `world_size`.
+    `world_size` parts. The sizes of two steps differ by at most one, and so do the sizes of a
+    step's parts. An epoch uses every sample exactly once, and a step's samples do not depend on
+    `world_size`.
 
     If each rank scales its mean loss by `local_size * world_size / global_sizes[step]`, the average
     of the ranks' gradients is the gradient of the whole step's mean loss.
@@ -106,7 +107,7 @@ class BalancedSampler(_Batches):
     """Yields one rank's batches as lists of sample indices; a `batch_sampler` for a DataLoader.
 
     An epoch's permutation is cut into batches of `batch_size` samples; the last batch may be
-    smaller. Each batch is cut into one part per rank, of the sizes `shares`. The shares are equal
+    smaller. Each batch is cut into one part per rank, with the sizes `shares`. The shares are equal
     at first; `paceline.DataParallel` with `balance="auto"` updates them. An epoch uses every sample
     exactly once, and all ranks have the same number of steps.
 

@@ -118,7 +118,7 @@ class MaskedTokens(TokenWindows):
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the masked positions (M,) of a window, and their new tokens (M,)."""
         count = max(1, round(_MASKED_SHARE * self.length))
-        # Raw bits: numpy guarantees that they never change, unlike its distributions.
+        # Use raw bits, which numpy guarantees to keep, unlike numbers from its distributions.
         bits = np.random.PCG64(np.random.SeedSequence(self.seed, spawn_key=(index,)))
         places = np.argsort(bits.random_raw(self.length), kind="stable")[:count]
         draws = bits.random_raw(count) / 2.0**64
@@ -256,7 +256,7 @@ def _mapped(path: str) -> Tokens:
 
 
 def _vocabulary_of(tokens: Tokens, path: str) -> int:
-    """Return the largest token id plus one; InvalidInput for a negative id."""
+    """Return the largest token id plus one; raise InvalidInput for a negative id."""
     if not len(tokens):
         return 0
     if tokens.min() < 0:

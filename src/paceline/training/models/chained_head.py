@@ -3,7 +3,8 @@
 If the head is a single layer whose output the model returns, the body is the model with an identity
 module in place of this layer. The forward pass is not traced, and may contain assertions and loops.
 For other heads, the modules that contain the head's layers are traced (`torch.fx`). Operations
-between the head's layers must be elementwise or dropout, because a rank has only some columns.
+between the head's layers must be elementwise or dropout, because each rank has only some columns of
+the activations.
 """
 
 import copy
@@ -50,7 +51,7 @@ def partition(
     """Split a model into a body and a head; the head consists of the layers `names`.
 
     The body shares the model's modules, under the same names. `label`: name of the model in errors.
-    `inputs`: a few samples, to try a head of one layer without tracing (`bypassed`). Raises
+    `inputs`: samples on which `bypassed` tries to split off a single layer without tracing. Raises
     InvalidInput if a layer or connection prevents the split.
     """
 
@@ -150,7 +151,7 @@ def _layer(module: nn.Module, name: str, refusal: _Refusal) -> nn.Linear | nn.Ba
 
 
 def _between(model: nn.Module, node: fx.Node, refusal: _Refusal) -> Operation:
-    """Return the operation of `node`; raise InvalidInput unless it works on some columns alone."""
+    """Return the operation of `node`; raise InvalidInput unless it can run on single columns."""
     if node.op == "call_module":
         module = model.get_submodule(str(node.target))
         kind = type(module)

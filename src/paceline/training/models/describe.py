@@ -102,7 +102,7 @@ def describe(model: nn.Module, example_batch: Any, name: str | None = None) -> W
     step = _trace(model, example_batch, label)
     order, backward = list(step.forward), step.backward()
     for index in range(len(layers)):
-        if index not in step.forward:  # insert the layer after the layer registered before
+        if index not in step.forward:  # insert it after the previously registered layer
             order.insert(order.index(index - 1) + 1 if index else 0, index)
     never = [index for index in reversed(order) if index not in backward]
     return Workload(
@@ -222,7 +222,10 @@ def _describe_layers(
 
 
 def _kind_of(module: nn.Module) -> str:
-    """Return the name of the torch.nn class whose forward the module uses, or of its own class."""
+    """Return the name of the torch.nn class whose `forward` the module uses.
+
+    If there is none, returns the name of the module's own class.
+    """
     forward = type(module).forward
     alike = (one for one in type(module).__mro__ if getattr(one, "forward", None) is forward)
     of_torch = (one.__name__ for one in alike if one.__module__.startswith("torch.nn."))

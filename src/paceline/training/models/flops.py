@@ -66,7 +66,7 @@ def allocates(func: OpOverload) -> bool:
 
 
 def nbytes_of(func: OpOverload, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
-    """Return the bytes that an operation other than a view reads and writes."""
+    """Return the bytes that a call of `func`, which must not be a view, reads and writes."""
     name, written = _base_name(func), sum(map(stored_nbytes, outputs))
     if allocates(func):
         return 0
@@ -107,7 +107,7 @@ def _base_name(func: OpOverload) -> str:
 
 
 def _convolution_backward(args: Sequence[Any], out: Any) -> int:
-    """Count forward's FLOPs once for each of the gradients of input and weight; add the bias."""
+    """Count forward's FLOPs for the input gradient, and for the weight gradient; add the bias's."""
     gradient, x, weight = args[:3]
     transposed, mask = args[7], args[10]
     pixels = (x if transposed else gradient).shape[2:]

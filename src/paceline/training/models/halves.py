@@ -1,4 +1,4 @@
-"""Cut a model into a body, its first layers, and a head, its last layers (Du et al. 2017).
+"""Cut a model into a body (first layers) and a head (last layers), like Du et al. 2017.
 
     scores = head(body(inputs))      # bit-identical to model(inputs)
 
@@ -38,7 +38,7 @@ class Halves(NamedTuple):
     """The body and the head of a model.
 
     `body_names`: names of `body_parameters` in the whole model, in the same order. `head_names`:
-    names of `head_parameters`, likewise. `crossing`: shape of the body's output for one sample.
+    the same for `head_parameters`. `crossing`: shape of the body's output for one sample.
     """
 
     body: nn.Module
@@ -70,9 +70,10 @@ def cut(model: nn.Module, inputs: Any, first: str) -> Halves:
     model. The halves share the model's modules. The modules that contain the layer are traced in
     training mode.
 
-    `inputs`: two or more samples on the model's device, with which the halves must return the
-    model's output, a tensor or pytree of tensors. Parameters, buffers, modes and random state do
-    not change. No other thread may use a model meanwhile, because torch's global seed is set.
+    `inputs`: two or more samples on the model's device. They test the cut: the halves must return
+    the model's output, which may be a tensor or a pytree of tensors. Parameters, buffers, modes and
+    random state do not change. No other thread may use a model meanwhile, because torch's global
+    seed is set.
 
     Raises InvalidInput, which names the layer or connection that prevents the cut.
     """
@@ -113,7 +114,7 @@ def _refused(of: str, why: str, *, hint: str = "") -> InvalidInput:
 
 
 def tied(model: nn.Module, first: str | None) -> str:
-    """Describe a weight of layer `first` (None: of any layer) tied to an embedding; "" if none."""
+    """Describe a weight that layer `first` (None: any layer) shares with an embedding; else ""."""
     known: dict[int, str] = {}
     for name, module in model.named_modules():
         for key, one in module.named_parameters(recurse=False):
@@ -157,7 +158,7 @@ def _state_restored(model: nn.Module) -> Iterator[None]:
 def _compared(
     model: nn.Module, body: nn.Module, head: nn.Module, inputs: Any, of: str
 ) -> tuple[int, ...]:
-    """Check that the halves return the model's output; return a sample's activation shape."""
+    """Check that the halves return the model's output; return the activations' shape per sample."""
     num_samples = len(tree_leaves(inputs)[0])
     try:
         torch.manual_seed(0)
@@ -221,7 +222,7 @@ def _uses(node: fx.Node, layer: str) -> bool:
 
 
 def _crossing(nodes: Sequence[fx.Node], border: int, refusal: str) -> fx.Node:
-    """Return the node whose value crosses the cut; raise InvalidInput unless there is one."""
+    """Return the node whose value crosses the cut; raise InvalidInput unless it is the only one."""
     before = {node for node in nodes[:border] if node.op != "get_attr"}
     after = (node for node in nodes[border:] if node.op != "get_attr")
     used = (value for node in after for value in node.all_input_nodes if value in before)
@@ -248,7 +249,7 @@ def _described(node: fx.Node) -> str:
 def _copy(
     nodes: Iterable[fx.Node], graph: fx.Graph, known: dict[fx.Node, fx.Node]
 ) -> dict[fx.Node, fx.Node]:
-    """Copy nodes, and the parameters that they read, into a graph; return all copies (`known`)."""
+    """Copy nodes, and the parameters that they read, into a graph; return all copies."""
 
     def value(node: fx.Node) -> fx.Node:
         if node.op == "get_attr" and node not in known:
@@ -287,7 +288,7 @@ def traced(model: nn.Module, inputs: Any, first: nn.Module) -> list[fx.Node]:
     with _tracing:
         nodes = list(_Around(inputs, model, first).trace(model).nodes)
     for node in nodes:
-        node.meta.pop("is_wrapped", None)  # torch.fx would wrap torch's functions again, by name
+        node.meta.pop("is_wrapped", None)  # or torch.fx would wrap torch's functions again
     # Leave out unused queries of the number of samples.
     return [one for one in nodes if (one.op, one.target) != ("call_method", "size") or one.users]
 

@@ -29,7 +29,7 @@ class LayerModule:
 
 
 def require_trainable(name: str, built: Any) -> nn.Module:
-    """Return the factory's result; raise InvalidInput unless `built` is a trainable module."""
+    """Return `built`, a factory's result; raise InvalidInput unless it is a trainable module."""
     if not isinstance(built, nn.Module):
         raise InvalidInput(name, f"returned {type(built).__name__}, not a torch.nn.Module")
     if not any(parameter.requires_grad for parameter in built.parameters()):

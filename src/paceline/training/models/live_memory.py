@@ -14,7 +14,7 @@ from paceline.training.models.flops import stored_nbytes
 
 _Slice = tuple[StorageWeakRef, int, tuple[int, ...]]
 
-_BLOCK = 16  # oneDNN pads the number of channels to a multiple
+_BLOCK = 16  # oneDNN pads the number of channels to a multiple of this
 _FEW_CHANNELS = 4  # oneDNN does not reorder inputs with fewer channels
 # Operations that first copy a non-contiguous gradient.
 _GATHERING = (
@@ -84,10 +84,11 @@ def _blocked_nbytes(tensor: Tensor) -> int:
 
 
 class SegmentActivations:
-    """Finds tensors that a segment (one layer's part of forward) makes, and that are read later.
+    """Finds tensors that a segment of the forward pass makes, and that are read later.
 
-    A tensor counts once, for the last segment that changed it. Set `in_backward` before the
-    backward pass, so that the storages that backward reads count as kept.
+    A segment is the part of the forward pass that belongs to one layer. A tensor counts once, for
+    the last segment that changed it. Set `in_backward` before the backward pass: then a storage
+    that is read counts as kept for the backward pass.
     """
 
     def __init__(self) -> None:
@@ -119,7 +120,7 @@ class SegmentActivations:
                 self._maker[storage] = self.segment
 
     def nbytes(self, segment: int) -> int:
-        """Return the bytes from `segment` that later segments or the model's caller read.
+        """Return the bytes made by `segment` and read by later segments or the model's caller.
 
         Overlapping parts of a storage count as at most the size of the storage.
         """
@@ -129,7 +130,7 @@ class SegmentActivations:
         return sum(sizes.values())
 
     def kept_nbytes(self, segment: int) -> int:
-        """Return the bytes that `segment` made and backward read."""
+        """Return the bytes made by `segment` and read by the backward pass."""
         return sum(self._kept[segment].values())
 
 

@@ -245,12 +245,12 @@ def paced_halves(
 
 
 class Stretched:
-    """Hooks that slow down each layer of `model` by `factor`, forward and backward.
+    """Hooks that slow down each layer of `model` by `factor`, in both passes.
 
     Results are bit-identical. An operation without parameters counts as part of the previous layer.
     The loss, the weight update and gradient hooks are not slowed down. `remove` frees the model.
-    Raises InvalidInput for a factor below 1, and for a model on a GPU, which queues work, so that
-    the time of a layer is unknown.
+    Raises InvalidInput for a factor below 1, and for a model on a GPU: a GPU queues work, so the
+    time of a layer is unknown.
     """
 
     def __init__(self, model: nn.Module, factor: float) -> None:
@@ -270,7 +270,7 @@ class Stretched:
         for layer in layers:
             # Wait before other hooks run, so that a recorder begins the layer after the wait.
             add(layer.module.register_forward_pre_hook(self._pay, prepend=True))
-        # With `prepend`, the last hook runs first: `_restart` before `_pay` if `model` is a layer.
+        # Of hooks with `prepend`, the newest runs first: on a layer, `_restart` before `_pay`.
         add(model.register_forward_pre_hook(self._restart, prepend=True))
         add(model.register_forward_hook(self._returned))
         for _, parameter in (own for layer in layers for own in layer.parameters):

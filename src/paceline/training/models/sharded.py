@@ -1,9 +1,9 @@
 """Build a model with only this rank's rows of the head, the final layers that are sharded.
 
-The first of two builds, on the meta device, finds the head's tensors by their order of creation.
-The second build draws the same random numbers as without sharding, but leaves these tensors on the
-meta device: an operation that fills a tensor runs on a temporary CPU tensor, of which only this
-rank's rows are kept.
+The model is built twice. The first build, on the meta device, numbers all tensors in the order of
+creation, and finds the numbers of the head's tensors. The second build draws the same random
+numbers as without sharding, but leaves the head's tensors on the meta device: an operation that
+fills such a tensor runs on a temporary CPU tensor, of which only this rank's rows are kept.
 
 The head's tensors must be made by `torch.empty`, as in torch's layers, and filled as a whole. If
 building the model reads such a tensor, the whole model is built, and then cut layer by layer.
@@ -102,7 +102,7 @@ def _numbered(build: Build, shards: Mapping[str, Shard]) -> dict[int, Shard]:
 def _split_tensors(
     model: nn.Module, shards: Mapping[str, Shard]
 ) -> Iterator[tuple[nn.Module, str, Tensor, Shard]]:
-    """Yield layer, name, tensor and shard of the head's tensors with a row for each output."""
+    """Yield (layer, name, tensor, shard) for head tensors with a row for each output."""
     for name, shard in shards.items():
         layer = model.get_submodule(name)
         for key, tensor in (*layer.named_parameters(), *layer.named_buffers()):

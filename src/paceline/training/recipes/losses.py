@@ -57,7 +57,7 @@ def bits_per_byte(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def check_classes(name: str, outputs: Any, targets: Tensor, num_classes: int) -> None:
-    """Raise InvalidInput unless a model returns a score for each class, or token of the vocabulary.
+    """Raise InvalidInput unless a model returns a score for each class or vocabulary token.
 
     A model may return more scores than there are classes, unless samples have several labels.
     """

@@ -64,9 +64,10 @@ def is_given(name: str) -> bool:
 def recipe_of(model: str, data: str | None, seed: int, loaded: Dataset | None = None) -> Recipe:
     """Look up a recipe by model name; `data` overrides the model's usual data set.
 
-    `model`: a built-in name, or a user's "package.module:name" of a recipe, or of a factory of a
-    recipe or model. `seed` determines the data's split. `loaded`: the data set, if already loaded.
-    Raises InvalidInput for an unknown name, or if the model does not fit the data.
+    `model`: a built-in name, or "package.module:name", the place of a user's recipe, or of a user's
+    function or class that makes a recipe or model. `seed` determines the data's split. `loaded`:
+    the data set, if already loaded. Raises InvalidInput for an unknown name, or if the model does
+    not fit the data.
     """
     found = own_recipe(model)
     if found is not None:
@@ -87,7 +88,7 @@ def recipe_of(model: str, data: str | None, seed: int, loaded: Dataset | None = 
 
 
 def own_recipe(model: str) -> Recipe | None:
-    """Return the user's recipe with the name `model`; None if `model` names a model.
+    """Return the user's recipe named `model`; None if this is a model's name.
 
     Raises InvalidInput if the user's factory fails, or returns neither a recipe nor a model.
     """
@@ -188,9 +189,9 @@ def tried_with(
     """Call `attempt(model, inputs)` with a new model in training mode; return its result.
 
     A model that is given as an object is copied. The model and inputs are on the meta device. If
-    this attempt fails for a user's model, a second attempt runs on the CPU, and raises its errors.
-    `num_samples` is 2 by default, because batch norm needs two samples. Other arguments are those
-    of `workload_of`.
+    this attempt fails for a user's model, a second attempt runs on the CPU, and its errors are
+    raised. `num_samples` is 2 by default, because batch norm needs two samples. Other arguments are
+    those of `workload_of`.
     """
     recipe = own_recipe(model) if isinstance(model, str) else model
 

@@ -18,7 +18,7 @@ from paceline.core.names import did_you_mean, not_known
 from paceline.core.settings import TrainSettings
 from paceline.training.recipes.recipe import OptimizerFactory, ScheduleFactory
 
-_SETTING_OF = {"lr": "learning_rate", "momentum": "momentum"}  # optimizer fields and their settings
+_SETTING_OF = {"lr": "learning_rate", "momentum": "momentum"}  # optimizer arguments: their settings
 _CLOSURE = "requires a closure, which computes the loss several times in a step"
 _SPARSE = "requires sparse gradients, but exchanged gradients are dense"
 _ANYTHING = inspect.Parameter.VAR_KEYWORD
@@ -176,7 +176,7 @@ def _checked(field: str, value: Any, fields: _Fields) -> Any:
 def _try_out(
     factory: Callable[..., Any], own: Mapping[str, Any], options: Mapping[str, Any]
 ) -> None:
-    """Create a trial optimizer; raise InvalidInput with the option that the optimizer refuses."""
+    """Create a trial optimizer; raise an InvalidInput that names the option it refuses."""
 
     def refusal(fields: Mapping[str, Any]) -> str | None:
         matrix = nn.Parameter(torch.zeros(2, 2))  # some optimizers accept only matrices

@@ -32,9 +32,9 @@ class Recipe:
     `model()` builds a new model, after torch's random numbers are seeded. `train` and `test` are
     map-style data sets. `loss(outputs, targets)` and `score(outputs, targets)` return a 0-d tensor,
     the mean over a batch's samples. `optimizer(parameters)` and `schedule(optimizer, num_steps)`
-    are used unless the run's settings select others. `collate` makes a batch from
-    a list of samples. `num_classes`: number of classes, if targets are class numbers. `name` is
-    used in messages.
+    are used unless the run's settings select others. `collate` makes a batch from a list of
+    samples. `num_classes`: number of classes, if targets are class numbers. `name` is used in
+    messages.
     """
 
     model: Callable[[], nn.Module]
@@ -136,7 +136,7 @@ def check_fit(recipe: Recipe, model: nn.Module, samples: IndexedSamples, part: s
 
 
 def scalar_of(what: str, function: Loss, outputs: Any, targets: Any) -> Tensor:
-    """Compute a loss or score; raise InvalidInput, which names `what`, unless it is a scalar."""
+    """Compute a loss or score (`what` in errors); raise InvalidInput unless it is a scalar."""
     try:
         value = function(outputs, targets)
     except torch.OutOfMemoryError:  # out of memory is not the function's fault
@@ -154,7 +154,7 @@ def scalar_of(what: str, function: Loss, outputs: Any, targets: Any) -> Tensor:
 
 
 def learnable_loss(name: str, loss: Loss, outputs: Any, targets: Any) -> Tensor:
-    """Compute the loss of recipe `name`; raise InvalidInput unless it depends on the model."""
+    """Compute the loss of recipe `name`; raise InvalidInput if the model does not affect it."""
     value = scalar_of(f"loss of {name}", loss, outputs, targets)
     if not value.requires_grad:
         hint = "compute it from the outputs, without detach or torch.no_grad"
@@ -165,7 +165,7 @@ def learnable_loss(name: str, loss: Loss, outputs: Any, targets: Any) -> Tensor:
 
 
 def described(value: Any) -> str:
-    """Describe the types and shapes of a pytree in one line."""
+    """Describe in one line the types and shapes of a pytree's leaves."""
     if isinstance(value, Tensor):
         shape = "x".join(map(str, value.shape)) or "scalar"
         return f"{str(value.dtype).removeprefix('torch.')} {shape}"
