@@ -249,3 +249,16 @@ def test_an_error_of_fork_is_raised_in_the_parent(monkeypatch, fork: Forked) -> 
     monkeypatch.setattr(os, "fork", refuse)
     with pytest.raises(BlockingIOError):
         fork(print)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "paceline.runs.launching",
+        "paceline.strategies.hogbatch.worker",
+        "paceline.strategies.wheel.child",
+        "paceline.strategies.wheel.worker",
+    ],
+)
+def test_a_module_that_a_fork_runs_has_a_main_function(module: str):
+    assert callable(importlib.import_module(module).main)

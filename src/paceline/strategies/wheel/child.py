@@ -119,5 +119,10 @@ def take_part(settings: ChildSettings, clients: Mapping[int, Client]) -> None:
     _serve_workers(settings, clients[settings.number], Progress())
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Run a child hub with the settings in the command-line argument; called in a fork, too."""
     run_as_process(take_part, ChildSettings)
+
+
+if __name__ == "__main__":
+    main()

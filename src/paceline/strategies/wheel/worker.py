@@ -266,5 +266,10 @@ def take_part(settings: WorkerProcessSettings, clients: Mapping[int, Client]) ->
         turns.run({body.worker: body.run for body in bodies}, device_of(device))
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Run workers with the settings in the command-line argument; called in a fork, too."""
     run_as_process(take_part, WorkerProcessSettings)
+
+
+if __name__ == "__main__":
+    main()
