@@ -35,7 +35,8 @@ from paceline.training.recipes.recipe import NAMELESS, OptimizerFactory, Recipe,
 
 NUM_TRACED = 20
 NUM_WARM_UP = 2
-FEWEST_STEPS = NUM_WARM_UP + 3  # a measured step, and two traced steps: a period has two ends
+# One step is measured. Two steps are traced, because a period lies between the ends of two steps.
+FEWEST_STEPS = NUM_WARM_UP + 3
 
 _IDLE_RATE = 1e-6  # tiny, because NaNs and denormals would change the speed of rehearsed steps
 
@@ -47,8 +48,8 @@ class TrainingSetup:
     `workload`: the rank's share of a step. `source(epoch, first_step)`: yields this rank's share of
     each step. `epoch_steps`: number of steps of each epoch. `samples_per_step`: mean number of
     samples in a step of all ranks. `recipe`: None in a rehearsal. `sampler`: set if batches are
-    balanced. `times`: set if layers are paced, that is, sleep for these times. `factor`: slow-down
-    of the layers in a rehearsal. `first(n)`: returns a batch of n samples; None if layers are
+    balanced. `times`: set if layers are paced, that is, if they sleep for these times instead of
+    computing. `factor`: in a rehearsal, the factor by which layers are slowed down. `first(n)`: returns a batch of n samples; None if layers are
     paced.
     """
 
@@ -230,7 +231,7 @@ def _stretched(settings: RehearseSettings, group: Group, workload: Workload) -> 
         model, batch, loss = built(recipe, seed=0), recipe.first(size), recipe.loss
     else:
         model, batch = _random(settings, size)
-        loss = next_token_loss  # also for classes: the mean over all targets
+        loss = next_token_loss  # also suits classes: the mean over all targets
 
     def first(num_samples: int) -> Batch:
         return batch.rows(slice(num_samples))
