@@ -25,8 +25,8 @@ from paceline.training.models.paced import Stretched
 
 ALONE = "alone"
 _NUM_SETTLING, _NUM_TIMED = 2, 4  # the first step constructs an exchange
-# Ratios of the step time of all ranks to the step time of a rank alone. If the measured ratio of the
-# first exchange is above `_FAR`, no other exchange is tried. If the predicted ratio is above
+# Ratios of the step time of all ranks to the step time of a rank alone. If the measured ratio of
+# the first exchange is above `_FAR`, no other exchange is tried. If the predicted ratio is above
 # `_HOPELESS_PREDICTION`, no exchange is tried.
 _FAR, _HOPELESS_PREDICTION = 1.3, 2.0
 _CLEAR, _VERY_CLEAR = 0.1, 0.25  # relative differences that end a comparison early

@@ -51,11 +51,11 @@ class Balanced:
     """Runs a replica of a module, weights gradients by samples, and balances batches.
 
     If each rank's loss is a mean over its samples, the averaged gradients equal those of a single
-    process with the whole batch. With a `sampler`, each rank measures its computing time, which excludes
-    waits for other ranks. Every few steps, all ranks agree on new shares and update the sampler.
-    `weighs`: False if the caller's losses are already weighted. `admit(speeds, sampler)`: called as
-    soon as the speeds of all ranks (samples per second) are known; returns the ranks that get no
-    samples.
+    process with the whole batch. With a `sampler`, each rank measures its computing time, which
+    excludes waits for other ranks. Every few steps, all ranks agree on new shares and update the
+    sampler. `weighs`: False if the caller's losses are already weighted. `admit(speeds, sampler)`:
+    called as soon as the speeds of all ranks (samples per second) are known; returns the ranks that
+    get no samples.
     """
 
     def __init__(
@@ -145,9 +145,7 @@ class BalancedShares:
             raise InvalidInput("sampler", problem, got=got)
         own = [sampler.num_samples, sampler.batch_size, sampler.seed, list(sampler.most)]
         if any(row != own for row in group.gather(own)):
-            problem = (
-                "must have the same number of samples, batch_size, seed and `most` on all ranks"
-            )
+            problem = "must have equal samples, batch_size, seed and most on all ranks"
             raise InvalidInput("sampler", problem)
         self._sampler, self._group, self._meter, self._admit = sampler, group, meter, admit
         self.balance = Balance(sampler.batch_size, sampler.world_size, sampler.most)

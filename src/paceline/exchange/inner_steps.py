@@ -84,10 +84,10 @@ def _copied(tensor: Tensor) -> Tensor:
 class InnerSteps:
     """Counts a worker's training steps by hooks on its optimizers.
 
-    A training step consists of one step of each optimizer. If an optimizer steps for the second time
-    while another optimizer has not stepped, for example because a GradScaler skipped the latter, a
-    new training step begins. Torch calls the hooks also for a nested step, such as `super().step()`;
-    nested steps are ignored. A step that raises does not affect the next step.
+    A training step consists of one step of each optimizer. If an optimizer steps for the second
+    time while another optimizer has not stepped, for example because a GradScaler skipped the
+    latter, a new training step begins. Torch calls the hooks also for a nested step, such as
+    `super().step()`; nested steps are ignored. A step that raises does not affect the next step.
 
     Raises InvalidInput unless the optimizers train exactly the trainable parameters of the model.
     A second step on the same gradients, or a step after parameters were added, also raises

@@ -207,7 +207,7 @@ def exchange_sparse(
             rows = parameter.new_empty(0, *parameter.shape[1:])
             gradient = torch.sparse_coo_tensor(places, rows, parameter.shape, is_coalesced=True)
         if gradient.layout == torch.strided:
-            problem = "must be False for an embedding whose weight is also used by another layer"
+            problem = "cannot be used for an embedding whose weight another layer shares"
             raise InvalidInput("sparse", problem, hint="use sparse=False")
         gradient = gradient.coalesce()
         dist.all_reduce(gradient, group=group.process_group)

@@ -67,9 +67,9 @@ class LocalUpdates:
     each of the given optimizers takes one step. Only trainable parameters are exchanged. At the
     start, all workers load worker 0's parameters. Every worker has a copy of the outer model, the
     average of all workers' models. After an exchange, all copies are bit-identical: workers compare
-    hashes, and a worker whose copy differs loads worker 0's copy. If a worker's parameters are NaN or
-    infinite, the average excludes this worker, and it loads the group's parameters and resets its
-    optimizer. A warning names these workers and the workers whose copies differed.
+    hashes, and a worker whose copy differs loads worker 0's copy. If a worker's parameters are NaN
+    or infinite, the average excludes this worker, and it loads the group's parameters and resets
+    its optimizer. A warning names these workers and the workers whose copies differed.
 
     `sync_every` and `delay` may differ between workers, so that a faster worker takes more steps in
     the same time. `weight`: weight of an inner step in the mean, such as its number of samples; it
@@ -164,9 +164,8 @@ class LocalUpdates:
         self._at_exit = weakly(self.abort)
         atexit.register(self._at_exit)
         if group is None:
-            self._place.num_exchanges = (
-                -1
-            )  # if the group is already running, a peer's state sets another number
+            # if the group is already running, a peer's state sets another number
+            self._place.num_exchanges = -1
             self._exchange_now(is_closing=False)
 
     def __enter__(self) -> Self:

@@ -2,8 +2,8 @@
 
 Autograd calls a hook after each accumulation of a gradient, once per parameter even if layers share
 the parameter. But for a parameter that is used in two re-entrant checkpoints, autograd calls the
-hook twice, and only the second call finds the complete gradient. So `Readiness` counts the calls in the first backward
-pass.
+hook twice, and only the second call finds the complete gradient. So `Readiness` counts the calls in
+the first backward pass.
 
 A backward pass ends when autograd runs the callbacks of the graph task that reaches the module's
 outputs. The callbacks of a nested graph task (a re-entrant checkpoint has one) run too early.
@@ -132,7 +132,7 @@ class Readiness:
         self.pending = False
 
     def removed_gradient(self) -> int | None:
-        """Return the index of a parameter whose gradient was removed after it became ready, or None.
+        """Return the index of a parameter whose gradient became ready and was then removed, or None.
 
         A gradient that was removed before this backward pass is marked as unchanged.
         """

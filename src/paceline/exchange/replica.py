@@ -23,13 +23,13 @@ class Statistics:
 
     `bytes_sent`, `bytes_received`: bytes of gradients, and of parameters if a strategy sends them.
     `exposed_s`: total time spent exchanging instead of computing; None if unknown. `hidden_s`:
-    total time of exchanges while backward passes compute; None if unknown. `chunk`: number of layers
-    per chunk. `codec`: the codec's name, and the reason for its choice. `num_nonfinite`: number of
-    NaN and infinite gradient values on all ranks. With exchange "host", this number includes all
-    values that were exchanged together with a NaN or infinite value. `num_skipped`: number of steps skipped because
-    of NaN or infinite values. `sent_share`: share of values that this rank sent, if the codec omits
-    values. `shares`: each rank's number of samples in a full batch, if batches are balanced.
-    `samples_per_s`: each rank's speed, if batches are balanced.
+    total time of exchanges while backward passes compute; None if unknown. `chunk`: number of
+    layers per chunk. `codec`: the codec's name, and the reason for its choice. `num_nonfinite`:
+    number of NaN and infinite gradient values on all ranks. With exchange "host", this number
+    includes all values that were exchanged together with a NaN or infinite value. `num_skipped`:
+    number of steps skipped because of NaN or infinite values. `sent_share`: share of values that
+    this rank sent, if the codec omits values. `shares`: each rank's number of samples in a full
+    batch, if batches are balanced. `samples_per_s`: each rank's speed, if batches are balanced.
     """
 
     exchange: str
@@ -100,8 +100,8 @@ class Exchange(Protocol):
     """Replaces each gradient that changed on any rank by its mean over all ranks.
 
     All methods except `ready` are collective. If `chunked` is true, method `ready` reads the
-    gradients of a chunk during backward; otherwise, method `finish` reads all gradients. `touched`: whether each gradient
-    changed on this rank.
+    gradients of a chunk during backward; otherwise, method `finish` reads all gradients. `touched`:
+    whether each gradient changed on this rank.
     """
 
     name: str
@@ -112,7 +112,7 @@ class Exchange(Protocol):
         """Allocate memory and groups for a layout of gradients."""
 
     def arrange(self, layout: Layout, chunks: Sequence[Chunk]) -> None:
-        """Use this layout's chunks from the next step on; its size must equal the opened layout's."""
+        """Use these chunks from the next step on; `layout` has the size of the opened layout."""
         return
 
     def begin(self) -> None:

@@ -49,8 +49,8 @@ class TrainingSetup:
     each step. `epoch_steps`: number of steps of each epoch. `samples_per_step`: mean number of
     samples in a step of all ranks. `recipe`: None in a rehearsal. `sampler`: set if batches are
     balanced. `times`: set if layers are paced, that is, if they sleep for these times instead of
-    computing. `factor`: in a rehearsal, the factor by which layers are slowed down. `first(n)`: returns a batch of n samples; None if layers are
-    paced.
+    computing. `factor`: in a rehearsal, the factor by which layers are slowed down. `first(n)`:
+    returns a batch of n samples; None if layers are paced.
     """
 
     model: nn.Module

@@ -43,10 +43,10 @@ OF_TORCH_ALONE = {
 class Synchronized(DistributedDataParallel):
     """Runs `module`, and averages its gradients over all ranks by `method`; created collectively.
 
-    `arguments`: arguments of DistributedDataParallel. `group`: the ranks of a Paceline run (default:
-    the process group of `arguments`). `deadline_s`: longest wait for another rank (default: the
-    process group's timeout). A copy by deepcopy or pickle joins the copies of other ranks in its
-    first exchange. A single process only calls the module.
+    `arguments`: arguments of DistributedDataParallel. `group`: the ranks of a Paceline run
+    (default: the process group of `arguments`). `deadline_s`: longest wait for another rank
+    (default: the process group's timeout). A copy by deepcopy or pickle joins the copies of other
+    ranks in its first exchange. A single process only calls the module.
     """
 
     reducer: Any  # torch's reducer, or Paceline's Reducer
