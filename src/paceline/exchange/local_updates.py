@@ -301,9 +301,8 @@ class LocalUpdates:
         buffers = self._model.buffers() if place.ends_round else ()
         copies = [one.detach().cpu().clone() for one in buffers]
         is_trained_meanwhile = due > self._steps.count and self._rounds.mixing is None
-        sent = (
-            [own.clone()] if is_trained_meanwhile else []
-        )  # a copy, because the exchange overwrites `own`
+        # a copy, because the exchange overwrites `own`
+        sent = [own.clone()] if is_trained_meanwhile else []
         given = Contribution(number, fragment, place.send(), own, copies, is_closing)
         self._running = RunningExchange(given, due, sent_s, sent)
         self._running.start(self._thread, self._workers.exchange, self._step)

@@ -132,7 +132,7 @@ class Readiness:
         self.pending = False
 
     def removed_gradient(self) -> int | None:
-        """Return the index of a parameter whose gradient became ready and was then removed, or None.
+        """Return the index of a parameter whose gradient was removed after it was ready, or None.
 
         A gradient that was removed before this backward pass is marked as unchanged.
         """

@@ -29,7 +29,7 @@ _MOST_NAMED = 32
 
 
 class Unfinished(InvalidInput, RuntimeError):
-    """Some parameter got no gradient; has torch's type and text, which programs check."""
+    """Some parameter got no gradient; type and text are torch's, because programs check them."""
 
     def __init__(self, message: str) -> None:
         RuntimeError.__init__(self, message)
@@ -40,8 +40,9 @@ class Reducer(Listener):
 
     The gradients of the first backward pass are exchanged after its end. From then on, all ranks
     exchange gradients in the order in which rank 0's gradients became ready in that pass. `chunk`:
-    number of layers per chunk, or a tuner that chooses this number by rank 0's times. `sparse`:
-    indices of parameters with sparse gradients. `on_exchanged` is called after each exchange.
+    number of layers per chunk, or a tuner that chooses this number by the times on rank 0.
+    `sparse`: indices of parameters with sparse gradients. `on_exchanged` is called after each
+    exchange.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class Reducer(Listener):
         self._readiness.request()
 
     def _rebuild_buckets(self) -> bool:
-        """Begin a forward pass: check how the last backward pass ended."""
+        """Check how the last backward pass ended; called before each forward pass."""
         if self._readiness.interrupted:
             self._discard()
         self._readiness.check_attached()
@@ -207,7 +208,7 @@ class Reducer(Listener):
     # Callbacks of Readiness.
 
     def approaching(self) -> None:
-        """Begin to record a backward phase, unless the training loop records its own phases."""
+        """Begin to record a backward pass, unless the training loop records it."""
         if self._recorder is not None and self._recorder.idle:
             self._recorder.begin_phase(Kind.BACKWARD)
             self._began_phase = True
@@ -222,7 +223,7 @@ class Reducer(Listener):
         exchange = self._opened()
         for slot in self._chunks[chunk].slots if exchange.chunked else ():
             gradient = slot.parameter.grad
-            # none for a view, which shares its version counter with other views, such as the
+            # record no version of a view: it shares its counter with other views, such as the
             # other gradients in a flat buffer
             version = None if gradient is None or gradient._is_view() else gradient._version
             self._sent.append((slot, gradient, version))
@@ -238,7 +239,8 @@ class Reducer(Listener):
             self._opened().begin()
             missing = range(len(self._chunks))
         removed = self._readiness.removed_gradient()
-        for number in missing:  # other ranks wait for each chunk, even if it has no gradient here
+        # other ranks wait for each chunk, even for one without gradients on this rank
+        for number in missing:
             self.ready(number)
         changed = self._changed_too_late() if removed is None else self._named[removed].name
         try:
@@ -279,8 +281,8 @@ class Reducer(Listener):
         return None
 
     def _divide_by_those_left(self, changed: Sequence[bool]) -> None:
-        # The exchange divided by the number of all ranks. But within join(), the mean is over the
-        # ranks that still have samples, whose number DistributedDataParallel's work returns.
+        # The exchange has divided by the number of all ranks. But within join(), the mean is over
+        # the ranks that still have samples, whose number DistributedDataParallel's work returns.
         work, self._joined = self._joined, None
         if work is None or self._group is None:
             return

@@ -73,7 +73,7 @@ class RoundPlace:
         return {"num_exchanges": self.num_exchanges, "in_round": in_round}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a saved position; an exchange that is overdue in a shorter round follows next step."""
+        """Load a saved position; exchanges that are overdue follow the next step."""
         self.num_exchanges = state["num_exchanges"]
         self._in_round = min(state["in_round"], self._rounds.sent_after(self.fragment) - 1)
         self.reset_weights()
