@@ -175,7 +175,7 @@ class DataParallel(Synchronized):
     # Trials of exchanges.
 
     def _exchanged(self) -> None:
-        """Choose the method of the next steps; called after an exchange, which synchronises ranks."""
+        """Choose the method of the next steps; called on all ranks at the end of an exchange."""
         trials = self._trials
         # Within join(), ranks without samples have no forward pass in which to change methods.
         if trials is None or self._next is not None or self._join_config.enable:

@@ -37,7 +37,7 @@ def gather_timeline(
 
 
 def merge(ranks: Iterable[Sequence[Span]], origin: Origin) -> Timeline:
-    """Merge the spans of all ranks, which have times of the same clock, into one timeline.
+    """Merge the spans of all ranks into one timeline; all times must be of the same clock.
 
     Spans of several ranks with the same `id` are one collective. It starts when the last rank
     joins. It ends when the first rank has the result; ranks that record a later end were busy with
@@ -56,7 +56,7 @@ def merge(ranks: Iterable[Sequence[Span]], origin: Origin) -> Timeline:
     in_turn: list[Span] = []
     free: dict[str, float] = {}
     for span in sorted(merged.values(), key=lambda span: (span.start_s, span.end_s)):
-        # On other lanes spans never overlap.
+        # On lanes other than an exchange's, spans never overlap.
         lanes = [r.owner for r in span.on if r == exchange_lane(r.owner)]
         start = max([span.start_s, *(free.get(lane, span.start_s) for lane in lanes)])
         end = max(start, span.end_s)
