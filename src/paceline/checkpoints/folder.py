@@ -221,9 +221,7 @@ class CheckpointFolder:
             if one not in kept:
                 try:
                     self._remove(one.path)
-                except (
-                    OSError
-                ) as error:  # a warning suffices, because the new checkpoint has been written
+                except OSError as error:  # warn only, because the new checkpoint is complete
                     logger.warning("%s: cannot remove it: %s", one.path, error.strerror)
 
     def _clean_up(self) -> None:
