@@ -35,7 +35,7 @@ _CONFIG = ConfigDict(extra="forbid")
 
 
 def module_state(module: nn.Module) -> Tensors:
-    """Return a module's parameters and buffers by name; a shared tensor has its first name only.
+    """Return a module's parameters and buffers by name; a shared tensor has only its first name.
 
     Raises InvalidInput if the module has other state, for example from `get_extra_state`.
     """
@@ -121,7 +121,7 @@ class _Group:
 
 @dataclass(frozen=True, config=_CONFIG)
 class _OptimizerValues:
-    """An optimizer's type and plain values; `parameters`: the shape and type of each parameter."""
+    """An optimizer's type and plain values; `parameters`: each parameter's shape and type."""
 
     kind: str
     parameters: dict[str, str]
@@ -361,7 +361,7 @@ def worker_state(optimizers: Sequence[Optimizer], device: Device) -> tuple[Tenso
 def load_worker_state(
     optimizers: Sequence[Optimizer], device: Device, tensors: Tensors, values: Json
 ) -> None:
-    """Load the state that `worker_state` returned; raises InvalidInput if the optimizers differ."""
+    """Load a state from `worker_state`; InvalidInput if its optimizers differ from these."""
     for number, (optimizer, plain) in enumerate(zip(optimizers, values["optimizers"], strict=True)):
         own = within(tensors, f"{number}/")
         load_optimizer_state(optimizer, _numbered(optimizer), own, plain)

@@ -179,7 +179,7 @@ class SpeedMeter:
 
     def __init__(self, device: torch.device) -> None:
         self.clock = clock_for(device)
-        # each pass: number of samples, and marks of module entry, exit, backward start and end
+        # for each pass: number of samples; marks of module entry and exit, backward start and end
         self._passes = deque[tuple[int, list[Any]]](maxlen=_MOST_PASSES)
         self._num_warm_up = _NUM_WARM_UP
 
@@ -207,7 +207,7 @@ class SpeedMeter:
         """Return the median seconds per sample since the last call; None without samples."""
         passes = list(self._passes)
         self._passes.clear()
-        # read all marks at once, because a GPU's clock waits for the device
+        # read all marks at once, because each reading of a GPU's clock waits for the GPU
         times = self.clock.seconds([mark for _, marks in passes for mark in marks])
         seconds = []
         for number, (num_samples, _) in enumerate(passes):
@@ -267,7 +267,7 @@ class _Pass:
 
 @contextmanager
 def _statistics_kept(module: nn.Module, num_samples: int) -> Iterator[None]:
-    """Keep the running statistics of BatchNorm unchanged in a forward pass without samples."""
+    """Prevent that a forward pass without samples changes BatchNorm's running statistics."""
     layers = [] if num_samples else [one for one in module.modules() if isinstance(one, _BatchNorm)]
     training = [layer.training for layer in layers]
     for layer in layers:

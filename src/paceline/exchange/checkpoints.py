@@ -213,7 +213,7 @@ def restore_random(state: State, group: Group) -> None:
 
 
 def check_same_run(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise InvalidInput for the first property in which this run differs from the saved run."""
+    """Raise InvalidInput if a property of this run differs from the saved run."""
     for name, value in now.items():
         if saved.get(name) != value:
             problem = f"requires {name} {saved.get(name)!r}, as in the run"

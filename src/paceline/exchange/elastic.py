@@ -144,7 +144,7 @@ class ElasticWorkers:
                 own = self._given.own.clone()
                 buffers = [one.clone() for one in self._given.buffers]
                 copied = self._given._replace(own=own, buffers=buffers)
-                # no variable for the group: it would keep connections alive after an error
+                # keep the group in no variable, which would keep connections alive after an error
                 found = self._averaging.run(copied, self._configured())
         except (RuntimeError, OSError, WorkerLost) as error:
             self._failed(error)
@@ -182,7 +182,7 @@ class ElasticWorkers:
         if not self._is_open:
             raise WorkerLost("the exchange was aborted") from error
         logger.warning("exchange %d is repeated: %s", self._given.number, first_line(error))
-        # a new error, because the frames of `error` keep connections alive
+        # raise a new error, because the frames of `error` would keep connections alive
         self._manager.report_error(WorkerLost(first_line(error)))
 
     def _disconnect(self) -> None:
@@ -266,7 +266,7 @@ class ElasticWorkers:
 
 
 class PeerTransport:
-    """A torchft CheckpointTransport for states of nested dicts and lists, which needs no pickle.
+    """A torchft CheckpointTransport without pickle, for states of nested dicts and lists.
 
     `group()` returns the current quorum's process group, whose timeout applies to each tensor.
     """

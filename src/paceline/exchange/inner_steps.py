@@ -102,9 +102,8 @@ class InnerSteps:
         # gradients of each optimizer's last step, with tensor versions
         self._gradients: dict[Optimizer, list[tuple[weakref.ref[Tensor], int]]] = {}
         self._depth = 0  # number of nested steps
-        self._caller: FrameType | None = (
-            None  # stack frame of torch's wrapper around the outermost step
-        )
+        # stack frame of torch's wrapper around the outermost step
+        self._caller: FrameType | None = None
         self._lock: StepLock | None = None
         self._handles: list[Any] = []
 

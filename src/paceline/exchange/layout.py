@@ -71,7 +71,7 @@ def check_same(
     if with_buffers:
         buffers = [(name, b) for name, b in module.named_buffers() if name not in ignored]
         rows += [_described("buffer", name, buffer) for name, buffer in buffers]
-    # compare digests first, because exchanging a large model's rows takes long
+    # compare digests first, because it takes long to exchange the rows of a large model
     digest = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
     if len(set(group.gather(digest))) == 1:
         return

@@ -155,7 +155,8 @@ class LocalUpdates:
             self._chosen_by = tuple(group.gather(self._chosen_by)[0])
             self._workers = FixedWorkers(group, self._averaging)
         for one in self._suspended:
-            # otherwise DDP's first forward pass would wait for all workers, to broadcast buffers
+            # otherwise, DDP's next forward pass would broadcast buffers, and so wait for all
+            # workers
             one.require_backward_grad_sync = one.require_forward_param_sync = False
         self._is_open, self._thread = True, CallThread("paceline-local-updates")
         self._thread.end_with(self)

@@ -259,7 +259,7 @@ class _Loop:
             raise state.wrong_strategy()
         check_same_run(saved["run"], run_of(session, setup))
         own, losses = of_rank(state, session.group), [row["loss"] for row in state.parts["ranks"]]
-        # with a different number of ranks, batches are divided differently
+        # if the number of ranks has changed, batches are divided differently
         scale = session.group.world_size / len(losses)
         if own is None:
             self._loss = sum(losses) * scale if session.group.rank == 0 else 0.0

@@ -136,7 +136,7 @@ class NonFiniteGuard:
                 "represent; on_nonfinite='skip' skips such steps"
             )
         elif is_nan or any(id(parameter) in self._parameters for parameter in own):
-            # with policy "raise", keep the NaN gradients of other optimizers, which must also raise
+            # with policy "raise", keep other optimizers' NaN gradients: their steps must raise, too
             dropped = [*own, *(self._parameters.values() if self._policy == "skip" else ())]
             for parameter in dropped:
                 parameter.grad = None

@@ -128,7 +128,7 @@ class OuterModel:
 
     def digest(self, fragment: int) -> str:
         """Return a hash of a fragment's parameters and momentum, to compare workers."""
-        # not a cryptographic hash, which would take longer than the outer step
+        # a fast hash, because a cryptographic hash would take longer than the outer step
         found = 0
         for vectors in (self.values, self.momenta):
             for vector in vectors[fragment : fragment + 1]:
@@ -241,7 +241,7 @@ class Averaging:
         repaired = tuple(rank for rank, one in enumerate(digests) if one != digests[0])
         if repaired:
             if group.rank in repaired:
-                # unique: if the broadcast fails, the next exchange finds a difference again
+                # a unique hash: if the broadcast fails, the next exchange finds a difference again
                 self.digest = uuid.uuid4().hex
             group.broadcast(self.outer.tensors())
         group.broadcast(given.buffers)

@@ -75,7 +75,7 @@ class Readiness:
         self._armed = False
         self.began = False
         self._fired = [0] * len(parameters)
-        # accumulations of each gradient per backward pass, counted in the first one
+        # for each gradient, the number of accumulations in the first backward pass
         self._expected = [1] * len(parameters)
         self._chunk_of: list[int | None] | None = None
         self._left: list[int] = []

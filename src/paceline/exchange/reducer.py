@@ -21,7 +21,9 @@ from paceline.exchange.replica import NONE, Exchange, Statistics
 from paceline.links.group import Group
 from paceline.record.recorder import Recorder
 
-_numbers = itertools.count()  # numbers of reducers; rank 0's number identifies a model on all ranks
+_numbers = (
+    itertools.count()
+)  # source of the reducers' numbers; rank 0's number identifies a model on all ranks
 
 # DistributedDataParallel's message, which programs search for
 UNFINISHED = "Expected to have finished reduction in the prior iteration before starting a new one"
@@ -106,7 +108,7 @@ class Reducer(Listener):
     _set_ddp_runtime_logging_sample_rate = _do_nothing
 
     def prepare_for_backward(self, outputs: Sequence[Tensor]) -> None:
-        """Request an exchange in the next backward pass; called by some tools after forward."""
+        """Request an exchange in the next backward pass; some tools call this after forward."""
         self._readiness.request()
 
     def _rebuild_buckets(self) -> bool:
@@ -364,7 +366,7 @@ class Reducer(Listener):
         self._sent = []
         self._forget_gradients()
         if not self._is_arranged:
-            # tell the other ranks, which wait for this rank's order, that this rank failed
+            # the other ranks wait for this rank's order: tell them that this rank failed
             self._agreed_order(None)
         else:
             if not began:  # backward failed before the first gradient was ready
@@ -372,6 +374,6 @@ class Reducer(Listener):
             self._opened().discard()
 
     def _forget_gradients(self) -> None:
-        """Set all gradients to None, so that no optimizer uses gradients that are not averaged."""
+        """Set all gradients to None, because optimizers must not use them before averaging."""
         for one in self._named:
             one.parameter.grad = None

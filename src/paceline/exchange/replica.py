@@ -190,7 +190,7 @@ class _Ready(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *of_after: Tensor) -> tuple[Tensor | None, ...]:
-        # new tensors, because autograd copies a tensor that is referenced elsewhere
+        # return new tensors, because autograd copies a tensor that is referenced elsewhere
         return of_after[0], None, None, *map(ctx.hand_out, ctx.gradients)
 
 

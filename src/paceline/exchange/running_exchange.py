@@ -102,7 +102,7 @@ class ExchangeTimes:
 
 
 class RunningExchange:
-    """An exchange of the contribution `given`, whose result is loaded after inner step `due`.
+    """An exchange of the contribution `given`; its result is loaded after inner step `due`.
 
     `sent`: the worker's parameters at the start of the exchange, if the changes that training makes
     after the start are added to the result; otherwise empty.

@@ -84,7 +84,7 @@ def setup_of(session: TrainingSession) -> TrainingSetup:
     if device is None:
         return _stretched(settings, group, workload)
     times, like = device.times(workload), stand_ins_for(gradient_codec(session.config))
-    # paced layers ignore the sample, and the loss of a single class takes no time
+    # paced layers ignore the sample's values, and a loss over a single class takes no time
     share = Share(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64), 1.0)
     return TrainingSetup(
         model=PacedModel(workload, times.forward_s, times.backward_s, gradient_like=like),
@@ -157,7 +157,7 @@ def optimizer_by(recipe: Recipe, settings: TrainSettings) -> OptimizerFactory:
 def learning_by(
     recipe: Recipe, settings: TrainSettings, num_steps: int
 ) -> tuple[Optimize, Callable[[Optimizer], LRScheduler | None]]:
-    """Return functions that create the optimizer and the schedule; settings override the recipe."""
+    """Return factories of the optimizer and the schedule; settings override the recipe."""
     make = optimizer_by(recipe, settings)
 
     def optimizer(model: nn.Module) -> Optimizer:
@@ -183,7 +183,7 @@ def learning_of(recipe: Recipe, settings: TrainSettings) -> Learning:
 
 
 def epoch_steps(num_steps: int, settings: TrainSettings) -> tuple[int, ...]:
-    """Return the number of steps of each epoch; the last epoch may have fewer than `num_steps`."""
+    """Return each epoch's number of steps; the last epoch may have fewer than `num_steps`."""
     if settings.steps is None:
         return (num_steps,) * settings.epochs
     if settings.steps < FEWEST_STEPS:

@@ -41,7 +41,7 @@ OF_TORCH_ALONE = {
 
 
 class Synchronized(DistributedDataParallel):
-    """Runs `module`, and averages its gradients over all ranks by `method`; created collectively.
+    """Runs a module, and averages its gradients over all ranks; created collectively.
 
     `arguments`: arguments of DistributedDataParallel. `group`: the ranks of a Paceline run
     (default: the process group of `arguments`). `deadline_s`: longest wait for another rank
@@ -178,10 +178,10 @@ class Synchronized(DistributedDataParallel):
 
     @torch.compiler.disable
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        # an activation checkpoint that recomputes in backward begins no step
+        # a forward pass in backward, in an activation checkpoint, begins no step
         if torch.is_grad_enabled() and not in_backward():
             self._before_forward()
-        # errors of buffer broadcasts name the lost rank, except with torch's reducer
+        # if broadcasting buffers fails, the error names the lost rank, except with torch's reducer
         names_lost = self._group is not None and not self._method.uses_torch_reducer
         try:
             with self._join().naming_lost_ranks() if names_lost else nullcontext():

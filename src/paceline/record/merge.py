@@ -82,7 +82,7 @@ def clock_offset(group: Group) -> ClockOffset:
 def measure_offset(
     group: Group, rank: int, now: Callable[[], float] = time.monotonic
 ) -> ClockOffset:
-    """Measure how far `rank`'s clock is ahead of rank 0's clock; collective for these two ranks."""
+    """Measure how far `rank`'s clock is ahead of rank 0's; collective for these two ranks."""
     answer, found = torch.zeros(1, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
 
     def ask() -> float:
