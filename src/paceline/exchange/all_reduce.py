@@ -65,7 +65,7 @@ class HookState(CodecAllReduce):
             num_ranks = len(self._ranks)
             self._bytes_sent[0] += gradients.nbytes * 2 * (num_ranks - 1) // num_ranks
             return _averaged(bucket, num_ranks, self._groups[0], self.recorder, self._count)
-        # the key contains the parameters, because a rebuilt bucket must not use old error feedback
+        # the key names the parameters, so that a rebuilt bucket gets no error feedback of others
         numbers = [self._numbers.setdefault(id(one), len(self._numbers)) for one in parameters]
         checksum = zlib.crc32(str(numbers).encode())
         key = f"bucket{bucket.index()}of{len(gradients)}/{checksum:08x}"
@@ -258,7 +258,7 @@ def _averaged(
         on_averaged(averaged)
         return averaged
 
-    # torch's allreduce_hook divides, which rounds differently from DistributedDataParallel
+    # not by torch's allreduce_hook, which rounds differently from DistributedDataParallel
     values = bucket.buffer().mul_(1.0 / num_ranks)
     work = dist.all_reduce(values, group=group, async_op=True)
     assert work is not None

@@ -194,7 +194,7 @@ def exchange_sparse(
     parameters: Sequence[nn.Parameter], touched: Sequence[bool], group: Group
 ) -> None:
     """Average sparse gradients, collectively; `touched`: whether each changed on this rank."""
-    # first agree on which gradients are exchanged, because all ranks must call the same collectives
+    # first agree which gradients to exchange, because all ranks must call the same collectives
     flags = torch.tensor(touched, dtype=torch.int64)
     dist.all_reduce(flags, dist.ReduceOp.MAX, group=group.control)
     for parameter, changed in zip(parameters, flags.tolist(), strict=True):

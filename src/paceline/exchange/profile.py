@@ -39,7 +39,7 @@ from paceline.training.models.paced import QUEUED_S
 _NUM_WARM_UP = 2
 _MOST_ROUNDS, _MOST_TRACED = 400, 100
 _SMALL_NBYTES = 1024
-# larger than caches, so that the time of a larger exchange is proportional to its size
+# larger than caches: above this size, the time of an exchange is proportional to its size
 _LARGEST_NBYTES = 128 * 2**20
 _NUM_HALVINGS = 24
 _LAYERS = (Kind.FORWARD, Kind.BACKWARD)

@@ -21,9 +21,8 @@ from paceline.exchange.replica import NONE, Exchange, Statistics
 from paceline.links.group import Group
 from paceline.record.recorder import Recorder
 
-_numbers = (
-    itertools.count()
-)  # source of the reducers' numbers; rank 0's number identifies a model on all ranks
+# numbers of the reducers; rank 0's number identifies a model on all ranks
+_numbers = itertools.count()
 
 # DistributedDataParallel's message, which programs search for
 UNFINISHED = "Expected to have finished reduction in the prior iteration before starting a new one"

@@ -203,7 +203,7 @@ class _ProbeLayer(nn.Module):
         zeros = [torch.zeros(nbytes // 4, device=device) for nbytes in sizes]
         self.weights = nn.ParameterList(nn.Parameter(one) for one in zeros)
         self.gradients = list(map(like or torch.zeros_like, zeros))
-        # copy values that are not zero, because an exchange may overwrite gradients
+        # hand out copies of values other than zero, because an exchange may overwrite them
         self._hand_out = torch.clone if like else Tensor.detach
 
     def forward(self, after: Tensor) -> Tensor:

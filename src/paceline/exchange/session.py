@@ -135,7 +135,7 @@ class Runner(Protocol):
         """Profile devices and exchanges; None if the settings request no profile."""
 
     def train(self, config: Any) -> Outcome:
-        """Train or rehearse with a configuration, which may have more values than the session's."""
+        """Train or rehearse; `config`: the session's configuration, possibly with more values."""
 
     def save(self, path: Path) -> None:
         """Write the trained model as safetensors, on the process that writes files."""

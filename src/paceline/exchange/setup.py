@@ -35,7 +35,7 @@ from paceline.training.recipes.recipe import NAMELESS, OptimizerFactory, Recipe,
 
 NUM_TRACED = 20
 NUM_WARM_UP = 2
-# One step is measured. Two steps are traced, because a period lies between the ends of two steps.
+# One step is measured, and two are traced: a period is the time between the ends of two steps.
 FEWEST_STEPS = NUM_WARM_UP + 3
 
 _IDLE_RATE = 1e-6  # tiny, because NaNs and denormals would change the speed of rehearsed steps
@@ -175,7 +175,7 @@ def learning_by(
 
 
 def learning_of(recipe: Recipe, settings: TrainSettings) -> Learning:
-    """Return loss and options of a training step, from the recipe and the settings."""
+    """Return the recipe's loss, and the options of a training step from the settings."""
     is_bfloat16 = settings.precision == "bfloat16"
     return Learning(
         recipe.loss, settings.accumulate, settings.clip_norm, is_bfloat16, recipe.name or NAMELESS

@@ -300,7 +300,7 @@ class Synchronized(DistributedDataParallel):
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
         names = [name.removeprefix(prefix) for name in state if name.startswith(prefix)]
         is_ours = all(name.startswith("module.") for name in names)
-        # without "module.", names are of an unwrapped module, which may have a child "module"
+        # names of an unwrapped module: without "module.", or with it if a child is called "module"
         if not is_ours or self.module.state_dict(keep_vars=True).keys() >= set(names):
             for name in names:
                 state[f"{prefix}module.{name}"] = state.pop(f"{prefix}{name}")
@@ -369,7 +369,7 @@ class _JoinHook(JoinHook):
 
     def __init__(self, parallel: Synchronized, of_torch: JoinHook, reducer: Reducer) -> None:
         self._parallel, self._reducer = parallel, reducer
-        # torch's post_hook: the rank that had samples longest sends its model to all ranks
+        # in torch's post_hook, the rank that had samples longest sends its model to all ranks
         self.post_hook = of_torch.post_hook  # type: ignore[method-assign]
 
     def main_hook(self) -> None:
