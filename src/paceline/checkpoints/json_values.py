@@ -39,8 +39,8 @@ def dumps(what: str, value: Json) -> bytes:
 def loads(text: bytes) -> Json:
     """Decode the JSON text that `dumps` returned; raises ValueError for any other text."""
     try:
-        # Use pydantic's parser, because it limits the nesting depth, and reads integers of any
-        # size: random states have large integers.
+        # Use pydantic's parser, which limits the nesting depth, and reads the large integers of
+        # random states.
         return _decoded(from_json(text, allow_inf_nan=False))
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"not a JSON text of a checkpoint: {error}") from None

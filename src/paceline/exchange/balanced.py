@@ -267,7 +267,7 @@ class _Pass:
 
 @contextmanager
 def _statistics_kept(module: nn.Module, num_samples: int) -> Iterator[None]:
-    """Prevent that a forward pass without samples changes BatchNorm's running statistics."""
+    """Keep BatchNorm's running statistics unchanged in a forward pass without samples."""
     layers = [] if num_samples else [one for one in module.modules() if isinstance(one, _BatchNorm)]
     training = [layer.training for layer in layers]
     for layer in layers:

@@ -65,8 +65,8 @@ class LocalUpdates:
 
     Start one process per worker with torchrun; the loop needs no other change. In an inner step,
     each of the given optimizers takes one step. Only trainable parameters are exchanged. At the
-    start, all workers load worker 0's parameters. Every worker has a copy of the outer model, the
-    average of all workers' models. After an exchange, all copies are bit-identical: workers compare
+    start, all workers load worker 0's parameters. Every worker has a copy of the outer model, which
+    has the group's parameters. After an exchange, all copies are bit-identical: workers compare
     hashes, and a worker whose copy differs loads worker 0's copy. If a worker's parameters are NaN
     or infinite, the average excludes this worker, and it loads the group's parameters and resets
     its optimizer. A warning names these workers and the workers whose copies differed.
@@ -155,7 +155,7 @@ class LocalUpdates:
             self._chosen_by = tuple(group.gather(self._chosen_by)[0])
             self._workers = FixedWorkers(group, self._averaging)
         for one in self._suspended:
-            # otherwise, DDP's next forward pass would broadcast buffers, and so wait for all
+            # otherwise, DDP would broadcast buffers in the next forward pass, and wait for all
             # workers
             one.require_backward_grad_sync = one.require_forward_param_sync = False
         self._is_open, self._thread = True, CallThread("paceline-local-updates")

@@ -68,7 +68,7 @@ class RoundPlace:
         self._in_round = begun % self._rounds.sync_every if self.num_exchanges else 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in the round; the weights are not included, as workers differ."""
+        """Return the number of exchanges and the position in the round, but not the weights."""
         in_round = self._in_round % self._rounds.sync_every
         return {"num_exchanges": self.num_exchanges, "in_round": in_round}
 
