@@ -35,7 +35,7 @@ class Speed:
         """Return the speed at which forward and backward passes of all layers take `seconds`.
 
         Each layer is limited either by arithmetic or by memory traffic, so both rates of the speed
-        are above the average rates.
+        are above the averages over all layers.
         """
         parts = [cost for layer in workload.layers for cost in (layer.forward, layer.backward)]
         whole = sum(parts, Cost())

@@ -117,7 +117,7 @@ class Sampler:
         return self.in_turns([work])[0]
 
     def in_turns(self, works: Sequence[Work]) -> list[list[float]]:
-        """Return seconds of works, repeated in turns so that disturbances affect all works."""
+        """Repeat works in turns, so that disturbances affect all; return each work's seconds."""
         for work in works:
             work()  # the first call allocates memory and chooses kernels
         first = timed(works, self.clock, 1)

@@ -63,7 +63,7 @@ class LayerMarks:
             self._hooks.append(_before_others(parameter, ready))
 
     def seconds(self) -> tuple[Borders, Borders]:
-        """Return two lists in seconds, marks of forward and of backward; waits for the device."""
+        """Return the forward marks and the backward marks, in seconds; waits for the device."""
         return in_seconds(self.forward, self.clock), in_seconds(self.backward, self.clock)
 
 
@@ -310,8 +310,7 @@ class Recorder:
             between = [*pauses, *((copy.start_s, copy.end_s) for copy in inside)]
             for part, start, end in self._shares(phase, inside):
                 within = [one for one in between if start <= one[0] and one[1] <= end]
-                # In backward, a layer's time begins with copies that hooks of the previous layer
-                # make.
+                # In backward, a layer's time begins with copies by hooks of the previous layer.
                 if phase.kind is Kind.BACKWARD:
                     start = max((last for _, last in within), default=start)
                 else:

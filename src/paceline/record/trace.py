@@ -82,7 +82,7 @@ class _Trace(BaseModel):
     events: Annotated[
         list[Annotated[_Slice | _Label, Field(discriminator="ph")]],
         Field(alias="traceEvents"),
-        FailFast(),  # FailFast, because errors for a million events would use much memory
+        FailFast(),  # because errors for a million events would use much memory
     ]
 
 
