@@ -159,7 +159,7 @@ class ElasticWorkers:
         return replace(found, peer_state=self._peer_state)
 
     def _configured(self) -> Group:
-        """Return the quorum's group; reset error feedback if its size or this rank's number changed."""
+        """Return the quorum's group; reset error feedback if its size or this rank changed."""
         backend, before = self._backend(), self._group
         if before is not None and before.control is backend:
             return before
