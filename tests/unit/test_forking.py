@@ -3,6 +3,7 @@
 test_processes.py tests properties of all processes.
 """
 
+import importlib
 import os
 import signal
 import socket

@@ -59,7 +59,7 @@ class Loaded:
     """A checkpoint whose checksums were verified.
 
     `names`: names of its files. `written_s`: time of writing, in seconds since the Unix epoch.
-    `skipped`: path and fault of each newer checkpoint; all newer checkpoints are damaged.
+    `skipped`: path and fault of each newer checkpoint that was skipped, because it is damaged.
     """
 
     path: Path
@@ -91,7 +91,7 @@ class Loaded:
 
 
 class CheckpointFolder:
-    """A folder with the newest `keep` checkpoints of one run; one process at a time may write."""
+    """A folder of one run's newest `keep` checkpoints; only one process at a time may write."""
 
     def __init__(self, path: Path, keep: int = 2) -> None:
         self.path, self._keep = path, keep
@@ -106,8 +106,8 @@ class CheckpointFolder:
         """Write the checkpoint of a step and return its folder.
 
         `files` maps NAME.safetensors to tensors in host memory, and NAME.json to a plain value.
-        Then removes all checkpoints but the newest `keep` up to `step`. A checkpoint of a later
-        step is removed, because the run has resumed from an earlier step. Raises
+        Afterwards, the folder keeps only the newest `keep` checkpoints up to `step`. Checkpoints of
+        later steps are also removed, because the run has resumed from an earlier step. Raises
         CheckpointNotWritten if writing fails, for example on a full disk; earlier checkpoints then
         stay intact. Raises InvalidInput for an unsupported value.
         """
@@ -135,8 +135,8 @@ class CheckpointFolder:
     def latest(self) -> Loaded | None:
         """Return the newest complete checkpoint; None if the folder has no checkpoints.
 
-        Raises InvalidInput for a newer format, or if the folder holds only damaged checkpoints or
-        unrelated files.
+        Raises InvalidInput if a checkpoint has a newer format, or if the folder has only damaged
+        checkpoints or unrelated files.
         """
         skipped: list[str] = []
         known = self._found()
@@ -221,11 +221,11 @@ class CheckpointFolder:
             if one not in kept:
                 try:
                     self._remove(one.path)
-                except OSError as error:  # only a warning: the new checkpoint has been written
+                except OSError as error:  # warn only, because the new checkpoint is complete
                     logger.warning("%s: cannot remove it: %s", one.path, error.strerror)
 
     def _clean_up(self) -> None:
-        """Remove temporary folders of killed writers; restore an undamaged `.old` checkpoint."""
+        """Remove folders that killed writers left behind; restore undamaged `.old` checkpoints."""
         for partial in self.path.glob(f"{_PARTIAL}*"):
             _delete(partial)
         for one in self._found():
@@ -240,7 +240,7 @@ class CheckpointFolder:
                 one.path.rename(path)
 
     def _remove(self, path: Path) -> None:
-        """Rename a checkpoint, then remove it, so that readers never see half of its files."""
+        """Rename a checkpoint before removing it, so that readers never see half of its files."""
         partial = self._temporary()
         path.rename(partial)
         reach("checkpoint.removing")

@@ -31,7 +31,7 @@ _Path = tuple[Any, ...]  # keys of dicts and indices of lists, outermost first
 def dumps(what: str, value: Json) -> bytes:
     """Encode a value as JSON.
 
-    Raises InvalidInput for an unsupported value, at a place such as `what`.KEY[INDEX].
+    Raises InvalidInput for an unsupported value; the error names its place, as `what`.KEY[INDEX].
     """
     return json.dumps(_encoded(what, value), indent=1, allow_nan=False).encode() + b"\n"
 
@@ -39,8 +39,8 @@ def dumps(what: str, value: Json) -> bytes:
 def loads(text: bytes) -> Json:
     """Decode the JSON text that `dumps` returned; raises ValueError for any other text."""
     try:
-        # Use pydantic's parser: it limits the nesting depth, and reads integers of any size, which
-        # occur in random states.
+        # Use pydantic's parser, which limits the nesting depth, and reads the large integers of
+        # random states.
         return _decoded(from_json(text, allow_inf_nan=False))
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"not a JSON text of a checkpoint: {error}") from None
@@ -101,7 +101,7 @@ def _decoded(value: Any) -> Json:
 
 
 def apart(value: Json) -> tuple[Json, Tensors]:
-    """Separate the tensors in a value from its plain values; name them "KEY/KEY/INDEX"."""
+    """Separate a value's plain values from its tensors, which get names like "KEY/KEY/INDEX"."""
     paths: list[_Path] = []
     tensors: Tensors = {}
 

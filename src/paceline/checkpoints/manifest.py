@@ -90,7 +90,7 @@ def read(folder: Path) -> Manifest:
         fields = read_json(text, MANIFEST)
     except InvalidInput as error:
         raise Damaged(f"{MANIFEST} {error.problem}") from None
-    del fields["crc32"]  # exists, because the text ends with this line
+    del fields["crc32"]  # this key exists, because the text ends with its line
     version = fields.get("format_version")
     if type(version) is int and version > _FORMAT:
         problem = f"is a checkpoint of format {version}; this Paceline reads format {_FORMAT}"

@@ -35,7 +35,7 @@ _CONFIG = ConfigDict(extra="forbid")
 
 
 def module_state(module: nn.Module) -> Tensors:
-    """Return a module's parameters and buffers by name; a shared tensor has its first name only.
+    """Return a module's parameters and buffers by name; a shared tensor has only its first name.
 
     Raises InvalidInput if the module has other state, for example from `get_extra_state`.
     """
@@ -46,8 +46,8 @@ def load_module_state(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Load the tensors that `module_state` returned; names, shapes and types must be equal."""
     named = _named_state(module)
     check_fits({name: one for name, (one, first) in named.items() if name == first}, tensors)
-    # Replace the tensors in the dict of state_dict(), because load_state_dict also reads the layer
-    # versions in this dict, and because hooks of the layers may expect this dict.
+    # Put the saved tensors into the dict that state_dict() returns, because load_state_dict also
+    # reads the layers' versions from this dict, and because the layers' hooks may expect it.
     state = module.state_dict()
     for name, (_, first) in named.items():
         state[name] = tensors[first]
@@ -89,7 +89,7 @@ def kind_of(tensor: Tensor) -> str:
 
 
 def _named_state(module: nn.Module) -> dict[str, tuple[Tensor, str]]:
-    """Map each name in a module's state to a tensor and the first name of that tensor."""
+    """Map each name in a module's state to its tensor, and to the first name of this tensor."""
     named: dict[str, tuple[Tensor, str]] = {}
     first: dict[int, str] = {}
     for name, value in module.state_dict(keep_vars=True).items():
@@ -105,7 +105,7 @@ def _named_state(module: nn.Module) -> dict[str, tuple[Tensor, str]]:
 
 @dataclass(frozen=True, config=_CONFIG)
 class _Values:
-    """A dict's plain values, and the place of each of its tensors: _PARAMETER or _HOST."""
+    """A dict's plain values, and where each of its tensors is stored: _PARAMETER or _HOST."""
 
     values: dict[str, Any]
     tensors: dict[str, str]
@@ -113,7 +113,7 @@ class _Values:
 
 @dataclass(frozen=True, config=_CONFIG)
 class _Group:
-    """A parameter group: its parameters' names, and its options."""
+    """The names of the parameters in a parameter group, and the group's options."""
 
     params: list[str]
     options: _Values
@@ -121,7 +121,7 @@ class _Group:
 
 @dataclass(frozen=True, config=_CONFIG)
 class _OptimizerValues:
-    """An optimizer's type and plain values; `parameters`: the shape and type of each parameter."""
+    """An optimizer's type and plain values; `parameters`: each parameter's shape and type."""
 
     kind: str
     parameters: dict[str, str]
@@ -187,8 +187,8 @@ def load_optimizer_state(
 ) -> None:
     """Load the state that `optimizer_state` returned, including options such as learning rates.
 
-    Raises InvalidInput if the type of the optimizer, its parameters, groups or options differ, or
-    if tensors are missing.
+    Raises InvalidInput if tensors are missing, or if the optimizer's type, parameters, groups or
+    options differ from the saved ones.
     """
     names = list(names)
     named, now = _named_parameters(optimizer, names), optimizer.state_dict()
@@ -276,7 +276,7 @@ def schedule_state(scheduler: LRScheduler) -> Json:
 
 
 def load_schedule_state(scheduler: LRScheduler, state: Json) -> None:
-    """Load a scheduler's state, without learning rates; raise InvalidInput for another type."""
+    """Load a scheduler's state, but no learning rates; InvalidInput if its type is different."""
     if not isinstance(state, dict) or not isinstance(state.get("state"), dict):
         raise InvalidInput("schedule", "has no valid state in the checkpoint")
     own, saved = _kinds(scheduler), state.get("kind")
@@ -316,7 +316,8 @@ def random_state(device: torch.device) -> tuple[Tensors, Json]:
 def restore_random_state(device: torch.device, tensors: Mapping[str, Tensor], values: Json) -> None:
     """Restore the states that `random_state` returned.
 
-    Warns if the states were saved on another kind of device, which then keeps its own state.
+    If the states were saved on another kind of device, warns, and leaves this device's generator
+    unchanged.
 
     If a state is missing or invalid, raises InvalidInput and leaves the generators of torch, Python
     and numpy unchanged.
@@ -345,7 +346,7 @@ def restore_random_state(device: torch.device, tensors: Mapping[str, Tensor], va
 
 
 def worker_state(optimizers: Sequence[Optimizer], device: Device) -> tuple[Tensors, Json]:
-    """Return the state of a worker: one optimizer per thread, and random number generators."""
+    """Return the state of a worker's optimizers, one per thread, and random number generators."""
     found, random_values = random_state(device.torch_device)
     tensors = {f"random/{key}": one for key, one in found.items()}
     values = []
@@ -360,7 +361,7 @@ def worker_state(optimizers: Sequence[Optimizer], device: Device) -> tuple[Tenso
 def load_worker_state(
     optimizers: Sequence[Optimizer], device: Device, tensors: Tensors, values: Json
 ) -> None:
-    """Load the state that `worker_state` returned; raises InvalidInput if the optimizers differ."""
+    """Load a state from `worker_state`; InvalidInput if its optimizers differ from these."""
     for number, (optimizer, plain) in enumerate(zip(optimizers, values["optimizers"], strict=True)):
         own = within(tensors, f"{number}/")
         load_optimizer_state(optimizer, _numbered(optimizer), own, plain)

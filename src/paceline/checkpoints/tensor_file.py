@@ -55,7 +55,7 @@ def in_file_order(tensors: Mapping[str, Tensor]) -> Tensors:
 
 
 def header(ordered: Mapping[str, Tensor]) -> bytes:
-    """Return the header of a file with these tensors, which may be meta tensors, in this order."""
+    """Return the header of a file with these tensors, in this order; they may be meta tensors."""
     listed: dict[str, object] = {"__metadata__": {"format": "pt"}}
     begin = 0
     for name, tensor in ordered.items():

@@ -53,10 +53,10 @@ class BackgroundWriter:
         """Copy the state after a step, and begin to write its checkpoint.
 
         Tensor `FILE/NAME` is stored as NAME in FILE.safetensors; JSON part NAME is stored in
-        NAME.json. If an earlier checkpoint is still being written, warns and skips the new
-        checkpoint. With `wait`, waits until both checkpoints are written instead. If writing fails,
-        for example on a full disk, only logs a warning. Raises InvalidInput for an unsupported
-        value.
+        NAME.json. If an earlier checkpoint is still being written, the new checkpoint is skipped,
+        with a warning. But if `wait` is true, waits until both checkpoints are written. If writing
+        fails, for example on a full disk, only logs a warning. Raises InvalidInput for an
+        unsupported value.
         """
         self.poll()
         if self.is_writing and not wait:
@@ -126,7 +126,7 @@ class BackgroundWriter:
         return True
 
     def _copy(self, tensors: Mapping[str, Tensor]) -> list[Event]:
-        """Copy the tensors to host memory; return an event for the end of each GPU's copies.
+        """Copy the tensors to host memory; return for each GPU an event at the end of its copies.
 
         The copies run on the compute stream, so they end before later work changes the tensors.
         """

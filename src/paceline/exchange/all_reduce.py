@@ -1,4 +1,4 @@
-"""Encode, record and count DistributedDataParallel's gradient buckets by communication hooks."""
+"""Encode, record and count the buckets of DistributedDataParallel, by communication hooks."""
 
 import zlib
 from collections.abc import Callable, Sequence
@@ -65,7 +65,7 @@ class HookState(CodecAllReduce):
             num_ranks = len(self._ranks)
             self._bytes_sent[0] += gradients.nbytes * 2 * (num_ranks - 1) // num_ranks
             return _averaged(bucket, num_ranks, self._groups[0], self.recorder, self._count)
-        # the key contains the parameters, because a rebuilt bucket must not use old error feedback
+        # the key names the parameters, so that a rebuilt bucket gets no error feedback of others
         numbers = [self._numbers.setdefault(id(one), len(self._numbers)) for one in parameters]
         checksum = zlib.crc32(str(numbers).encode())
         key = f"bucket{bucket.index()}of{len(gradients)}/{checksum:08x}"
@@ -100,7 +100,7 @@ def ddp_hook(
     process_group: dist.ProcessGroup | None = None,
     deadline_s: float = _DEADLINE_S,
 ) -> tuple[HookState, Hook]:
-    """Return state and hook for `register_comm_hook(*ddp_hook("dynamic8"))`.
+    """Return a state and a hook, to be used as in `register_comm_hook(*ddp_hook("dynamic8"))`.
 
     All ranks must call `ddp_hook` at the same point, with the same codec. `codec`: a name, a codec
     object, or "auto", which uses dynamic8 only if encoding makes steps faster. `process_group`: the
@@ -129,7 +129,7 @@ class TorchAllReduce(Listener):
     If `on_exchanged` is given, it is called after each exchange, by a hook on each parameter.
     """
 
-    chunk, is_searched = None, False  # unlike a Reducer, it has no chunks of layers
+    chunk, is_searched = None, False  # a Reducer has chunks of layers; torch's reducer has none
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ class TorchAllReduce(Listener):
         return self._hook.exchange(bucket)
 
     def open(self) -> None:
-        """Create the hook's state collectively; otherwise the first bucket creates the state.
+        """Create the hook's state now, collectively, and not only at the first bucket.
 
         Raises InvalidInput if ranks have different codecs.
         """
@@ -229,11 +229,11 @@ class TorchAllReduce(Listener):
             self._readiness = None
 
     def ended(self, missing: Sequence[int]) -> None:
-        """Call `on_exchanged`, and queue the function of `after_next_exchange`."""
+        """Call `on_exchanged`, and queue the function passed to `after_next_exchange`."""
         assert self._readiness is not None
         call, self._call_once = self._call_once, None
         if call is not None and all(self._readiness.came):
-            # runs after torch's own callback, which ends the exchange
+            # `call` then runs after torch's own callback, which ends the exchange
             Variable._execution_engine.queue_callback(call)
         if self._on_exchanged is not None:
             self._on_exchanged()
@@ -258,7 +258,7 @@ def _averaged(
         on_averaged(averaged)
         return averaged
 
-    # torch's allreduce_hook divides, which rounds differently from DistributedDataParallel
+    # not by torch's allreduce_hook, which rounds differently from DistributedDataParallel
     values = bucket.buffer().mul_(1.0 / num_ranks)
     work = dist.all_reduce(values, group=group, async_op=True)
     assert work is not None

@@ -26,8 +26,9 @@ from paceline.training.models.paced import Stretched
 
 ALONE = "alone"
 _NUM_SETTLING, _NUM_TIMED = 2, 4  # the first step constructs an exchange
-# Limits on the step time with an exchange, divided by that of a rank alone: above the first limit,
-# no other exchange is tried; an exchange predicted to be above the second limit is not tried.
+# Ratios of the step time of all ranks to the step time of a rank alone. If the measured ratio of
+# the first exchange is above `_FAR`, no other exchange is tried. If the predicted ratio is above
+# `_HOPELESS_PREDICTION`, no exchange is tried.
 _FAR, _HOPELESS_PREDICTION = 1.3, 2.0
 _CLEAR, _VERY_CLEAR = 0.1, 0.25  # relative differences that end a comparison early
 _LONGEST_WAIT_S = 0.5
@@ -39,8 +40,9 @@ class Comparison(NamedTuple):
     """Step times for the same samples: one rank alone, and all ranks with each exchange.
 
     `is_alone_faster`: whether the rank alone is faster than all ranks with each exchange.
-    `is_predicted`: whether `together_s` is a prediction, because it is so slow that no exchange was
-    tried; otherwise it has medians of measured steps.
+    `together_s`: by exchange, the median of measured steps. If even the fastest exchange was
+    predicted to be far slower than the rank alone, none is tried: `is_predicted` is true, and
+    `together_s` has the prediction.
     """
 
     alone_s: float
@@ -69,10 +71,10 @@ def compare_with_alone(
 ) -> Comparison:
     """Compare steps of `lone_rank` alone with steps of all ranks; collective.
 
-    `exchanges`: factories of replicas, the exchange predicted to be fastest first, with
-    `predicted_s` for a step. The other exchanges are tried as long as the rank alone is faster,
-    because the prediction may be wrong. `parts`: number of samples of each rank in a step of all
-    ranks.
+    `exchanges`: a factory of replicas for each exchange; the first is predicted to be the fastest.
+    `predicted_s`: predicted step time with the first exchange. Because predictions may be wrong,
+    the other exchanges are tried as long as the rank alone is faster. `parts`: number of samples of
+    each rank in a step of all ranks.
     """
     whole = [sum(parts) if rank == lone_rank else 0 for rank in range(group.world_size)]
     weight = parts[group.rank] * group.world_size / sum(parts)
@@ -117,15 +119,15 @@ def _is_clear(
 def _steps_alone(step: Step, group: Group) -> list[float]:
     seconds = _steps(step, group, 1)
     while (left := _NUM_SETTLING + _NUM_TIMED - len(seconds)) > 0:
-        # Other ranks wait: for one step, or for several short steps, because each wait delays the
-        # next step.
+        # The other ranks wait for each group of steps, and each wait delays the next step. So short
+        # steps are grouped, up to `_LONGEST_WAIT_S`.
         most = max(1, int(_LONGEST_WAIT_S / seconds[-1]))
         seconds += _steps(step, group, min(left, most))
     return seconds[_NUM_SETTLING:]
 
 
 def _steps_together(step: Step, group: Group, alone_s: Sequence[float]) -> list[float]:
-    """Return the seconds of two to eight steps: more if they are about as long as `alone_s`."""
+    """Return the seconds of 2, 4 or 8 steps; the closer to `alone_s`, the more are taken."""
     _steps(step, group, _NUM_SETTLING)
     seconds = _steps(step, group, _NUM_TIMED // 2)
     if not _is_clear(alone_s, seconds, _VERY_CLEAR):
@@ -136,7 +138,7 @@ def _steps_together(step: Step, group: Group, alone_s: Sequence[float]) -> list[
 
 
 def _steps(step: Step, group: Group, num_steps: int) -> list[float]:
-    """Take steps, and return each step's seconds on the slowest rank; collective."""
+    """Take steps; return the seconds that the slowest rank took for each step; collective."""
     [own] = timed([step], clock_for(group.device), num_steps)
     return [max(of_ranks) for of_ranks in zip(*group.gather(own), strict=True)]
 
@@ -151,8 +153,8 @@ def stepping(
 ) -> Iterator[Step]:
     """Yield a function that takes a step of a copy of the model.
 
-    `weight`: factor of this rank's mean loss. Without `replicate`, a rank with samples trains
-    alone, and other ranks do nothing.
+    `weight`: factor of this rank's mean loss. If `replicate` is None, a rank with samples trains
+    alone, and on a rank without samples the function does nothing.
     """
     if replicate is None and not num_samples:
         yield lambda: None

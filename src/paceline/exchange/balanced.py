@@ -1,4 +1,4 @@
-"""Weight gradients by the ranks' numbers of samples, and balance batches by their speeds.
+"""Weight gradients by ranks' numbers of samples, and balance batches by ranks' speeds.
 
 Each rank's loss is the mean over its n samples, and the exchange averages the gradients of W ranks.
 This average is the mean over all N samples if each rank's gradient is scaled by n W / N. `Balanced`
@@ -50,12 +50,12 @@ Admit = Callable[[Sequence[float], BalancedSampler], Sequence[int]]
 class Balanced:
     """Runs a replica of a module, weights gradients by samples, and balances batches.
 
-    If each rank's loss is a mean over its samples, gradients equal the gradients of one process
-    with the whole batch. With a `sampler`, each rank measures its computing time, which excludes
-    waits for other ranks. Every few steps, all ranks agree on new shares and update the sampler.
-    `weighs`: False if the caller's losses are already weighted. `admit(speeds, sampler)`: called as
-    soon as the speeds of all ranks (samples per second) are known; returns the ranks that get no
-    samples.
+    If each rank's loss is a mean over its samples, the averaged gradients equal those of a single
+    process with the whole batch. With a `sampler`, each rank measures its computing time, which
+    excludes waits for other ranks. Every few steps, all ranks agree on new shares and update the
+    sampler. `weighs`: False if the caller's losses are already weighted. `admit(speeds, sampler)`:
+    called as soon as the speeds of all ranks (samples per second) are known; returns the ranks that
+    get no samples.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Balanced:
         own = _num_samples(args, kwargs) if self._num_samples is None else self._num_samples
         self._num_samples = None
         one = _Pass(own, self._group, self._meter, self._weighs)
-        # not in evaluation, which has no backward pass that waits for the all-reduce
+        # do nothing in evaluation: without a backward pass, nothing would wait for the all-reduce
         if self._weighs and self._module.training:
             one.begin()
         # Hooks of the module mark the times, because the replica may wait for other ranks before
@@ -126,7 +126,7 @@ class Balanced:
                 handle.remove()
 
     def shared(self, statistics: Statistics) -> Statistics:
-        """Add the ranks' shares and speeds to `statistics`, if batches are balanced."""
+        """Return `statistics` with the ranks' shares and speeds, if batches are balanced."""
         if self._shares is None:
             return statistics
         balance = self._shares.balance
@@ -179,7 +179,7 @@ class SpeedMeter:
 
     def __init__(self, device: torch.device) -> None:
         self.clock = clock_for(device)
-        # each pass: number of samples, and marks of module entry, exit, backward start and end
+        # for each pass: number of samples; marks of module entry and exit, backward start and end
         self._passes = deque[tuple[int, list[Any]]](maxlen=_MOST_PASSES)
         self._num_warm_up = _NUM_WARM_UP
 
@@ -207,7 +207,7 @@ class SpeedMeter:
         """Return the median seconds per sample since the last call; None without samples."""
         passes = list(self._passes)
         self._passes.clear()
-        # read all marks at once, because a GPU's clock waits for the device
+        # read all marks at once, because each reading of a GPU's clock waits for the GPU
         times = self.clock.seconds([mark for _, marks in passes for mark in marks])
         seconds = []
         for number, (num_samples, _) in enumerate(passes):
@@ -239,7 +239,7 @@ class _Pass:
         self._marks.append(self._meter.clock.mark())
 
     def left(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
-        """Register hooks on the outputs, to weight gradients and measure backward."""
+        """Register hooks on the outputs, to weight gradients and measure the backward pass."""
         tensors = [one for one in tree_leaves(outputs) if isinstance(one, Tensor)]
         leaves = [one for one in tensors if one.requires_grad]
         if not leaves:
@@ -251,7 +251,7 @@ class _Pass:
         self._meter.watch(leaves, self._num_samples, self._marks)
 
     def _scaled(self, gradient: Tensor) -> Tensor | None:
-        """Wait for the number of samples of all ranks, and return an output's weighted gradient."""
+        """Wait for the total number of samples, and return an output's weighted gradient."""
         if self._weight is None:
             self.begin()
             if self._work is not None:
@@ -267,7 +267,7 @@ class _Pass:
 
 @contextmanager
 def _statistics_kept(module: nn.Module, num_samples: int) -> Iterator[None]:
-    """Keep the running statistics of BatchNorm unchanged in a forward pass without samples."""
+    """Keep BatchNorm's running statistics unchanged in a forward pass without samples."""
     layers = [] if num_samples else [one for one in module.modules() if isinstance(one, _BatchNorm)]
     training = [layer.training for layer in layers]
     for layer in layers:

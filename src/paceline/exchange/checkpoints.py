@@ -36,12 +36,15 @@ from paceline.links.tensor_messages import broadcast_tensors, gather_tensors
 logger = logging.getLogger(__name__)
 
 CHECKPOINTS = "checkpoints"  # subfolder of a run's folder
-_FIRST_MEETING = 10  # number of steps before ranks first agree when to save
-_NEARLY = 0.9  # share of the interval after which ranks save as soon as they agree
+_FIRST_MEETING = 10  # number of steps before ranks agree for the first time when to save
+_NEARLY = 0.9  # if ranks agree after this share of the interval, they save at once
 
 
 class State(NamedTuple):
-    """State of a run between two steps; `tensors`: by FILE/NAME, `parts`: JSON values by file."""
+    """State of a run between two steps.
+
+    `tensors`: tensors by FILE/NAME. `parts`: JSON values by FILE.
+    """
 
     tensors: Tensors
     parts: dict[str, Any]
@@ -57,7 +60,7 @@ class State(NamedTuple):
         return self.parts[name]
 
     def wrong_strategy(self) -> InvalidInput:
-        """Return the error for resuming the run with another strategy."""
+        """Return the error that is raised if a run is resumed with another strategy."""
         strategy = self.parts["progress"]["strategy"]
         return InvalidInput("resume", f"requires the run's strategy, {strategy}")
 
@@ -104,7 +107,7 @@ def interrupted(interruption: Interruption, num_steps: int, folder: Path | None)
 
 
 class Saver:
-    """Writes checkpoints after steps that all ranks agree on, and before stopping.
+    """Writes checkpoints after steps that all ranks agree on, and when the run is stopped.
 
     Only rank 0 has the run's `folder`.
     """
@@ -130,7 +133,7 @@ class Saver:
         self._num_steps = num_steps
 
     def after(self, num_steps: int, gather: Callable[[int], State]) -> None:
-        """Save the state if due after this step; raise Interrupted if the run must stop.
+        """Save the state if a checkpoint is due; raise Interrupted if the run must stop.
 
         `gather(num_steps)` returns the state of all ranks on rank 0. With several ranks, call this
         method after every step on all ranks.
@@ -179,7 +182,7 @@ class Saver:
 def with_ranks(
     state: State, own: Mapping[str, Tensor], values: Mapping[str, Any], group: Group
 ) -> State:
-    """Return `state` with each rank's tensors, values and random state, on rank 0; collective."""
+    """Return `state` and, on rank 0, each rank's tensors, values and random state; collective."""
     random_tensors, random_values = random_state(group.device)
     mine = dict(own) | {f"random/{key}": one for key, one in random_tensors.items()}
     gathered = gather_tensors(mine, group)
@@ -193,7 +196,7 @@ def with_ranks(
 
 
 def of_rank(state: State, group: Group) -> tuple[Tensors, dict[str, Any]] | None:
-    """Return this rank's saved tensors and values; None if the number of ranks was different."""
+    """Return this rank's saved tensors and values; None if the number of ranks has changed."""
     rows = state.parts["ranks"]
     if len(rows) != group.world_size:
         return None
@@ -210,7 +213,7 @@ def restore_random(state: State, group: Group) -> None:
 
 
 def check_same_run(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise InvalidInput for the first property in which this run differs from the saved run."""
+    """Raise InvalidInput if a property of this run differs from the saved run."""
     for name, value in now.items():
         if saved.get(name) != value:
             problem = f"requires {name} {saved.get(name)!r}, as in the run"

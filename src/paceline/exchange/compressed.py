@@ -38,7 +38,7 @@ _FACTORIES: dict[str, Factory] = {
 }
 _SIZES = (1 << 10, 1 << 21)  # number of values of a small and a large exchange
 _NUM_MEASURED = 3
-_WORTH = 0.98  # encode if (time with codec) / (time without codec) is below this value
+_WORTH = 0.98  # encode if (exchange time with codec) / (exchange time without codec) is below this
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Work:
     _failing: threading.Lock = field(default_factory=threading.Lock)
 
     def failed_with(self, call: Call[None]) -> None:
-        """Set the future's error, if `call` failed and the future is not done; thread-safe."""
+        """If `call` failed and the future is not done, give the future this error; thread-safe."""
         error = call.exception()
         with self._failing:
             if error is not None and not self.future.done():
@@ -84,13 +84,13 @@ class Work:
 
 
 class CodecAllReduce:
-    """Runs all-reduces in order, in a thread that scatters and a thread that gathers.
+    """Runs all-reduces in order, by two threads: one scatters, and the other gathers.
 
-    `codec`: codec of `reduce`; "auto" encodes only if exchanges and steps become faster. Ranks
-    create it collectively and begin all-reduces in the same order. The threads have separate
-    process groups, so that the scatter of one piece overlaps with the gather of another piece.
-    `codecs` has error feedback by key. Collectives time out after `deadline_s`. Raises InvalidInput
-    if the ranks' codecs differ.
+    `codec`: codec that method `reduce` uses; "auto" encodes only if exchanges and steps become
+    faster. Ranks create this object collectively and begin all-reduces in the same order. The
+    threads have separate process groups, so that the scatter of one piece overlaps with the gather
+    of another piece. Attribute `codecs` has the error feedback of each key. Collectives time out
+    after `deadline_s`. Raises InvalidInput if the ranks' codecs differ.
     """
 
     def __init__(
@@ -118,10 +118,10 @@ class CodecAllReduce:
         self._is_void = False  # whether a gradient of the step was NaN or infinite
         self._scattering = CallThread("scatter", self.device)
         self._gathering = CallThread("gather", self.device)
-        self._bytes_sent = [0, 0]  # bytes sent by each thread
+        self._bytes_sent = [0, 0]  # sent by each thread
         self._make = None if codec == AUTO else factory_of(codec)
         self._auto = AutoCodec(self) if codec == AUTO else None
-        self._bytes_sent = [0, 0]  # exclude the bytes of the measurements
+        self._bytes_sent = [0, 0]  # without the bytes that measurements have sent
 
     @property
     def why(self) -> str:
@@ -130,11 +130,11 @@ class CodecAllReduce:
 
     @property
     def is_plain(self) -> bool:
-        """Whether `reduce` encodes no values until the next `begin_step`."""
+        """Whether method `reduce` encodes nothing in this step."""
         return self._auto is not None and self._auto.is_plain
 
     def begin_step(self) -> None:
-        """Begin a step: drop error feedback of keys unused in the last step; update the choice."""
+        """Begin a step; drop error feedback of keys that the last step did not use."""
         if self._is_void:  # the optimizer skips the step, so drop all error feedback
             self.codecs.keep(())
             self._is_void = False
@@ -179,7 +179,7 @@ class CodecAllReduce:
                 raise InvalidInput("codec", problem, got=self._name)
 
     def agree(self, values: Sequence[float]) -> list[float]:
-        """Return each value's maximum over all ranks; collective, and not during an all-reduce."""
+        """Return each value's maximum over ranks; collective; call it only between all-reduces."""
         largest = torch.tensor(values, dtype=torch.float32, device=self.device)
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._groups[0])
         return largest.tolist()
@@ -212,7 +212,7 @@ class CodecAllReduce:
             return
         if work.num_nonfinite:
             self._is_void = True
-            work.values.fill_(torch.nan)  # so that a GradScaler or NonFiniteGuard detects it
+            work.values.fill_(torch.nan)  # so that a GradScaler or NonFiniteGuard prevents the step
             finish_stream(self.device)
         work.future.set_result(work.values)
 
@@ -274,7 +274,7 @@ class AutoCodec:
         return self._lines[name].latency_s + self._lines[name].seconds_per_byte * count
 
     def _line(self, name: str, factory: Factory) -> LinearTime:
-        """Fit a line to the slowest rank's times of a small and a large exchange."""
+        """Return the line through the slowest rank's times of a small and a large exchange."""
         fastest = []
         for size in _SIZES:
             values = torch.ones(size, device=self._all_reduce.device)

@@ -70,7 +70,7 @@ class ElasticWorkers:
         self._num_fragments = num_fragments = len(self._outer.values)
         self._settings, self._inner, self._deadline_s = settings, inner, deadline_s
         self.lock = lock
-        # one more than with FixedWorkers, because the last exchange is `_farewell`
+        # one more than in FixedWorkers, because `_farewell` adds an exchange
         self.num_final_exchanges = num_fragments
         self._group: Group | None = None
         self._given: Contribution  # this worker's contribution to the running exchange
@@ -144,7 +144,7 @@ class ElasticWorkers:
                 own = self._given.own.clone()
                 buffers = [one.clone() for one in self._given.buffers]
                 copied = self._given._replace(own=own, buffers=buffers)
-                # no variable for the group: it would keep connections alive after an error
+                # keep the group in no variable, which would keep connections alive after an error
                 found = self._averaging.run(copied, self._configured())
         except (RuntimeError, OSError, WorkerLost) as error:
             self._failed(error)
@@ -159,7 +159,7 @@ class ElasticWorkers:
         return replace(found, peer_state=self._peer_state)
 
     def _configured(self) -> Group:
-        """Return the quorum's group; reset error feedback if rank or size changed."""
+        """Return the quorum's group; reset error feedback if its size or this rank changed."""
         backend, before = self._backend(), self._group
         if before is not None and before.control is backend:
             return before
@@ -182,7 +182,7 @@ class ElasticWorkers:
         if not self._is_open:
             raise WorkerLost("the exchange was aborted") from error
         logger.warning("exchange %d is repeated: %s", self._given.number, first_line(error))
-        # a new error, because the frames of `error` keep connections alive
+        # raise a new error, because the frames of `error` would keep connections alive
         self._manager.report_error(WorkerLost(first_line(error)))
 
     def _disconnect(self) -> None:
@@ -205,12 +205,12 @@ class ElasticWorkers:
 
     @property
     def _farewell_number(self) -> float:
-        """Number of the last exchange, `_farewell`; infinite until all workers are closing."""
+        """Number of the exchange that `_farewell` runs; infinite until all workers are closing."""
         since = self._all_closing_since
         return inf if since is None else since + self._num_fragments
 
     def _farewell(self) -> Averaged:
-        """Try one exchange, from which late workers load the state after the last outer step."""
+        """Try one last exchange, so that late workers can load the state after the last step."""
         try:
             return self._attempt() or self._nothing()
         except WorkerLost as error:
@@ -218,7 +218,7 @@ class ElasticWorkers:
             return self._nothing()
 
     def _nothing(self) -> Averaged:
-        """Return a result without a mean; it may have a peer's state."""
+        """Return a result without a mean, but with a peer's state if one was loaded."""
         return Averaged(self._given, None, (), (), True, self._peer_state)
 
     def _state(self) -> dict[str, Any]:
@@ -266,7 +266,7 @@ class ElasticWorkers:
 
 
 class PeerTransport:
-    """A torchft CheckpointTransport for states of nested dicts and lists, which needs no pickle.
+    """A torchft CheckpointTransport without pickle, for states of nested dicts and lists.
 
     `group()` returns the current quorum's process group, whose timeout applies to each tensor.
     """
@@ -351,7 +351,9 @@ def checked_manager(manager: object) -> "Manager":
         problem = "requires pg=torchft.ProcessGroupGloo(timeout)"
         raise InvalidInput("manager", problem, got=type(manager._pg).__name__)
     if _KEY in manager._user_state_dicts:
-        raise InvalidInput("manager", "is already used by another LocalUpdates", hint="create one")
+        raise InvalidInput(
+            "manager", "is already used by another LocalUpdates", hint="create another"
+        )
     return manager
 
 

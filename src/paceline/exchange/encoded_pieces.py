@@ -16,7 +16,7 @@ A message is a row of bytes: a header and the payload's buffers.
 
 With n ranks and b bytes per encoded value, a rank sends 2 (n - 1) / n * b bytes per value of a
 sharded piece, and (n - 1) * b bytes per value of a whole piece. Codecs of four bits (b = 0.5) use
-whole pieces, because a sharded piece would also round the sums to four bits. With sums of eight
+whole pieces, because a sharded piece would also round the sums to four bits. If its sums had eight
 bits, a sharded piece would send fewer bytes than a whole piece only for n > 3.
 """
 
@@ -33,11 +33,11 @@ from paceline.links.all_to_all import post_pairs
 
 
 class PieceCodecs:
-    """A codec, with its own error feedback, for each key, piece and shard."""
+    """Has a codec for each key, piece and shard; each codec has its own error feedback."""
 
     def __init__(self) -> None:
         self._codecs: dict[tuple[str, int, int], Codec] = {}
-        self._loaded: dict[str, Tensor] = {}  # error feedback of codecs that do not exist yet
+        self._loaded: dict[str, Tensor] = {}  # for codecs that are not created yet
 
     def of(self, key: str, piece: int, num_shards: int, make: Callable[[], Codec]) -> list[Codec]:
         """Return the codecs of a piece's shards; `make` creates missing codecs."""
@@ -76,8 +76,8 @@ class PieceCodecs:
 class _Piece:
     """Contiguous float32 values, to be replaced by (their sum over all ranks) / `divisor`.
 
-    NaN and infinite values count as zero. `codecs`: one codec for each rank. A sharded piece
-    encodes shard i with `codecs[i]`; a whole piece uses only this rank's codec.
+    NaN and infinite values count as zero. `codecs`: one codec for each rank; a sharded piece uses
+    `codecs[i]` for shard i, and a whole piece uses only `codecs[rank]`.
     """
 
     def __init__(self, values: Tensor, codecs: Sequence[Codec], rank: int, divisor: float) -> None:
@@ -146,7 +146,7 @@ class ShardedPiece(_Piece):
         row = self._rows([sums], len(self._shards[0]), group)
         received = self._exchange(row.expand(len(self._peers), -1), group)
         sent = len(self._peers) * row.shape[1]
-        # also decode this rank's sum, so that all ranks have equal rounded values
+        # also decode this rank's own sum, so that it is rounded as on the other ranks
         codec.decode(sums, out=own)
         for row, peer in zip(received, self._peers, strict=True):
             shard, codec = self._shards[peer], self._codecs[peer]
@@ -167,7 +167,7 @@ class WholePiece(_Piece):
         row = self._rows([own], len(self.values), group)
         received = self._exchange(row.expand(len(self._peers), -1), group)
         payloads = unpack(received, self._codec.name, len(self.values))
-        # in rank order, this rank's values rounded, too, so that all ranks get the same bits
+        # all in rank order, and this rank's values rounded, too: so all ranks get the same bits
         self._payloads = [*payloads[: self._rank], own, *payloads[self._rank :]]
         return len(self._peers) * row.shape[1]
 

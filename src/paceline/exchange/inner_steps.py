@@ -84,10 +84,10 @@ def _copied(tensor: Tensor) -> Tensor:
 class InnerSteps:
     """Counts a worker's training steps by hooks on its optimizers.
 
-    In a training step, each optimizer takes one step. A new training step also begins if an
-    optimizer steps again before another optimizer has stepped, for example because a GradScaler
-    skipped the other step. Torch calls the hooks also for a nested step, such as `super().step()`;
-    nested steps are ignored. A step that raises does not affect the next step.
+    A training step consists of one step of each optimizer. If an optimizer steps for the second
+    time while another optimizer has not stepped, for example because a GradScaler skipped the
+    latter, a new training step begins. Torch calls the hooks also for a nested step, such as
+    `super().step()`; nested steps are ignored. A step that raises does not affect the next step.
 
     Raises InvalidInput unless the optimizers train exactly the trainable parameters of the model.
     A second step on the same gradients, or a step after parameters were added, also raises
@@ -102,12 +102,13 @@ class InnerSteps:
         # gradients of each optimizer's last step, with tensor versions
         self._gradients: dict[Optimizer, list[tuple[weakref.ref[Tensor], int]]] = {}
         self._depth = 0  # number of nested steps
-        self._caller: FrameType | None = None  # frame of torch's wrapper of the outermost step
+        # stack frame of torch's wrapper around the outermost step
+        self._caller: FrameType | None = None
         self._lock: StepLock | None = None
         self._handles: list[Any] = []
 
     def watch(self, on_step: Callable[[], None], lock: StepLock | None = None) -> None:
-        """Start to count steps by hooks; hold `lock` in steps, and call `on_step` after each."""
+        """Start to count steps; hold `lock` during each step, and call `on_step` after it."""
         self._on_step, self._lock = on_step, lock
         for one in self.optimizers:
             self._handles.append(one.register_step_pre_hook(self._begin))
@@ -201,7 +202,7 @@ def _parameters_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
 
 
 def _num_trained(model: nn.Module, optimizers: Sequence[Optimizer]) -> int:
-    """Return the number of trained parameters; InvalidInput unless they are the model's."""
+    """Return how many parameters are trained; InvalidInput unless they are those of the model."""
     named = {one: name for name, one in model.named_parameters() if one.requires_grad}
     given = _parameters_of(optimizers)
     missing = [name for one, name in named.items() if one not in set(given)]

@@ -60,7 +60,7 @@ class ModelsDiffer(InvalidInput, RuntimeError):
 def check_same(
     module: nn.Module, group: Group, ignored: Container[str] = (), with_buffers: bool = True
 ) -> None:
-    """Raise ModelsDiffer on all ranks unless their models have tensors of equal names and kinds.
+    """Raise ModelsDiffer on all ranks if names or kinds of their models' tensors differ.
 
     Values are not compared. Buffers are compared only if `with_buffers`. Tensors whose names are in
     `ignored` may differ.
@@ -71,7 +71,7 @@ def check_same(
     if with_buffers:
         buffers = [(name, b) for name, b in module.named_buffers() if name not in ignored]
         rows += [_described("buffer", name, buffer) for name, buffer in buffers]
-    # compare digests first, because exchanging a large model's rows takes long
+    # compare digests first, because it takes long to exchange the rows of a large model
     digest = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
     if len(set(group.gather(digest))) == 1:
         return
@@ -131,7 +131,7 @@ class Slot:
 
     def of(self, buffer: Tensor) -> Tensor:
         """Return the gradient in a flat byte buffer, as a view with the parameter's shape."""
-        # strided, to preserve layouts such as channels_last
+        # with the gradient's strides, to preserve layouts such as channels_last
         flat = buffer[self.offset : self.offset + self.nbytes].view(self.parameter.dtype)
         return flat.as_strided(self.parameter.size(), self.stride)
 
@@ -151,7 +151,7 @@ class Chunk:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """The slots of all gradients, by layer, in the order in which gradients become ready."""
+    """The slots of all gradients, grouped by layer, in the order in which layers become ready."""
 
     slots: tuple[Slot, ...]
     nbytes: int
@@ -160,7 +160,7 @@ class Layout:
     def of(cls, parameters: Sequence[NamedParameter], order: Sequence[int]) -> "Layout":
         """Lay out gradients; `order`: indices of parameters in the order in which they get ready.
 
-        A layer's gradients are adjacent. Layers are in the order in which they are complete.
+        A layer's gradients are adjacent. Layers are sorted by the time of their last gradient.
         """
         last = {parameters[index].layer: place for place, index in enumerate(order)}
         slots, offset = [], 0
@@ -178,11 +178,11 @@ class Layout:
 
     @cached_property
     def layers(self) -> tuple[tuple[Slot, ...], ...]:
-        """The slots of each layer, in the order in which layers are complete."""
+        """The slots of each layer; layers are sorted by the time of their last gradient."""
         return tuple(tuple(group) for _, group in groupby(self.slots, attrgetter("layer")))
 
     def chunks(self, size: int) -> tuple[Chunk, ...]:
-        """Return chunks of `size` layers, as in section 4.1 of Le et al. 2018."""
+        """Divide the layers into chunks of `size` layers, as in section 4.1 of Le et al. 2018."""
         return tuple(
             Chunk(number, tuple(slot for layer in layers for slot in self.layers[layer]))
             for number, layers in enumerate(chunks(len(self.layers), size))
@@ -193,8 +193,8 @@ class Layout:
 def exchange_sparse(
     parameters: Sequence[nn.Parameter], touched: Sequence[bool], group: Group
 ) -> None:
-    """Average sparse gradients collectively; `touched`: whether each one changed on this rank."""
-    # first agree on which gradients are exchanged, because all ranks must call the same collectives
+    """Average sparse gradients, collectively; `touched`: whether each changed on this rank."""
+    # first agree which gradients to exchange, because all ranks must call the same collectives
     flags = torch.tensor(touched, dtype=torch.int64)
     dist.all_reduce(flags, dist.ReduceOp.MAX, group=group.control)
     for parameter, changed in zip(parameters, flags.tolist(), strict=True):

@@ -38,10 +38,10 @@ _TEST_TOKENS = 16384  # most tokens of a test batch, because logits need much me
 
 @dataclass(frozen=True)
 class Learner:
-    """Functions that take a run's steps, test its model, and save and load its state.
+    """Functions that take the steps of a run, test the model, and save and load the state.
 
-    `traced`: module whose layers are recorded. `step`: takes and records a step; returns this
-    rank's weighted loss. `test`: returns the summed loss and score of this rank's share of the
+    `traced`: the module whose layers are recorded. `step`: takes a step, records it, and returns
+    this rank's weighted loss. `test`: returns the summed loss and score of this rank's share of the
     samples. `prepare`: runs the pass that `ModelReplica.prepare` requires. `state`: returns the
     state that is equal on all ranks, with whole layers. `load`: loads this state. `state` and
     `load` are collective.

@@ -66,17 +66,17 @@ class LocalUpdates:
     Start one process per worker with torchrun; the loop needs no other change. In an inner step,
     each of the given optimizers takes one step. Only trainable parameters are exchanged. At the
     start, all workers load worker 0's parameters. Every worker has a copy of the outer model, which
-    is the group's average. After an exchange, all copies are bit-identical: workers compare hashes,
-    and a worker whose copy differs loads worker 0's copy. If a worker's parameters are NaN or
-    infinite, the average excludes this worker, and it loads the group's parameters and resets its
-    optimizer. A warning names these workers and the workers whose copies differed.
+    has the group's parameters. After an exchange, all copies are bit-identical: workers compare
+    hashes, and a worker whose copy differs loads worker 0's copy. If a worker's parameters are NaN
+    or infinite, the average excludes this worker, and it loads the group's parameters and resets
+    its optimizer. A warning names these workers and the workers whose copies differed.
 
     `sync_every` and `delay` may differ between workers, so that a faster worker takes more steps in
     the same time. `weight`: weight of an inner step in the mean, such as its number of samples; it
     may be set before each step. `fragments`, `delay`, `mixing`, `codec`, `outer_learning_rate`,
     `outer_momentum`: see `paceline.core.rounds.Rounds`. `outer`: "auto", "average", "nesterov", or
     a function that creates a torch optimizer for a list of tensors. `num_steps`: expected number of
-    inner steps, which outer "auto" uses. `deadline_s`: longest wait for another worker, before
+    inner steps, used by `outer="auto"`. `deadline_s`: longest wait for another worker, before
     WorkerLost is raised. Default: the process group's timeout.
 
     `process_group` or a one-dimensional `device_mesh`: group of the workers. Default: all ranks. If
@@ -90,7 +90,7 @@ class LocalUpdates:
     worker. Create the manager with `use_async_quorum=False` and a torchft.ProcessGroupGloo. Call
     its `shutdown` after training, because the other workers wait for this worker until then.
 
-    `close`, or the end of the `with` block, exchanges the remaining changes, and exchanges further
+    `close`, or the end of the `with` block, exchanges the remaining changes, and goes on exchanging
     until all workers have finished. Raises InvalidInput for unsupported arguments.
     """
 
@@ -155,7 +155,8 @@ class LocalUpdates:
             self._chosen_by = tuple(group.gather(self._chosen_by)[0])
             self._workers = FixedWorkers(group, self._averaging)
         for one in self._suspended:
-            # otherwise DDP's first forward pass would wait for all workers, to broadcast buffers
+            # otherwise, DDP would broadcast buffers in the next forward pass, and wait for all
+            # workers
             one.require_backward_grad_sync = one.require_forward_param_sync = False
         self._is_open, self._thread = True, CallThread("paceline-local-updates")
         self._thread.end_with(self)
@@ -164,7 +165,8 @@ class LocalUpdates:
         self._at_exit = weakly(self.abort)
         atexit.register(self._at_exit)
         if group is None:
-            self._place.num_exchanges = -1  # in a running group, a peer's state sets another
+            # if the group is already running, a peer's state sets another number
+            self._place.num_exchanges = -1
             self._exchange_now(is_closing=False)
 
     def __enter__(self) -> Self:
@@ -221,12 +223,12 @@ class LocalUpdates:
             load_vector(vector, fragment)
 
     def stand_in_for_gradients(self, make: Callable[[Tensor], Tensor]) -> None:
-        """In a rehearsal, send `make(parameters)` instead of outer gradients, which are zero."""
+        """In a rehearsal, send `make(parameters)`, because outer gradients would be zero."""
         self._averaging.stand_ins = list(map(make, self._outer.values))
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Within the context, the model has the group's parameters, for example for a test."""
+        """Give the model the group's parameters in the `with` block, for example for a test."""
         if self._running is not None:
             self._wait(self._running)
         own = self.own_parameters()
@@ -281,7 +283,7 @@ class LocalUpdates:
             self._running = RunningExchange.of_state(own, number, fragment)
 
     def _after_step(self) -> None:
-        """Load the result that is due after an inner step, and start the exchange that is due."""
+        """After an inner step, load a result that is due, and start an exchange that is due."""
         if not (isfinite(self.weight) and self.weight >= 0):
             raise InvalidInput("weight", "must be finite and at least 0", got=self.weight)
         self._place.step(self.weight)
@@ -300,7 +302,8 @@ class LocalUpdates:
         buffers = self._model.buffers() if place.ends_round else ()
         copies = [one.detach().cpu().clone() for one in buffers]
         is_trained_meanwhile = due > self._steps.count and self._rounds.mixing is None
-        sent = [own.clone()] if is_trained_meanwhile else []  # because `own` will be overwritten
+        # a copy, because the exchange overwrites `own`
+        sent = [own.clone()] if is_trained_meanwhile else []
         given = Contribution(number, fragment, place.send(), own, copies, is_closing)
         self._running = RunningExchange(given, due, sent_s, sent)
         self._running.start(self._thread, self._workers.exchange, self._step)
@@ -396,5 +399,5 @@ class LocalUpdates:
         if running is not None and not running.is_done:
             self._workers.abort()
         self._thread.close()
-        self._steps.remove()  # unlocks the state, which no peer copies any more
+        self._steps.remove()  # unlocks the optimizers' state, which no peer will copy any more
         self._workers.close()

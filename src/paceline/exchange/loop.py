@@ -47,7 +47,7 @@ class Trained:
     """The result of a training on this rank.
 
     `offset`: offset of this rank's clock during the trace. `sent_share`: share of the gradient
-    values that this rank sent; None if the codec sends all values.
+    values that this rank has sent; None if its codec sends all values.
     """
 
     epochs: tuple[Epoch, ...]
@@ -68,9 +68,9 @@ def train(
     """Train a model whose gradients `replica` exchanges, and close the replica.
 
     `learner`: takes the steps. Default: the learner of a WholeModel. In one epoch, the last steps
-    are traced (see `traced_steps`). The result's `step_seconds` are the durations of the steps of
-    all other epochs, or of the untraced steps of a single epoch, without the first steps of each
-    epoch. Raises InvalidInput for the learning rate if a loss is NaN or infinite. After SIGINT,
+    are traced (see `traced_steps`). The result's `step_seconds` exclude this epoch, or only its
+    traced steps if the run has a single epoch. They also exclude the first steps of each epoch.
+    Raises InvalidInput for the learning rate if a loss is NaN or infinite. After SIGINT,
     saves the state and raises Interrupted.
     """
     if learner is None:
@@ -174,7 +174,7 @@ class _Loop:
             self._end_epoch(time.monotonic() - started - tested_s)
 
     def _measure(self, number: int, first_step: int, paused: set[int], took_s: float) -> None:
-        """Store the durations of the epoch's steps, and the recorded spans if it was traced."""
+        """Store the durations of the epoch's steps and, if they were traced, the recorded spans."""
         ends, last = self._recorder.step_ends(), len(self._setup.epoch_steps) - 1
         num_steps = len(ends)
         if number == self._traced.epoch:
@@ -183,7 +183,7 @@ class _Loop:
             self._offset = clock_offset(self._session.group)
         steps = list(enumerate(pairwise(ends), 1))[NUM_WARM_UP - 1 :]
         self._seconds += [end - start for step, (start, end) in steps if step not in paused]
-        if number == last and num_steps and not self._seconds:  # after resuming, few are left
+        if number == last and num_steps and not self._seconds:  # after resuming, few steps are left
             self._seconds = [took_s / num_steps]
 
     @property
@@ -213,7 +213,7 @@ class _Loop:
         self._session.progress.epoch(epoch, score_of(setup.recipe))
 
     def _tested(self, own: float = 0.0) -> tuple[float, Evaluation]:
-        """Sum `own` over all ranks, and test the current model, collectively."""
+        """Sum the number `own` over all ranks, and test the current model, collectively."""
         recipe, group = self._setup.recipe, self._session.group
         assert recipe is not None
         samples = recipe.test_samples
@@ -259,7 +259,7 @@ class _Loop:
             raise state.wrong_strategy()
         check_same_run(saved["run"], run_of(session, setup))
         own, losses = of_rank(state, session.group), [row["loss"] for row in state.parts["ranks"]]
-        # with a different number of ranks, batches are divided differently
+        # if the number of ranks has changed, batches are divided differently
         scale = session.group.world_size / len(losses)
         if own is None:
             self._loss = sum(losses) * scale if session.group.rank == 0 else 0.0

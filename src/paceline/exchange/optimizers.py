@@ -1,4 +1,4 @@
-"""Record a user's optimizer steps, or refuse NaN gradients in them, by optimizer hooks."""
+"""Record a user's optimizer steps, or prevent steps with NaN gradients, by optimizer hooks."""
 
 import weakref
 from collections.abc import Callable, Iterable
@@ -44,7 +44,7 @@ class StepRecorder:
         ]
 
     def begin_forward(self) -> None:
-        """Record the start of a forward pass; the first one after an update begins a step."""
+        """Record the start of a forward pass; after an update, it also begins a new step."""
         self._recorder.end_phase()
         if self._updated:
             self._recorder.end_step()
@@ -106,7 +106,7 @@ class NonFiniteGuard:
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Check the gradients before a step; a step with a closure checks after each call of it."""
+        """Check gradients before a step or, if it has a closure, after each call of the closure."""
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if not callable(closure):
             self._check(optimizer)
@@ -136,7 +136,7 @@ class NonFiniteGuard:
                 "represent; on_nonfinite='skip' skips such steps"
             )
         elif is_nan or any(id(parameter) in self._parameters for parameter in own):
-            # with policy "raise", keep the NaN gradients of other optimizers, which must also raise
+            # with policy "raise", keep other optimizers' NaN gradients: their steps must raise, too
             dropped = [*own, *(self._parameters.values() if self._policy == "skip" else ())]
             for parameter in dropped:
                 parameter.grad = None
@@ -152,6 +152,6 @@ def check_policy(policy: str) -> None:
 
 
 def _any_nan(parameters: Iterable[Tensor]) -> bool:
-    """Return whether any gradient is NaN; checks one value, because an exchange makes all NaN."""
+    """Return whether gradients are NaN; one value suffices, as an exchange makes all NaN."""
     gradients = [parameter.grad for parameter in parameters]
     return any(one is not None and bool(one.flatten()[:1].isnan().any()) for one in gradients)

@@ -5,8 +5,8 @@
     parameters -=  rate * (momentum * buffer + mean outer gradient)
 
 The outer parameters are the group's parameters, in host memory. The outer step is SGD with Nesterov
-momentum; `buffer` is its momentum buffer. Each worker takes the same outer step. Products are
-rounded before they are added, because fused operations would give different bits on different
+momentum, and `buffer` above is the momentum buffer. Each worker takes the same outer step. Products
+are rounded before they are added, because fused operations would give different bits on different
 processors. An exchange has three parts:
 
 headers    all-gather     weight since the last exchange, finite or not, hash of the outer model
@@ -64,7 +64,7 @@ def fragments_of(model: nn.Module, count: int) -> list[Fragment]:
 
 
 def local_of(tensor: Tensor) -> Tensor:
-    """Return a detached tensor; if FSDP2 has sharded it, this rank's shard."""
+    """Detach a tensor; if FSDP2 has sharded it, return this rank's shard."""
     detached = tensor.detach()
     return detached.to_local() if isinstance(detached, DTensor) else detached
 
@@ -128,7 +128,7 @@ class OuterModel:
 
     def digest(self, fragment: int) -> str:
         """Return a hash of a fragment's parameters and momentum, to compare workers."""
-        # not a cryptographic hash, which would take longer than the outer step
+        # a fast hash, because a cryptographic hash would take longer than the outer step
         found = 0
         for vectors in (self.values, self.momenta):
             for vector in vectors[fragment : fragment + 1]:
@@ -137,7 +137,7 @@ class OuterModel:
         return f"{found:x}"
 
     def tensors(self) -> list[Tensor]:
-        """Return the tensors, not copies, that are equal on all workers, in a fixed order."""
+        """Return all tensors that must be equal on all workers, uncopied and in a fixed order."""
         pairs = zip(self._optimizers, self.values, strict=False)
         kept = [one for optimizer, vector in pairs for one in optimizer.state[vector].values()]
         return [*self.values, *self.momenta, *(one for one in kept if isinstance(one, Tensor))]
@@ -151,7 +151,7 @@ class OuterModel:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a `state_dict`; InvalidInput if it is of another model or other fragments."""
+        """Load a `state_dict`; InvalidInput if its model or its fragments are different."""
         own = {"values": self.values, "momenta": self.momenta}
         for name, vectors in own.items():
             if [*map(kind_of, vectors)] != [*map(kind_of, state[name])]:
@@ -165,10 +165,11 @@ class OuterModel:
 
 
 class Contribution(NamedTuple):
-    """A worker's contribution to exchange `number`: `own`, its parameters of one fragment.
+    """A worker's contribution to exchange `number`.
 
-    `weight`: inner steps or samples since the fragment's last exchange. `buffers`: the model's
-    buffers, sent only at the end of a round. `is_closing`: whether the worker ends its training.
+    `own`: the worker's parameters of one fragment. `weight`: number of inner steps or samples since
+    the fragment's last exchange. `buffers`: the model's buffers, sent only at the end of a round.
+    `is_closing`: whether the worker ends its training.
     """
 
     number: int
@@ -208,7 +209,7 @@ class Averaged:
 class Averaging:
     """Averages the outer gradients of a group's workers, encoded by `codec`.
 
-    Raises InvalidInput for a codec with a float64 model.
+    Raises InvalidInput for a codec if parameters are float64.
     """
 
     def __init__(self, outer: OuterModel, codec: str | Codec | None) -> None:
@@ -240,7 +241,7 @@ class Averaging:
         repaired = tuple(rank for rank, one in enumerate(digests) if one != digests[0])
         if repaired:
             if group.rank in repaired:
-                # unique: if the broadcast fails, the next exchange finds a difference again
+                # a unique hash: if the broadcast fails, the next exchange finds a difference again
                 self.digest = uuid.uuid4().hex
             group.broadcast(self.outer.tensors())
         group.broadcast(given.buffers)
@@ -261,7 +262,7 @@ class Averaging:
                 gradient.copy_(self.stand_ins[fragment])
             if share != 1.0:
                 gradient *= share
-        else:  # not multiplied by zero, because NaN would remain
+        else:  # set to zero, because NaN times zero is NaN
             gradient = own.zero_()
         size, control, make = group.world_size, group.control, self._make_codec
         if size == 1 or control is None:

@@ -39,7 +39,7 @@ from paceline.training.models.paced import QUEUED_S
 _NUM_WARM_UP = 2
 _MOST_ROUNDS, _MOST_TRACED = 400, 100
 _SMALL_NBYTES = 1024
-# larger than caches, so that the time of a larger exchange is proportional to its size
+# larger than caches: above this size, the time of an exchange is proportional to its size
 _LARGEST_NBYTES = 128 * 2**20
 _NUM_HALVINGS = 24
 _LAYERS = (Kind.FORWARD, Kind.BACKWARD)
@@ -50,10 +50,10 @@ Key = tuple[Kind, str]
 class Profile:
     """Seconds of each part of a step, and of each strategy's exchange, on this machine.
 
-    `machine` has no links, because a link's bandwidth depends on the strategy. From `exchanges`,
-    the times of a small and a large exchange, each strategy derives links (`Planning.calibrate`).
-    `lost_beside`: for each strategy, the share of its computation that a worker loses while it
-    exchanges.
+    `machine` has no links, because a link's bandwidth depends on the strategy. `exchanges`: for
+    each strategy, the times of a small and a large exchange, from which the strategy derives the
+    links (`Planning.calibrate`). `lost_beside`: for each strategy, the share of its computation
+    that a worker loses while it exchanges.
     """
 
     machine: Machine
@@ -73,7 +73,7 @@ class Profile:
         return machine, ProfiledCost(self.durations, Roofline.of(machine))
 
     def slowed(self, times: Mapping[str, float]) -> "Profile":
-        """Return the profile of slower devices; `times[name]`: factor of a device's layer times."""
+        """Return a profile with layer times of each device multiplied by `times[device name]`."""
         durations = {
             key: seconds * (times[key.owner] if key.kind in _LAYERS else 1.0)
             for key, seconds in self.durations.items()
@@ -81,7 +81,7 @@ class Profile:
         return replace(self, durations=durations)
 
     def parts_of_equal(self, batch_size: int) -> dict[str, float]:
-        """Return each device's balanced share of a batch, divided by an equal share."""
+        """Return the ratio of each device's balanced share of a batch to an equal share."""
         own_s = {device.name: 0.0 for device in self.machine.devices}
         for key, seconds in self.durations.items():
             own_s[key.owner] += seconds if key.kind in _LAYERS else 0.0
@@ -108,7 +108,7 @@ def profile(
         # one row per round: seconds of the step and of each exchange
         return list(map(list, zip(*timing.timed(works, clock, number), strict=True)))
 
-    # not the slowest round, because the first round also allocates memory and connects
+    # use each rank's fastest round, because the first round also allocates memory and connects
     slowest = max(min(map(sum, rank)) for rank in group.gather(rounds(_NUM_WARM_UP)))
     number = timing.num_rounds(seconds / 2, slowest, timing.FEWEST_ROUNDS, _MOST_ROUNDS)
     rows = rounds_of_all(partial(rounds, number), group)
@@ -134,7 +134,7 @@ def _parts_of(spans: Iterable[Span], step_s: float) -> dict[Key, float]:
 
 
 def _straggling(rows: Sequence[Sequence[Sequence[float]]]) -> float:
-    """Return the factor by which delays of single ranks lengthen the slowest rank's median step.
+    """Return the factor by which delays of single ranks lengthen a step.
 
     A delay of one rank delays all ranks, in the step or in the following exchange. Delays are rare
     and long, so the median of step plus exchange exceeds the sum of the two medians.
@@ -163,11 +163,11 @@ def _of_ranks(
 
 
 class _Probed:
-    """Two exchanges of a strategy: one of all layers, and one of small layers in `num_chunks`.
+    """Two exchanges of a strategy: one of all layers, and one of small layers.
 
-    If the ranks of one host exchange chunks, there are as many small layers as the model has
-    layers, because the chunks of a step wake the threads only once. Otherwise, there is one small
-    layer.
+    If all ranks are on one host and exchange chunks, there are as many small layers as the model
+    has layers, in `num_chunks` chunks, because the chunks of a step wake the threads only once.
+    Otherwise, there is one small layer, in one chunk.
     """
 
     def __init__(self, prober: Prober, layers: Workload, group: Group) -> None:
@@ -195,15 +195,15 @@ class Probes:
 
     @property
     def works(self) -> list[CoreTime]:
-        """All exchanges to time; each strategy's exchange of all layers precedes its small one."""
+        """The exchanges to time: for each strategy, first of all layers, then of small layers."""
         return [work for one in self._probed.values() for work in (one.of_all, one.of_small)]
 
     def lost_beside(self) -> dict[str, float]:
         """Return for each strategy the share of computation that a worker loses by exchanging.
 
-        Uses the largest share of all ranks, because a rank that waits uses less of its cores. Empty
-        for GPUs, which lose nothing, and for ranks on one host, whose plan reserves cores for
-        exchanges.
+        This is the largest share of all ranks, because a rank that waits uses less of its cores.
+        The result is empty for GPUs, which lose nothing. It is also empty if all ranks are on one
+        host, because the plan then reserves cores for exchanges.
         """
         group = self._group
         places = [member.place for member in group.members]
@@ -222,8 +222,8 @@ class Probes:
     ) -> dict[str, ExchangeSamples]:
         """Return the seconds of each strategy's small and large exchange.
 
-        `ranks`: for each rank, the rows of `works`' times. Uses the shortest time of all ranks in
-        each round, because a rank that begins an exchange early also waits.
+        `ranks`: for each rank, a row per round with the times of all `works`. In each round, the
+        shortest time of all ranks counts, because a rank that begins an exchange early also waits.
         """
         rounds = zip(*ranks, strict=True)
         shortest = [map(min, zip(*of_ranks, strict=True)) for of_ranks in rounds]
@@ -268,10 +268,10 @@ def exchanging(workload: Workload) -> Workload:
 def single(
     prober: Prober, machine: Machine, layers: Workload, small_s: float, all_s: float
 ) -> ExchangeSamples:
-    """Return times of a small and a large exchange with which a plan takes `all_s`.
+    """Return times of a small and a large exchange that make a plan take `all_s`.
 
-    The plan exchanges `layers`. The small exchange takes `small_s`; less, if the latencies of all
-    layers already exceed `all_s`.
+    The plan exchanges `layers`. The returned time of the small exchange is `small_s`. But if the
+    latencies of all layers then exceed `all_s`, both returned times are equal and shorter.
     """
 
     def pair(small: float, large: float) -> ExchangeSamples:
@@ -315,7 +315,7 @@ class _Exchanging:
 
 
 def with_idle_cores(machine: Machine) -> Machine:
-    """Return a machine whose exchanges use no cores, because layers of a rehearsal sleep."""
+    """Return a machine whose exchanges take no cores from layers, which sleep in a rehearsal."""
     losses = machine.usual_losses.model_copy(update={"beside_exchange": 0.0, "beside_copies": None})
     return machine.with_each("links", uses_cores=False).model_copy(update={"losses": losses})
 
@@ -323,8 +323,8 @@ def with_idle_cores(machine: Machine) -> Machine:
 def beside_copies(plan: Plan, cost: ProfiledCost) -> ProfiledCost:
     """Deduct the times of copies from the layers that follow them in a rehearsal's backward pass.
 
-    A paced layer ends at a planned time, so it sleeps less after a copy. A copy that takes longer
-    than the next layer and than `QUEUED_S` is not deducted.
+    A paced layer ends at a planned time, so it sleeps less after a copy. A copy is not deducted if
+    it takes longer than both the next layer and `QUEUED_S`.
     """
     durations = dict(cost.durations)
     copied, behind = defaultdict[str, float](float), defaultdict[str, float](float)

@@ -1,9 +1,9 @@
 """Detect when gradients are ready, and when a backward pass ends.
 
 Autograd calls a hook after each accumulation of a gradient, once per parameter even if layers share
-the parameter. But a parameter that is used in two re-entrant checkpoints has two calls, and only
-the second one finds the complete gradient. So `Readiness` counts the calls in the first backward
-pass.
+the parameter. But for a parameter that is used in two re-entrant checkpoints, autograd calls the
+hook twice, and only the second call finds the complete gradient. So `Readiness` counts the calls in
+the first backward pass.
 
 A backward pass ends when autograd runs the callbacks of the graph task that reaches the module's
 outputs. The callbacks of a nested graph task (a re-entrant checkpoint has one) run too early.
@@ -36,7 +36,7 @@ class Listener:
         """React to a chunk whose gradients are all ready."""
 
     def ended(self, missing: Sequence[int]) -> None:
-        """React to the end of backward; `missing`: chunks with missing gradients."""
+        """React to the end of a backward pass; `missing`: chunks whose gradients are incomplete."""
 
 
 class Readiness:
@@ -75,7 +75,7 @@ class Readiness:
         self._armed = False
         self.began = False
         self._fired = [0] * len(parameters)
-        # accumulations of each gradient per backward pass, counted in the first one
+        # for each gradient, the number of accumulations in the first backward pass
         self._expected = [1] * len(parameters)
         self._chunk_of: list[int | None] | None = None
         self._left: list[int] = []
@@ -87,7 +87,7 @@ class Readiness:
         ]
 
     def check_attached(self) -> None:
-        """Raise InvalidInput for a parameter that lost its hook when its tensor was replaced."""
+        """Raise InvalidInput if a parameter's tensor was replaced, which removes the hook."""
         for one, tensor in zip(self._named, self._tensors, strict=True):
             if one.parameter._cdata != tensor:
                 raise InvalidInput(
@@ -109,7 +109,7 @@ class Readiness:
         self.request()
         reached = weakly(self.reached)
         for output in outputs:
-            # no hook on a leaf, which belongs to the caller and would keep the hook after the pass
+            # hook no leaf: it belongs to the caller, and would keep the hook after this pass
             if output.requires_grad and output.grad_fn is not None:
                 output.register_hook(reached)
 
@@ -120,7 +120,7 @@ class Readiness:
             self.came = [False] * len(self.came)
 
     def expect(self, chunk_of: Sequence[int | None]) -> None:
-        """Call `ready` from now on; `chunk_of`: the chunk of each parameter, if it is in one."""
+        """Call the listener's `ready` from now on; `chunk_of`: chunk of each parameter, or None."""
         self._chunk_of = list(chunk_of)
         sizes = Counter(chunk for chunk in chunk_of if chunk is not None)
         self._whole = [sizes[chunk] for chunk in range(len(sizes))]
@@ -132,7 +132,7 @@ class Readiness:
         self.pending = False
 
     def removed_gradient(self) -> int | None:
-        """Return the index of a parameter whose gradient was removed after it became ready, if any.
+        """Return the index of a parameter whose gradient was removed after it was ready, or None.
 
         A gradient that was removed before this backward pass is marked as unchanged.
         """
@@ -243,7 +243,7 @@ class Readiness:
 
 
 def weakly(method: Any, *first: Any) -> Callable[..., Any]:
-    """Wrap a bound method by a weak reference to its object; after its deletion, do nothing."""
+    """Wrap a bound method weakly: after its object is deleted, calls do nothing."""
     alive = weakref.WeakMethod(method)
 
     def call(*args: Any) -> Any:

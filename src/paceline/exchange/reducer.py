@@ -21,7 +21,8 @@ from paceline.exchange.replica import NONE, Exchange, Statistics
 from paceline.links.group import Group
 from paceline.record.recorder import Recorder
 
-_numbers = itertools.count()  # numbers of reducers; rank 0's number identifies a model on all ranks
+# numbers of the reducers; rank 0's number identifies a model on all ranks
+_numbers = itertools.count()
 
 # DistributedDataParallel's message, which programs search for
 UNFINISHED = "Expected to have finished reduction in the prior iteration before starting a new one"
@@ -29,7 +30,7 @@ _MOST_NAMED = 32
 
 
 class Unfinished(InvalidInput, RuntimeError):
-    """Some parameter got no gradient; has torch's type and text, which programs check."""
+    """Some parameter got no gradient; type and text are torch's, because programs check them."""
 
     def __init__(self, message: str) -> None:
         RuntimeError.__init__(self, message)
@@ -40,8 +41,9 @@ class Reducer(Listener):
 
     The gradients of the first backward pass are exchanged after its end. From then on, all ranks
     exchange gradients in the order in which rank 0's gradients became ready in that pass. `chunk`:
-    number of layers per chunk, or a tuner that chooses this number by rank 0's times. `sparse`:
-    indices of parameters with sparse gradients. `on_exchanged` is called after each exchange.
+    number of layers per chunk, or a tuner that chooses this number by the times on rank 0.
+    `sparse`: indices of parameters with sparse gradients. `on_exchanged` is called after each
+    exchange.
     """
 
     def __init__(
@@ -105,11 +107,11 @@ class Reducer(Listener):
     _set_ddp_runtime_logging_sample_rate = _do_nothing
 
     def prepare_for_backward(self, outputs: Sequence[Tensor]) -> None:
-        """Request an exchange in the next backward pass; called by some tools after forward."""
+        """Request an exchange in the next backward pass; some tools call this after forward."""
         self._readiness.request()
 
     def _rebuild_buckets(self) -> bool:
-        """Begin a forward pass: check how the last backward pass ended."""
+        """Check how the last backward pass ended; called before each forward pass."""
         if self._readiness.interrupted:
             self._discard()
         self._readiness.check_attached()
@@ -207,7 +209,7 @@ class Reducer(Listener):
     # Callbacks of Readiness.
 
     def approaching(self) -> None:
-        """Begin to record a backward phase, unless the training loop records its own phases."""
+        """Begin to record a backward pass, unless the training loop records it."""
         if self._recorder is not None and self._recorder.idle:
             self._recorder.begin_phase(Kind.BACKWARD)
             self._began_phase = True
@@ -222,7 +224,7 @@ class Reducer(Listener):
         exchange = self._opened()
         for slot in self._chunks[chunk].slots if exchange.chunked else ():
             gradient = slot.parameter.grad
-            # none for a view, which shares its version counter with other views, such as the
+            # record no version of a view: it shares its counter with other views, such as the
             # other gradients in a flat buffer
             version = None if gradient is None or gradient._is_view() else gradient._version
             self._sent.append((slot, gradient, version))
@@ -238,7 +240,8 @@ class Reducer(Listener):
             self._opened().begin()
             missing = range(len(self._chunks))
         removed = self._readiness.removed_gradient()
-        for number in missing:  # other ranks wait for each chunk, even if it has no gradient here
+        # other ranks wait for each chunk, even for one without gradients on this rank
+        for number in missing:
             self.ready(number)
         changed = self._changed_too_late() if removed is None else self._named[removed].name
         try:
@@ -279,8 +282,8 @@ class Reducer(Listener):
         return None
 
     def _divide_by_those_left(self, changed: Sequence[bool]) -> None:
-        # The exchange divided by the number of all ranks. But within join(), the mean is over the
-        # ranks that still have samples, whose number DistributedDataParallel's work returns.
+        # The exchange has divided by the number of all ranks. But within join(), the mean is over
+        # the ranks that still have samples, whose number DistributedDataParallel's work returns.
         work, self._joined = self._joined, None
         if work is None or self._group is None:
             return
@@ -362,7 +365,7 @@ class Reducer(Listener):
         self._sent = []
         self._forget_gradients()
         if not self._is_arranged:
-            # tell the other ranks, which wait for this rank's order, that this rank failed
+            # the other ranks wait for this rank's order: tell them that this rank failed
             self._agreed_order(None)
         else:
             if not began:  # backward failed before the first gradient was ready
@@ -370,6 +373,6 @@ class Reducer(Listener):
             self._opened().discard()
 
     def _forget_gradients(self) -> None:
-        """Set all gradients to None, so that no optimizer uses gradients that are not averaged."""
+        """Set all gradients to None, because optimizers must not use them before averaging."""
         for one in self._named:
             one.parameter.grad = None

@@ -1,4 +1,4 @@
-"""Interfaces of replicas and of exchanges, their statistics, and a probe to time exchanges."""
+"""Interfaces of replicas and exchanges, statistics of exchanges, and a probe to time them."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -23,13 +23,13 @@ class Statistics:
 
     `bytes_sent`, `bytes_received`: bytes of gradients, and of parameters if a strategy sends them.
     `exposed_s`: total time spent exchanging instead of computing; None if unknown. `hidden_s`:
-    total time of exchanges during backward; None if unknown. `chunk`: number of layers per chunk.
-    `codec`: the codec's name, and the reason for its choice. `num_nonfinite`: number of NaN and
-    infinite gradient values on all ranks. With exchange "host", it includes values that were
-    exchanged together with a NaN or infinite value. `num_skipped`: number of steps skipped because
-    of NaN or infinite values. `sent_share`: share of values that this rank sent, if the codec omits
-    values. `shares`: each rank's number of samples in a full batch, if batches are balanced.
-    `samples_per_s`: each rank's speed, if batches are balanced.
+    total time of exchanges while backward passes compute; None if unknown. `chunk`: number of
+    layers per chunk. `codec`: the codec's name, and the reason for its choice. `num_nonfinite`:
+    number of NaN and infinite gradient values on all ranks. With exchange "host", this number
+    includes all values that were exchanged together with a NaN or infinite value. `num_skipped`:
+    number of steps skipped because of NaN or infinite values. `sent_share`: share of values that
+    this rank sent, if the codec omits values. `shares`: each rank's number of samples in a full
+    batch, if batches are balanced. `samples_per_s`: each rank's speed, if batches are balanced.
     """
 
     exchange: str
@@ -51,7 +51,7 @@ NONE = Statistics("none", 0, 0, 0, 0.0, 0.0)  # statistics of a single rank
 
 
 class ModelReplica(Protocol):
-    """A module whose gradients are means over all ranks; by default, it has no exchange state."""
+    """A module whose gradients are means over all ranks; by default, without exchange state."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's forward pass."""
@@ -61,7 +61,7 @@ class ModelReplica(Protocol):
         return nullcontext()
 
     def prepare(self, run: Callable[[], None]) -> None:
-        """Call `run`, a pass without effects, if the first exchange sums in a different order."""
+        """If the first exchange sums in another order than later ones, call `run` to do it now."""
         return
 
     def exchange_state(self) -> dict[str, Tensor]:
@@ -99,9 +99,9 @@ class SingleReplica(ModelReplica):
 class Exchange(Protocol):
     """Replaces each gradient that changed on any rank by its mean over all ranks.
 
-    All methods except `ready` are collective. If `chunked`, `ready` reads the gradients of a chunk
-    during backward; otherwise `finish` reads all gradients. `touched`: whether each gradient
-    changed on this rank.
+    All methods except `ready` are collective. If `chunked` is true, method `ready` reads the
+    gradients of a chunk during backward; otherwise, method `finish` reads all gradients. `touched`:
+    whether each gradient changed on this rank.
     """
 
     name: str
@@ -179,7 +179,7 @@ _Like = Callable[[Tensor], Tensor]
 
 
 class _Ready(torch.autograd.Function):
-    """An operation whose backward pass returns prepared gradients, and computes nothing."""
+    """An operation whose backward pass only returns gradients that exist already."""
 
     @staticmethod
     def forward(
@@ -190,7 +190,7 @@ class _Ready(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *of_after: Tensor) -> tuple[Tensor | None, ...]:
-        # new tensors, because autograd copies a tensor that is referenced elsewhere
+        # return new tensors, because autograd copies a tensor that is referenced elsewhere
         return of_after[0], None, None, *map(ctx.hand_out, ctx.gradients)
 
 
@@ -203,7 +203,7 @@ class _ProbeLayer(nn.Module):
         zeros = [torch.zeros(nbytes // 4, device=device) for nbytes in sizes]
         self.weights = nn.ParameterList(nn.Parameter(one) for one in zeros)
         self.gradients = list(map(like or torch.zeros_like, zeros))
-        # copy values that are not zero, because an exchange may overwrite gradients
+        # hand out copies of values other than zero, because an exchange may overwrite them
         self._hand_out = torch.clone if like else Tensor.detach
 
     def forward(self, after: Tensor) -> Tensor:
@@ -215,8 +215,8 @@ class Probe:
     """Exchanges float32 gradients on each call, collectively, so that the exchange can be timed.
 
     `sizes`: for each layer, the bytes of each parameter; layers are in the order in which their
-    gradients become ready. If `codec` declares which share of values it sends, the gradients have
-    values of which this share is sent. `barrier`: called after each exchange.
+    gradients become ready. If `codec` declares the share of values that it sends, the gradients are
+    such that it sends this share. `barrier`: called after each exchange.
     """
 
     def __init__(
@@ -232,7 +232,7 @@ class Probe:
         self._module = nn.Sequential(*layers)
         self._replica, self._barrier = replicate(self._module), barrier
         self._scalar = torch.zeros((), device=device)
-        # take optimizer steps, because some exchanges hook optimizers
+        # take an optimizer step, because some exchanges act in hooks of optimizers
         self._optimizer = PacedSGD(self._module.parameters(), 0.0)
 
     def __call__(self) -> None:

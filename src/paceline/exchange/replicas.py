@@ -42,8 +42,10 @@ from paceline.record.merge import gather_timeline
 from paceline.record.recorder import Recorder
 from paceline.training.models.paced import Stretched
 
-SLACK_S = 1e-3  # tolerance: several hooks of a gradient record their times one after another
-_INTERVAL, _MOST_ROUNDS = 10, 10  # steps between checks of balanced shares; most checks
+# tolerance, because hooks of the same gradient record their times one after another
+SLACK_S = 1e-3
+# number of steps between checks of balanced shares; largest number of checks
+_INTERVAL, _MOST_ROUNDS = 10, 10
 _PERIOD_STEPS = 8  # as in planner.forecast
 Replicate = Callable[..., ModelReplica]  # (module, config, group, *, tuner=...)
 
@@ -55,7 +57,7 @@ def start(session: TrainingSession) -> Iterator["ReplicaRunner"]:
 
 
 def prober(strategy: Strategy, config: Any, group: Group) -> Prober:
-    """Return a `Prober`, whose probes measure the time of the strategy's exchange."""
+    """Return a `Prober`, which creates probes that time the strategy's exchange."""
     replica = strategy.runner().replica
     ends_together = strategy.running is None or strategy.running.ends_together
     make = partial(
@@ -74,8 +76,8 @@ class ReplicaRunner:
     def __init__(self, session: TrainingSession, replicate: Replicate) -> None:
         self._session, self._replicate = session, replicate
         self.setup = setup_of(session)  # this rank's model and steps
-        self.workload = self.setup.workload  # this rank's share of a step
-        self.samples_per_step = self.setup.samples_per_step  # over all workers, on average
+        self.workload = self.setup.workload  # this rank's share of a step's work
+        self.samples_per_step = self.setup.samples_per_step  # of all workers together, on average
         self.about = about(session, self.workload)
         self.profiled: Profile | None = None
         self.with_equal_shares: Profile | None = None  # like `profiled`, but never balanced
@@ -130,12 +132,12 @@ class ReplicaRunner:
         used: Callable[[], tuple[Strategy, Any]],
         tuner: ChunkTuner | None = None,
     ) -> Outcome:
-        """Train with a replica; `used()`: returns strategy and configuration of the last steps."""
+        """Train with a replica; `used()` returns the strategy and configuration now in use."""
         session, setup, group = self._session, self.setup, self._session.group
         assert self.profiled is not None
         device = self.profiled.machine.devices[group.rank].name
         recorder = Recorder(clock_for(group.device), device, group.rank)
-        # seed again after the profile, differently on each rank, because of dropout masks
+        # seed again after the profile; each rank has its own seed, so that dropout masks differ
         torch.manual_seed(getattr(session.settings, "seed", 0) + group.rank)
         stretched = None if setup.factor is None else Stretched(setup.model, setup.factor)
         replica = replicate(setup.model)
@@ -195,7 +197,7 @@ class ReplicaRunner:
         recorder.step_ends()  # discard the times of these steps
 
     def _tuner(self, config: Any) -> ChunkTuner | None:
-        """Return the search for a chunk size that the configuration requests, if any."""
+        """Return a search for the chunk size; None if the configuration requests no search."""
         num_layers, chunk = len(self.workload.layers), getattr(config, "chunk", None)
         if not isinstance(chunk, str) or self._session.group.world_size == 1:
             return None
@@ -209,7 +211,7 @@ class ReplicaRunner:
     def _predicted(
         self, strategy: Strategy, config: Any, chunks: Sequence[int]
     ) -> dict[int, float]:
-        """Return the predicted step time for each chunk size; collective, as rank 0 predicts."""
+        """Return rank 0's prediction of the step time for each chunk size; collective."""
         group = self._session.group
 
         def step_s(chunk: int) -> float:
@@ -218,7 +220,7 @@ class ReplicaRunner:
             plan = partial(strategy.planning.plan, self.workload, machine, one)
             return period(lambda num_steps: plan(Window(num_steps)), cost, _PERIOD_STEPS)
 
-        # one broadcast each: to compute all predictions may take longer than the deadline
+        # broadcast each prediction by itself: computing all may take longer than the deadline
         return {
             chunk: group.gather(step_s(chunk) if group.rank == 0 else None)[0] for chunk in chunks
         }
@@ -231,7 +233,7 @@ def outcome_of(
     plan: Callable[[Window], Plan],
     **known: Any,
 ) -> Outcome:
-    """Gather the outcome of all ranks; `known`: values of further fields of `Outcome`."""
+    """Gather the outcome of all ranks; `known`: values for other fields of `Outcome`."""
     group = session.group
     timeline = gather_timeline(trained.spans, trained.offset, group, session.origin)
     # the clock errors of two ranks add up
@@ -242,7 +244,7 @@ def outcome_of(
     samples_per_s = setup.samples_per_step / step_s if step_s else 0.0
     tokens = setup.recipe.tokens_per_sample if setup.recipe else None
     num_traced = 1 + max((span.step for span in timeline.spans), default=-1)
-    # without ranks that encode nothing: in some exchanges, only one rank of a host encodes
+    # exclude ranks that encode nothing: in some exchanges, only one rank of a host encodes
     shares = [one for one in group.gather(trained.sent_share) if one is not None]
     codec = gradient_codec(known.get("config"))
     faults: tuple[str, ...] = ()

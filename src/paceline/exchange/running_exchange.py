@@ -68,12 +68,12 @@ class RoundPlace:
         self._in_round = begun % self._rounds.sync_every if self.num_exchanges else 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position, without the weights, which differ between workers."""
+        """Return the number of exchanges and the position in the round, but not the weights."""
         in_round = self._in_round % self._rounds.sync_every
         return {"num_exchanges": self.num_exchanges, "in_round": in_round}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a saved position; in a shorter round, an overdue exchange follows the next step."""
+        """Load a saved position; exchanges that are overdue follow the next step."""
         self.num_exchanges = state["num_exchanges"]
         self._in_round = min(state["in_round"], self._rounds.sent_after(self.fragment) - 1)
         self.reset_weights()
@@ -84,9 +84,9 @@ class ExchangeTimes:
     """Times of an exchange, in seconds of the host's monotonic clock.
 
     `trained_from_s`: the worker began to train after the previous exchange. `sent_s`, `copied_s`:
-    begin and end of the copy to host memory. `begun_s`, `averaged_s`: begin and end of the average.
+    start and end of the copy to host memory. `begun_s`, `averaged_s`: start and end of averaging.
     `stepped_s`: end of the outer step. `due_s`: the worker began to wait for the result.
-    `loading_s`, `loaded_s`: begin and end of loading the result.
+    `loading_s`, `loaded_s`: start and end of loading the result.
     """
 
     number: int
@@ -102,10 +102,10 @@ class ExchangeTimes:
 
 
 class RunningExchange:
-    """An exchange of the contribution `given`, whose result is loaded after inner step `due`.
+    """An exchange of the contribution `given`; its result is loaded after inner step `due`.
 
-    `sent`: has the worker's parameters at the start of the exchange, if their later changes are
-    added to the result; otherwise empty.
+    `sent`: the worker's parameters at the start of the exchange, if the changes that training makes
+    after the start are added to the result; otherwise empty.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class RunningExchange:
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any], number: int, fragment: int) -> Self:
-        """Create a finished exchange from its state; `number`: of the exchange."""
+        """Create a finished exchange from its state; `number`: number of the exchange."""
         given = Contribution(number, fragment, 0.0, torch.empty(0), state["buffers"], False)
         made = cls(given, state["due"], time.monotonic(), state["sent"])
         made._future.set_result(Averaged(given, None, (), (), all_closing=False))
@@ -134,7 +134,7 @@ class RunningExchange:
         average: Callable[[Contribution], Averaged],
         step: Callable[[Averaged], None],
     ) -> None:
-        """Average and take the outer step in `thread`."""
+        """Average the contributions and take the outer step, both in `thread`."""
 
         def run() -> Averaged:
             self.times.begun_s = time.monotonic()
@@ -169,7 +169,7 @@ class ExchangeLog:
         self._trained_from_s = time.monotonic()
 
     def add(self, exchange: RunningExchange, loading_s: float) -> None:
-        """Add an exchange, whose result was loaded from `loading_s` until now."""
+        """Add an exchange; loading its result began at `loading_s` and ended now."""
         times = exchange.times
         times.trained_from_s, times.loading_s = self._trained_from_s, loading_s
         times.loaded_s = self._trained_from_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""A training or rehearsal in this process, and the interface of a strategy's runner.
+"""Define a training or rehearsal in this process, and the interface of a strategy's runner.
 
     with start(session) as runner:         # `start` from `strategy.runner()`
         calibrated = runner.measure()      # how fast this machine is, for the plan
@@ -64,7 +64,7 @@ class Status:
         self._since_s, self._num_samples = time.monotonic(), 0.0
 
     def add(self, num_samples: float, loss: SupportsFloat, advances: int = 1) -> None:
-        """Count samples; reads `loss` only when it is shown, because reading waits for the GPU."""
+        """Count samples; read `loss` only to show it, because reading waits for the GPU."""
         self._progress.advance(advances)
         self._num_samples += num_samples
         took_s = time.monotonic() - self._since_s
@@ -80,7 +80,7 @@ class Status:
 class TrainingSession:
     """A training or a rehearsal in this process.
 
-    `group`: the ranks of a synchronous strategy; any other process is alone in its group.
+    `group`: the ranks of a synchronous strategy; with other strategies, this process alone.
     `device`: emulated device of a rehearsal. `resumed`: state to resume from. `elastic`: this
     worker, if torchft connects the workers.
     """
@@ -135,7 +135,7 @@ class Runner(Protocol):
         """Profile devices and exchanges; None if the settings request no profile."""
 
     def train(self, config: Any) -> Outcome:
-        """Train or rehearse with a configuration, which may have more values than the session's."""
+        """Train or rehearse; `config`: the session's configuration, possibly with more values."""
 
     def save(self, path: Path) -> None:
         """Write the trained model as safetensors, on the process that writes files."""

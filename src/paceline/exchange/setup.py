@@ -35,7 +35,8 @@ from paceline.training.recipes.recipe import NAMELESS, OptimizerFactory, Recipe,
 
 NUM_TRACED = 20
 NUM_WARM_UP = 2
-FEWEST_STEPS = NUM_WARM_UP + 3  # a measured step, and two traced steps: a period has two ends
+# One step is measured, and two are traced: a period is the time between the ends of two steps.
+FEWEST_STEPS = NUM_WARM_UP + 3
 
 _IDLE_RATE = 1e-6  # tiny, because NaNs and denormals would change the speed of rehearsed steps
 
@@ -47,9 +48,9 @@ class TrainingSetup:
     `workload`: the rank's share of a step. `source(epoch, first_step)`: yields this rank's share of
     each step. `epoch_steps`: number of steps of each epoch. `samples_per_step`: mean number of
     samples in a step of all ranks. `recipe`: None in a rehearsal. `sampler`: set if batches are
-    balanced. `times`: set if layers are paced, that is, sleep for these times. `factor`: slow-down
-    of the layers in a rehearsal. `first(n)`: returns a batch of n samples; None if layers are
-    paced.
+    balanced. `times`: set if layers are paced, that is, if they sleep for these times instead of
+    computing. `factor`: in a rehearsal, the factor by which layers are slowed down. `first(n)`:
+    returns a batch of n samples; None if layers are paced.
     """
 
     model: nn.Module
@@ -83,7 +84,7 @@ def setup_of(session: TrainingSession) -> TrainingSetup:
     if device is None:
         return _stretched(settings, group, workload)
     times, like = device.times(workload), stand_ins_for(gradient_codec(session.config))
-    # paced layers ignore the sample, and the loss of a single class takes no time
+    # paced layers ignore the sample's values, and a loss over a single class takes no time
     share = Share(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64), 1.0)
     return TrainingSetup(
         model=PacedModel(workload, times.forward_s, times.backward_s, gradient_like=like),
@@ -156,7 +157,7 @@ def optimizer_by(recipe: Recipe, settings: TrainSettings) -> OptimizerFactory:
 def learning_by(
     recipe: Recipe, settings: TrainSettings, num_steps: int
 ) -> tuple[Optimize, Callable[[Optimizer], LRScheduler | None]]:
-    """Return functions that create the optimizer and the schedule; settings override the recipe."""
+    """Return factories of the optimizer and the schedule; settings override the recipe."""
     make = optimizer_by(recipe, settings)
 
     def optimizer(model: nn.Module) -> Optimizer:
@@ -174,7 +175,7 @@ def learning_by(
 
 
 def learning_of(recipe: Recipe, settings: TrainSettings) -> Learning:
-    """Return loss and options of a training step, from the recipe and the settings."""
+    """Return the recipe's loss, and the options of a training step from the settings."""
     is_bfloat16 = settings.precision == "bfloat16"
     return Learning(
         recipe.loss, settings.accumulate, settings.clip_norm, is_bfloat16, recipe.name or NAMELESS
@@ -182,7 +183,7 @@ def learning_of(recipe: Recipe, settings: TrainSettings) -> Learning:
 
 
 def epoch_steps(num_steps: int, settings: TrainSettings) -> tuple[int, ...]:
-    """Return the number of steps of each epoch; the last epoch may have fewer than `num_steps`."""
+    """Return each epoch's number of steps; the last epoch may have fewer than `num_steps`."""
     if settings.steps is None:
         return (num_steps,) * settings.epochs
     if settings.steps < FEWEST_STEPS:
@@ -230,7 +231,7 @@ def _stretched(settings: RehearseSettings, group: Group, workload: Workload) -> 
         model, batch, loss = built(recipe, seed=0), recipe.first(size), recipe.loss
     else:
         model, batch = _random(settings, size)
-        loss = next_token_loss  # also for classes: the mean over all targets
+        loss = next_token_loss  # also suits classes: the mean over all targets
 
     def first(num_samples: int) -> Batch:
         return batch.rows(slice(num_samples))

@@ -43,7 +43,7 @@ class Share(NamedTuple):
         return len(tree_leaves(self.targets)[0])
 
     def split(self, count: int) -> list["Share"]:
-        """Split into at most `count` micro-batches, whose weights add up to `weight`."""
+        """Split the share into at most `count` micro-batches, whose weights add up to `weight`."""
         num_samples = self.num_samples
         count = max(1, min(count, num_samples))
         if count == 1:
@@ -84,7 +84,7 @@ class Learning:
         return torch.autocast(device.type, torch.bfloat16) if self.bfloat16 else nullcontext()
 
     def forward(self, model: Callable[..., Any], share: Share) -> Tensor:
-        """Return a share's weighted loss; a share without samples has zero loss and gradients."""
+        """Return a share's weighted loss; without samples, loss and gradients are zero."""
         with self.autocast(tree_leaves(share.inputs)[0].device):
             outputs = call(model, share.inputs)
             if not share.num_samples:  # the mean loss is undefined without samples
@@ -108,7 +108,7 @@ def train_step(
     with recorder.phase(Kind.LOAD):
         *before, last = next(source).split(learning.accumulate)
     losses = []
-    if learning.accumulate > 1:  # on all ranks, even if `before` is empty on this rank
+    if learning.accumulate > 1:  # called on all ranks, even if `before` is empty on this rank
         no_sync = getattr(model, "no_sync", nullcontext)  # replicas postpone their exchange
         with recorder.phase(Kind.FORWARD, ACCUMULATED), no_sync():
             for share in before:

@@ -41,19 +41,19 @@ OF_TORCH_ALONE = {
 
 
 class Synchronized(DistributedDataParallel):
-    """Runs `module`, and averages its gradients over all ranks by `method`; created collectively.
+    """Runs a module, and averages its gradients over all ranks; created collectively.
 
-    `arguments`: arguments of DistributedDataParallel. `group`: the ranks of a Paceline run.
-    Default: the process group of `arguments`. `deadline_s`: longest wait for another rank. Default:
-    the process group's timeout. A copy by deepcopy or pickle joins the copies of other ranks in its
-    first exchange. A single process only calls the module.
+    `arguments`: arguments of DistributedDataParallel. `group`: the ranks of a Paceline run
+    (default: the process group of `arguments`). `deadline_s`: longest wait for another rank
+    (default: the process group's timeout). A copy by deepcopy or pickle joins the copies of other
+    ranks in its first exchange. A single process only calls the module.
     """
 
     reducer: Any  # torch's reducer, or Paceline's Reducer
     logger: Any
     _gradients: Reducer | TorchAllReduce | None = None
     _reducer_recorder: Recorder | None = None
-    _tries = False  # whether several exchanges are tried, after calls of `_exchanged`
+    _tries = False  # whether several exchanges are tried; `_exchanged` then changes them
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Synchronized(DistributedDataParallel):
         if isinstance(self._gradients, Reducer):
             self.reducer, self._tuner = self._gradients, self._gradients.tuner
             self._gradients.record(self._reducer_recorder)
-            # torch's _ddp_init_helper does this, but is not called here
+            # torch's own _ddp_init_helper, which this method replaces, does this, too
             self._passing_sync_batchnorm_handle(self.module)
         else:
             self._gradients.register(self.reducer, self._reducer_recorder)
@@ -178,10 +178,10 @@ class Synchronized(DistributedDataParallel):
 
     @torch.compiler.disable
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        # an activation checkpoint that recomputes in backward begins no step
+        # a forward pass in backward, in an activation checkpoint, begins no step
         if torch.is_grad_enabled() and not in_backward():
             self._before_forward()
-        # errors of buffer broadcasts name the lost rank, except with torch's reducer
+        # if broadcasting buffers fails, the error names the lost rank, except with torch's reducer
         names_lost = self._group is not None and not self._method.uses_torch_reducer
         try:
             with self._join().naming_lost_ranks() if names_lost else nullcontext():
@@ -195,7 +195,7 @@ class Synchronized(DistributedDataParallel):
     def _before_forward(self) -> None:
         """Replace the reducer if trainable parameters have changed.
 
-        Torch's reducer remains if all of its parameters are frozen.
+        If all parameters are frozen now, torch's reducer stays in place.
         """
         has_changed = any(parameter.requires_grad for parameter in self._frozen)
         if isinstance(self._gradients, TorchAllReduce):
@@ -238,11 +238,11 @@ class Synchronized(DistributedDataParallel):
             self._gradients.after_next_exchange(weakly(self._rebuild_buckets))
 
     def _rebuild_buckets(self) -> None:
-        """Let torch's new reducer rebuild its buckets after an exchange, not in the next forward.
+        """Let torch's new reducer rebuild its buckets directly after an exchange.
 
-        The rebuild is collective, but the next forward pass may be an evaluation on a single rank.
-        Within join(), a rank without samples expects the rebuild in the next forward pass, so it is
-        left to that pass.
+        Torch rebuilds them in the next forward pass. But a rebuild is collective, and the next
+        forward pass may be an evaluation on a single rank. Only within join() is the rebuild left
+        to the next forward pass, because ranks without samples expect it there.
         """
         if self.reducer is not None and not self._join_config.enable:
             self.reducer._rebuild_buckets()
@@ -300,7 +300,7 @@ class Synchronized(DistributedDataParallel):
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
         names = [name.removeprefix(prefix) for name in state if name.startswith(prefix)]
         is_ours = all(name.startswith("module.") for name in names)
-        # without "module.", names are of an unwrapped module, which may have a child "module"
+        # names of an unwrapped module: without "module.", or with it if a child is called "module"
         if not is_ours or self.module.state_dict(keep_vars=True).keys() >= set(names):
             for name in names:
                 state[f"{prefix}module.{name}"] = state.pop(f"{prefix}{name}")
@@ -325,7 +325,7 @@ class Synchronized(DistributedDataParallel):
         self._ddp_init_helper()
 
     def prepare(self, run: Callable[[], None]) -> None:
-        """Call `run`, a pass with unused gradients, so that torch's reducer rebuilds buckets."""
+        """Call `run`, a pass whose gradients are discarded, so that torch rebuilds its buckets."""
         if not self._is_alone and self._method.uses_torch_reducer:
             state = self.exchange_state()
             run()
@@ -369,7 +369,7 @@ class _JoinHook(JoinHook):
 
     def __init__(self, parallel: Synchronized, of_torch: JoinHook, reducer: Reducer) -> None:
         self._parallel, self._reducer = parallel, reducer
-        # torch's post_hook: the rank that had samples longest sends its model to all ranks
+        # in torch's post_hook, the rank that had samples longest sends its model to all ranks
         self.post_hook = of_torch.post_hook  # type: ignore[method-assign]
 
     def main_hook(self) -> None:

@@ -32,7 +32,7 @@ class Trials(Choice):
         super().__init__(tuple(names), slow=slow)
         self._clock = clock
         self._failed: dict[str, str] = {}
-        self._chunks: dict[str, int] = {}  # layers per chunk in the last turn
+        self._chunks: dict[str, int] = {}  # number of layers per chunk in each exchange's last turn
         self._marks: list[Any] = []
 
     @property
@@ -50,7 +50,8 @@ class Trials(Choice):
     ) -> None:
         """End a turn, or compare the last steps with earlier steps; collective.
 
-        `chunk`: layers per chunk now; `is_searched`: whether a search still changes this number.
+        `chunk`: current number of layers per chunk; `is_searched`: whether it is still being
+        searched.
         """
         own = seconds_between(self._clock, self._marks)
         steps = [max(of_ranks) for of_ranks in zip(*group.gather(own), strict=True)]
@@ -97,9 +98,9 @@ class Checked:
     """A replica that uses the fastest of several candidates.
 
     `candidates`: factories of replicas by name, the simplest first; the first replica in use copies
-    rank 0's parameters to all ranks. `slow`: see `Choice`.
-    `on_decision(reason)` is called for each choice. All ranks change to another candidate together.
-    After `num_steps` steps, they no longer change. `clock`: the device's clock, which may lag
+    rank 0's parameters to all ranks. `slow`: see `Choice`. `on_decision(reason)` is called for each
+    choice. All ranks change to another candidate together, but no longer after `num_steps` steps.
+    `clock`: the device's clock, which may lag
     behind the host. `accumulates`: whether each step begins with micro-batches within `no_sync`.
     """
 
@@ -176,7 +177,7 @@ class Checked:
             self._follow(before)
 
     def _follow(self, was_settled: bool) -> None:
-        """Use the current candidate of the trials, and report if trials ended or restarted."""
+        """Change to the candidate that the trials name; report if trials ended or restarted."""
         trials, used = self._trials, self._trials.name
         if was_settled and not trials.settled:
             self._on_decision("auto: the time of steps has changed; trying all exchanges again")

@@ -14,7 +14,8 @@ from paceline.core.errors import InvalidInput
 from paceline.integrations.data_parallel import DataParallel, check_hook
 
 _PLAIN = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
-_OTHERS = ("DEEPSPEED", "FSDP", "MEGATRON_LM")  # distributed_type does not report these on CPUs
+# kinds of parallelism that distributed_type does not report on CPUs
+_OTHERS = ("DEEPSPEED", "FSDP", "MEGATRON_LM")
 _MARK = "_is_accelerate_prepared"  # Accelerate's mark on prepared objects
 
 
@@ -50,7 +51,7 @@ class _Preparation:
     def prepare(
         self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
     ) -> nn.Module:
-        """Prepare a model, and wrap it if it will be trained and is not wrapped yet."""
+        """Prepare a model; wrap it, unless it is already wrapped or will not be trained."""
         wrapped = self._made.get(id(model), model)
         if isinstance(wrapped, DataParallel) and not evaluation_mode:
             return self._prepare(wrapped, device_placement=False, evaluation_mode=True)

@@ -63,13 +63,13 @@ class DataParallel(Synchronized):
     `on_nonfinite` is "skip".
 
     `balance="auto"` allows unequal batches, even empty ones. Each rank's gradients are weighted by
-    its number of samples, which is exact for losses that are means over samples. Pass the sampler
+    its number of samples; the result is exact if each loss is a mean over samples. Pass the sampler
     to `balance()`, so that its shares follow the ranks' speeds. A rank that would slow down the
     other ranks gets no samples, unless `keep_all` is set.
 
     Keys of `state_dict` have the prefix "module."; `load_state_dict` accepts keys with and without
-    the prefix. Gradients belong to the caller, unless `gradient_as_bucket_view` is set. Raises
-    InvalidInput for modules or options that are not supported.
+    the prefix. Gradients do not share memory with the exchange, unless `gradient_as_bucket_view` is
+    set. Raises InvalidInput for modules or options that are not supported.
     """
 
     _trials: Trials | None = None
@@ -154,7 +154,7 @@ class DataParallel(Synchronized):
         self._record_own()
 
     def _record_own(self) -> None:
-        # Recording the exchanges of torch's reducer would cost another pass over the gradients.
+        # To record exchanges of torch's reducer would take another pass over the gradients.
         if not self._method.uses_torch_reducer:
             self.record(self._recorder)
 
@@ -175,7 +175,7 @@ class DataParallel(Synchronized):
     # Trials of exchanges.
 
     def _exchanged(self) -> None:
-        """Choose the method of the next steps, after an exchange has synchronised all ranks."""
+        """Choose the method of the next steps; called on all ranks at the end of an exchange."""
         trials = self._trials
         # Within join(), ranks without samples have no forward pass in which to change methods.
         if trials is None or self._next is not None or self._join_config.enable:
@@ -186,7 +186,7 @@ class DataParallel(Synchronized):
         used = self._gradients
         assert used is not None  # the reducer in use has called this method
         trials.finish_measurement(self._join(), used.chunk, used.is_searched)
-        # Create the next method's reducer, unless trials ended with the method in use.
+        # Create the next method's reducer, unless the trials have chosen the method in use.
         while self._next is None and not (trials.settled and self._method.name == trials.name):
             try:
                 method = self._candidates[trials.name]
@@ -194,7 +194,7 @@ class DataParallel(Synchronized):
                 prepared = self._create_reducer(method, *parameters)
                 prepared.open()
                 self._next = method, prepared
-            except InvalidInput as error:  # raised on all ranks
+            except InvalidInput as error:  # this error is raised on all ranks
                 trials.fail(error)
 
     def _before_forward(self) -> None:
@@ -265,7 +265,7 @@ class DataParallel(Synchronized):
         return self._balanced
 
     def _refused(self, speeds: Sequence[float], sampler: BalancedSampler) -> list[int]:
-        """Return the ranks that get no samples (none with `keep_all`); rank 0 logs the reasons."""
+        """Return the ranks that get no samples; none if `keep_all`; rank 0 logs the reasons."""
         refused = refused_workers(speeds, sampler.batch_size, sampler.most)
         no_samples = "gets no samples (override with keep_all)"
         end = "is kept because of keep_all" if self._keep_all else no_samples
@@ -356,7 +356,7 @@ def _methods(
 
 def check_hook(argument: str, exchange: str = AUTO) -> None:
     """Raise InvalidInput if the exchange does not support torch's communication hooks."""
-    # With "auto", a hook selects torch's reducer. Unknown exchanges are refused later.
+    # A hook makes "auto" select torch's reducer. Unknown exchanges are refused later.
     known = _methods(exchange, 1, None, needs_torch_reducer=False) if exchange in EXCHANGES else []
     if not all(method.uses_torch_reducer for method in known):
         raise InvalidInput(

@@ -30,7 +30,7 @@ class PacelineStrategy(DDPStrategy):
         if self._ddp_comm_hook is not None:
             check_hook("ddp_comm_hook", self._ddp_kwargs.get("exchange", "auto"))
         elif self._ddp_comm_wrapper is not None or self._ddp_comm_state is not None:
-            raise InvalidInput("ddp_comm_hook", "is missing, but its state or wrapper is given")
+            raise InvalidInput("ddp_comm_hook", "must be given with its state or wrapper")
         averages = isinstance(self._ddp_comm_state, PostLocalSGDState)
         if self._model_averaging_period is not None and not averages:
             raise InvalidInput(
@@ -92,7 +92,7 @@ class LocalUpdatesCallback(Callback):
         options = {"num_steps": int(total) if isfinite(total) else None} | self._options
         assert strategy.model is not None
         if isinstance(strategy.model, DistributedDataParallel):
-            # Train without DDP: manual optimization would re-enable DDP's exchange in each step.
+            # Train without DDP: in each step, manual optimization would turn on DDP's exchange.
             self._wrapped, strategy.model = strategy.model, pl_module
         self._updates = LocalUpdates(strategy.model, trainer.optimizers, **options)
         if self._loaded:
@@ -121,7 +121,7 @@ class LocalUpdatesCallback(Callback):
         return self._final if self._updates is None else self._updates.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keep a checkpoint's state until training starts."""
+        """Keep the state from a checkpoint, to be loaded when training starts."""
         self._loaded = state_dict
 
     def _restore(self, trainer: Trainer) -> None:

@@ -39,8 +39,8 @@ def with_paceline(trainer: Trainer, **options: Any) -> Trainer:
 class _Check(TrainerCallback):
     """Raises InvalidInput if a Trainer has not wrapped the model in paceline.DataParallel.
 
-    Three cases bypass `with_paceline`: SageMaker, a model that is sharded while loading, and a
-    hyperparameter search, where each trial creates a new accelerator.
+    In three cases, `with_paceline` has no effect: with SageMaker, with a model that is sharded
+    while loading, and in a hyperparameter search, where each trial creates a new accelerator.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -75,7 +75,7 @@ class LocalUpdatesCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
         """Start local updates, with the checkpoint's state if training resumes."""
-        if self._updates is not None:  # an exception ended the previous training
+        if self._updates is not None:  # left over if an exception ended the previous training
             self._updates.__exit__(RuntimeError, None, None)
         options = {"num_steps": state.max_steps} | self._options
         self._updates = LocalUpdates(_wrapped(given["model"]), given["optimizer"], **options)

@@ -42,10 +42,10 @@ _MESSAGE_THREADS = 2
 
 
 class HubLink(Record):
-    """The latency of small messages of a worker and its hub, and the speed of large messages.
+    """The latency of small messages between a worker and its hub, and the speed of large ones.
 
     `core_bytes_per_s`: bytes per second that one core of the worker sends or receives.
-    `lost_beside`: share of speed that computation loses while messages use the same cores.
+    `lost_beside`: share of its speed that computation loses while messages use the same cores.
     """
 
     latency_s: Seconds
@@ -59,10 +59,10 @@ class DeviceProfile(Record):
 
     `host`: identity of the host and its network namespace. `seconds`: kind, layer and duration of
     each part of a step. `codecs`: for each kernel, the values per second that the device encodes
-    and decodes. `running`: share of the step time in which the device had a core; below 1 if
-    devices outnumber cores. `unrest`: relative spread of the step times (`unrest_between`).
-    `copy_bytes_per_s`: speed of copies from a GPU to its host. `below`: in the profile of a hub
-    that is itself a worker, the profiles of the hub's workers.
+    and decodes. `running`: share of the step time in which the device had a core; it is below 1 if
+    there are more devices than cores. `unrest`: relative spread of the step times
+    (`unrest_between`). `copy_bytes_per_s`: speed of copies from a GPU to its host. `below`: in the
+    profile of a hub that is itself a worker, the profiles of the hub's workers.
     """
 
     kind: DeviceKind
@@ -79,7 +79,7 @@ class DeviceProfile(Record):
     below: Annotated[tuple["DeviceProfile", ...], Field(max_length=_MOST_BELOW)] = ()
 
     def with_link(self, ask: Callable[[int, int], None], nbytes: int) -> "DeviceProfile":
-        """Return this profile with the measured link; `ask(n, m)` sends n bytes, receives m."""
+        """Measure and add the link; `ask(n, m)` sends n bytes, and receives m bytes as answer."""
         small_s = min(timing.median_s(lambda: ask(1, 1), num_rounds=1) for _ in range(_NUM_PINGS))
         large = CoreTime(lambda: ask(nbytes, nbytes))
         large_s = timing.median_s(large)
@@ -115,7 +115,8 @@ def profile_device(
     medians = timing.median_durations(spans, lambda span: (span.kind, span.part))
     return DeviceProfile(
         kind=device_of(device).kind,
-        host=f"{boot_id()} {_NETWORK.readlink()}",  # each container network counts as a host
+        # a container with its own network counts as a host
+        host=f"{boot_id()} {_NETWORK.readlink()}",
         seconds=tuple((*key, value) for key, value in medians.items()),
         # Codecs are measured on the CPU, and assumed to be equally fast on a GPU.
         codecs={wire_format(name).kernel: codec_speed(name) for name in set(codecs)},
@@ -158,16 +159,17 @@ class ProfiledDevices:
 
     @cached_property
     def _shown(self) -> dict[int, DeviceProfile]:
-        """The profiles for the plan; with paced layers, each device has a core and no link."""
+        """The profiles for the plan; if layers are paced, each device gets a core, but no link."""
         if not self.is_paced:
             return dict(self.profiles)
         idle = {"cores": len(self.profiles), "link": None}
         return {number: one.model_copy(update=idle) for number, one in self.profiles.items()}
 
     def calibrated(self, workload: Workload) -> PricedMachine:
-        """Return the machine, and the seconds of the workload's parts on its devices."""
+        """Return the machine, and the seconds that each device takes for each part of a step."""
         shown = self._shown
-        # On a single core, the plan runs messages and computation in sequence, without this loss.
+        # Exclude hosts with a single core: there, the plan runs messages and computation in
+        # sequence.
         sharing = [one for number, one in shown.items() if number and one.cores > 1]
         lost = max((one.link.lost_beside for one in sharing if one.link), default=0.0)
         # Exclude hubs: their tasks are so short that the spread of their times says little.
@@ -215,9 +217,9 @@ class ProfiledDevices:
     def _links(self, names: Mapping[int, str]) -> Iterable[Link]:
         """Return the links between hosts, and between GPUs and their hosts.
 
-        Several devices may have probed a link. In a tree of hubs the fastest probe counts, because
-        hubs probe while other devices measure. Workers of a single hub probe one after another, and
-        the first probe counts.
+        If several devices have probed a link, one probe counts. In a tree of hubs, it is the
+        fastest, because hubs probe while other devices measure. With a single hub, whose workers
+        probe one after another, it is the first.
         """
         links: dict[tuple[str, str], Link] = {}
         is_tree = any(self.hub_of.values())

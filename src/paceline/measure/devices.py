@@ -31,14 +31,15 @@ CODECS: dict[Kernel, tuple[str, ...]] = {
     "fourbit": ("e3m0",),
     "cast": ("half", "bfloat16"),
     "onebit": ("onebit",),
-    "threshold": ("threshold:1@0.01",),  # speed depends on the share sent; 1 % as in Strom 2015
+    # the speed depends on the share of values sent; 1 % as in Strom 2015
+    "threshold": ("threshold:1@0.01",),
 }
 
 
 class CodecFigures(BaseModel, frozen=True):
     """The speed of a kernel's codecs, in values per second.
 
-    `decode`: half of the decoded values overwrite a tensor, and half are added to it.
+    `decode`: the mean speed of overwriting a tensor with decoded values, and of adding them to it.
     """
 
     encode: Spread
@@ -67,13 +68,13 @@ class DeviceFigures(BaseModel, frozen=True):
 
 def measure_device(sampler: Sampler, device: torch.device) -> DeviceFigures:
     """Measure this rank's device, while the other ranks do the same."""
-    # On a GPU, kernel launches would dominate the time of small layers.
+    # Large layers on a GPU, where kernel launches would dominate the time of small layers.
     is_large = device_of(device).memory_nbytes() is not None
     num_images, num_rows, numel = (64, 2048, 1 << 26) if is_large else (8, 256, 1 << 24)
     value = torch.ones(1, device=device)
 
     def trained(layer: nn.Module, shape: tuple[int, ...], flops: int) -> Spread:
-        """Return flops per second, if forward needs `flops` and backward needs 2 * `flops`."""
+        """Return flops per second; a forward pass has `flops`, a backward pass twice as many."""
         inputs = torch.randn(shape, device=device, requires_grad=True)
         sources = [inputs, *layer.to(device).parameters()]
         gradient = torch.ones_like(layer(inputs))
@@ -98,7 +99,7 @@ def measure_device(sampler: Sampler, device: torch.device) -> DeviceFigures:
 def measure_codecs(
     sampler: Sampler, device: torch.device, is_measured: bool = True
 ) -> dict[Kernel, CodecFigures]:
-    """Measure the codecs on this rank or, unless `is_measured`, wait for others; collective."""
+    """Measure codecs on ranks with `is_measured`, while other ranks wait; collective."""
     total = torch.zeros(_NUM_VALUES, device=device)
 
     def figures(names: tuple[str, ...]) -> CodecFigures:
@@ -127,7 +128,7 @@ def measure_codecs(
 
 
 def measure_copies(sampler: Sampler, place: LocalRanks) -> Spread:
-    """Return bytes read and written per second by this rank's copies within the host's memory.
+    """Return the speed of this rank's copies in host memory, in bytes read and written per second.
 
     All ranks of a host copy at once, so their speeds add up to the host's memory bandwidth.
     """
@@ -137,7 +138,7 @@ def measure_copies(sampler: Sampler, place: LocalRanks) -> Spread:
 
 
 def measure_sums(sampler: Sampler) -> Spread:
-    """Return the seconds that a host's ranks, at least two, take to sum a few values."""
+    """Return the seconds that the ranks of a host (two or more) take to sum a few values."""
     group = sampler.group
     arena = Arena(group, 4 * _NUM_SUMMED, 1, 0, group.deadline_s, scale=1.0, held=False)
     arena.slot.zero_()
@@ -165,7 +166,7 @@ def _values(codec: str, like: Tensor) -> Tensor:
 def codec_speed(name: str, num_values: int = _NUM_VALUES_ALONE) -> tuple[float, float]:
     """Return the values per second that this process encodes and decodes on the CPU.
 
-    This includes the allocation of memory, which the system provides page by page.
+    The time includes the allocation of memory, which the system provides page by page.
     """
     codec, values = find_codec(name), _values(name, torch.empty(num_values))
     payload = codec.encode(values)

@@ -18,7 +18,8 @@ from paceline.links.devices import device_of
 from paceline.links.group import Group
 from paceline.native import instruction_sets
 
-UNLIMITED_BYTES_PER_S = 1e18  # for a memory or link whose time is part of another measurement
+# speed of a memory or link whose time is contained in another measurement
+UNLIMITED_BYTES_PER_S = 1e18
 _PROFILED = "measured by the profile of this run"
 
 
@@ -31,9 +32,10 @@ class Speed:
 
     @classmethod
     def of(cls, workload: Workload, seconds: float) -> "Speed":
-        """Return the speed at which forward and backward of all layers take `seconds`.
+        """Return the speed at which forward and backward passes of all layers take `seconds`.
 
-        Each layer is limited by arithmetic or by memory traffic, so both rates exceed the averages.
+        Each layer is limited either by arithmetic or by memory traffic, so both rates of the speed
+        are above the averages over all layers.
         """
         parts = [cost for layer in workload.layers for cost in (layer.forward, layer.backward)]
         whole = sum(parts, Cost())
@@ -46,7 +48,7 @@ class Speed:
 
 
 def this_machine(group: Group, speeds: Sequence[Speed]) -> Machine:
-    """Return a machine without links: a device per rank, and a host per container.
+    """Return a machine with a device per rank and a host per container, but without links.
 
     Ranks in different containers do not share memory. A strategy's `calibrate` adds links. All
     hosts get the memory bandwidth that the slowest device reached, which is a lower bound.

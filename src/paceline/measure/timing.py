@@ -25,11 +25,13 @@ from paceline.links.group import Group
 FEWEST_ROUNDS = 3  # so that the median ignores one outlier
 MIN_SECONDS = 1e-9
 _MOST_ROUNDS = 400
-_MOST_LOST = 0.95  # computation gets some time even if an exchange keeps all cores busy
+# below 1, because computation gets some time even if an exchange keeps all cores busy
+_MOST_LOST = 0.95
 
 Item = TypeVar("Item")
 Work = Callable[[], object]
-Rounds = list[list[float]]  # rounds of a rank; a round: seconds of the step, then of other work
+# for each round of a rank: seconds of the step, followed by seconds of other work
+Rounds = list[list[float]]
 
 
 class Spread(BaseModel, frozen=True):
@@ -87,7 +89,7 @@ def endless(source: Callable[[], Iterator[Item]]) -> Iterator[Item]:
 
 
 def num_rounds(seconds: float, round_s: float, fewest: int, most: int) -> int:
-    """Return the number of rounds of `round_s` in `seconds`, between `fewest` and `most`."""
+    """Return how many rounds of `round_s` fit in `seconds`, between `fewest` and `most`."""
     return int(max(fewest, min(most, seconds / round_s)))
 
 
@@ -115,7 +117,7 @@ class Sampler:
         return self.in_turns([work])[0]
 
     def in_turns(self, works: Sequence[Work]) -> list[list[float]]:
-        """Repeat works in turns, so that a disturbance affects them all; return their seconds."""
+        """Repeat works in turns, so that disturbances affect all; return each work's seconds."""
         for work in works:
             work()  # the first call allocates memory and chooses kernels
         first = timed(works, self.clock, 1)
@@ -127,7 +129,8 @@ class Sampler:
     def of_last(self, works: Sequence[Work], ranks: Collection[int]) -> list[list[float]]:
         """Return the seconds of collectives among `ranks`; other ranks do nothing.
 
-        A round's time is the shortest that a rank measures: the last rank to join does not wait.
+        Of a round's times on the ranks, the shortest is used: that of the last rank to join, which
+        does not wait.
         """
         own = self.in_turns(works if self.group.rank in ranks else [idle] * len(works))
         rows = self.group.gather(own)
@@ -144,7 +147,8 @@ def idle() -> None:
 def rounds_of_all(take: Callable[[], Rounds], group: Group) -> list[Rounds]:
     """Return the rounds of all ranks; collective.
 
-    `take()` measures equally many rounds on each rank. If step times vary much, it is called again.
+    `take()` measures some rounds, equally many on each rank. If step times vary much, it is called
+    twice.
     """
     rows: list[Rounds] = group.gather(take())
     if unrest_of(rows) <= BUSY:
@@ -155,14 +159,14 @@ def rounds_of_all(take: Callable[[], Rounds], group: Group) -> list[Rounds]:
 def unrest_of(rows: Sequence[Sequence[Sequence[float]]]) -> float:
     """Return the relative spread of the step times (`unrest_between`).
 
-    The slowest rank determines a step's time. `rows[rank][i]`: for round i, the seconds of the
-    step, then of other work.
+    The slowest rank determines a step's time. `rows[rank][i]`: the seconds of the step in round i,
+    followed by the seconds of other work.
     """
     return Spread.of([max(row[0] for row in one) for one in zip(*rows, strict=True)]).unrest
 
 
 def unrest_of_traced(spans: Iterable[Span]) -> float:
-    """Return the relative spread of the slowest device's computing times in traced steps."""
+    """Return the relative spread, over traced steps, of the slowest device's computing time."""
     seconds: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for span in spans:
         if span.kind in COMPUTE:
@@ -171,7 +175,7 @@ def unrest_of_traced(spans: Iterable[Span]) -> float:
 
 
 class CoreTime:
-    """Calls `work`, and measures how many cores this process keeps busy meanwhile."""
+    """Calls `work`, and measures how many cores this process keeps busy during the calls."""
 
     def __init__(self, work: Work) -> None:
         self._work = work

@@ -37,7 +37,7 @@ def gather_timeline(
 
 
 def merge(ranks: Iterable[Sequence[Span]], origin: Origin) -> Timeline:
-    """Merge the spans of all ranks, which have times of the same clock, into one timeline.
+    """Merge the spans of all ranks into one timeline; all times must be of the same clock.
 
     Spans of several ranks with the same `id` are one collective. It starts when the last rank
     joins. It ends when the first rank has the result; ranks that record a later end were busy with
@@ -56,7 +56,7 @@ def merge(ranks: Iterable[Sequence[Span]], origin: Origin) -> Timeline:
     in_turn: list[Span] = []
     free: dict[str, float] = {}
     for span in sorted(merged.values(), key=lambda span: (span.start_s, span.end_s)):
-        # On other lanes spans never overlap.
+        # On lanes other than an exchange's, spans never overlap.
         lanes = [r.owner for r in span.on if r == exchange_lane(r.owner)]
         start = max([span.start_s, *(free.get(lane, span.start_s) for lane in lanes)])
         end = max(start, span.end_s)
@@ -82,7 +82,7 @@ def clock_offset(group: Group) -> ClockOffset:
 def measure_offset(
     group: Group, rank: int, now: Callable[[], float] = time.monotonic
 ) -> ClockOffset:
-    """Measure how far `rank`'s clock is ahead of rank 0's clock; collective for these two ranks."""
+    """Measure how far `rank`'s clock is ahead of rank 0's; collective for these two ranks."""
     answer, found = torch.zeros(1, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
 
     def ask() -> float:

@@ -1,10 +1,10 @@
 """Record one rank's steps as spans with the same ids as the plan's tasks.
 
-The recorder marks the end of every step on a clock. In a traced step it also marks the start and
-end of each phase, the first call of each layer in forward, and when each layer's gradients are
-ready. No layer's span contains the time from the last gradient to the end of backward, because the
-rank then waits for the exchange. A layer without a mark, because it was not called or has no
-gradients, has a span of 0 s.
+The recorder marks the end of every step on a clock. In a traced step, it also marks the start and
+end of each phase, the first call of each layer in the forward pass, and the time when each gradient
+is ready. No layer's span contains the time from the last gradient to the end of the backward pass,
+because the rank then waits for the exchange. A layer that has no mark, because it was not called or
+has no gradients, has a span of 0 s.
 """
 
 from bisect import bisect_right
@@ -23,8 +23,10 @@ from paceline.core.timeline import Span
 from paceline.links.clock import Clock, DeviceClock
 from paceline.training.models.layers import LayerModule, layers_of
 
-Borders = list[tuple[str, Any]]  # of each layer: its name, and its start or end (mark or seconds)
-Shares = list[tuple[str, float, float]]  # of each layer: its name, its start and end in seconds
+# for each layer: its name, and its start or end (a clock mark, or seconds)
+Borders = list[tuple[str, Any]]
+# for each layer: its name, and its start and end in seconds
+Shares = list[tuple[str, float, float]]
 
 
 class LayerMarks:
@@ -39,7 +41,7 @@ class LayerMarks:
         self.backward: Borders = []
 
     def watch(self, wanted: bool) -> None:
-        """Discard all marks; install or, if not `wanted`, remove the hooks that record them."""
+        """Discard all marks; if `wanted`, install the hooks that record marks, else remove them."""
         self.forward, self.backward = [], []
         if wanted and not self._hooks:
             for layer in self._layers:
@@ -61,15 +63,15 @@ class LayerMarks:
             self._hooks.append(_before_others(parameter, ready))
 
     def seconds(self) -> tuple[Borders, Borders]:
-        """Return the marks of forward, and those of backward, in seconds; waits for the device."""
+        """Return the forward marks and the backward marks, in seconds; waits for the device."""
         return in_seconds(self.forward, self.clock), in_seconds(self.backward, self.clock)
 
 
 def _before_others(parameter: Tensor, hook: Callable[[Tensor], None]) -> RemovableHandle:
     """Register a hook on a parameter's gradient, to run before the parameter's other hooks.
 
-    The operating system may suspend the thread in the hook that begins the exchange. A later mark
-    could be after the start of the collective on another rank.
+    Another hook may begin the exchange, and the operating system may suspend the thread in it. A
+    mark after this hook could be later than the start of the collective on another rank.
     """
     handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(hook)
     hooks = parameter._post_accumulate_grad_hooks
@@ -118,9 +120,10 @@ def layer_shares(
 ) -> Shares:
     """Divide a forward or backward pass among the layers; return each layer's start and end.
 
-    In forward, a layer lasts from its first call to the first call of the next layer. In backward,
-    it lasts from the end of the previous layer until its last gradient is ready. A layer without a
-    mark lasts 0 s: in forward, after the preceding layer in `layers`; in backward, at the end.
+    In a forward pass, a layer lasts from its first call to the first call of the next layer. In a
+    backward pass, it lasts from the end of the previous layer until its own last gradient is ready.
+    A layer without a mark lasts 0 s. In a forward pass, it follows the preceding layer in `layers`;
+    in a backward pass, it is at the end.
     """
     if kind is Kind.BACKWARD:
         last: dict[str, float] = {}
@@ -146,7 +149,7 @@ def layer_shares(
 
 
 class Role(Enum):
-    """The role of an activity in its step, which determines how it becomes spans."""
+    """The role of an activity in its step; it determines the spans made from the activity."""
 
     PHASE = "phase"
     COLLECTIVE = "collective"  # from the time when this rank joins to the end of the collective
@@ -192,7 +195,7 @@ class Recorder:
     def start_trace(self, model: nn.Module | None = None, num_kept: int | None = None) -> None:
         """Begin to record phases, exchanges and the layers of `model`.
 
-        `num_kept`: number of last steps to keep at least; None keeps all steps.
+        `num_kept`: at least this number of last steps is kept; None: all steps are kept.
         """
         self.stop_trace()
         self._marks = LayerMarks(() if model is None else layers_of(model), self._marks.clock)
@@ -207,7 +210,7 @@ class Recorder:
 
     @contextmanager
     def phase(self, kind: Kind, part: str = "") -> Iterator[None]:
-        """Record the `with` block as a phase; with a `part`, it is not divided into layers."""
+        """Record the `with` block as a phase; a phase with a `part` is not divided into layers."""
         self.begin_phase(kind, part)
         yield
         self.end_phase()
@@ -238,7 +241,7 @@ class Recorder:
         self._step += 1
         if self._kept is None:
             self._step_ends.append(self._marks.clock.mark())
-        elif self._step % self._kept == 0:  # not in every step, because this visits all activities
+        elif self._step % self._kept == 0:  # only in some steps, because this visits all activities
             first = self._step - self._kept
             self._activities = [one for one in self._activities if one.step >= first]
             self._sums = [span for span in self._sums if span.step >= first]
@@ -251,7 +254,7 @@ class Recorder:
     def join_exchange(
         self, part: str, kind: Kind = Kind.REDUCE, *, alone: bool = False
     ) -> Activity | None:
-        """Begin to record a collective or, if `alone`, this rank's own work for an exchange.
+        """Begin to record a collective or, if `alone`, work of this rank alone for an exchange.
 
         Returns the activity to pass to `leave_exchange`; None if not tracing.
         """
@@ -278,7 +281,7 @@ class Recorder:
             return None
         start = self._marks.clock.mark()
         activity = Activity(role, self._step, kind, part, start, None, sub_batch)
-        # Other threads begin exchanges at the same time, but append is atomic.
+        # Needs no lock: other threads may append at the same time, but append is atomic.
         self._activities.append(activity)
         return activity
 
@@ -307,7 +310,7 @@ class Recorder:
             between = [*pauses, *((copy.start_s, copy.end_s) for copy in inside)]
             for part, start, end in self._shares(phase, inside):
                 within = [one for one in between if start <= one[0] and one[1] <= end]
-                # A layer's time in backward begins with copies by hooks of the previous layer.
+                # In backward, a layer's time begins with copies by hooks of the previous layer.
                 if phase.kind is Kind.BACKWARD:
                     start = max((last for _, last in within), default=start)
                 else:
@@ -345,9 +348,9 @@ class Recorder:
         return compute_lane(self._device) if by_itself else Resource(self._device, Lane(kind.value))
 
     def _shares(self, phase: Activity, copies: Sequence[Span]) -> Shares:
-        """Divide a phase among its layers; without layers, divide it at its copies.
+        """Divide a phase among its layers; if there are no layers, divide it at its copies.
 
-        The part before a copy has the copy's name; the part after the last copy has the name "".
+        Each part before a copy has the copy's name; the part after the last copy has the name "".
         """
         start, names = phase.start, self._marks.names
         if names and not phase.part and phase.kind in (Kind.FORWARD, Kind.BACKWARD):
@@ -363,10 +366,11 @@ class Recorder:
 
 
 def _end_of_layer(borders: Borders, moment: float) -> float:
-    """Return `moment` or, if only some gradients of a layer were ready, when all were ready.
+    """Return `moment`; if it is between gradients of a layer, return the time of the last one.
 
     Autograd may compute a layer's gradients together but return one after the other, so a
-    collective may start before the last one. In a plan all gradients of a layer are ready at once.
+    collective may start before the last one is returned. But in a plan, all gradients of a layer
+    are ready at once.
     """
     last = bisect_right(borders, moment, key=lambda border: border[1])
     while 0 < last < len(borders) and borders[last][0] == borders[last - 1][0]:
@@ -377,9 +381,10 @@ def _end_of_layer(borders: Borders, moment: float) -> float:
 def noted(
     recorder: Recorder | None, kind: Kind, part: str, *, alone: bool = False
 ) -> AbstractContextManager[None]:
-    """Return a context manager that records its block as a collective; None: records nothing.
+    """Return a context manager that records its `with` block as a collective.
 
-    `alone`: record the block as this rank's own work for an exchange instead.
+    If `alone`, records work of this rank alone for an exchange instead. Without a recorder, records
+    nothing.
     """
     if recorder is None:
         return nullcontext()

@@ -25,7 +25,7 @@ _FIELDS = ("step", "part", "worker", "sub_batch", "num_samples")
 
 
 def write_trace(path: Path, timelines: Iterable[Timeline]) -> None:
-    """Write timelines, which may have different origins, into one file."""
+    """Write timelines into one file; their origins may differ."""
     process = count(1)
     events = [event for timeline in timelines for event in _events(timeline, process)]
     write_text(path, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
@@ -82,7 +82,7 @@ class _Trace(BaseModel):
     events: Annotated[
         list[Annotated[_Slice | _Label, Field(discriminator="ph")]],
         Field(alias="traceEvents"),
-        FailFast(),  # errors for a million events would use much memory
+        FailFast(),  # because errors for a million events would use much memory
     ]
 
 

@@ -1,7 +1,7 @@
-"""Record the steps of asynchronous workers and of their hub, and join the records to a timeline.
+"""Record the steps of asynchronous workers and of their hub, and make a timeline of the records.
 
-The sender of a message records when it was sent, and the receiver when it arrived. The hub makes a
-span of both times.
+The sender records when a message was sent, and the receiver records when the message arrived. The
+hub makes a span from the two times.
 """
 
 import time
@@ -56,7 +56,7 @@ class Trace:
         self.received += [one._replace(at_s=one.at_s - ahead_s) for one in other.received]
 
     def check(self, worker: int, num_steps: int, purposes: Collection[str]) -> None:
-        """Raise InvalidInput if a span or message is of another worker, or has an invalid value."""
+        """Raise InvalidInput if a span or message is invalid, or is not of this `worker`."""
         for span in self.spans:
             _check_span(span, worker)
         for one in (*self.sent, *self.received):
@@ -82,11 +82,11 @@ def _check_span(span: Span, worker: int) -> None:
     if not 0 <= span.step < 2**31 or len(span.part) > _LONGEST_NAME:
         raise InvalidInput("trace", f"has a span {where}, which is out of range")
     if len(span.on) > _MOST_RESOURCES or any(len(one.owner) > _LONGEST_NAME for one in span.on):
-        raise InvalidInput("trace", f"has a span {where} with too many or long-named resources")
+        raise InvalidInput("trace", f"has a span {where} with too many resources or too long names")
 
 
 class WorkerRecorder:
-    """Records a worker's steps with numbers in `window`.
+    """Records those steps of a worker whose numbers are in `window`.
 
     `device`: name of the worker's device in the plan.
     """
@@ -104,7 +104,7 @@ class WorkerRecorder:
     def work(
         self, step: int, kind: Kind, part: str = "", lane: Lane = Lane.COMPUTE
     ) -> Iterator[None]:
-        """Record the `with` block as a span; forward or backward, as one span per layer."""
+        """Record the `with` block as a span; a forward or backward pass has a span per layer."""
         number, by_layers = self._number(step), kind in (Kind.FORWARD, Kind.BACKWARD)
         if by_layers:
             self._marks.watch(number is not None)
@@ -141,15 +141,16 @@ def timeline_of(
 ) -> Timeline:
     """Return the timeline of a trace, which starts at 0.
 
-    `devices`: name of each worker's device. `to_hub`: purposes of messages to the hub (uploads).
-    `label_share`: share of labels in the bytes of the message with labels and activations.
+    `devices`: name of each worker's device. `to_hub`: purposes of the messages that workers send to
+    the hub. `label_share`: in the message with labels and activations, the labels' share of the
+    bytes.
     """
     began = {one[:3]: one.at_s for one in trace.sent}
     lanes: dict[Resource, list[Span]] = defaultdict(list)
     for purpose_name, worker, step, end_s in trace.received:
         purpose, device = Purpose(purpose_name), devices[worker]
         start_s = began.get((purpose_name, worker, step))
-        if start_s is None:  # the sender was lost, and with it the time of sending
+        if start_s is None:  # the sender was lost, and the time of sending with it
             continue
         end_s = max(start_s, end_s)
         border_s = start_s + (end_s - start_s) * label_share
@@ -171,9 +172,9 @@ def timeline_of(
 
 
 def utilisation(timeline: Timeline, devices: Iterable[str]) -> dict[str, float]:
-    """Return each device's utilisation during the time in which all of its workers are traced.
+    """Return each device's utilisation while all of its workers are traced.
 
-    At other times, a device also computes steps that are not traced.
+    All other times are excluded, because the device then also computes steps that are not traced.
     """
     shares = {}
     for device in devices:
