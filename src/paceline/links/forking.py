@@ -11,8 +11,8 @@ OpenMP requires that the forking thread has not computed in parallel: otherwise 
 forever for OpenMP threads that exist only in its parent. The separate thread lives until the end of
 the `with` block, because the kernel ends the server together with that thread.
 
-Forks have the objects that existed when the `with` block began, in copy-on-write memory, but no
-sockets and pipes. Files open for reading get separate positions in each fork.
+Forks have the objects that existed when the `with` block began, in copy-on-write memory. They do
+not inherit sockets or pipes. A file open for reading gets a separate position in each fork.
 """
 
 import ctypes

@@ -43,7 +43,7 @@ from paceline.native import die_with_parent
 
 ADDRESS = "PACELINE_FORK_SERVER"
 MAX_NBYTES = 2**20  # size limit of a request
-OF_WORKERS = ["-m", "paceline.links.processes"]  # first arguments in every `module_command`
+OF_WORKERS = ["-m", "paceline.links.processes"]  # how every `module_command` begins after `python`
 _MAX_FDS = 64
 # Environment variables that take effect only while libraries are loaded.
 _READ_ONCE = re.compile(r"(ATEN|GOMP|KMP|LD|MALLOC|MKL|OMP|OPENBLAS|TORCH)_|PYTHON(?!PATH$)")
@@ -94,7 +94,7 @@ def open_server(modules: Sequence[str], environment: Mapping[str, str]) -> Itera
 
 
 def listen() -> tuple[str, socket.socket]:
-    """Listen at a new abstract address, which leaves nothing in the file system."""
+    """Listen on a socket with a new abstract address, which is not in the file system."""
     address = f"paceline-{secrets.token_hex(16)}"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind("\0" + address)

@@ -44,8 +44,8 @@ def process_group(
     """Join the run described by the environment variables of torchrun or Paceline's launcher.
 
     `deadline_s`: the longest wait of a collective. `device`: the current device inside the block,
-    by default as `device_of_rank`. `exchanges_alone`: create a process group even for a single
-    rank. Without RANK in the environment, this process is a run's only rank.
+    by default the result of `device_of_rank`. `exchanges_alone`: create a process group even for a
+    single rank. Without RANK in the environment, this process is a run's only rank.
 
     Raises WorkerLost if a peer is lost or does not join, and InvalidInput if the ranks cannot form
     a group. If the block fails after another rank has failed, WorkersFailed replaces its error.

@@ -36,7 +36,7 @@ class Training(NamedTuple):
 class ProcessSettings(NamedTuple):
     """The settings of a worker process.
 
-    `depth`: the number of batches that the worker overlaps. `cores`: CPU numbers to pin it to.
+    `depth`: the number of batches that the worker overlaps. `cores`: the CPUs that it may use.
     """
 
     number: int

@@ -48,8 +48,8 @@ def computed(workload: Workload, threads: int, size: int) -> Iterator[tuple[Kind
     parameter traffic do not. Forward reads the parameters. Backward reads them and writes
     gradients, or only writes gradients in the first layer, because inputs need no gradient. Each of
     the `threads` has this traffic for its part of the batch, and makes its own update. The rest of
-    a layer's traffic is activation traffic. If a layer reads only some parameters (embeddings) and
-    has less traffic than that, all its traffic is parameter traffic.
+    a layer's traffic is activation traffic. A layer that reads only some parameters, such as an
+    embedding, may have less traffic than its parameters; then all its traffic is parameter traffic.
     """
     share, parts = size / workload.batch_size, min(threads, size)
 
@@ -160,7 +160,7 @@ class BatchTasks:
 
 
 def plan(workload: Workload, machine: Machine, config: Hogbatch, window: Window) -> Plan:
-    """Plan the batches of `window`, without tasks that end later than the window's last batch.
+    """Plan the batches of `window`; leave out tasks that end after the window's last batch.
 
     A step has the samples of `config.workers` batches, divided by the policy. Raises InvalidInput
     if the machine has fewer devices than workers, if the devices are not on one host, or if a GPU
@@ -311,7 +311,7 @@ class EventLoop:
         self._events: list[tuple[float, int, int]] = []
         self._free_s: dict[Resource, float] = defaultdict(float)
         self._tasks: list[Task] = []
-        self._seconds: list[float] = []  # of each task
+        self._seconds: list[float] = []  # seconds of each task
         self._ends_s: dict[TaskId, float] = {}  # end times of started tasks
         self._children: dict[TaskId, list[int]] = defaultdict(list)
         self._last: set[int] = set()  # index of each batch's last task

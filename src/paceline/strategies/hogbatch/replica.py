@@ -190,7 +190,7 @@ class CpuReplica:
         self.spans: list[Span] = []
 
     def take(self, rows: Tensor, rate: float, step: int | None) -> Iterable[BatchResult]:
-        """Train on a batch, and return a tuple of its result."""
+        """Train on a batch; return a tuple with the batch's result as its only element."""
         return (self.train(rows, rate, step),)
 
     def done(self, *, waits: bool = False) -> Iterable[BatchResult]:

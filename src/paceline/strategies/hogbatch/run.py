@@ -64,7 +64,7 @@ def start(session: TrainingSession) -> Iterator["HogbatchRunner"]:
     if settings, model and data do not match.
     """
     settings = session.settings
-    assert isinstance(settings, TrainSettings)  # validation rejects rehearsals
+    assert isinstance(settings, TrainSettings)  # earlier checks reject rehearsals
     recipe = recipe_of(settings.model, settings.data, settings.seed)
     model = built(recipe, settings.seed)
     _check(settings, session.config, recipe)

@@ -122,9 +122,9 @@ class SampleQueue:
 class WorkerCounts:
     """Counts of a worker, saved in checkpoints.
 
-    `updates`: the number of updates by `updates_of`. `num_updates`: the number of updates of the
-    model. `size`: the batch size that the policy returned last. `staleness`: the number of other
-    workers' updates that the last completed batch missed.
+    `updates`: the number of updates that `updates_of` counts. `num_updates`: the number of updates
+    of the model. `size`: the batch size that the policy returned last. `staleness`: the number of
+    other workers' updates that the last completed batch missed.
     """
 
     updates: float = 0.0
@@ -287,7 +287,7 @@ class BatchScheduler:
         left_s = len(self.queue) / sum(one.samples_per_s or 0.0 for one in self.active)
         if len(assigned_s) < worker.depth:
             # At the end of an epoch, assign no batch for which other workers would wait.
-            busy_s = sum(assigned_s) - assigned_s[0] / 2  # the first batch is half done on average
+            busy_s = sum(assigned_s) - assigned_s[0] / 2  # the first batch is on average half done
             return isinf(assigned_s[0]) or busy_s <= left_s
         # With decay of the learning rate, a batch can be assigned only when the previous batch's
         # staleness is known. Without decay, assign short batches in advance, because waking a

@@ -43,7 +43,7 @@ class OverlapTimes:
 
 
 def bytes_of(chunk: Chunk, memory: Tensor) -> Tensor:
-    """Return the bytes of a chunk as a part of `memory`, which has the arena's layout."""
+    """Return a view of the chunk's bytes in `memory`, which has the arena's layout."""
     first, last = chunk.slots[0], chunk.slots[-1]
     return memory[first.offset : last.offset + last.nbytes]
 
@@ -75,7 +75,7 @@ class CpuTransfer:
         """Do nothing, because `receive` waits for all chunks."""
 
     def send(self, chunk: Chunk, recorder: Recorder | None) -> None:
-        """Copy the chunk's gradients into this rank's slot and post it."""
+        """Copy the chunk's gradients into this rank's slot, and post the chunk."""
         # Record directly, because `noted` would take as long as the copy of a small chunk.
         name = str(chunk.number)
         copying = recorder.join_exchange(name, Kind.D2H, alone=True) if recorder else None
@@ -216,7 +216,7 @@ class DeviceTransfer:
             self._gather(chunk)
         gathered = self._device.record(timed=True)
         self._now.gathers[chunk.number] = begin, gathered
-        self._to_host.wait_event(gathered)  # but not for kernels that are queued later
+        self._to_host.wait_event(gathered)  # does not wait for kernels that are queued later
         with self._device.use(self._to_host):
             with noted(recorder, Kind.D2H, str(chunk.number), alone=True):
                 bytes_of(chunk, self._arena.slot).copy_(
@@ -325,8 +325,8 @@ class DeviceTransfer:
 def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     """Copy tensors with few kernels.
 
-    `_foreach_copy_` uses a kernel per tensor if dtypes or strides in its lists differ. So call it
-    once per pair of dtypes, and copy tensors with different strides separately.
+    `_foreach_copy_` uses a kernel per tensor if dtypes or strides in its lists differ. So this
+    function calls it once per pair of dtypes, and copies tensors with other strides separately.
     """
     lists = defaultdict[object, tuple[list[Tensor], list[Tensor]]](lambda: ([], []))
     for target, source in zip(targets, sources, strict=True):

@@ -59,7 +59,7 @@ class LocalRunner(ReplicaRunner):
     """Trains or rehearses this rank's replica."""
 
     def profile(self, beside: Iterable[tuple[Strategy, Any]]) -> Profile:
-        """Measure layers and exchanges; the exchange of strategy local has all layers at once."""
+        """Measure layers and exchanges; strategy local exchanges all layers at once."""
         whole = [
             (one, replace(config, fragments=1, delay=0) if isinstance(config, Local) else config)
             for one, config in beside
@@ -87,7 +87,7 @@ class LocalRunner(ReplicaRunner):
 
 
 def _means(seconds: Sequence[float], count: int) -> tuple[float, ...]:
-    """Return the mean of each `count` consecutive numbers, without an incomplete last group."""
+    """Return the mean of each group of `count` numbers; ignore an incomplete last group."""
     count = max(1, min(count, len(seconds)))
     whole = range(0, len(seconds) - count + 1, count)
     return tuple(fmean(seconds[first : first + count]) for first in whole)

@@ -106,7 +106,7 @@ def _found(workload: Workload) -> int:
 
 
 def _comes_first(workload: Workload, start: int) -> bool:
-    """Return whether backward runs from the last layer back to `start` before all other layers."""
+    """Return whether the backward pass reaches layers `start` to last before all others."""
     count = len(workload.layers)
     return workload.backward_order[: count - start] == tuple(range(count - 1, start - 1, -1))
 
@@ -159,17 +159,17 @@ class LayerWork(NamedTuple):
     backward_weight: Cost | None
 
     def with_update(self, update: Cost) -> Self:
-        """Add the cost of the weight update to the last part of backward."""
+        """Add the cost of the weight update to the last part of the backward pass."""
         if self.backward_weight is None:
             return self._replace(backward_input=self.backward_input + update)
         return self._replace(backward_weight=self.backward_weight + update)
 
 
 def layer_work(layer: Layer, share: float, part: float, accumulates: bool) -> LayerWork:
-    """Return the costs of a fraction `share` of a layer's outputs, and `part` of its samples.
+    """Return a layer's costs for fraction `share` of its outputs and `part` of the samples.
 
     The memory traffic of weights and weight gradients is equal for every `part`. `accumulates`:
-    backward adds the weight gradients to existing gradients, which cost memory traffic, too.
+    backward adds the weight gradients to existing gradients, which must be read, too.
     """
     weights = layer.gradient_nbytes * share
     forward = _of(layer.forward, share, part, weights)
@@ -193,7 +193,7 @@ def update_work(layer: Layer, share: float) -> Cost:
 
 
 def _of(cost: Cost, share: float, part: float, weights: float) -> Cost:
-    """Return a part of a layer's cost; `weights`: bytes of weights, which `part` does not scale."""
+    """Scale a cost by `share` and `part`; `weights`: bytes that `part` does not scale."""
     fixed = min(weights, cost.nbytes * share)
     nbytes = fixed + (cost.nbytes * share - fixed) * part
     return Cost(cost.flops * share * part, nbytes, cost.num_calls)

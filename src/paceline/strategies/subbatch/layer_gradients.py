@@ -130,7 +130,7 @@ class LayerGradients(Exchange):
             self._encoded.begin_step()
 
     def ready(self, chunk: Chunk, touched: Sequence[bool]) -> None:
-        """Start averaging a layer's gradients; if the thread is synchronous, `finish` starts it."""
+        """Start averaging a layer's gradients; a synchronous thread postpones it to `finish`."""
         if self._thread.is_synchronous:
             self._postponed.append(chunk)
         else:
@@ -206,7 +206,7 @@ class LayerGradients(Exchange):
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes that this rank has sent so far; without a codec, those of a ring all-reduce."""
+        """Bytes that this rank has sent so far; without a codec, computed for a ring all-reduce."""
         encoded = self._encoded.bytes_sent if self._encoded else 0
         return encoded + self._nbytes // self._group.world_size
 
