@@ -60,7 +60,7 @@ class _PeerProcesses:
         return self._members[local_rank].title
 
     def why_lost(self, lost: Sequence[tuple[int, Fault]], step: int, deadline_s: float) -> str:
-        """Return an error text that names the dead ranks or, if all are alive, the silent ranks."""
+        """Return an error text that names the dead ranks, or else the silent ranks."""
         dead = [self.name(local_rank) for local_rank, fault in lost if fault is Fault.DIED]
         if dead:
             return f"{', '.join(dead)} died in the middle of the run"
@@ -188,7 +188,7 @@ class Arena:
         self._opened().post(chunk)
 
     def publish(self) -> None:
-        """Mark the next chunk as summed over all machines; only for the leader of a held arena."""
+        """Mark the next chunk as summed over all machines; a held arena's leader calls this."""
         self._check_open()
         self._opened().publish()
 

@@ -63,7 +63,7 @@ def forked_from_here() -> Iterator[None]:
 
 @contextmanager
 def _server(listener: socket.socket) -> Iterator[None]:
-    """Run the fork server, a fork of this process that ends with the thread that forked it."""
+    """Run a fork server, forked from this process, that ends with the forking thread."""
     _flush()
     parent, forked, is_over = os.getpid(), Future[int](), threading.Event()
 

@@ -149,7 +149,7 @@ class Group:
         return self._names_in(_ENDED)
 
     def _names_in(self, states: Sequence[str]) -> str:
-        """Return the names of ranks whose process on this kernel is in one of the `states`."""
+        """Return the names of ranks on this machine whose process is in one of these states."""
         found, own = [], self.members[self.rank]
         for one in self.members:
             if one.place != own.place:

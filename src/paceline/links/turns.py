@@ -19,7 +19,7 @@ class LaneStopped(Exception):
 
 
 class Turns:
-    """Gives lanes (threads) turns on a device in a fixed order; a lane can leave or stop all."""
+    """Gives lanes (threads) turns on a device in a fixed order; a lane can leave the order."""
 
     def __init__(self, lanes: Sequence[int]) -> None:
         self._order = list(lanes)

@@ -30,7 +30,7 @@ _COPIED = 2  # bytes of memory traffic per copied byte
 
 @dataclass(frozen=True)
 class Bucket:
-    """Gradients that are reduced together, after the backward of `last_layer`."""
+    """Gradients that are reduced together, after the backward pass of `last_layer`."""
 
     nbytes: int = 0
     last_layer: str = ""

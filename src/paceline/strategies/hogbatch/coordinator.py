@@ -80,7 +80,7 @@ class WorkerProcesses(PacketWorkers[WorkerProcess]):
 
 
 class KnownWorker(NamedTuple):
-    """A worker of this run, or from before it was resumed; `name`: its device in results."""
+    """A worker of this run or of the run it resumes; `name`: device name in results."""
 
     name: str
     spec: str

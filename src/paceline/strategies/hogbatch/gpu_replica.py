@@ -53,7 +53,7 @@ class _Run(NamedTuple):
     updates: tuple[Tensor, ...]
 
     def take(self, place: int, missing: int | None) -> None:
-        """Load the copied model into the replica, and save the loaded values as a batch's start.
+        """Load the copied model into the replica; save these values as a batch's start.
 
         If the copied model lacks the change in place `missing`, `take` adds this change.
         """
@@ -266,7 +266,7 @@ class GpuReplica:
 
 @torch.no_grad()
 def clear_gradients(parameters: Sequence[nn.Parameter], where: Tensor) -> None:
-    """Set all gradients to zero if the scalar `where` is true, without copying it to the host."""
+    """Set all gradients to zero if `where`, a scalar that stays on the device, is true."""
     for parameter in parameters:
         if (gradient := parameter.grad) is not None:
             values = gradient._values() if gradient.is_sparse else gradient

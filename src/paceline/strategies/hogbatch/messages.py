@@ -55,7 +55,7 @@ class Command(Enum):
 
 
 class TrySpeed(NamedTuple):
-    """A command to time batches of these sizes, each for `seconds`, on a copy of the model."""
+    """A command to time batches of each size for `seconds`, on a copy of the model."""
 
     sizes: tuple[int, ...]
     seconds: float

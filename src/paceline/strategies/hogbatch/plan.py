@@ -116,7 +116,7 @@ class BatchCosts:
 
 
 class BatchTasks:
-    """Makes the tasks of one worker's batches; each waits for the previous task of its batch.
+    """Makes a worker's batch tasks; each task waits for the previous task of its batch.
 
     With `depth` 1, a batch also waits for the end of the previous batch. With a larger `depth`,
     three tasks of batch n also wait for tasks of earlier batches:
@@ -133,7 +133,7 @@ class BatchTasks:
         self._computed: tuple[TaskId, ...] = ()
 
     def next(self, first: Sequence[Task]) -> list[Task]:
-        """Return the tasks of the next batch, given those of a first batch of the same size."""
+        """Return the next batch's tasks; `first`: tasks of a first batch of equal size."""
         made: list[Task] = []
         for task in first:
             after = tuple(one.id for one in made[-1:]) + self._others(task, made)
@@ -162,9 +162,9 @@ class BatchTasks:
 def plan(workload: Workload, machine: Machine, config: Hogbatch, window: Window) -> Plan:
     """Plan the batches of `window`; leave out tasks that end after the window's last batch.
 
-    A step has the samples of `config.workers` batches, divided by the policy. Raises InvalidInput
-    if the machine has fewer devices than workers, if the devices are not on one host, or if a GPU
-    has no link to the host.
+    A step has as many samples as `config.workers` batches of the workload; the policy divides these
+    samples into batches. Raises InvalidInput if the machine has fewer devices than workers, if the
+    devices are not on one host, or if a GPU has no link to the host.
     """
     workers = PricedWorkers(workload, machine, config)
     total = window.num_steps * workload.batch_size * config.workers
@@ -172,7 +172,7 @@ def plan(workload: Workload, machine: Machine, config: Hogbatch, window: Window)
 
 
 def memory(workload: Workload, machine: Machine, config: Hogbatch) -> dict[str, int]:
-    """Return the bytes needed by each worker's device, and by the host for the shared model.
+    """Return the bytes that each worker's device needs, and the host for the shared model.
 
     A worker stores the activations of its largest batch; a CPU worker also a gradient per thread; a
     GPU also the replica, its gradient, the copy of the shared model, the samples of `gpu_depth`
@@ -204,9 +204,10 @@ def _spec(machine: Machine, device: Device, config: Hogbatch) -> WorkerSpec:
 
 
 class PricedBatch(NamedTuple):
-    """The tasks of a worker's first batch of a size, and the seconds that each task takes.
+    """A worker's tasks for a first batch of `size` samples, and each task's seconds.
 
-    `period_s`: seconds between the ends of successive batches. `computing_s`: seconds of compute.
+    `period_s`: seconds between the ends of successive batches. `computing_s`: seconds in which a
+    batch computes.
     """
 
     size: int
@@ -278,7 +279,7 @@ class PricedWorkers:
         return self.batch(worker, size)
 
     def complete(self, worker: int) -> int:
-        """Count a worker's oldest batch as done; return its size, or 0 if it has no batch."""
+        """Count a worker's oldest batch as done; return the batch's size, 0 without a batch."""
         size = self._assigned[worker].popleft() if self._assigned[worker] else 0
         self._updates[worker] += updates_of(self.specs[worker], size, self._beta)
         return size

@@ -38,7 +38,7 @@ Made = dict[str, list[BatchRecord]]  # batches by the device's name
 
 
 class BatchLog:
-    """The log of all batches in the order of their reports; `packed` has 76 bytes per batch."""
+    """The log of all batches in the order of reports; `packed`: 76 bytes per batch."""
 
     def __init__(self, packed: bytes = b"") -> None:
         self.packed = bytearray(packed)

@@ -83,7 +83,7 @@ def steps_to_loss(workload: Workload, config: Local) -> StepsToLoss | None:
 
 
 def _is_near(row: Row, num_parameters: int, config: Local) -> bool:
-    """Return True if the row applies to a model of this size and to this configuration.
+    """Return True if the row applies to this model size and this configuration.
 
     The outer step must be the same, and the row's exchanges at most as precise.
     """

@@ -115,7 +115,7 @@ class ElasticRunner:
         """Do nothing, because a profile needs all workers, and others may already be training."""
 
     def train(self, config: Local) -> Outcome:
-        """Train until the last step of the run, from the step at which this worker joins."""
+        """Train from the step at which this worker joins to the run's last step."""
         session, (number, _, manager) = self._session, self._elastic
         recorder = Recorder(clock_for(session.group.device), "", 0)
         torch.manual_seed(getattr(session.settings, "seed", 0) + number)
@@ -154,7 +154,7 @@ def _spans_of_fragment(
     worker: int,
     first_round: int,
 ) -> Iterator[Span]:
-    """Yield the spans of a fragment: inner steps before it is sent, exchange, and outer step."""
+    """Yield a fragment's spans: inner steps before it is sent, exchange, and outer step."""
     number, fragment = divmod(times.number, config.fragments)
     number, part = number - first_round, str(fragment)
     has_delay, is_gpu = config.delay > 0, device.kind is DeviceKind.GPU

@@ -21,7 +21,7 @@ class Cut:
 
     @property
     def rows_per_sample(self) -> int:
-        """Number of rows per sample in the head: 1, or the number of the sample's tokens."""
+        """Rows per sample in the head: 1, or the number of tokens per sample."""
         matrix = matrix_of(self.head[0])
         assert matrix is not None  # a head begins with a linear layer
         row_nbytes = matrix.shape[1] * matrix.element_size
@@ -112,7 +112,7 @@ def _comes_first(workload: Workload, start: int) -> bool:
 
 
 def _problem(workload: Workload, start: int) -> str | None:
-    """Return why the layers from `start` to the end cannot be split by outputs, or None."""
+    """Return why the layers from `start` on cannot be split by outputs; None if they can."""
     before: Layer | None = None
     for layer in workload.layers[start:]:
         shapes = [parameter.shape for parameter in layer.parameters]
@@ -142,7 +142,7 @@ def _problem(workload: Workload, start: int) -> str | None:
 
 
 def _rows_of(layer: Layer, batch_size: int) -> int:
-    """Return a layer's number of rows per sample: 1, or the number of the sample's tokens."""
+    """Return a layer's rows per sample: 1, or the number of tokens per sample."""
     row_nbytes = num_outputs(layer) * layer.parameters[0].element_size
     return max(1, round(layer.activation_nbytes / batch_size / row_nbytes))
 

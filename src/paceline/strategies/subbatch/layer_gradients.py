@@ -221,7 +221,7 @@ class LayerGradients(Exchange):
         return self._encoded.codecs.state_dict() if self._encoded else {}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Load the error feedback that this rank saved; the number of ranks must be the same."""
+        """Load the error feedback that this rank saved in a run with equally many ranks."""
         if self._encoded is not None:
             self._encoded.codecs.load_state_dict(state)
 

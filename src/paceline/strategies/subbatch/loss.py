@@ -38,8 +38,8 @@ def label_message(targets: Tensor, most: int, num_classes: int) -> Tensor:
     if len(rows) > most:
         raise InvalidInput(
             "data",
-            f"has {len(rows)} targets in {len(targets)} samples; samples of the first sample's "
-            f"length have at most {most}",
+            f"has {len(rows)} targets in {len(targets)} samples; if all samples were as long as "
+            f"the first, there would be at most {most}",
             hint="pad all samples to one length",
         )
     known = rows[rows != IGNORED]
@@ -146,7 +146,7 @@ class CrossEntropy:
 
 
 def _own_targets(targets: Tensor, shard: Shard) -> tuple[Tensor, Tensor]:
-    """Return the rows whose target is a class of `shard`, and the target's index in `shard`."""
+    """Return the rows with targets in `shard`, and the index of each target in `shard`."""
     places = targets - shard.first
     rows = ((places >= 0) & (places < shard.size)).nonzero().flatten()
     return rows, places[rows]

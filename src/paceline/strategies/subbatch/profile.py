@@ -1,8 +1,8 @@
 """Measure each part of a step separately, and count the bytes that the plan sends.
 
 The measured steps are real, but exchanges do not overlap with computation: each exchange ends
-before the next computation begins, and the body's gradients are exchanged after its backward. The
-overlap in normal steps is computed by simulating the plan.
+before the next computation begins, and the body's gradients are exchanged after its backward pass.
+The overlap in normal steps is computed by simulating the plan.
 """
 
 from typing import get_args

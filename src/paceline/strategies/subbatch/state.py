@@ -163,7 +163,7 @@ def load_tensors(tensors: Mapping[str, Tensor], model: nn.Module, head: Head, ra
 
 
 def _tensors(model: nn.Module, head: Head) -> dict[str, _SavedTensor]:
-    """Return the model's tensors in file order; a tied tensor appears once, by its first name."""
+    """Return the model's tensors in file order; tied tensors have only their first name."""
     state = tensor_file.in_file_order(module_state(model))
     return {name: _SavedTensor.of(tensor, name, head) for name, tensor in state.items()}
 

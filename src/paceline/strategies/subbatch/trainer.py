@@ -3,8 +3,8 @@
     main      body's forward | fc1/0 fc1/1 | fc2/0 fc2/1 | backward ... | body's backward | update
     thread    [labels]    [fc1/0][fc1/1]    [fc2/0][fc2/1]  [loss/0] ...
 
-While sub-batch 0 in layer fc1 (fc1/0) waits for an exchange, the next sub-batch computes, in the
-same order on all ranks. If each sub-batch updates the head, the next sub-batch only sends
+While sub-batch 0 in layer fc1 (fc1/0) waits for an exchange, the next sub-batch computes. The order
+is the same on all ranks. If each sub-batch updates the head, the next sub-batch only sends
 activations in advance, and computes after the current sub-batch has ended.
 """
 
