@@ -299,7 +299,7 @@ def main() -> None:
         if not cuda.can_fork():  # an import has initialised CUDA
             return
     gc.collect()
-    gc.freeze()  # garbage collection in a child would write to all memory, and so copy it
+    gc.freeze()  # a child's garbage collection would write to all shared memory, which copies it
     serve(socket.socket(fileno=int(fd)), environment)
 
 

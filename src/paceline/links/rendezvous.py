@@ -69,8 +69,9 @@ def process_group(
 
 
 def _started_group(own: Device, deadline_s: float) -> Group:
-    # Import torch._dynamo before process groups exist. PyTorch's import at the first optimizer step
-    # would keep references to process groups, whose threads abort the interpreter at its exit.
+    # Import torch._dynamo before process groups exist. If PyTorch imported it at the first step of
+    # an optimizer, it would keep references to process groups, whose threads would then abort the
+    # interpreter at its exit.
     importlib.import_module("torch._dynamo")
     deadline, device = timedelta(seconds=deadline_s), own.torch_device
     store, members = _initialise(own, deadline)

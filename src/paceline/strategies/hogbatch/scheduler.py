@@ -60,7 +60,7 @@ class ScheduledRate:
         if not self._rate:
             raise InvalidInput("schedule", "requires a learning rate above 0")
         model[0].grad = torch.zeros_like(model[0])
-        made.step()  # else the schedule would warn that it steps before the optimizer
+        made.step()  # else PyTorch would warn that the schedule steps before the optimizer
         self._check()
 
     def factor(self, num_samples: int) -> float:
@@ -330,7 +330,7 @@ class BatchScheduler:
         return work
 
     def drop(self, worker: WorkerProgress, now_ns: int) -> list[tuple[ExecuteWork, BatchResult]]:
-        """Remove a lost worker; return its committed, unreported batches and their results.
+        """Remove a lost worker; return its committed but unreported batches, with results.
 
         The samples of the worker's other batches become free again.
         """

@@ -156,7 +156,7 @@ class _StepTimes:
     end: Event = field(init=False)
 
     def exposed_s(self) -> float:
-        """Return the seconds of gathering, plus those from the end of backward to `end`."""
+        """Return the seconds of gathering plus the seconds from the end of backward to `end`."""
         alone = [*self.gathers.values(), (self.backward_end, self.end)]
         return sum(begin.elapsed_time(end) for begin, end in alone) * 1e-3
 
@@ -209,7 +209,7 @@ class DeviceTransfer:
 
     def send(self, chunk: Chunk, recorder: Recorder | None) -> None:
         """Queue a chunk's copy to the host after the work of the current stream."""
-        # If another stream scattered the means of the previous step, it may still read the buffer.
+        # On another stream, the scatter of the previous step's means may still read the buffer.
         self._device.current_stream().wait_event(self._free)
         begin = self._device.record(timed=True)
         with recorder.recorded(Role.PAUSE, Kind.D2H) if recorder is not None else nullcontext():

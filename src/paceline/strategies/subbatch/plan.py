@@ -58,7 +58,7 @@ _FLOAT32 = (4,)  # element size that a codec of activations or their gradients c
 
 
 def weights_of(layer: str) -> str:
-    """Return the `Task.part` of a layer's weight gradients."""
+    """Return the `Task.part` of the task that computes a layer's weight gradients."""
     return f"{layer}:weights"
 
 

@@ -162,7 +162,7 @@ class SplitTrainer:
         return {purpose: nbytes / max(1, self.num_steps) for purpose, nbytes in sent.items()}
 
     def num_copies(self, parameter: nn.Parameter) -> int:
-        """Count the parameter, its gradient, and the optimizer's tensors of the same shape."""
+        """Count the tensors of a parameter's shape: parameter, gradient, optimizer state."""
         kept = [one.state.get(parameter, {}).values() for one in self.optimizers.values()]
         tensors = [one for values in kept for one in values if isinstance(one, Tensor)]
         return 2 + sum(one.shape == parameter.shape for one in tensors)
