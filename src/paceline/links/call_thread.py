@@ -22,8 +22,8 @@ class CallThread:
 
     Unlike a thread of a ThreadPoolExecutor, it does not keep the process alive while it waits for a
     lost rank. By default, all calls after a failed call fail with the same error, because their
-    collectives would not match the other ranks' collectives. `goes_on`: make the
-    other calls even after a failed call.
+    collectives would not match the other ranks' collectives. `goes_on`: make the other calls even
+    after a failed call.
     """
 
     def __init__(self, name: str, device: torch.device = _CPU, *, goes_on: bool = False) -> None:

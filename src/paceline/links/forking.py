@@ -135,7 +135,7 @@ def _serve(listener: socket.socket, parent: int, mask: Iterable[int]) -> NoRetur
     code: object = 1
     try:
         die_with_parent(parent)
-        gc.freeze()  # garbage collection would write to all shared memory, which copies it
+        gc.freeze()  # garbage collection would write to inherited memory, and so copy it
         for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
             if callable(signal.getsignal(number)):
                 signal.signal(number, signal.SIG_DFL)

@@ -299,7 +299,7 @@ def main() -> None:
         if not cuda.can_fork():  # an import has initialised CUDA
             return
     gc.collect()
-    gc.freeze()  # a child's garbage collection would write to all shared memory, which copies it
+    gc.freeze()  # a child's garbage collection would write to inherited memory, and so copy it
     serve(socket.socket(fileno=int(fd)), environment)
 
 

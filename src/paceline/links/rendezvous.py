@@ -48,7 +48,8 @@ def process_group(
     single rank. Without RANK in the environment, this process is a run's only rank.
 
     Raises WorkerLost if a peer is lost or does not join, and InvalidInput if the ranks cannot form
-    a group. If the block fails after another rank has failed, WorkersFailed replaces its error.
+    a group. If the block fails after another rank has failed, WorkersFailed replaces the
+    block's error.
     """
     own = device_of(device_of_rank() if device is None else device)
     # Without `use`, a model's `.cuda()` would create a CUDA context on the first GPU.

@@ -45,11 +45,12 @@ def computed(workload: Workload, threads: int, size: int) -> Iterator[tuple[Kind
     """Yield kind, part and cost of a batch's compute tasks, scaled from the workload's batch size.
 
     Flops and activation traffic scale with the number of samples; the number of calls and the
-    parameter traffic do not. Forward reads the parameters. Backward reads them and writes
-    gradients, or only writes gradients in the first layer, because inputs need no gradient. Each of
-    the `threads` has this traffic for its part of the batch, and makes its own update. The rest of
-    a layer's traffic is activation traffic. A layer that reads only some parameters, such as an
-    embedding, may have less traffic than its parameters; then all its traffic is parameter traffic.
+    parameter traffic do not. The forward pass reads the parameters. The backward pass reads the
+    parameters and writes gradients; in the first layer it only writes gradients, because inputs
+    need no gradient. Each of the `threads` has this traffic for its part of the batch, and makes
+    its own update. The rest of a layer's traffic is activation traffic. A layer that reads only
+    some parameters, such as an embedding, may have less traffic than this parameter traffic; then
+    all its traffic counts as parameter traffic.
     """
     share, parts = size / workload.batch_size, min(threads, size)
 

@@ -17,8 +17,8 @@ from paceline.core.wire_format import wire_format
 from paceline.core.workload import Workload
 from paceline.strategies.local.config import Local
 
-# A row also applies to other settings, up to these ratios (log2): the first limits the number of
-# parameters, the second the steps per round and the number of workers.
+# A row applies up to these ratios (log2) between row and run: the first is the ratio of parameters,
+# the second the ratio of steps per round and the ratio of workers.
 _NEAR_MODEL, _NEAR = 2.0, 1.0
 _Count = Annotated[int, Field(ge=1)]
 _Steps = Annotated[float, Field(gt=0, allow_inf_nan=False)]
