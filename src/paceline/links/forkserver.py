@@ -9,7 +9,7 @@ server's address from PACELINE_FORK_SERVER, and ask the same server.
         │    ◄── the process number, and later the exit code
         └─ closes the connection, or dies: the server kills the process
 
-The server dies with the process that opened it, and its children die with the server. The server
+The server dies with the process that opened it, and the server's forks die with the server. It
 has one thread, computes nothing and never touches a GPU, so that it can be forked. Some environment
 variables, such as OMP_NUM_THREADS, take effect only while libraries are loaded. The server refuses
 requests that change such variables; `start` then starts a new program instead.
@@ -128,7 +128,7 @@ class ForkServer:
     """Forks a child for each request on a socket.
 
     `environment`: the environment in which this process loaded libraries. The server refuses
-    requests that change a variable that libraries read while loading; None accepts all requests.
+    requests that change a variable that libraries read while loading. With None, it accepts all.
     """
 
     def __init__(

@@ -186,7 +186,7 @@ class PacketWorkers(Generic[W]):
     def poll(self) -> Iterator[tuple[W, Any, str]]:
         """Wait up to half a second for messages; yield tuples (worker, message, why).
 
-        If a worker is lost, `message` is None and `why` is a reason that completes "worker 1 ...".
+        If a worker is lost, `message` is None and `why` is a predicate: "was ended by SIGKILL".
         Raises InvalidInput or WorkerLost if a worker reports its failure.
         """
         for key, _ in self._selector.select(_POLL_S):
