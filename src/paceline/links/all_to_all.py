@@ -42,7 +42,7 @@ class AllToAll:
     def wait(self) -> list[Tensor]:
         """Wait until all messages are sent and received; return the message from each rank."""
         for work in self._works:
-            assert work is not None  # it would be None on a rank outside the group
+            assert work is not None  # None only on a rank outside the group
             work.wait()
         self._works, self._sent = [], []
         return list(self._received)

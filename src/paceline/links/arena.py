@@ -20,7 +20,7 @@ _DTYPES = {
     torch.bfloat16: DType.BFLOAT16,
     torch.float16: DType.FLOAT16,
 }
-_EXPECTED = {  # by fault: what a rank has not done by the deadline
+_EXPECTED = {  # for error texts: what a silent rank should have done
     Fault.POST: "deliver the gradients of step {step}",
     Fault.COMMIT: "deliver the gradients of step {step}",
     Fault.SUM: "finish its part of the sum of step {step}",
@@ -50,7 +50,7 @@ class _PeerProcesses:
 
     def gone(self) -> list[int]:
         """Return the local ranks whose processes have ended."""
-        ended = select.poll()  # new for each call, because two threads cannot share it
+        ended = select.poll()  # a new object per call, because several threads make calls
         for pidfd in self._local_rank_of:
             ended.register(pidfd, select.POLLIN)
         return sorted(self._local_rank_of[pidfd] for pidfd, _ in ended.poll(0))
@@ -60,7 +60,7 @@ class _PeerProcesses:
         return self._members[local_rank].title
 
     def why_lost(self, lost: Sequence[tuple[int, Fault]], step: int, deadline_s: float) -> str:
-        """Return the error text for the dead ranks; if no rank has died, for the silent ranks."""
+        """Return an error text that names the dead ranks, or else the silent ranks."""
         dead = [self.name(local_rank) for local_rank, fault in lost if fault is Fault.DIED]
         if dead:
             return f"{', '.join(dead)} died in the middle of the run"
@@ -118,8 +118,8 @@ class Arena:
         held = len(place.leaders) > 1 if held is None else held
         fd = share(group, place, arena_nbytes(*sizes))
         problem = None
-        # If each rank has its own core, a waiting rank spins longer before it sleeps. In a held
-        # arena, spinning would slow down the rank, because a thread waits while the rank computes.
+        # If each rank has its own core, a waiting rank spins longer before it sleeps. Not in a held
+        # arena: there a thread waits while its rank computes, so spinning would slow down the rank.
         own_core = place.num_cores >= len(place.members) and not held
         two_cores = place.num_cores >= 2 * len(place.members)
         scale = 1 / group.world_size if scale is None else scale
@@ -155,9 +155,9 @@ class Arena:
         return self._opened().refresh(step % 2)
 
     def set_chunks(self, chunks: Sequence[Sequence[tuple[int, int, torch.dtype]]]) -> None:
-        """Set the segments of each chunk, without overlap, on all ranks between two steps.
+        """Set each chunk's segments, which must not overlap; all ranks call it between steps.
 
-        A segment is its byte offset in each rank's slot, its number of values, and their dtype.
+        A segment is a tuple: byte offset in each rank's slot, number of values, and dtype.
         """
         self._opened().set_chunks(
             [[(offset, count, _DTYPES[dtype]) for offset, count, dtype in one] for one in chunks]
@@ -188,7 +188,7 @@ class Arena:
         self._opened().post(chunk)
 
     def publish(self) -> None:
-        """Mark the next chunk as summed over all machines; only for the leader of a held arena."""
+        """Mark the next chunk as summed over all machines; a held arena's leader calls this."""
         self._check_open()
         self._opened().publish()
 

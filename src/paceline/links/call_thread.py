@@ -13,7 +13,7 @@ import torch
 from paceline.links.devices import device_of
 
 T = TypeVar("T")
-_CLOSE_S = 5.0  # longest wait for the thread's end: it never ends if it waits for a lost rank
+_CLOSE_S = 5.0  # longest wait for the thread's end; a thread that waits for a lost rank never ends
 _CPU = torch.device("cpu")
 
 
@@ -22,7 +22,8 @@ class CallThread:
 
     Unlike a thread of a ThreadPoolExecutor, it does not keep the process alive while it waits for a
     lost rank. By default, all calls after a failed call fail with the same error, because their
-    collectives would not match the other ranks' collectives. `goes_on`: make these calls anyway.
+    collectives would not match the other ranks' collectives. `goes_on`: make the other calls even
+    after a failed call.
     """
 
     def __init__(self, name: str, device: torch.device = _CPU, *, goes_on: bool = False) -> None:
@@ -34,7 +35,7 @@ class CallThread:
         atexit.register(self.close)
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
-        """Queue a call after the earlier calls; return a future of its result."""
+        """Queue a call after the earlier calls; return a future of the call's result."""
         future: Future[T] = Future()
         self._calls.put((future, call))
         return future
@@ -60,7 +61,7 @@ class CallThread:
                 except BaseException as error:
                     failure = None if self._goes_on else error
                     future.set_exception(error)
-                del future, call  # free their tensors before waiting for the next call
+                del future, call  # free the call's tensors before waiting for the next call
 
 
 def finish_stream(device: torch.device) -> None:

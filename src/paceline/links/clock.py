@@ -45,7 +45,8 @@ class DeviceClock(Clock):
         self._device = device
         device.synchronize()
         shortest_s = inf
-        for _ in range(_NUM_ORIGINS):  # use the event that the host noticed soonest
+        # Of several events, use the one that the host noticed with the least delay.
+        for _ in range(_NUM_ORIGINS):
             before_s = time.monotonic_ns() * 1e-9
             event = device.record(timed=True)
             event.synchronize()

@@ -38,7 +38,7 @@ def publish(store: Store | None, key: str, value: object = "") -> None:
 
 
 def tell_left(group: Group, number: int) -> bool:
-    """Announce that a signal ends this rank; return True if it is the first rank to do so."""
+    """Announce that a signal ends this rank; return True for the first such rank."""
     if group.store is None:
         return True
     with suppress(RuntimeError):  # the process that keeps the store may have ended

@@ -11,8 +11,8 @@ OpenMP requires that the forking thread has not computed in parallel: otherwise 
 forever for OpenMP threads that exist only in its parent. The separate thread lives until the end of
 the `with` block, because the kernel ends the server together with that thread.
 
-Forks have the objects that existed when the `with` block began, in copy-on-write memory, but no
-sockets and pipes. Files open for reading get separate positions in each fork.
+Forks have the objects that existed when the `with` block began, in copy-on-write memory. They do
+not inherit sockets or pipes. A file open for reading gets a separate position in each fork.
 """
 
 import ctypes
@@ -63,7 +63,7 @@ def forked_from_here() -> Iterator[None]:
 
 @contextmanager
 def _server(listener: socket.socket) -> Iterator[None]:
-    """Run the fork server, a fork of this process that ends with the thread that forked it."""
+    """Run a fork server, forked from this process, that ends with the forking thread."""
     _flush()
     parent, forked, is_over = os.getpid(), Future[int](), threading.Event()
 
@@ -135,7 +135,7 @@ def _serve(listener: socket.socket, parent: int, mask: Iterable[int]) -> NoRetur
     code: object = 1
     try:
         die_with_parent(parent)
-        gc.freeze()  # garbage collection would write to all memory, and so copy it
+        gc.freeze()  # garbage collection would write to inherited memory, and so copy it
         for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
             if callable(signal.getsignal(number)):
                 signal.signal(number, signal.SIG_DFL)

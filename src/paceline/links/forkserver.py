@@ -9,7 +9,7 @@ server's address from PACELINE_FORK_SERVER, and ask the same server.
         │    ◄── the process number, and later the exit code
         └─ closes the connection, or dies: the server kills the process
 
-The server dies with the process that opened it, and its children die with the server. The server
+The server dies with the process that opened it, and the server's forks die with the server. It
 has one thread, computes nothing and never touches a GPU, so that it can be forked. Some environment
 variables, such as OMP_NUM_THREADS, take effect only while libraries are loaded. The server refuses
 requests that change such variables; `start` then starts a new program instead.
@@ -43,7 +43,7 @@ from paceline.native import die_with_parent
 
 ADDRESS = "PACELINE_FORK_SERVER"
 MAX_NBYTES = 2**20  # size limit of a request
-OF_WORKERS = ["-m", "paceline.links.processes"]  # first arguments in every `module_command`
+OF_WORKERS = ["-m", "paceline.links.processes"]  # how every `module_command` begins after `python`
 _MAX_FDS = 64
 # Environment variables that take effect only while libraries are loaded.
 _READ_ONCE = re.compile(r"(ATEN|GOMP|KMP|LD|MALLOC|MKL|OMP|OPENBLAS|TORCH)_|PYTHON(?!PATH$)")
@@ -94,7 +94,7 @@ def open_server(modules: Sequence[str], environment: Mapping[str, str]) -> Itera
 
 
 def listen() -> tuple[str, socket.socket]:
-    """Listen at a new abstract address, which leaves nothing in the file system."""
+    """Listen on a socket with a new abstract address, which leaves no file."""
     address = f"paceline-{secrets.token_hex(16)}"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind("\0" + address)
@@ -128,7 +128,7 @@ class ForkServer:
     """Forks a child for each request on a socket.
 
     `environment`: the environment in which this process loaded libraries. The server refuses
-    requests that change a variable that libraries read while loading; None accepts all requests.
+    requests that change a variable that libraries read while loading. With None, it accepts all.
     """
 
     def __init__(
@@ -265,7 +265,7 @@ def retitle(command: Sequence[str]) -> None:
 
 
 def run_module(arguments: Sequence[str]) -> None:
-    """Run a module or FILE.py like Python; call the `main` of a module that is imported already."""
+    """Run a module or FILE.py as Python would; of an imported module, only call `main`."""
     sys.argv = list(arguments)
     what = sys.argv[0]
     if what.endswith(".py"):
@@ -299,7 +299,7 @@ def main() -> None:
         if not cuda.can_fork():  # an import has initialised CUDA
             return
     gc.collect()
-    gc.freeze()  # garbage collection in a child would write to all memory, and so copy it
+    gc.freeze()  # a child's garbage collection would write to inherited memory, and so copy it
     serve(socket.socket(fileno=int(fd)), environment)
 
 

@@ -23,7 +23,7 @@ _PID_NAMESPACE = Path("/proc/self/ns/pid")
 _LOST_MARKS = ("Connection closed by peer", "Connection reset by peer", "imed out", "timeout")
 _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 _ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-_SETTLING_S = 1.0  # time until the kernel shows a dead process as dead
+_SETTLING_S = 1.0  # longest time until the kernel reports a killed process as dead
 
 
 class Member(NamedTuple):
@@ -149,7 +149,7 @@ class Group:
         return self._names_in(_ENDED)
 
     def _names_in(self, states: Sequence[str]) -> str:
-        """Return the names of ranks whose process on this kernel is in one of the `states`."""
+        """Return the names of ranks on this machine whose process is in one of these states."""
         found, own = [], self.members[self.rank]
         for one in self.members:
             if one.place != own.place:
@@ -165,8 +165,8 @@ class Group:
     def died(self, is_said: Callable[[], bool] = lambda: False) -> str | None:
         """Return an error text that names dead ranks on this machine.
 
-        Returns None if no rank dies within a second, or once `is_said()` is True because another
-        rank has published the error.
+        Waits up to a second for a dead rank. Returns None if there is none, or once `is_said()`
+        returns True because another rank has published the error.
         """
         until = time.monotonic() + _SETTLING_S
         while not is_said() and time.monotonic() < until:

@@ -25,7 +25,7 @@ _KEY = "paceline/stop"  # the number of the last step, and the signal
 # The signal that a rank received. That rank also sets the key paceline/stop_asked/RANK.
 _ASKED_KEY = "paceline/stop_asked"
 _POLL_S = 0.25
-_MARGIN_S = 1.0  # a time in which each rank polls at least once
+_MARGIN_S = 1.0  # within this time each rank polls at least once
 _MARGIN_STEPS = 2
 
 
@@ -59,7 +59,7 @@ class Interruption:
         return self.number is not None
 
     def stopped(self, num_steps: int, more: str = "") -> Interrupted:
-        """Return the error of a run that stopped after `num_steps`; `more` ends the error text."""
+        """Return the error of a run that stopped after `num_steps`; `more` is added to the text."""
         assert self.number is not None
         by = "" if self.worker is None else f"by a signal to {self.worker}"
         words = filter(None, (participle(self.number), by, f"after step {num_steps:,}"))

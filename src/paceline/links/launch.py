@@ -110,7 +110,7 @@ class _PassedOn(Interruption):
 def _is_saving(store: Store, workers: Sequence[Process], code: int) -> bool:
     """Return True if all workers have agreed to save their state.
 
-    Otherwise sends them the signal that ended a worker with exit code `code`.
+    Otherwise sends all workers the signal that ended one of them with exit code `code`.
     """
     if is_agreed(store):
         return True

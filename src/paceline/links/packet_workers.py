@@ -141,7 +141,7 @@ class PacketWorkers(Generic[W]):
 
     def __init__(self, module: str, deadline_s: float) -> None:
         self._module, self._deadline_s = module, deadline_s
-        self._files = ExitStack()  # descriptors of files in memory, a pipe and the selector
+        self._files = ExitStack()  # closes the workers' files, the signal pipe and the selector
         self._signals = WorkerSignals()
         self._files.callback(self._signals.close)
         self._selector = self._files.enter_context(selectors.DefaultSelector())
@@ -162,7 +162,7 @@ class PacketWorkers(Generic[W]):
         return [worker for worker in self.workers if not worker.is_ended]
 
     def launch(self, settings: object, fds: Sequence[int]) -> tuple[Process, Wire]:
-        """Start a process that inherits `fds` and reads `settings`; return it and its wire."""
+        """Start a process that inherits `fds` and reads `settings`; return process and wire."""
         file = os.memfd_create("paceline-worker", os.MFD_CLOEXEC)
         self._files.callback(os.close, file)
         os.fchmod(file, 0o600)
@@ -186,7 +186,7 @@ class PacketWorkers(Generic[W]):
     def poll(self) -> Iterator[tuple[W, Any, str]]:
         """Wait up to half a second for messages; yield tuples (worker, message, why).
 
-        If a worker is lost, `message` is None and `why` is a reason that completes "worker 1 ...".
+        If a worker is lost, `message` is None and `why` is a predicate: "was ended by SIGKILL".
         Raises InvalidInput or WorkerLost if a worker reports its failure.
         """
         for key, _ in self._selector.select(_POLL_S):
@@ -224,7 +224,7 @@ class PacketWorkers(Generic[W]):
         worker.process.close()
 
     def stop(self, message: object) -> list[Any]:
-        """End all running workers by a message; return their final values, None after an error."""
+        """Send `message` to end all running workers; return their final values, None on error."""
         stopped = self.running
         for worker in stopped:  # send to all before waiting, so that they end in parallel
             worker.send(message)

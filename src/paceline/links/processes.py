@@ -141,7 +141,7 @@ def reason(code: int | None) -> str:
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    """Return a command for `start`, which runs a module like `python -m`, or a FILE.py."""
+    """Return a command with which `start` runs a module, like `python -m`, or a FILE.py."""
     return [sys.executable, *OF_WORKERS, module, *arguments]
 
 
@@ -209,9 +209,9 @@ def wait(
 ) -> list[Process]:
     """Wait until all processes have ended, but at most `grace_s` after the first failure.
 
-    Returns the processes that ended with another code than 0, in the order of their ends. If
-    `is_saving(code)` is True, an end by SIGINT or SIGTERM is not the first failure: then the other
-    processes still save their state.
+    Returns the processes that ended with another code than 0, in the order of their ends. An end by
+    SIGINT or SIGTERM does not count as the first failure if `is_saving(code)` is True, because the
+    other processes are then still saving their state.
     """
     failed: list[Process] = []
     deadline: float | None = None
@@ -237,7 +237,7 @@ def wait(
 def end(
     processes: Sequence[Process], *, wait_s: float = 0.0, termination_s: float = TERMINATION_S
 ) -> None:
-    """End processes that run after `wait_s` by SIGTERM, and by SIGKILL `termination_s` later."""
+    """Send SIGTERM to processes that run after `wait_s`, and SIGKILL `termination_s` later."""
     deadline = time.monotonic() + wait_s
     for process in processes:
         process.wait(deadline - time.monotonic())

@@ -44,11 +44,12 @@ def process_group(
     """Join the run described by the environment variables of torchrun or Paceline's launcher.
 
     `deadline_s`: the longest wait of a collective. `device`: the current device inside the block,
-    by default as `device_of_rank`. `exchanges_alone`: create a process group even for a single
-    rank. Without RANK in the environment, this process is a run's only rank.
+    by default the result of `device_of_rank`. `exchanges_alone`: create a process group even for a
+    single rank. Without RANK in the environment, this process is a run's only rank.
 
     Raises WorkerLost if a peer is lost or does not join, and InvalidInput if the ranks cannot form
-    a group. If the block fails after another rank has failed, WorkersFailed replaces its error.
+    a group. If the block fails after another rank has failed, WorkersFailed replaces the
+    block's error.
     """
     own = device_of(device_of_rank() if device is None else device)
     # Without `use`, a model's `.cuda()` would create a CUDA context on the first GPU.
@@ -69,8 +70,9 @@ def process_group(
 
 
 def _started_group(own: Device, deadline_s: float) -> Group:
-    # Import torch._dynamo before process groups exist. PyTorch's import at the first optimizer step
-    # would keep references to process groups, whose threads abort the interpreter at its exit.
+    # Import torch._dynamo before process groups exist. If PyTorch imported it at the first step of
+    # an optimizer, it would keep references to process groups, whose threads would then abort the
+    # interpreter at its exit.
     importlib.import_module("torch._dynamo")
     deadline, device = timedelta(seconds=deadline_s), own.torch_device
     store, members = _initialise(own, deadline)

@@ -67,9 +67,9 @@ def find_local_ranks(group: Group) -> LocalRanks:
 def allocate(nbytes: int, what: str = "the gradients") -> int:
     """Return a descriptor of `nbytes` of allocated memory, sealed against shrinking and growing.
 
-    Only this user may open the memory, which is freed with its last descriptor and mapping. Raises
-    InvalidInput if memory is too small, or a resource limit too low. `what`: names the data in the
-    error.
+    Only this user may open the memory. The kernel frees it once no descriptor or mapping is left.
+    Raises InvalidInput if there is too little memory or a resource limit is too low; the error
+    calls the data `what`.
     """
     fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
@@ -128,7 +128,7 @@ def _read_nonce(pid: int, fd: int) -> bytes | None:
 
 
 def choose_leaders(reached: Sequence[Sequence[int]]) -> list[int]:
-    """Return the leader of each rank: the lowest leader whose memory it can read, or itself.
+    """Return each rank's leader: the lowest leader whose memory the rank can read, or itself.
 
     `reached[rank]`: the lower ranks whose memory `rank` can read, ascending.
     """

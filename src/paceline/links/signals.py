@@ -32,7 +32,7 @@ Handler = Callable[[int, FrameType | None], Any]
 
 
 class Stopped(BaseException):
-    """Ends a command after the signal `number`; `why` ends the command's last line.
+    """Ends a command after the signal `number`; `why` is added to the command's last line.
 
     The base class is BaseException, so that `except Exception` does not catch Stopped.
     """
@@ -121,9 +121,9 @@ def _handle(handler: Handler) -> None:
 def blocked() -> Iterator[None]:
     """Block signals inside the block, and handle them in this process after the block.
 
-    A process started inside the block inherits the signal mask until it unblocks signals. This
-    process also needs a handler that notes signals, because Python runs handlers in the main thread
-    for a signal to any thread without the mask, such as a store's thread.
+    A process started inside the block inherits the signal mask until it unblocks signals. The mask
+    protects only this thread. Another thread, such as a store's thread, may receive a signal, whose
+    handler Python then runs in the main thread. So inside the block, a handler notes signals.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     noted: list[int] = []

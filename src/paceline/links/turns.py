@@ -19,7 +19,7 @@ class LaneStopped(Exception):
 
 
 class Turns:
-    """Gives lanes (threads) turns on a device in a fixed order; a lane can leave or stop all."""
+    """Gives lanes (threads) turns on a device in a fixed order; a lane can leave the order."""
 
     def __init__(self, lanes: Sequence[int]) -> None:
         self._order = list(lanes)
@@ -41,7 +41,7 @@ class Turns:
         self._take(lane)
 
     def leave(self, lane: int) -> None:
-        """Remove `lane` from the order. If it later requests a turn, it is appended."""
+        """Remove `lane` from the order. If the lane later requests a turn, it is appended."""
         with self._condition:
             if lane in self._order:
                 self._order.remove(lane)

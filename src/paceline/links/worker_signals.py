@@ -4,8 +4,9 @@
     worker   report_signals()                  # writes its signals into the pipe
     hub      signals.poll(names)               # stops the run, and names the worker
 
-If a worker ended at a signal, it would count as lost and the others would continue. Ctrl-C at a
-terminal signals hub and workers, but the hub still needs the workers to save their state.
+Without reports, a signal would end a worker; the worker would count as lost, and the others would
+continue. Ctrl-C at a terminal signals the hub and all workers, but the hub still needs the workers
+to save their state.
 """
 
 import os
@@ -38,7 +39,7 @@ class WorkerSignals:
         )
 
     def poll(self, names: Mapping[int, str]) -> None:
-        """Stop the run if a worker has reported a signal; `names`: by process number."""
+        """Stop the run if a worker has reported a signal; `names`: workers by process number."""
         if self._writing < 0:
             return
         try:
@@ -65,8 +66,8 @@ class WorkerSignals:
 def report_signals() -> None:
     """Report the first signal to the hub or coordinator; end this process at the second signal.
 
-    Without a pipe for reports, SIGTERM ends this process, and SIGINT is ignored, because Ctrl-C
-    signals the process that started this process, too.
+    If there is no pipe for reports, SIGTERM ends this process. SIGINT is ignored, because
+    Ctrl-C also signals the process that started this process.
     """
     if _DESCRIPTOR not in os.environ:
         signal.signal(signal.SIGINT, signal.SIG_IGN)

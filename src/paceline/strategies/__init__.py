@@ -31,7 +31,7 @@ IN_STEP = {name: one for name, one in STRATEGIES.items() if one.running and not 
 def find_strategy(
     name: str, among: Mapping[str, Strategy] | None = None, why: str = ""
 ) -> Strategy:
-    """Return the strategy with a name, which may be `package.module:record`.
+    """Look up a strategy by its name, or by `package.module:record`.
 
     `among`: the allowed strategies by name; None allows all strategies. Raises InvalidInput for an
     unknown name. `why`: the text of InvalidInput for a known strategy that is not allowed.

@@ -25,7 +25,7 @@ _HIDDEN = ("", "-1")  # values of CUDA_VISIBLE_DEVICES that hide all GPUs
 def found_gpus(*, usable: bool) -> tuple[torch.device, ...]:
     """Return the NVIDIA GPUs; raise InvalidInput if GPUs exist but PyTorch finds none.
 
-    `usable`: check that PyTorch can use them, which initialises CUDA; else ask only the driver.
+    `usable`: check that PyTorch can use the GPUs, which initialises CUDA; else only ask the driver.
     """
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")  # torch only warns about an old driver

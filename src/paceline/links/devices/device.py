@@ -49,7 +49,7 @@ class Device:
     def record(self, *, timed: bool = False) -> Event:
         """Return an event that is reached after all queued work of the current stream.
 
-        `timed`: the event supports `elapsed_time`. While the host waits for it, its thread sleeps.
+        `timed`: the event supports `elapsed_time`. A host thread that waits for the event sleeps.
         """
         raise RuntimeError("a CPU has no events; check `is_asynchronous` first")
 

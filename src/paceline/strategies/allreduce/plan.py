@@ -30,7 +30,7 @@ _COPIED = 2  # bytes of memory traffic per copied byte
 
 @dataclass(frozen=True)
 class Bucket:
-    """Gradients that are reduced together, after the backward of `last_layer`."""
+    """Gradients that are reduced together, after the backward pass of `last_layer`."""
 
     nbytes: int = 0
     last_layer: str = ""
@@ -82,7 +82,7 @@ def plan(workload: Workload, machine: Machine, config: AllReduce, window: Window
 
 
 def _copied(workload: Workload, devices: Sequence[Device], traffic: int) -> Workload:
-    """Add copies (`traffic` bytes per gradient byte) to backward, unless all workers are GPUs."""
+    """Add copies to backward, unless all workers are GPUs; `traffic`: bytes per gradient byte."""
     if all(device.kind == DeviceKind.GPU for device in devices):
         return workload
     layers = tuple(

@@ -11,8 +11,9 @@ that grows with their number; rings over groups have the latency of their few me
 
 With `between="servers"` (`core.transfer`) the hosts form the tree of parameter servers of Du et al.
 2017, section 3.4, with synchronous updates. Every host serves a share of the parameters, so no host
-is a bottleneck. A worker then copies the received parameters into its model. In the plan, this copy
-costs as much as a weight update, because a single worker could also replace its update by a copy.
+is a bottleneck. A worker then copies the received parameters into its model. The plan gives this
+copy the cost of a weight update. Otherwise several workers would seem faster than a single worker,
+although the single worker could also replace its update by a copy.
 """
 
 from collections.abc import Mapping, Sequence

@@ -6,7 +6,7 @@
 One loop polls the connections to the workers, and `BatchScheduler` chooses each batch. A worker
 with short batches gets several batches in advance and reports several results at once. If a worker
 process ends or does not answer in time, other workers get its unfinished samples. A batch is done
-when its worker has reported it or, before it died, written its number to shared memory. For a
+when its worker has reported it, or has written the batch's number to shared memory and died. For a
 checkpoint the coordinator pauses: it assigns no more batches and waits for the assigned ones.
 """
 
@@ -80,7 +80,7 @@ class WorkerProcesses(PacketWorkers[WorkerProcess]):
 
 
 class KnownWorker(NamedTuple):
-    """A worker of this run or of its earlier parts; `name`: its device's name in results."""
+    """A worker of this run or of the run it resumes; `name`: device name in results."""
 
     name: str
     spec: str
@@ -209,7 +209,7 @@ class Coordinator:
             self._check_loss(worker, result.loss)
             done.append((self.scheduler.complete(worker.progress, result), result))
         worker.awaited_since_s = time.monotonic() if worker.progress.assigned else inf
-        self._hand_out([worker])  # before logging, because the worker is waiting
+        self._hand_out([worker])  # assign before logging: the worker is waiting
         for work, result in done:
             self._log(worker, work, result)
 
@@ -272,7 +272,7 @@ class Coordinator:
     def restore(
         self, specs: Sequence[WorkerSpec], tensors: Mapping[str, Tensor], values: Mapping[str, Any]
     ) -> None:
-        """Restore a `state`; must be called before the workers of `specs` are started.
+        """Restore what `state` returned; call before the workers of `specs` are started.
 
         If `specs` differ from the checkpoint's workers, all optimizers and random number generators
         start fresh.

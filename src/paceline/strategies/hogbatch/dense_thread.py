@@ -155,7 +155,7 @@ def _flattens_samples(leaf: nn.Module) -> bool:
 
 
 def _leaves_of(model: nn.Module) -> list[nn.Module]:
-    """Return the leaves of nested `nn.Sequential` modules, or a list of another module."""
+    """Return the innermost modules of nested `nn.Sequential`; any other module in a list."""
     runs_its_modules = isinstance(model, nn.Sequential) and all(
         getattr(type(model), name) is getattr(nn.Sequential, name)
         for name in ("forward", "__iter__", "__call__")

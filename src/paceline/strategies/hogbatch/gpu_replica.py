@@ -53,7 +53,7 @@ class _Run(NamedTuple):
     updates: tuple[Tensor, ...]
 
     def take(self, place: int, missing: int | None) -> None:
-        """Load the copied model into the replica, and save the loaded values as a batch's start.
+        """Load the copied model into the replica; save these values as a batch's start.
 
         If the copied model lacks the change in place `missing`, `take` adds this change.
         """
@@ -70,7 +70,7 @@ class _Run(NamedTuple):
 
 
 def _runs(shared: SharedTensors, memory: Tensor, device: Device, num_places: int) -> Iterator[_Run]:
-    """Yield the tensors of each dtype; `memory`: a copy of the shared memory on the device."""
+    """Yield a `_Run` per dtype; `memory`: a copy of the shared memory on the device."""
     for dtype, group in groupby(shared.entries, key=lambda one: one.dtype):
         entries = list(group)
         part = slice(entries[0].offset, entries[-1].end)
@@ -154,7 +154,7 @@ class GpuReplica:
         self.begin(batch, rate, step)
 
     def done(self, *, waits: bool = False) -> Iterator[BatchResult]:
-        """Yield the results of batches whose updates are on the host; `waits`: of all batches."""
+        """Yield results of batches whose updates are on the host; `waits`: wait for all batches."""
         while self._begun and (waits or self._begun[0].marks["update"].event.query()):
             yield self.finish()
 
@@ -266,7 +266,7 @@ class GpuReplica:
 
 @torch.no_grad()
 def clear_gradients(parameters: Sequence[nn.Parameter], where: Tensor) -> None:
-    """Set all gradients to zero if the scalar `where` is true, without copying it to the host."""
+    """Set all gradients to zero if `where`, a scalar that stays on the device, is true."""
     for parameter in parameters:
         if (gradient := parameter.grad) is not None:
             values = gradient._values() if gradient.is_sparse else gradient

@@ -36,7 +36,7 @@ class Training(NamedTuple):
 class ProcessSettings(NamedTuple):
     """The settings of a worker process.
 
-    `depth`: the number of batches that the worker overlaps. `cores`: CPU numbers to pin it to.
+    `depth`: the number of batches that the worker overlaps. `cores`: the CPUs that it may use.
     """
 
     number: int
@@ -55,7 +55,7 @@ class Command(Enum):
 
 
 class TrySpeed(NamedTuple):
-    """A command to time batches of these sizes, each for `seconds`, on a copy of the model."""
+    """A command to time batches of each size for `seconds`, on a copy of the model."""
 
     sizes: tuple[int, ...]
     seconds: float

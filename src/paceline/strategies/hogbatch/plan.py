@@ -45,11 +45,12 @@ def computed(workload: Workload, threads: int, size: int) -> Iterator[tuple[Kind
     """Yield kind, part and cost of a batch's compute tasks, scaled from the workload's batch size.
 
     Flops and activation traffic scale with the number of samples; the number of calls and the
-    parameter traffic do not. Forward reads the parameters. Backward reads them and writes
-    gradients, or only writes gradients in the first layer, because inputs need no gradient. Each of
-    the `threads` has this traffic for its part of the batch, and makes its own update. The rest of
-    a layer's traffic is activation traffic. If a layer reads only some parameters (embeddings) and
-    has less traffic than that, all its traffic is parameter traffic.
+    parameter traffic do not. The forward pass reads the parameters. The backward pass reads the
+    parameters and writes gradients; in the first layer it only writes gradients, because inputs
+    need no gradient. Each of the `threads` has this traffic for its part of the batch, and makes
+    its own update. The rest of a layer's traffic is activation traffic. A layer that reads only
+    some parameters, such as an embedding, may have less traffic than this parameter traffic; then
+    all its traffic counts as parameter traffic.
     """
     share, parts = size / workload.batch_size, min(threads, size)
 
@@ -116,7 +117,7 @@ class BatchCosts:
 
 
 class BatchTasks:
-    """Makes the tasks of one worker's batches; each waits for the previous task of its batch.
+    """Makes a worker's batch tasks; each task waits for the previous task of its batch.
 
     With `depth` 1, a batch also waits for the end of the previous batch. With a larger `depth`,
     three tasks of batch n also wait for tasks of earlier batches:
@@ -133,7 +134,7 @@ class BatchTasks:
         self._computed: tuple[TaskId, ...] = ()
 
     def next(self, first: Sequence[Task]) -> list[Task]:
-        """Return the tasks of the next batch, given those of a first batch of the same size."""
+        """Return the next batch's tasks; `first`: tasks of a first batch of equal size."""
         made: list[Task] = []
         for task in first:
             after = tuple(one.id for one in made[-1:]) + self._others(task, made)
@@ -160,11 +161,11 @@ class BatchTasks:
 
 
 def plan(workload: Workload, machine: Machine, config: Hogbatch, window: Window) -> Plan:
-    """Plan the batches of `window`, without tasks that end later than the window's last batch.
+    """Plan the batches of `window`; leave out tasks that end after the window's last batch.
 
-    A step has the samples of `config.workers` batches, divided by the policy. Raises InvalidInput
-    if the machine has fewer devices than workers, if the devices are not on one host, or if a GPU
-    has no link to the host.
+    A step has as many samples as `config.workers` batches of the workload; the policy divides these
+    samples into batches. Raises InvalidInput if the machine has fewer devices than workers, if the
+    devices are not on one host, or if a GPU has no link to the host.
     """
     workers = PricedWorkers(workload, machine, config)
     total = window.num_steps * workload.batch_size * config.workers
@@ -172,7 +173,7 @@ def plan(workload: Workload, machine: Machine, config: Hogbatch, window: Window)
 
 
 def memory(workload: Workload, machine: Machine, config: Hogbatch) -> dict[str, int]:
-    """Return the bytes needed by each worker's device, and by the host for the shared model.
+    """Return the bytes that each worker's device needs, and the host for the shared model.
 
     A worker stores the activations of its largest batch; a CPU worker also a gradient per thread; a
     GPU also the replica, its gradient, the copy of the shared model, the samples of `gpu_depth`
@@ -204,9 +205,10 @@ def _spec(machine: Machine, device: Device, config: Hogbatch) -> WorkerSpec:
 
 
 class PricedBatch(NamedTuple):
-    """The tasks of a worker's first batch of a size, and the seconds that each task takes.
+    """A worker's tasks for a first batch of `size` samples, and each task's seconds.
 
-    `period_s`: seconds between the ends of successive batches. `computing_s`: seconds of compute.
+    `period_s`: seconds between the ends of successive batches. `computing_s`: seconds in which a
+    batch computes.
     """
 
     size: int
@@ -278,7 +280,7 @@ class PricedWorkers:
         return self.batch(worker, size)
 
     def complete(self, worker: int) -> int:
-        """Count a worker's oldest batch as done; return its size, or 0 if it has no batch."""
+        """Count a worker's oldest batch as done; return the batch's size, 0 without a batch."""
         size = self._assigned[worker].popleft() if self._assigned[worker] else 0
         self._updates[worker] += updates_of(self.specs[worker], size, self._beta)
         return size
@@ -311,7 +313,7 @@ class EventLoop:
         self._events: list[tuple[float, int, int]] = []
         self._free_s: dict[Resource, float] = defaultdict(float)
         self._tasks: list[Task] = []
-        self._seconds: list[float] = []  # of each task
+        self._seconds: list[float] = []  # seconds of each task
         self._ends_s: dict[TaskId, float] = {}  # end times of started tasks
         self._children: dict[TaskId, list[int]] = defaultdict(list)
         self._last: set[int] = set()  # index of each batch's last task

@@ -96,9 +96,9 @@ class Learner:
 class _ThreadResult(NamedTuple):
     """The loss sum of one thread, and times in order.
 
-    `computed_ns`: the end of forward. `forward_ns`: the end of its simulated slowdown.
-    `passed_ns`: the end of backward. `backward_ns`: the end of its simulated slowdown. `ended_ns`:
-    the end of the optimizer step and its simulated slowdown.
+    `computed_ns`: the end of the forward pass. `forward_ns`: the end of the simulated slowdown
+    after this pass. `passed_ns`, `backward_ns`: the same for the backward pass. `ended_ns`: the end
+    of the optimizer step and of its slowdown.
     """
 
     loss: float
@@ -122,7 +122,7 @@ class _Thread:
         self._dense = DenseThread.of(*own)
 
     def train(self, rows: Tensor, rate: float, started_ns: int, traced: bool) -> _ThreadResult:
-        """Train on a part of a batch; if `traced`, without C++, so that hooks record the layers."""
+        """Train on a part of a batch; if `traced`, in PyTorch, whose hooks record the layers."""
         self._learner.set_rate(rate)
         value, backward, step = self._forward(rows, traced)
         computed_ns = time.monotonic_ns()
@@ -140,7 +140,7 @@ class _Thread:
     def _forward(
         self, rows: Tensor, traced: bool
     ) -> tuple[float, Callable[[], object], Callable[[], None]]:
-        """Run forward; return the mean loss and functions for backward and the optimizer step."""
+        """Run the forward pass; return the mean loss, and functions for backward pass and step."""
         if self._dense is not None and not traced:
             value = self._dense.forward(rows)
             if isfinite(value):
@@ -190,7 +190,7 @@ class CpuReplica:
         self.spans: list[Span] = []
 
     def take(self, rows: Tensor, rate: float, step: int | None) -> Iterable[BatchResult]:
-        """Train on a batch, and return a tuple of its result."""
+        """Train on a batch; return a tuple with the batch's result as its only element."""
         return (self.train(rows, rate, step),)
 
     def done(self, *, waits: bool = False) -> Iterable[BatchResult]:

@@ -64,7 +64,7 @@ def start(session: TrainingSession) -> Iterator["HogbatchRunner"]:
     if settings, model and data do not match.
     """
     settings = session.settings
-    assert isinstance(settings, TrainSettings)  # validation rejects rehearsals
+    assert isinstance(settings, TrainSettings)  # earlier checks reject rehearsals
     recipe = recipe_of(settings.model, settings.data, settings.seed)
     model = built(recipe, settings.seed)
     _check(settings, session.config, recipe)
@@ -79,7 +79,7 @@ def start(session: TrainingSession) -> Iterator["HogbatchRunner"]:
 
 
 def epoch_sizes(settings: TrainSettings, num_samples: int) -> tuple[int, ...]:
-    """Return the number of samples of each epoch; with `steps`, the last one may be partial."""
+    """Return each epoch's number of samples; if `steps` is set, the last may be partial."""
     if settings.steps is None:
         return (num_samples,) * settings.epochs
     whole, rest = divmod(settings.steps * settings.batch_size, num_samples)
@@ -115,7 +115,7 @@ class HogbatchRunner:
         )
 
     def measure(self) -> PricedMachine:
-        """Start the workers and end those that do not help; return a machine with their speeds."""
+        """Start workers, end those that do not help; return a machine with the others' speeds."""
         if self._session.resumed is not None:
             self.restore(self._session.resumed)
         coordinator, settings = self.coordinator, self._settings

@@ -60,7 +60,7 @@ class ScheduledRate:
         if not self._rate:
             raise InvalidInput("schedule", "requires a learning rate above 0")
         model[0].grad = torch.zeros_like(model[0])
-        made.step()  # else the schedule would warn that it steps before the optimizer
+        made.step()  # else PyTorch would warn that the schedule steps before the optimizer
         self._check()
 
     def factor(self, num_samples: int) -> float:
@@ -122,9 +122,9 @@ class SampleQueue:
 class WorkerCounts:
     """Counts of a worker, saved in checkpoints.
 
-    `updates`: the number of updates by `updates_of`. `num_updates`: the number of updates of the
-    model. `size`: the batch size that the policy returned last. `staleness`: the number of other
-    workers' updates that the last completed batch missed.
+    `updates`: the number of updates that `updates_of` counts. `num_updates`: the number of updates
+    of the model. `size`: the batch size that the policy returned last. `staleness`: the number of
+    other workers' updates that the last completed batch missed.
     """
 
     updates: float = 0.0
@@ -287,7 +287,7 @@ class BatchScheduler:
         left_s = len(self.queue) / sum(one.samples_per_s or 0.0 for one in self.active)
         if len(assigned_s) < worker.depth:
             # At the end of an epoch, assign no batch for which other workers would wait.
-            busy_s = sum(assigned_s) - assigned_s[0] / 2  # the first batch is half done on average
+            busy_s = sum(assigned_s) - assigned_s[0] / 2  # the first batch is on average half done
             return isinf(assigned_s[0]) or busy_s <= left_s
         # With decay of the learning rate, a batch can be assigned only when the previous batch's
         # staleness is known. Without decay, assign short batches in advance, because waking a
@@ -330,7 +330,7 @@ class BatchScheduler:
         return work
 
     def drop(self, worker: WorkerProgress, now_ns: int) -> list[tuple[ExecuteWork, BatchResult]]:
-        """Remove a lost worker; return its committed, unreported batches and their results.
+        """Remove a lost worker; return its committed but unreported batches, with results.
 
         The samples of the worker's other batches become free again.
         """

@@ -1,11 +1,11 @@
 """Fit a machine to the workers' speed trials; admit workers and predict the run.
 
-The time of a batch is modelled as calls * call latency + flops / flop rate, which are fitted to the
-trials of two batch sizes. The fitted latency includes the memory traffic of a small batch and the
-copies of the model, so bytes cost nothing in the fitted machine. The batches of a GPU overlap, so a
-batch's time is measured from the end of the previous batch to its own end.
+The time of a batch is modelled as calls * call latency + flops / flop rate. Latency and rate are
+fitted to the trials of two batch sizes. The fitted latency includes the memory traffic of a small
+batch and the copies of the model, so bytes cost nothing in the fitted machine. The batches of a GPU
+overlap, so a batch's time is measured from the end of the previous batch to its own end.
 
-A worker is admitted if whole epochs are faster with it. A worker may not help because all workers
+A worker is admitted if whole epochs are faster with it. A worker can be useless because all workers
 wait for the slowest worker's last batch at the end of an epoch, which matters if an epoch has few
 batches, or because workers that share cores slow each other down.
 """
@@ -35,7 +35,8 @@ _MOST_JUDGED_BATCHES = 5000  # batches simulated before an epoch's middle is ext
 
 def machine_of(workload: Workload, trials: Sequence[SpeedTrial]) -> Machine:
     """Return a machine on which planned batches take as long as in the trials."""
-    # Only the workers' cores, because a plan without `threads` divides all cores of the host.
+    # The host has only the workers' cores, because a plan without `threads` would divide all
+    # cores of the machine.
     cores = sum(one.spec.threads for one in trials if one.spec.kind == DeviceKind.CPU) or 1
     host, devices = host_here(HOST, _SOURCE, cores=cores), []
     for one in trials:
@@ -72,7 +73,7 @@ def plan_of_batches(
     trials: Sequence[SpeedTrial],
     sizes: Mapping[int, Sequence[int]],
 ) -> tuple[Plan, Machine]:
-    """Return the plan in which each worker gets batches of the given sizes, and its machine.
+    """Return a plan with batches of these sizes, and the machine for which it is planned.
 
     `sizes`: the sizes of each worker's batches in order, by worker number.
     """
@@ -87,7 +88,7 @@ def plan_of_batches(
 
 @dataclass(frozen=True)
 class Epochs:
-    """The epochs of a run on `num_cores` cores; `num_samples`: the samples of each epoch."""
+    """The epochs of a run on `num_cores` cores; each epoch has `num_samples` samples."""
 
     workload: Workload
     config: Hogbatch
@@ -97,7 +98,7 @@ class Epochs:
 
 
 class Prediction(NamedTuple):
-    """The predicted speed of a run, each device's share of the updates, and its utilisation."""
+    """The predicted speed of a run, and each device's utilisation and share of the updates."""
 
     samples_per_s: float
     shares: dict[str, float]
@@ -105,10 +106,11 @@ class Prediction(NamedTuple):
 
 
 def admit(epochs: Epochs, trials: Sequence[SpeedTrial]) -> dict[int, str]:
-    """Return the workers without which the run is as fast: a reason by number, slowest first.
+    """Return why workers are not admitted, by worker number, slowest worker first.
 
-    Judges workers from the slowest to the fastest, until a worker helps or one is left. `trials`:
-    trials that all workers ran at the same time.
+    A worker is not admitted if the run is as fast without the worker. Judges workers from the
+    slowest to the fastest, until a worker helps or one is left. `trials`: trials that all workers
+    ran at the same time.
     """
     remaining, useless = list(trials), {}
     together = predict(epochs, remaining).samples_per_s
@@ -131,7 +133,7 @@ def admit(epochs: Epochs, trials: Sequence[SpeedTrial]) -> dict[int, str]:
 def unburdened(
     trials: Sequence[SpeedTrial], removed: SpeedTrial, num_cores: int
 ) -> list[SpeedTrial]:
-    """Return the other workers' trials, scaled because `removed` no longer competes for cores.
+    """Scale the other workers' trials to their speed once `removed` no longer uses cores.
 
     Assumes that threads share cores evenly, that a worker with `slow` computes 1/`slow` of the
     time, and that a GPU worker uses no core.

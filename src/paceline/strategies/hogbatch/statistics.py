@@ -34,11 +34,11 @@ class BatchRecord(NamedTuple):
     ended_s: float
 
 
-Made = dict[str, list[BatchRecord]]  # the batches of each device
+Made = dict[str, list[BatchRecord]]  # batches by the device's name
 
 
 class BatchLog:
-    """The log of all batches in the order of their reports; `packed` has 76 bytes per batch."""
+    """The log of all batches in the order of reports; `packed`: 76 bytes per batch."""
 
     def __init__(self, packed: bytes = b"") -> None:
         self.packed = bytearray(packed)
@@ -62,7 +62,7 @@ class BatchLog:
 
 
 def count_updates(log: BatchLog, made: Made) -> Updates:
-    """Count the updates of a log, whose batches by device are `made`."""
+    """Count the updates in a log; `made`: the log's batches by device."""
     missed = staleness(made)
     together = sum(missed.values(), Counter[int]())
     by_worker = {name: sum(one.updates for one in own) for name, own in made.items()}

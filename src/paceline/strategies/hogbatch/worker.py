@@ -41,12 +41,12 @@ from paceline.training.recipes.recipe import Recipe
 _NS = 1e-9
 _NUM_WARM_UP = 2  # number of untimed batches before a speed trial
 _REPORT_WITHIN_S = 0.02  # a finished batch is reported this soon, even if more work is waiting
-_POLL_S = 1e-3  # GPU events have no file descriptor to wait for
+_POLL_S = 1e-3  # time between polls of GPU events, which have no file descriptor to wait for
 Replica = CpuReplica | GpuReplica
 
 
 def median_seconds(replica: Replica, num_samples: int, size: int, seconds: float) -> float:
-    """Return the median seconds of a batch of `size`, repeated for about `seconds`.
+    """Return the median seconds per batch of `size` samples, measured for about `seconds`.
 
     If batches overlap, a batch's time begins at the end of the previous batch.
     """

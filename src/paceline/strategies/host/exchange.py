@@ -159,7 +159,7 @@ class HostExchange:
         return [changed > 0 for changed in transfer.changed_on_any(self._arena, self._step)]
 
     def times(self) -> list[ChunkTimes]:
-        """Return when each chunk of the last step was posted by all ranks, and summed."""
+        """Return two times per chunk of the last step: posted by all ranks, and summed."""
         return [
             ChunkTimes(chunk.nbytes, *self._arena.times(chunk.number)) for chunk in self._chunks
         ]
@@ -172,7 +172,7 @@ class HostExchange:
             raise InvalidInput("exchange", "backward has failed on this rank", hint=_NO_DISCARD)
 
     def state(self) -> dict[str, Tensor]:
-        """Return the error feedback of a leader's codec; {} on other ranks or without codec."""
+        """Return the error feedback of a leader's codec; {} on other ranks or without a codec."""
         return self._encoded.codecs.state_dict() if self._encoded else {}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
@@ -345,7 +345,7 @@ def _without_gaps(chunk: Chunk, result: Tensor) -> Tensor:
 
 
 def _parts_of(chunk: Chunk, result: Tensor) -> list[Tensor]:
-    """Return the chunk's sums as one flat tensor, or one per slot if their dtypes differ."""
+    """Return the chunk's sums as a flat tensor, or as one per slot if dtypes differ."""
     dtypes = {slot.dtype for slot in chunk.slots}
     if len(dtypes) == 1:
         return [transfer.bytes_of(chunk, result).view(dtypes.pop())]

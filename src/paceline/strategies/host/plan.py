@@ -5,9 +5,9 @@
     host reduce                                     [sum 0][sum 1] [sum 2]
     gpu0 h2d                                               [h2d 0][h2d 1] [h2d 2]
 
-`core.step` describes the drawing. If there are several hosts, they all-reduce their sums in a ring.
-With a codec (`core.collective`), the first worker of each host encodes these sums. If this worker
-is a GPU, the host encodes instead.
+The module `core.step` explains the drawing. If there are several hosts, they all-reduce their sums
+in a ring. With a codec (`core.collective`), the first worker of each host encodes these sums. If
+this worker is a GPU, the host encodes instead.
 """
 
 from collections import Counter

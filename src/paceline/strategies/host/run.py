@@ -17,7 +17,7 @@ from paceline.strategies.host.exchange import HostExchange
 def method(
     config: HostReduce, compression: Compression | None = None, chunk: Chunking | None = None
 ) -> Method:
-    """Return this exchange method; `compression` and `chunk` replace the settings in `config`."""
+    """Return the exchange through host memory; `compression` and `chunk` replace settings."""
     if compression is None and config.codec is not None:
         compression = Compression(config.codec)
     make = partial(HostExchange, compression=compression)

@@ -43,7 +43,7 @@ class OverlapTimes:
 
 
 def bytes_of(chunk: Chunk, memory: Tensor) -> Tensor:
-    """Return the bytes of a chunk as a part of `memory`, which has the arena's layout."""
+    """Return a view of the chunk's bytes in `memory`, which has the arena's layout."""
     first, last = chunk.slots[0], chunk.slots[-1]
     return memory[first.offset : last.offset + last.nbytes]
 
@@ -75,7 +75,7 @@ class CpuTransfer:
         """Do nothing, because `receive` waits for all chunks."""
 
     def send(self, chunk: Chunk, recorder: Recorder | None) -> None:
-        """Copy the chunk's gradients into this rank's slot and post it."""
+        """Copy the chunk's gradients into this rank's slot, and post the chunk."""
         # Record directly, because `noted` would take as long as the copy of a small chunk.
         name = str(chunk.number)
         copying = recorder.join_exchange(name, Kind.D2H, alone=True) if recorder else None
@@ -156,7 +156,7 @@ class _StepTimes:
     end: Event = field(init=False)
 
     def exposed_s(self) -> float:
-        """Return the seconds of gathering, plus those from the end of backward to `end`."""
+        """Return the seconds of gathering plus the seconds from the end of backward to `end`."""
         alone = [*self.gathers.values(), (self.backward_end, self.end)]
         return sum(begin.elapsed_time(end) for begin, end in alone) * 1e-3
 
@@ -209,14 +209,14 @@ class DeviceTransfer:
 
     def send(self, chunk: Chunk, recorder: Recorder | None) -> None:
         """Queue a chunk's copy to the host after the work of the current stream."""
-        # If another stream scattered the means of the previous step, it may still read the buffer.
+        # On another stream, the scatter of the previous step's means may still read the buffer.
         self._device.current_stream().wait_event(self._free)
         begin = self._device.record(timed=True)
         with recorder.recorded(Role.PAUSE, Kind.D2H) if recorder is not None else nullcontext():
             self._gather(chunk)
         gathered = self._device.record(timed=True)
         self._now.gathers[chunk.number] = begin, gathered
-        self._to_host.wait_event(gathered)  # but not for kernels that are queued later
+        self._to_host.wait_event(gathered)  # does not wait for kernels that are queued later
         with self._device.use(self._to_host):
             with noted(recorder, Kind.D2H, str(chunk.number), alone=True):
                 bytes_of(chunk, self._arena.slot).copy_(
@@ -325,8 +325,8 @@ class DeviceTransfer:
 def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     """Copy tensors with few kernels.
 
-    `_foreach_copy_` uses a kernel per tensor if dtypes or strides in its lists differ. So call it
-    once per pair of dtypes, and copy tensors with different strides separately.
+    `_foreach_copy_` uses a kernel per tensor if dtypes or strides in its lists differ. So this
+    function calls it once per pair of dtypes, and copies tensors with other strides separately.
     """
     lists = defaultdict[object, tuple[list[Tensor], list[Tensor]]](lambda: ([], []))
     for target, source in zip(targets, sources, strict=True):

@@ -10,6 +10,6 @@ from paceline.core.rounds import Rounds
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Local(Rounds):
-    """Train in rounds: each worker takes inner steps, and exchanges each fragment once."""
+    """Train in rounds: a worker takes inner steps, and exchanges each model fragment once."""
 
     workers: Annotated[int, Field(ge=1)] = 2

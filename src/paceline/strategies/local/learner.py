@@ -45,7 +45,7 @@ class LocalReplica(SingleReplica):
 
     def statistics(self) -> Statistics:
         """Return the traffic and time of all exchanges of outer gradients so far."""
-        assert self.learner is not None  # set before training
+        assert self.learner is not None  # the learner is set before training
         return self.learner.updates.statistics()
 
     def close(self) -> None:

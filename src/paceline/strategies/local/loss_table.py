@@ -17,7 +17,8 @@ from paceline.core.wire_format import wire_format
 from paceline.core.workload import Workload
 from paceline.strategies.local.config import Local
 
-# A row applies up to these ratios (log2): of parameters, and of steps per round and workers
+# A row applies up to these ratios (log2) between row and run: the first is the ratio of parameters,
+# the second the ratio of steps per round and the ratio of workers.
 _NEAR_MODEL, _NEAR = 2.0, 1.0
 _Count = Annotated[int, Field(ge=1)]
 _Steps = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -65,7 +66,7 @@ def variants(workers: int) -> list[Local]:
 
 
 def steps_to_loss(workload: Workload, config: Local) -> StepsToLoss | None:
-    """Estimate the steps to the loss of synchronous training, relative to its steps.
+    """Estimate the steps of local updates to a loss, divided by those of synchronous training.
 
     Returns None if no row of the table applies.
     """
@@ -82,9 +83,9 @@ def steps_to_loss(workload: Workload, config: Local) -> StepsToLoss | None:
 
 
 def _is_near(row: Row, num_parameters: int, config: Local) -> bool:
-    """Return True if the row applies to a model of this size and to this configuration.
+    """Return True if the row applies to this model size and this configuration.
 
-    The outer step must be the same, and the row's exchanges must not be more precise.
+    The outer step must be the same, and the row's exchanges at most as precise.
     """
     outer = config.outer, config.outer_learning_rate, config.outer_momentum, config.mixing
     if outer != (row.outer, None, None, None):

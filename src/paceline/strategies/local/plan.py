@@ -5,9 +5,9 @@
 
 The drawing has two fragments. A step of the plan is one round: each worker takes `sync_every` inner
 steps, and sends each fragment of the model once. With two fragments, the first is sent after half
-of the inner steps. While a fragment is exchanged, the worker takes `delay` further inner steps or
-waits. Then it takes the outer step and loads the group's parameters. All tasks of a fragment's
-exchange belong to the round in which the fragment was sent.
+of the inner steps. While a fragment is exchanged, the worker takes `delay` further inner steps, and
+then waits. After the exchange it takes the outer step and loads the new outer parameters. All tasks
+of a fragment's exchange belong to the round in which the fragment was sent.
 """
 
 from collections.abc import Generator, Iterable, Iterator, Mapping
@@ -38,7 +38,7 @@ _OUTER_STATE = 2  # values kept per parameter: outer parameter and momentum
 def plan(
     workload: Workload, machine: Machine, config: Local, window: Window, *, balanced: bool = False
 ) -> Plan:
-    """Plan `window.num_steps` rounds; `balanced`: batches follow the workers' speeds."""
+    """Plan `window.num_steps` rounds; `balanced`: faster workers have larger batches."""
     return Plan(_Rounds(workload, machine, config, balanced).tasks(window.num_steps))
 
 
@@ -126,7 +126,7 @@ class _Rounds:
         own = [rates[costs.compute_lane(device.name)] for device in self.devices]
         inner = {rate: inner_step(workload, rate) for rate in dict.fromkeys(own)}
         steps = [config.sync_every] * len(own)
-        if balanced:  # larger batches of a faster device are planned as more equal steps
+        if balanced:  # a faster device's larger batches are planned as more steps
             speeds = [1 / rate.seconds(inner[rate]) for rate in own]
             steps = [max(1, one) for one in apportion(sum(steps), speeds)]
         self.work = [

@@ -59,7 +59,7 @@ class LocalRunner(ReplicaRunner):
     """Trains or rehearses this rank's replica."""
 
     def profile(self, beside: Iterable[tuple[Strategy, Any]]) -> Profile:
-        """Measure layers and exchanges; the exchange of strategy local has all layers at once."""
+        """Measure layers and exchanges; strategy local exchanges all layers at once."""
         whole = [
             (one, replace(config, fragments=1, delay=0) if isinstance(config, Local) else config)
             for one, config in beside
@@ -87,7 +87,7 @@ class LocalRunner(ReplicaRunner):
 
 
 def _means(seconds: Sequence[float], count: int) -> tuple[float, ...]:
-    """Return the mean of each `count` consecutive numbers, without an incomplete last group."""
+    """Return the mean of each group of `count` numbers; ignore an incomplete last group."""
     count = max(1, min(count, len(seconds)))
     whole = range(0, len(seconds) - count + 1, count)
     return tuple(fmean(seconds[first : first + count]) for first in whole)
@@ -115,7 +115,7 @@ class ElasticRunner:
         """Do nothing, because a profile needs all workers, and others may already be training."""
 
     def train(self, config: Local) -> Outcome:
-        """Train until the last step of the run, from the step at which this worker joins."""
+        """Train from the step at which this worker joins to the run's last step."""
         session, (number, _, manager) = self._session, self._elastic
         recorder = Recorder(clock_for(session.group.device), "", 0)
         torch.manual_seed(getattr(session.settings, "seed", 0) + number)
@@ -154,7 +154,7 @@ def _spans_of_fragment(
     worker: int,
     first_round: int,
 ) -> Iterator[Span]:
-    """Yield the spans of a fragment: inner steps before it is sent, exchange, and outer step."""
+    """Yield a fragment's spans: inner steps before it is sent, exchange, and outer step."""
     number, fragment = divmod(times.number, config.fragments)
     number, part = number - first_round, str(fragment)
     has_delay, is_gpu = config.delay > 0, device.kind is DeviceKind.GPU

@@ -113,7 +113,7 @@ def with_possible_cut(
 def check_row_wise(optimizer: Optimize) -> None:
     """Raise InvalidInput if an optimizer does not update each row of a weight independently.
 
-    Compares the update of a weight and a bias with separate updates of their halves.
+    Updates a test weight and bias as a whole and in two halves, and compares the results.
     """
     try:
         made, apart = _moves(optimizer, (4, 3), (4,))
@@ -133,7 +133,7 @@ def check_row_wise(optimizer: Optimize) -> None:
 
 
 def _moves(optimizer: Optimize, *shapes: tuple[int, ...]) -> tuple[str, bool]:
-    """Return the optimizer's name, and whether it updates halves differently from the whole."""
+    """Return the optimizer's name, and whether updating halves differs from updating the whole."""
     source = torch.Generator().manual_seed(0)
 
     def drawn() -> list[Tensor]:

@@ -23,7 +23,7 @@ def _check_fixed(name: str) -> str:
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class SubBatch:
-    """Options of strategy subbatch, which replicates first layers and splits the last layers.
+    """Options of strategy subbatch, which replicates the first layers and splits the last.
 
     Every worker has a copy of the model's first layers, the body. The last layers are the head; a
     worker computes some outputs of every layer of the head.
@@ -32,7 +32,8 @@ class SubBatch:
     `activation_gradients`: codec of the gradients of these inputs.
     `gradients`: codec of the gradients of the body's parameters.
     `updates`: update the head once per "step", or after each "sub-batch".
-    `sub_batch`: samples of all workers in a sub-batch; None: a step has `workers` sub-batches.
+    `sub_batch`: number of samples in a sub-batch, which has samples of all workers; None: a step
+    has `workers` sub-batches.
     """
 
     workers: Annotated[int, Field(ge=1)] = 2
@@ -44,7 +45,7 @@ class SubBatch:
     sub_batch: Annotated[int, Field(ge=1)] | None = None
 
     def num_sub_batches(self, batch_size: int) -> int:
-        """Return the number of sub-batches; `batch_size`: maximum number of samples of a worker."""
+        """Return the number of sub-batches per step; `batch_size`: most samples of a worker."""
         if self.sub_batch is None:
             return min(batch_size, self.workers)
         most = batch_size * self.workers

@@ -23,7 +23,7 @@ _TEST_ROWS = 16384
 def evaluate(
     trainer: SplitTrainer, samples: IndexedSamples, score: Loss | None
 ) -> tuple[float, float]:
-    """Return the loss and the score, summed over this rank's share of the samples; collective."""
+    """Return loss and score, summed over this rank's samples; all ranks call it together."""
     model, group = trainer.model, trainer.group
     # Running statistics differ between ranks, so all ranks use the buffers of rank 0's body.
     group.broadcast(model.body.buffers())
@@ -84,7 +84,7 @@ def _logits(trainer: SplitTrainer, values: Tensor) -> Tensor:
 
 
 def _gather(trainer: SplitTrainer, values: Tensor, sizes: Sequence[int] | None = None) -> Tensor:
-    """Gather the rows of all ranks; `sizes`: number of rows by rank; None: one row per rank."""
+    """Gather all ranks' rows; `sizes`: each rank's number of rows, or None for one each."""
     known = sizes or [1] * trainer.group.world_size
     exchange = RowExchange(None, trainer.thread.process_group, known, what="a test")
     return exchange.all_gather(values).wait()

@@ -21,7 +21,7 @@ class Cut:
 
     @property
     def rows_per_sample(self) -> int:
-        """Number of rows per sample in the head: 1, or the number of the sample's tokens."""
+        """Rows per sample in the head: 1, or the number of tokens per sample."""
         matrix = matrix_of(self.head[0])
         assert matrix is not None  # a head begins with a linear layer
         row_nbytes = matrix.shape[1] * matrix.element_size
@@ -106,13 +106,13 @@ def _found(workload: Workload) -> int:
 
 
 def _comes_first(workload: Workload, start: int) -> bool:
-    """Return whether backward runs from the last layer back to `start` before all other layers."""
+    """Return whether the backward pass reaches layers `start` to last before all others."""
     count = len(workload.layers)
     return workload.backward_order[: count - start] == tuple(range(count - 1, start - 1, -1))
 
 
 def _problem(workload: Workload, start: int) -> str | None:
-    """Return why the layers from `start` to the end cannot be split by outputs, or None."""
+    """Return why the layers from `start` on cannot be split by outputs; None if they can."""
     before: Layer | None = None
     for layer in workload.layers[start:]:
         shapes = [parameter.shape for parameter in layer.parameters]
@@ -142,7 +142,7 @@ def _problem(workload: Workload, start: int) -> str | None:
 
 
 def _rows_of(layer: Layer, batch_size: int) -> int:
-    """Return a layer's number of rows per sample: 1, or the number of the sample's tokens."""
+    """Return a layer's rows per sample: 1, or the number of tokens per sample."""
     row_nbytes = num_outputs(layer) * layer.parameters[0].element_size
     return max(1, round(layer.activation_nbytes / batch_size / row_nbytes))
 
@@ -159,17 +159,17 @@ class LayerWork(NamedTuple):
     backward_weight: Cost | None
 
     def with_update(self, update: Cost) -> Self:
-        """Add the cost of the weight update to the last part of backward."""
+        """Add the cost of the weight update to the last part of the backward pass."""
         if self.backward_weight is None:
             return self._replace(backward_input=self.backward_input + update)
         return self._replace(backward_weight=self.backward_weight + update)
 
 
 def layer_work(layer: Layer, share: float, part: float, accumulates: bool) -> LayerWork:
-    """Return the costs of a fraction `share` of a layer's outputs, and `part` of its samples.
+    """Return a layer's costs for fraction `share` of its outputs and `part` of the samples.
 
     The memory traffic of weights and weight gradients is equal for every `part`. `accumulates`:
-    backward adds the weight gradients to existing gradients, which cost memory traffic, too.
+    backward adds the weight gradients to existing gradients, which must be read, too.
     """
     weights = layer.gradient_nbytes * share
     forward = _of(layer.forward, share, part, weights)
@@ -193,7 +193,7 @@ def update_work(layer: Layer, share: float) -> Cost:
 
 
 def _of(cost: Cost, share: float, part: float, weights: float) -> Cost:
-    """Return a part of a layer's cost; `weights`: bytes of weights, which `part` does not scale."""
+    """Scale a cost by `share` and `part`; `weights`: bytes that `part` does not scale."""
     fixed = min(weights, cost.nbytes * share)
     nbytes = fixed + (cost.nbytes * share - fixed) * part
     return Cost(cost.flops * share * part, nbytes, cost.num_calls)

@@ -130,7 +130,7 @@ class LayerGradients(Exchange):
             self._encoded.begin_step()
 
     def ready(self, chunk: Chunk, touched: Sequence[bool]) -> None:
-        """Start averaging a layer's gradients; if the thread is synchronous, `finish` starts it."""
+        """Start averaging a layer's gradients; a synchronous thread postpones it to `finish`."""
         if self._thread.is_synchronous:
             self._postponed.append(chunk)
         else:
@@ -206,7 +206,7 @@ class LayerGradients(Exchange):
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes that this rank has sent so far; without a codec, those of a ring all-reduce."""
+        """Bytes that this rank has sent so far; without a codec, computed for a ring all-reduce."""
         encoded = self._encoded.bytes_sent if self._encoded else 0
         return encoded + self._nbytes // self._group.world_size
 
@@ -221,7 +221,7 @@ class LayerGradients(Exchange):
         return self._encoded.codecs.state_dict() if self._encoded else {}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Load the error feedback that this rank saved; the number of ranks must be the same."""
+        """Load the error feedback that this rank saved in a run with equally many ranks."""
         if self._encoded is not None:
             self._encoded.codecs.load_state_dict(state)
 

@@ -1,8 +1,10 @@
-"""Run forward and backward of the head's layers on one rank, without autograd between layers.
+"""Compute outputs and gradients of the head's layers on one rank; no autograd between layers.
 
-A rank computes some outputs of every layer. A linear layer reads the inputs from all ranks; a rank
-computes one summand of the input gradients, and ranks add up the summands. Activation functions and
-BatchNorm1d read only the rank's own features. BatchNorm1d computes the statistics of a sub-batch.
+A rank computes some outputs of every layer. A linear layer reads inputs that are gathered from all
+ranks. The gradients of these inputs are a sum over ranks, and each rank computes one summand.
+Activation functions and BatchNorm1d read only the rank's own features. BatchNorm1d computes the
+statistics of a sub-batch.
+
 With torch.autocast, matrix products have autocast's dtype; sums, messages and other layers have the
 weights' dtype.
 """
@@ -28,8 +30,9 @@ def dropout_seed(seed: int, step: int, name: str) -> int:
 class DropoutMasks:
     """The dropout masks of a step with `num_rows` rows over all ranks.
 
-    Every rank draws the whole mask, as `nn.Dropout` does on a CPU for the whole batch in rank order
-    after `torch.manual_seed(dropout_seed(seed, step, name))`. A linear layer costs much more.
+    Every rank draws the whole mask, which takes much less time than a linear layer. It is the mask
+    that `nn.Dropout` would draw on a CPU for the whole batch, in rank order, after
+    `torch.manual_seed(dropout_seed(seed, step, name))`.
     """
 
     def __init__(self, seed: int, step: int, num_rows: int) -> None:
@@ -39,7 +42,7 @@ class DropoutMasks:
     def noise(
         self, name: str, p: float, num_outputs: int, rows: Tensor, shard: Shard, like: Tensor
     ) -> Tensor:
-        """Return the mask of `rows` and `shard`, 0 or 1 / (1 - p), with the dtype of `like`."""
+        """Return the mask for these rows and outputs: 0 or 1 / (1 - p), in the dtype of `like`."""
         if name not in self._drawn:
             source = torch.Generator().manual_seed(dropout_seed(self._seed, self._step, name))
             kept = torch.empty(self._num_rows, num_outputs).bernoulli_(1 - p, generator=source)
@@ -113,7 +116,7 @@ class HeadLayer:
         return outputs
 
     def backward_input(self, number: int, by_outputs: Tensor, scale: float) -> Tensor:
-        """Return the input gradients; for a linear layer, ranks must sum what they return.
+        """Return the input gradients; for a linear layer, the caller must sum them over ranks.
 
         `by_outputs`: gradients of the layer's outputs. Also accumulates the gradients of a
         BatchNorm1d's parameters, times `scale`.
@@ -132,7 +135,7 @@ class HeadLayer:
 
     @torch.no_grad()
     def backward_weight(self, number: int, scale: float) -> None:
-        """Accumulate a linear layer's gradients, times `scale`, after `backward_input`."""
+        """Add `scale` times a linear layer's parameter gradients; call after `backward_input`."""
         saved = self._saved.pop(number)
         assert saved.leaf_gradients is not None
         by_leaf = saved.leaf_gradients

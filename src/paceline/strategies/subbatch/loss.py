@@ -29,7 +29,8 @@ def label_message(targets: Tensor, most: int, num_classes: int) -> Tensor:
     """Return a rank's targets as a message: int64 of shape (1, 2 + most).
 
     `targets`: class numbers of shape (samples,) or (samples, tokens). `most`: maximum number of
-    rows per rank. The message consists of the numbers of samples and rows, the targets, and zeros.
+    rows per rank. The message has the number of samples, the number of rows, the targets, and zeros
+    as padding.
     """
     rows = targets.flatten()
     if rows.dtype != torch.int64:
@@ -37,8 +38,8 @@ def label_message(targets: Tensor, most: int, num_classes: int) -> Tensor:
     if len(rows) > most:
         raise InvalidInput(
             "data",
-            f"has {len(rows)} targets in {len(targets)} samples; samples of the first sample's "
-            f"length have at most {most}",
+            f"has {len(rows)} targets in {len(targets)} samples; if all samples were as long as "
+            f"the first, there would be at most {most}",
             hint="pad all samples to one length",
         )
     known = rows[rows != IGNORED]
@@ -128,7 +129,7 @@ class CrossEntropy:
         largest, sums, of_target = terms.unbind(2)
         whole = largest.amax(0)
         log_sum = (sums * (largest - whole).exp()).sum(0).log()
-        # This order of operations does not cancel the digits of a small loss if logits are large.
+        # This order of operations keeps the digits of a small loss even if logits are large.
         losses = log_sum + (whole - of_target.sum(0))
         return cls(losses.masked_fill_(targets == IGNORED, 0.0), whole, log_sum)
 
@@ -145,7 +146,7 @@ class CrossEntropy:
 
 
 def _own_targets(targets: Tensor, shard: Shard) -> tuple[Tensor, Tensor]:
-    """Return the rows whose target is a class of `shard`, and the target's index in `shard`."""
+    """Return the rows with targets in `shard`, and the index of each target in `shard`."""
     places = targets - shard.first
     rows = ((places >= 0) & (places < shard.size)).nonzero().flatten()
     return rows, places[rows]
@@ -154,7 +155,7 @@ def _own_targets(targets: Tensor, shard: Shard) -> tuple[Tensor, Tensor]:
 def check_objective(recipe: Recipe, outputs: Any, targets: Any) -> None:
     """Raise InvalidInput unless a recipe's loss is cross entropy with one target per row.
 
-    Only the shape of `outputs` is used. A score is called once with outputs of zeros.
+    Only the shape of `outputs` is used. The recipe's score is called once, with zeros as outputs.
     """
     loss = recipe.loss
     if isinstance(targets, Tensor) and targets.dtype == torch.bool:

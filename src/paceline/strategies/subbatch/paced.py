@@ -1,4 +1,4 @@
-"""Models with a split head whose layers sleep instead of computing; all else is real."""
+"""Make split models whose layers sleep instead of computing; exchanges are real."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -44,18 +44,18 @@ class PacedHeadLayer(HeadLayer):
         self._num_rows: dict[int, int] = {}  # by sub-batch
 
     def forward(self, number: int, inputs: Tensor, rows: Tensor, masks: DropoutMasks) -> Tensor:
-        """Sleep for the time of forward, and return zeros instead of outputs."""
+        """Sleep as long as the forward pass would take, and return zeros instead of outputs."""
         time.sleep(self._times(number, len(inputs))[0])
         return torch.zeros(len(inputs), self.shard.size)
 
     def backward_input(self, number: int, by_outputs: Tensor, scale: float) -> Tensor:
-        """Sleep for the time of the input gradients, and return zeros instead of these."""
+        """Sleep as long as computing the input gradients would take, and return zeros."""
         count = self._num_rows[number] = len(by_outputs)
         time.sleep(self._times(number, count)[1])
         return torch.zeros(count, self.module.weight.shape[-1])
 
     def backward_weight(self, number: int, scale: float) -> None:
-        """Sleep for the time of the weight gradients."""
+        """Sleep as long as computing the weight gradients would take."""
         time.sleep(self._times(number, self._num_rows.pop(number))[2])
 
 

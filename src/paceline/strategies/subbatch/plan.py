@@ -5,9 +5,9 @@
 
 Each of K workers trains the body on a separate batch. For each of P sub-batches, all workers gather
 1/P of the activations of all bodies, run the head together, and return the activation gradients;
-meanwhile, workers send the next sub-batch. After the last sub-batch, workers run the body's
-backward, and average its gradients layer by layer. Workers never send the head's parameter
-gradients. With `updates="sub-batch"`, a layer of the head is updated before its forward of the next
+meanwhile, workers send the next sub-batch. After the last sub-batch, workers run the backward pass
+of the body, and average its gradients layer by layer. Workers never send the head's parameter
+gradients. With `updates="sub-batch"`, a layer of the head is updated before it computes the next
 sub-batch.
 
 A sub-batch in a head of two layers:
@@ -58,7 +58,7 @@ _FLOAT32 = (4,)  # element size that a codec of activations or their gradients c
 
 
 def weights_of(layer: str) -> str:
-    """Return the `Task.part` of a layer's weight gradients."""
+    """Return the `Task.part` of the task that computes a layer's weight gradients."""
     return f"{layer}:weights"
 
 
@@ -100,10 +100,11 @@ def plan(workload: Workload, machine: Machine, config: SubBatch, window: Window)
 
 
 def memory(workload: Workload, machine: Machine, config: SubBatch) -> Mapping[str, int]:
-    """Return the bytes of each device.
+    """Return the bytes that each device needs.
 
     A device has a replica of the body, a part of the head, and the gathered inputs of all
-    sub-batches; with updates per sub-batch, the gathered inputs of two sub-batches at a time.
+    sub-batches. If each sub-batch updates the head, a device has the gathered inputs of only two
+    sub-batches at a time.
     """
     devices = machine.first_devices(config.workers)
     parts = cut(workload, config.head, config.workers)
@@ -132,8 +133,8 @@ def memory(workload: Workload, machine: Machine, config: SubBatch) -> Mapping[st
 def sizes(workload: Workload, config: SubBatch) -> Iterator[SubBatch]:
     """Yield the configurations to compare: larger sub-batches first, and `config` last.
 
-    Before `config`, a step has 1, 2, 4, ... sub-batches, fewer than in `config`. If the user has
-    set `sub_batch`, only `config` is yielded.
+    The configurations before `config` have 1, 2, 4, ... sub-batches per step, but fewer than
+    `config` has. If the user has set `sub_batch`, only `config` is yielded.
     """
     most, own = workload.batch_size * config.workers, config.num_sub_batches(workload.batch_size)
     num_passes = 1
@@ -155,9 +156,9 @@ class _LayerPass:
 
 @dataclass(frozen=True)
 class _SubBatchPlan:
-    """A sub-batch in the head.
+    """Makes the tasks of one sub-batch in the head.
 
-    `waits`: whether a layer waits until the previous sub-batch has updated it.
+    `waits`: whether a layer waits until the previous sub-batch has updated the layer's weights.
     """
 
     number: int
@@ -167,7 +168,7 @@ class _SubBatchPlan:
     waits: bool
 
     def tasks(self, step: int, computed: list[TaskId]) -> Iterator[Task]:
-        """Yield the sub-batch's tasks; `computed`: the tasks of the body's activations."""
+        """Yield the sub-batch's tasks; `computed`: tasks that compute the body's activations."""
         done = list(computed)
         for part in self.parts:
             yield from self._forward(step, part, done)
@@ -188,7 +189,7 @@ class _SubBatchPlan:
         return [self._gradients(step, part, worker, self.number) for part in self.parts]
 
     def _forward(self, step: int, part: _LayerPass, done: list[TaskId]) -> Iterator[Task]:
-        """Yield the tasks of a layer's forward, and replace each worker's last task in `done`."""
+        """Yield the tasks of a layer's forward pass; update `done`, the last task by worker."""
         if part.gathered is not None:
             for worker, ready in enumerate(done):
                 yield from part.gathered.encodes(step, worker, ready)
@@ -202,7 +203,7 @@ class _SubBatchPlan:
             done[worker] = own
 
     def _backward(self, step: int, part: _LayerPass, done: list[TaskId]) -> Iterator[Task]:
-        """Yield the tasks of a layer's backward, and replace each worker's last task in `done`."""
+        """Yield the tasks of a layer's backward pass; update `done`, the last task by worker."""
         for worker, device in enumerate(self.devices):
             on = (compute_lane(device.name),)
             own = TaskId(step, Kind.BACKWARD, part.layer, worker, self.number)

@@ -1,8 +1,8 @@
 """Measure each part of a step separately, and count the bytes that the plan sends.
 
 The measured steps are real, but exchanges do not overlap with computation: each exchange ends
-before the next computation begins, and the body's gradients are exchanged after its backward. The
-overlap in normal steps is computed by simulating the plan.
+before the next computation begins, and the body's gradients are exchanged after its backward pass.
+The overlap in normal steps is computed by simulating the plan.
 """
 
 from typing import get_args
@@ -41,9 +41,10 @@ _LEARNING_RATE = 1e-6  # small, to avoid NaNs and denormals, which would change 
 def profile(
     model: SplitModel, trainee: TrainingSetup, config: SubBatch, group: Group, seconds: float
 ) -> PricedMachine:
-    """Measure steps for about `seconds`; return the machine and a cost model. Collective.
+    """Measure steps for about `seconds`; return the machine and a cost model.
 
-    The model's parameters, buffers and random numbers are as before.
+    All ranks call it together. At the end, the model's parameters and buffers and the random number
+    generator have their earlier values again.
     """
     tensors = [*model.module.parameters(), *model.module.buffers()]
     before = [tensor.detach().clone() for tensor in tensors]

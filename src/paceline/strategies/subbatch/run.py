@@ -101,7 +101,7 @@ class SplitRunner:
         for layer in self._model.head:
             for parameter in layer.parameters:
                 copies = trainer.num_copies(parameter)
-                if self._session.is_rehearsal:  # plan momentum, which PacedSGD lacks
+                if self._session.is_rehearsal:  # count momentum, which PacedSGD lacks
                     copies = _PACED_COPIES
                 own += copies * parameter.nbytes
                 of_output = copies * parameter.nbytes // layer.shard.size
@@ -139,7 +139,7 @@ def _real(session: TrainingSession) -> tuple[SplitModel, setups.TrainingSetup]:
 def _paced(session: TrainingSession) -> tuple[SplitModel, setups.TrainingSetup]:
     settings, device, config = session.settings, session.device, session.config
     assert isinstance(settings, RehearseSettings)
-    assert device is not None  # None only for `slowdown`, which subbatch refuses
+    assert device is not None  # else `slowdown` is set, which subbatch refuses
     sizes = shares(settings.batch_size, config.workers)
     workload = workload_of(settings.model, sizes[0], settings.input_shape)
     times, own = device.times(workload), sizes[session.group.rank]

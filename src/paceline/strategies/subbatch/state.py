@@ -48,7 +48,7 @@ class _SavedTensor:
 
     @classmethod
     def of(cls, tensor: Tensor, name: str, head: Head) -> "_SavedTensor":
-        """Return a tensor with the sharding of the layer that has parameter or buffer `name`."""
+        """Combine a tensor with the sharding of its layer; `name`: its parameter or buffer name."""
         return cls(tensor, head.get(name.rpartition(".")[0]) if tensor.dim() else None)
 
     @property
@@ -78,7 +78,7 @@ def save(path: Path, model: nn.Module, head: Head, group: Group) -> None:
         file.write(tensor_file.header({name: one.whole for name, one in tensors.items()}))
         for one in tensors.values():
             whole = _gathered(one, group)
-            assert whole is not None  # on rank 0
+            assert whole is not None  # `_gathered` returns a tensor on rank 0
             file.writelines(tensor_file.pieces(whole))
 
 
@@ -163,7 +163,7 @@ def load_tensors(tensors: Mapping[str, Tensor], model: nn.Module, head: Head, ra
 
 
 def _tensors(model: nn.Module, head: Head) -> dict[str, _SavedTensor]:
-    """Return the model's tensors in file order; a shared tensor has its first name only."""
+    """Return the model's tensors in file order; tied tensors have only their first name."""
     state = tensor_file.in_file_order(module_state(model))
     return {name: _SavedTensor.of(tensor, name, head) for name, tensor in state.items()}
 

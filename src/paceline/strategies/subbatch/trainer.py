@@ -3,9 +3,9 @@
     main      body's forward | fc1/0 fc1/1 | fc2/0 fc2/1 | backward ... | body's backward | update
     thread    [labels]    [fc1/0][fc1/1]    [fc2/0][fc2/1]  [loss/0] ...
 
-While sub-batch 0 in layer fc1 (fc1/0) waits for an exchange, the next sub-batch computes, in the
-same order on all ranks. With updates per sub-batch, the next sub-batch only sends activations in
-advance, and computes after the current sub-batch has ended.
+While sub-batch 0 in layer fc1 (fc1/0) waits for an exchange, the next sub-batch computes. The order
+is the same on all ranks. If each sub-batch updates the head, the next sub-batch only sends
+activations in advance, and computes after the current sub-batch has ended.
 """
 
 from collections.abc import Callable, Iterator
@@ -98,7 +98,7 @@ class SplitTrainer:
 
     `seed`: seed of the dropout masks in the head. `sent`: bytes sent for activations and their
     gradients. `sent_of_loss`: bytes sent for the loss and the labels. Raises InvalidInput if
-    gradients are clipped and each sub-batch has an update.
+    gradients are clipped although each sub-batch updates the head.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class SplitTrainer:
         return {purpose: nbytes / max(1, self.num_steps) for purpose, nbytes in sent.items()}
 
     def num_copies(self, parameter: nn.Parameter) -> int:
-        """Count the parameter, its gradient, and the optimizer's tensors of the same shape."""
+        """Count the tensors of a parameter's shape: parameter, gradient, optimizer state."""
         kept = [one.state.get(parameter, {}).values() for one in self.optimizers.values()]
         tensors = [one for values in kept for one in values if isinstance(one, Tensor)]
         return 2 + sum(one.shape == parameter.shape for one in tensors)
@@ -200,7 +200,7 @@ class SplitTrainer:
         with recorder.phase(Kind.STEP):
             if self.learning.clip_norm is not None:
                 self._clip(self.learning.clip_norm)
-            whole = next(iter(self.optimizers.values()))  # updates the model, or only its body
+            whole = next(iter(self.optimizers.values()))  # updates the whole model or its body
             whole.step()
             whole.zero_grad()
             for schedule in self.schedules.values():
@@ -251,7 +251,7 @@ class SplitTrainer:
 
     @torch.no_grad()
     def _clip(self, most: float) -> None:
-        """Clip the norm of the whole model's gradients; for the head, ranks sum their squares."""
+        """Clip the whole model's gradient norm; ranks add the squared norms of their head parts."""
         body, head = list(self.model.body.parameters()), self.model.head
         own = [parameter for layer in head for parameter in layer.parameters]
         of_body, squares = (_norm(part).square() for part in (body, own))
@@ -272,7 +272,7 @@ def _norm(parameters: list[nn.Parameter]) -> Tensor:
 
 
 class SubBatchPass:
-    """Runs forward and backward of one sub-batch through the head.
+    """Runs the forward and the backward pass of one sub-batch through the head.
 
     After `run`, `gradients` are the gradients (N, features) of this rank's activations, and `loss`
     is the sub-batch's part of the batch's mean loss.
@@ -300,7 +300,7 @@ class SubBatchPass:
         self.loss = activations.new_zeros(())
 
     def run(self) -> Iterator[None]:
-        """Run the sub-batch; yield after starting each exchange, so that others can compute."""
+        """Run the sub-batch; at the start of each exchange, yield to other sub-batches."""
         values, last = self._activations, self._layers[-1]
         for place, layer in enumerate(self._layers):
             if layer.is_linear:

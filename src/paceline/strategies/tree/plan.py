@@ -4,7 +4,7 @@
     worker0 exchange               | [up1]       [up2]        | [down2][down1]
     worker2 exchange               | [up3]       [up2]        | [down2][down3]
 
-After backward, workers send gradients up a binary tree. The rank of a worker differs from its
+After the backward pass, workers send gradients up a binary tree. A worker's rank differs from its
 parent's rank by 1, 2, 4, ...; a parent adds the gradients that it receives. Then the means are sent
 down, to the children with the largest rank difference first. The paper sends updated weights
 instead of means; both have the same size.
@@ -67,7 +67,7 @@ def plan(workload: Workload, machine: Machine, config: Tree, window: Window) -> 
 
 
 def memory(workload: Workload, machine: Machine, config: Tree) -> Mapping[str, int]:
-    """Return the bytes of each device: a replica, a send buffer, and a parent's receive buffer."""
+    """Return each device's bytes: replica, send buffer and, for a parent, receive buffer."""
     devices = machine.first_devices(config.workers)
     nbytes = workload.gradient_nbytes if len(devices) > 1 else 0
     return {
@@ -109,7 +109,7 @@ def _step_tasks(compute: ComputeStep, edges: Sequence[_Edge], step: int) -> Iter
 
 
 def calibrate(machine: Machine, measured: ExchangeSamples, config: Tree | None = None) -> Machine:
-    """Return the machine with a link per edge of the tree, fitted to measured exchanges.
+    """Fit a link per tree edge to measured exchanges; return the machine with these links.
 
     For CPU workers on one host, the host's memory bandwidth is also fitted, because messages and
     additions share it. For other workers, the time of additions follows from the memory bandwidth

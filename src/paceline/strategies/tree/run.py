@@ -30,7 +30,7 @@ from paceline.strategies.tree.plan import children, parent
 class FlatGradients:
     """A flat buffer of all gradients of one dtype.
 
-    At its end, it counts for each gradient the ranks that changed the gradient.
+    Its last values are counts: for each gradient, the number of ranks that changed the gradient.
 
     `as_views`: after the first exchange, gradients are views of the buffer. `receives`: allocate a
     second buffer for the gradients of children in the tree.
@@ -165,7 +165,7 @@ class TreeExchange(Exchange):
         raise InvalidInput("exchange", problem, hint=hint)
 
     def statistics(self) -> Statistics:
-        """Return the traffic and time so far; no part of the time overlaps with backward."""
+        """Return the traffic and time so far; no time overlaps with the backward pass."""
         sent, received = self._bytes_sent, self._bytes_received
         return Statistics(self.name, self._num_steps, sent, received, self._exposed_s, 0.0)
 
