@@ -282,7 +282,7 @@ class Machine(Fact):
         return Network(self.links, {switch.name for switch in self.switches})
 
     def route(self, source: Station, target: Station) -> tuple[Hop, ...]:
-        """Return the route with the fewest hops; of equally short routes, that of most bandwidth.
+        """Return the route with the fewest hops; among these, the one with the most bandwidth.
 
         A CPU device is located at its host; two CPU devices of one host use the host's link to
         itself. Raises InvalidInput if there is no route.

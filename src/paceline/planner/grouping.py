@@ -179,7 +179,7 @@ class Windows:
 
     @property
     def is_grouped(self) -> bool:
-        """Whether groups of layers are planned."""
+        """Whether plans treat groups of layers as single layers."""
         return self._grouped is not self.workload
 
     def compared_s(self, config: Any) -> float:

@@ -104,7 +104,7 @@ class _Seconds(NamedTuple):
 
 
 class _Question:
-    """The machine of a search, and the exchanges that can be planned on the machine.
+    """A machine, and the exchanges that can be planned on it.
 
     The machine lists the first host's devices first. `alone`: throughput of the first host, or 0 if
     it lacks memory. If `is_learning_known`, strategy local is compared by its time to a loss.
