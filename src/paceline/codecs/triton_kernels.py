@@ -167,7 +167,7 @@ def _tile_at(count, block_size, num_parts, num_rows: tl.constexpr, num_columns: 
 
 @triton.jit
 def _bytes_of(block_size, begin, num_rows: tl.constexpr, num_columns: tl.constexpr):
-    """Return the offsets of a tile's 4-bit codes in bytes, and a mask that excludes padding."""
+    """Return the byte offsets of a tile's 4-bit codes, and a mask that excludes padding."""
     rows = tl.arange(0, num_rows)[:, None]
     columns = tl.arange(0, num_columns // 2)[None, :]
     inside = (rows >= 0) & (columns < (block_size - begin % block_size) // 2)
@@ -271,7 +271,7 @@ class Tiles(NamedTuple):
         return -(-self.num_blocks // self.num_rows) * self.num_parts
 
     def num_warps(self, of: str) -> int:
-        """Return the number of warps of a program that does `of`: "encode" or "decode"."""
+        """Return a program's number of warps; `of`: its work, "encode" or "decode"."""
         return self.num_rows * self.num_columns // _VALUES_PER_WARP[of]
 
 

@@ -1,4 +1,4 @@
-"""Compute how long an exchange outlasts backward (Le et al. 2018, section 3.2).
+"""Compute how long an exchange continues after backward (Le et al. 2018, section 3.2).
 
     T_BP    backward of one worker alone                                         (definition 3.1)
     T_BP^i  from backward's start until all workers have layer i's sum           (definition 3.2)

@@ -45,8 +45,8 @@ def apportion(
 _FIRST_INTERVAL = 4
 _LONGEST_INTERVAL = 64
 _TOLERANCE = 0.05  # least relative gain for which shares change after the first interval
-_LEAST_PART = 0.4  # long intervals reduce the tolerance at most to this part
-_REGAINED = 0.99  # every `record` multiplies an idle rank's seconds per sample by this factor
+_LEAST_PART = 0.4  # long intervals reduce `_TOLERANCE` at most to this part
+_REGAINED = 0.99  # factor of an idle rank's seconds per sample in each call of `record`
 
 
 class Balance:

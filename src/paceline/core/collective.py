@@ -51,8 +51,8 @@ def encoded_s(
 def num_decoded(count: int, world_size: int, wire_format: WireFormat) -> float:
     """Return how many values each rank decodes in an encoded all-reduce of `count` values.
 
-    If sums are encoded, these are its shard from all other ranks, and all sums; otherwise, the
-    values of all ranks.
+    If sums are encoded, a rank decodes all sums, and its shard as sent by each other rank. If not,
+    it decodes the values of all ranks.
     """
     return (2 - 1 / world_size if wire_format.encodes_sums else world_size) * count
 
@@ -82,7 +82,7 @@ class Coding:
     def by(cls, codec: str, stations: Mapping[int, Station]) -> "Coding":
         """Return the coding of workers that encode on the given devices or hosts, `stations`.
 
-        Raises InvalidInput if the codec's encoded size is unknown, or a station's speed with it.
+        Raises InvalidInput if the codec's encoded size or a station's codec speed is unknown.
         """
         known = wire_format(codec)
         speeds = [codec_speed(station, known) for station in stations.values()]

@@ -36,7 +36,7 @@ class Breakdown:
 
     @property
     def passes_s(self) -> float:
-        """Seconds of forward, backward and local steps."""
+        """Seconds of forward passes, backward passes and local steps."""
         return self.forward_s + self.backward_s + self.train_s
 
     @property

@@ -244,7 +244,7 @@ UNSCALED = Totals()
 
 
 class LayerTimes(NamedTuple):
-    """Seconds of each layer's forward and backward, in forward order, and of the update."""
+    """Seconds of each layer's forward and backward passes, in forward order, and of the update."""
 
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...]

@@ -29,9 +29,9 @@ from paceline.core.wire_format import Kernel, WireFormat
 class CodecSpeed(Fact):
     """Rates of a codec kernel in values per second, with all cores of a device.
 
-    `decode_values_per_s`: mean of two rates, without and with adding the decoded values. Each piece
-    pays `latency_s` once for encoding and once for decoding (buffers and threads). Infinite rates
-    mean that the links' times include encoding and decoding.
+    `decode_values_per_s`: mean of two rates, without and with adding the decoded values.
+    `latency_s`: fixed time (buffers and threads) to encode a piece, and again to decode it.
+    Infinite rates mean that the links' times include encoding and decoding.
     """
 
     encode_values_per_s: Annotated[ValuesPerSecond, Field(gt=0)]
@@ -282,7 +282,7 @@ class Machine(Fact):
         return Network(self.links, {switch.name for switch in self.switches})
 
     def route(self, source: Station, target: Station) -> tuple[Hop, ...]:
-        """Return the route with the fewest hops; of equally short routes, that of most bandwidth.
+        """Return the route with the fewest hops; among these, the one with the most bandwidth.
 
         A CPU device is located at its host; two CPU devices of one host use the host's link to
         itself. Raises InvalidInput if there is no route.

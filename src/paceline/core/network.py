@@ -40,7 +40,7 @@ class Link(Fact):
 
     @property
     def reached(self) -> "Link":
-        """A copy of the link, whose bandwidth is multiplied by `share`."""
+        """A copy of the link with its bandwidth multiplied by `share`."""
         if self.share == 1.0:
             return self
         found = self.share * self.bandwidth_bytes_per_s

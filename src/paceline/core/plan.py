@@ -184,7 +184,7 @@ class Plan:
             if not on:
                 raise ValueError(f"{own.name}: needs a resource")
             if place.setdefault(own, i) != i:
-                raise ValueError(f"{own.name}: duplicate task")
+                raise ValueError(f"{own.name}: is in the plan twice")
             self.num_parents.append(len(after))
             self.children.append(())
             last = own

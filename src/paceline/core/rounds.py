@@ -50,8 +50,8 @@ class Rounds:
     parameters in its parameters after an exchange. If `mixing` is None, the worker instead adds the
     difference of exchanged and sent parameters to its own, and so keeps the steps that it took
     during the exchange. `codec`: codec of outer gradients. `outer`: "average" or "nesterov"; "auto"
-    chooses by the number of rounds. `outer_learning_rate` and `outer_momentum`: values that replace
-    those of `outer`.
+    chooses by the number of rounds. `outer_learning_rate` and `outer_momentum`: replace the
+    values that `outer` selects.
     """
 
     sync_every: Annotated[int, Field(ge=1, lt=2**31)] = 100

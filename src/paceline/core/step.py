@@ -28,7 +28,7 @@ from paceline.core.workload import Layer, Workload
 
 @dataclass(frozen=True)
 class ComputeStep:
-    """The computation of a step: each worker's load, forward, backward and update."""
+    """The computation of a step: each worker's loading, forward and backward passes, and update."""
 
     workload: Workload
     devices: tuple[Device, ...]

@@ -23,7 +23,7 @@ class Window:
 
 @dataclass(frozen=True)
 class StepsToLoss:
-    """The steps that a strategy needs for a loss, divided by those of synchronous training.
+    """The steps in which a strategy reaches a loss, relative to synchronous training.
 
     `median`: median of measured runs. `low`, `high`: range of these runs. `measured_on`: the models
     of these runs.

@@ -140,7 +140,7 @@ class Ring:
 
     @cached_property
     def _by_pace(self) -> dict[_Pace, tuple[Hop, ...]]:
-        """One route for each latency and bandwidth; most routes of a large ring are equal."""
+        """One route for each latency and seconds per byte, because most routes are equal."""
         found: dict[_Pace, tuple[Hop, ...]] = {}
         for hops in self.routes:
             latency_s = sum(hop.link.latency_s for hop in hops)
@@ -230,7 +230,7 @@ class Shares:
     num_servers: int
 
     def tasks(self, step: int, summed: TaskId) -> Iterator[Task]:
-        """Yield the tasks of the way out, of the servers' update, if any, and of the way back."""
+        """Yield the tasks of the way out, any update by servers, and the way back."""
         before = summed
         for kind, part, on, cost in self._stages:
             task = Task(TaskId(step, kind, f"{self.chunk}.{part}"), on, cost, (before,))

@@ -164,7 +164,7 @@ class Alternatives:
 
 
 def _soonest(found: list[Forecast], strategy: Strategy) -> list[Forecast]:
-    """Return the variant that reaches a loss first, for each codec and kind of batch split.
+    """Return, for each codec with equal or balanced batches, the variant that reaches a loss first.
 
     Returns all forecasts if all variants of the strategy need equally many steps to a loss.
     """

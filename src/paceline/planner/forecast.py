@@ -195,7 +195,7 @@ def of_learning(steps: StepsToLoss | None) -> str:
 def _fed(
     machine: Machine, workers: int, samples_per_step: float, step_s: float
 ) -> tuple[float, tuple[str, ...]]:
-    """Lengthen a step that takes samples faster than a host reads them; return it with notes."""
+    """Return a step's seconds, longer if a host reads samples too slowly, and notes about it."""
     on_host = Counter(device.host for device in devices_of(machine, workers))
     for host in machine.hosts:
         wanted = on_host[host.name] / min(workers, machine.num_devices) * samples_per_step

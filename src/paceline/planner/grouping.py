@@ -32,7 +32,7 @@ Prices = dict[tuple[tuple[Resource, ...], Kind, str], float]  # seconds by resou
 
 @dataclass(frozen=True)
 class GroupCost:
-    """Prices a group's forward or backward as the sum over the group's layers.
+    """Prices a group's forward or backward pass as the sum over the group's layers.
 
     `members`: layers of each group of at least two layers, by the group's name. `model` prices
     layers and all other tasks. `known`: cache of the layers' times, which several groupings share.
@@ -136,8 +136,9 @@ class Windows:
     """Plans windows of consecutive steps; raises InvalidInput if a step cannot be planned.
 
     Layers are grouped if a step with groups takes as long as a step without groups. `step`: the
-    plan of one step without groups. `cost`: prices the plans from `of`. `model`: prices plans
-    without groups. `is_balanced`: whether batches are split by the devices' speeds.
+    plan of one step without groups. `cost`: cost model of plans that method `of` returns. `model`:
+    cost model of plans without groups. `is_balanced`: whether batches are split by the devices'
+    speeds.
     """
 
     def __init__(
@@ -178,7 +179,7 @@ class Windows:
 
     @property
     def is_grouped(self) -> bool:
-        """Whether groups of layers are planned."""
+        """Whether plans treat groups of layers as single layers."""
         return self._grouped is not self.workload
 
     def compared_s(self, config: Any) -> float:

@@ -47,8 +47,8 @@ class Requirement:
 
     `exchange`: "plain" or "codec" for gradients without or with a codec, "local" for strategy
     local. `speed`: least speed of the second machine with the machine file's links, relative to the
-    speed in that file; None if no searched speed pays. `bits_per_s`: least bandwidth of the links
-    between hosts, for each of `SecondMachine.speeds`; None where no searched bandwidth pays.
+    speed in that file; None if no tried speed is enough. `bits_per_s`: least bandwidth of the links
+    between hosts, for each of `SecondMachine.speeds`; None if no tried one is enough.
     `is_learning_known`: if False, strategy local is compared by samples per second.
     """
 
@@ -104,7 +104,7 @@ class _Seconds(NamedTuple):
 
 
 class _Question:
-    """The machine of a search, and the exchanges that can be planned on the machine.
+    """A machine, and the exchanges that can be planned on it.
 
     The machine lists the first host's devices first. `alone`: throughput of the first host, or 0 if
     it lacks memory. If `is_learning_known`, strategy local is compared by its time to a loss.
@@ -133,7 +133,7 @@ class _Question:
         """Search the least speed and the least bandwidths with which a second machine pays."""
         percent = _least(_PERCENTS, lambda percent: self.pays(exchange, percent / 100, None))
         is_known = exchange != "local" or self.is_learning_known
-        # A slower machine never needs less bandwidth, so drop the bandwidths that did not pay.
+        # A slower machine never needs less bandwidth, so skip those too low for a faster one.
         tried, bandwidths = BANDWIDTHS, list[float | None]()
         for speed in SPEEDS:
             found = _least(tried, partial(self.pays, exchange, speed))
@@ -221,7 +221,7 @@ class _Question:
 
 
 def _least(values: Sequence[float], pays: Callable[[float], bool]) -> float | None:
-    """Return the least of the rising `values` that pays; None if even the largest does not."""
+    """Return the first of the ascending `values` that pays; None if none of them pays."""
     number = bisect_left(values, True, key=pays)
     return values[number] if number < len(values) else None
 

@@ -33,7 +33,7 @@ class Steady:
     """The time, breakdown and traffic of a step in the steady state.
 
     `wire_s`: seconds per step during which the busiest direction of a link is in use.
-    `link_nbytes`: bytes per step by direction of a link. `timeline`: several consecutive steps.
+    `link_nbytes`: bytes sent per step over each link, by direction. `timeline`: consecutive steps.
     `steps_per_update`: local steps between two weight updates in the timeline. `slowdown`:
     computing time relative to undisturbed computing (`core.losses`). `slowed_by`: the causes of the
     slowdown. `after_backward`: the communication left after backward; None if the strategy does not
@@ -125,7 +125,7 @@ def _window_steps(windows: Windows, per_period: int, alike: int) -> Iterator[tup
 
 
 def _sent(plan: Plan) -> Mapping[str, float]:
-    """Return the bytes of a plan by direction of a link."""
+    """Return the bytes that a plan sends over each link, by direction."""
     found: dict[str, float] = defaultdict(float)
     sorts, sort_of = plan.priced_alike
     for number, times in Counter(sort_of).items():
