@@ -129,7 +129,7 @@ class KnownDevice(NamedTuple):
 
 
 def find_device(name: str) -> KnownDevice:
-    """Find a device by its name, or by the start or a part of its label "MACHINE/DEVICE".
+    """Find a device by its name, or by any part of its label "MACHINE/DEVICE".
 
     FILE.toml:NAME searches only that file; NAME searches ./machines and Paceline's own files. Case
     does not matter. InvalidInput lists the known devices.

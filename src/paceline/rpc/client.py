@@ -157,7 +157,7 @@ class Outbox:
             self.changed.notify_all()
 
     def _end(self, error: PacelineError) -> None:
-        """Fail all open requests."""
+        """Make all requests without a reply raise `error`."""
         for future in self._open.values():
             future.set_exception(_copy_of(error))
         self._open.clear()

@@ -28,7 +28,7 @@ MOST_TEXT = 300  # most characters of a peer's text in a log line or an error
 
 
 def nonce_of(run_id: str) -> bytes:
-    """Derive the nonce that identifies a run in headers; InvalidInput for an invalid name."""
+    """Derive a run's nonce for headers from `run_id`; InvalidInput if `run_id` is invalid."""
     is_valid = run_id.isascii() and run_id.isprintable() and 0 < len(run_id) <= _MAX_RUN_ID
     if not is_valid:
         problem = f"must be 1 to {_MAX_RUN_ID} printable ASCII characters"

@@ -100,7 +100,7 @@ def difference(here: str, there: str) -> str | None:
 
 
 def listed(workers: Sequence[int]) -> str:
-    """Format worker numbers as text, such as 0,1."""
+    """Join worker numbers with commas, such as "0,1"."""
     return ",".join(map(str, workers))
 
 

@@ -331,7 +331,7 @@ def _plausible(
 
 
 def _seconds_of_samples(profiled: Profile, factor: float) -> list[float]:
-    """Return the seconds of a step on each rank, with `factor` times its profiled samples."""
+    """Return the seconds of a step on each rank, with `factor` times the profiled samples."""
     own_s = {device.name: 0.0 for device in profiled.machine.devices}
     for key, seconds in profiled.durations.items():
         if key.kind in (Kind.FORWARD, Kind.BACKWARD):

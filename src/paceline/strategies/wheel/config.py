@@ -13,8 +13,8 @@ from paceline.core.reading import read_record
 from paceline.core.settings import Record
 from paceline.core.wire_format import Purpose, check_codec
 
-# The default momentum of sgd. With stale gradients, lr / (1 - momentum) should be about half of its
-# usual value with momentum 0.9 (docs/strategies/wheel.md).
+# The default momentum of sgd. With stale gradients, lr / (1 - momentum) should be about half of the
+# value that is usual with momentum 0.9 (docs/strategies/wheel.md).
 MOMENTUM = 0.8
 _Codec = Annotated[str, AfterValidator(check_codec)]
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -61,7 +61,7 @@ class Wheel:
 
     @property
     def codecs(self) -> dict[Purpose, str]:
-        """The names of the chosen codecs, by purpose of the messages."""
+        """The name of the chosen codec for each purpose of messages."""
         named: dict[Purpose, str | None] = {one: getattr(self, one, None) for one in Purpose}
         return {purpose: codec for purpose, codec in named.items() if codec is not None}
 
@@ -93,7 +93,7 @@ class Wheel:
 
     @property
     def workers_by_hub(self) -> dict[int, range]:
-        """The workers of each hub that serves workers directly, by the hub's device number."""
+        """The workers that each hub serves directly; the key is the number of the hub's device."""
         if not self.child_hubs:
             return {0: range(self.workers)}
         own = self.workers_of_hub
@@ -114,7 +114,7 @@ class Wheel:
 
     @property
     def workers_by_device(self) -> dict[int, range]:
-        """The workers that compute on each device, by the number of the device.
+        """The workers that compute on each device; the key is the device's number.
 
         Device 0 belongs to the root hub. A child hub's device precedes its workers' devices.
         """
@@ -144,7 +144,7 @@ class PaceSpec(Record):
 class RunSpec(Record):
     """The description of a run that the hub sends to all workers.
 
-    The description has no secrets and no paths. `model`, `data`, `seed`: define the recipe
+    The description contains neither secrets nor paths. `model`, `data`, `seed`: define the recipe
     (`paceline.training.recipes.named`). `config`: the configuration of this hub and its workers, in
     which `head` is set. `boot_id`: identifies the clock of the hub's machine. `num_steps`: the
     number of steps of the whole run. `pace`: in a rehearsal, the times of layers. `place`: (number,
@@ -194,5 +194,5 @@ class RunSpec(Record):
         return read_record(TypeAdapter(cls), data, "hub settings")
 
     def seed_of(self, worker: int, step: int) -> int:
-        """Return the random seed of a worker's step, even if the step is repeated."""
+        """Return the random seed of a worker's step; a repeated step has the same seed."""
         return hash((self.seed, self.part(worker), step)) % 2**63

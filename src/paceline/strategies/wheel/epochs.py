@@ -1,4 +1,4 @@
-"""Keep records of updates, epochs, tests and training time at the hub."""
+"""Record at the hub: the updates, the epochs, the tests and the training time."""
 
 import time
 from bisect import bisect
@@ -36,8 +36,8 @@ class EpochLog:
         self._test, self._every = test, evaluate_every
         self.epochs, self.evaluations = [*epochs], list[Evaluation]()
         self.num_samples = 0
-        self.update_ends_s: list[float] = []  # when each update ended, in seconds of training
-        self.update_samples: list[int] = []  # samples so far, after each update
+        self.update_ends_s: list[float] = []  # the training time at the end of each update
+        self.update_samples: list[int] = []  # samples so far, at the end of each update
         self._losses: defaultdict[int, LossSum] = defaultdict(LossSum)  # by unfinished epoch
         self._before_s = self._epochs_s
         self._began_s = self._paused_s = 0.0
@@ -49,7 +49,7 @@ class EpochLog:
 
     @property
     def trained_s(self) -> float:
-        """The seconds of training without tests, including training before a resume."""
+        """The seconds of training, without tests; training before a resume counts, too."""
         since_s = time.monotonic() - self._began_s - self._paused_s if self._began_s else 0.0
         return self._before_s + since_s
 
@@ -67,7 +67,7 @@ class EpochLog:
             self._progress.advance(loss.num_samples)
 
     def test(self, num_steps: int) -> bool:
-        """Test the model if a test is due after `num_steps` steps; return whether it was tested.
+        """Test the model if a test is due after `num_steps` steps; return whether a test was due.
 
         Raises InvalidInput if a loss is not finite.
         """

@@ -1,6 +1,6 @@
 """Check every request of a worker, before the hub executes it.
 
-If a request is invalid, the hub drops its worker, and the other workers continue.
+If a request is invalid, the hub drops the worker that sent it; the other workers continue.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from paceline.strategies.wheel.tree import ChildReport
 
 _TRACE, _PROFILE = TypeAdapter(Trace), TypeAdapter(DeviceProfile)
 _REPORT = TypeAdapter(ChildReport)
-_ONCE = (Topic.ACTIVATIONS, Topic.GRADIENTS)  # refused for completed steps
+_ONCE = (Topic.ACTIVATIONS, Topic.GRADIENTS)  # topics that are refused for completed steps
 _OF_BODIES = (Topic.PARAMETERS, *_ONCE)
 _AHEAD = 1  # how many steps early a worker may fetch parameters
 
@@ -87,7 +87,7 @@ class Gate:
 
 
 def only_part(message: Message) -> memoryview:
-    """Return the only part of a message; raise InvalidInput for no part or several parts."""
+    """Return the only part of a message; raise InvalidInput unless there is one part."""
     return _parts(message, 1)[0]
 
 

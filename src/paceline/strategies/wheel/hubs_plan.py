@@ -9,8 +9,8 @@
 A child hub sums its workers' gradients. After `gather` steps of workers, the child hub sends the
 mean gradients to the root. The root's optimizer takes a step, and the root replies with all
 parameters. A child hub has one exchange at a time. During an exchange, its workers continue until
-the next mean is complete. With `staleness=0`, workers wait for each exchange, and child hubs wait
-for each other.
+the next mean is complete. With `staleness=0`, workers wait for the end of each exchange, and
+all child hubs wait for the slowest child hub.
 """
 
 from collections.abc import Iterator
@@ -55,7 +55,8 @@ class _Child:
 class HubExchanges:
     """Plans the tasks of child hubs: sums of gradients, and exchanges with the root.
 
-    The ids of an exchange's tasks have the step and the worker whose gradients completed the mean.
+    The id of a task in an exchange names the step and the worker whose gradients completed the
+    mean.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class HubExchanges:
         self._of_worker = [children[one] for one in placement.heads]
         self._on_root, self._gather = on_root, config.gathered
         self._waits = config.staleness == 0
-        # Child hubs can wait for each other only if every mean is complete at the end of a step.
+        # The root can wait for all child hubs only if every mean is complete at the end of a step.
         self.in_step = self._waits and config.gathered % config.workers_of_hub == 0
         self._sum = Cost(nbytes=_SUM_TRAFFIC * nbytes, num_calls=1)
         self._copy = Cost(nbytes=_COPY_TRAFFIC * nbytes, num_calls=1)
@@ -87,7 +88,7 @@ class HubExchanges:
         return TaskId(step, Kind.REDUCE, SUM, worker)
 
     def add(self, step: int, worker: int, halves: tuple[TaskId, ...]) -> Iterator[Task]:
-        """Yield the sum with a worker's gradients; if it completes a mean, also the update."""
+        """Yield the task that sums a worker's gradients; if a mean is complete, also its update."""
         child, own = self._of_worker[worker], self.summed(step, worker)
         yield Task(own, child.copying, self._sum, halves)
         child.num_summed += 1
@@ -102,9 +103,9 @@ class HubExchanges:
         return TaskId(step, Kind.REDUCE, COPY, worker)
 
     def replies(self, step: int, workers: list[int]) -> Iterator[Task]:
-        """Yield the root's replies to the means that gradients of this step have completed.
+        """Yield the root's replies to child hubs that completed a mean in this step.
 
-        All replies to these workers' hubs follow all updates by the means.
+        The root sends these replies after the updates with all of these means.
         """
         hubs = {worker: self._of_worker[worker] for worker in workers}
         sent = [worker for worker in workers if self._copied(step, worker) in hubs[worker].copied]
@@ -116,9 +117,9 @@ class HubExchanges:
             yield Task(own, hubs[worker].copying, self._copy, reply.arrival)
 
     def before_fetch(self, worker: int) -> tuple[TaskId, ...]:
-        """Return the exchange that must end before a worker's next fetch of parameters, if any.
+        """Return the exchange that a worker awaits before the next fetch of parameters, if any.
 
-        With `staleness=0`, this is the last exchange, otherwise the exchange before the last.
+        With `staleness=0`, this is the latest exchange, otherwise the exchange before it.
         """
         child = self._of_worker[worker]
         number = child.num_summed // self._gather - (1 if self._waits else 2)

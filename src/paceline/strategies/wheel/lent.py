@@ -15,7 +15,7 @@ from paceline.core.plan import Kind, Lane
 from paceline.core.wire_format import Purpose
 from paceline.training.models.halves import trainable
 
-# For each kind of copy during an answer: its purpose, and the device's lane in the trace.
+# The purpose of each kind of copy during an answer, and the device's lane for it in the trace.
 COPIES = {
     Kind.H2D: (Purpose.HEAD_PARAMETERS, Lane.H2D),
     Kind.D2H: (Purpose.HEAD_GRADIENTS, Lane.D2H),
@@ -23,7 +23,7 @@ COPIES = {
 
 
 class LentHead:
-    """The head (last layers) on a device, whose parameters come from main memory when needed.
+    """The head (last layers) on a device; main memory lends it parameters when needed.
 
     `model`: a second copy of the model. `head`: the head of this copy, which moves to the device.
     `kept`: the head in main memory.

@@ -9,11 +9,11 @@
     res: activation gradients; par: parameters of the body; step: optimizer step
 
 The workers of a device compute in turn, in a fixed order, so that the device computes while
-messages are sent. In its turn, a worker computes a backward and its next forward (figure 3 of Du et
-al. 2017). A worker fetches the parameters of its next forward as soon as its activation gradients
-arrive. These parameters lack only the worker's last gradients. With one worker per device, the
-worker fetches the parameters after its update instead; a run with a single worker then trains the
-model as if it were not cut.
+messages are sent. In its turn, a worker computes a backward pass and its next forward pass (figure
+3 of Du et al. 2017). A worker fetches the parameters of its next forward pass as soon as its
+activation gradients arrive; the update with the worker's last gradients is not yet in these
+parameters. With one worker per device, the worker fetches the parameters after its update instead;
+a run with a single worker then trains the model as if it were not cut.
 
 The server updates all parameters when it has the gradients of body and head of a step (section
 3.3). Server and head share the hub's device, and the head reads the parameters in place. In a tree
@@ -48,8 +48,8 @@ from paceline.strategies.wheel.split import messages, split
 
 _TaskIds = tuple[TaskId, ...]
 _KEPT_BY_SERVER = 2  # the parameters and their momentum
-# A hub that is busy for a smaller share of the plan is no bottleneck. Below 1, because only workers
-# compute at the beginning and end of the plan.
+# A hub is a bottleneck if it is busy for at least this share of the plan. The share is below 1,
+# because only workers compute at the beginning and end of the plan.
 _SATURATED = 0.8
 _MOST_CHILD_HUBS = 8  # largest number of child hubs that a search tries
 _KEPT_BY_CHILD = 3  # the parameters, a sum and a mean
@@ -111,7 +111,7 @@ def placements(workload: Workload, config: Wheel) -> Iterator[Wheel]:
 
 
 def limit(machine: Machine, config: Wheel, timeline: Timeline) -> str | None:
-    """Return a sentence about the hub that is the bottleneck; None without a bottleneck.
+    """Return a sentence about the hub if a hub is the bottleneck, otherwise None.
 
     A hub is the bottleneck if its answers and updates take longer than a worker's device computes.
     The ratio of these times is p k / t of section 3.4.1, but includes updates. If the ratio is
@@ -166,7 +166,7 @@ class _WindowTasks:
             self.hubs = HubExchanges(workload, machine, config, placement, self._updating)
         # One object for each cost, because plans price each cost object once.
         self._load = Cost(nbytes=2 * workload.input_nbytes, num_calls=1)  # read and written once
-        self._update = costs.update_cost(workload)  # of body and head together
+        self._update = costs.update_cost(workload)  # the update of body and head together
         if isinstance(root, Host):  # sums in host memory have no call latency
             self._update = Cost(nbytes=self._update.nbytes)
         self._synced = {
@@ -179,7 +179,7 @@ class _WindowTasks:
         """Yield the tasks of all steps, in the order in which workers compute."""
         lanes = self.placement.lanes
         turns = [(device, worker) for device, workers in lanes.items() for worker in workers]
-        # Workers whose child hubs wait for each other begin the next step together.
+        # If the root waits for all child hubs, all workers begin the next step together.
         are_together = self.hubs is not None and self.hubs.in_step
         groups = [turns] if are_together else [[turn] for turn in turns]
         before: dict[Device, _TaskIds] = dict.fromkeys(lanes, ())
@@ -200,12 +200,12 @@ class _WindowTasks:
         return Message(self.routes[worker][purpose], step, purpose, worker)
 
     def _held_by_hub(self, step: int, worker: int) -> TaskId:
-        """Return the id of the child hub's sum or of the update with a worker's gradients."""
+        """Return the task that uses a worker's gradients: a child hub's sum, or an update."""
         update = TaskId(step, Kind.STEP, "", worker)
         return update if self.hubs is None else self.hubs.summed(step, worker)
 
     def _begin(self, step: int, worker: int, before: _TaskIds) -> Generator[Task, None, _TaskIds]:
-        """Yield the fetch of parameters and the body's forward; return the last task."""
+        """Yield the tasks of a fetch and the body's forward pass; return the last task."""
         fetch = self._message(step, Purpose.PARAMETERS, worker)
         yield from fetch.tasks(self._before_fetch(step, worker))
         device = self.placement.bodies[worker]
@@ -287,7 +287,7 @@ class _WindowTasks:
     def _backward(
         self, step: int, worker: int, before: _TaskIds
     ) -> Generator[Task, None, _TaskIds]:
-        """Yield the body's backward and the update; return the last task of backward."""
+        """Yield the body's backward pass and the update; return the pass's last task."""
         device = self.placement.bodies[worker]
         after = (*before, *self._message(step, Purpose.ACTIVATION_GRADIENTS, worker).arrival)
         yield from self._layers(step, Kind.BACKWARD, self.parts.body, worker, device, after)
@@ -304,10 +304,10 @@ class _WindowTasks:
     def _layers(
         self, step: int, kind: Kind, part: Workload, worker: int, device: Device, after: _TaskIds
     ) -> Iterator[Task]:
-        """Yield a forward or backward of `part`; a GPU may synchronise with its host at the end."""
+        """Yield a forward or backward pass of `part`; a GPU may synchronise afterwards."""
         on = self._computing[device.name]
         layers = part.layers if kind is Kind.FORWARD else part.in_backward_order
-        # The host does not wait between the forward and the backward of the head.
+        # The host does not wait between the forward pass and the backward pass of the head.
         hands_over = kind is Kind.BACKWARD or part is self.parts.body
         for layer in layers:
             cost = _cost(layer, kind)

@@ -69,7 +69,7 @@ def share_part(num_samples: int, weight: float) -> memoryview:
 
 
 def share_of(part: memoryview) -> tuple[int, float]:
-    """Decode a share's number of samples and weight; InvalidInput if one is out of range."""
+    """Decode a share's number of samples and its weight; InvalidInput for a value out of range."""
     count, weight = values_of(part, torch.float64, 2).tolist()
     is_weight = weight == 0 or 1 / _MOST_WEIGHT <= weight <= _MOST_WEIGHT
     if not (is_weight and 0 <= count <= _MAX_SAMPLES and count == int(count)):
@@ -79,7 +79,7 @@ def share_of(part: memoryview) -> tuple[int, float]:
 
 
 def check_codecs(config: Wheel, dtype: torch.dtype) -> None:
-    """Raise InvalidInput if a codec does not support `dtype` or the purpose of a message."""
+    """Raise InvalidInput if a codec cannot encode `dtype`, or cannot serve its kind of message."""
     for purpose, codec in config.codecs.items():
         find_codec(codec)
         if dtype != torch.float32:

@@ -1,4 +1,4 @@
-"""Join the run of a hub in another process, as a worker or as a child hub."""
+"""Join a run, as a worker or as a child hub; the run's hub is another process."""
 
 from pathlib import Path
 from typing import Any

@@ -12,7 +12,7 @@ from paceline.core.wire_format import Purpose, pieces
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, MessageSize
 
-_MOST_NAMED = 10  # most hosts in an error
+_MOST_NAMED = 10  # most hosts that an error lists
 
 
 class DevicePlacement(NamedTuple):
@@ -60,7 +60,7 @@ def place(machine: Machine, config: Wheel) -> DevicePlacement:
 
 
 class RouteStage(NamedTuple):
-    """One stage of a message's route; `handled`: the work of the hosts' CPU cores for it."""
+    """One stage of a message's route; `handled`: the work of CPU cores for this stage."""
 
     kind: Kind
     on: tuple[Resource, ...]
@@ -85,7 +85,7 @@ class Message(NamedTuple):
 
     @property
     def arrival(self) -> tuple[TaskId, ...]:
-        """The last tasks of the message, after which the receiver can use its values."""
+        """The last tasks of the message, after which the receiver can use the values."""
         return tuple(task.id for task in self._stage(self.way[-1], ()))
 
     @property
@@ -128,7 +128,7 @@ def routes(
 def stages(
     machine: Machine, source: Station, target: Station, lane: Resource, message: MessageSize
 ) -> tuple[RouteStage, ...]:
-    """Return the stages of a message; its SEND occupies the upload or download `lane`."""
+    """Return the stages of a message; the SEND stage occupies the upload or download `lane`."""
     cost = Cost(nbytes=message.nbytes, num_calls=1)
     one, other = _host_of(machine, source), _host_of(machine, target)
     way = []
@@ -176,7 +176,8 @@ def server_of(machine: Machine, hub: Device, config: Wheel) -> Station:
 def updating_on(server: Station, computing: tuple[Resource, ...]) -> tuple[Resource, ...]:
     """Return the resources that a hub's updates and sums occupy.
 
-    A server in main memory occupies the host's memory, and the device, which waits for the update.
+    A server in main memory occupies the host's memory, and also the device, because the device
+    waits for the update.
     """
     if isinstance(server, Host):
         return (*computing, Resource(server.name, Lane.REDUCE))

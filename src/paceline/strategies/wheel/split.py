@@ -30,7 +30,7 @@ FROM_HUB = (Purpose.ACTIVATION_GRADIENTS, Purpose.PARAMETERS)
 
 
 class MessageSize(NamedTuple):
-    """The size of the messages with one purpose, and the format if a codec encodes them."""
+    """The size of a message, and the wire format if a codec encodes the message."""
 
     num_values: int
     nbytes: int
@@ -77,7 +77,7 @@ class Split(NamedTuple):
 
 
 def split(workload: Workload, config: Wheel) -> Split:
-    """Cut the model before `config.head`, or else where messages have the fewest bytes.
+    """Cut the model before `config.head`; without this setting, where messages are smallest.
 
     Without `config.head`, the head consists of fully-connected layers at the model's end. If such
     a layer multiplies several places of a sample, such as tokens, the head is only the last layer.
@@ -117,7 +117,7 @@ def _index_of(workload: Workload, head: str) -> int:
 
 
 def _saves(parts: Split, config: Wheel) -> bool:
-    """Return whether activations and their gradients have fewer bytes than the head's."""
+    """Return whether sending activations needs fewer bytes than sending the head."""
     sent = messages(parts, config)
     crossing = sent[Purpose.ACTIVATIONS].nbytes + sent[Purpose.ACTIVATION_GRADIENTS].nbytes
     return crossing < sent[Purpose.HEAD_PARAMETERS].nbytes + sent[Purpose.HEAD_GRADIENTS].nbytes

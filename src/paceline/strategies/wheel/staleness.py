@@ -33,9 +33,9 @@ class HeadGradients(NamedTuple):
 class WorkerProgress:
     """A worker's progress, as a checkpoint stores it.
 
-    `next_step`: the first step that is neither completed nor skipped. A worker skips the steps that
-    others complete while it is lost. `below`: for a child hub, the next step of each of its
-    workers.
+    `next_step`: the first step that is neither completed nor skipped. A worker that returns skips
+    the steps that other workers completed in the meantime. `below`: for a child hub, the next step
+    of each of its workers.
     """
 
     next_step: int

@@ -6,8 +6,8 @@
                 last exchange            parent: an optimizer step, then whole-parameters
 
 For the parent, a child hub is a worker that sends the gradients of all layers. Each exchange copies
-the root's parameters and version to the child hub. So at every hub, staleness counts updates of the
-root.
+the root's parameters and version number to the child hub. So at every hub, staleness is a number of
+updates at the root.
 """
 
 import logging
@@ -92,7 +92,7 @@ class HubTraffic:
 
 
 def vector_like(parameters: Sequence[Tensor], part: memoryview) -> Tensor:
-    """Decode a vector of the parameters' size, dtype and device; InvalidInput for another size."""
+    """Decode a vector with the size, dtype and device of the parameters; InvalidInput otherwise."""
     if not parameters:
         return tensor_parts.values_of(part, torch.float32, 0)
     count, like = sum(one.numel() for one in parameters), parameters[0]
@@ -109,7 +109,7 @@ class ChildHubs:
         self.reports: dict[int, ChildReport] = {}  # from child hubs at the end of a rehearsal
 
     def fetch(self, worker: int, message: Message) -> Message:
-        """Return a reply with the current parameters of all layers."""
+        """Return a message with the current parameters of all layers."""
         self.workers.add(worker)
         halves, version = self._server.halves, self._server.version
         whole = map(tensor_parts.flatten, (halves.body_parameters, halves.head_parameters))
@@ -118,7 +118,7 @@ class ChildHubs:
         return Message(Topic.WHOLE_PARAMETERS, message.step, version, parts=parts)
 
     def update(self, worker: int, message: Message, *, is_first: bool) -> dict[int, LossSum]:
-        """Update all parameters with a child hub's gradients; return its losses by epoch.
+        """Update all parameters with a child hub's gradients; return the hub's losses by epoch.
 
         `is_first`: whether to load the child hub's buffers. Raises InvalidInput or NonFinite for
         wrong values.
@@ -165,8 +165,8 @@ class ChildHubs:
 class ParentReply(NamedTuple):
     """The parent's reply: all parameters, and their version.
 
-    `resume`: empty, or in the reply to a hub that joins, the hub's next step, followed by the next
-    step of each of its workers, if known.
+    `resume`: in the reply to a hub that joins, the hub's next step, then the next step of each of
+    the hub's workers, if known. In other replies, `resume` is empty.
     """
 
     version: int
@@ -175,7 +175,7 @@ class ParentReply(NamedTuple):
 
 
 class ParentHub:
-    """Sends requests to the parent; `layout`: the run's description, the same at both hubs."""
+    """Sends requests to the parent; `layout`: the run's description, equal at both hubs."""
 
     def __init__(self, client: Client, layout: str) -> None:
         self._client, self._layout = client, memoryview(layout.encode())
@@ -184,7 +184,7 @@ class ParentHub:
     def begin(self, step: int) -> ParentReply:
         """Join after `step` steps and wait until the parent begins; return its reply.
 
-        Raises InvalidInput if the parent rejects this hub, and WorkerLost if it does not answer.
+        Raises InvalidInput if the parent rejects this hub, and WorkerLost without an answer.
         """
         while True:
             try:
@@ -213,7 +213,7 @@ class ParentHub:
     def measure(
         self, own: DeviceProfile, below: Sequence[DeviceProfile], whole_nbytes: int
     ) -> None:
-        """Measure the link to the parent; send it the profiles of this hub and its workers."""
+        """Measure the link to the parent; send this hub's and its workers' profiles there."""
 
         def exchange(up: int, down: int) -> None:
             self._ask(Message(Topic.PROBE, down, parts=(memoryview(bytes(up)),)))

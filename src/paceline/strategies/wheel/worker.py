@@ -5,9 +5,10 @@
     worker 1                         | backward, forward                |
 
 The workers of a device alternate (figure 3 of Du et al. 2017). In its turn, a worker computes the
-backward of a step and the forward of the next step; then it waits for the hub while other workers
-compute. A worker requests the parameters of its next step as soon as its activation gradients
-arrive. A device's only worker requests the parameters after its update instead.
+backward pass of a step and the forward pass of the next step; then this worker waits for the hub
+while other workers compute. A worker requests the parameters of its next step as soon as its
+activation gradients arrive. A device's only worker requests the parameters after its update
+instead.
 
 A hub starts such a process for each device of its machine; on other machines, the user starts
 `paceline worker`.
@@ -49,12 +50,12 @@ from paceline.training.recipes.recipe import Recipe
 
 logger = logging.getLogger("paceline.worker")  # __name__ may be __main__
 _POLL_S = 1.0
-_PATIENCE_S = 5.0  # longest wait for parameters before a worker lets others compute
+_PATIENCE_S = 5.0  # longest wait for parameters before a worker lets other workers compute
 _MIN_PROBE_NBYTES = 64 * 1024
 
 
 class Forward(NamedTuple):
-    """The result of a forward; `answer`: the future reply with activation gradients."""
+    """The result of a forward pass; `answer`: the future reply with activation gradients."""
 
     version: int
     outputs: Tensor
@@ -94,7 +95,7 @@ class BodyWorker:
         self._batch: Future[Batch] | None = None
 
     def run(self) -> None:
-        """Train on the worker's share of all steps, from the step in the hub's reply."""
+        """Train on the worker's share of each step, starting at the step that the hub replies."""
         while True:
             self._turns.check()
             try:
@@ -181,7 +182,7 @@ class BodyWorker:
         return self._client.request(Message(Topic.PARAMETERS, step))
 
     def _forward(self, fetch: ReplyFuture) -> Forward:
-        """Run the body's forward, and send the activations to the hub."""
+        """Run the body's forward pass, and send the activations to the hub."""
         step, recorder, endpoint = self._step, self._recorder, self._endpoint
         while not fetch.wait(_PATIENCE_S) and self._prefetches:
             self._turns.let_others(self.worker)
@@ -209,7 +210,7 @@ class BodyWorker:
         return Forward(reply.version, outputs, answer)
 
     def _backward(self, forward: Forward, codec: str, buffers: Sequence[Tensor]) -> ReplyFuture:
-        """Run the body's backward, and send the gradients to the hub."""
+        """Run the body's backward pass, and send the gradients to the hub."""
         step, outputs, purpose = self._step, forward.outputs, Purpose.ACTIVATION_GRADIENTS
         values = self._endpoint.decode(step, purpose, codec, buffers, outputs.numel())
         with self._recorder.work(step, Kind.BACKWARD):
@@ -241,7 +242,7 @@ class BodyWorker:
 
 
 def take_part(settings: WorkerProcessSettings, clients: Mapping[int, Client]) -> None:
-    """Train the connected workers until the run ends; InvalidInput if their numbers are wrong."""
+    """Train the connected workers until the run ends; InvalidInput for wrong worker numbers."""
     workers = settings.numbers
     spec = RunSpec.from_json(clients[workers[0]].settings)
     lanes = spec.config.lanes
