@@ -154,7 +154,7 @@ def test_the_figure_is_of_a_workers_own_batch_unless_it_says_which() -> None:
     (alone,) = planned(machine, batch_size=16, workers=1, measured="350/s@16")
     usual = {one.workers: one for one in planned(machine, batch_size=16, measured="350/s")}
     assert usual[1].samples_per_s == pytest.approx(350.0)
-    (as_parts,) = planned(machine, batch_size=32, workers=2, measured="350/s")
+    (as_parts,) = planned(machine, batch_size=32, workers=2, measured=".35e3/s")
     (stated,) = planned(machine, batch_size=32, workers=2, measured="350/s@16")
     assert alone.samples_per_s == pytest.approx(350.0)
     assert as_parts.samples_per_s == pytest.approx(stated.samples_per_s)

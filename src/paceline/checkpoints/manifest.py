@@ -96,6 +96,8 @@ def read(folder: Path) -> Manifest:
         problem = f"is a checkpoint of format {version}; this Paceline reads format {_FORMAT}"
         hint = "use the Paceline version that wrote it, or a later version"
         raise InvalidInput(str(folder), problem, hint=hint)
+    if type(version) is not int or version != _FORMAT:
+        raise Damaged(f"{MANIFEST} is not valid: unknown format_version {version!r}")
     try:
         return TypeAdapter(Manifest).validate_python(fields)
     except ValidationError as error:

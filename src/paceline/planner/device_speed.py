@@ -19,7 +19,7 @@ from paceline.core.workload import Layer, Workload
 from paceline.planner.forecast import forecast_alone
 
 Precision = Literal["float32", "bfloat16", "float16"]
-_RATE = re.compile(r"([0-9]+\.?[0-9]*(?:[eE][+-]?[0-9]+)?)\s*/\s*s(?:@([0-9]+))?")
+_RATE = re.compile(r"((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)\s*/\s*s(?:@([0-9]+))?")
 
 
 def in_precision(

@@ -78,9 +78,6 @@ def steady(windows: Windows) -> Steady:
     after = None
     if planning.reports_after_backward and config.workers > 1:
         after = after_backward(windows.step, priced, simulate(windows.step, priced))
-    after = None
-    if planning.reports_after_backward and config.workers > 1:
-        after = after_backward(windows.step, priced, simulate(windows.step, priced))
     limit = planning.limit and planning.limit(windows.machine, config, outline)
     return Steady(
         period_s / per_period,
