@@ -29,8 +29,9 @@ class PlanRow(Record):
     within `step_s` * (1 ± `range_share`). `efficiency`: throughput, divided by the throughput
     without exchange. `link_nbytes_per_step`: bytes sent over each link and direction (in a ring:
     over the slowest link). `memory_nbytes`: bytes needed on each device, and on each host that
-    holds tensors. `hosts`: number of hosts of the workers. `is_balanced`: whether faster workers get more samples.
-    `after_backward`: seconds of backward and exchange; None if the strategy does not report them.
+    holds tensors. `hosts`: number of hosts of the workers. `is_balanced`: whether faster
+    workers get more samples. `after_backward`: seconds of backward and exchange; None if the
+    strategy does not report them.
     `is_same_training`: whether the plan trains like one worker with the whole batch.
     `steps_to_loss`: steps until synchronous training's loss, relative to synchronous training; None
     if unknown.
