@@ -46,12 +46,12 @@ class Rounds:
 
     `sync_every`: a worker's mean number of inner steps in a round. `fragments`: number of groups of
     layers; each group is exchanged once per round, one group after another. `delay`: number of
-    inner steps that a worker takes while a fragment is exchanged. `mixing`: share of a worker's own
-    parameters in its parameters after an exchange. If `mixing` is None, the worker instead adds the
-    difference of exchanged and sent parameters to its own, and so keeps the steps that it took
-    during the exchange. `codec`: codec of outer gradients. `outer`: "average" or "nesterov"; "auto"
-    chooses by the number of rounds. `outer_learning_rate` and `outer_momentum`: replace the
-    values that `outer` selects.
+    inner steps that a worker takes while a fragment is exchanged. `mixing`: after an exchange, a
+    worker's parameters are this share of its own and the rest of the exchanged ones. If `mixing` is
+    None, the worker instead adds the difference of exchanged and sent parameters to its own, and so
+    keeps the steps that it took during the exchange. `codec`: codec of outer gradients. `outer`:
+    "average" or "nesterov"; "auto" chooses by the number of rounds. `outer_learning_rate` and
+    `outer_momentum`: replace the values that `outer` selects.
     """
 
     sync_every: Annotated[int, Field(ge=1, lt=2**31)] = 100

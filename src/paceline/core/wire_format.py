@@ -78,7 +78,7 @@ class WireFormat:
 
     @property
     def nbytes_per_value(self) -> float:
-        """The mean bytes per value, over all values, including its part of `block_nbytes`."""
+        """The mean bytes per value; the bytes of a block are divided among its values."""
         share = 1.0 if self.share is None else self.share
         return share * self.value_bits / 8 + self.block_nbytes / _BLOCK
 

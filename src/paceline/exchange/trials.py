@@ -22,7 +22,7 @@ from paceline.record.recorder import Recorder
 
 
 class Trials(Choice):
-    """Times exchanges in turns during training, and then uses the fastest.
+    """Measures the step times of several exchanges during training, and then uses the fastest.
 
     `names` and `slow`: see `Choice`. The slowest rank determines the time of a step, so all ranks
     choose the same exchange.

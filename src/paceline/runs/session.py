@@ -127,7 +127,7 @@ def _carried_out(
 
 
 def _announce(group: Group, *, quiet: bool) -> None:
-    """Print on each machine without rank 0 that its workers take part."""
+    """Print on each further machine that worker 0 reports the progress and results."""
     places = [one.place for one in group.members]
     if group.rank and places.index(places[group.rank]) == group.rank:
         text = f"worker {group.rank} of {group.world_size}: worker 0 shows the progress"

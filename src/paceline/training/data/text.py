@@ -76,7 +76,7 @@ class TokenWindows(IndexedSamples):
         return torch.from_numpy(inputs), torch.from_numpy(targets)
 
     def _gather(self, indices: Sequence[int], width: int) -> NDArray[np.int64]:
-        """Return windows (len(indices), width) that start at multiples of `length`."""
+        """Return windows of `width` tokens as rows; window `i` starts at token `i * length`."""
         rows, count = np.asarray(indices, dtype=np.int64), len(self)
         if rows.size and not (-count <= rows.min() and rows.max() < count):
             raise IndexError(f"{self.source} has {count} samples (got indices {rows.tolist()})")
