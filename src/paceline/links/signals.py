@@ -106,7 +106,7 @@ def handle_in_command() -> None:
 
 
 def handle_in_worker() -> None:
-    """Let a signal end this process without output; the process that started it reports the signal."""
+    """End this process at a signal without output; the parent process reports the signal."""
     _handle(lambda number, _: os._exit(128 + number))
 
 

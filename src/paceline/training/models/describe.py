@@ -84,7 +84,8 @@ def describe(model: nn.Module, example_batch: Any, name: str | None = None) -> W
     forward segment makes, and that later segments or the caller read. `kept_nbytes`: bytes of
     tensors that the forward segment makes, and that backward reads. `working_nbytes`: the layer's
     peak of live bytes, without kept tensors and without gradients of parameters. Layers without
-    gradients are last in `backward_order`. A layer that the forward pass does not call has no forward cost.
+    gradients are last in `backward_order`. Layers that the forward pass does not call have no
+    forward cost.
 
     The model and the random states of PyTorch and Python do not change. The model's forward hooks
     run. Raises InvalidInput if nothing is trainable or the step fails.
