@@ -155,8 +155,7 @@ class LocalUpdates:
             self._chosen_by = tuple(group.gather(self._chosen_by)[0])
             self._workers = FixedWorkers(group, self._averaging)
         for one in self._suspended:
-            # otherwise, DDP would broadcast buffers in the next forward pass, and wait for all
-            # workers
+            # otherwise, DDP's next forward pass would wait for all workers, to broadcast buffers
             one.require_backward_grad_sync = one.require_forward_param_sync = False
         self._is_open, self._thread = True, CallThread("paceline-local-updates")
         self._thread.end_with(self)
@@ -165,8 +164,7 @@ class LocalUpdates:
         self._at_exit = weakly(self.abort)
         atexit.register(self._at_exit)
         if group is None:
-            # if the group is already running, a peer's state sets another number
-            self._place.num_exchanges = -1
+            self._place.num_exchanges = -1  # a peer's state may set another number
             self._exchange_now(is_closing=False)
 
     def __enter__(self) -> Self:
@@ -302,8 +300,7 @@ class LocalUpdates:
         buffers = self._model.buffers() if place.ends_round else ()
         copies = [one.detach().cpu().clone() for one in buffers]
         is_trained_meanwhile = due > self._steps.count and self._rounds.mixing is None
-        # a copy, because the exchange overwrites `own`
-        sent = [own.clone()] if is_trained_meanwhile else []
+        sent = [own.clone()] if is_trained_meanwhile else []  # the exchange overwrites `own`
         given = Contribution(number, fragment, place.send(), own, copies, is_closing)
         self._running = RunningExchange(given, due, sent_s, sent)
         self._running.start(self._thread, self._workers.exchange, self._step)
