@@ -10,6 +10,7 @@ from torch import nn
 
 from paceline.core.settings import RehearseSettings
 from paceline.exchange.alone import compare_with_alone
+from paceline.exchange.balanced import BalancedShares, SpeedMeter
 from paceline.exchange.replica import ModelReplica
 from paceline.exchange.replicas import start
 from paceline.exchange.session import Progress, TrainingSession
@@ -100,3 +101,41 @@ def test_no_exchange_is_tried_that_is_predicted_to_be_hopeless(pair):
     for _, together_s, is_alone_faster, is_predicted, _, num_steps in results:
         assert (is_alone_faster, is_predicted) == (True, True)
         assert (together_s, num_steps) == ({"0.0": 1.0}, 0)
+
+
+class Meter(SpeedMeter):
+    def seconds_per_sample(self) -> float | None:
+        return 1.0
+
+
+def shares_after_profile() -> tuple[list[int], list[int]]:
+    """Return the shares after a profile, and after steps in which both ranks are equally fast."""
+    group, strategy = joined(torch.device("cpu"), 30.0), EXCHANGES["allreduce"]
+    settings = RehearseSettings.model_validate(
+        {
+            "model": "mlp-64-256-10",
+            "batch_size": 64,
+            "slowdown": "1,100",
+            "balance": "auto",
+            "profile_s": 0.1,
+        }
+    )
+    config = strategy.config(workers=2)
+    session = TrainingSession(settings, strategy, config, "shares", group, Progress())
+    with start(session) as runner:
+        runner.profile([(strategy, config)])
+        sampler = runner.setup.sampler
+        first = list(sampler.shares)
+        shares = BalancedShares(sampler, group, Meter(group.device), lambda *_: ())
+        for _ in range(8):
+            shares.step()
+        return first, list(sampler.shares)
+
+
+def test_training_begins_with_shares_by_the_profile(pair):
+    """Rank 1 computes 100 times as long. Later measurements replace the profile."""
+    results = pair(shares_after_profile)
+    first, later = results[0]
+    assert first[0] > 3 * first[1]
+    assert later == [32, 32]
+    assert results[1] == results[0]

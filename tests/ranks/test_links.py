@@ -110,14 +110,16 @@ def test_plans_have_the_buffers_of_a_gpu_and_of_parents():
     assert buffers("host", "gpu", 1) == buffers("tree", "gpu", 1) == [0]
 
 
-def offsets() -> tuple[float, float, float, list[str]]:
+def offsets() -> tuple[float, float, float, list[list[str]]]:
     """Measure the offset of rank 1's clock, which is ahead; gather texts."""
     with process_group(60.0) as group:
         ahead_s = AHEAD_S if group.rank == 1 else 0.0
         shared = clock_offset(group)
         measured = measure_offset(group, 1, lambda: time.monotonic() + ahead_s)
-        rows = group.gather({"text": "é" * (group.rank * 1000)})
-        return shared.ahead_s, measured.ahead_s, measured.error_s, [row["text"] for row in rows]
+        texts = [
+            group.gather("é" * length * (1 + group.rank)) for length in (0, 20, 21, 42, 43, 1000)
+        ]
+        return shared.ahead_s, measured.ahead_s, measured.error_s, texts
 
 
 def test_clock_offsets_are_measured_and_values_gathered(pair: Ranks) -> None:
@@ -125,4 +127,5 @@ def test_clock_offsets_are_measured_and_values_gathered(pair: Ranks) -> None:
     assert shared_s == 0  # one kernel, one monotonic clock
     assert error_s > 0
     assert abs(ahead_s - AHEAD_S) <= error_s
-    assert texts == ["", "é" * 1000]
+    # JSON has 6 bytes for "é", and gather sends 256 bytes in its first exchange
+    assert texts == [["é" * length, "é" * 2 * length] for length in (0, 20, 21, 42, 43, 1000)]

@@ -44,7 +44,7 @@ def env(as_json: Json = False) -> None:
     print_json(found) if as_json else typer.echo(page(found))
 
 
-@with_options(ProfileSettings)
+@with_options(ProfileSettings, leave_out=("deadline_s",))
 def profile(values: dict[str, Any], *, as_json: Json = False) -> None:
     """Measure the time and memory of a step, layer by layer, and find the bottleneck."""
     from paceline.studies.profile.profile_ranks import profile_model
@@ -52,7 +52,7 @@ def profile(values: dict[str, Any], *, as_json: Json = False) -> None:
     profile_model(validated_profile(values), as_json=as_json)
 
 
-@with_options(ScaleSettings, leave_out=("classes",))
+@with_options(ScaleSettings, leave_out=("classes", "deadline_s"))
 def scale(
     values: dict[str, Any],
     *,

@@ -52,8 +52,9 @@ _REGAINED = 0.99  # factor of an idle rank's seconds per sample in each call of 
 class Balance:
     """Searches for shares of a batch with which all ranks finish at the same time.
 
-    Shares are equal at first; `most` is the largest share that each rank's memory allows. The
-    caller passes each rank's seconds per sample to `record` every `interval` steps. `record`
+    `shares`: the current shares, equal at first; the caller may set others. `most`: the largest
+    share that each rank's memory allows. The caller passes each rank's seconds per sample to
+    `record` every `interval` steps. `record`
     changes the shares only if the slowest rank would finish earlier by more than a tolerance, so
     that noise does not change batches. The tolerance shrinks as `interval` grows, because longer
     measurements have less noise. Shares need several calls to converge, because fixed costs make

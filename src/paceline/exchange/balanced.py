@@ -159,6 +159,7 @@ class BalancedShares:
         sampler, balance = self._sampler, self.balance
         rows = self._group.gather([self._meter.seconds_per_sample(), sampler.drawn])
         known_before = None not in balance.samples_per_s
+        balance.shares = sampler.shares  # of a profile or a checkpoint at first
         # all ranks record the same speeds, so all ranks compute the same shares
         shares = balance.record([seconds for seconds, _ in rows])
         speeds = [speed for speed in balance.samples_per_s if speed is not None]

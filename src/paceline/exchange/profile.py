@@ -80,6 +80,16 @@ class Profile:
         }
         return replace(self, durations=durations)
 
+    def rank_seconds(self, factor: float) -> list[float]:
+        """Return the seconds of a step on each rank, with `factor` times the profiled samples."""
+        own_s = {device.name: 0.0 for device in self.machine.devices}
+        for key, seconds in self.durations.items():
+            if key.kind in _LAYERS:
+                own_s[key.owner] += factor * seconds
+            elif key.kind is Kind.STEP:
+                own_s[key.owner] += seconds
+        return list(own_s.values())
+
     def parts_of_equal(self, batch_size: int) -> dict[str, float]:
         """Return the ratio of each device's balanced share of a batch to an equal share."""
         own_s = {device.name: 0.0 for device in self.machine.devices}

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_model
 from torch import nn
 
+from paceline.core.balance import apportion
 from paceline.core.chunks import ChunkTuner, PredictedSearch, RuntimeSearch, candidates
 from paceline.core.compare import conform
 from paceline.core.outcome import ChunkTrial, Outcome, SentShare
@@ -40,6 +41,7 @@ from paceline.links.clock import clock_for
 from paceline.links.group import Group
 from paceline.record.merge import gather_timeline
 from paceline.record.recorder import Recorder
+from paceline.training.data.sampler import BalancedSampler
 from paceline.training.models.paced import Stretched
 
 # tolerance, because hooks of the same gradient record their times one after another
@@ -98,7 +100,21 @@ class ReplicaRunner:
             if settings.balance is not None:
                 found = found.slowed(found.parts_of_equal(settings.batch_size))
         self.profiled = found
+        if setup.sampler is not None:
+            self._balance(setup.sampler)
         return found
+
+    def rank_seconds(self) -> list[float]:
+        """Return the profiled seconds of a step on each rank, with the samples of all ranks."""
+        assert self.with_equal_shares is not None
+        factor = self._session.settings.batch_size / self.workload.batch_size
+        return self.with_equal_shares.rank_seconds(factor)
+
+    def _balance(self, sampler: BalancedSampler) -> None:
+        """Begin with shares that follow the profiled speeds, so that the first steps are fast."""
+        speeds = [1 / seconds for seconds in self.rank_seconds()]
+        shares = apportion(sampler.batch_size, speeds, sampler.most)
+        sampler.update(self._session.group.gather(shares)[0])  # profiles differ between ranks
 
     def measure(self) -> PricedMachine:
         """Profile the layers and this strategy's exchange."""

@@ -21,6 +21,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PID_NAMESPACE = Path("/proc/self/ns/pid")
 # Parts of the error texts of gloo and NCCL: torch has no error type for a lost peer.
 _LOST_MARKS = ("Connection closed by peer", "Connection reset by peer", "imed out", "timeout")
+_SHORT = 256  # values of at most this many bytes need one exchange, longer values two
 _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 _ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 _SETTLING_S = 1.0  # longest time until the kernel reports a killed process as dead
@@ -95,16 +96,24 @@ class Group:
         data = json.dumps(value).encode()
         if self.world_size == 1:
             return [json.loads(data)]
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in self.members]
+        # all_gather needs equal sizes: gather lengths and first bytes, and then all other bytes.
         with self.naming_lost_ranks():
-            # all_gather needs equal sizes: gather the lengths first, and pad to the longest.
-            dist.all_gather(sizes, torch.tensor([len(data)]), group=self.control)
-            padded = torch.zeros(max(int(size) for size in sizes), dtype=torch.uint8)
-            padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-            rows = [torch.empty_like(padded) for _ in self.members]
-            dist.all_gather(rows, padded, group=self.control)
-        texts = [bytes(row[: int(size)].tolist()) for row, size in zip(rows, sizes, strict=True)]
+            heads = self._gather_bytes(len(data).to_bytes(8) + data[:_SHORT], 8 + _SHORT)
+            lengths = [int.from_bytes(head[:8]) for head in heads]
+            rest = max(lengths) - _SHORT
+            tails = self._gather_bytes(data[_SHORT:], rest) if rest > 0 else [b""] * len(heads)
+        texts = [
+            (head[8:] + tail)[:length]
+            for head, tail, length in zip(heads, tails, lengths, strict=True)
+        ]
         return [json.loads(text) for text in texts]
+
+    def _gather_bytes(self, data: bytes, size: int) -> list[bytes]:
+        """Return every rank's bytes, padded with zeros to `size`."""
+        own = torch.frombuffer(bytearray(data.ljust(size, b"\0")), dtype=torch.uint8)
+        rows = [torch.empty_like(own) for _ in self.members]
+        dist.all_gather(rows, own, group=self.control)
+        return [row.numpy().tobytes() for row in rows]
 
     def check(self, problem: str | None) -> None:
         """Raise InvalidInput on all ranks if a rank has a problem."""

@@ -18,7 +18,6 @@ from paceline.core.balance import apportion
 from paceline.core.durations import duration
 from paceline.core.errors import InvalidInput
 from paceline.core.outcome import Outcome
-from paceline.core.plan import Kind
 from paceline.core.settings import RunSettings, TrainSettings
 from paceline.core.strategy import Strategy, gradient_codec
 from paceline.core.turns import WORTH
@@ -26,7 +25,6 @@ from paceline.core.wire_format import AUTO as CODEC_AUTO
 from paceline.core.wire_format import wire_format
 from paceline.exchange.alone import compare_with_alone
 from paceline.exchange.loop import traced_steps
-from paceline.exchange.profile import Profile
 from paceline.exchange.replica import ModelReplica
 from paceline.exchange.replicas import ReplicaRunner
 from paceline.exchange.session import Runner, TrainingSession
@@ -265,20 +263,16 @@ def alone_or_together(
         return Found()  # strategy local trains differently with one worker
     if group.world_size == 1 or runner.setup.first is None:
         return Found()
-    profiled = runner.with_equal_shares
-    assert profiled is not None
-    seconds = _seconds_of_samples(profiled, settings.batch_size / runner.workload.batch_size)
     if settings.strategy != AUTO:
         forecasts = [one for one in forecasts if one.strategy == session.strategy.name]
-    parts = apportion(
-        settings.batch_size,
-        [1.0] * group.world_size if settings.balance is None else [1 / one for one in seconds],
-    )
     # Rank 0 decides, because profiles differ between ranks.
-    own = *_plausible(seconds, forecasts, group.world_size), parts
-    fastest, predicted, parts = group.gather(own)[0]
+    own = _plausible(runner.rank_seconds(), forecasts, group.world_size)
+    fastest, predicted = group.gather(own)[0]
     if not predicted:
         return Found()
+    sampler = runner.setup.sampler
+    equal = apportion(settings.batch_size, [1.0] * group.world_size)
+    parts = equal if sampler is None else sampler.shares
     exchanges, by_name = {}, {one.exchange: one for one in forecasts}
     for name in predicted:
         replica = find_strategy(by_name[name].strategy).runner().replica
@@ -328,14 +322,3 @@ def _plausible(
         if alone_s <= _HOPELESS_ALONE * best.step_s and one.step_s <= _HOPELESS * best.step_s:
             best_of.setdefault(one.strategy, one)  # forecasts are sorted
     return fastest, {one.exchange: one.step_s for one in best_of.values()}
-
-
-def _seconds_of_samples(profiled: Profile, factor: float) -> list[float]:
-    """Return the seconds of a step on each rank, with `factor` times the profiled samples."""
-    own_s = {device.name: 0.0 for device in profiled.machine.devices}
-    for key, seconds in profiled.durations.items():
-        if key.kind in (Kind.FORWARD, Kind.BACKWARD):
-            own_s[key.owner] += factor * seconds
-        elif key.kind is Kind.STEP:
-            own_s[key.owner] += seconds
-    return list(own_s.values())
