@@ -169,6 +169,10 @@ class Running:
     """Whether `paceline rehearse` supports the strategy."""
 
 
+# Settings that each strategy supports whose ranks have whole models, each with a part of the batch.
+REPLICA_SETTINGS = frozenset({"balance", "keep_all", "slowdown"})
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """Which settings of a run a strategy supports, and its defaults."""
