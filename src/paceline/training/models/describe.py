@@ -25,7 +25,7 @@ from paceline.core.error_lines import blamed
 from paceline.core.errors import InvalidInput
 from paceline.core.workload import Cost, Layer, Parameter, Workload
 from paceline.links.devices import random_numbers_restored
-from paceline.training.data.batch import call
+from paceline.training.data.batch import call, shapes_of
 from paceline.training.models.flops import allocates, flops_of, nbytes_of, tensors_in
 from paceline.training.models.fused_attention import attention_as_on_cpu
 from paceline.training.models.layers import LayerModule, copied, duplicate, layers_of
@@ -138,9 +138,8 @@ def _trace(model: nn.Module, batch: Any, label: str) -> _Step:
     except InvalidInput:
         raise
     except Exception as error:
-        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tree_leaves(batch))
-        problem = f"cannot run a training step on a batch of shape {shapes}: {blamed(error)}"
-        raise InvalidInput(label, problem) from error
+        problem = f"cannot run a training step on a batch of shape {shapes_of(batch)}"
+        raise InvalidInput(label, f"{problem}: {blamed(error)}") from error
     finally:
         random.setstate(state)
 

@@ -22,7 +22,7 @@ from paceline.core.cutting import LOSS
 from paceline.core.errors import InvalidInput, first_line
 from paceline.core.names import not_known
 from paceline.links.devices import random_numbers_restored
-from paceline.training.data.batch import call
+from paceline.training.data.batch import call, shapes_of
 from paceline.training.models.layers import ROOT, layers_of
 
 _DTYPES = (torch.float32, torch.float64)
@@ -178,9 +178,8 @@ def _compared(
     except InvalidInput:
         raise
     except Exception as error:
-        shapes = ", ".join(str(tuple(leaf.shape)) for leaf in tree_leaves(inputs))
-        problem = f"running the halves on a batch of shape {shapes} failed: {first_line(error)}"
-        raise _refused(of, problem) from error
+        problem = f"running the halves on a batch of shape {shapes_of(inputs)} failed"
+        raise _refused(of, f"{problem}: {first_line(error)}") from error
     # Kernels of a GPU may add values in another order. On meta tensors, only shapes are compared.
     rtol, atol = (0.0, 0.0) if activations.device.type == "cpu" else (1e-3, 1e-5)
     (found, form), (expected, form_of_whole) = tree_flatten(outputs), tree_flatten(whole)
