@@ -56,10 +56,7 @@ def profile(values: dict[str, Any], *, as_json: Json = False) -> None:
 def scale(
     values: dict[str, Any],
     *,
-    output: Annotated[
-        Path | None,
-        option("PATH", "Folder of the study; an interrupted study continues from it."),
-    ] = None,
+    output: Annotated[Path | None, option("PATH", "Folder of a new or interrupted study.")] = None,
     as_json: Json = False,
 ) -> None:
     """Measure, rehearse or predict epochs for each strategy, number of workers and batch size."""
@@ -91,10 +88,7 @@ def compare(
             help="Folders of runs; a single run is compared with its prediction.",
         ),
     ],
-    page: Annotated[
-        Path | None,
-        option("PATH", "HTML page to write, with the runs' losses, updates and utilization."),
-    ] = None,
+    page: Annotated[Path | None, option("PATH", "HTML page: losses, updates, utilization.")] = None,
     as_json: Json = False,
 ) -> None:
     """Compare runs with each other, or a run with its prediction."""
