@@ -11,6 +11,7 @@ from paceline.codecs import quantization
 from paceline.codecs.quantization import (
     FOUR_BIT_TABLES,
     TABLES,
+    EncodedBlocks,
     QuantizationTable,
     join,
     split,
@@ -46,18 +47,10 @@ class KernelContract:
         codes, scales, num_nonfinite = triton_kernels.encode(values, scales, block_size, one)
         return codes, scales, int(num_nonfinite)
 
-    def decode(
-        self,
-        values: Tensor,
-        codes: Tensor,
-        scales: Tensor,
-        block_size: int,
-        one: QuantizationTable,
-        adds: bool,
-    ) -> None:
+    def decode(self, values: Tensor, encoded: EncodedBlocks, adds: bool) -> None:
         from paceline.codecs import triton_kernels
 
-        triton_kernels.decode(values, codes, scales, block_size, one, adds)
+        triton_kernels.decode(values, encoded, adds)
 
     def check_encode(
         self, values: Tensor, name: str, block_size: int, scale: float | None = None, at: int = 0
@@ -86,11 +79,11 @@ class KernelContract:
         """Compare decoded values, and sums with them, bit by bit; `count`: number of codes."""
         one, totals = table(name), cases.normal(count, 1)
         single = split(codes, count) if name in FOUR_BIT_TABLES else codes
-        meant = quantization.decode(single, scales, block_size, one)
-        own = self._shifted(codes, at), scales.to(self.on)
+        meant = quantization.decode(EncodedBlocks(single, scales, block_size, one))
+        own = EncodedBlocks(self._shifted(codes, at), scales.to(self.on), block_size, one)
         for adds, expected in ((False, meant), (True, totals + meant)):
             found = self._shifted(totals, at)
-            self.decode(found, *own, block_size, one, adds)
+            self.decode(found, own, adds)
             assert same_bits(found.cpu(), expected)
             assert found._base[[0, -1] if at else [-1]].isnan().all()  # untouched
 

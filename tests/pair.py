@@ -21,7 +21,6 @@ import importlib.util
 import io
 import itertools
 import os
-import pathlib
 import random
 import selectors
 import signal
@@ -36,7 +35,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection
-from pathlib import Path
+from pathlib import Path, PosixPath
 from typing import Any
 
 import torch
@@ -162,7 +161,8 @@ class Ranks:
 
     def _carried_out(self, request: dict[str, Any], port: int) -> list[Any]:
         for rank in self._ranks:
-            _send(rank.connection, request | {"place": _place(rank.number, self.size, port)})
+            environment = request["environment"] | _place(rank.number, self.size, port)
+            _send(rank.connection, request | {"environment": environment})
         results: dict[int, Any] = {}
         until = time.monotonic() + request["deadline_s"]
         with selectors.DefaultSelector() as selector:
@@ -227,10 +227,8 @@ def _place(rank: int, size: int, port: int) -> dict[str, str]:
 
 
 def _send(connection: Connection, message: dict[str, Any]) -> None:
-    content = io.BytesIO()
-    torch.save(message, content)
     with suppress(BrokenPipeError):  # the other side has died; reading will report it
-        connection.send_bytes(content.getbuffer())
+        connection.send_bytes(_saved(message).getbuffer())
 
 
 def _receive(connection: Connection) -> dict[str, Any] | None:
@@ -241,8 +239,15 @@ def _receive(connection: Connection) -> dict[str, Any] | None:
         return None
 
 
+def _saved(message: dict[str, Any]) -> io.BytesIO:
+    content = io.BytesIO()
+    torch.save(message, content)
+    content.seek(0)
+    return content
+
+
 def _loaded(content: io.BytesIO) -> dict[str, Any]:
-    with torch.serialization.safe_globals([pathlib.PosixPath]):
+    with torch.serialization.safe_globals([PosixPath]):
         message: dict[str, Any] = torch.load(content, weights_only=True)
     return message
 
@@ -269,7 +274,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
             joined(store, request["timeout_s"])
         function = _function(Path(request["file"]), request["function"])
         result = {"result": function(*request["args"])}
-        _check_sendable(result)
+        _loaded(_saved(result))  # raises an error if the result cannot be sent
         return result
     except BaseException as error:
         return {"failure": _failure(error)}
@@ -309,13 +314,6 @@ def _failure(error: BaseException) -> dict[str, Any]:
     }
 
 
-def _check_sendable(result: dict[str, Any]) -> None:
-    content = io.BytesIO()
-    torch.save(result, content)
-    content.seek(0)
-    _loaded(content)
-
-
 _modules: dict[Path, Any] = {}
 _groups: list[Any] = []  # a gloo thread's callback must not release the last reference
 
@@ -350,7 +348,6 @@ def _leave() -> None:
 def _as_asked(request: dict[str, Any]) -> Iterator[None]:
     environment, folder = dict(os.environ), Path.cwd()
     os.environ.update(request["environment"])
-    os.environ.update(request["place"])
     if request["cwd"]:
         os.chdir(request["cwd"])
     try:

@@ -4,7 +4,6 @@ Importing `paceline` touches no device, starts no thread, and does not import to
 """
 
 import sys
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if sys.platform != "linux":
@@ -12,6 +11,8 @@ if sys.platform != "linux":
         f"Paceline needs futexes and memfd of Linux, but this system is {sys.platform}. "
         "On Windows, install Paceline in WSL 2; on macOS, in a Linux container."
     )
+
+from paceline.core.importing import lazily  # after the check, whose error says what to install
 
 if TYPE_CHECKING:
     from paceline.codecs.codec import Codec
@@ -38,25 +39,27 @@ if TYPE_CHECKING:
 __version__: str
 
 # Import each module only when one of its names is used, because most modules import torch.
-_MODULES = {
-    "paceline.runs.planning": ("forecast", "plan", "sweep"),
-    "paceline.runs.running": ("Run", "rehearse", "train"),
-    "paceline.codecs.codec": ("Codec",),
-    "paceline.core.errors": (
-        *("InvalidInput", "NonFinite", "PacelineError", "WorkerLost", "WorkersFailed"),
-    ),
-    "paceline.core.machine": ("Machine",),
-    "paceline.core.settings": ("RehearseSettings", "TrainSettings"),
-    "paceline.core.strategy": ("Strategy",),
-    "paceline.core.timeline": ("Timeline",),
-    "paceline.exchange.all_reduce": ("ddp_hook",),
-    "paceline.exchange.local_updates": ("LocalUpdates",),
-    "paceline.integrations.data_parallel": ("DataParallel",),
-    "paceline.planner": ("Forecast", "Ranking"),
-    "paceline.training.recipes.recipe": ("Recipe",),
-    "paceline.records.result": ("PlanResult", "RunResult"),
-}
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+_attribute = lazily(
+    __name__,
+    {
+        "runs.planning": ("forecast", "plan", "sweep"),
+        "runs.running": ("Run", "rehearse", "train"),
+        "codecs.codec": ("Codec",),
+        "core.errors": (
+            *("InvalidInput", "NonFinite", "PacelineError", "WorkerLost", "WorkersFailed"),
+        ),
+        "core.machine": ("Machine",),
+        "core.settings": ("RehearseSettings", "TrainSettings"),
+        "core.strategy": ("Strategy",),
+        "core.timeline": ("Timeline",),
+        "exchange.all_reduce": ("ddp_hook",),
+        "exchange.local_updates": ("LocalUpdates",),
+        "integrations.data_parallel": ("DataParallel",),
+        "planner": ("Forecast", "Ranking"),
+        "training.recipes.recipe": ("Recipe",),
+        "records.result": ("PlanResult", "RunResult"),
+    },
+)
 __all__ = [
     "Codec",
     "DataParallel",
@@ -92,6 +95,4 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version  # imported here, because the import is slow
 
         return globals().setdefault(name, version("paceline"))
-    if name in _MODULE_OF:
-        return getattr(import_module(_MODULE_OF[name]), name)
-    raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+    return _attribute(name)

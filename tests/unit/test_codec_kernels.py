@@ -10,7 +10,13 @@ from torch import Tensor
 import codec_cases as cases
 from kernel_contract import KernelContract, each_name, same_bits
 from paceline.codecs import quantization
-from paceline.codecs.quantization import FOUR_BIT_TABLES, QuantizationTable, join, table
+from paceline.codecs.quantization import (
+    FOUR_BIT_TABLES,
+    EncodedBlocks,
+    QuantizationTable,
+    join,
+    table,
+)
 from paceline.native import Codebook, DType, FourBitTable, cast_into
 
 SETS = cases.INSTRUCTIONS
@@ -44,8 +50,9 @@ class TestNative(KernelContract):
             assert (same_bits(own, first[1]), num_lost) == (True, first[2])
         return first
 
-    def decode(self, values, codes, scales, block_size, one: QuantizationTable, adds):
+    def decode(self, values, encoded: EncodedBlocks, adds):
         before, found = values.clone(), []
+        codes, scales, block_size, one = encoded
         for instructions in self.sets:
             how = adds, self.threads, instructions
             one.lookup.decode_into(values.copy_(before), codes, scales, block_size, *how)

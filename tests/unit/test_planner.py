@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from boxes import box, link
+from paceline.core.losses import Losses
 from paceline.core.machine import Machine
 from paceline.core.workload import Cost, Layer, Parameter, Workload
 from paceline.planner import Forecast, Ranking, forecast, rank, search
@@ -104,6 +105,16 @@ def test_nothing_is_forecast_for_codecs_that_encode_nothing():
     assert [one.codec for one in forecasts(on_one, "host")] == [None]
     assert [one.codec for one in forecasts(on_one)] == [None, "dynamic8"]
     assert [one.codec for one in forecasts(on_one, workers=1)] == [None]
+
+
+def test_a_restless_profile_leaves_positive_steps_and_no_codec_that_surely_pays():
+    known = {"losses": Losses.none("a test", unrest=2.0)}  # wider than the step itself
+    found = forecasts(hosts(("eightbit",)).model_copy(update=known))
+    shortest_s, longest_s = found[0].range_s
+    assert (shortest_s, longest_s > 3 * found[0].step_s) == (0.0, True)
+    advice = advise(found)
+    assert advice is not None
+    assert not advice.pays
 
 
 @pytest.mark.parametrize(

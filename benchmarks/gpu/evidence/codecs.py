@@ -19,7 +19,7 @@ from torch import Tensor
 from figures import shown, spread
 from paceline.codecs.blockwise import EightBit
 from paceline.codecs.kernels import has_triton
-from paceline.codecs.quantization import table
+from paceline.codecs.quantization import EncodedBlocks, table
 from paceline.links.devices import Device
 from ranks import in_turns
 
@@ -94,10 +94,11 @@ def kernels(values: Tensor) -> dict[str, Variant]:
 
     one, nbytes = table(_TYPE), _nbytes(values)
     codes, scales, _ = triton_kernels.encode(values, None, _BLOCK_SIZE, one)
+    encoded = EncodedBlocks(codes, scales, _BLOCK_SIZE, one)
     target, total = torch.empty_like(values), torch.zeros_like(values)
 
     def decode(into: Tensor, adds: bool) -> Callable[[], object]:
-        return lambda: triton_kernels.decode(into, codes, scales, _BLOCK_SIZE, one, adds)
+        return lambda: triton_kernels.decode(into, encoded, adds)
 
     return {
         f"{_TYPE}, encode": Variant(

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from paceline.codecs import kernels
 from paceline.codecs.codec import Codec, Payload, as_type, flat
-from paceline.codecs.quantization import FOUR_BIT_TABLES, TABLES, table
+from paceline.codecs.quantization import FOUR_BIT_TABLES, TABLES, EncodedBlocks, table
 from paceline.core.errors import InvalidInput
 from paceline.core.names import not_known
 
@@ -74,7 +74,8 @@ class BlockCodec(Codec):
         scales, block_size = self._fixed_scales(values), self._block_size(len(values))
         if scales is None:
             scales = as_type(payload.buffers[0], torch.float32)
-        kernels.decode(values, payload.buffers[-1], scales, block_size, table(self.type), adds)
+        encoded = EncodedBlocks(payload.buffers[-1], scales, block_size, table(self.type))
+        kernels.decode(values, encoded, adds)
 
 
 @dataclass(frozen=True)

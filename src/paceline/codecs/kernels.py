@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paceline.codecs import quantization
 from paceline.codecs.codec import num_nonfinite
-from paceline.codecs.quantization import QuantizationTable, join, scales_of, split
+from paceline.codecs.quantization import EncodedBlocks, QuantizationTable, join, scales_of, split
 from paceline.links.devices import device_of
 
 
@@ -46,15 +46,9 @@ def encode(
     return join(codes) if table.num_bits == 4 else codes, scales, num_nonfinite(values)
 
 
-def decode(
-    values: Tensor,
-    codes: Tensor,
-    scales: Tensor,
-    block_size: int,
-    table: QuantizationTable,
-    adds: bool,
-) -> None:
-    """Decode `codes`: overwrite `values`, or add to `values` if `adds`."""
+def decode(values: Tensor, encoded: EncodedBlocks, adds: bool) -> None:
+    """Overwrite `values` with the decoded values, or add these to `values` if `adds`."""
+    codes, scales, block_size, table = encoded
     # Kernels need contiguous memory, which a slice of a larger tensor may not have.
     fits = values.is_contiguous() and codes.is_contiguous()
     if fits and values.is_cpu:
@@ -63,10 +57,10 @@ def decode(
     elif fits and has_triton(values):
         from paceline.codecs import triton_kernels
 
-        triton_kernels.decode(values, codes, scales, block_size, table, adds)
+        triton_kernels.decode(values, encoded, adds)
     else:
         apart = split(codes, len(values)) if table.num_bits == 4 else codes
-        found = quantization.decode(apart, scales, block_size, table)
+        found = quantization.decode(encoded._replace(codes=apart))
         values.copy_(values + found if adds else found)
 
 

@@ -34,6 +34,9 @@ def find_codec(name: str) -> Codec:
     return CODECS[name]()
 
 
+get = find_codec  # the public name: paceline.codecs.get
+
+
 def factory_of(codec: str | Codec) -> Callable[[], Codec]:
     """Return a function that creates a codec for one tensor.
 

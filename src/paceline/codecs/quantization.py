@@ -7,6 +7,7 @@ indices. The C++ and Triton kernels return the same bits as `encode` and `decode
 
 from dataclasses import dataclass
 from functools import cache, cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -87,6 +88,15 @@ class QuantizationTable:
         return torch.cat([half, -half])
 
 
+class EncodedBlocks(NamedTuple):
+    """Encoded values: their codes, and the scale of each block of `block_size` values."""
+
+    codes: Tensor
+    scales: Tensor
+    block_size: int
+    table: QuantizationTable
+
+
 @cache
 def table(name: str) -> QuantizationTable:
     """Return the table of a type; zero is added, and may replace the smallest magnitude."""
@@ -116,8 +126,9 @@ def encode(values: Tensor, scales: Tensor, block_size: int, table: QuantizationT
     return (indices + table.most * ((known < 0) & (indices > 0))).to(torch.uint8)
 
 
-def decode(codes: Tensor, scales: Tensor, block_size: int, table: QuantizationTable) -> Tensor:
-    """Return each code's value times its block's scale, float32 [count]."""
+def decode(encoded: EncodedBlocks) -> Tensor:
+    """Return each code's value times its block's scale, float32 [count]; a code takes a byte."""
+    codes, scales, block_size, table = encoded
     values = table.values.to(codes.device)[codes.long()]
     return (in_blocks(values, block_size) * scales.unsqueeze(1)).flatten()[: len(codes)]
 

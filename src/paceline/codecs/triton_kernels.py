@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.codecs.quantization import QuantizationTable, scales_of
+from paceline.codecs.quantization import EncodedBlocks, QuantizationTable, scales_of
 from paceline.links.devices import device_of
 
 _INFINITY = tl.constexpr(0x7F800000)  # bits of infinity, larger than the bits of finite magnitudes
@@ -225,15 +225,9 @@ def encode(
     return codes, scales, num_nonfinite
 
 
-def decode(
-    values: Tensor,
-    codes: Tensor,
-    scales: Tensor,
-    block_size: int,
-    table: QuantizationTable,
-    adds: bool,
-) -> None:
-    """Decode codes: overwrite `values`, or add to `values` if `adds`."""
+def decode(values: Tensor, encoded: EncodedBlocks, adds: bool) -> None:
+    """Overwrite `values` with the decoded values, or add these to `values` if `adds`."""
+    codes, scales, block_size, table = encoded
     tiles = Tiles.of(len(values), block_size, COLUMNS)
     meanings = _meanings(table, values.device)
     with device_of(values.device).use():

@@ -56,10 +56,7 @@ def profile(values: dict[str, Any], *, as_json: Json = False) -> None:
 def scale(
     values: dict[str, Any],
     *,
-    output: Annotated[
-        Path | None,
-        option("PATH", "Folder of the study; an interrupted study continues from it."),
-    ] = None,
+    output: Annotated[Path | None, option("PATH", "Folder of a new or interrupted study.")] = None,
     as_json: Json = False,
 ) -> None:
     """Measure, rehearse or predict epochs for each strategy, number of workers and batch size."""
@@ -91,10 +88,7 @@ def compare(
             help="Folders of runs; a single run is compared with its prediction.",
         ),
     ],
-    page: Annotated[
-        Path | None,
-        option("PATH", "HTML page to write, with the runs' losses, updates and utilization."),
-    ] = None,
+    page: Annotated[Path | None, option("PATH", "Write an HTML page of all losses.")] = None,
     as_json: Json = False,
 ) -> None:
     """Compare runs with each other, or a run with its prediction."""
@@ -133,22 +127,16 @@ def _compare_losses(
 def _compare_steps(first: Path, second: Path | None, *, as_json: bool) -> None:
     """Print the differences between the steps of two runs, or of a run and its prediction."""
     from paceline.core.compare import compare as compare_timelines
-    from paceline.record.trace import read_timeline, read_trace
+    from paceline.record.trace import read_timeline
     from paceline.records.result import check_run, read_run
     from paceline.report.comparison import difference_tables, differences
     from paceline.report.tables import comparison_table
     from paceline.report.terminal import TRACED, console, shown
 
-    def happened(folder: Path) -> Timeline:
-        """Read a run's measured timeline, or a rehearsal's rehearsed timeline."""
-        path = folder / "trace.json"
-        rehearsed = read_trace(path).get(Origin.REHEARSED)
-        return rehearsed or read_timeline(path, Origin.MEASURED)
-
     for folder in filter(None, (first, second)):
         check_run(folder)
     predicted = None if second else read_timeline(first / "trace.json", Origin.PREDICTED)
-    left, right = predicted or happened(first), happened(second or first)
+    left, right = predicted or _happened(first), _happened(second or first)
     try:
         table = compare_timelines(left, right)
     except ValueError as error:
@@ -171,6 +159,14 @@ def _compare_steps(first: Path, second: Path | None, *, as_json: bool) -> None:
         out.print(more)
     for finding in changed.findings if changed else ():
         out.print(finding.message, soft_wrap=True)
+
+
+def _happened(folder: Path) -> Timeline:
+    """Read a run's measured timeline, or a rehearsal's rehearsed timeline."""
+    from paceline.record.trace import read_timeline, read_trace
+
+    path = folder / "trace.json"
+    return read_trace(path).get(Origin.REHEARSED) or read_timeline(path, Origin.MEASURED)
 
 
 def report(

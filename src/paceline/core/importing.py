@@ -1,8 +1,8 @@
-"""Import the functions and classes that settings name as package.module:name."""
+"""Import names when they are used: a package's public names, and package.module:name."""
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,21 @@ def imported(setting: str, name: str) -> Any:
         problem = f"cannot find {attribute!r} in module {module!r}"
         hint = did_you_mean(str(error.name), public)
         raise InvalidInput(setting, problem, hint=hint) from error
+
+
+def lazily(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
+    """Return a package's `__getattr__`, which imports a module when one of its names is used.
+
+    `modules`: the public names of each module; modules are relative to the package.
+    """
+    module_of = {name: f".{module}" for module, names in modules.items() for name in names}
+
+    def attribute(name: str) -> Any:
+        if name not in module_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(module_of[name], package), name)
+
+    return attribute
 
 
 def factory_of(setting: str, name: str) -> Callable[..., Any]:

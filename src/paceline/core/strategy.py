@@ -169,6 +169,10 @@ class Running:
     """Whether `paceline rehearse` supports the strategy."""
 
 
+# Settings that each strategy supports whose ranks have whole models, each with a part of the batch.
+REPLICA_SETTINGS = frozenset({"balance", "keep_all", "slowdown"})
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """Which settings of a run a strategy supports, and its defaults."""
@@ -212,11 +216,14 @@ class Strategy:
             raise InvalidInput("strategy", "cannot be run, only planned", got=self.name)
         return import_module(self.running.module)
 
+    def roles(self, config: Any) -> tuple[Role, ...]:
+        """Return the roles of a run's processes; () if the strategy can only be planned."""
+        return self.running.roles(config) if self.running else ()
+
     @property
     def is_led(self) -> bool:
         """Whether the calling process takes part, as hub or coordinator."""
-        roles = self.running.roles(self.config()) if self.running else ()
-        return any(role.leads for role in roles)
+        return any(role.leads for role in self.roles(self.config()))
 
     @property
     def is_rehearsed(self) -> bool:

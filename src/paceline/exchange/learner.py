@@ -21,7 +21,6 @@ from paceline.checkpoints.state import (
 from paceline.core.errors import InvalidInput
 from paceline.exchange.checkpoints import State
 from paceline.exchange.replica import ModelReplica
-from paceline.exchange.session import TrainingSession
 from paceline.exchange.setup import TrainingSetup
 from paceline.exchange.step import OF_CLASSES, Learning, Share, train_step
 from paceline.links.devices import random_numbers_restored
@@ -59,13 +58,9 @@ class WholeModel:
     """Creates the `Learner` of a rank that has the whole model."""
 
     def __init__(
-        self,
-        session: TrainingSession,
-        setup: TrainingSetup,
-        recorder: Recorder,
-        replica: ModelReplica,
+        self, group: Group, setup: TrainingSetup, recorder: Recorder, replica: ModelReplica
     ) -> None:
-        self._group, self._setup = session.group, setup
+        self._group, self._setup = group, setup
         self._recorder, self._replica, self._model = recorder, replica, setup.model
         self._optimizer = setup.optimizer(setup.model)
         self._schedule = setup.schedule(self._optimizer)

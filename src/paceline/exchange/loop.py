@@ -74,7 +74,7 @@ def train(
     saves the state and raises Interrupted.
     """
     if learner is None:
-        learner = WholeModel(session, setup, recorder, replica).learner
+        learner = WholeModel(session.group, setup, recorder, replica).learner
     with interruptible() as interruption:
         loop = _Loop(session, setup, recorder, replica, learner, interruption)
         try:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from paceline.codecs.stand_ins import stand_ins_for
 from paceline.core.chunks import ChunkTimes, ChunkTuner
-from paceline.exchange.compressed import Compression
+from paceline.exchange.compressed import CodecAllReduce, Compression
 from paceline.exchange.layout import Chunk, Layout
 from paceline.links.group import Group
 from paceline.record.recorder import Recorder
@@ -101,12 +101,14 @@ class Exchange(Protocol):
 
     All methods except `ready` are collective. If `chunked` is true, method `ready` reads the
     gradients of a chunk during backward; otherwise, method `finish` reads all gradients. `touched`:
-    whether each gradient changed on this rank.
+    whether each gradient changed on this rank. `encoded`: the compressed all-reduce that this rank
+    takes part in, if any.
     """
 
     name: str
     chunked: bool
     recorder: Recorder | None
+    encoded: CodecAllReduce | None = None
 
     def open(self, layout: Layout) -> None:
         """Allocate memory and groups for a layout of gradients."""
@@ -134,12 +136,13 @@ class Exchange(Protocol):
         """Cancel the current step, because this rank's backward pass failed."""
 
     def state(self) -> dict[str, Tensor]:
-        """Return this rank's state, such as error feedback."""
-        return {}
+        """Return this rank's error feedback; {} without a compressed all-reduce."""
+        return self.encoded.codecs.state_dict() if self.encoded else {}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Load the state that the same rank saved; the number of ranks must be the same."""
-        return
+        if self.encoded is not None:
+            self.encoded.codecs.load_state_dict(state)
 
     def statistics(self) -> Statistics:
         """Return the traffic and time of all steps so far."""

@@ -259,18 +259,9 @@ def outcome_of(
     step_s = median(trained.step_seconds) if trained.step_seconds else None
     samples_per_s = setup.samples_per_step / step_s if step_s else 0.0
     tokens = setup.recipe.tokens_per_sample if setup.recipe else None
-    num_traced = 1 + max((span.step for span in timeline.spans), default=-1)
     # exclude ranks that encode nothing: in some exchanges, only one rank of a host encodes
     shares = [one for one in group.gather(trained.sent_share) if one is not None]
     codec = gradient_codec(known.get("config"))
-    faults: tuple[str, ...] = ()
-    if num_traced:
-        # the plan of a single worker has no communication
-        kept = timeline.spans
-        if group.exchanges_alone:
-            kept = tuple(span for span in kept if span.kind not in COMMUNICATION)
-        shown = Timeline(kept, timeline.origin)
-        faults = tuple(conform(plan(Window(num_traced)), shown, slack_s))
     return Outcome(
         timeline=timeline,
         step_seconds=trained.step_seconds,
@@ -279,11 +270,24 @@ def outcome_of(
         epochs=trained.epochs,
         evaluations=trained.evaluations,
         score=score_of(setup.recipe),
-        faults=faults,
+        faults=_faults(timeline, plan, slack_s, is_alone=group.exchanges_alone),
         peak_memory_bytes=tuple(group.gather(peak)),
         sent_share=SentShare.of(codec, fmean(shares)) if shares else None,
         **known,
     )
+
+
+def _faults(
+    timeline: Timeline, plan: Callable[[Window], Plan], slack_s: float, *, is_alone: bool
+) -> tuple[str, ...]:
+    """Return the differences between the traced steps and their plan."""
+    num_traced = 1 + max((span.step for span in timeline.spans), default=-1)
+    if not num_traced:
+        return ()
+    kept = timeline.spans
+    if is_alone:  # the plan of a single worker has no communication
+        kept = tuple(span for span in kept if span.kind not in COMMUNICATION)
+    return tuple(conform(plan(Window(num_traced)), Timeline(kept, timeline.origin), slack_s))
 
 
 def about(session: TrainingSession, workload: Workload) -> str:

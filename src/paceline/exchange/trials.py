@@ -100,8 +100,8 @@ class Checked:
     `candidates`: factories of replicas by name, the simplest first; the first replica in use copies
     rank 0's parameters to all ranks. `slow`: see `Choice`. `on_decision(reason)` is called for each
     choice. All ranks change to another candidate together, but no longer after `num_steps` steps.
-    `clock`: the device's clock, which may lag
-    behind the host. `accumulates`: whether each step begins with micro-batches within `no_sync`.
+    `clock`: the device's clock, which may lag behind the host. `accumulates`: whether each step
+    begins with micro-batches within `no_sync`.
     """
 
     def __init__(

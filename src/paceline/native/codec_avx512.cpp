@@ -93,32 +93,24 @@ struct Magnitudes {
     }
 };
 
+// Write, or add, the values of codes.
+template <bool adds>
 void decode(const Codebook& book, const std::uint8_t* codes, float scale, std::size_t count,
             float* values) {
     const Magnitudes magnitudes(book);
     const __m512 factor = _mm512_set1_ps(scale);
     std::size_t i = 0;
     for (; i + width <= count; i += width) {
-        _mm512_storeu_ps(values + i, _mm512_mul_ps(magnitudes.of(codes + i), factor));
+        __m512 value = _mm512_mul_ps(magnitudes.of(codes + i), factor);
+        if constexpr (adds) value = _mm512_add_ps(_mm512_loadu_ps(values + i), value);
+        _mm512_storeu_ps(values + i, value);
     }
-    lanes::decode<false>(book, codes + i, scale, count - i, values + i);
-}
-
-void add(const Codebook& book, const std::uint8_t* codes, float scale, std::size_t count,
-         float* total) {
-    const Magnitudes magnitudes(book);
-    const __m512 factor = _mm512_set1_ps(scale);
-    std::size_t i = 0;
-    for (; i + width <= count; i += width) {
-        const __m512 value = _mm512_mul_ps(magnitudes.of(codes + i), factor);
-        _mm512_storeu_ps(total + i, _mm512_add_ps(_mm512_loadu_ps(total + i), value));
-    }
-    lanes::decode<true>(book, codes + i, scale, count - i, total + i);
+    lanes::decode<adds>(book, codes + i, scale, count - i, values + i);
 }
 
 }  // namespace
 
 extern const CodecKernels<Codebook> avx512_codec_kernels;
-const CodecKernels<Codebook> avx512_codec_kernels = {encode, decode, add};
+const CodecKernels<Codebook> avx512_codec_kernels = {encode, decode<false>, decode<true>};
 
 }  // namespace paceline

@@ -94,7 +94,7 @@ class Forecast(Steady):
     @property
     def range_s(self) -> tuple[float, float]:
         """Range in seconds that should contain a measured median in nine of ten cases."""
-        return (1 - self.range_share) * self.step_s, (1 + self.range_share) * self.step_s
+        return range_of(self.step_s, self.range_share)
 
     @property
     def shown_s(self) -> float:
@@ -229,7 +229,12 @@ _PROFILED, _PROFILED_EXPOSED = 0.13, 0.13
 _QUIET = 0.05  # relative spread of a profile's step times that `_PROFILED` already covers
 _STATED, _STATED_EXCHANGED = 0.13, 0.26
 _PUBLISHED, _PUBLISHED_EXCHANGED, _HARDLY_EXCHANGED = 0.07, 2.5, 0.02
-_WIDEST = 0.7  # upper limit of h
+_WIDEST = 0.7  # upper limit of h with published losses
+
+
+def range_of(step_s: float, share: float) -> tuple[float, float]:
+    """Return the shortest and longest likely step; `share`: `range_share` of the forecast."""
+    return max(0.0, 1 - share) * step_s, (1 + share) * step_s
 
 
 def half_width(machine: Machine, parts: Breakdown) -> float:

@@ -16,6 +16,7 @@ from paceline.core.strategy import StepsToLoss
 from paceline.core.timeline import Origin, quartiles
 from paceline.links.files import limits, read_file
 from paceline.planner import Forecast, Ranking, Refusal
+from paceline.planner.forecast import range_of
 from paceline.planner.second_machine import SecondMachine
 from paceline.records.profile import ProfileResult
 from paceline.records.scale import ScaleResult
@@ -76,7 +77,7 @@ class PlanRow(Record):
     @property
     def range_s(self) -> tuple[float, float]:
         """The shortest and longest expected step time."""
-        return (1 - self.range_share) * self.step_s, (1 + self.range_share) * self.step_s
+        return range_of(self.step_s, self.range_share)
 
     @property
     def explanation(self) -> str:
@@ -117,9 +118,9 @@ class AdviceRow(Record):
         unencoded = [one for one in exchanges if one.codec is None]
         plain, names = unencoded[0], ("strategy", "workers", "step_s")
         alike = next(one for one in unencoded if one.workers == encoded.workers)
-        slowest, fastest = 1 + encoded.range_share, 1 - plain.range_share
+        slowest, fastest = 1 + encoded.range_share, max(0.0, 1 - plain.range_share)
         return cls(
-            pays=encoded.samples_per_s / slowest > plain.samples_per_s / fastest,
+            pays=encoded.samples_per_s * fastest > plain.samples_per_s * slowest,
             codec=str(encoded.codec),
             link_busy=alike.link_busy,
             **{name: getattr(encoded, name) for name in names},

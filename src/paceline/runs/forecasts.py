@@ -23,7 +23,7 @@ from paceline.core.strategy import Strategy, gradient_codec
 from paceline.core.turns import WORTH
 from paceline.core.wire_format import AUTO as CODEC_AUTO
 from paceline.core.wire_format import wire_format
-from paceline.exchange.alone import compare_with_alone
+from paceline.exchange.alone import Comparison, compare_with_alone
 from paceline.exchange.loop import traced_steps
 from paceline.exchange.replica import ModelReplica
 from paceline.exchange.replicas import ReplicaRunner
@@ -280,21 +280,26 @@ def alone_or_together(
         exchanges[name] = partial(
             replica, config=by_name[name].config, group=group, init_sync=False
         )
-    found = compare_with_alone(
+    compared = compare_with_alone(
         runner.setup, group, exchanges, parts, fastest, min(predicted.values())
     )
-    if not found.is_alone_faster:
-        return Found(slow=found.slow)
+    return _decision(compared, fastest, group)
+
+
+def _decision(compared: Comparison, fastest: int, group: Group) -> Found:
+    """Let rank 0 train alone if it is faster; if another rank alone is faster, log a warning."""
+    if not compared.is_alone_faster:
+        return Found(slow=compared.slow)
     figures = (
-        f"worker {fastest} alone takes {duration(found.alone_s)} a step, all "
-        f"{group.world_size} workers {duration(found.best_s)}"
-        f"{' (predicted)' if found.is_predicted else ''}"
+        f"worker {fastest} alone takes {duration(compared.alone_s)} a step, all "
+        f"{group.world_size} workers {duration(compared.best_s)}"
+        f"{' (predicted)' if compared.is_predicted else ''}"
     )
     if fastest == 0:
         return Found(f"{figures}: worker 0 trains alone (--keep-all keeps all workers)")
     if group.rank == 0:
         logger.warning("%s: to train there alone, start worker 0 on that machine", figures)
-    return Found(slow=found.slow)
+    return Found(slow=compared.slow)
 
 
 def may_be_alone(settings: RunSettings) -> bool:

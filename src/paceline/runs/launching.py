@@ -96,7 +96,7 @@ def take_part(request: RunRequest) -> tuple[RunResult, Path]:
 
     def go(group: Group) -> None:
         go_through(request, group)
-        folder = folder_of(request)
+        folder = request.folder
         own = [read_run(folder).model_dump_json(), str(folder)] if group.rank == 0 else []
         written.extend(group.gather(own)[0])
 
@@ -124,7 +124,7 @@ def carry_out(request: RunRequest) -> Path:
         leave(work(request))
     if isinstance(settings, TrainSettings) and settings.elastic:
         elastic.carry_out(request)
-        return folder_of(request)
+        return request.folder
     if not _is_led(settings):
         num_workers = int(settings.workers)
         check_cores(num_workers)
@@ -135,11 +135,10 @@ def carry_out(request: RunRequest) -> Path:
             command = module_command("paceline.runs.launching", request.model_dump_json())
             launch(command, num_workers)
 
-        return folder_of(with_restarts(attempt, request))
+        return with_restarts(attempt, request).folder
     # A hub or coordinator runs in this process, and starts or admits the workers itself.
     if settings.listen is None:
-        running = strategy_of(settings).running
-        roles = running.roles(configuration(settings)) if running else ()
+        roles = strategy_of(settings).roles(configuration(settings))
         check_cores(sum(role.count for role in roles))
     log_to_stderr()
 
@@ -150,12 +149,7 @@ def carry_out(request: RunRequest) -> Path:
             except Interrupted as error:
                 raise WorkersFailed(error.exit_code, str(error), is_said=False) from error
 
-    return folder_of(with_restarts(alone, request))
-
-
-def folder_of(request: RunRequest) -> Path:
-    """Return the folder of a request's run."""
-    return request.settings.output / request.run_id
+    return with_restarts(alone, request).folder
 
 
 def _is_led(settings: TrainSettings | RehearseSettings) -> bool:

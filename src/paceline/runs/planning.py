@@ -15,6 +15,7 @@ from paceline.core.strategy import Strategy, Window
 from paceline.core.workload import Workload
 from paceline.planner import Forecast, Ranking, forecast_one, search
 from paceline.planner.device_speed import DeviceRate, Precision, calibrated, in_precision
+from paceline.planner.forecast import memory
 from paceline.planner.sweep import Sweep, parse_range
 from paceline.planner.sweep import sweep as sweep_links
 from paceline.records.built_in import recorded
@@ -174,9 +175,8 @@ def _trying(
         return planning.plan(tried(workload, config), machine, config, window)
 
     def memory_of(workload: Workload, machine: Machine, config: Any) -> Mapping[str, int]:
-        assert planning.memory is not None  # strategies with a `trial` define `memory`
-        planning.memory(workload, machine, config)  # fails early, without building the model
-        return planning.memory(tried(workload, config), machine, config)
+        memory(workload, machine, strategy, config)  # fails early, without building the model
+        return memory(tried(workload, config), machine, strategy, config)
 
     return replace(strategy, planning=replace(planning, plan=plan_of, memory=memory_of))
 

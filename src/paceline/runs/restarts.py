@@ -37,6 +37,11 @@ class RunRequest(Record):
     as_markdown: bool = False
     lost: tuple[str, ...] = ()
 
+    @property
+    def folder(self) -> Path:
+        """The folder of the run."""
+        return self.settings.output / self.run_id
+
 
 def resuming(request: RunRequest, folder: Path, lost: tuple[str, ...] = ()) -> RunRequest:
     """Return the request that resumes the run in `folder`, with further `lost` sentences."""
@@ -81,8 +86,7 @@ def _latest_step(request: RunRequest) -> int | None:
 
     Raises InvalidInput if all checkpoints are damaged.
     """
-    folder = request.settings.output / request.run_id
-    found = CheckpointFolder(folder / CHECKPOINTS).latest()
+    found = CheckpointFolder(request.folder / CHECKPOINTS).latest()
     return None if found is None else found.step
 
 
@@ -92,7 +96,7 @@ def _from_step(request: RunRequest, step: int | None, why: str) -> RunRequest:
         told = f"{why} from the beginning, because there was no checkpoint"
         return request.model_copy(update={"lost": (*request.lost, told)})
     told = f"{why} from the checkpoint after step {step:,}"
-    return resuming(request, request.settings.output / request.run_id, (told,))
+    return resuming(request, request.folder, (told,))
 
 
 def num_restarts_by_torchrun() -> int:

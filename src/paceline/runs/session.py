@@ -107,9 +107,7 @@ def _carried_out(
         if found.why_alone is not None:
             return found.why_alone  # the folder, which contains only the settings, is removed
         if not session.is_rehearsal:
-            rows = list(map(PlanRow.of, forecasts))
-            for table in in_terminal(rows, title, None):
-                (err if request.as_json else out).print(table)
+            _show_forecasts(forecasts, title, err if request.as_json else out)
         used, outcome = _trained(session, runner, forecasts, found.slow)
         lost, decisions = (*request.lost, *outcome.lost), (*decisions, *outcome.decisions)
         outcome = outcome.model_copy(update={"lost": lost, "decisions": decisions})
@@ -118,12 +116,24 @@ def _carried_out(
             happened = {row.quantity: row.right_s for row in result.comparison.rows}
             progress.step(min(1, len(result.epochs) - 1), happened)
         _save(session, runner, folder, result, timelines)
-        if folder is not None and request.as_json:
-            out.print_json(result.model_dump_json())
-        elif folder is not None:
-            for shown in result_tables(result, str(folder)):
-                out.print(shown, soft_wrap=isinstance(shown, str))  # rich wraps the cells of tables
+        if folder is not None:
+            _show_result(result, folder, out, as_json=request.as_json)
     return None
+
+
+def _show_forecasts(forecasts: Sequence[Forecast], title: str, screen: Console) -> None:
+    """Print the forecasts as a table."""
+    for table in in_terminal(list(map(PlanRow.of, forecasts)), title, None):
+        screen.print(table)
+
+
+def _show_result(result: RunResult, folder: Path, out: Console, *, as_json: bool) -> None:
+    """Print a result as tables or JSON."""
+    if as_json:
+        out.print_json(result.model_dump_json())
+        return
+    for shown in result_tables(result, str(folder)):
+        out.print(shown, soft_wrap=isinstance(shown, str))  # rich wraps the cells of tables
 
 
 def _announce(group: Group, *, quiet: bool) -> None:

@@ -3,16 +3,10 @@
 from functools import partial
 
 from paceline.core.link_fit import in_ring
-from paceline.core.strategy import Options, Planning, Running, Strategy
+from paceline.core.strategy import REPLICA_SETTINGS, Options, Planning, Running, Strategy
 from paceline.strategies.allreduce import plan
 from paceline.strategies.allreduce.config import AllReduce
 
-STRATEGY = Strategy(
-    name="allreduce",
-    config=AllReduce,
-    planning=Planning(plan=plan.plan, calibrate=partial(in_ring, at_once=True), symmetric=True),
-    running=Running(module="paceline.strategies.allreduce.run"),
-    options=Options(
-        settings=frozenset({"balance", "codec", "exchange_alone", "keep_all", "slowdown"})
-    ),
-)
+_PLANNING = Planning(plan.plan, calibrate=partial(in_ring, at_once=True), symmetric=True)
+_OPTIONS = Options(REPLICA_SETTINGS | {"codec", "exchange_alone"})
+STRATEGY = Strategy("allreduce", AllReduce, _PLANNING, Running(f"{__name__}.run"), _OPTIONS)

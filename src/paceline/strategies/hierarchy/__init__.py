@@ -4,14 +4,7 @@ from paceline.core.strategy import Planning, Strategy
 from paceline.strategies.hierarchy import plan
 from paceline.strategies.hierarchy.config import Hierarchy
 
-STRATEGY = Strategy(
-    name="hierarchy",
-    config=Hierarchy,
-    planning=Planning(
-        plan=plan.plan,
-        memory=plan.memory,
-        calibrate=None,
-        variants=plan.variants,
-        symmetric=True,
-    ),
+_PLANNING = Planning(
+    plan.plan, memory=plan.memory, calibrate=None, variants=plan.variants, symmetric=True
 )
+STRATEGY = Strategy("hierarchy", Hierarchy, _PLANNING)

@@ -23,7 +23,7 @@ from paceline.core.plan import Kind
 from paceline.exchange.compressed import CodecAllReduce, Compression, name_of
 from paceline.exchange.layout import Chunk, Layout, check_same_codec
 from paceline.exchange.optimizers import NonFiniteGuard
-from paceline.exchange.replica import Statistics
+from paceline.exchange.replica import Exchange, Statistics
 from paceline.links.arena import Arena
 from paceline.links.call_thread import CallThread
 from paceline.links.devices import device_of
@@ -34,11 +34,11 @@ from paceline.strategies.host import transfer
 _NO_DISCARD = "a step on several machines cannot be discarded; end the run"
 
 
-class HostExchange:
+class HostExchange(Exchange):
     """One rank's exchange of gradients through the arena, the shared memory of its machine.
 
     `as_views`: after an exchange, a CPU worker's gradients are views of the arena. They are
-    overwritten two steps later.
+    overwritten two steps later. With a codec, only leaders have a compressed all-reduce.
     """
 
     name = "host"
@@ -68,6 +68,7 @@ class HostExchange:
         self._arena = Arena(self._group, *sizes, self._group.deadline_s)
         if len(self._arena.leaders) > 1:
             self._between = LeaderAllReduce(self._arena, self._group, self._compression)
+            self.encoded = self._between.encoded
             if self._compression is not None:
                 self._guard = NonFiniteGuard(self._compression.on_nonfinite)
                 self._guard.watch(slot.parameter for slot in layout.slots)
@@ -171,15 +172,6 @@ class HostExchange:
         if self._between is not None:
             raise InvalidInput("exchange", "backward has failed on this rank", hint=_NO_DISCARD)
 
-    def state(self) -> dict[str, Tensor]:
-        """Return the error feedback of a leader's codec; {} on other ranks or without a codec."""
-        return self._encoded.codecs.state_dict() if self._encoded else {}
-
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        """Load the error feedback that the same rank saved."""
-        if self._encoded is not None:
-            self._encoded.codecs.load_state_dict(state)
-
     def statistics(self) -> Statistics:
         """Return the traffic and time so far, including a GPU's running exchange."""
         if self._layout is not None:
@@ -190,15 +182,11 @@ class HostExchange:
         known = self.name, self._step, nbytes, nbytes, *times, chunk
         if self._between is None or self._guard is None:
             return Statistics(*known)
-        encoded, found = self._encoded, (self._guard.num_nonfinite, self._guard.num_skipped)
+        encoded, found = self.encoded, (self._guard.num_nonfinite, self._guard.num_skipped)
         # Only leaders know which measurements led to the choice of the codec.
         why = encoded.why if encoded else f"{self._between.codec}: requested"
         share = encoded.codecs.sent_share if encoded else None
         return Statistics(*known, why, *found, sent_share=share)
-
-    @property
-    def _encoded(self) -> CodecAllReduce | None:
-        return self._between.encoded if self._between else None
 
     def _num_nonfinite(self) -> int:
         """Return the number of values in this step's sums that became NaN."""

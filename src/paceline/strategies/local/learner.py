@@ -70,7 +70,7 @@ class LocalModel(WholeModel):
         config: Local,
         manager: Any = None,
     ) -> None:
-        super().__init__(session, setup, recorder, replica)
+        super().__init__(session.group, setup, recorder, replica)
         self._num_steps = num_steps = sum(setup.epoch_steps)
         if config.sync_every > num_steps:
             problem = f"must be at most the run's {num_steps} steps"

@@ -110,24 +110,23 @@ class LayerGradients(Exchange):
         self._running: list[tuple[Chunk, Future[Tensor]]] = []
         self._postponed: list[Chunk] = []
         self._num_steps = self._nbytes = 0
-        self._encoded: CodecAllReduce | None = None
         if codec is not None:
             ranks = range(group.world_size)
-            self._encoded = CodecAllReduce(codec, ranks, group.device, group.deadline_s)
+            self.encoded = CodecAllReduce(codec, ranks, group.device, group.deadline_s)
 
     def open(self, layout: Layout) -> None:
         """Raise InvalidInput unless all parameters have one real dtype; codecs require float32."""
         kinds = list(dict.fromkeys(slot.parameter.dtype for slot in layout.slots))
-        encodable = self._encoded is None or kinds[0] == torch.float32
+        encodable = self.encoded is None or kinds[0] == torch.float32
         if len(kinds) > 1 or kinds[0].is_complex or not encodable:
-            wanted = "be float32 to use a codec" if self._encoded else "have one real type"
+            wanted = "be float32 to use a codec" if self.encoded else "have one real type"
             raise InvalidInput("parameters", f"must {wanted}", got=list(map(str, kinds)))
 
     def begin(self) -> None:
         """Begin a step."""
         self._running, self._postponed = [], []
-        if self._encoded is not None:
-            self._encoded.begin_step()
+        if self.encoded is not None:
+            self.encoded.begin_step()
 
     def ready(self, chunk: Chunk, touched: Sequence[bool]) -> None:
         """Start averaging a layer's gradients; a synchronous thread postpones it to `finish`."""
@@ -144,13 +143,13 @@ class LayerGradients(Exchange):
             else parameter.grad.detach().reshape(-1)
             for parameter in (slot.parameter for slot in chunk.slots)
         ]
-        if self._encoded is None:
+        if self.encoded is None:
             changed = [float(touched[slot.index]) for slot in chunk.slots]
             values = torch.cat([*gradients, gradients[0].new_tensor(changed)])
             self._nbytes += 2 * (self._group.world_size - 1) * values.nbytes
             post = partial(begin_sum, values, self._thread.process_group)
         else:
-            post = partial(self._begin_encoded, self._encoded, layer, torch.cat(gradients))
+            post = partial(self._begin_encoded, self.encoded, layer, torch.cat(gradients))
         joined = recorder.join_exchange(layer) if recorder else None
 
         def on_done(*_: float) -> None:
@@ -184,7 +183,7 @@ class LayerGradients(Exchange):
             sizes = [slot.parameter.numel() for slot in chunk.slots]
             found = future.result()
             changed = [1.0] * len(sizes)
-            if self._encoded is None:
+            if self.encoded is None:
                 changed = found[sum(sizes) :].tolist()
                 found = found[: sum(sizes)].div_(self._group.world_size)
             for slot, mean, times in zip(chunk.slots, found.split(sizes), changed, strict=True):
@@ -207,25 +206,16 @@ class LayerGradients(Exchange):
     @property
     def bytes_sent(self) -> int:
         """Bytes that this rank has sent so far; without a codec, computed for a ring all-reduce."""
-        encoded = self._encoded.bytes_sent if self._encoded else 0
+        encoded = self.encoded.bytes_sent if self.encoded else 0
         return encoded + self._nbytes // self._group.world_size
 
     def statistics(self) -> Statistics:
         """Return the number of steps and the traffic so far."""
         sent = self.bytes_sent
-        share = self._encoded.codecs.sent_share if self._encoded else None
+        share = self.encoded.codecs.sent_share if self.encoded else None
         return Statistics(self.name, self._num_steps, sent, sent, None, None, sent_share=share)
-
-    def state(self) -> dict[str, Tensor]:
-        """Return this rank's error feedback."""
-        return self._encoded.codecs.state_dict() if self._encoded else {}
-
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        """Load the error feedback that this rank saved in a run with equally many ranks."""
-        if self._encoded is not None:
-            self._encoded.codecs.load_state_dict(state)
 
     def close(self) -> None:
         """Close the compressed all-reduce."""
-        if self._encoded is not None:
-            self._encoded.close()
+        if self.encoded is not None:
+            self.encoded.close()

@@ -5,6 +5,8 @@ before the next computation begins, and the body's gradients are exchanged after
 The overlap in normal steps is computed by simulating the plan.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import get_args
 
 import torch
@@ -21,6 +23,7 @@ from paceline.core.wire_format import Kernel
 from paceline.core.workload import Workload
 from paceline.exchange.setup import TrainingSetup
 from paceline.links.clock import clock_for
+from paceline.links.devices import random_numbers_restored
 from paceline.links.group import Group
 from paceline.measure.this_machine import Speed, this_machine
 from paceline.measure.timing import endless, median_durations, num_rounds, unrest_of_traced
@@ -46,10 +49,33 @@ def profile(
     All ranks call it together. At the end, the model's parameters and buffers and the random number
     generator have their earlier values again.
     """
-    tensors = [*model.module.parameters(), *model.module.buffers()]
-    before = [tensor.detach().clone() for tensor in tensors]
-    random_state = torch.get_rng_state()
     machine = this_machine(group, [ANY_SPEED] * group.world_size)
+    with _restored(model.module), random_numbers_restored(()):
+        timeline = _traced(model, trainee, config, group, machine, seconds)
+    return _calibrated(timeline, trainee.workload, machine, config)
+
+
+@contextmanager
+def _restored(module: nn.Module) -> Iterator[None]:
+    """Restore the values of parameters and buffers after the block, without gradients."""
+    tensors = [*module.parameters(), *module.buffers()]
+    before = [tensor.detach().clone() for tensor in tensors]
+    yield
+    with torch.no_grad():
+        for tensor, value in zip(tensors, before, strict=True):
+            tensor.copy_(value)
+            tensor.grad = None
+
+
+def _traced(
+    model: SplitModel,
+    trainee: TrainingSetup,
+    config: SubBatch,
+    group: Group,
+    machine: Machine,
+    seconds: float,
+) -> Timeline:
+    """Take steps for about `seconds`; return their timeline on all ranks."""
     recorder = Recorder(clock_for(group.device), machine.devices[group.rank].name, group.rank)
 
     def optimizer(module: nn.Module) -> Optimizer:
@@ -73,12 +99,7 @@ def profile(
     recorder.stop_trace()
     timeline = gather_timeline(recorder.spans(), clock_offset(group), group)
     trainer.close()
-    with torch.no_grad():
-        for tensor, value in zip(tensors, before, strict=True):
-            tensor.copy_(value)
-            tensor.grad = None
-    torch.set_rng_state(random_state)
-    return _calibrated(timeline, trainee.workload, machine, config)
+    return timeline
 
 
 def _calibrated(

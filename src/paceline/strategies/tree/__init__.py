@@ -1,21 +1,13 @@
 """Strategy tree: sum gradients in a binary tree (the baseline of Le et al. 2018)."""
 
-from paceline.core.strategy import Options, Planning, Running, Strategy
+from paceline.core.strategy import REPLICA_SETTINGS, Options, Planning, Running, Strategy
 from paceline.strategies.tree import plan
 from paceline.strategies.tree.config import Tree
 
-STRATEGY = Strategy(
-    name="tree",
-    config=Tree,
-    planning=Planning(
-        plan=plan.plan,
-        memory=plan.memory,
-        calibrate=plan.calibrate,
-        reports_after_backward=True,
-    ),
-    running=Running(
-        module="paceline.strategies.tree.run",
-        ends_together=False,  # rank 0 may return before the other ranks have the means
-    ),
-    options=Options(settings=frozenset({"balance", "exchange_alone", "keep_all", "slowdown"})),
+_PLANNING = Planning(
+    plan.plan, memory=plan.memory, calibrate=plan.calibrate, reports_after_backward=True
 )
+# Rank 0 may return before the other ranks have the means.
+_RUNNING = Running(f"{__name__}.run", ends_together=False)
+_OPTIONS = Options(REPLICA_SETTINGS | {"exchange_alone"})
+STRATEGY = Strategy("tree", Tree, _PLANNING, _RUNNING, _OPTIONS)

@@ -34,32 +34,26 @@ def _roles(config: Wheel) -> tuple[Role, ...]:
     return Role("hub", 1, leads=True), *children, bodies
 
 
-STRATEGY = Strategy(
-    name="wheel",
-    config=Wheel,
-    planning=Planning(
-        plan=plan.plan,
-        memory=plan.memory,
-        calibrate=None,
-        repeats_after=lambda config: config.period,
-        sizes=plan.placements,
-        trial="paceline.strategies.wheel.job",
-        shares_devices=True,
-        is_asynchronous=True,
-        limit=plan.limit,
-    ),
-    running=Running(
-        module="paceline.strategies.wheel.run",
-        roles=_roles,
-        remote="paceline.strategies.wheel.remote",
-        may_skip_profile=True,
-    ),
-    options=Options(
-        settings=frozenset({"codec", "listen", "keys", "run_name", "wait_s"}),
-        defaults={"momentum": MOMENTUM, "profile_s": 1.0},
-        refused_settings={
-            "accumulate": "each batch of a worker is one update; to save memory, reduce batch_size"
-        },
-        refused_options={"hub": "applies to plans; a run's hub is the machine that starts it"},
-    ),
+_PLANNING = Planning(
+    plan.plan,
+    memory=plan.memory,
+    calibrate=None,
+    repeats_after=lambda config: config.period,
+    sizes=plan.placements,
+    trial=f"{__name__}.job",
+    shares_devices=True,
+    is_asynchronous=True,
+    limit=plan.limit,
 )
+_RUNNING = Running(
+    f"{__name__}.run", roles=_roles, remote=f"{__name__}.remote", may_skip_profile=True
+)
+_OPTIONS = Options(
+    frozenset({"codec", "listen", "keys", "run_name", "wait_s"}),
+    defaults={"momentum": MOMENTUM, "profile_s": 1.0},
+    refused_settings={
+        "accumulate": "each batch of a worker is one update; to save memory, reduce batch_size"
+    },
+    refused_options={"hub": "applies to plans; a run's hub is the machine that starts it"},
+)
+STRATEGY = Strategy("wheel", Wheel, _PLANNING, _RUNNING, _OPTIONS)

@@ -228,20 +228,25 @@ def run_study(settings: ScaleSettings, folder: Path, screen: Console) -> ScaleRe
             raise
         finally:
             _remove_scratch(folder)
+    result = _result(settings, journal)
+    write_text(folder / "result.json", result.model_dump_json(indent=2) + "\n")
+    write_report(folder)
+    errors = [cell.error for cell in result.cells if cell.error is not None]
+    if len(errors) == len(result.cells):
+        raise InvalidInput("cells", f"have all failed, the first with: {errors[0]}")
+    return result
+
+
+def _result(settings: ScaleSettings, journal: Journal) -> ScaleResult:
+    """Return the result of a complete study, with cells in the order of the settings."""
     found = {(cell.point, cell.kind): cell for cell in journal.cells}
     cells = tuple(found[point, kind] for point in settings.points for kind in settings.kinds)
-    result = ScaleResult(
+    return ScaleResult(
         **dict(journal.header),
         machine=facts(device_of_rank() if settings.trains else torch.device("cpu")),
         cells=cells,
         findings=advice.findings(of_study(cells)),
     )
-    write_text(folder / "result.json", result.model_dump_json(indent=2) + "\n")
-    write_report(folder)
-    errors = [cell.error for cell in cells if cell.error is not None]
-    if len(errors) == len(cells):
-        raise InvalidInput("cells", f"have all failed, the first with: {errors[0]}")
-    return result
 
 
 def _remove_scratch(folder: Path) -> None:

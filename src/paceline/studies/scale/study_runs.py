@@ -11,6 +11,7 @@ from paceline.core.errors import InvalidInput
 from paceline.core.reading import read_json
 from paceline.core.timeline import Origin, quartiles
 from paceline.links.processes import module_command, output, reason
+from paceline.planner.forecast import range_of
 from paceline.records.result import RunResult
 from paceline.records.scale import Point, ScaleCell, ScaleSettings
 from paceline.report.format import counted
@@ -162,7 +163,7 @@ class RunStep:
     @property
     def range_s(self) -> tuple[float, float]:
         """The bounds of the step's range; both are `seconds` for a measured step."""
-        return max(0.0, 1 - self.range_share) * self.seconds, (1 + self.range_share) * self.seconds
+        return range_of(self.seconds, self.range_share)
 
     @property
     def shares(self) -> dict[str, float]:

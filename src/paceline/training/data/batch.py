@@ -123,6 +123,11 @@ def check_tensors(batch: Any, name: str) -> None:
         raise InvalidInput(name, problem, got=found)
 
 
+def shapes_of(batch: Any) -> str:
+    """Describe a batch by the shapes of its tensors, for errors."""
+    return ", ".join(str(tuple(tensor.shape)) for tensor in tree_leaves(batch))
+
+
 def batches_of(
     dataset: MapDataset, collate: Callable[[list[Any]], Any], name: str
 ) -> IndexedSamples:

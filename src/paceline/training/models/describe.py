@@ -13,6 +13,7 @@ backward segment ends when the layer's last gradient has been accumulated.
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +26,7 @@ from paceline.core.error_lines import blamed
 from paceline.core.errors import InvalidInput
 from paceline.core.workload import Cost, Layer, Parameter, Workload
 from paceline.links.devices import random_numbers_restored
-from paceline.training.data.batch import call
+from paceline.training.data.batch import call, shapes_of
 from paceline.training.models.flops import allocates, flops_of, nbytes_of, tensors_in
 from paceline.training.models.fused_attention import attention_as_on_cpu
 from paceline.training.models.layers import LayerModule, copied, duplicate, layers_of
@@ -62,6 +63,27 @@ class _Step:
     kept_nbytes: dict[int, int] = field(default_factory=dict)
     ready: dict[tuple[int, int], None] = field(default_factory=dict)
     laps: list[tuple[int, Lap]] = field(default_factory=list)
+
+    def enter(self, counter: "CostCounter", index: int, *_: Any) -> None:
+        """Begin a layer's segment of the forward pass, unless the layer has run before."""
+        if index in self.forward:
+            return
+        if self.forward:
+            self.end_segment(counter)
+            counter.activations.segment += 1
+        self.forward[index] = _NOTHING
+
+    def end_segment(self, counter: "CostCounter") -> None:
+        """Assign the costs since the last segment to the layer entered last."""
+        current = next(reversed(self.forward), 0)  # the first layer, if no layer was entered
+        self.forward[current] = counter.lap()
+
+    def accumulated(self, counter: "CostCounter", index: int, number: int, *_: Any) -> None:
+        """Record that parameter `number` of layer `index` has its gradient."""
+        # Move the entry to the end: if a parameter gets several gradients, the last one counts.
+        self.ready.pop((index, number), None)
+        self.ready[index, number] = None
+        self.laps.append((index, counter.lap()))
 
     def backward(self) -> _Laps:
         """Return the laps (the parts up to each gradient) of each layer's backward segment."""
@@ -138,9 +160,8 @@ def _trace(model: nn.Module, batch: Any, label: str) -> _Step:
     except InvalidInput:
         raise
     except Exception as error:
-        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tree_leaves(batch))
-        problem = f"cannot run a training step on a batch of shape {shapes}: {blamed(error)}"
-        raise InvalidInput(label, problem) from error
+        problem = f"cannot run a training step on a batch of shape {shapes_of(batch)}"
+        raise InvalidInput(label, f"{problem}: {blamed(error)}") from error
     finally:
         random.setstate(state)
 
@@ -149,33 +170,15 @@ def _run(model: nn.Module, batch: Any) -> _Step:
     """Record a forward and a backward pass; the hooks stay on `model`."""
     step, counter = _Step(), CostCounter()
     activations = counter.activations
-
-    def end_segment() -> None:
-        current = next(reversed(step.forward), 0)  # the first layer, if no layer was entered
-        step.forward[current] = counter.lap()
-
-    def enter(index: int) -> None:
-        if index in step.forward:
-            return
-        if step.forward:
-            end_segment()
-            activations.segment += 1
-        step.forward[index] = _NOTHING
-
-    def accumulated(key: tuple[int, int]) -> None:
-        # Move the entry to the end: if a parameter gets several gradients, the last one counts.
-        step.ready.pop(key, None)
-        step.ready[key] = None
-        step.laps.append((key[0], counter.lap()))
-
     for index, layer in enumerate(layers_of(model)):
-        layer.module.register_forward_pre_hook(lambda *_, i=index: enter(i), prepend=True)
+        enter = partial(step.enter, counter, index)
+        layer.module.register_forward_pre_hook(enter, prepend=True)
         for number, (_, parameter) in enumerate(layer.parameters):
-            key = (index, number)
-            parameter.register_post_accumulate_grad_hook(lambda _, key=key: accumulated(key))
+            accumulated = partial(step.accumulated, counter, index, number)
+            parameter.register_post_accumulate_grad_hook(accumulated)
     with counter:
         outputs = list(tensors_in(call(model, batch)))
-    end_segment()
+    step.end_segment(counter)
     activations.read(outputs, outside=True)
     segments = list(enumerate(step.forward))
     step.activation_nbytes = {index: activations.nbytes(i) for i, index in segments}

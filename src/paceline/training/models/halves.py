@@ -22,7 +22,7 @@ from paceline.core.cutting import LOSS
 from paceline.core.errors import InvalidInput, first_line
 from paceline.core.names import not_known
 from paceline.links.devices import random_numbers_restored
-from paceline.training.data.batch import call
+from paceline.training.data.batch import call, shapes_of
 from paceline.training.models.layers import ROOT, layers_of
 
 _DTYPES = (torch.float32, torch.float64)
@@ -94,19 +94,23 @@ def cut(model: nn.Module, inputs: Any, first: str) -> Halves:
         model.train()
         halves = (model, nn.Identity()) if is_whole else _halves(model, inputs, first, apart)
         body, head = halves
-        used_by_body, used_by_head = (
-            {id(tensor) for tensor in (*half.parameters(), *half.buffers())}
-            for half in (body, head)
-        )
-        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            if id(tensor) in used_by_body & used_by_head:  # each half would train its own copy
-                raise _refused(apart, f"both halves use {name!r}", hint=UNTIE)
+        for name in _shared(model, body, head):  # each half would train its own copy
+            raise _refused(apart, f"both halves use {name!r}", hint=UNTIE)
         if not trainable(body):
             raise _refused(apart, "no layer before this layer is trainable")
         crossing = _compared(model, body, head, inputs, apart)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     in_body, in_head = (tuple(names[id(one)] for one in trainable(half)) for half in (body, head))
     return Halves(body, head, in_body, in_head, crossing)
+
+
+def _shared(model: nn.Module, body: nn.Module, head: nn.Module) -> list[str]:
+    """Return the names of the model's parameters and buffers that both halves use."""
+    of_body, of_head = (
+        {id(tensor) for tensor in (*half.parameters(), *half.buffers())} for half in (body, head)
+    )
+    named = (*model.named_parameters(), *model.named_buffers())
+    return [name for name, tensor in named if id(tensor) in of_body & of_head]
 
 
 def _refused(of: str, why: str, *, hint: str = "") -> InvalidInput:
@@ -178,9 +182,8 @@ def _compared(
     except InvalidInput:
         raise
     except Exception as error:
-        shapes = ", ".join(str(tuple(leaf.shape)) for leaf in tree_leaves(inputs))
-        problem = f"running the halves on a batch of shape {shapes} failed: {first_line(error)}"
-        raise _refused(of, problem) from error
+        problem = f"running the halves on a batch of shape {shapes_of(inputs)} failed"
+        raise _refused(of, f"{problem}: {first_line(error)}") from error
     # Kernels of a GPU may add values in another order. On meta tensors, only shapes are compared.
     rtol, atol = (0.0, 0.0) if activations.device.type == "cpu" else (1e-3, 1e-5)
     (found, form), (expected, form_of_whole) = tree_flatten(outputs), tree_flatten(whole)
