@@ -321,7 +321,7 @@ class PeerTransport:
                 self._received(bytes_of(tensors[name]), src_rank)
             state: dict[str, Any] = together(values, tensors)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            problem = f"received from worker {src_rank} is malformed: {error}"
+            problem = f"is malformed, as received from worker {src_rank}: {error}"
             raise InvalidInput("state", problem) from None
         return state
 
