@@ -233,7 +233,7 @@ class _Loop:
         return value, Evaluation(self._num_steps, loss / size, score / size if has_score else None)
 
     def _prepare(self) -> None:
-        """Let the replica find the order of gradients by a pass without effects, if it must."""
+        """Let torch's reducer, if in use, rebuild its buckets in a pass without effects."""
         setup, learner = self._setup, self._learner
         setup.model.train()
         share = next(iter(setup.source(0, 0)))
