@@ -80,14 +80,11 @@ class Balanced:
             self.follow(sampler)
 
     def follow(self, sampler: BalancedSampler) -> None:
-        """Balance the batches of `sampler` from now on; collective.
-
-        Raises InvalidInput if it is created for other ranks, or differs between ranks.
-        """
+        """Balance the batches of `sampler` from now on; collective; InvalidInput if unsuitable."""
         self._shares = BalancedShares(sampler, self._group, self._meter, self._admit)
 
     def samples(self, number: int) -> None:
-        """Set the number of samples of this rank's next forward pass, which is then not guessed."""
+        """Set the number of samples in this rank's next forward pass."""
         if number < 0:
             raise InvalidInput("samples", "must be 0 or more", got=number)
         self._num_samples = number
@@ -137,10 +134,7 @@ class Balanced:
 
 
 class BalancedShares:
-    """Adapts each rank's batch size to its speed every few steps; created collectively.
-
-    A rank's share is its number of samples in a step.
-    """
+    """Adapts shares (each rank's samples per step) to the ranks' speeds; created collectively."""
 
     def __init__(
         self, sampler: BalancedSampler, group: Group, meter: "SpeedMeter", admit: Admit
@@ -243,7 +237,7 @@ class _Pass:
                 self._work = dist.all_reduce(self._total, group=self._group.control, async_op=True)
 
     def mark(self, *_: object) -> None:
-        """Record the current time, as a hook at the begin or end of the module's forward."""
+        """Record the time at the begin or end of the module's forward pass; a forward hook."""
         self._marks.append(self._meter.clock.mark())
 
     def left(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
@@ -260,7 +254,7 @@ class _Pass:
         self._meter.watch(leaves, self._num_samples, self._marks)
 
     def _scaled(self, gradient: Tensor) -> Tensor | None:
-        """Wait for the ranks' sum of samples; return the weighted gradient, or None to keep it."""
+        """Wait for the sum of samples; return the weighted gradient, or None for weight 1."""
         if self._weight is None:
             self.begin()
             if self._work is not None:

@@ -58,24 +58,21 @@ class State(NamedTuple):
         return within(self.tensors, f"{name}/")
 
     def own_part(self, name: str) -> Any:
-        """Return the contents of JSON file `name`.
-
-        Raises InvalidInput if it is missing, because another strategy saved this state.
-        """
+        """Return JSON file `name`; InvalidInput if another strategy saved the state without it."""
         if name not in self.parts:
             raise self.wrong_strategy()
         return self.parts[name]
 
     def wrong_strategy(self) -> InvalidInput:
-        """Return the error for a run that is resumed with a strategy other than its own."""
+        """Return the error for resuming a run with a strategy other than its own."""
         strategy = self.parts["progress"]["strategy"]
         return InvalidInput("resume", f"requires the run's strategy, {strategy}")
 
 
 def read_state(settings: TrainSettings, group: Group) -> State | None:
-    """Read the checkpoint to resume from on rank 0, and send it to all ranks; collective.
+    """Read the checkpoint of `settings.resume` on rank 0, and send it to all ranks; collective.
 
-    Returns None without `settings.resume`. Raises InvalidInput if it cannot be read.
+    Returns None without `settings.resume`. Raises InvalidInput if there is no checkpoint.
     """
     if settings.resume is None:
         return None
@@ -111,10 +108,7 @@ def _read(run: Path) -> State:
 
 
 def interrupted(interruption: Interruption, num_steps: int, folder: Path | None) -> Interrupted:
-    """Return the error that ends an interrupted run, which has been saved in `folder`.
-
-    It names `folder` for `--resume`; ranks other than 0 pass None.
-    """
+    """Return the error that ends an interrupted run; `folder`: None except on rank 0."""
     more = "" if folder is None else f"; resume with paceline train --resume {folder}"
     return interruption.stopped(num_steps, more)
 
@@ -212,10 +206,7 @@ def with_ranks(
 
 
 def of_rank(state: State, group: Group) -> tuple[Tensors, dict[str, Any]] | None:
-    """Return what `with_ranks` saved of this rank: its tensors and its JSON values.
-
-    Returns None if the run had another number of ranks.
-    """
+    """Return this rank's saved tensors and JSON values; None if the number of ranks differs."""
     rows = state.parts["ranks"]
     if len(rows) != group.world_size:
         return None

@@ -151,10 +151,7 @@ class CodecAllReduce:
         return sum(self._bytes_sent)
 
     def reduce(self, key: str, values: Tensor, divisor: float = 1.0) -> Work:
-        """Start an all-reduce of `values`, divided by `divisor`; `key`: key of error feedback.
-
-        `values` must be contiguous float32, and are replaced. Codec "auto" depends on their number.
-        """
+        """Start `begin` with this object's codec; "auto" chooses by the number of values."""
         name, make = self._name, self._make
         if self._auto is not None:
             name, make = self._auto.codec_of(len(values))
@@ -282,10 +279,7 @@ class AutoCodec:
         return self._lines[name].latency_s + self._lines[name].seconds_per_byte * count
 
     def _line(self, name: str, factory: Factory) -> LinearTime:
-        """Time a small and a large exchange; return seconds as a linear function of values.
-
-        The times are those of the slowest rank.
-        """
+        """Time a small and a large exchange; return the line through the slowest rank's times."""
         fastest = []
         for size in _SIZES:
             values = torch.ones(size, device=self._all_reduce.device)

@@ -136,7 +136,7 @@ class ElasticWorkers:
             time.sleep(_PAUSE_S)
 
     def _attempt(self) -> Averaged | None:
-        """Form a quorum and exchange once; return the mean, or None if it was not committed."""
+        """Form a quorum and exchange once; return the result, or None if not committed."""
         found = None
         try:
             # a worker with fewer steps than its peers loads a peer's state within this call
@@ -183,10 +183,7 @@ class ElasticWorkers:
         return self._group
 
     def _failed(self, error: Exception) -> None:
-        """Report `error` to torchft, so that this worker and its peers repeat the exchange.
-
-        Raises WorkerLost after `abort`.
-        """
+        """Report `error` to torchft, so that workers repeat; after `abort`, raise WorkerLost."""
         if not self._is_open:
             raise WorkerLost("this worker aborted the exchange") from error
         logger.warning("exchange %d is repeated: %s", self._given.number, first_line(error))
@@ -226,7 +223,7 @@ class ElasticWorkers:
             return self._nothing()
 
     def _nothing(self) -> Averaged:
-        """Return a result without a mean; it has the peer's state that was loaded, if any."""
+        """Return a result without a mean, but with a peer's state if one was loaded."""
         return Averaged(self._given, None, (), (), True, self._peer_state)
 
     def _state(self) -> dict[str, Any]:
@@ -243,9 +240,9 @@ class ElasticWorkers:
         }
 
     def _load_state(self, state: dict[str, Any]) -> None:
-        """Load the outer model of a peer's state; this worker's steps since the exchange are lost.
+        """Load a peer's outer model; the training loop later loads its buffers and optimizers.
 
-        The training loop later loads the buffers and optimizer states, from `peer_state`.
+        This worker's steps since its last exchange are lost.
         """
         check_same_settings(self._settings, state["settings"], "this worker", "its peers")
         self._outer.load_state_dict(state["outer"])

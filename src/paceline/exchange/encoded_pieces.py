@@ -1,4 +1,4 @@
-"""Sum a piece of a tensor over all ranks, with messages that a codec encodes (compresses).
+"""Sum a piece of a tensor over all ranks, with encoded (compressed) messages.
 
 A codec that encodes sums (`Codec.encodes_sums`) uses `ShardedPiece`; each rank sums one shard:
 
@@ -40,10 +40,7 @@ class PieceCodecs:
         self._loaded: dict[str, Tensor] = {}  # error feedback for codecs that `of` will create
 
     def of(self, key: str, piece: int, num_shards: int, make: Callable[[], Codec]) -> list[Codec]:
-        """Return one codec for each shard of piece number `piece` of the tensor `key`.
-
-        `make` creates codecs that do not exist yet.
-        """
+        """Return a codec per shard of a tensor's piece; `make` creates those that are missing."""
         places = [(key, piece, shard) for shard in range(num_shards)]
         for place in places:
             if place not in self._codecs:
@@ -197,9 +194,6 @@ EncodedPiece = ShardedPiece | WholePiece
 def encoded_piece(
     values: Tensor, codecs: Sequence[Codec], rank: int, divisor: float
 ) -> EncodedPiece:
-    """Create a ShardedPiece if the codec encodes sums, otherwise a WholePiece.
-
-    `codecs`: one for each rank.
-    """
+    """Create a ShardedPiece if the codecs encode sums, otherwise a WholePiece."""
     kind: type[EncodedPiece] = ShardedPiece if codecs[rank].encodes_sums else WholePiece
     return kind(values, codecs, rank, divisor)

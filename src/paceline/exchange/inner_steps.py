@@ -44,10 +44,7 @@ class StepLock:
             self._lock.release()
 
     def __enter__(self) -> None:
-        """Lock the optimizers to copy them, after the current step and its GPU kernels have ended.
-
-        Raises WorkerLost if the step lasts longer than `deadline_s`.
-        """
+        """Wait for the end of a step, and lock the optimizers; WorkerLost after `deadline_s`."""
         if not self._lock.acquire(timeout=self._deadline_s):
             raise WorkerLost(f"this worker's optimizer step took over {self._deadline_s:g} s")
         for device in self._accelerators:  # kernels of the step may still run
@@ -207,10 +204,7 @@ def _parameters_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
 
 
 def _num_trained(model: nn.Module, optimizers: Sequence[Optimizer]) -> int:
-    """Return the number of parameters of all optimizers.
-
-    Raises InvalidInput if they differ from the model's trainable parameters.
-    """
+    """Count the optimizers' parameters; InvalidInput unless they are the model's trainable ones."""
     named = {one: name for name, one in model.named_parameters() if one.requires_grad}
     given = _parameters_of(optimizers)
     missing = [name for one, name in named.items() if one not in set(given)]

@@ -154,9 +154,9 @@ class Chunk:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Places of all gradients in a flat buffer of `nbytes` bytes, in the order of backward.
+    """Places of all gradients in a flat buffer of `nbytes` bytes, grouped by layer.
 
-    The slots of a layer are adjacent. Layers are sorted by when their last gradient is ready.
+    Layers are sorted by when their last gradient is ready.
     """
 
     slots: tuple[Slot, ...]
@@ -196,10 +196,9 @@ class Layout:
 def exchange_sparse(
     parameters: Sequence[nn.Parameter], touched: Sequence[bool], group: Group
 ) -> None:
-    """Average sparse gradients over ranks, and set `grad`; collective.
+    """Average the sparse gradients that changed on any rank; collective.
 
-    `touched`: by parameter, whether its gradient changed on this rank. Gradients that changed on
-    no rank are left alone. Raises InvalidInput if a gradient is dense.
+    `touched`: by parameter, whether its gradient changed on this rank.
     """
     # all ranks must call the same collectives, so they first agree which gradients to average
     flags = torch.tensor(touched, dtype=torch.int64)

@@ -229,10 +229,7 @@ class LocalUpdates:
             load_vector(vector, fragment)
 
     def stand_in_for_gradients(self, make: Callable[[Tensor], Tensor]) -> None:
-        """In a rehearsal, send `make(vector of parameters)` in place of outer gradients.
-
-        A rehearsal does not train, so its outer gradients would be zero.
-        """
+        """In a rehearsal, send `make(parameters)`, because true outer gradients would be zero."""
         self._averaging.stand_ins = list(map(make, self._outer.values))
 
     @contextmanager
@@ -292,7 +289,7 @@ class LocalUpdates:
             self._running = RunningExchange.of_state(own, number, fragment)
 
     def _after_step(self) -> None:
-        """After an inner step, load the exchange's result if due, and start an exchange if due."""
+        """After an inner step, load a result if one is due, and start an exchange if due."""
         if not (isfinite(self.weight) and self.weight >= 0):
             raise InvalidInput("weight", "must be finite and at least 0", got=self.weight)
         self._place.step(self.weight)
@@ -304,10 +301,7 @@ class LocalUpdates:
                 self._load()
 
     def _send(self, due: int, *, is_closing: bool = False) -> None:
-        """Start the next fragment's exchange, whose result is loaded after inner step `due`.
-
-        `is_closing`: whether this worker has finished training.
-        """
+        """Start the next fragment's exchange, whose result is loaded after inner step `due`."""
         place, sent_s = self._place, time.monotonic()
         number, fragment = place.num_exchanges, place.fragment
         own = flatten(self._fragments[fragment], self._outer.dtype)

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 class Place(NamedTuple):
-    """Position in a run: an epoch's number, from 0, and how many of its steps have been taken."""
+    """Position in a run: number of an epoch, and number of steps taken in this epoch."""
 
     epoch: int = 0
     step: int = 0
@@ -219,7 +219,7 @@ class _Loop:
         self._session.progress.epoch(epoch, score_of(setup.recipe))
 
     def _tested(self, own: float = 0.0) -> tuple[float, Evaluation]:
-        """Return the sum of all ranks' `own`, and the result of a test of the model; collective."""
+        """Return the sum of all ranks' `own`, and the model's test result; collective."""
         recipe, group = self._setup.recipe, self._session.group
         assert recipe is not None
         samples = recipe.test_samples
@@ -314,10 +314,7 @@ def traced_steps(epoch_steps: Sequence[int], first: Place | None = None) -> Plac
 
 
 def num_untraced(num_steps: int, *, is_only: bool) -> int:
-    """Return how many of an epoch's `num_steps` steps precede its traced steps.
-
-    `is_only`: whether no other epoch can be measured, so that untraced steps are needed.
-    """
+    """Return how many of an epoch's steps precede the traced ones; `is_only`: no epoch follows."""
     steady = max(0, num_steps - NUM_WARM_UP)
     return max(0, num_steps - min(NUM_TRACED, max(2, steady // 2) if is_only else max(1, steady)))
 

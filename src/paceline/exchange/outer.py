@@ -50,8 +50,7 @@ _BLOCK = 1 << 16  # number of values that are processed at a time, to stay in a 
 def fragments_of(model: nn.Module, count: int) -> list[Fragment]:
     """Divide the trainable parameters into `count` fragments, which are exchanged in turn.
 
-    Fragment i has layers i, i + count, i + 2 count, and so on. Raises InvalidInput if there are
-    fewer layers than fragments, or a parameter is not floating-point.
+    Fragment i has layers i, i + count, i + 2 count, and so on.
     """
     layers = layers_of(model)
     if count > len(layers):
@@ -74,7 +73,7 @@ def local_of(tensor: Tensor) -> Tensor:
 
 
 def flatten(parameters: Iterable[Tensor], dtype: torch.dtype) -> Tensor:
-    """Copy all parameters, or this rank's shards of them, into a new vector in host memory."""
+    """Copy all parameters (if sharded, this rank's shards) into a new vector in host memory."""
     return torch.cat([local_of(one).reshape(-1).to("cpu", dtype) for one in parameters])
 
 
@@ -119,11 +118,7 @@ class OuterModel:
         self._optimizers = [make([one]) for one in self.values] if make else []
 
     def step(self, fragment: int, mean: Tensor, by: OuterStep) -> None:
-        """Take an outer step of one fragment.
-
-        `mean`: the workers' mean outer gradient. `by`: learning rate and momentum, which a custom
-        optimizer ignores.
-        """
+        """Update a fragment by the mean outer gradient; `by`: learning rate and momentum."""
         if self._optimizers:
             self.values[fragment].grad = mean
             self._optimizers[fragment].step()
@@ -145,10 +140,7 @@ class OuterModel:
         return f"{found:x}"
 
     def tensors(self) -> list[Tensor]:
-        """Return parameters, momenta and optimizer states, without copies and in a fixed order.
-
-        They must be equal on all workers.
-        """
+        """Return the tensors that must be equal on all workers, in a fixed order, without copies."""
         pairs = zip(self._optimizers, self.values, strict=False)
         kept = [one for optimizer, vector in pairs for one in optimizer.state[vector].values()]
         return [*self.values, *self.momenta, *(one for one in kept if isinstance(one, Tensor))]
@@ -272,9 +264,9 @@ class Averaging:
         return Averaged(given, mean, left_out, repaired, all(closing))
 
     def _mean(self, fragment: int, own: Tensor, share: float, group: Group) -> Tensor:
-        """Return the weighted mean of the workers' outer gradients, computed in place of `own`.
+        """Return the mean of all workers' outer gradients; `share`: weight of this worker's.
 
-        `own`: this worker's parameters of the fragment. `share`: factor of its outer gradient.
+        `own`: this worker's parameters of the fragment, which are overwritten.
         """
         if share:
             gradient = torch.sub(self.outer.values[fragment], own, out=own)

@@ -63,10 +63,7 @@ class Profile:
     lost_beside: Mapping[str, float] = field(default_factory=dict)
 
     def calibrated(self, strategy: Strategy, config: Any = None) -> tuple[Machine, ProfiledCost]:
-        """Return the machine with links for `strategy`, and a cost model of measured times.
-
-        Without measured exchanges of the strategy, the machine has no links.
-        """
+        """Return the machine with links for `strategy`, and a cost model of measured times."""
         machine = self.machine
         calibrate, name = strategy.planning.calibrate, exchange_name(strategy.name, config)
         if calibrate is not None and name in self.exchanges:
@@ -182,7 +179,7 @@ def _of_ranks(
 
 
 class _Probed:
-    """Two exchanges that are timed for a strategy: of all the model's layers, and of small layers.
+    """Two exchanges to time for a strategy: of the model's layers, and of small layers.
 
     On several hosts, or without chunks, the second exchange has one small layer, in one chunk. On
     one host, the chunks of a step wake the exchange's threads only once. To measure this, it then
@@ -336,16 +333,13 @@ class _Exchanging:
 
 
 def with_idle_cores(machine: Machine) -> Machine:
-    """Return a machine whose exchanges do not slow down layers.
-
-    In a rehearsal, layers sleep instead of computing, so exchanges may use all cores.
-    """
+    """Return a machine for a rehearsal, whose sleeping layers are not slowed by exchanges."""
     losses = machine.usual_losses.model_copy(update={"beside_exchange": 0.0, "beside_copies": None})
     return machine.with_each("links", uses_cores=False).model_copy(update={"losses": losses})
 
 
 def beside_copies(plan: Plan, cost: ProfiledCost) -> ProfiledCost:
-    """Return a cost model in which backward layers are shorter by the gradient copies before them.
+    """Return a cost model in which copies of gradients shorten the layers that follow them.
 
     In a rehearsal, a layer sleeps until a planned time, so it sleeps less if copies have delayed
     its begin. A copy is not deducted if it takes longer than the next layer and than `QUEUED_S`.

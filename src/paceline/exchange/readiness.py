@@ -121,10 +121,7 @@ class Readiness:
             self.came = [False] * len(self.came)
 
     def expect(self, chunk_of: Sequence[int | None]) -> None:
-        """Call the listener's `ready` for chunks from now on.
-
-        `chunk_of`: by parameter, the number of its chunk; None if it is in no chunk.
-        """
+        """Call the listener's `ready` from now on; `chunk_of`: each parameter's chunk or None."""
         self._chunk_of = list(chunk_of)
         sizes = Counter(chunk for chunk in chunk_of if chunk is not None)
         self._whole = [sizes[chunk] for chunk in range(len(sizes))]
@@ -231,10 +228,7 @@ class Readiness:
             self.clear()
 
     def _check(self, index: int, parameter: Tensor) -> bool:
-        """Return whether a parameter has a gradient, which autograd may have left undefined.
-
-        Raises InvalidInput if another hook removed it, or if it is unexpectedly sparse.
-        """
+        """Return whether a parameter has a gradient; InvalidInput if a hook removed it."""
         gradient = parameter.grad
         if gradient is None:
             if len(parameter._post_accumulate_grad_hooks) > 1:
@@ -251,10 +245,7 @@ class Readiness:
 
 
 def weakly(method: Any, *first: Any) -> Callable[..., Any]:
-    """Wrap a bound method without keeping its object alive; then calls do nothing.
-
-    `first`: arguments that precede those of each call.
-    """
+    """Return a function that calls a bound method with `first`, until its object is deleted."""
     alive = weakref.WeakMethod(method)
 
     def call(*args: Any) -> Any:

@@ -234,11 +234,7 @@ class Reducer(Listener):
         exchange.ready(self._chunks[chunk], self._readiness.touched)
 
     def ended(self, missing: Sequence[int]) -> None:
-        """End a backward pass: exchange the `missing` chunks, and wait for all averages.
-
-        Raises StepDiscarded if another rank failed, and InvalidInput if a hook changed a gradient
-        after it was sent.
-        """
+        """End a backward pass: exchange the `missing` chunks, and wait for all averages."""
         if self._began_phase and self._recorder is not None:
             self._recorder.end_phase()
             self._began_phase = False

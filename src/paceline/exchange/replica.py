@@ -51,10 +51,7 @@ NONE = Statistics("none", 0, 0, 0, 0.0, 0.0)  # statistics of a single rank
 
 
 class ModelReplica(Protocol):
-    """A module whose gradients are averaged over all ranks in each backward pass.
-
-    The methods' defaults suit a replica without state, such as error feedback.
-    """
+    """A module whose gradients are averaged over ranks; the default methods exchange nothing."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's forward pass."""
@@ -64,10 +61,9 @@ class ModelReplica(Protocol):
         return nullcontext()
 
     def prepare(self, run: Callable[[], None]) -> None:
-        """Call `run` if the order of sums is only known after a backward pass.
+        """Call `run`, a backward pass without effects, if later passes sum in another order.
 
-        `run` runs a forward and backward pass without effects. After it, a resumed run sums
-        gradients in the same order as the run without interruption.
+        Torch's reducer, for example, rebuilds its buckets after the first backward pass.
         """
         return
 
@@ -119,7 +115,7 @@ class Exchange(Protocol):
         """Allocate memory and process groups for gradients that are placed as in `layout`."""
 
     def arrange(self, layout: Layout, chunks: Sequence[Chunk]) -> None:
-        """Use a new layout, of the same size, and its chunks from the next step on."""
+        """Use a new layout of the same size, and its chunks, from the next step on."""
         return
 
     def begin(self) -> None:

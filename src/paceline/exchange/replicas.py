@@ -87,10 +87,7 @@ class ReplicaRunner:
         self.with_equal_shares: Profile | None = None  # `profiled` with equal batches on all ranks
 
     def profile(self, beside: Iterable[tuple[Strategy, Any]]) -> Profile:
-        """Time the model's layers, and the exchange of each (strategy, config) in `beside`.
-
-        If batches are balanced, also set their initial sizes. Collective.
-        """
+        """Time the model's layers, and the exchange of each (strategy, config) in `beside`."""
         session, setup = self._session, self.setup
         probers = {
             exchange_name(one.name, config): prober(one, config, session.group)
@@ -110,7 +107,7 @@ class ReplicaRunner:
         return found
 
     def rank_seconds(self) -> list[float]:
-        """Return by rank the seconds of a step in which this rank alone takes the whole batch."""
+        """Return for each rank the seconds of a step with the whole batch on this rank."""
         assert self.with_equal_shares is not None
         factor = self._session.settings.batch_size / self.workload.batch_size
         return self.with_equal_shares.rank_seconds(factor)
@@ -127,10 +124,7 @@ class ReplicaRunner:
         return self.calibrated(self._session.strategy, self._session.config)
 
     def calibrated(self, strategy: Strategy, config: Any) -> PricedMachine:
-        """Return machine and cost model of the profile for `strategy` with `config`.
-
-        `profile` must be called before.
-        """
+        """Return the profile's machine and cost model for `strategy` with `config`."""
         assert self.profiled is not None
         machine, cost = self.profiled.calibrated(strategy, config)
         if self._session.is_rehearsal:
@@ -156,11 +150,7 @@ class ReplicaRunner:
         used: Callable[[], tuple[Strategy, Any]],
         tuner: ChunkTuner | None = None,
     ) -> Outcome:
-        """Train the replica that `replicate(model)` returns.
-
-        `used()` returns the strategy and configuration in use; they may change in training.
-        `tuner`: searches for the number of layers per chunk.
-        """
+        """Train `replicate(model)`; `used()` returns the strategy and configuration in use."""
         session, setup, group = self._session, self.setup, self._session.group
         assert self.profiled is not None
         device = self.profiled.machine.devices[group.rank].name
@@ -261,10 +251,9 @@ def outcome_of(
     plan: Callable[[Window], Plan],
     **known: Any,
 ) -> Outcome:
-    """Create the outcome of a run from the measurements of all ranks; collective.
+    """Create the outcome of a run from all ranks' measurements; `known`: its other fields.
 
-    `plan(window)`: the plan with which the traced steps are compared. `known`: further fields of
-    `Outcome`.
+    `plan(window)`: returns the plan with which traced steps are compared. Collective.
     """
     group = session.group
     timeline = gather_timeline(trained.spans, trained.offset, group, session.origin)

@@ -81,7 +81,7 @@ class RoundPlace:
 
 @dataclass
 class ExchangeTimes:
-    """Times at which the parts of an exchange began and ended, by the host's monotonic clock.
+    """Start and end times of the parts of an exchange, by the host's monotonic clock.
 
     `trained_from_s`: the worker continued to train after the previous exchange. `sent_s`,
     `copied_s`: start and end of the copy of parameters to host memory. `begun_s`, `averaged_s`:
@@ -123,10 +123,7 @@ class RunningExchange:
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any], number: int, fragment: int) -> Self:
-        """Create a finished exchange from its `state`.
-
-        `number`, `fragment`: numbers of the exchange and of its fragment of the model.
-        """
+        """Create a finished exchange from its `state`; `number`: number of the exchange."""
         given = Contribution(number, fragment, 0.0, torch.empty(0), state["buffers"], False)
         made = cls(given, state["due"], time.monotonic(), state["sent"])
         made._future.set_result(Averaged(given, None, (), (), all_closing=False))

@@ -1,4 +1,4 @@
-"""Describe a training run or rehearsal in this process, and the interface of a strategy's runner.
+"""Describe a training or rehearsal in this process, and the interface of a strategy's runner.
 
     with start(session) as runner:         # `start` from `strategy.runner()`
         calibrated = runner.measure()      # machine and layer times, to predict steps by a plan
@@ -136,16 +136,10 @@ class Runner(Protocol):
         """A line of text about the model and the workers, for the user."""
 
     def measure(self) -> PricedMachine | None:
-        """Time layers and exchanges; return machine and cost model for predictions.
-
-        Returns None if the settings request no profile.
-        """
+        """Time layers and exchanges to predict steps; None if the settings request no profile."""
 
     def train(self, config: Any) -> Outcome:
-        """Train or rehearse, and return the outcome.
-
-        `config`: the session's `config`, in which values such as "auto" may have been replaced.
-        """
+        """Train or rehearse; `config`: the session's, without "auto" where a choice is made."""
 
     def save(self, path: Path) -> None:
         """Write the trained model to `path` in safetensors format, by a single process."""

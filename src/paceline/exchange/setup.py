@@ -130,10 +130,7 @@ def trained_setup(
     model: nn.Module,
     device: torch.device,
 ) -> TrainingSetup:
-    """Create a rank's training setup from a recipe and the settings.
-
-    `batches`: this rank's sampler. `model`: the recipe's model, or the rank's part of it.
-    """
+    """Create a rank's training setup; `model`: the recipe's model, or this rank's part of it."""
     steps = epoch_steps(len(batches), settings)
     optimizer, schedule = learning_by(recipe, settings, sum(steps))
     return TrainingSetup(
@@ -154,10 +151,7 @@ def trained_setup(
 
 
 def optimizer_by(recipe: Recipe, settings: TrainSettings) -> OptimizerFactory:
-    """Return the optimizer factory of the settings or, without `--optimizer`, of the recipe.
-
-    Raises InvalidInput for settings that the recipe's optimizer would ignore.
-    """
+    """Return the settings' or recipe's optimizer factory; InvalidInput for an ignored setting."""
     if settings.optimizer is not None or recipe.optimizer is None:
         return optimizer_for(settings)
     for name in ("learning_rate", "momentum"):
@@ -170,9 +164,9 @@ def optimizer_by(recipe: Recipe, settings: TrainSettings) -> OptimizerFactory:
 def learning_by(
     recipe: Recipe, settings: TrainSettings, num_steps: int
 ) -> tuple[Optimize, Callable[[Optimizer], LRScheduler | None]]:
-    """Return a factory of the optimizer for a model, and one of the optimizer's schedule.
+    """Return functions that create the optimizer of a model, and the optimizer's schedule.
 
-    Settings override the recipe. `num_steps`: number of steps of the training, for the schedule.
+    Settings override the recipe. `num_steps`: number of training steps, for the schedule.
     """
     make = optimizer_by(recipe, settings)
 
@@ -214,11 +208,7 @@ def epoch_steps(num_steps: int, settings: TrainSettings) -> tuple[int, ...]:
 def share_batches(
     num_samples: int, batch_size: int, seed: int, group: Group, balanced: bool = False
 ) -> ShardedBatches | BalancedSampler:
-    """Return this rank's sampler; `balanced`: whether ranks may have unequal batches.
-
-    `batch_size`: number of samples in a step of all ranks. Raises InvalidInput if an epoch has too
-    few steps.
-    """
+    """Return this rank's sampler; `batch_size`: number of samples in a step of all ranks."""
     kind = BalancedSampler if balanced else ShardedBatches
     batches = kind(num_samples, batch_size, group.rank, group.world_size, seed)
     if len(batches) < FEWEST_STEPS:
@@ -241,10 +231,7 @@ def epochs_of(
 
 
 def rehearsed_steps(settings: RehearseSettings) -> tuple[int, int]:
-    """Return the steps of a rehearsal's two epochs, the first timed and the second traced.
-
-    Both numbers include warm-up steps.
-    """
+    """Return the numbers of steps of a rehearsal's two epochs: one is timed, one is traced."""
     return NUM_WARM_UP + settings.steps, NUM_WARM_UP + min(settings.steps, NUM_TRACED)
 
 
@@ -285,10 +272,7 @@ def _stretched(settings: RehearseSettings, group: Group, workload: Workload) -> 
 
 
 def _random(settings: RehearseSettings, size: int) -> tuple[nn.Module, Batch]:
-    """Build a model that has no recipe, and a batch of random inputs and targets.
-
-    Raises InvalidInput if the model does not return class scores.
-    """
+    """Build a model that has no recipe, and a batch of `size` random inputs and targets."""
     architecture = find(settings.model)
     torch.manual_seed(0)
     model = architecture.build(None).eval()

@@ -27,7 +27,7 @@ Optimize = Callable[[nn.Module], Optimizer]
 
 
 class Share(NamedTuple):
-    """The samples of a batch that one rank gets; `inputs` and `targets` are pytrees of tensors.
+    """One rank's samples of a batch; `inputs` and `targets` are pytrees of tensors.
 
     `weight`: factor of this rank's mean loss. These factors make the mean of all ranks' gradients
     equal to the gradient of the whole batch, even if ranks have unequal numbers of samples.
@@ -58,10 +58,7 @@ def shares(
     data: Iterable[Any],
     device: torch.device,
 ) -> Iterator[Share]:
-    """Yield this rank's weighted samples of each step of an epoch, moved to `device`.
-
-    `data`: this rank's batches, loaded in the order of the sampler `batches`.
-    """
+    """Yield this rank's weighted samples of each step of an epoch, moved to `device`."""
     for samples, whole in zip(data, batches.global_sizes[batches.first_step :], strict=True):
         batch = Batch.of(samples)
         weight = len(tree_leaves(batch.targets)[0]) * batches.world_size / whole
@@ -107,10 +104,7 @@ def train_step(
     learning: Learning = OF_CLASSES,
     schedule: LRScheduler | None = None,
 ) -> Tensor:
-    """Take a training step with the next batch of `source`; return this rank's weighted loss.
-
-    `model`: a module, or a replica that averages gradients. `recorder`: records the step's phases.
-    """
+    """Train `model` by the next batch of `source`; return this rank's weighted loss."""
     with recorder.phase(Kind.LOAD):
         *before, last = next(source).split(learning.accumulate)
     losses = []

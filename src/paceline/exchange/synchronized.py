@@ -308,10 +308,7 @@ class Synchronized(DistributedDataParallel):
         super()._load_from_state_dict(state, prefix, *rest)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes for pickle or deepcopy, without those of this process.
-
-        These are process groups, reducer, logger and recorder.
-        """
+        """Return the attributes to copy: all except process groups, reducer, logger, recorder."""
         if not self._is_alone:
             self._check_default_group()
         of_process = {"process_group", "reducer", "logger", "_group", "_gradients", "_tuner"}

@@ -89,10 +89,7 @@ class Trials(Choice):
 
 
 class Factory(Protocol):
-    """Creates a replica of the model that averages gradients by one of the candidates.
-
-    With `init_sync`, all ranks get rank 0's parameters and buffers.
-    """
+    """Creates a replica; with `init_sync`, all ranks get rank 0's parameters and buffers."""
 
     def __call__(self, *, init_sync: bool) -> ModelReplica:
         """Create the replica; collective."""
@@ -181,10 +178,7 @@ class Checked:
             self._follow(before)
 
     def _follow(self, was_settled: bool) -> None:
-        """Use the candidate that the trials have chosen; report if trials ended or restarted.
-
-        `was_settled`: whether the trials had ended before this step.
-        """
+        """Use the trials' choice; report if trials ended or, with `was_settled`, restarted."""
         trials, used = self._trials, self._trials.name
         if was_settled and not trials.settled:
             self._on_decision("auto: the time of steps has changed; trying all exchanges again")

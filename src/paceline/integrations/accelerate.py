@@ -51,10 +51,7 @@ class _Preparation:
     def prepare(
         self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
     ) -> nn.Module:
-        """Prepare a model as Accelerate does, and wrap it in paceline.DataParallel.
-
-        A model that is already wrapped, or will not be trained, is only prepared.
-        """
+        """Prepare a model as Accelerate does; wrap it if it is unwrapped and will be trained."""
         wrapped = self._made.get(id(model), model)
         if isinstance(wrapped, DataParallel) and not evaluation_mode:
             return self._prepare(wrapped, device_placement=False, evaluation_mode=True)

@@ -125,10 +125,7 @@ class DataParallel(Synchronized):
         compression: Compression | None,
         given: dict[str, Any],
     ) -> Method:
-        """Set the exchange methods to try, and return the first one.
-
-        `given`: the arguments of DistributedDataParallel that differ from their defaults.
-        """
+        """Set the exchange methods to try, and return the first; `given`: arguments of DDP."""
         of_torch = sorted(OF_TORCH_ALONE.keys() & given.keys())
         candidates = _methods(exchange, chunk, compression, bool(of_torch))
         self._candidates = {one.name: one for one in candidates}
@@ -219,10 +216,7 @@ class DataParallel(Synchronized):
         self._record_own()
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
-        """Register a communication hook, for which exchange "auto" uses torch's reducer.
-
-        Raises InvalidInput if a codec is set, or if another exchange is requested.
-        """
+        """Register a communication hook; from then on, exchange "auto" uses torch's reducer."""
         if self._method.compression is not None:
             problem = "cannot be combined with the option codec, which uses its own hook"
             raise InvalidInput("register_comm_hook", problem)
@@ -294,10 +288,7 @@ class DataParallel(Synchronized):
         return self._balanced.shared(found) if self._balanced else found
 
     def timeline(self) -> Timeline:
-        """Return the recorded spans (start and end of each part) of this rank's last steps.
-
-        The first span starts at time 0.
-        """
+        """Return when the parts of this rank's last steps began and ended; the first at time 0."""
         spans = sorted(self._recorder.spans(), key=lambda span: span.start_s)
         start = spans[0].start_s if spans else 0.0
         return Timeline((span.moved(-start) for span in spans), Origin.MEASURED)
@@ -368,10 +359,7 @@ def _methods(
 
 
 def check_hook(argument: str, exchange: str = AUTO) -> None:
-    """Raise InvalidInput if `exchange` does not support torch's communication hooks.
-
-    `argument`: name of the hook's argument, for the error.
-    """
+    """Raise InvalidInput for `argument`, a communication hook, if `exchange` supports no hooks."""
     # "auto" is valid, because it uses torch's reducer for a hook. For an unknown exchange,
     # DataParallel raises an error later.
     known = _methods(exchange, 1, None, needs_torch_reducer=False) if exchange in EXCHANGES else []

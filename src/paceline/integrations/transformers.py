@@ -131,7 +131,7 @@ def _file(process: int | str) -> str:
 
 
 def _wrapped(model: nn.Module) -> nn.Module:
-    """Return all DDP modules that wrap `model` in one ModuleList, or the model if there are none.
+    """Return a ModuleList of the DDP modules around `model`, or the model if there are none.
 
     All Python objects are searched, because callbacks receive only the model without its wrappers.
     """
