@@ -32,7 +32,7 @@ from paceline.links.devices import device_of
 
 Future = torch.futures.Future[Tensor]
 Factory = Callable[[], Codec]
-_CODEC = wire_format(AUTO).name  # codec of "auto", also in predictions
+_CODEC = wire_format(AUTO).name  # the codec that "auto" may use, and that predictions assume
 _FACTORIES: dict[str, Factory] = {
     "plain": partial(Cast, "float32"),
     "encoded": partial(find_codec, _CODEC),
@@ -122,7 +122,7 @@ class CodecAllReduce:
         self._bytes_sent = [0, 0]  # by the scatter thread and by the gather thread
         self._make = None if codec == AUTO else factory_of(codec)
         self._auto = AutoCodec(self) if codec == AUTO else None
-        self._bytes_sent = [0, 0]  # do not count the bytes that AutoCodec has sent to measure
+        self._bytes_sent = [0, 0]  # reset, because AutoCodec has sent bytes only for measurements
 
     @property
     def why(self) -> str:
@@ -151,7 +151,7 @@ class CodecAllReduce:
         return sum(self._bytes_sent)
 
     def reduce(self, key: str, values: Tensor, divisor: float = 1.0) -> Work:
-        """Start `begin` with this object's codec; "auto" chooses by the number of values."""
+        """Start an all-reduce as `begin` does, with the codec chosen for this number of values."""
         name, make = self._name, self._make
         if self._auto is not None:
             name, make = self._auto.codec_of(len(values))

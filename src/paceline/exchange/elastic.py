@@ -111,7 +111,7 @@ class ElasticWorkers:
             raise
 
     def abort(self) -> None:
-        """Abort another thread's exchange; if it waits for a quorum, it first ends this wait."""
+        """Abort an exchange in another thread; a wait for a quorum cannot be interrupted."""
         self._is_open = False
         if self._group is not None:
             control: Any = self._group.control
@@ -198,7 +198,7 @@ class ElasticWorkers:
         process_group.abort()
 
     def _commits(self) -> bool:
-        """Return whether torchft commits the exchange, which it does if it succeeded here."""
+        """Return whether torchft commits the exchange: whether no rank of this worker failed."""
         for _ in range(2):  # the first call may time out if this process was suspended meanwhile
             try:
                 is_committed: bool = self._manager.should_commit()

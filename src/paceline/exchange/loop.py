@@ -219,7 +219,7 @@ class _Loop:
         self._session.progress.epoch(epoch, score_of(setup.recipe))
 
     def _tested(self, own: float = 0.0) -> tuple[float, Evaluation]:
-        """Return the sum of all ranks' `own`, and the model's test result; collective."""
+        """Return the sum of `own` over all ranks, and the model's test result; collective."""
         recipe, group = self._setup.recipe, self._session.group
         assert recipe is not None
         samples = recipe.test_samples
@@ -322,9 +322,9 @@ def num_untraced(num_steps: int, *, is_only: bool) -> int:
 def epoch_of(
     number: int, train_loss: float, found: Evaluation, seconds: float, rate: float | None = None
 ) -> Epoch:
-    """Create the record of epoch `number`, with `found`, the test after it.
+    """Create the record of an epoch; `found`: result of the test after it.
 
-    Raises InvalidInput if a loss is NaN or infinite, with the learning `rate` or None if default.
+    Raises InvalidInput if a loss is NaN or infinite. `rate`: learning rate, or None if default.
     """
     test_loss = train_loss if found.test_loss is None else found.test_loss
     if not (isfinite(train_loss) and isfinite(test_loss)):

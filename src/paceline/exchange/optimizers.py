@@ -147,7 +147,7 @@ class NonFiniteGuard:
 
 
 def check_policy(policy: str) -> None:
-    """Raise InvalidInput for an unknown policy."""
+    """Raise InvalidInput unless `policy`, for NaN gradients, is "raise" or "skip"."""
     if policy not in get_args(Policy):
         raise not_known("on_nonfinite", policy, get_args(Policy))
 

@@ -140,7 +140,7 @@ class OuterModel:
         return f"{found:x}"
 
     def tensors(self) -> list[Tensor]:
-        """Return the tensors that must be equal on all workers, in a fixed order, without copies."""
+        """Return the tensors that must be equal on all workers, uncopied and in a fixed order."""
         pairs = zip(self._optimizers, self.values, strict=False)
         kept = [one for optimizer, vector in pairs for one in optimizer.state[vector].values()]
         return [*self.values, *self.momenta, *(one for one in kept if isinstance(one, Tensor))]
@@ -223,7 +223,7 @@ class Averaging:
         self.outer = outer
         self._make_codec = None if codec is None else factory_of(codec)
         self.codecs = PieceCodecs()  # by fragment number as key
-        self.digest = ""  # hash of the fragment exchanged last; the next header has it
+        self.digest = ""  # hash of the last exchanged fragment, to send in the next header
         self.stand_ins: list[Tensor] = []  # by fragment: what a rehearsal sends as outer gradient
         self.nbytes = 0  # bytes sent; as many are received
 

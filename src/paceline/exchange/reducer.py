@@ -151,7 +151,7 @@ class Reducer(Listener):
     def _install_post_backward_futures(self, futures: Sequence[Any]) -> None:
         self._futures = list(futures)
 
-    # Methods called by a replica.
+    # Methods that `Synchronized` calls.
 
     @property
     def pending(self) -> bool:
@@ -209,7 +209,7 @@ class Reducer(Listener):
             for one, gradient in zip(self._named, kept, strict=True):
                 one.parameter.grad = gradient
 
-    # Callbacks of Readiness.
+    # Methods that `Readiness` calls during backward.
 
     def approaching(self) -> None:
         """Begin to record a backward pass, unless Paceline's training loop records it."""

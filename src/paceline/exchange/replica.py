@@ -61,9 +61,10 @@ class ModelReplica(Protocol):
         return nullcontext()
 
     def prepare(self, run: Callable[[], None]) -> None:
-        """Call `run`, a backward pass without effects, if later passes sum in another order.
+        """If the first backward pass sums gradients in another order than later ones, call `run`.
 
-        Torch's reducer, for example, rebuilds its buckets after the first backward pass.
+        `run` is a forward and backward pass without effects, after which the order is that of later
+        passes. Torch's reducer, for example, rebuilds its buckets after the first pass.
         """
         return
 

@@ -61,7 +61,7 @@ class Status:
         self.begin()
 
     def begin(self) -> None:
-        """Start to count samples and time for the next throughput."""
+        """Start to count samples and seconds, from which `add` computes the throughput."""
         self._since_s, self._num_samples = time.monotonic(), 0.0
 
     def add(self, num_samples: float, loss: SupportsFloat, advances: int = 1) -> None:

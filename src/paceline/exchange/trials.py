@@ -129,7 +129,7 @@ class Checked:
         return self._trials.settled
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module's forward pass; without micro-batches in `no_sync`, also begin a step."""
+        """Run the module's forward pass; also begin a step, unless `no_sync` has begun one."""
         if torch.is_grad_enabled() and not self._accumulates:
             self._begin_step()
         return self._replica(*args, **kwargs)
