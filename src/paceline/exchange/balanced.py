@@ -152,7 +152,7 @@ class BalancedShares:
         self._left = _NUM_WARM_UP + self.balance.interval
 
     def step(self) -> None:
-        """Begin a step; every few steps, agree with all ranks on new shares; collective."""
+        """Begin a step; every few steps, agree on each rank's number of samples; collective."""
         self._left -= 1
         if self._left >= 0:
             return
