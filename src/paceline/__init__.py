@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if sys.platform != "linux":
     raise ImportError(
-        f"Paceline needs futexes and memfd of Linux, but this system is {sys.platform}. "
+        f"Paceline runs only on Linux (it uses futexes and memfd); this system is {sys.platform}. "
         "On Windows, install Paceline in WSL 2; on macOS, in a Linux container."
     )
 
@@ -92,7 +92,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from importlib.metadata import version  # imported here, because the import is slow
+        from importlib.metadata import version  # imported only if needed, because it takes long
 
         return globals().setdefault(name, version("paceline"))
     return _attribute(name)

@@ -1,1 +1,1 @@
-"""Exchange gradients and parameters between replicas."""
+"""Average gradients or parameters over the ranks that train replicas of a model."""

@@ -1,4 +1,4 @@
-"""Encode, record and count the buckets of DistributedDataParallel, by communication hooks."""
+"""Communication hooks for DDP that encode (compress), record and count gradient buckets."""
 
 import zlib
 from collections.abc import Callable, Sequence
@@ -22,12 +22,13 @@ from paceline.links.devices import current_gpu
 from paceline.links.group import Group
 from paceline.record.recorder import Recorder
 
-_ENCODED = (torch.float32, torch.float16, torch.bfloat16)  # float32 represents their values exactly
+# Codecs encode float32 values, and float32 represents all values of these dtypes exactly.
+_ENCODED = (torch.float32, torch.float16, torch.bfloat16)
 _DEADLINE_S = 1800.0  # torch's default timeout for gloo
 
 
 class HookState(CodecAllReduce):
-    """State of the communication hook: process groups, error feedback and counters."""
+    """State of the hook from `ddp_hook`: process groups, error feedback and counters."""
 
     def __init__(
         self,
@@ -43,16 +44,16 @@ class HookState(CodecAllReduce):
 
     @property
     def num_nonfinite(self) -> int:
-        """Number of NaN and infinite values so far, over all ranks."""
+        """Number of NaN and infinite gradient values so far, over all ranks."""
         return self.guard.num_nonfinite
 
     @property
     def num_skipped(self) -> int:
-        """Number of steps skipped because of NaN or infinite values."""
+        """Number of steps skipped because of NaN or infinite gradients."""
         return self.guard.num_skipped
 
     def exchange(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        """Start to average a bucket; the returned future gets the averaged gradients."""
+        """Start to average a bucket over ranks; return a future of the averaged gradients."""
         gradients = bucket.buffer()
         if gradients.dtype not in _ENCODED:
             problem = "requires float32, float16 or bfloat16 gradients"
@@ -65,7 +66,8 @@ class HookState(CodecAllReduce):
             num_ranks = len(self._ranks)
             self._bytes_sent[0] += gradients.nbytes * 2 * (num_ranks - 1) // num_ranks
             return _averaged(bucket, num_ranks, self._groups[0], self.recorder, self._count)
-        # the key names the parameters, so that a rebuilt bucket gets no error feedback of others
+        # Error feedback is stored by key. The key identifies the bucket's parameters, so that a
+        # bucket that torch has rebuilt from other parameters starts without error feedback.
         numbers = [self._numbers.setdefault(id(one), len(self._numbers)) for one in parameters]
         checksum = zlib.crc32(str(numbers).encode())
         key = f"bucket{bucket.index()}of{len(gradients)}/{checksum:08x}"
@@ -86,7 +88,7 @@ class HookState(CodecAllReduce):
         self.guard.found(int((~averaged.isfinite()).sum()))
 
     def close(self) -> None:
-        """End the threads; the hook is unusable afterwards."""
+        """End the threads that exchange gradients; the hook is unusable afterwards."""
         self.guard.close()
         super().close()
 
@@ -104,19 +106,19 @@ def ddp_hook(
 
     All ranks must call `ddp_hook` at the same point, with the same codec. `codec`: a name, a codec
     object, or "auto", which uses dynamic8 only if encoding makes steps faster. `process_group`: the
-    process group of the DistributedDataParallel, with backend gloo or nccl. If a gradient is NaN or
-    infinite on any rank, no rank takes the step. A GradScaler skips the step; without a GradScaler,
-    the optimizer raises NonFinite or, with `on_nonfinite="skip"`, skips the step. The state counts
-    NaN and infinite values and skipped steps. `deadline_s`: longest wait for another rank. Raises
-    InvalidInput for unsupported arguments.
+    process group of the DistributedDataParallel, with backend gloo or nccl. `deadline_s`: longest
+    wait for another rank. Raises InvalidInput for unsupported arguments.
 
-    Error feedback of the first step is dropped, because torch rebuilds its buckets after that step.
+    If a gradient is NaN or infinite on any rank, no rank updates its parameters in this step.
+    A GradScaler then skips the step. Without a GradScaler, `optimizer.step()` raises NonFinite or,
+    with `on_nonfinite="skip"`, does nothing. The state counts NaN and infinite values and skipped
+    steps. Torch rebuilds its buckets after the first step, which drops error feedback.
     """
     if not dist.is_initialized():
         hint = "call torch.distributed.init_process_group first"
         raise InvalidInput("ddp_hook", "requires a process group", hint=hint)
     ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
-    # the backend is nccl alone, or nccl for GPUs and gloo for host memory
+    # look for a part of the name, because a backend can be "cpu:gloo,cuda:nccl"
     has_nccl = "nccl" in dist.get_backend_config(process_group)
     device = current_gpu() if has_nccl else torch.device("cpu")
     state = HookState(Compression(codec, on_nonfinite), ranks, device, deadline_s)
@@ -124,12 +126,13 @@ def ddp_hook(
 
 
 class TorchAllReduce(Listener):
-    """Counts, encodes or records the exchanges of DistributedDataParallel's reducer.
+    """Counts, encodes or records the gradient exchanges of DistributedDataParallel's C++ reducer.
 
-    If `on_exchanged` is given, it is called after each exchange, by a hook on each parameter.
+    `on_exchanged`, if given, is called at the end of each backward pass that exchanges gradients.
     """
 
-    chunk, is_searched = None, False  # a Reducer has chunks of layers; torch's reducer has none
+    # `Reducer` has these attributes; torch's reducer has no chunks of layers to choose.
+    chunk, is_searched = None, False
 
     def __init__(
         self,
@@ -162,7 +165,7 @@ class TorchAllReduce(Listener):
             self._watch()
 
     def register(self, reducer: Any, recorder: Recorder | None) -> None:
-        """Register a communication hook on torch's reducer, if there is a codec or a recorder."""
+        """Register a hook on torch's `reducer`; without codec and recorder, do nothing."""
         self._recorder = recorder
         if self._compression is not None or recorder is not None:
             _register_comm_hook(reducer, self, TorchAllReduce._exchange)
@@ -176,7 +179,7 @@ class TorchAllReduce(Listener):
         return self._hook.exchange(bucket)
 
     def open(self) -> None:
-        """Create the hook's state now, collectively, and not only at the first bucket.
+        """Create the hook's process groups and threads before the first bucket; collective.
 
         Raises InvalidInput if ranks have different codecs.
         """
@@ -187,7 +190,7 @@ class TorchAllReduce(Listener):
 
     @property
     def pending(self) -> bool:
-        """Whether the exchange that a forward pass requested has not ended yet."""
+        """Whether a forward pass has requested an exchange that has not ended yet."""
         return self._readiness is not None and self._readiness.pending
 
     def forwarded(self, outputs: Sequence[Tensor], synchronize: bool) -> None:
@@ -197,7 +200,7 @@ class TorchAllReduce(Listener):
             self._readiness.forwarded(outputs, synchronize)
 
     def state(self) -> dict[str, Tensor]:
-        """Return this rank's error feedback."""
+        """Return this rank's error feedback, by key; empty without a codec."""
         return {} if self._hook is None else self._hook.codecs.state_dict()
 
     def load_state(self, state: dict[str, Tensor]) -> None:
@@ -207,9 +210,9 @@ class TorchAllReduce(Listener):
             self._hook.codecs.load_state_dict(state)
 
     def statistics(self) -> Statistics:
-        """Return traffic and counters of the exchanges; times are unknown."""
+        """Return bytes sent and counters of all steps; exchange times are not measured."""
         hook, steps = self._hook, self._num_steps
-        if hook is None:  # a ring all-reduce sends 2 (n - 1) / n of the gradients
+        if hook is None:  # in a ring all-reduce, each rank sends 2 (n - 1) / n of its gradients
             n = self._join().world_size
             sent = self._nbytes * 2 * (n - 1) // n * steps
             return Statistics(self._name, steps, sent, sent, None, None)
@@ -229,11 +232,11 @@ class TorchAllReduce(Listener):
             self._readiness = None
 
     def ended(self, missing: Sequence[int]) -> None:
-        """Call `on_exchanged`, and queue the function passed to `after_next_exchange`."""
+        """End a backward pass: call `on_exchanged`, and queue `after_next_exchange`'s function."""
         assert self._readiness is not None
         call, self._call_once = self._call_once, None
         if call is not None and all(self._readiness.came):
-            # `call` then runs after torch's own callback, which ends the exchange
+            # queued, so that `call` runs after torch's own callback, which ends the exchange
             Variable._execution_engine.queue_callback(call)
         if self._on_exchanged is not None:
             self._on_exchanged()
@@ -248,7 +251,7 @@ def _averaged(
     recorder: Recorder | None,
     on_averaged: Callable[[Tensor], None] = lambda averaged: None,
 ) -> torch.futures.Future[Tensor]:
-    """Average and record a bucket; the mean is bit-identical to that of DDP without a hook."""
+    """Average a bucket over ranks, with results bit-identical to DDP without a hook."""
     exchange = recorder.join_exchange(str(bucket.index())) if recorder else None
 
     def done(future: torch.futures.Future[Any]) -> Tensor:
@@ -258,7 +261,7 @@ def _averaged(
         on_averaged(averaged)
         return averaged
 
-    # not by torch's allreduce_hook, which rounds differently from DistributedDataParallel
+    # torch's allreduce_hook is not used, because it rounds differently from DDP without a hook
     values = bucket.buffer().mul_(1.0 / num_ranks)
     work = dist.all_reduce(values, group=group, async_op=True)
     assert work is not None

@@ -1,7 +1,7 @@
-"""Before training, compare the step times of the fastest rank alone and of all ranks.
+"""Before training, compare the step times of the fastest rank alone and of all ranks together.
 
-The steps train copies of the model, so that the training itself starts from unchanged weights. All
-ranks make the same choice, because the slowest rank's time counts as the time of a step.
+The steps train copies of the model, so that training starts from unchanged weights. A step's time
+is the slowest rank's; since all ranks compare these same times, they make the same choice.
 """
 
 import copy
@@ -25,24 +25,25 @@ from paceline.record.recorder import Recorder
 from paceline.training.models.paced import Stretched
 
 ALONE = "alone"
-_NUM_SETTLING, _NUM_TIMED = 2, 4  # the first step constructs an exchange
-# Ratios of the step time of all ranks to the step time of a rank alone. If the measured ratio of
-# the first exchange is above `_FAR`, no other exchange is tried. If the predicted ratio is above
-# `_HOPELESS_PREDICTION`, no exchange is tried.
+_NUM_SETTLING, _NUM_TIMED = 2, 4  # numbers of untimed warm-up steps and of timed steps
+# Limits of (step time of all ranks together) / (step time of one rank alone). If the first
+# exchange's measured ratio is above `_FAR`, no second exchange is tried. If its predicted ratio is
+# above `_HOPELESS_PREDICTION`, no exchange is tried.
 _FAR, _HOPELESS_PREDICTION = 1.3, 2.0
-_CLEAR, _VERY_CLEAR = 0.1, 0.25  # relative differences that end a comparison early
+# If two step times differ by this fraction, they are not measured with more steps.
+_CLEAR, _VERY_CLEAR = 0.1, 0.25
 _LONGEST_WAIT_S = 0.5
 Step = Callable[[], object]
 Replicate = Callable[[nn.Module], ModelReplica]
 
 
 class Comparison(NamedTuple):
-    """Step times for the same samples: one rank alone, and all ranks with each exchange.
+    """Step times of one rank alone and of all ranks together, for the same number of samples.
 
-    `is_alone_faster`: whether the rank alone is faster than all ranks with each exchange.
-    `together_s`: by exchange, the median of measured steps. If even the fastest exchange was
-    predicted to be far slower than the rank alone, none is tried: `is_predicted` is true, and
-    `together_s` has the prediction.
+    `together_s`: median time of all ranks' steps, by the name of the exchange that averages their
+    gradients. `is_alone_faster`: whether one rank alone is faster than every entry of `together_s`.
+    `is_predicted`: no exchange was tried, because the first one's predicted time was far longer
+    than `alone_s`; `together_s` then has this prediction.
     """
 
     alone_s: float
@@ -52,12 +53,12 @@ class Comparison(NamedTuple):
 
     @property
     def best_s(self) -> float:
-        """The step time of all ranks with the fastest exchange."""
+        """The step time of all ranks together with the fastest exchange."""
         return min(self.together_s.values())
 
     @property
     def slow(self) -> list[str]:
-        """The exchanges that are much slower than the fastest exchange."""
+        """Names of the exchanges that are much slower than the fastest exchange."""
         return [name for name, one in self.together_s.items() if one > HOPELESS * self.best_s]
 
 
@@ -69,12 +70,12 @@ def compare_with_alone(
     lone_rank: int,
     predicted_s: float,
 ) -> Comparison:
-    """Compare steps of `lone_rank` alone with steps of all ranks; collective.
+    """Time steps of `lone_rank` alone and steps of all ranks together; collective.
 
-    `exchanges`: a factory of replicas for each exchange; the first is predicted to be the fastest.
-    `predicted_s`: predicted step time with the first exchange. Because predictions may be wrong,
-    the other exchanges are tried as long as the rank alone is faster. `parts`: number of samples of
-    each rank in a step of all ranks.
+    `exchanges`: by name of an exchange, a factory of replicas that average gradients by it; the
+    exchange that is predicted to be the fastest must be first. `parts`: number of samples of each
+    rank in a step of all ranks; `lone_rank` alone takes their sum. `predicted_s`: predicted step
+    time with the first exchange. Further exchanges are tried while one rank alone is faster.
     """
     whole = [sum(parts) if rank == lone_rank else 0 for rank in range(group.world_size)]
     weight = parts[group.rank] * group.world_size / sum(parts)
@@ -91,7 +92,7 @@ def compare_with_alone(
     alone_s = alone()
     if predicted_s > _HOPELESS_PREDICTION * median(alone_s):
         return Comparison(median(alone_s), {first: predicted_s}, True, is_predicted=True)
-    check_same(setup.model, group)  # before the first exchange, which would hang
+    check_same(setup.model, group)  # exchanges of different models would hang
     seconds = {first: together(first)}
     if not _is_clear(alone_s, seconds[first]):
         alone_s += alone()
@@ -105,7 +106,7 @@ def compare_with_alone(
 
 
 def _is_faster_than_each(alone_s: Sequence[float], seconds: Mapping[str, Sequence[float]]) -> bool:
-    # A tie goes to all ranks, because a rank that leaves does not return.
+    # If times are equal, train on all ranks, because ranks excluded now can never join again.
     return all(is_faster(alone_s, steps) for steps in seconds.values())
 
 
@@ -119,15 +120,15 @@ def _is_clear(
 def _steps_alone(step: Step, group: Group) -> list[float]:
     seconds = _steps(step, group, 1)
     while (left := _NUM_SETTLING + _NUM_TIMED - len(seconds)) > 0:
-        # The other ranks wait for each group of steps, and each wait delays the next step. So short
-        # steps are grouped, up to `_LONGEST_WAIT_S`.
+        # All ranks synchronize after each call of `_steps`, which delays the next step. To
+        # synchronize rarely, one call takes several short steps, for at most `_LONGEST_WAIT_S`.
         most = max(1, int(_LONGEST_WAIT_S / seconds[-1]))
         seconds += _steps(step, group, min(left, most))
     return seconds[_NUM_SETTLING:]
 
 
 def _steps_together(step: Step, group: Group, alone_s: Sequence[float]) -> list[float]:
-    """Return the seconds of 2, 4 or 8 steps; the closer to `alone_s`, the more are taken."""
+    """Return the seconds of 2, 4 or 8 steps: more steps if their times are close to `alone_s`."""
     _steps(step, group, _NUM_SETTLING)
     seconds = _steps(step, group, _NUM_TIMED // 2)
     if not _is_clear(alone_s, seconds, _VERY_CLEAR):
@@ -138,7 +139,7 @@ def _steps_together(step: Step, group: Group, alone_s: Sequence[float]) -> list[
 
 
 def _steps(step: Step, group: Group, num_steps: int) -> list[float]:
-    """Take steps; return the seconds that the slowest rank took for each step; collective."""
+    """Take `num_steps` steps; return the slowest rank's seconds of each step; collective."""
     [own] = timed([step], clock_for(group.device), num_steps)
     return [max(of_ranks) for of_ranks in zip(*group.gather(own), strict=True)]
 
@@ -151,16 +152,17 @@ def stepping(
     weight: float,
     replicate: Replicate | None,
 ) -> Iterator[Step]:
-    """Yield a function that takes a step of a copy of the model.
+    """Yield a function that takes a training step of a copy of the model, always on one batch.
 
-    `weight`: factor of this rank's mean loss. If `replicate` is None, a rank with samples trains
-    alone, and on a rank without samples the function does nothing.
+    `num_samples`: this rank's batch size. `weight`: factor of this rank's mean loss. `replicate`
+    wraps the model so that ranks average gradients. If `replicate` is None, a rank with samples
+    trains alone, and on a rank without samples the function does nothing.
     """
     if replicate is None and not num_samples:
         yield lambda: None
         return
     model = copy.deepcopy(setup.model).train()
-    assert setup.first is not None  # None only for paced layers, which are never compared
+    assert setup.first is not None  # None only for models that sleep instead of computing
     with ExitStack() as stack:
         if setup.factor is not None:
             stack.callback(Stretched(model, setup.factor).remove)

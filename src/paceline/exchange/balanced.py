@@ -1,9 +1,9 @@
 """Weight gradients by ranks' numbers of samples, and balance batches by ranks' speeds.
 
-Each rank's loss is the mean over its n samples, and the exchange averages the gradients of W ranks.
-This average is the mean over all N samples if each rank's gradient is scaled by n W / N. `Balanced`
-scales the gradients of the module's outputs, before they reach the parameters. Loss terms that
-depend only on parameters, such as weight decay, are not scaled.
+Each rank's loss is the mean over its n samples, and the all-reduce averages the gradients of W
+ranks. To get the mean over all N samples, each rank scales its gradient by n W / N. `Balanced`
+scales the gradients of the module's outputs, before backward reaches the parameters. Gradients of
+loss terms that depend only on parameters, such as weight decay, are not scaled.
 """
 
 import logging
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 def _num_samples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Return the number of rows of the first tensor argument."""
+    """Return the batch size: the number of rows of the first tensor argument of forward."""
     first = next((leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)), None)
     if first is None or not first.ndim:
         problem = "requires a batch dimension in the module's first tensor"
@@ -48,14 +48,14 @@ Admit = Callable[[Sequence[float], BalancedSampler], Sequence[int]]
 
 
 class Balanced:
-    """Runs a replica of a module, weights gradients by samples, and balances batches.
+    """Wraps a data-parallel `replica` of `module`: weights its gradients, and balances batches.
 
     If each rank's loss is a mean over its samples, the averaged gradients equal those of a single
     process with the whole batch. With a `sampler`, each rank measures its computing time, which
-    excludes waits for other ranks. Every few steps, all ranks agree on new shares and update the
-    sampler. `weighs`: False if the caller's losses are already weighted. `admit(speeds, sampler)`:
-    called as soon as the speeds of all ranks (samples per second) are known; returns the ranks that
-    get no samples.
+    excludes waits for other ranks. Every few steps, all ranks agree on a new number of samples for
+    each rank, and update the sampler. `weighs`: False if the caller's losses are already weighted.
+    `admit(speeds, sampler)`: called once, when the speeds of all ranks (samples per second) are
+    known; returns the ranks that get no samples from then on.
     """
 
     def __init__(
@@ -80,17 +80,17 @@ class Balanced:
             self.follow(sampler)
 
     def follow(self, sampler: BalancedSampler) -> None:
-        """Adapt the shares of `sampler` from now on, collectively; InvalidInput if unsuitable."""
+        """Balance the batches of `sampler` from now on; collective; InvalidInput if unsuitable."""
         self._shares = BalancedShares(sampler, self._group, self._meter, self._admit)
 
     def samples(self, number: int) -> None:
-        """Set this rank's number of samples in the next forward pass."""
+        """Set the number of samples in this rank's next forward pass."""
         if number < 0:
             raise InvalidInput("samples", "must be 0 or more", got=number)
         self._num_samples = number
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module's forward pass."""
+        """Run the replica's forward pass, as `run` does."""
         return self.run(self._replica, args, kwargs)
 
     def run(
@@ -100,19 +100,19 @@ class Balanced:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         if in_backward():
-            problem = "cannot weight a model within an activation checkpoint"
-            raise InvalidInput("balance", problem, hint="use checkpoints within the model")
+            problem = "cannot weight a model that is called within an activation checkpoint"
+            raise InvalidInput("balance", problem, hint="use torch's checkpoint inside the model")
         if self._module.training and self._shares is not None:
             self._shares.step()
         own = _num_samples(args, kwargs) if self._num_samples is None else self._num_samples
         self._num_samples = None
         one = _Pass(own, self._group, self._meter, self._weighs)
-        # do nothing in evaluation: without a backward pass, nothing would wait for the all-reduce
+        # not in evaluation, because only a backward pass waits for the all-reduce to end
         if self._weighs and self._module.training:
             one.begin()
-        # Hooks of the module mark the times, because the replica may wait for other ranks before
-        # the module's forward pass. The hooks are prepended so that their callback at the end of
-        # backward runs before the replica's callback, which waits for the exchange.
+        # To exclude waits for other ranks, hooks on the module itself record the times: the replica
+        # may wait before it calls the module. Hooks are prepended so that their callback at the end
+        # of backward runs before the replica's callback, which waits for the all-reduce.
         handles = [
             self._module.register_forward_pre_hook(one.mark, prepend=True),
             self._module.register_forward_hook(one.left, prepend=True),
@@ -126,7 +126,7 @@ class Balanced:
                 handle.remove()
 
     def shared(self, statistics: Statistics) -> Statistics:
-        """Return `statistics` with the ranks' shares and speeds, if batches are balanced."""
+        """Add all ranks' batch sizes and speeds to `statistics`, if batches are balanced."""
         if self._shares is None:
             return statistics
         balance = self._shares.balance
@@ -134,7 +134,7 @@ class Balanced:
 
 
 class BalancedShares:
-    """Adapts a sampler's shares to the ranks' speeds every few steps; created collectively."""
+    """Adapts shares (each rank's samples per step) to the ranks' speeds; created collectively."""
 
     def __init__(
         self, sampler: BalancedSampler, group: Group, meter: "SpeedMeter", admit: Admit
@@ -152,14 +152,14 @@ class BalancedShares:
         self._left = _NUM_WARM_UP + self.balance.interval
 
     def step(self) -> None:
-        """Begin a step; every few steps, agree on new shares with all ranks."""
+        """Begin a step; every few steps, agree on each rank's number of samples; collective."""
         self._left -= 1
         if self._left >= 0:
             return
         sampler, balance = self._sampler, self.balance
         rows = self._group.gather([self._meter.seconds_per_sample(), sampler.drawn])
         known_before = None not in balance.samples_per_s
-        balance.shares = sampler.shares  # of a profile or a checkpoint at first
+        balance.shares = sampler.shares  # the sampler may begin with those of a checkpoint
         # all ranks record the same speeds, so all ranks compute the same shares
         shares = balance.record([seconds for seconds, _ in rows])
         speeds = [speed for speed in balance.samples_per_s if speed is not None]
@@ -176,16 +176,17 @@ class BalancedShares:
 
 
 class SpeedMeter:
-    """Measures this rank's forward and backward seconds per sample, excluding waits."""
+    """Measures this rank's forward and backward seconds per sample, without waits for ranks."""
 
     def __init__(self, device: torch.device) -> None:
         self.clock = clock_for(device)
-        # for each pass: number of samples; marks of module entry and exit, backward start and end
+        # By forward pass: its number of samples, and the clock marks of four times, which are the
+        # begin and end of the module's forward, and the begin and end of its backward.
         self._passes = deque[tuple[int, list[Any]]](maxlen=_MOST_PASSES)
         self._num_warm_up = _NUM_WARM_UP
 
     def watch(self, outputs: Sequence[Tensor], num_samples: int, marks: list[Any]) -> None:
-        """Append to `marks` the times when backward reaches `outputs` and when backward ends."""
+        """Append two times to `marks`: when backward reaches `outputs`, and when backward ends."""
 
         def reached(gradient: Tensor) -> None:
             if len(marks) == 2:  # mark only the first output that backward reaches
@@ -205,16 +206,16 @@ class SpeedMeter:
             output.register_hook(reached)
 
     def seconds_per_sample(self) -> float | None:
-        """Return the median seconds per sample since the last call; None without samples."""
+        """Return the median seconds per sample since the last call; None if nothing was timed."""
         passes = list(self._passes)
         self._passes.clear()
-        # read all marks at once, because each reading of a GPU's clock waits for the GPU
+        # convert all marks in one call, because each call waits for the GPU
         times = self.clock.seconds([mark for _, marks in passes for mark in marks])
         seconds = []
         for number, (num_samples, _) in enumerate(passes):
             entered, left, reached, ended = times[4 * number : 4 * number + 4]
             seconds.append((left - entered + ended - reached) / num_samples)
-        # above zero, because a share is proportional to 1 / seconds
+        # never return 0, because a rank's share is proportional to 1 / seconds
         return max(median(seconds), 1e-12) if seconds else None
 
 
@@ -230,29 +231,30 @@ class _Pass:
         self._marks: list[Any] = []
 
     def begin(self) -> None:
-        """Start the all-reduce of the numbers of samples, collectively."""
+        """Start to sum the numbers of samples over ranks; collective."""
         if self._work is None and self._group.world_size > 1:
             with self._group.naming_lost_ranks():
                 self._work = dist.all_reduce(self._total, group=self._group.control, async_op=True)
 
     def mark(self, *_: object) -> None:
-        """Mark the entry or exit of the module."""
+        """Record the time at the begin or end of the module's forward pass; a forward hook."""
         self._marks.append(self._meter.clock.mark())
 
     def left(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
-        """Register hooks on the outputs, to weight gradients and measure the backward pass."""
+        """Register hooks on `outputs` that weight gradients and time backward; a forward hook."""
         tensors = [one for one in tree_leaves(outputs) if isinstance(one, Tensor)]
         leaves = [one for one in tensors if one.requires_grad]
         if not leaves:
             problem = "requires outputs with gradients: tensors, or tuples, lists or dicts of them"
             raise InvalidInput("balance", problem)
-        # register first: `_scaled` waits for other ranks, and this wait must not be measured
+        # Register `_scaled` before the meter's hooks: it waits for other ranks, and as hooks run in
+        # this order, the wait is then not measured.
         for leaf in leaves if self._weighs else ():
             leaf.register_hook(self._scaled)
         self._meter.watch(leaves, self._num_samples, self._marks)
 
     def _scaled(self, gradient: Tensor) -> Tensor | None:
-        """Wait for the total number of samples, and return an output's weighted gradient."""
+        """Wait for the sum of samples; return the weighted gradient, or None for weight 1."""
         if self._weight is None:
             self.begin()
             if self._work is not None:
@@ -262,13 +264,13 @@ class _Pass:
             self._weight = self._num_samples * self._group.world_size / total if total else 0.0
         if self._weight == 1:
             return None
-        # without samples, the mean loss may be NaN, and NaN times zero would be NaN
+        # weight 0: without samples, the mean loss may be NaN, and NaN * 0 would still be NaN
         return gradient * self._weight if self._weight else torch.zeros_like(gradient)
 
 
 @contextmanager
 def _statistics_kept(module: nn.Module, num_samples: int) -> Iterator[None]:
-    """Keep BatchNorm's running statistics unchanged in a forward pass without samples."""
+    """Keep BatchNorm's running statistics unchanged in a forward pass if `num_samples` is 0."""
     layers = [] if num_samples else [one for one in module.modules() if isinstance(one, _BatchNorm)]
     training = [layer.training for layer in layers]
     for layer in layers:

@@ -2,15 +2,15 @@
 
 Files of a synchronous run:
 
-    step-00000500/
+    step-00000500/               written after step 500
         model.safetensors        parameters and buffers
         optimizer.safetensors    optimizer state by parameter
         optimizer.json, schedule.json
-        ranks.safetensors        RANK/KEY: states of random generators, error feedback
+        ranks.safetensors        by RANK/KEY: states of random generators, error feedback
         progress.json            position in the data, epochs, choices, properties of the run
 
-The model and optimizer state are equal on all ranks. A layer that is split between ranks is saved
-as one tensor. Ranks agree in advance on the step after which they write a checkpoint.
+Model and optimizer state, which are equal on all ranks, are saved once. A layer that is split
+between ranks is saved as one tensor. All ranks save after the same step, on which they agree.
 """
 
 import logging
@@ -36,37 +36,44 @@ from paceline.links.tensor_messages import broadcast_tensors, gather_tensors
 logger = logging.getLogger(__name__)
 
 CHECKPOINTS = "checkpoints"  # subfolder of a run's folder
-_FIRST_MEETING = 10  # number of steps before ranks agree for the first time when to save
-_NEARLY = 0.9  # if ranks agree after this share of the interval, they save at once
+# With an interval in seconds, ranks ask rank 0 now and then whether to save: first after this
+# number of steps. If rank 0's time since the last save is at least this fraction of the interval,
+# all ranks save.
+_FIRST_MEETING = 10
+_NEARLY = 0.9
 
 
 class State(NamedTuple):
-    """State of a run between two steps.
+    """State of a run after a step, as saved in a checkpoint's files.
 
-    `tensors`: tensors by FILE/NAME. `parts`: JSON values by FILE.
+    `tensors`: tensors by "FILE/NAME". `parts`: contents of JSON files by "FILE". FILE is a file's
+    name without its ending, such as "optimizer".
     """
 
     tensors: Tensors
     parts: dict[str, Any]
 
     def file(self, name: str) -> Tensors:
-        """Return the tensors of a file by name; `name`: FILE or FILE/PART."""
+        """Return the tensors whose key begins with "name/", by the rest of the key."""
         return within(self.tensors, f"{name}/")
 
     def own_part(self, name: str) -> Any:
-        """Return the values of file `name`; InvalidInput if another strategy wrote the state."""
+        """Return JSON file `name`; InvalidInput if another strategy saved the state without it."""
         if name not in self.parts:
             raise self.wrong_strategy()
         return self.parts[name]
 
     def wrong_strategy(self) -> InvalidInput:
-        """Return the error that is raised if a run is resumed with another strategy."""
+        """Return the error for resuming a run with a strategy other than its own."""
         strategy = self.parts["progress"]["strategy"]
         return InvalidInput("resume", f"requires the run's strategy, {strategy}")
 
 
 def read_state(settings: TrainSettings, group: Group) -> State | None:
-    """Read the checkpoint to resume from, and send it to all ranks; None for a new run."""
+    """Read the checkpoint of `settings.resume` on rank 0, and send it to all ranks; collective.
+
+    Returns None without `settings.resume`. Raises InvalidInput if there is no checkpoint.
+    """
     if settings.resume is None:
         return None
     found, problem = State({}, {}), None
@@ -76,7 +83,7 @@ def read_state(settings: TrainSettings, group: Group) -> State | None:
         except InvalidInput as error:
             problem = str(error)
     group.check(problem)
-    # send the values as Paceline's JSON, which preserves tuples and infinity
+    # send JSON values in Paceline's own encoding, which preserves tuples and infinity
     text = group.gather(json_values.dumps("the state", found.parts).decode())[0]
     return State(broadcast_tensors(found.tensors, group), json_values.loads(text.encode()))
 
@@ -101,15 +108,15 @@ def _read(run: Path) -> State:
 
 
 def interrupted(interruption: Interruption, num_steps: int, folder: Path | None) -> Interrupted:
-    """Return the error for a run that was saved and stopped; only rank 0 needs `folder`."""
+    """Return the error that ends an interrupted run; `folder`: None except on rank 0."""
     more = "" if folder is None else f"; resume with paceline train --resume {folder}"
     return interruption.stopped(num_steps, more)
 
 
 class Saver:
-    """Writes checkpoints after steps that all ranks agree on, and when the run is stopped.
+    """Writes checkpoints periodically, and when the run is interrupted; all ranks save together.
 
-    Only rank 0 has the run's `folder`.
+    `folder`: the run's folder on rank 0, None on other ranks. `num_steps`: steps already trained.
     """
 
     def __init__(
@@ -133,10 +140,10 @@ class Saver:
         self._num_steps = num_steps
 
     def after(self, num_steps: int, gather: Callable[[int], State]) -> None:
-        """Save the state if a checkpoint is due; raise Interrupted if the run must stop.
+        """Save the state if a checkpoint is due; raise Interrupted if the run was interrupted.
 
-        `gather(num_steps)` returns the state of all ranks on rank 0. With several ranks, call this
-        method after every step on all ranks.
+        All ranks call this method after every step. `num_steps`: number of steps trained so far.
+        `gather(num_steps)`: collective; returns the state to save, complete on rank 0.
         """
         reach("step.done", worker=self._group.rank, step=num_steps)
         if self._stop.after(num_steps):
@@ -146,7 +153,7 @@ class Saver:
             self._save(num_steps, gather, wait=False)
 
     def close(self) -> None:
-        """Wait until the current checkpoint is written."""
+        """Wait until the background thread has written its last checkpoint."""
         if self._writer is not None:
             self._writer.close()
 
@@ -163,7 +170,7 @@ class Saver:
             return left_s <= 0
         if num_steps < self._next_meeting:
             return False
-        # Rank 0's clock decides when to save, and when ranks agree next.
+        # Clocks differ between ranks, so rank 0 decides whether to save and when to ask it again.
         step_s = max(1e-6, (now_s - self._met_s) / (num_steps - self._met))
         is_due = left_s <= (1 - _NEARLY) * self._interval.seconds
         until_s = (self._interval.seconds if is_due else left_s) / 2
@@ -182,7 +189,10 @@ class Saver:
 def with_ranks(
     state: State, own: Mapping[str, Tensor], values: Mapping[str, Any], group: Group
 ) -> State:
-    """Return `state` and, on rank 0, each rank's tensors, values and random state; collective."""
+    """Return `state` and, on rank 0, the rank-specific state of all ranks; collective.
+
+    `own` and `values`: this rank's tensors and JSON values, to which its random state is added.
+    """
     random_tensors, random_values = random_state(group.device)
     mine = dict(own) | {f"random/{key}": one for key, one in random_tensors.items()}
     gathered = gather_tensors(mine, group)
@@ -196,7 +206,7 @@ def with_ranks(
 
 
 def of_rank(state: State, group: Group) -> tuple[Tensors, dict[str, Any]] | None:
-    """Return this rank's saved tensors and values; None if the number of ranks has changed."""
+    """Return this rank's saved tensors and JSON values; None if the number of ranks differs."""
     rows = state.parts["ranks"]
     if len(rows) != group.world_size:
         return None
@@ -204,7 +214,7 @@ def of_rank(state: State, group: Group) -> tuple[Tensors, dict[str, Any]] | None
 
 
 def restore_random(state: State, group: Group) -> None:
-    """Restore this rank's random state, if the number of ranks is unchanged."""
+    """Restore this rank's random generators; if the number of ranks has changed, do nothing."""
     found = of_rank(state, group)
     if found is None:
         return
@@ -213,7 +223,7 @@ def restore_random(state: State, group: Group) -> None:
 
 
 def check_same_run(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise InvalidInput if a property of this run differs from the saved run."""
+    """Raise InvalidInput if a property in `now` differs from the `saved` run's, by name."""
     for name, value in now.items():
         if saved.get(name) != value:
             problem = f"requires {name} {saved.get(name)!r}, as in the run"

@@ -1,6 +1,7 @@
-"""Run encoded all-reduces in background threads, with a given codec or the fastest one.
+"""Run all-reduces of encoded (compressed) tensors in two background threads.
 
-A tensor is divided into pieces, which `encoded_pieces` exchanges.
+Codec "auto" measures whether encoding makes steps faster. A tensor is divided into pieces, so that
+pieces are encoded and sent at the same time; module `encoded_pieces` exchanges a single piece.
 """
 
 import threading
@@ -31,21 +32,21 @@ from paceline.links.devices import device_of
 
 Future = torch.futures.Future[Tensor]
 Factory = Callable[[], Codec]
-_CODEC = wire_format(AUTO).name  # plans assume this codec for "auto", too
+_CODEC = wire_format(AUTO).name  # the codec that "auto" may use, and that predictions assume
 _FACTORIES: dict[str, Factory] = {
     "plain": partial(Cast, "float32"),
     "encoded": partial(find_codec, _CODEC),
 }
-_SIZES = (1 << 10, 1 << 21)  # number of values of a small and a large exchange
+_SIZES = (1 << 10, 1 << 21)  # numbers of values in the two exchanges that `AutoCodec` times
 _NUM_MEASURED = 3
-_WORTH = 0.98  # encode if (exchange time with codec) / (exchange time without codec) is below this
+_WORTH = 0.98  # encode if (exchange time with codec) / (exchange time without codec) is smaller
 
 
 @dataclass(frozen=True)
 class Compression:
-    """A codec for gradients, and a policy for NaN and infinite values.
+    """A codec that compresses gradients, and a policy for NaN and infinite gradients.
 
-    `codec`: a codec object, a name, or "auto", which encodes only if steps get faster.
+    `codec`: a codec object, a name, or "auto", which encodes only if this makes steps faster.
     """
 
     codec: str | Codec
@@ -55,15 +56,15 @@ class Compression:
         if isinstance(self.codec, str):
             check_codec(self.codec)
         elif isinstance(self.codec, type) or not hasattr(self.codec, "encode"):
-            raise InvalidInput("codec", "must be a codec or its name", got=self.codec)
+            raise InvalidInput("codec", "must be a codec object or a codec's name", got=self.codec)
 
 
 @dataclass(eq=False)
 class Work:
-    """One all-reduce of `values`; `future` receives the mean.
+    """One all-reduce: `future` receives the sum of all ranks' `values`, divided by `divisor`.
 
-    `num_nonfinite`: number of NaN and infinite values of all ranks. If there are any, all values of
-    the mean become NaN.
+    `key`: key of the error feedback. `ready`: event on a GPU, after which `values` may be read.
+    `num_nonfinite`: number of NaN and infinite values of all ranks; if not 0, all results are NaN.
     """
 
     key: str
@@ -76,7 +77,7 @@ class Work:
     _failing: threading.Lock = field(default_factory=threading.Lock)
 
     def failed_with(self, call: Call[None]) -> None:
-        """If `call` failed and the future is not done, give the future this error; thread-safe."""
+        """If `call` raised an error, set it in `future`, unless that is done; thread-safe."""
         error = call.exception()
         with self._failing:
             if error is not None and not self.future.done():
@@ -84,13 +85,13 @@ class Work:
 
 
 class CodecAllReduce:
-    """Runs all-reduces in order, by two threads: one scatters, and the other gathers.
+    """Runs encoded all-reduces one after another, in two threads that scatter and gather pieces.
 
-    `codec`: codec that method `reduce` uses; "auto" encodes only if exchanges and steps become
-    faster. Ranks create this object collectively and begin all-reduces in the same order. The
-    threads have separate process groups, so that the scatter of one piece overlaps with the gather
-    of another piece. Attribute `codecs` has the error feedback of each key. Collectives time out
-    after `deadline_s`. Raises InvalidInput if the ranks' codecs differ.
+    `codec`: codec of method `reduce`; "auto" encodes only if this makes exchanges and steps faster.
+    All ranks must create this object together, and begin all-reduces in the same order. The threads
+    have separate process groups, so that one piece is scattered while another is gathered.
+    Attribute `codecs` stores error feedback by key. Collectives time out after `deadline_s`. Raises
+    InvalidInput if the ranks' codecs differ.
     """
 
     def __init__(
@@ -105,9 +106,9 @@ class CodecAllReduce:
             dist.new_group(
                 self._ranks,
                 timeout=timedelta(seconds=deadline_s),
-                # values in host memory require gloo, even if the default group is nccl
+                # tensors in host memory require gloo; the default group's backend may be nccl
                 backend="gloo" if own.backend == "gloo" else None,
-                # True: ranks outside the new group need not call new_group
+                # True allows ranks outside the new group not to call new_group
                 use_local_synchronization=len(self._ranks) < dist.get_world_size(),
             )
             for _ in range(2)
@@ -115,13 +116,13 @@ class CodecAllReduce:
         self._check_same()
         self.codecs = PieceCodecs()
         self._used: set[str] = set()
-        self._is_void = False  # whether a gradient of the step was NaN or infinite
+        self._is_void = False  # whether the current step had a NaN or infinite gradient
         self._scattering = CallThread("scatter", self.device)
         self._gathering = CallThread("gather", self.device)
-        self._bytes_sent = [0, 0]  # sent by each thread
+        self._bytes_sent = [0, 0]  # by the scatter thread and by the gather thread
         self._make = None if codec == AUTO else factory_of(codec)
         self._auto = AutoCodec(self) if codec == AUTO else None
-        self._bytes_sent = [0, 0]  # without the bytes that measurements have sent
+        self._bytes_sent = [0, 0]  # reset, because AutoCodec has sent bytes only for measurements
 
     @property
     def why(self) -> str:
@@ -130,12 +131,12 @@ class CodecAllReduce:
 
     @property
     def is_plain(self) -> bool:
-        """Whether method `reduce` encodes nothing in this step."""
+        """Whether method `reduce` sends float32 values unencoded in this step."""
         return self._auto is not None and self._auto.is_plain
 
     def begin_step(self) -> None:
         """Begin a step; drop error feedback of keys that the last step did not use."""
-        if self._is_void:  # the optimizer skips the step, so drop all error feedback
+        if self._is_void:  # the last step had NaN gradients and was skipped: drop error feedback
             self.codecs.keep(())
             self._is_void = False
         if self._used:
@@ -146,11 +147,11 @@ class CodecAllReduce:
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes sent by this rank."""
+        """Number of bytes that this rank has sent so far."""
         return sum(self._bytes_sent)
 
     def reduce(self, key: str, values: Tensor, divisor: float = 1.0) -> Work:
-        """Start an all-reduce, with the codec chosen for this number of values."""
+        """Start an all-reduce as `begin` does, with the codec chosen for this number of values."""
         name, make = self._name, self._make
         if self._auto is not None:
             name, make = self._auto.codec_of(len(values))
@@ -158,10 +159,13 @@ class CodecAllReduce:
         return self.begin(f"{key}/{name}", values, make, divisor)
 
     def begin(self, key: str, values: Tensor, codec: Factory, divisor: float = 1.0) -> Work:
-        """Start to replace contiguous float32 values by (their sum over all ranks) / `divisor`."""
+        """Start to replace `values` by (their sum over all ranks) / `divisor`, sent by `codec`.
+
+        `values` must be contiguous float32. `key`: key of the codecs' error feedback.
+        """
         ready, future, own = None, Future(), device_of(self.device)
         if own.is_asynchronous:
-            ready = own.record()  # the scatter thread, on another stream, waits for it
+            ready = own.record()  # the scatter thread, which uses another stream, waits for it
             future = Future(devices=[own.torch_device])
         self._used.add(key)
         work = Work(key, values, codec, divisor, future, ready)
@@ -179,20 +183,20 @@ class CodecAllReduce:
                 raise InvalidInput("codec", problem, got=self._name)
 
     def agree(self, values: Sequence[float]) -> list[float]:
-        """Return each value's maximum over ranks; collective; call it only between all-reduces."""
+        """Return each value's maximum over ranks; collective; not while an all-reduce runs."""
         largest = torch.tensor(values, dtype=torch.float32, device=self.device)
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._groups[0])
         return largest.tolist()
 
     def close(self) -> None:
-        """End the threads after their work; abandon a thread that waits for a lost rank."""
+        """End the threads after their last all-reduce; abandon one that waits for a lost rank."""
         self._scattering.close()
         self._gathering.close()
 
     def _scatter(self, work: Work) -> None:
         if work.ready is not None:
             device_of(self.device).current_stream().wait_event(work.ready)
-        pieces = work.values.split(PIECE)  # so that encoding a piece overlaps with sending another
+        pieces = work.values.split(PIECE)  # so that a piece is encoded while another is sent
         for number, values in enumerate(pieces):
             codecs = self.codecs.of(work.key, number, len(self._ranks), work.codec)
             piece = encoded_piece(values, codecs, self._rank, work.divisor)
@@ -203,7 +207,7 @@ class CodecAllReduce:
 
     def _gather(self, work: Work, piece: EncodedPiece, is_last: bool) -> None:
         if work.future.done():
-            return  # the scatter thread has failed
+            return  # done before the last piece: the scatter thread has set an error
         nbytes, num_nonfinite = piece.gather(self._groups[1])
         finish_stream(self.device)
         self._bytes_sent[1] += nbytes
@@ -212,17 +216,18 @@ class CodecAllReduce:
             return
         if work.num_nonfinite:
             self._is_void = True
-            work.values.fill_(torch.nan)  # so that a GradScaler or NonFiniteGuard prevents the step
+            work.values.fill_(torch.nan)  # so that GradScaler or NonFiniteGuard skips the step
             finish_stream(self.device)
         work.future.set_result(work.values)
 
 
 class AutoCodec:
-    """Encodes tensors with codec `dynamic8` if encoding shortens exchanges and steps.
+    """Encodes tensors with codec `dynamic8` if encoding makes exchanges and steps faster.
 
-    Exchanges of two sizes are timed with and without the codec. Lines through the two times predict
-    for which sizes the codec is faster. Because computation may hide exchanges, steps with and
-    without the codec are then timed alternately (`paceline.core.turns`). All ranks choose the same.
+    First, exchanges of a small and a large tensor are timed with and without the codec. A line
+    through the two times predicts for which sizes the codec makes exchanges faster. Because
+    computation may hide exchanges, steps with and without the codec are then timed alternately
+    (`paceline.core.turns`). All ranks make the same choice.
     """
 
     def __init__(self, all_reduce: CodecAllReduce) -> None:
@@ -233,27 +238,27 @@ class AutoCodec:
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing is encoded in this step."""
+        """Whether tensors are sent unencoded in this step."""
         return self._turns.name == "plain"
 
     def begin_step(self) -> None:
-        """Record the start of a step; after enough steps, update the choice collectively."""
+        """Record the start of a step; after enough steps, choose again with all ranks."""
         num_steps = self._turns.num_steps
         self._marks.append(time.monotonic())
         if num_steps is not None and len(self._marks) > num_steps:
             own = [end - start for start, end in pairwise(self._marks)]
             self._marks = self._marks[-1:]
-            self._turns.add(self._all_reduce.agree(own))  # the slowest rank's time of each step
+            self._turns.add(self._all_reduce.agree(own))  # maximum over ranks of each step's time
 
     def codec_of(self, count: int) -> tuple[str, Factory]:
-        """Return name and factory of the codec for `count` values."""
+        """Return name and factory of the codec for a tensor of `count` values."""
         if not self.is_plain and self._pays(count):
             return _CODEC, _FACTORIES["encoded"]
         return "float32", _FACTORIES["plain"]
 
     @property
     def why(self) -> str:
-        """Description of the choice and its measurements."""
+        """A sentence with the current choice and the measured times, for the user."""
         used, took_s = "none" if self.is_plain else _CODEC, self._turns.seconds
         verdict = f"{used} now; steps are measured with and without a codec"
         if self._turns.settled:
@@ -274,7 +279,7 @@ class AutoCodec:
         return self._lines[name].latency_s + self._lines[name].seconds_per_byte * count
 
     def _line(self, name: str, factory: Factory) -> LinearTime:
-        """Return the line through the slowest rank's times of a small and a large exchange."""
+        """Time a small and a large exchange; return the line through the slowest rank's times."""
         fastest = []
         for size in _SIZES:
             values = torch.ones(size, device=self._all_reduce.device)
@@ -289,5 +294,5 @@ class AutoCodec:
 
 
 def name_of(codec: str | Codec) -> str:
-    """Return the codec's name, which must be equal on all ranks."""
+    """Return the name of `codec`, by which ranks check that their codecs are equal."""
     return AUTO if codec == AUTO else factory_of(codec)().name

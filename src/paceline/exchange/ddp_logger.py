@@ -1,4 +1,4 @@
-"""Replace DistributedDataParallel's C++ logger, which requires torch's reducer."""
+"""Replace DistributedDataParallel's C++ logger, which works only with torch's C++ reducer."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ class DDPLogger:
         self._data["iteration"] += 1
 
     def set_error_and_log(self, error: str) -> None:
-        """Remember the last error."""
+        """Store the error for `data`; only the last one is kept."""
         self._data |= {"has_error": 1, "error": error}
 
     def _set_uneven_input_join(self) -> None:
@@ -28,7 +28,7 @@ class DDPLogger:
         self._data["static_graph"] = True
 
     def data(self, parallel: DistributedDataParallel) -> dict[str, Any]:
-        """Return the logged data under the names that DistributedDataParallel uses."""
+        """Return the wrapper's settings and the counters under torch's names for them."""
         modules = list(parallel.module.modules())
         parameters = [p for p in parallel.module.parameters() if p.requires_grad]
         group = parallel.process_group

@@ -1,17 +1,18 @@
-"""Exchange with a changing set of workers, which torchft determines before each exchange.
+"""Average models of a changing set of workers, which torchft determines before each exchange.
 
-quorum      the lighthouse chooses the members; new and late workers load a peer's state
-exchange    the members exchange headers and the mean (module `outer`)
+An exchange, which averages the workers' changes of the model (module `outer`), has three phases:
+
+quorum      torchft's lighthouse chooses the members; new and late workers load a peer's state
+averaging   the members exchange headers, and then the mean of their changes
 commit      without an error: take the outer step; after an error: repeat the exchange
 
-A failed exchange is repeated among the remaining workers with the same contribution. A failed
-exchange changes no state: error feedback is restored before the repetition, and the outer step
-follows the commit.
+The remaining workers repeat a failed exchange with the same values. A failed exchange changes no
+state: error feedback is restored before the repetition, and the outer step follows the commit.
 
-A peer sends its state over the quorum's process group, so no port is opened. Because torchft's
-transports unpickle data from peers, a state is sent as JSON and tensors:
+A peer sends its state over the quorum's process group, so no port is opened. torchft's own
+transports unpickle data from peers. For safety, a state is sent as JSON and tensors instead:
 
-length     int64                   length of the header
+length     int64                   number of bytes of the header
 header     JSON                    the plain values; the names, dtypes and shapes of the tensors
 tensors    bytes                   one message for each tensor
 """
@@ -41,18 +42,19 @@ if TYPE_CHECKING:
     from torchft import Manager
 
 logger = logging.getLogger(__name__)
-_KEY = "paceline"  # key of the state registered with the manager
+_KEY = "paceline"  # key under which the state is registered with the torchft manager
 _PAUSE_S = 0.1  # pause before an exchange is repeated
 _CPU = torch.device("cpu")
 _MAX_HEADER_NBYTES = 1 << 28
 
 
 class ElasticWorkers:
-    """The workers of a torchft.Manager's quorum, which may change with each exchange.
+    """Averages models over a torchft.Manager's quorum, whose workers may change at each exchange.
 
-    `settings`: settings that must be equal on all workers. `inner()` copies this worker's buffers
-    and optimizer states. `lock`: prevents optimizer steps while the state is copied. A failed
-    exchange is repeated for at most `deadline_s`. Raises InvalidInput for an unsuitable manager.
+    `averaging`: computes the mean over a group. `settings`: must be equal on all workers. `inner()`
+    copies this worker's buffers and optimizer states. `lock`: prevents optimizer steps while the
+    state is copied. A failed exchange is repeated for at most `deadline_s`. Raises InvalidInput for
+    an unsuitable manager (see `checked_manager`).
     """
 
     def __init__(
@@ -70,31 +72,34 @@ class ElasticWorkers:
         self._num_fragments = num_fragments = len(self._outer.values)
         self._settings, self._inner, self._deadline_s = settings, inner, deadline_s
         self.lock = lock
-        # one more than in FixedWorkers, because `_farewell` adds an exchange
+        # number of exchanges after training; one more than in FixedWorkers, because of `_farewell`
         self.num_final_exchanges = num_fragments
         self._group: Group | None = None
-        self._given: Contribution  # this worker's contribution to the running exchange
+        self._given: Contribution  # this worker's contribution to the current exchange
         self._peer_state: InnerState | None = None
-        self._feedback: dict[str, Tensor] = {}  # error feedback before the exchange
+        self._feedback: dict[str, Tensor] = {}  # error feedback before the current exchange
         self._is_open = True
-        # number of the first exchange in which all workers were closing
+        # number of the first exchange in which all workers had finished training
         self._all_closing_since: int | None = None
-        inner()  # raises if an optimizer's state cannot be sent
+        inner()  # to raise an error now, not in training, if an optimizer's state cannot be sent
         _replace_transport(self._manager, PeerTransport(self._backend))
         self._manager.register_state_dict_fn(_KEY, self._load_state, self._state)
 
     @property
     def rank(self) -> int:
-        """This worker's rank in the last quorum."""
+        """This worker's rank in the last quorum; 0 before the first."""
         return 0 if self._group is None else self._group.rank
 
     @property
     def count(self) -> int:
-        """The number of workers in the last quorum."""
+        """The number of workers in the last quorum; 1 before the first."""
         return 1 if self._group is None else self._group.world_size
 
     def exchange(self, given: Contribution) -> Averaged:
-        """Average all contributions; repeat the exchange until all remaining workers commit it."""
+        """Average the workers' contributions; repeat until all remaining workers commit the mean.
+
+        Raises WorkerLost if this fails for `deadline_s` seconds, or if there is no quorum.
+        """
         self._given, self._peer_state = given, None
         try:
             if given.number > self._farewell_number:
@@ -106,7 +111,7 @@ class ElasticWorkers:
             raise
 
     def abort(self) -> None:
-        """Abort an exchange that runs in another thread; a wait for a quorum is not interrupted."""
+        """Abort an exchange in another thread; a wait for a quorum cannot be interrupted."""
         self._is_open = False
         if self._group is not None:
             control: Any = self._group.control
@@ -122,29 +127,29 @@ class ElasticWorkers:
             if found is not None:
                 return found
             if self._given.is_closing and self._given.number == self._farewell_number:
-                return self._nothing()  # this worker was behind, and has loaded a peer's state
+                return self._nothing()  # the loaded state is that after the peers' last exchange
             if until is None:
                 until = time.monotonic() + self._deadline_s
             elif time.monotonic() > until:
-                raise WorkerLost(f"exchanges have failed for {self._deadline_s:g} s")
+                raise WorkerLost(f"no exchange with other workers for {self._deadline_s:g} s")
             self._averaging.codecs.load_state_dict(self._feedback)
             time.sleep(_PAUSE_S)
 
     def _attempt(self) -> Averaged | None:
-        """Exchange with a new quorum; return the result, or None if it was not committed."""
+        """Form a quorum and exchange once; return the result, or None if not committed."""
         found = None
         try:
-            # within this call, a worker that is behind loads a peer's state
+            # a worker with fewer steps than its peers loads a peer's state within this call
             self._manager.start_quorum()
         except (RuntimeError, TimeoutError) as error:
-            raise WorkerLost(f"no quorum ({first_line(error)})") from error
+            raise WorkerLost(f"torchft formed no quorum ({first_line(error)})") from error
         try:
-            if self._manager.errored() is None:  # connections and state transfer succeeded
-                # copy the contribution, because `Averaging` overwrites it
+            if self._manager.errored() is None:  # errors so far: of connections, state transfer
+                # copy the contribution for a repetition, because `Averaging` overwrites its tensors
                 own = self._given.own.clone()
                 buffers = [one.clone() for one in self._given.buffers]
                 copied = self._given._replace(own=own, buffers=buffers)
-                # keep the group in no variable, which would keep connections alive after an error
+                # no variable for the group: after an error, it would keep connections open
                 found = self._averaging.run(copied, self._configured())
         except (RuntimeError, OSError, WorkerLost) as error:
             self._failed(error)
@@ -159,7 +164,7 @@ class ElasticWorkers:
         return replace(found, peer_state=self._peer_state)
 
     def _configured(self) -> Group:
-        """Return the quorum's group; reset error feedback if its size or this rank changed."""
+        """Return the quorum's group; if its size or this worker's rank changed, reset feedback."""
         backend, before = self._backend(), self._group
         if before is not None and before.control is backend:
             return before
@@ -178,39 +183,39 @@ class ElasticWorkers:
         return self._group
 
     def _failed(self, error: Exception) -> None:
-        """Report the error to torchft, so that this worker and its peers repeat the exchange."""
+        """Report `error` to torchft, so that workers repeat; after `abort`, raise WorkerLost."""
         if not self._is_open:
-            raise WorkerLost("the exchange was aborted") from error
+            raise WorkerLost("this worker aborted the exchange") from error
         logger.warning("exchange %d is repeated: %s", self._given.number, first_line(error))
-        # raise a new error, because the frames of `error` would keep connections alive
+        # report a new error, because the traceback of `error` would keep connections open
         self._manager.report_error(WorkerLost(first_line(error)))
 
     def _disconnect(self) -> None:
-        """Close connections, so that peers do not wait for this worker."""
+        """Close this worker's connections, so that peers do not wait for it."""
         # gloo closes connections when the last reference to their group is dropped
         self._group = self._group and replace(self._group, control=None, process_group=None)
         process_group: Any = self._manager._pg
         process_group.abort()
 
     def _commits(self) -> bool:
-        """Return whether torchft commits the exchange, because no rank of this worker failed."""
-        for _ in range(2):  # the first call may time out while the process is stopped
+        """Return whether torchft commits the exchange: whether no rank of this worker failed."""
+        for _ in range(2):  # the first call may time out if this process was suspended meanwhile
             try:
                 is_committed: bool = self._manager.should_commit()
                 return is_committed
             except (RuntimeError, TimeoutError) as error:
                 failure = error
                 self._manager.report_error(error)
-        raise WorkerLost(f"cannot commit an exchange ({first_line(failure)})") from failure
+        raise WorkerLost(f"torchft cannot commit an exchange ({first_line(failure)})") from failure
 
     @property
     def _farewell_number(self) -> float:
-        """Number of the exchange that `_farewell` runs; infinite until all workers are closing."""
+        """Number of the last exchange, `_farewell`; infinite until all workers end training."""
         since = self._all_closing_since
         return inf if since is None else since + self._num_fragments
 
     def _farewell(self) -> Averaged:
-        """Try one last exchange, so that late workers can load the state after the last step."""
+        """Try one last exchange, so that late workers can load the final state."""
         try:
             return self._attempt() or self._nothing()
         except WorkerLost as error:
@@ -222,7 +227,7 @@ class ElasticWorkers:
         return Averaged(self._given, None, (), (), True, self._peer_state)
 
     def _state(self) -> dict[str, Any]:
-        """Return the state that torchft sends to a recovering peer; called during a quorum."""
+        """Return the state that torchft sends to new and late peers; called within a quorum."""
         with self.lock:
             inner = self._inner()
         return {
@@ -235,7 +240,7 @@ class ElasticWorkers:
         }
 
     def _load_state(self, state: dict[str, Any]) -> None:
-        """Load a peer's state; the training loop later loads its buffers and optimizer states.
+        """Load a peer's outer model; the training loop later loads its buffers and optimizers.
 
         This worker's steps since its last exchange are lost.
         """
@@ -266,9 +271,9 @@ class ElasticWorkers:
 
 
 class PeerTransport:
-    """A torchft CheckpointTransport without pickle, for states of nested dicts and lists.
+    """A torchft CheckpointTransport that sends nested dicts and lists of tensors without pickle.
 
-    `group()` returns the current quorum's process group, whose timeout applies to each tensor.
+    `group()` returns the current quorum's process group. Its timeout limits each tensor's transfer.
     """
 
     def __init__(self, group: Callable[[], Any]) -> None:
@@ -281,7 +286,7 @@ class PeerTransport:
     def send_checkpoint(
         self, dst_ranks: list[int], step: int, state_dict: Json, timeout: timedelta
     ) -> None:
-        """Send a state to the ranks `dst_ranks`, one after another."""
+        """Send a state to the ranks in `dst_ranks`, one rank after another."""
         del step, timeout
         values, found = apart(state_dict)
         tensors = {name: one.detach().to("cpu").contiguous() for name, one in found.items()}
@@ -298,11 +303,11 @@ class PeerTransport:
     def recv_checkpoint(
         self, src_rank: int, metadata: str, step: int, timeout: timedelta
     ) -> dict[str, Any]:
-        """Receive a state from a rank; InvalidInput if it is malformed."""
+        """Receive a state from rank `src_rank`; raises InvalidInput if it is malformed."""
         del metadata, step, timeout
         length = int(self._received(torch.empty(1, dtype=torch.int64), src_rank))
         if not 0 < length <= _MAX_HEADER_NBYTES:
-            problem = f"has a malformed header from worker {src_rank}"
+            problem = f"must have a header of 1 to {_MAX_HEADER_NBYTES} bytes (worker {src_rank})"
             raise InvalidInput("state", problem, got=length)
         header = self._received(torch.empty(length, dtype=torch.uint8), src_rank)
         tensors: Tensors = {}
@@ -313,7 +318,8 @@ class PeerTransport:
                 self._received(bytes_of(tensors[name]), src_rank)
             state: dict[str, Any] = together(values, tensors)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            raise InvalidInput("state", f"is malformed (from worker {src_rank}): {error}") from None
+            problem = f"is malformed, as received from worker {src_rank}: {error}"
+            raise InvalidInput("state", problem) from None
         return state
 
     def disallow_checkpoint(self) -> None:
@@ -337,7 +343,10 @@ class PeerTransport:
 
 
 def checked_manager(manager: object) -> "Manager":
-    """Return a suitable torchft manager; InvalidInput if it is unsuitable."""
+    """Check that `manager` is a torchft.Manager that Paceline can use, and return it.
+
+    Raises InvalidInput for asynchronous quorums, a backend other than gloo, or a manager in use.
+    """
     try:
         from torchft import Manager, ProcessGroupGloo
     except ImportError as error:
@@ -352,13 +361,13 @@ def checked_manager(manager: object) -> "Manager":
         raise InvalidInput("manager", problem, got=type(manager._pg).__name__)
     if _KEY in manager._user_state_dicts:
         raise InvalidInput(
-            "manager", "is already used by another LocalUpdates", hint="create another"
+            "manager", "is already used by another LocalUpdates", hint="create a second manager"
         )
     return manager
 
 
 def _replace_transport(manager: "Manager", transport: PeerTransport) -> None:
-    """Replace the manager's transport, which unpickles data from the network."""
+    """Replace the manager's checkpoint transport, because torchft's unpickles received data."""
     before: Any = manager._checkpoint_transport
     before.shutdown()
     if (server := getattr(before, "_server", None)) is not None:

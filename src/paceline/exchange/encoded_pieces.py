@@ -1,10 +1,10 @@
-"""Sum a piece of values over all ranks with encoded messages.
+"""Sum a piece of a tensor over all ranks, with encoded (compressed) messages.
 
 A codec that encodes sums (`Codec.encodes_sums`) uses `ShardedPiece`; each rank sums one shard:
 
     values     [shard 0 | shard 1 | shard 2]        on each rank
     scatter     encode, all-to-all                  each shard to the rank that sums it
-    gather      decode and add, encode, all-gather  each sum to all ranks, decode
+    gather      decode and add, encode, all-gather  each sum to all ranks, which decode it
 
 Other codecs use `WholePiece`; each rank sums everything:
 
@@ -12,12 +12,12 @@ Other codecs use `WholePiece`; each rank sums everything:
     scatter     encode, all-to-all                  each rank's values to all others
     gather      decode and add, in rank order       nothing is sent
 
-A message is a row of bytes: a header and the payload's buffers.
+A message is a row of bytes: a header, and the buffers of the encoded values.
 
 With n ranks and b bytes per encoded value, a rank sends 2 (n - 1) / n * b bytes per value of a
 sharded piece, and (n - 1) * b bytes per value of a whole piece. Codecs of four bits (b = 0.5) use
-whole pieces, because a sharded piece would also round the sums to four bits. If its sums had eight
-bits, a sharded piece would send fewer bytes than a whole piece only for n > 3.
+whole pieces, because a sharded piece would also round the sums to four bits. A sharded piece with
+sums of eight bits would send fewer bytes than a whole piece, but only for n > 3.
 """
 
 from collections.abc import Callable, Container, Sequence
@@ -33,14 +33,14 @@ from paceline.links.all_to_all import post_pairs
 
 
 class PieceCodecs:
-    """Has a codec for each key, piece and shard; each codec has its own error feedback."""
+    """Stores one codec for each tensor key, piece and shard, each with its own error feedback."""
 
     def __init__(self) -> None:
         self._codecs: dict[tuple[str, int, int], Codec] = {}
-        self._loaded: dict[str, Tensor] = {}  # for codecs that are not created yet
+        self._loaded: dict[str, Tensor] = {}  # error feedback for codecs that `of` will create
 
     def of(self, key: str, piece: int, num_shards: int, make: Callable[[], Codec]) -> list[Codec]:
-        """Return the codecs of a piece's shards; `make` creates missing codecs."""
+        """Return a codec per shard of a tensor's piece; `make` creates those that are missing."""
         places = [(key, piece, shard) for shard in range(num_shards)]
         for place in places:
             if place not in self._codecs:
@@ -56,12 +56,12 @@ class PieceCodecs:
 
     @property
     def sent_share(self) -> float | None:
-        """The share of values that this rank sends; None if the codec sends all values."""
+        """The fraction of values that this rank sends; None if the codec sends all values."""
         found = next(iter(self._codecs.values()), None)
         return found.sent_share if isinstance(found, ErrorFeedback) else None
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return this rank's error feedback, with the keys KEY/PIECE/SHARD."""
+        """Return this rank's error feedback, by "KEY/PIECE/SHARD"."""
         state = dict(self._loaded)
         for place, codec in self._codecs.items():
             for error in codec.state_dict().values() if isinstance(codec, ErrorFeedback) else ():
@@ -69,14 +69,14 @@ class PieceCodecs:
         return state
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Load error feedback that the same rank saved; the number of ranks must be the same."""
+        """Load error feedback of `state_dict`, from the same rank of the same number of ranks."""
         self._codecs, self._loaded = {}, dict(state)
 
 
 class _Piece:
     """Contiguous float32 values, to be replaced by (their sum over all ranks) / `divisor`.
 
-    NaN and infinite values count as zero. `codecs`: one codec for each rank; a sharded piece uses
+    NaN and infinite values count as zero. `codecs`: as many as ranks. A sharded piece uses
     `codecs[i]` for shard i, and a whole piece uses only `codecs[rank]`.
     """
 
@@ -86,11 +86,14 @@ class _Piece:
         self._peers = [other for other in range(len(codecs)) if other != rank]
 
     def _rows(self, payloads: Sequence[Payload], count: int, group: dist.ProcessGroup) -> Tensor:
-        """Pack payloads of at most `count` values into rows of equal length."""
+        """Pack each payload (at most `count` encoded values) into a row of bytes.
+
+        Rows have equal lengths on all ranks; collective if the codec's encoded size varies.
+        """
         if self._codec.fixed_size:
             nbytes = self._codec.nbytes(count)
         else:
-            # empty if there are no other ranks
+            # default=0: a single rank has no payloads to send
             longest = max((payload.nbytes for payload in payloads), default=0)
             agreed = torch.tensor([longest], device=self.values.device)
             dist.all_reduce(agreed, dist.ReduceOp.MAX, group=group)
@@ -98,27 +101,27 @@ class _Piece:
         return pack(payloads, row_nbytes(nbytes), self.values.device)
 
     def _exchange(self, sent: Tensor, group: dist.ProcessGroup) -> Tensor:
-        """Send a row to each peer, and return the received rows."""
+        """Send one row of `sent` to each other rank; return one row from each."""
         received = torch.empty_like(sent, memory_format=torch.contiguous_format)
         if sent.device.type != "cpu":
             rows = [int(rank != self._rank) for rank in range(len(self._codecs))]
             dist.all_to_all_single(received, sent.contiguous(), rows, rows, group=group)
             return received
         for work in post_pairs(received, sent, self._peers, group):
-            assert work is not None  # because this rank is a member of the group
+            assert work is not None  # None only for a rank outside the group
             work.wait()
         return received
 
 
 class ShardedPiece(_Piece):
-    """A piece in which each rank sums one shard."""
+    """A piece of which each rank sums one shard, and sends the sum to all ranks."""
 
     _shards: Sequence[Tensor] = ()
     _received: Tensor
 
     def scatter(self, group: dist.ProcessGroup) -> int:
         """Send each shard to the rank that sums it; return the number of bytes sent."""
-        # all ranks compute the same sizes, so no sizes are sent
+        # shard sizes need not be sent, because all ranks compute the same sizes
         num_shards = len(self._codecs)
         size = -(-len(self.values) // num_shards)
         self._shards = [self.values[size * i : size * (i + 1)] for i in range(num_shards)]
@@ -128,9 +131,9 @@ class ShardedPiece(_Piece):
         return rows.numel()
 
     def gather(self, group: dist.ProcessGroup) -> tuple[int, int]:
-        """Sum this rank's shard, send the sum to all ranks, and receive the other sums.
+        """Sum this rank's shard, send the sum to all ranks, and receive the other shards' sums.
 
-        Returns the numbers of bytes sent and of non-finite values.
+        Returns the number of bytes sent, and the number of NaN and infinite values of all ranks.
         """
         own, codec = self._shards[self._rank], self._codec
         num_nonfinite = 0
@@ -141,12 +144,12 @@ class ShardedPiece(_Piece):
             own /= self._divisor
         sums = codec.encode(own)
         num_nonfinite += sums.num_nonfinite
-        # the header tells all ranks the number of non-finite values
+        # the message header tells the other ranks how many values of this shard were non-finite
         sums = replace(sums, num_nonfinite=num_nonfinite)
         row = self._rows([sums], len(self._shards[0]), group)
         received = self._exchange(row.expand(len(self._peers), -1), group)
         sent = len(self._peers) * row.shape[1]
-        # also decode this rank's own sum, so that it is rounded as on the other ranks
+        # decode this rank's own sum, too, so that it has the same rounding on all ranks
         codec.decode(sums, out=own)
         for row, peer in zip(received, self._peers, strict=True):
             shard, codec = self._shards[peer], self._codecs[peer]
@@ -157,7 +160,7 @@ class ShardedPiece(_Piece):
 
 
 class WholePiece(_Piece):
-    """A piece in which each rank sums all values."""
+    """A piece of which each rank receives and sums all values of all ranks."""
 
     _payloads: Sequence[Payload] = ()
 
@@ -167,12 +170,15 @@ class WholePiece(_Piece):
         row = self._rows([own], len(self.values), group)
         received = self._exchange(row.expand(len(self._peers), -1), group)
         payloads = unpack(received, self._codec.name, len(self.values))
-        # all in rank order, and this rank's values rounded, too: so all ranks get the same bits
+        # For the same bits on all ranks, each rank adds in rank order, and rounds its own values.
         self._payloads = [*payloads[: self._rank], own, *payloads[self._rank :]]
         return len(self._peers) * row.shape[1]
 
     def gather(self, group: dist.ProcessGroup) -> tuple[int, int]:
-        """Replace the values by the mean of the decoded values; send nothing."""
+        """Replace the values by the decoded values' sum / `divisor`; nothing is sent.
+
+        Returns 0 bytes sent, and the number of NaN and infinite values of all ranks.
+        """
         first, *others = self._payloads
         self._codec.decode(first, out=self.values)
         for payload in others:
@@ -188,6 +194,6 @@ EncodedPiece = ShardedPiece | WholePiece
 def encoded_piece(
     values: Tensor, codecs: Sequence[Codec], rank: int, divisor: float
 ) -> EncodedPiece:
-    """Create a sharded piece if the codecs encode sums, otherwise a whole piece."""
+    """Create a ShardedPiece if the codecs encode sums, otherwise a WholePiece."""
     kind: type[EncodedPiece] = ShardedPiece if codecs[rank].encodes_sums else WholePiece
     return kind(values, codecs, rank, divisor)

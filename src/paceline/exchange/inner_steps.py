@@ -1,4 +1,4 @@
-"""Count and lock optimizer steps, and copy optimizer states and buffers between steps."""
+"""Count optimizer steps, and copy optimizer states and buffers while no step changes them."""
 
 import sys
 import threading
@@ -18,9 +18,10 @@ from paceline.core.errors import InvalidInput, WorkerLost
 
 
 class StepLock:
-    """Locks the state of optimizers during each step.
+    """Locks optimizers during each step, so that another thread copies only complete states.
 
-    If a step raises, the state may be inconsistent, and stays locked until a later step has ended.
+    The other thread uses `with lock`. If a step raises, the state may be inconsistent: it stays
+    locked until a later step has ended. `deadline_s`: longest wait of the other thread.
     """
 
     def __init__(self, optimizers: Iterable[Optimizer], deadline_s: float) -> None:
@@ -31,22 +32,22 @@ class StepLock:
         self._accelerators = [one for one in devices if one.type != "cpu"]
 
     def begin_step(self) -> None:
-        """Lock the state, after waiting for another thread that copies it."""
+        """Lock the optimizers for a step; if another thread is copying them, wait."""
         if not self._is_in_step:
             self._lock.acquire()
         self._is_in_step = True
 
     def end_step(self) -> None:
-        """Unlock the state, if `begin_step` has locked it."""
+        """Unlock the optimizers, if `begin_step` has locked them."""
         if self._is_in_step:
             self._is_in_step = False
             self._lock.release()
 
     def __enter__(self) -> None:
-        """Lock the state between steps; WorkerLost if a step lasts longer than the deadline."""
+        """Wait for the end of a step, and lock the optimizers; WorkerLost after `deadline_s`."""
         if not self._lock.acquire(timeout=self._deadline_s):
-            raise WorkerLost(f"an optimizer step took longer than {self._deadline_s:g} s")
-        for device in self._accelerators:  # wait for the step's kernels
+            raise WorkerLost(f"this worker's optimizer step took over {self._deadline_s:g} s")
+        for device in self._accelerators:  # kernels of the step may still run
             torch.accelerator.synchronize(device)
 
     def __exit__(self, *_: object) -> None:
@@ -55,7 +56,7 @@ class StepLock:
 
 @dataclass(frozen=True)
 class InnerState:
-    """A copy of a worker's buffers and optimizer states, in host memory."""
+    """A copy of a worker's model buffers, optimizer states and step count, in host memory."""
 
     optimizers: list[dict[str, Json]]
     buffers: list[Tensor]
@@ -63,7 +64,7 @@ class InnerState:
 
     @classmethod
     def of(cls, model: nn.Module, optimizers: Sequence[Optimizer], num_steps: int) -> Self:
-        """Copy the state; InvalidInput for an optimizer state that cannot be sent."""
+        """Copy the state; raises InvalidInput if an optimizer's state cannot be sent to peers."""
         copies = []
         for one in optimizers:
             tensors, values = optimizer_state(one, model.named_parameters())
@@ -72,7 +73,7 @@ class InnerState:
         return cls(copies, [_copied(one) for one in model.buffers()], num_steps)
 
     def load_into(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
-        """Load the saved states into `optimizers`; InvalidInput for a state that does not fit."""
+        """Load the optimizer states only; raises InvalidInput if a state does not fit."""
         for one, state in zip(optimizers, self.optimizers, strict=True):
             load_optimizer_state(one, model.named_parameters(), **state)
 
@@ -84,14 +85,14 @@ def _copied(tensor: Tensor) -> Tensor:
 class InnerSteps:
     """Counts a worker's training steps by hooks on its optimizers.
 
-    A training step consists of one step of each optimizer. If an optimizer steps for the second
-    time while another optimizer has not stepped, for example because a GradScaler skipped the
-    latter, a new training step begins. Torch calls the hooks also for a nested step, such as
-    `super().step()`; nested steps are ignored. A step that raises does not affect the next step.
+    A training step consists of one step of each optimizer. A GradScaler may skip an optimizer's
+    step: a new training step also begins when an optimizer steps for the second time. Torch calls
+    the hooks for nested steps, too, such as `super().step()`; these are not counted. A step that
+    raises does not affect the count of later steps.
 
-    Raises InvalidInput unless the optimizers train exactly the trainable parameters of the model.
-    A second step on the same gradients, or a step after parameters were added, also raises
-    InvalidInput.
+    Raises InvalidInput if the optimizers do not train exactly the trainable parameters of the
+    model. Later, `optimizer.step()` raises InvalidInput for a second step on the same gradients,
+    and after parameters were added to the optimizer.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer | Sequence[Optimizer]) -> None:
@@ -99,10 +100,10 @@ class InnerSteps:
         self.optimizers = _optimizers_of(optimizer)
         self._num_trained = _num_trained(model, self.optimizers)
         self._stepped: set[Optimizer] = set()
-        # gradients of each optimizer's last step, with tensor versions
+        # by optimizer: its gradient tensors at its last step, with their `_version` counters
         self._gradients: dict[Optimizer, list[tuple[weakref.ref[Tensor], int]]] = {}
-        self._depth = 0  # number of nested steps
-        # stack frame of torch's wrapper around the outermost step
+        self._depth = 0  # number of `step` calls that are running, each nested in the previous
+        # stack frame of torch's wrapper function around the outermost `step` call
         self._caller: FrameType | None = None
         self._lock: StepLock | None = None
         self._handles: list[Any] = []
@@ -115,14 +116,14 @@ class InnerSteps:
             self._handles.append(one.register_step_post_hook(self._end))
 
     def remove(self) -> None:
-        """Remove the hooks."""
+        """Remove the hooks from the optimizers, and unlock them."""
         for handle in self._handles:
             handle.remove()
         if self._lock is not None:
             self._lock.end_step()
 
     def _begin(self, _: Optimizer, *__: object) -> None:
-        if not torch.compiler.is_compiling():  # in a compiled step, torch's wrapper has no frame
+        if not torch.compiler.is_compiling():  # compiled steps have no frame of torch's wrapper
             caller = sys._getframe(1)
             if self._caller is None or self._caller not in _callers_of(caller):
                 self._depth, self._caller = 0, caller
@@ -137,20 +138,21 @@ class InnerSteps:
         self._caller = None
         before = self.count
         self._add(optimizer)
-        # unlock after counting, because a peer copies the state together with the count
+        # unlock only after counting, because another thread copies the state with this count
         if self._lock is not None:
             self._lock.end_step()
         if self.count > before:
             self._on_step()
 
     def _add(self, optimizer: Optimizer) -> None:
-        # a GradScaler calls a fused optimizer even for a skipped step, which changes nothing
+        # do not count steps that GradScaler skips: it calls fused optimizers with `found_inf` set
         skipped = getattr(optimizer, "found_inf", None)
         if skipped is not None and skipped.item():
             return
         if len(_parameters_of(self.optimizers)) != self._num_trained:
-            hint = "create LocalUpdates after adding all parameter groups"
-            raise InvalidInput("optimizer", "has parameters added after LocalUpdates", hint=hint)
+            hint = "add all parameter groups before you create LocalUpdates"
+            problem = "has parameters that were added after LocalUpdates was created"
+            raise InvalidInput("optimizer", problem, hint=hint)
         self._check_gradients(optimizer)
         if optimizer in self._stepped:
             self._complete()
@@ -163,20 +165,20 @@ class InnerSteps:
         self.count += 1
 
     def _check_gradients(self, optimizer: Optimizer) -> None:
-        """Raise InvalidInput if no gradient changed since this optimizer's last step."""
+        """Raise InvalidInput if no gradient of `optimizer` has changed since its last step."""
         gradients = [one.grad for one in _parameters_of([optimizer])]
         found = [(one, one._version) for one in gradients if one is not None]
         before = [(one(), version) for one, version in self._gradients.get(optimizer, [])]
         if found and len(found) == len(before):
             pairs = zip(found, before, strict=True)
             if all(one is other and own == last for (one, own), (other, last) in pairs):
-                problem = "has stepped twice on the same gradients"
-                raise InvalidInput("optimizer", problem, hint="step once per batch")
+                problem = "has taken two steps with the same gradients"
+                raise InvalidInput("optimizer", problem, hint="call step once per batch")
         self._gradients[optimizer] = [(weakref.ref(one), version) for one, version in found]
 
 
 def _callers_of(frame: FrameType) -> Iterator[FrameType]:
-    """Yield the calling frames, innermost first."""
+    """Yield the stack frames that have called `frame`, innermost first."""
     caller = frame.f_back
     while caller is not None:
         yield caller
@@ -184,7 +186,7 @@ def _callers_of(frame: FrameType) -> Iterator[FrameType]:
 
 
 def _optimizers_of(given: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
-    """Return the optimizers to hook, without Accelerate's wrappers."""
+    """Return the optimizers as a list, unwrapped from Accelerate's AcceleratedOptimizer."""
     found = []
     for one in [given] if isinstance(given, Optimizer) else list(given):
         while isinstance(inner := getattr(one, "optimizer", None), Optimizer):
@@ -202,14 +204,14 @@ def _parameters_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
 
 
 def _num_trained(model: nn.Module, optimizers: Sequence[Optimizer]) -> int:
-    """Return how many parameters are trained; InvalidInput unless they are those of the model."""
+    """Count the optimizers' parameters; InvalidInput unless they are the model's trainable ones."""
     named = {one: name for name, one in model.named_parameters() if one.requires_grad}
     given = _parameters_of(optimizers)
     missing = [name for one, name in named.items() if one not in set(given)]
     if missing:
         hint = "freeze it by requires_grad_(False), or pass all optimizers as a list"
-        raise InvalidInput("optimizer", f"does not train {missing[0]}", hint=hint)
+        raise InvalidInput("optimizer", f"does not train parameter {missing[0]}", hint=hint)
     if any(one.requires_grad and one not in named for one in given):
-        hint = "pass a module that contains all of them"
+        hint = "pass a model that contains all parameters of the optimizer"
         raise InvalidInput("optimizer", "has parameters outside the model", hint=hint)
     return len(given)

@@ -1,4 +1,4 @@
-"""Check that ranks have equal models, and lay out gradients in a flat buffer."""
+"""Check that all ranks have the same model, and place gradients in a flat buffer."""
 
 import hashlib
 import json
@@ -18,9 +18,9 @@ from paceline.core.errors import InvalidInput
 from paceline.links.group import Group
 from paceline.training.models.layers import layers_of
 
-# types that every exchange supports
+# dtypes of gradients that all-reduce, host and tree exchanges can sum
 _TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-_ALIGNMENT = 64  # bytes of a cache line; two gradients must not share a line
+_ALIGNMENT = 64  # bytes of a cache line; no two gradients may share a cache line
 
 
 class NamedParameter(NamedTuple):
@@ -43,27 +43,27 @@ def trainable(module: nn.Module, parameters: Iterable[nn.Parameter]) -> list[Nam
 
 
 def check_exchangeable(parameters: Sequence[NamedParameter], device: torch.device) -> None:
-    """Raise InvalidInput for a parameter with an unsupported type or device."""
+    """Raise InvalidInput if a parameter has an unsupported dtype, or is not on `device`."""
     for _, name, parameter in parameters:
         if parameter.dtype.to_real() not in _TYPES:
             problem = "must be float32, float64, bfloat16, float16 or complex"
             raise InvalidInput(f"parameter {name!r}", problem, got=parameter.dtype)
         if parameter.device.type != device.type:
-            problem, got = f"must be on {device}, as this rank", str(parameter.device)
-            raise InvalidInput(f"parameter {name!r}", problem, got=got, hint="move the module")
+            problem, got = f"must be on {device}, this rank's device", str(parameter.device)
+            raise InvalidInput(f"parameter {name!r}", problem, got=got, hint="use module.to(...)")
 
 
 class ModelsDiffer(InvalidInput, RuntimeError):
-    """Ranks have different models; a RuntimeError, as in DistributedDataParallel."""
+    """Ranks have different models; as in DistributedDataParallel, this is a RuntimeError."""
 
 
 def check_same(
     module: nn.Module, group: Group, ignored: Container[str] = (), with_buffers: bool = True
 ) -> None:
-    """Raise ModelsDiffer on all ranks if names or kinds of their models' tensors differ.
+    """Raise ModelsDiffer on all ranks if their models have different tensors; collective.
 
-    Values are not compared. Buffers are compared only if `with_buffers`. Tensors whose names are in
-    `ignored` may differ.
+    Names, shapes, dtypes, strides and `requires_grad` are compared; values are not. Buffers are
+    compared only if `with_buffers`. Tensors whose names are in `ignored` may differ.
     """
     named = [(name, p) for name, p in module.named_parameters() if name not in ignored]
     rows = [_described("trainable parameter", name, p) for name, p in named if p.requires_grad]
@@ -71,7 +71,7 @@ def check_same(
     if with_buffers:
         buffers = [(name, b) for name, b in module.named_buffers() if name not in ignored]
         rows += [_described("buffer", name, buffer) for name, buffer in buffers]
-    # compare digests first, because it takes long to exchange the rows of a large model
+    # compare hashes first, because exchanging a large model's descriptions takes long
     digest = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
     if len(set(group.gather(digest))) == 1:
         return
@@ -92,7 +92,7 @@ def _described(kind: str, name: str, tensor: Tensor) -> str:
 
 
 def check_same_codec(codec: str | None, group: Group) -> None:
-    """Raise InvalidInput on all ranks if the codecs of two ranks have different names."""
+    """Raise InvalidInput on all ranks if they have codecs of different names; collective."""
     names = group.gather(codec)
     if len(set(names)) > 1:
         got = sorted({str(one) for one in names})
@@ -101,7 +101,10 @@ def check_same_codec(codec: str | None, group: Group) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Slot:
-    """The place of a gradient in a flat byte buffer; `index`: number of the parameter."""
+    """The place of a parameter's gradient in a flat buffer, from byte `offset` on.
+
+    `index`: the parameter's position in the list of trainable parameters.
+    """
 
     index: int
     name: str
@@ -111,27 +114,27 @@ class Slot:
 
     @cached_property
     def dtype(self) -> torch.dtype:
-        """The type of the summed values; a complex gradient is summed as real values."""
+        """The dtype in which values are summed; a complex value is summed as two real values."""
         return self.parameter.dtype.to_real()
 
     @cached_property
     def num_values(self) -> int:
-        """Number of summed values; a complex value has two."""
+        """Number of real values to sum; a complex value counts as two."""
         return self.parameter.numel() * (2 if self.parameter.is_complex() else 1)
 
     @cached_property
     def nbytes(self) -> int:
-        """Bytes of the gradient."""
+        """Size of the gradient in bytes."""
         return self.parameter.nbytes
 
     @cached_property
     def stride(self) -> tuple[int, ...]:
-        """Strides of the gradient, in values."""
+        """Strides of the gradient, in elements."""
         return torch.empty_like(self.parameter, device="meta").stride()
 
     def of(self, buffer: Tensor) -> Tensor:
-        """Return the gradient in a flat byte buffer, as a view with the parameter's shape."""
-        # with the gradient's strides, to preserve layouts such as channels_last
+        """Return this slot of flat byte tensor `buffer`, as a view with the parameter's shape."""
+        # the view has the gradient's strides, to preserve layouts such as channels_last
         flat = buffer[self.offset : self.offset + self.nbytes].view(self.parameter.dtype)
         return flat.as_strided(self.parameter.size(), self.stride)
 
@@ -145,26 +148,26 @@ class Chunk:
 
     @cached_property
     def nbytes(self) -> int:
-        """Bytes of the gradients."""
+        """Total size of the chunk's gradients, in bytes."""
         return sum(slot.nbytes for slot in self.slots)
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """The slots of all gradients, grouped by layer, in the order in which layers become ready."""
+    """Places of all gradients in a flat buffer of `nbytes` bytes, grouped by layer.
+
+    Layers are sorted by when their last gradient is ready.
+    """
 
     slots: tuple[Slot, ...]
     nbytes: int
 
     @classmethod
     def of(cls, parameters: Sequence[NamedParameter], order: Sequence[int]) -> "Layout":
-        """Lay out gradients; `order`: indices of parameters in the order in which they get ready.
-
-        A layer's gradients are adjacent. Layers are sorted by the time of their last gradient.
-        """
+        """Place gradients; `order`: indices of parameters in the order of ready gradients."""
         last = {parameters[index].layer: place for place, index in enumerate(order)}
         slots, offset = [], 0
-        # a stable sort keeps the order within a layer
+        # the sort is stable: within a layer, gradients stay in the order in which they get ready
         for index in sorted(order, key=lambda index: last[parameters[index].layer]):
             layer, name, parameter = parameters[index]
             slots.append(Slot(index, name, parameter, layer, offset))
@@ -173,12 +176,12 @@ class Layout:
 
     @property
     def num_flags(self) -> int:
-        """Length of an array of flags indexed by `slot.index`."""
+        """Length of an array that has one flag per parameter, at `slot.index`."""
         return 1 + max(slot.index for slot in self.slots)
 
     @cached_property
     def layers(self) -> tuple[tuple[Slot, ...], ...]:
-        """The slots of each layer; layers are sorted by the time of their last gradient."""
+        """The slots of each layer; layers are sorted by when their last gradient is ready."""
         return tuple(tuple(group) for _, group in groupby(self.slots, attrgetter("layer")))
 
     def chunks(self, size: int) -> tuple[Chunk, ...]:
@@ -193,8 +196,11 @@ class Layout:
 def exchange_sparse(
     parameters: Sequence[nn.Parameter], touched: Sequence[bool], group: Group
 ) -> None:
-    """Average sparse gradients, collectively; `touched`: whether each changed on this rank."""
-    # first agree which gradients to exchange, because all ranks must call the same collectives
+    """Average the sparse gradients that changed on any rank; collective.
+
+    `touched`: by parameter, whether its gradient changed on this rank.
+    """
+    # all ranks must call the same collectives, so they first agree which gradients to average
     flags = torch.tensor(touched, dtype=torch.int64)
     dist.all_reduce(flags, dist.ReduceOp.MAX, group=group.control)
     for parameter, changed in zip(parameters, flags.tolist(), strict=True):
@@ -202,12 +208,12 @@ def exchange_sparse(
             continue
         gradient = parameter.grad
         if gradient is None:
-            # this rank sends no rows, but must call the collective
+            # only other ranks have this gradient; this rank joins their all-reduce without rows
             places = torch.empty(1, 0, dtype=torch.int64, device=parameter.device)
             rows = parameter.new_empty(0, *parameter.shape[1:])
             gradient = torch.sparse_coo_tensor(places, rows, parameter.shape, is_coalesced=True)
         if gradient.layout == torch.strided:
-            problem = "cannot be used for an embedding whose weight another layer shares"
+            problem = "cannot be True for an embedding that shares its weight with another layer"
             raise InvalidInput("sparse", problem, hint="use sparse=False")
         gradient = gradient.coalesce()
         dist.all_reduce(gradient, group=group.process_group)

@@ -32,18 +32,19 @@ from paceline.training.models.halves import buffers_restored
 from paceline.training.recipes.recipe import NAMELESS, Recipe, scalar_of
 
 _TEST_BATCH = 256
-_TEST_TOKENS = 16384  # most tokens of a test batch, because logits need much memory
+_TEST_TOKENS = 16384  # maximum of tokens in a test batch, whose logits need much memory
 
 
 @dataclass(frozen=True)
 class Learner:
-    """Functions that take the steps of a run, test the model, and save and load the state.
+    """Functions by which a training loop takes steps, tests the model, and saves its state.
 
-    `traced`: the module whose layers are recorded. `step`: takes a step, records it, and returns
-    this rank's weighted loss. `test`: returns the summed loss and score of this rank's share of the
-    samples. `prepare`: runs the pass that `ModelReplica.prepare` requires. `state`: returns the
-    state that is equal on all ranks, with whole layers. `load`: loads this state. `state` and
-    `load` are collective.
+    `traced`: the module whose layers are recorded. `step(batches)`: takes a training step, records
+    it, and returns this rank's weighted loss. `test(samples)`: returns the sums of loss and score
+    over the test samples that this rank tests. `state()`: returns the state that is saved once for
+    all ranks, with layers whole even if they are split between ranks. `load(state)`: loads it.
+    `state` and `load` are collective. `prepare(batch)`: runs a forward and backward pass that
+    changes nothing, for `ModelReplica.prepare`.
     """
 
     traced: nn.Module
@@ -55,7 +56,7 @@ class Learner:
 
 
 class WholeModel:
-    """Creates the `Learner` of a rank that has the whole model."""
+    """Creates the `Learner` of a rank that has all layers of the model."""
 
     def __init__(
         self, group: Group, setup: TrainingSetup, recorder: Recorder, replica: ModelReplica
@@ -67,7 +68,7 @@ class WholeModel:
 
     @property
     def learner(self) -> Learner:
-        """The functions for the whole model on this rank."""
+        """The functions by which the training loop trains this rank's model."""
         own = self._step, self._test, self._state, self._load, self._prepare
         return Learner(self._model, *own)
 
@@ -95,7 +96,7 @@ class WholeModel:
 
 
 def learned_state(model: nn.Module, optimizer: Optimizer, schedule: LRScheduler | None) -> State:
-    """Return the state of a model, its optimizer and its schedule."""
+    """Return the checkpoint state of a model, its optimizer and its learning rate schedule."""
     tensors, values = optimizer_state(optimizer, model.named_parameters())
     found = {f"model/{name}": one for name, one in module_state(model).items()}
     found |= {f"optimizer/{name}": one for name, one in tensors.items()}
@@ -108,10 +109,10 @@ def learned_state(model: nn.Module, optimizer: Optimizer, schedule: LRScheduler 
 def load_learned_state(
     state: State, model: nn.Module, optimizer: Optimizer, schedule: LRScheduler | None
 ) -> None:
-    """Load a state from `learned_state`; InvalidInput if it belongs to another model."""
+    """Load a state from `learned_state`; raises InvalidInput if it does not fit the model."""
     own = state.file("optimizer"), state.parts["optimizer"]
     try:
-        check_fits(module_state(model), state.file("model"))  # check before changing anything
+        check_fits(module_state(model), state.file("model"))  # raises before anything is loaded
         load_optimizer_state(optimizer, model.named_parameters(), *own)
         if schedule is not None:
             load_schedule_state(schedule, state.parts.get("schedule"))
@@ -128,9 +129,9 @@ def evaluate(
     recipe: Recipe,
     learning: Learning = OF_CLASSES,
 ) -> tuple[float, float]:
-    """Return the summed loss and score of this rank's share of the test samples.
+    """Test this rank's part of the samples; return the sums of their losses and scores.
 
-    Each sample is tested by exactly one rank.
+    Rank r of n tests samples r, r + n, r + 2 n, and so on.
     """
     model.eval()
     name = recipe.name or NAMELESS
@@ -152,7 +153,10 @@ def evaluate(
 def tested(
     model: nn.Module, group: Group, recipe: Recipe, learning: Learning
 ) -> tuple[float | None, float | None]:
-    """Test on this rank alone; return mean loss and mean score, None if there is none."""
+    """Test all samples on the only rank of `group`; return mean loss and mean score.
+
+    The loss is None without test samples, and the score without a score function.
+    """
     if (samples := recipe.test_samples) is None:
         return None, None
     loss, score = evaluate(model, samples, group, recipe, learning)

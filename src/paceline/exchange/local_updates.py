@@ -1,11 +1,12 @@
-"""Train workers independently in a user's loop, with an exchange of parameters at intervals.
+"""Local SGD: train workers independently in a user's loop, and average parameters at intervals.
 
 loop      step 1 ... step H           | step H+1 ... step H+delay | ...
           optimizer.step -> hook      send                        load
 thread                                [headers, mean, outer step ]
 
-An inner step is a training step of one worker. Module `running_exchange` decides when to exchange,
-`core.rounds` chooses the outer step, and `outer` computes the mean and takes the outer step.
+An inner step is a training step of one worker; an outer step applies the mean change of all
+workers. Module `running_exchange` decides when to exchange, `core.rounds` chooses the outer step's
+learning rate and momentum, and `outer` computes the mean and takes the outer step.
 """
 
 import atexit
@@ -63,26 +64,26 @@ class LocalUpdates:
             for batch in loader:
                 ...  # loss.backward(); optimizer.step(); optimizer.zero_grad()
 
-    Start one process per worker with torchrun; the loop needs no other change. In an inner step,
-    each of the given optimizers takes one step. Only trainable parameters are exchanged. At the
-    start, all workers load worker 0's parameters. Every worker has a copy of the outer model, which
-    has the group's parameters. After an exchange, all copies are bit-identical: workers compare
-    hashes, and a worker whose copy differs loads worker 0's copy. If a worker's parameters are NaN
-    or infinite, the average excludes this worker, and it loads the group's parameters and resets
-    its optimizer. A warning names these workers and the workers whose copies differed.
+    Start one process per worker with torchrun; the loop needs no other change. An inner step is one
+    step of each of this worker's optimizers. At the start, all workers load worker 0's parameters.
+    Only trainable parameters are averaged. The averaged parameters are called the outer model, of
+    which every worker has a copy. After an exchange, all copies are bit-identical: workers compare
+    hashes, and a worker whose copy differs loads worker 0's copy. A worker whose parameters are NaN
+    or infinite is excluded from the average; it loads the outer model and resets its optimizers.
+    A warning names the workers that were excluded, and the workers whose copies differed.
 
     `sync_every` and `delay` may differ between workers, so that a faster worker takes more steps in
-    the same time. `weight`: weight of an inner step in the mean, such as its number of samples; it
-    may be set before each step. `fragments`, `delay`, `mixing`, `codec`, `outer_learning_rate`,
-    `outer_momentum`: see `paceline.core.rounds.Rounds`. `outer`: "auto", "average", "nesterov", or
-    a function that creates a torch optimizer for a list of tensors. `num_steps`: expected number of
-    inner steps, used by `outer="auto"`. `deadline_s`: longest wait for another worker, before
-    WorkerLost is raised. Default: the process group's timeout.
+    the same time. `weight`: weight of an inner step in the mean, such as its number of samples; the
+    attribute `weight` may be set before each step. `fragments`, `delay`, `mixing`, `codec`,
+    `outer_learning_rate`, `outer_momentum`: see `paceline.core.rounds.Rounds`. `outer`: "auto",
+    "average", "nesterov", or a function that creates a torch optimizer for a list of tensors.
+    `num_steps`: expected number of inner steps, used by `outer="auto"`. `deadline_s`: longest wait
+    for another worker, before WorkerLost is raised. Default: the process group's timeout.
 
     `process_group` or a one-dimensional `device_mesh`: group of the workers. Default: all ranks. If
-    FSDP2 or DDP is used within a host, pass the group of processes with the same local rank. If the
-    model is in a DDP across the workers (a Trainer creates one), this DDP exchanges no gradients
-    until `close`.
+    FSDP2 or DDP is used within a host, pass the group of processes with the same local rank. If a
+    DDP wraps the model across the workers (as a Trainer does), it exchanges no gradients until
+    `close`.
 
     `manager`: a torchft.Manager instead of a process group. With it, workers may be lost, return
     and join. A failed exchange is repeated with the remaining workers for at most `deadline_s`. A
@@ -90,8 +91,9 @@ class LocalUpdates:
     worker. Create the manager with `use_async_quorum=False` and a torchft.ProcessGroupGloo. Call
     its `shutdown` after training, because the other workers wait for this worker until then.
 
-    `close`, or the end of the `with` block, exchanges the remaining changes, and goes on exchanging
-    until all workers have finished. Raises InvalidInput for unsupported arguments.
+    `close`, or the end of the `with` block, averages the changes since the last exchange. It then
+    takes part in exchanges until all workers have finished. Raises InvalidInput for unsupported
+    arguments.
     """
 
     _running: RunningExchange | None = None
@@ -130,7 +132,8 @@ class LocalUpdates:
         self._model, self.weight, self._steps = model, weight, InnerSteps(model, optimizer)
         self._fragments = fragments_of(model, fragments)
         self._place, self.log = RoundPlace(self._rounds), ExchangeLog()
-        # outer="auto" uses the values of worker 0
+        # What outer="auto" depends on. All workers need the same choice, so `_begin` replaces these
+        # values by worker 0's.
         self._chosen_by = sync_every, None if num_steps is None else num_steps / sync_every
         settings = settings_of(self._rounds, codec, outer, self._fragments)
         group, self._suspended = meet(
@@ -147,7 +150,7 @@ class LocalUpdates:
         deadline_s: float | None,
         manager: "Manager | None",
     ) -> None:
-        """Connect to the workers and hook the optimizers; with a manager, load a peer's state."""
+        """Connect to the workers and hook the optimizers; join a running training by `manager`."""
         self._workers: FixedWorkers | ElasticWorkers
         if group is None:
             self._workers = self._elastic(manager, settings, deadline_s)
@@ -155,23 +158,24 @@ class LocalUpdates:
             self._chosen_by = tuple(group.gather(self._chosen_by)[0])
             self._workers = FixedWorkers(group, self._averaging)
         for one in self._suspended:
-            # otherwise, DDP's next forward pass would wait for all workers, to broadcast buffers
+            # the second flag, because DDP's forward pass would broadcast buffers to all workers
             one.require_backward_grad_sync = one.require_forward_param_sync = False
         self._is_open, self._thread = True, CallThread("paceline-local-updates")
         self._thread.end_with(self)
         self._steps.watch(self._after_step, self._workers.lock)
-        # at exit, killing a daemon thread that runs torch code would abort the process
+        # end the thread at exit: a daemon thread killed within torch code would abort the process
         self._at_exit = weakly(self.abort)
         atexit.register(self._at_exit)
         if group is None:
-            self._place.num_exchanges = -1  # a peer's state may set another number
+            # the first exchange sets it: to 0, or to that of a peer, whose state is loaded
+            self._place.num_exchanges = -1
             self._exchange_now(is_closing=False)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Call `close`; after an exception, `abort`."""
+        """Call `close`, or `abort` if the `with` block raised an exception."""
         if kind is None:
             self.close()
         else:
@@ -179,24 +183,28 @@ class LocalUpdates:
 
     @property
     def num_steps(self) -> int:
-        """Number of inner steps that this worker has taken."""
+        """Number of training steps (inner steps) that this worker has taken."""
         return self._steps.count
 
     @property
     def num_exchanges(self) -> int:
-        """Number of exchanges so far, counting all fragments."""
+        """Number of exchanges so far; each fragment's exchange counts as one."""
         return self._place.num_exchanges
 
     def close(self) -> None:
-        """Exchange until all workers have finished, then remove the hooks."""
+        """Average the last changes, exchange until all workers have finished, and remove the hooks.
+
+        Raises InvalidInput if parameters changed without a step of the given optimizers.
+        """
         if not self._is_open:
             return
         try:
             if not self._steps.count and not all(
                 map(torch.equal, self.own_parameters(), self._outer.values)
             ):
-                hint = "pass the optimizer that changes the parameters"
-                raise InvalidInput("optimizer", "has taken no step", hint=hint)
+                hint = "pass the optimizer that changes the parameters to LocalUpdates"
+                problem = "has taken no step, but parameters have changed"
+                raise InvalidInput("optimizer", problem, hint=hint)
             self._load()
             while not self._exchange_now().all_closing:
                 pass
@@ -206,13 +214,13 @@ class LocalUpdates:
             self.abort()
 
     def statistics(self) -> Statistics:
-        """Return traffic and time of this worker's exchanges."""
+        """Return steps, bytes sent, and exposed and hidden time of this worker's exchanges."""
         nbytes, share = self._averaging.nbytes, self._averaging.codecs.sent_share
         times = self.log.exposed_s, max(0.0, self.log.took_s - self.log.exposed_s)
         return Statistics("local", self._steps.count, nbytes, nbytes, *times, sent_share=share)
 
     def own_parameters(self) -> list[Tensor]:
-        """Return a copy of this worker's parameters, as one vector for each fragment."""
+        """Return a copy of this worker's own parameters, as one vector for each fragment."""
         return [flatten(one, self._outer.dtype) for one in self._fragments]
 
     def load_own_parameters(self, vectors: Sequence[Tensor]) -> None:
@@ -221,12 +229,12 @@ class LocalUpdates:
             load_vector(vector, fragment)
 
     def stand_in_for_gradients(self, make: Callable[[Tensor], Tensor]) -> None:
-        """In a rehearsal, send `make(parameters)`, because outer gradients would be zero."""
+        """In a rehearsal, send `make(parameters)`, because true outer gradients would be zero."""
         self._averaging.stand_ins = list(map(make, self._outer.values))
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Give the model the group's parameters in the `with` block, for example for a test."""
+        """Within the `with` block, load the outer model's parameters, for example for a test."""
         if self._running is not None:
             self._wait(self._running)
         own = self.own_parameters()
@@ -237,10 +245,10 @@ class LocalUpdates:
             self.load_own_parameters(own)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this worker's state, without the model and optimizer.
+        """Return this worker's state, without model and optimizer, which you save separately.
 
-        Save the model and optimizer separately. The state contains only tensors and plain values,
-        so that `torch.load` can read it with `weights_only`.
+        The state contains only tensors and plain values, so that `torch.load` can read it with
+        `weights_only`.
         """
         running = self._running
         if running is not None and self._wait(running).peer_state is not None:
@@ -259,10 +267,10 @@ class LocalUpdates:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from this worker's saved state, or all workers from one worker's state.
+        """Resume from a `state_dict`: each worker's own, or one that all workers load.
 
-        Load the model and optimizer afterwards. Raises InvalidInput if the state was saved for
-        another model, or with another number of fragments.
+        After this call, load the model and optimizer. Raises InvalidInput if the state was saved
+        for another model, or with another number of fragments.
         """
         self._outer.load_state_dict(state["outer"])
         self._place.load_state_dict(state)
@@ -271,7 +279,7 @@ class LocalUpdates:
         self._running, own = None, state["own"]
         if own is None:
             return
-        # error feedback depends on the number of workers
+        # error feedback is valid only for the same rank of the same number of workers
         if tuple(own["worker"]) == (self._workers.rank, self._workers.count):
             self._averaging.codecs.load_state_dict(own["feedback"])
         self._place.weights = list(own["weights"])
@@ -281,7 +289,7 @@ class LocalUpdates:
             self._running = RunningExchange.of_state(own, number, fragment)
 
     def _after_step(self) -> None:
-        """After an inner step, load a result that is due, and start an exchange that is due."""
+        """After an inner step, load a result if one is due, and start an exchange if due."""
         if not (isfinite(self.weight) and self.weight >= 0):
             raise InvalidInput("weight", "must be finite and at least 0", got=self.weight)
         self._place.step(self.weight)
@@ -293,7 +301,7 @@ class LocalUpdates:
                 self._load()
 
     def _send(self, due: int, *, is_closing: bool = False) -> None:
-        """Start the exchange of the next fragment."""
+        """Start the next fragment's exchange, whose result is loaded after inner step `due`."""
         place, sent_s = self._place, time.monotonic()
         number, fragment = place.num_exchanges, place.fragment
         own = flatten(self._fragments[fragment], self._outer.dtype)
@@ -306,7 +314,7 @@ class LocalUpdates:
         self._running.start(self._thread, self._workers.exchange, self._step)
 
     def _step(self, found: Averaged) -> None:
-        """Take the outer step, in the thread of the exchange."""
+        """Take the outer step after an exchange, in the exchange's thread."""
         if found.mean is not None:
             sync_every, num_rounds = self._chosen_by
             rounds = replace(self._rounds, sync_every=sync_every, fragments=1, delay=0)
@@ -315,7 +323,7 @@ class LocalUpdates:
         self._averaging.digest = self._outer.digest(found.given.fragment)
 
     def _wait(self, exchange: RunningExchange) -> Averaged:
-        """Wait for an exchange and return its result; call `abort` if the exchange failed."""
+        """Wait for an exchange and return its result; if the exchange failed, abort and raise."""
         try:
             return exchange.wait()
         except BaseException:
@@ -323,7 +331,10 @@ class LocalUpdates:
             raise
 
     def _load(self, mixing: float | None = None) -> None:
-        """Wait for the running exchange, and load the group's parameters."""
+        """Wait for the running exchange, if any, and load its result into this worker's model.
+
+        `mixing`: weight of the worker's own parameters. Default: the setting `mixing`.
+        """
         if (exchange := self._running) is None:
             return
         found, self._running = self._wait(exchange), None
@@ -346,7 +357,7 @@ class LocalUpdates:
         self.log.add(exchange, loading_s)
 
     def _exchange_now(self, *, is_closing: bool = True) -> Averaged:
-        """Exchange the next fragment and wait for the result."""
+        """Exchange the next fragment, wait, and load the result; return the result."""
         self._send(self._steps.count, is_closing=is_closing)
         assert self._running is not None
         found = self._wait(self._running)
@@ -354,14 +365,14 @@ class LocalUpdates:
         return found
 
     def _begin_anew(self) -> None:
-        """Load the group's parameters of all fragments, and clear the optimizer states."""
+        """Load all parameters of the outer model, and clear the optimizer states."""
         self.load_own_parameters(self._outer.values)
         self._place.reset_weights()
         for optimizer in self._steps.optimizers:
             optimizer.state.clear()
 
     def _load_peer_state(self, state: InnerState, given: Contribution) -> None:
-        """Load a peer's state, and continue at the peer's position in the round."""
+        """Load a peer's parameters, optimizer states and position in the round of exchanges."""
         self._begin_anew()
         state.load_into(self._model, self._steps.optimizers)
         self._steps.count = state.num_steps
@@ -371,7 +382,7 @@ class LocalUpdates:
     def _elastic(
         self, manager: "Manager | None", settings: Settings, deadline_s: float | None
     ) -> ElasticWorkers:
-        """Create the interface to the workers of the manager's quorums."""
+        """Create the connection to the workers of the torchft manager's quorums."""
         if deadline_s is None:
             deadline_s = default_pg_timeout.total_seconds()
         optimizers, (_, num_rounds) = self._steps.optimizers, self._chosen_by
@@ -396,5 +407,5 @@ class LocalUpdates:
         if running is not None and not running.is_done:
             self._workers.abort()
         self._thread.close()
-        self._steps.remove()  # unlocks the optimizers' state, which no peer will copy any more
+        self._steps.remove()  # also unlocks the optimizers, whose state no peer will copy any more
         self._workers.close()

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 class Place(NamedTuple):
-    """Position in a run: number of an epoch, and of finished steps in this epoch."""
+    """Position in a run: number of an epoch, and number of steps taken in this epoch."""
 
     epoch: int = 0
     step: int = 0
@@ -46,8 +46,10 @@ class Place(NamedTuple):
 class Trained:
     """The result of a training on this rank.
 
-    `offset`: offset of this rank's clock during the trace. `sent_share`: share of the gradient
-    values that this rank has sent; None if its codec sends all values.
+    `epochs` and `evaluations`: losses and scores after epochs, and after tests. `spans`: the traced
+    times of the last steps. `offset`: offset of this rank's clock to rank 0's during the trace.
+    `step_seconds`: durations of untraced steps. `sent_share`: fraction of the gradient values that
+    this rank has sent; None if its codec sends all values.
     """
 
     epochs: tuple[Epoch, ...]
@@ -65,13 +67,13 @@ def train(
     replica: ModelReplica,
     learner: Learner | None = None,
 ) -> Trained:
-    """Train a model whose gradients `replica` exchanges, and close the replica.
+    """Train all epochs of a model whose gradients `replica` exchanges, and close the replica.
 
-    `learner`: takes the steps. Default: the learner of a WholeModel. In one epoch, the last steps
-    are traced (see `traced_steps`). The result's `step_seconds` exclude this epoch, or only its
-    traced steps if the run has a single epoch. They also exclude the first steps of each epoch.
-    Raises InvalidInput for the learning rate if a loss is NaN or infinite. After SIGINT,
-    saves the state and raises Interrupted.
+    `learner`: takes the steps. Default: the learner of a WholeModel. The last steps of one epoch
+    are traced (see `traced_steps`). The result's `step_seconds` exclude the traced epoch, or, in a
+    run of a single epoch, its traced steps. They also exclude the first steps of each epoch. Raises
+    InvalidInput for the learning rate if a loss is NaN or infinite. After SIGINT, saves the state
+    and raises Interrupted.
     """
     if learner is None:
         learner = WholeModel(session.group, setup, recorder, replica).learner
@@ -84,7 +86,7 @@ def train(
 
 
 class _Loop:
-    """One training of a replica, with its progress and measurements."""
+    """Trains the epochs of one `train` call, and stores progress and measurements."""
 
     def __init__(
         self,
@@ -117,7 +119,7 @@ class _Loop:
             )
 
     def run(self) -> Trained:
-        """Train the remaining epochs, and return the measurements."""
+        """Train the epochs that are left, and return losses, scores and measured times."""
         session, epoch_steps = self._session, self._setup.epoch_steps
         session.progress.begin(sum(epoch_steps), "steps")
         if session.resumed is not None:
@@ -139,7 +141,7 @@ class _Loop:
         )
 
     def _epoch(self, number: int, first_step: int) -> None:
-        """Train the remaining steps of an epoch, and test the model."""
+        """Train epoch `number` from step `first_step` to its end, then test the model."""
         setup, recorder = self._setup, self._recorder
         num_steps, is_traced = setup.epoch_steps[number], number == self._traced.epoch
         # record exchanges only in the traced epoch, because recording takes time
@@ -153,7 +155,7 @@ class _Loop:
         self._place = Place(number, first_step)
         source = setup.source(number, first_step)
         self._total = torch.tensor(before, device=self._session.group.device)
-        paused = set[int]()  # numbers of steps that follow a test of the model
+        paused = set[int]()  # steps before which the model was tested, counted from `first_step`
         for step in range(first_step, num_steps):
             if is_traced and step == self._traced.step:
                 recorder.start_trace(self._learner.traced)
@@ -168,13 +170,16 @@ class _Loop:
             if self._saver is not None:
                 self._saver.after(self._num_steps, self._state)
         recorder.stop_trace()
-        self._loss = float(self._total)  # synchronises the device
+        self._loss = float(self._total)  # waits for a GPU, so that the time below is complete
         self._measure(number, first_step, paused, time.monotonic() - started - tested_s)
         if setup.recipe is not None:
             self._end_epoch(time.monotonic() - started - tested_s)
 
     def _measure(self, number: int, first_step: int, paused: set[int], took_s: float) -> None:
-        """Store the durations of the epoch's steps and, if they were traced, the recorded spans."""
+        """Store step times of epoch `number` and, in the traced epoch, the recorded spans.
+
+        `took_s`: duration of the epoch's steps. Steps in `paused` have no valid duration.
+        """
         ends, last = self._recorder.step_ends(), len(self._setup.epoch_steps) - 1
         num_steps = len(ends)
         if number == self._traced.epoch:
@@ -183,7 +188,8 @@ class _Loop:
             self._offset = clock_offset(self._session.group)
         steps = list(enumerate(pairwise(ends), 1))[NUM_WARM_UP - 1 :]
         self._seconds += [end - start for step, (start, end) in steps if step not in paused]
-        if number == last and num_steps and not self._seconds:  # after resuming, few steps are left
+        # a resumed run may have too few steps: then use the mean of all steps
+        if number == last and num_steps and not self._seconds:
             self._seconds = [took_s / num_steps]
 
     @property
@@ -193,7 +199,7 @@ class _Loop:
         return sum(self._setup.epoch_steps[:epoch]) + step
 
     def _test(self) -> float:
-        """Test the model within an epoch, and return the duration."""
+        """Test the model within an epoch; return the seconds that the test took."""
         started = time.monotonic()
         _, found = self._tested()
         self._evaluations.append(found)
@@ -202,7 +208,7 @@ class _Loop:
         return time.monotonic() - started
 
     def _end_epoch(self, took_s: float) -> None:
-        """Test the model after an epoch, and report the epoch."""
+        """Test the model after an epoch of `took_s` seconds, and report losses and score."""
         setup, (number, num_steps) = self._setup, self._place
         world_size = self._session.group.world_size
         train_loss, found = self._tested(self._loss / (num_steps * world_size))
@@ -213,7 +219,7 @@ class _Loop:
         self._session.progress.epoch(epoch, score_of(setup.recipe))
 
     def _tested(self, own: float = 0.0) -> tuple[float, Evaluation]:
-        """Sum the number `own` over all ranks, and test the current model, collectively."""
+        """Return the sum of `own` over all ranks, and the model's test result; collective."""
         recipe, group = self._setup.recipe, self._session.group
         assert recipe is not None
         samples = recipe.test_samples
@@ -227,14 +233,14 @@ class _Loop:
         return value, Evaluation(self._num_steps, loss / size, score / size if has_score else None)
 
     def _prepare(self) -> None:
-        """Let the replica run a forward and backward pass without effects, if it needs one."""
+        """Let torch's reducer, if in use, rebuild its buckets in a pass without effects."""
         setup, learner = self._setup, self._learner
         setup.model.train()
         share = next(iter(setup.source(0, 0)))
         self._replica.prepare(lambda: learner.prepare(share))
 
     def _state(self, num_steps: int) -> State:
-        """Gather the state of all ranks on rank 0, after `num_steps` steps."""
+        """Return the state to save after `num_steps` steps, complete on rank 0; collective."""
         session, common = self._session, self._learner.state()
         sampler, used = self._setup.sampler, self._replica.statistics()
         progress = {
@@ -252,14 +258,15 @@ class _Loop:
         return with_ranks(state, own, {"loss": float(self._total)}, session.group)
 
     def _resume(self, state: State) -> None:
-        """Restore the position in the run, and this rank's exchange state."""
+        """Restore this run's position, its losses, and this rank's error feedback."""
         session, setup = self._session, self._setup
         saved = state.parts["progress"]
         if "place" not in saved:
             raise state.wrong_strategy()
         check_same_run(saved["run"], run_of(session, setup))
         own, losses = of_rank(state, session.group), [row["loss"] for row in state.parts["ranks"]]
-        # if the number of ranks has changed, batches are divided differently
+        # Losses are weighted by the number of ranks. If this number has changed, rank 0 takes the
+        # rescaled sum of all ranks' losses.
         scale = session.group.world_size / len(losses)
         if own is None:
             self._loss = sum(losses) * scale if session.group.rank == 0 else 0.0
@@ -277,7 +284,7 @@ class _Loop:
 
 
 def run_of(session: TrainingSession, setup: TrainingSetup) -> dict[str, Any]:
-    """Return the properties that must be unchanged when a run is resumed."""
+    """Return the properties of a run, by name, that must be equal when it is resumed."""
     settings, recipe = session.settings, setup.recipe
     assert isinstance(settings, TrainSettings)
     assert recipe is not None
@@ -293,8 +300,9 @@ def run_of(session: TrainingSession, setup: TrainingSetup) -> dict[str, Any]:
 def traced_steps(epoch_steps: Sequence[int], first: Place | None = None) -> Place:
     """Return the epoch whose last steps are traced, and the number of the first traced step.
 
-    `first`: start of the training. The second epoch is traced if it is long enough, otherwise the
-    first epoch. In a single epoch, about half of the steps remain untraced, for measurements.
+    `epoch_steps`: number of steps of each epoch. `first`: where training begins or resumes. The
+    second epoch is traced if it is long enough, otherwise the first. If only one epoch is left,
+    about half of its steps are not traced, so that their durations can be measured.
     """
     begin = first or Place()
     second = begin.epoch + 1
@@ -306,7 +314,7 @@ def traced_steps(epoch_steps: Sequence[int], first: Place | None = None) -> Plac
 
 
 def num_untraced(num_steps: int, *, is_only: bool) -> int:
-    """Return the number of steps before the traced steps; `is_only`: if no epoch follows."""
+    """Return how many of an epoch's steps precede the traced ones; `is_only`: no epoch follows."""
     steady = max(0, num_steps - NUM_WARM_UP)
     return max(0, num_steps - min(NUM_TRACED, max(2, steady // 2) if is_only else max(1, steady)))
 
@@ -314,7 +322,10 @@ def num_untraced(num_steps: int, *, is_only: bool) -> int:
 def epoch_of(
     number: int, train_loss: float, found: Evaluation, seconds: float, rate: float | None = None
 ) -> Epoch:
-    """Create the record of a tested epoch; InvalidInput if a loss is NaN or infinite."""
+    """Create the record of an epoch; `found`: result of the test after it.
+
+    Raises InvalidInput if a loss is NaN or infinite. `rate`: learning rate, or None if default.
+    """
     test_loss = train_loss if found.test_loss is None else found.test_loss
     if not (isfinite(train_loss) and isfinite(test_loss)):
         problem = f"training loss {train_loss}, test loss {test_loss} after epoch {number + 1}"
@@ -324,5 +335,5 @@ def epoch_of(
 
 
 def score_of(recipe: Recipe | None) -> str:
-    """Return the name of a recipe's score."""
+    """Return the name of a recipe's score, such as "accuracy"; "loss" without a recipe."""
     return "loss" if recipe is None else recipe.score_name

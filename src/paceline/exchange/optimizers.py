@@ -1,4 +1,4 @@
-"""Record a user's optimizer steps, or prevent steps with NaN gradients, by optimizer hooks."""
+"""Optimizer hooks that record a user's optimizer steps, or prevent steps with NaN gradients."""
 
 import weakref
 from collections.abc import Callable, Iterable
@@ -24,10 +24,10 @@ Policy = Literal["raise", "skip"]
 def _hook_steps(
     register: Callable[[Any], RemovableHandle], method: Callable[..., Any]
 ) -> RemovableHandle:
-    """Call an object's method in each optimizer step, until the object is deleted."""
+    """Register a bound method as a hook of all optimizers; its object may still be deleted."""
     handle = register(weakly(method))
     end = weakref.finalize(method.__self__, handle.remove)  # type: ignore[attr-defined] # bound method
-    end.atexit = False  # at exit, torch's hook tables may be gone
+    end.atexit = False  # not at interpreter exit, when torch's hook tables may be deleted already
     return handle
 
 
@@ -44,7 +44,7 @@ class StepRecorder:
         ]
 
     def begin_forward(self) -> None:
-        """Record the start of a forward pass; after an update, it also begins a new step."""
+        """Record the start of a forward pass; after an optimizer step, also begin a new step."""
         self._recorder.end_phase()
         if self._updated:
             self._recorder.end_step()
@@ -62,7 +62,7 @@ class StepRecorder:
             self._updated = True
 
     def _updates(self, optimizer: Optimizer) -> bool:
-        # check only one parameter, because this runs in every optimizer step of the process
+        # check only one parameter, because the hook runs in every optimizer step of the process
         first = optimizer.param_groups[0]["params"]
         return bool(first) and id(first[0]) in self._own
 
@@ -73,12 +73,12 @@ class StepRecorder:
 
 
 class NonFiniteGuard:
-    """Prevents optimizer steps with non-finite gradients, which codecs cannot represent.
+    """Prevents optimizer steps with NaN or infinite gradients, which codecs cannot represent.
 
     If a gradient is NaN or infinite on any rank, all gradients that are exchanged together with it
-    become NaN on all ranks. A GradScaler then skips the step. Without a GradScaler, the optimizer
-    raises NonFinite. With policy "skip", it does not raise, and no optimizer of the model takes
-    this step.
+    become NaN on all ranks. A GradScaler then skips the step. Without a GradScaler,
+    `optimizer.step()` raises NonFinite or, with policy "skip", changes nothing: no optimizer of the
+    model takes this step.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -91,11 +91,11 @@ class NonFiniteGuard:
         self._handle = _hook_steps(register_optimizer_step_pre_hook, self._before_step)
 
     def watch(self, parameters: Iterable[Tensor]) -> None:
-        """Add parameters whose gradients are exchanged."""
+        """Add parameters whose exchanged gradients are checked."""
         self._parameters |= {id(parameter): parameter for parameter in parameters}
 
     def found(self, num_nonfinite: int) -> None:
-        """Add to the number of NaN and infinite values of all ranks."""
+        """Count `num_nonfinite` NaN and infinite values, found on all ranks in an exchange."""
         self.num_nonfinite += num_nonfinite
         self._suspects |= num_nonfinite > 0
 
@@ -106,7 +106,7 @@ class NonFiniteGuard:
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Check gradients before a step or, if it has a closure, after each call of the closure."""
+        """Check gradients before a step or, if `step` has a closure, after each closure call."""
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if not callable(closure):
             self._check(optimizer)
@@ -125,18 +125,19 @@ class NonFiniteGuard:
         if not self._suspects:
             return
         own: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
-        is_nan = _any_nan(own)  # `own` may be copies of the parameters in another type
+        # check both, because the optimizer's parameters may be copies in another dtype
+        is_nan = _any_nan(own)
         if not is_nan and not _any_nan(self._parameters.values()):
             self._suspects = False  # the user has cleared or replaced the NaN gradients
         elif is_nan and getattr(optimizer, "found_inf", None) is not None:
-            return  # a GradScaler has set `found_inf`, so the fused optimizer skips the step
+            return  # the fused optimizer skips this step, as a GradScaler has set `found_inf`
         elif is_nan and self._policy == "raise":
             raise NonFinite(
                 f"{self.num_nonfinite} gradient values were NaN or infinite, which codecs cannot "
                 "represent; on_nonfinite='skip' skips such steps"
             )
         elif is_nan or any(id(parameter) in self._parameters for parameter in own):
-            # with policy "raise", keep other optimizers' NaN gradients: their steps must raise, too
+            # with policy "raise", keep other optimizers' gradients, so that their steps raise, too
             dropped = [*own, *(self._parameters.values() if self._policy == "skip" else ())]
             for parameter in dropped:
                 parameter.grad = None
@@ -146,12 +147,12 @@ class NonFiniteGuard:
 
 
 def check_policy(policy: str) -> None:
-    """Raise InvalidInput for an unknown policy."""
+    """Raise InvalidInput unless `policy`, for NaN gradients, is "raise" or "skip"."""
     if policy not in get_args(Policy):
         raise not_known("on_nonfinite", policy, get_args(Policy))
 
 
 def _any_nan(parameters: Iterable[Tensor]) -> bool:
-    """Return whether gradients are NaN; one value suffices, as an exchange makes all NaN."""
+    """Return whether a gradient is NaN; checks first values, as an exchange makes all NaN."""
     gradients = [parameter.grad for parameter in parameters]
     return any(one is not None and bool(one.flatten()[:1].isnan().any()) for one in gradients)

@@ -1,13 +1,13 @@
-"""Average the workers' outer gradients, and take outer steps of the group's parameters.
+"""Average the changes of independently training workers, and apply the mean as an outer step.
 
     outer gradient of a worker  =  outer parameters - the worker's parameters
-    buffer      =  momentum * buffer + mean outer gradient
-    parameters -=  rate * (momentum * buffer + mean outer gradient)
+    buffer             =  momentum * buffer + mean outer gradient
+    outer parameters  -=  rate * (momentum * buffer + mean outer gradient)
 
-The outer parameters are the group's parameters, in host memory. The outer step is SGD with Nesterov
-momentum, and `buffer` above is the momentum buffer. Each worker takes the same outer step. Products
-are rounded before they are added, because fused operations would give different bits on different
-processors. An exchange has three parts:
+The outer parameters are common to all workers; each worker has a copy in host memory. The outer
+step is SGD with Nesterov momentum, where `buffer` is the momentum buffer. Each worker computes the
+same outer step. Products are rounded before they are added, because fused operations would give
+different bits on different processors. An exchange has three parts:
 
 headers    all-gather     weight since the last exchange, finite or not, hash of the outer model
 repair     broadcast      the first worker's outer model, if hashes differ
@@ -44,11 +44,14 @@ logger = logging.getLogger(__name__)
 Fragment = tuple[nn.Parameter, ...]
 OptimizerFactory = Callable[[list[Tensor]], Optimizer]
 _FACTOR = 6364136223846793005  # multiplier of Knuth's linear congruential generator
-_BLOCK = 1 << 16  # values per block, so that reads and writes stay in a core's cache
+_BLOCK = 1 << 16  # number of values that are processed at a time, to stay in a core's cache
 
 
 def fragments_of(model: nn.Module, count: int) -> list[Fragment]:
-    """Divide the parameters into fragments; fragment `i` has layers `i`, `i + count`, ..."""
+    """Divide the trainable parameters into `count` fragments, which are exchanged in turn.
+
+    Fragment i has layers i, i + count, i + 2 count, and so on.
+    """
     layers = layers_of(model)
     if count > len(layers):
         problem = f"must be at most {len(layers)}, the number of trained layers"
@@ -70,12 +73,12 @@ def local_of(tensor: Tensor) -> Tensor:
 
 
 def flatten(parameters: Iterable[Tensor], dtype: torch.dtype) -> Tensor:
-    """Copy the local values of all parameters into a new vector in host memory."""
+    """Copy all parameters (if sharded, this rank's shards) into a new vector in host memory."""
     return torch.cat([local_of(one).reshape(-1).to("cpu", dtype) for one in parameters])
 
 
 def _parts(vector: Tensor, parameters: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield each parameter's local part, and its values in a vector from `flatten`."""
+    """Yield each parameter (or this rank's shard), and its new values from a `flatten` vector."""
     owned = [local_of(one) for one in parameters]
     for own, part in zip(owned, vector.split([one.numel() for one in owned]), strict=True):
         yield own, part.view(own.shape).to(own.device)
@@ -83,7 +86,7 @@ def _parts(vector: Tensor, parameters: Iterable[Tensor]) -> Iterator[tuple[Tenso
 
 @torch.no_grad()
 def load_vector(vector: Tensor, parameters: Iterable[Tensor], mixing: float = 0.0) -> None:
-    """Load a vector from `flatten`; `mixing`: weight of the parameters' previous values."""
+    """Load a vector from `flatten` into the parameters; `mixing`: weight of their old values."""
     for own, given in _parts(vector, parameters):
         own.copy_((given * (1 - mixing)).add_(own * mixing) if mixing else given)
 
@@ -96,15 +99,15 @@ def add_change(before: Tensor, after: Tensor, parameters: Iterable[Tensor]) -> N
 
 
 def is_finite(vector: Tensor) -> bool:
-    """Return whether all values are finite."""
+    """Return whether a vector has no NaN or infinite value, testing it block by block."""
     return all(bool(block.isfinite().all()) for block in vector.split(_BLOCK))
 
 
 class OuterModel:
-    """The group's parameters and momentum, as one flat vector per fragment.
+    """The workers' common parameters and momentum, as one flat vector per fragment of the model.
 
-    The vectors are float64 if any parameter is float64, otherwise float32. `make`: creates a
-    custom outer optimizer for a list of one vector.
+    The vectors are float64 if any parameter is float64, otherwise float32. `make([vector])` creates
+    an optimizer that replaces SGD with Nesterov momentum.
     """
 
     def __init__(self, fragments: Sequence[Fragment], make: OptimizerFactory | None = None) -> None:
@@ -115,7 +118,7 @@ class OuterModel:
         self._optimizers = [make([one]) for one in self.values] if make else []
 
     def step(self, fragment: int, mean: Tensor, by: OuterStep) -> None:
-        """Take an outer step of one fragment; `mean`: mean outer gradient."""
+        """Update a fragment by the mean outer gradient; `by`: learning rate and momentum."""
         if self._optimizers:
             self.values[fragment].grad = mean
             self._optimizers[fragment].step()
@@ -128,7 +131,7 @@ class OuterModel:
 
     def digest(self, fragment: int) -> str:
         """Return a hash of a fragment's parameters and momentum, to compare workers."""
-        # a fast hash, because a cryptographic hash would take longer than the outer step
+        # not a cryptographic hash, which would take longer than the outer step
         found = 0
         for vectors in (self.values, self.momenta):
             for vector in vectors[fragment : fragment + 1]:
@@ -137,13 +140,13 @@ class OuterModel:
         return f"{found:x}"
 
     def tensors(self) -> list[Tensor]:
-        """Return all tensors that must be equal on all workers, uncopied and in a fixed order."""
+        """Return the tensors that must be equal on all workers, uncopied and in a fixed order."""
         pairs = zip(self._optimizers, self.values, strict=False)
         kept = [one for optimizer, vector in pairs for one in optimizer.state[vector].values()]
         return [*self.values, *self.momenta, *(one for one in kept if isinstance(one, Tensor))]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies of all vectors, and the states of custom optimizers."""
+        """Return copies of all parameters and momenta, and the states of custom optimizers."""
         return {
             "values": [one.clone() for one in self.values],
             "momenta": [one.clone() for one in self.momenta],
@@ -151,12 +154,12 @@ class OuterModel:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a `state_dict`; InvalidInput if its model or its fragments are different."""
+        """Load a `state_dict`; raises InvalidInput if it is of another model or fragments."""
         own = {"values": self.values, "momenta": self.momenta}
         for name, vectors in own.items():
             if [*map(kind_of, vectors)] != [*map(kind_of, state[name])]:
-                problem = f"was saved for another model or for other fragments: {name} differs"
-                raise InvalidInput("outer", problem)
+                problem = f"cannot be loaded into another model, or other fragments ({name} differ)"
+                raise InvalidInput("state", problem)
         for name, vectors in own.items():
             for vector, saved in zip(vectors, state[name], strict=True):
                 vector.copy_(saved)
@@ -167,9 +170,10 @@ class OuterModel:
 class Contribution(NamedTuple):
     """A worker's contribution to exchange `number`.
 
-    `own`: the worker's parameters of one fragment. `weight`: number of inner steps or samples since
-    the fragment's last exchange. `buffers`: the model's buffers, sent only at the end of a round.
-    `is_closing`: whether the worker ends its training.
+    `own`: the worker's parameters of fragment `fragment`. `weight`: the worker's weight in the
+    mean: number of steps or samples since the fragment's last exchange. `buffers`: the model's
+    buffers; empty except in the last exchange of a round. `is_closing`: whether the worker has
+    finished training.
     """
 
     number: int
@@ -182,12 +186,13 @@ class Contribution(NamedTuple):
 
 @dataclass(frozen=True)
 class Averaged:
-    """The result of an exchange.
+    """The result of an exchange between workers.
 
-    `given`: this worker's contribution. `mean`: mean outer gradient; None if no worker has trained.
-    `left_out`: workers with NaN or infinite parameters. `repaired`: workers whose outer model
-    differed from worker 0's. `all_closing`: whether all workers have finished training.
-    `peer_state`: a peer's state, which a late or new worker loads.
+    `given`: this worker's contribution. `mean`: mean outer gradient; None if no worker has trained
+    since the last exchange. `left_out`: workers excluded because of NaN or infinite parameters.
+    `repaired`: workers that loaded worker 0's outer model, because theirs differed. `all_closing`:
+    whether all workers have finished training. `peer_state`: another worker's state, which this
+    worker must load because it is new or late; otherwise None.
     """
 
     given: Contribution
@@ -207,7 +212,7 @@ class Averaged:
 
 
 class Averaging:
-    """Averages the outer gradients of a group's workers, encoded by `codec`.
+    """Averages the workers' outer gradients, which `codec` encodes (None: float32 or float64).
 
     Raises InvalidInput for a codec if parameters are float64.
     """
@@ -217,13 +222,17 @@ class Averaging:
             raise InvalidInput("codec", "requires float32 parameters (some are float64)")
         self.outer = outer
         self._make_codec = None if codec is None else factory_of(codec)
-        self.codecs = PieceCodecs()  # the keys are fragments
-        self.digest = ""  # hash of the last exchanged outer fragment, for the next header
-        self.stand_ins: list[Tensor] = []  # outer gradients to send in a rehearsal, by fragment
-        self.nbytes = 0  # bytes sent; the same number is received
+        self.codecs = PieceCodecs()  # by fragment number as key
+        self.digest = ""  # hash of the last exchanged fragment, to send in the next header
+        self.stand_ins: list[Tensor] = []  # by fragment: what a rehearsal sends as outer gradient
+        self.nbytes = 0  # bytes sent; as many are received
 
     def run(self, given: Contribution, group: Group) -> Averaged:
-        """Exchange a fragment with all workers of the group, collectively."""
+        """Average a fragment over the workers of `group`; collective.
+
+        Overwrites `given.own`. Raises InvalidInput if workers' exchange numbers differ, or if all
+        workers' parameters are NaN or infinite.
+        """
         is_fit = is_finite(given.own)
         weight = given.weight if is_fit else 0.0
         header = given.number, is_fit, weight, self.digest, given.is_closing
@@ -241,7 +250,7 @@ class Averaging:
         repaired = tuple(rank for rank, one in enumerate(digests) if one != digests[0])
         if repaired:
             if group.rank in repaired:
-                # a unique hash: if the broadcast fails, the next exchange finds a difference again
+                # unique hash, so that the next exchange repairs this worker if this broadcast fails
                 self.digest = uuid.uuid4().hex
             group.broadcast(self.outer.tensors())
         group.broadcast(given.buffers)
@@ -255,14 +264,17 @@ class Averaging:
         return Averaged(given, mean, left_out, repaired, all(closing))
 
     def _mean(self, fragment: int, own: Tensor, share: float, group: Group) -> Tensor:
-        """Return the weighted mean of the workers' outer gradients."""
+        """Return the mean of all workers' outer gradients; `share`: weight of this worker's.
+
+        `own`: this worker's parameters of the fragment, which are overwritten.
+        """
         if share:
             gradient = torch.sub(self.outer.values[fragment], own, out=own)
             if self.stand_ins:
                 gradient.copy_(self.stand_ins[fragment])
             if share != 1.0:
                 gradient *= share
-        else:  # set to zero, because NaN times zero is NaN
+        else:  # zero_(), because multiplying NaN parameters by 0 gives NaN
             gradient = own.zero_()
         size, control, make = group.world_size, group.control, self._make_codec
         if size == 1 or control is None:

@@ -39,7 +39,7 @@ from paceline.training.models.paced import QUEUED_S
 _NUM_WARM_UP = 2
 _MOST_ROUNDS, _MOST_TRACED = 400, 100
 _SMALL_NBYTES = 1024
-# larger than caches: above this size, the time of an exchange is proportional to its size
+# Time at most this many bytes: beyond the caches' size, exchange times grow in proportion to bytes.
 _LARGEST_NBYTES = 128 * 2**20
 _NUM_HALVINGS = 24
 _LAYERS = (Kind.FORWARD, Kind.BACKWARD)
@@ -48,12 +48,13 @@ Key = tuple[Kind, str]
 
 @dataclass(frozen=True)
 class Profile:
-    """Seconds of each part of a step, and of each strategy's exchange, on this machine.
+    """Measured times of a step's parts, and of each strategy's gradient exchange, on this machine.
 
-    `machine` has no links, because a link's bandwidth depends on the strategy. `exchanges`: for
-    each strategy, the times of a small and a large exchange, from which the strategy derives the
-    links (`Planning.calibrate`). `lost_beside`: for each strategy, the share of its computation
-    that a worker loses while it exchanges.
+    `durations`: seconds of forward and backward by layer, of the optimizer step and of loading, for
+    each device. `machine` has no links, because a link's bandwidth depends on the strategy.
+    `exchanges`: by strategy, the times of a small and a large exchange, from which the strategy
+    derives the links (`Planning.calibrate`). `lost_beside`: by strategy, the fraction of its
+    computing speed that a worker loses while it exchanges gradients.
     """
 
     machine: Machine
@@ -62,7 +63,7 @@ class Profile:
     lost_beside: Mapping[str, float] = field(default_factory=dict)
 
     def calibrated(self, strategy: Strategy, config: Any = None) -> tuple[Machine, ProfiledCost]:
-        """Return the machine with a strategy's links, and a cost model with the measured times."""
+        """Return the machine with links for `strategy`, and a cost model of measured times."""
         machine = self.machine
         calibrate, name = strategy.planning.calibrate, exchange_name(strategy.name, config)
         if calibrate is not None and name in self.exchanges:
@@ -73,7 +74,7 @@ class Profile:
         return machine, ProfiledCost(self.durations, Roofline.of(machine))
 
     def slowed(self, times: Mapping[str, float]) -> "Profile":
-        """Return a profile with layer times of each device multiplied by `times[device name]`."""
+        """Return a copy whose layer times are multiplied by `times[device name]`."""
         durations = {
             key: seconds * (times[key.owner] if key.kind in _LAYERS else 1.0)
             for key, seconds in self.durations.items()
@@ -81,7 +82,10 @@ class Profile:
         return replace(self, durations=durations)
 
     def rank_seconds(self, factor: float) -> list[float]:
-        """Return the seconds of a step on each rank, with `factor` times the profiled samples."""
+        """Return the computing seconds of a step on each rank, in rank order.
+
+        `factor`: number of samples in the step, relative to the profiled step.
+        """
         own_s = {device.name: 0.0 for device in self.machine.devices}
         for key, seconds in self.durations.items():
             if key.kind in _LAYERS:
@@ -91,7 +95,7 @@ class Profile:
         return list(own_s.values())
 
     def parts_of_equal(self, batch_size: int) -> dict[str, float]:
-        """Return the ratio of each device's balanced share of a batch to an equal share."""
+        """Return (samples of a balanced batch) / (samples of an equal split), by device name."""
         own_s = {device.name: 0.0 for device in self.machine.devices}
         for key, seconds in self.durations.items():
             own_s[key.owner] += seconds if key.kind in _LAYERS else 0.0
@@ -103,9 +107,10 @@ class Profile:
 def profile(
     setup: TrainingSetup, group: Group, seconds: float, probers: Mapping[str, Prober]
 ) -> Profile:
-    """Profile a copy of the model for about `seconds`; all ranks must call this together.
+    """Time steps of a copy of the model, and exchanges, for about `seconds`; collective.
 
-    Steps and exchanges alternate as in training, so that ranks join exchanges at realistic times.
+    `probers`: by name of an exchange, the object that creates its probes. Steps and exchanges
+    alternate as in training, so that ranks begin exchanges at realistic times.
     """
     clock, copied = clock_for(group.device), copy.deepcopy(setup.model).train()
     recorder = Recorder(clock, "", group.rank)
@@ -115,14 +120,14 @@ def profile(
     works: list[timing.Work] = [step, *probes.works]
 
     def rounds(number: int) -> Rounds:
-        # one row per round: seconds of the step and of each exchange
+        # one row per round, with the seconds of the step and of each exchange
         return list(map(list, zip(*timing.timed(works, clock, number), strict=True)))
 
-    # use each rank's fastest round, because the first round also allocates memory and connects
+    # take each rank's fastest round: the first round also allocates memory and opens connections
     slowest = max(min(map(sum, rank)) for rank in group.gather(rounds(_NUM_WARM_UP)))
     number = timing.num_rounds(seconds / 2, slowest, timing.FEWEST_ROUNDS, _MOST_ROUNDS)
     rows = rounds_of_all(partial(rounds, number), group)
-    # trace after the timed rounds, because the hooks of a trace slow down layers
+    # trace only after the timed rounds, because a trace's hooks slow down layers
     recorder.start_trace(copied)
     rounds(min(number, _MOST_TRACED))
     recorder.stop_trace()
@@ -137,17 +142,18 @@ def profile(
 
 
 def _parts_of(spans: Iterable[Span], step_s: float) -> dict[Key, float]:
-    """Return the seconds of each part of a step, scaled so that their sum is `step_s`."""
+    """Return each part's median seconds from traced `spans`, scaled to the sum `step_s`."""
     parts = timing.median_durations(spans, lambda span: (span.kind, span.part))
     scale = step_s / sum(parts.values())
     return {key: scale * part_s for key, part_s in parts.items()}
 
 
 def _straggling(rows: Sequence[Sequence[Sequence[float]]]) -> float:
-    """Return the factor by which delays of single ranks lengthen a step.
+    """Return (step time of all ranks together) / (typical step time of the slowest rank).
 
-    A delay of one rank delays all ranks, in the step or in the following exchange. Delays are rare
-    and long, so the median of step plus exchange exceeds the sum of the two medians.
+    `rows`: by rank and round, the seconds of the step and of the exchanges after it. A delay of one
+    rank delays all ranks, in the step or in the following exchange. Delays are rare and long, so
+    the median of (step + exchange) exceeds the sum of both medians.
     """
     typical = max(median(row[0] for row in rank) for rank in rows)
     rounds = list(zip(*rows, strict=True))
@@ -173,11 +179,11 @@ def _of_ranks(
 
 
 class _Probed:
-    """Two exchanges of a strategy: one of all layers, and one of small layers.
+    """Two exchanges to time for a strategy: of the model's layers, and of small layers.
 
-    If all ranks are on one host and exchange chunks, there are as many small layers as the model
-    has layers, in `num_chunks` chunks, because the chunks of a step wake the threads only once.
-    Otherwise, there is one small layer, in one chunk.
+    On several hosts, or without chunks, the second exchange has one small layer, in one chunk. On
+    one host, the chunks of a step wake the exchange's threads only once. To measure this, it then
+    has as many small layers as the model has layers, in `num_chunks` chunks.
     """
 
     def __init__(self, prober: Prober, layers: Workload, group: Group) -> None:
@@ -193,7 +199,7 @@ class _Probed:
 
 
 class Probes:
-    """Times two exchanges of each strategy on all ranks; a single rank times nothing."""
+    """Creates and times two exchanges of each strategy, on all ranks; a single rank has none."""
 
     def __init__(self, workload: Workload, group: Group, probers: Mapping[str, Prober]) -> None:
         self._layers, self._group = exchanging(workload), group
@@ -205,15 +211,15 @@ class Probes:
 
     @property
     def works(self) -> list[CoreTime]:
-        """The exchanges to time: for each strategy, first of all layers, then of small layers."""
+        """The exchanges to time, two for each strategy: one of all layers, one of small layers."""
         return [work for one in self._probed.values() for work in (one.of_all, one.of_small)]
 
     def lost_beside(self) -> dict[str, float]:
-        """Return for each strategy the share of computation that a worker loses by exchanging.
+        """Return by strategy the fraction of computing speed that a worker loses to its exchange.
 
-        This is the largest share of all ranks, because a rank that waits uses less of its cores.
-        The result is empty for GPUs, which lose nothing. It is also empty if all ranks are on one
-        host, because the plan then reserves cores for exchanges.
+        This is the maximum over ranks, because a rank that waits uses less of its cores. The result
+        is empty for GPUs, whose speed exchanges do not affect. If all ranks are on one host, it is
+        empty because the plan then reserves cores for exchanges.
         """
         group = self._group
         places = [member.place for member in group.members]
@@ -230,10 +236,10 @@ class Probes:
     def measured(
         self, ranks: Sequence[Sequence[Sequence[float]]], machine: Machine
     ) -> dict[str, ExchangeSamples]:
-        """Return the seconds of each strategy's small and large exchange.
+        """Return by strategy the times of a small and a large exchange, from measured rounds.
 
-        `ranks`: for each rank, a row per round with the times of all `works`. In each round, the
-        shortest time of all ranks counts, because a rank that begins an exchange early also waits.
+        `ranks`: for each rank, a row per round with the seconds of all `works`. A round's time is
+        the shortest of all ranks, because a rank that begins an exchange early also waits.
         """
         rounds = zip(*ranks, strict=True)
         shortest = [map(min, zip(*of_ranks, strict=True)) for of_ranks in rounds]
@@ -252,10 +258,10 @@ class Probes:
 
 
 def exchanging(workload: Workload) -> Workload:
-    """Return a workload that exchanges the gradients of `workload`, and computes nothing.
+    """Return a workload with the gradients of `workload`, but without computation.
 
-    Gradients above `_LARGEST_NBYTES` are scaled down. If there are hardly any gradients, the
-    workload has one layer, whose size is twice that of the small exchange.
+    If all gradients have more than `_LARGEST_NBYTES` bytes, they are scaled down to this total. If
+    they have less than twice the small exchange's bytes, one layer of this size replaces them.
     """
     nbytes = workload.gradient_nbytes
     share = min(1.0, _LARGEST_NBYTES / max(nbytes, 1))
@@ -278,10 +284,12 @@ def exchanging(workload: Workload) -> Workload:
 def single(
     prober: Prober, machine: Machine, layers: Workload, small_s: float, all_s: float
 ) -> ExchangeSamples:
-    """Return times of a small and a large exchange that make a plan take `all_s`.
+    """Return times of a small and a large exchange with which a plan takes the measured `all_s`.
 
-    The plan exchanges `layers`. The returned time of the small exchange is `small_s`. But if the
-    latencies of all layers then exceed `all_s`, both returned times are equal and shorter.
+    The plan exchanges all `layers`, and overlaps their sums and messages. The large exchange sends
+    the same bytes as one tensor, without overlap. The small exchange takes the measured `small_s`.
+    But if the latencies of all layers alone then exceed `all_s`, both returned times are equal and
+    shorter.
     """
 
     def pair(small: float, large: float) -> ExchangeSamples:
@@ -289,7 +297,7 @@ def single(
 
     def takes(small: float, large: float) -> float:
         planning = prober.strategy.planning
-        assert planning.calibrate is not None  # set for each strategy with an exchange
+        assert planning.calibrate is not None  # every strategy that has a prober has this function
         measured = pair(small, large)
         found = planning.calibrate(machine, measured, prober.config)
         plan = planning.plan(layers, found, prober.config, Window(1))
@@ -304,7 +312,7 @@ def single(
 
 
 def _argument_of(of: Callable[[float], float], value: float, low: float, high: float) -> float:
-    """Invert an increasing function by bisection between positive bounds."""
+    """Return x with `of(x) == value` for an increasing function, by bisection in [low, high]."""
     for _ in range(_NUM_HALVINGS):
         middle = (low * high) ** 0.5
         if of(middle) < value:
@@ -316,7 +324,7 @@ def _argument_of(of: Callable[[float], float], value: float, low: float, high: f
 
 @dataclass(frozen=True)
 class _Exchanging:
-    """Cost model with zero computation."""
+    """Cost model in which computing takes no time, and communication takes the time of `prices`."""
 
     prices: CostModel
 
@@ -325,16 +333,16 @@ class _Exchanging:
 
 
 def with_idle_cores(machine: Machine) -> Machine:
-    """Return a machine whose exchanges take no cores from layers, which sleep in a rehearsal."""
+    """Return a machine for a rehearsal, whose sleeping layers are not slowed by exchanges."""
     losses = machine.usual_losses.model_copy(update={"beside_exchange": 0.0, "beside_copies": None})
     return machine.with_each("links", uses_cores=False).model_copy(update={"losses": losses})
 
 
 def beside_copies(plan: Plan, cost: ProfiledCost) -> ProfiledCost:
-    """Deduct the times of copies from the layers that follow them in a rehearsal's backward pass.
+    """Return a cost model in which copies of gradients shorten the layers that follow them.
 
-    A paced layer ends at a planned time, so it sleeps less after a copy. A copy is not deducted if
-    it takes longer than both the next layer and `QUEUED_S`.
+    In a rehearsal, a layer sleeps until a planned time, so it sleeps less if copies have delayed
+    its begin. A copy is not deducted if it takes longer than the next layer and than `QUEUED_S`.
     """
     durations = dict(cost.durations)
     copied, behind = defaultdict[str, float](float), defaultdict[str, float](float)

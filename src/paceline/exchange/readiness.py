@@ -1,9 +1,9 @@
-"""Detect when gradients are ready, and when a backward pass ends.
+"""Detect by autograd hooks when gradients are ready, and when a backward pass ends.
 
-Autograd calls a hook after each accumulation of a gradient, once per parameter even if layers share
-the parameter. But for a parameter that is used in two re-entrant checkpoints, autograd calls the
-hook twice, and only the second call finds the complete gradient. So `Readiness` counts the calls in
-the first backward pass.
+Autograd calls a parameter's hook when its gradient is complete: once per backward pass, even if
+layers share the parameter. But for a parameter that is used in two re-entrant checkpoints, autograd
+calls the hook twice, and only the second call finds the complete gradient. So `Readiness` counts
+the calls in the first backward pass, and later waits for as many.
 
 A backward pass ends when autograd runs the callbacks of the graph task that reaches the module's
 outputs. The callbacks of a nested graph task (a re-entrant checkpoint has one) run too early.
@@ -24,19 +24,19 @@ from paceline.exchange.layout import NamedParameter
 
 
 class Listener:
-    """Callbacks of a backward pass; by default they do nothing."""
+    """Callbacks that `Readiness` calls during a backward pass; by default they do nothing."""
 
     def approaching(self) -> None:
-        """React to a backward pass that has reached the outputs, but no parameter yet."""
+        """Handle that backward has reached the module's outputs; no gradient is ready yet."""
 
     def began(self) -> None:
-        """React to the first gradient that is ready."""
+        """Handle that the first gradient of a backward pass is ready."""
 
     def ready(self, chunk: int) -> None:
-        """React to a chunk whose gradients are all ready."""
+        """Handle that all gradients of chunk number `chunk` are ready."""
 
     def ended(self, missing: Sequence[int]) -> None:
-        """React to the end of a backward pass; `missing`: chunks whose gradients are incomplete."""
+        """Handle the end of a backward pass; `missing`: chunks without all their gradients."""
 
 
 class Readiness:
@@ -47,12 +47,13 @@ class Readiness:
     exchanges gradients again. Any other backward pass only accumulates gradients.
 
     `sparse`: indices of parameters that may have sparse gradients. `undefined_is_zero`: whether a
-    gradient that autograd leaves undefined counts as changed. `touched`: whether each gradient
-    changed since the last exchange. `order`: indices of parameters in the order in which they
-    became ready, recorded until `expect` is called. `came`: whether each gradient became ready
-    since the last forward pass. `began`: whether any gradient became ready in this backward pass.
-    `pending`: whether a requested exchange has not ended yet. Hooks hold weak references to this
-    object and the listener.
+    gradient that autograd leaves undefined counts as changed.
+
+    Attributes: `touched`: by parameter, whether its gradient changed since the last exchange.
+    `came`: by parameter, whether its gradient became ready since the last forward pass. `order`:
+    parameters' indices in the order of ready gradients, recorded until `expect` is called. `began`:
+    whether any gradient became ready in this backward pass. `pending`: whether a requested exchange
+    has not ended yet. Hooks hold weak references to this object and the listener.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Readiness:
         self._armed = False
         self.began = False
         self._fired = [0] * len(parameters)
-        # for each gradient, the number of accumulations in the first backward pass
+        # by parameter: how often a backward pass calls its hook, counted in the first pass
         self._expected = [1] * len(parameters)
         self._chunk_of: list[int | None] | None = None
         self._left: list[int] = []
@@ -87,19 +88,19 @@ class Readiness:
         ]
 
     def check_attached(self) -> None:
-        """Raise InvalidInput if a parameter's tensor was replaced, which removes the hook."""
+        """Raise InvalidInput if a parameter has lost its hook, because its tensor was replaced."""
         for one, tensor in zip(self._named, self._tensors, strict=True):
             if one.parameter._cdata != tensor:
                 raise InvalidInput(
                     f"parameter {one.name!r}",
-                    "has a new C++ tensor, which lacks the hook of the wrapper",
+                    "has a new C++ tensor, which lacks the hook that Paceline registered",
                     hint="load or move the module before wrapping it, or call "
                     "torch.__future__.set_swap_module_params_on_conversion(False)",
                 )
 
     @property
     def interrupted(self) -> bool:
-        """Whether the last backward pass failed: it began, but did not end."""
+        """Whether the last backward pass raised an error: it began, but did not end."""
         return self._armed and not in_backward()
 
     def forwarded(self, outputs: Iterable[Tensor], synchronize: bool) -> None:
@@ -109,32 +110,33 @@ class Readiness:
         self.request()
         reached = weakly(self.reached)
         for output in outputs:
-            # hook no leaf: it belongs to the caller, and would keep the hook after this pass
+            # no hooks on leaf tensors: they belong to the caller, and would keep the hook forever
             if output.requires_grad and output.grad_fn is not None:
                 output.register_hook(reached)
 
     def request(self) -> None:
-        """Request an exchange of the next backward pass's gradients."""
+        """Request that the next backward pass exchanges gradients."""
         self.pending = True
         if not in_backward():
             self.came = [False] * len(self.came)
 
     def expect(self, chunk_of: Sequence[int | None]) -> None:
-        """Call the listener's `ready` from now on; `chunk_of`: chunk of each parameter, or None."""
+        """Call the listener's `ready` from now on; `chunk_of`: each parameter's chunk or None."""
         self._chunk_of = list(chunk_of)
         sizes = Counter(chunk for chunk in chunk_of if chunk is not None)
         self._whole = [sizes[chunk] for chunk in range(len(sizes))]
 
     def exchanged(self) -> None:
-        """Mark all gradients as unchanged after an exchange."""
+        """Mark all gradients as unchanged, and the requested exchange as ended."""
         self.touched = [False] * len(self.touched)
         self._undefined.clear()
         self.pending = False
 
     def removed_gradient(self) -> int | None:
-        """Return the index of a parameter whose gradient was removed after it was ready, or None.
+        """Return the index of a parameter whose `grad` was set to None after it was ready.
 
-        A gradient that was removed before this backward pass is marked as unchanged.
+        Returns None if there is no such parameter. A gradient that was set to None before this
+        backward pass is marked as unchanged.
         """
         for index, one in enumerate(self._named):
             if one.parameter.grad is None and self.touched[index] and index not in self._undefined:
@@ -144,7 +146,7 @@ class Readiness:
         return None
 
     def clear(self) -> None:
-        """Forget the finished or failed backward pass."""
+        """Reset the state of the backward pass, after it has ended or failed."""
         self._armed = self.began = False
         self._fired = [0] * len(self._fired)
         self.order = []
@@ -156,9 +158,9 @@ class Readiness:
         self._handles = []
 
     def fired(self, index: int, parameter: Tensor) -> None:
-        """Record that autograd accumulated a parameter's gradient."""
+        """Record that autograd accumulated a gradient; hook of parameter number `index`."""
         defined = self._check(index, parameter)
-        # also within no_sync(), because the next exchange sends the accumulated gradients
+        # set also within no_sync(), because the next exchange sends the accumulated gradients
         self.touched[index] |= defined or self._undefined_is_zero
         if not defined:
             self._undefined.add(index)
@@ -168,14 +170,14 @@ class Readiness:
         if not self._armed:
             self._arm()
         if not self.began:
-            # before `_count`, which may call `ready`
+            # `began` must be called before `_count`, which may call the listener's `ready`
             self.began = True
             self._left = self._whole.copy()
             self._alive_listener.began()
         self._count(index)
 
     def reached(self, gradient: Tensor) -> None:
-        """Begin to watch a backward pass, which has reached an output of the module."""
+        """Begin to watch a backward pass; hook of the module's outputs."""
         if not self._armed and self._handles:
             self.pending = True
             self._arm()
@@ -184,12 +186,12 @@ class Readiness:
     @property
     def _alive_listener(self) -> Listener:
         listener = self._listener()
-        assert listener is not None  # the listener owns this object
+        assert listener is not None  # alive, because the listener owns this object
         return listener
 
     def _arm(self) -> None:
         self._armed = True
-        # autograd runs this callback at the end of the current graph task
+        # autograd runs queued callbacks at the end of the current graph task
         Variable._execution_engine.queue_callback(self._ended)
 
     def _count(self, index: int) -> None:
@@ -201,10 +203,10 @@ class Readiness:
         chunk, surplus = self._chunk_of[index], self._fired[index] - self._expected[index]
         if chunk is None:
             return
-        # the chunk may already be sent without this gradient
+        # The chunk was complete before this call, so it may have been sent without this gradient.
         if surplus > 0 and self._left[chunk] == 0:
             problem = "got another gradient after its chunk was sent"
-            hint = "use each parameter equally often in all backward passes"
+            hint = "use each parameter as often in every step as in the first step"
             raise self._refusal(index, problem, hint)
         if surplus == 0:
             self._left[chunk] -= 1
@@ -212,13 +214,13 @@ class Readiness:
                 self._alive_listener.ready(chunk)
 
     def _ended(self) -> None:
-        if not self.began:  # no parameter has got a gradient
+        if not self.began:  # this backward pass has reached no parameter
             self.clear()
             return
         if self._chunk_of is None:
             self._expected = [max(1, count) for count in self._fired]
         missing = [chunk for chunk, left in enumerate(self._left) if left]
-        # the next backward pass must start clean, even if `ended` raises
+        # reset the state for the next backward pass even if the listener's `ended` raises
         try:
             self._alive_listener.ended(missing)
         finally:
@@ -226,11 +228,11 @@ class Readiness:
             self.clear()
 
     def _check(self, index: int, parameter: Tensor) -> bool:
-        """Return whether a parameter has a gradient; autograd may have left it undefined."""
+        """Return whether a parameter has a gradient; InvalidInput if a hook removed it."""
         gradient = parameter.grad
         if gradient is None:
             if len(parameter._post_accumulate_grad_hooks) > 1:
-                problem = "has a gradient that another hook removed too early"
+                problem = "has a gradient that another hook set to None before it was sent"
                 raise self._refusal(index, problem, "update parameters after backward")
             return False
         if gradient.layout != torch.strided and index not in self._sparse:
@@ -243,7 +245,7 @@ class Readiness:
 
 
 def weakly(method: Any, *first: Any) -> Callable[..., Any]:
-    """Wrap a bound method weakly: after its object is deleted, calls do nothing."""
+    """Return a function that calls a bound method with `first`, until its object is deleted."""
     alive = weakref.WeakMethod(method)
 
     def call(*args: Any) -> Any:
@@ -254,6 +256,6 @@ def weakly(method: Any, *first: Any) -> Callable[..., Any]:
 
 
 def in_backward() -> bool:
-    """Return whether this thread is in a backward pass."""
+    """Return whether autograd runs a backward pass in this thread."""
     task: int = torch._C._current_graph_task_id()
     return task != -1

@@ -1,7 +1,7 @@
-"""Replace the reducer of DistributedDataParallel by one that uses an `Exchange`.
+"""Replace DistributedDataParallel's C++ reducer by one that averages gradients by an `Exchange`.
 
-DistributedDataParallel's Python code runs the module, sends buffers, moves inputs and handles join;
-its `reducer`, in C++, exchanges gradients.
+DistributedDataParallel's Python code still runs the module, broadcasts buffers, moves inputs to the
+device and handles join(); only its `reducer` is replaced.
 """
 
 import itertools
@@ -21,29 +21,29 @@ from paceline.exchange.replica import NONE, Exchange, Statistics
 from paceline.links.group import Group
 from paceline.record.recorder import Recorder
 
-# numbers of the reducers; rank 0's number identifies a model on all ranks
+# Each reducer has a number; all ranks use rank 0's number, to check that they run the same model.
 _numbers = itertools.count()
 
-# DistributedDataParallel's message, which programs search for
+# the beginning of DistributedDataParallel's message, for which programs search
 UNFINISHED = "Expected to have finished reduction in the prior iteration before starting a new one"
 _MOST_NAMED = 32
 
 
 class Unfinished(InvalidInput, RuntimeError):
-    """Some parameter got no gradient; type and text are torch's, because programs check them."""
+    """A parameter got no gradient; error type and text are torch's, as programs check them."""
 
     def __init__(self, message: str) -> None:
         RuntimeError.__init__(self, message)
 
 
 class Reducer(Listener):
-    """Exchanges gradients during backward, with the methods of DDP's reducer.
+    """Averages gradients during backward; has the methods of DDP's C++ reducer.
 
-    The gradients of the first backward pass are exchanged after its end. From then on, all ranks
-    exchange gradients in the order in which rank 0's gradients became ready in that pass. `chunk`:
-    number of layers per chunk, or a tuner that chooses this number by the times on rank 0.
-    `sparse`: indices of parameters with sparse gradients. `on_exchanged` is called after each
-    exchange.
+    The gradients of the first backward pass are exchanged after its end. In later passes, all ranks
+    exchange gradients in the order in which rank 0's gradients became ready in the first pass.
+    `make`, `join`: create the exchange and the group of ranks. `chunk`: number of layers that are
+    exchanged together, or a tuner that chooses it by rank 0's times. `sparse`: indices of
+    parameters with sparse gradients. `on_exchanged` is called after each exchange.
     """
 
     def __init__(
@@ -83,9 +83,9 @@ class Reducer(Listener):
         self._remove_autograd_hooks = self._readiness.close
 
     def open(self) -> None:
-        """Join the other ranks and open the exchange, at the latest for the first exchange.
+        """Connect to the other ranks, and create the exchange; collective.
 
-        Collective; an error is raised on all ranks.
+        Called at the latest after the first backward pass. An error is raised on all ranks.
         """
         group = self._group = self._join()
         self._number = group.gather(next(_numbers))[0]
@@ -93,7 +93,7 @@ class Reducer(Listener):
         layout.check_exchangeable([self._named[index] for index in dense], group.device)
         self._exchange = self._make(group)
         self._exchange.recorder = self._recorder
-        # until the first backward pass, assume that gradients become ready in reverse order
+        # the order of gradients is unknown before the first backward pass; assume the reverse order
         self._layout = Layout.of(self._named, dense[::-1])
         if dense:
             self._exchange.open(self._layout)
@@ -101,17 +101,20 @@ class Reducer(Listener):
     # Methods called by DistributedDataParallel.
 
     def _do_nothing(self, *_: object) -> None:
-        """Ignore DistributedDataParallel's calls about buckets and logging."""
+        """Do nothing, because this reducer has no buckets and no C++ logger."""
 
     prepare_for_forward = _delay_all_reduce = _push_all_rebuilt_params = _do_nothing
     _set_ddp_runtime_logging_sample_rate = _do_nothing
 
     def prepare_for_backward(self, outputs: Sequence[Tensor]) -> None:
-        """Request an exchange in the next backward pass; some tools call this after forward."""
+        """Request that the next backward pass exchanges gradients; some tools call this."""
         self._readiness.request()
 
     def _rebuild_buckets(self) -> bool:
-        """Check how the last backward pass ended; called before each forward pass."""
+        """Check how the last backward pass ended, and return False: no buckets were rebuilt.
+
+        DDP calls this before each forward pass. Raises Unfinished if a parameter got no gradient.
+        """
         if self._readiness.interrupted:
             self._discard()
         self._readiness.check_attached()
@@ -148,11 +151,11 @@ class Reducer(Listener):
     def _install_post_backward_futures(self, futures: Sequence[Any]) -> None:
         self._futures = list(futures)
 
-    # Methods called by a replica.
+    # Methods that `Synchronized` calls.
 
     @property
     def pending(self) -> bool:
-        """Whether the exchange that a forward pass requested has not ended yet."""
+        """Whether a forward pass has requested an exchange that has not ended yet."""
         return self._readiness.pending
 
     def record(self, recorder: Recorder | None) -> None:
@@ -166,18 +169,18 @@ class Reducer(Listener):
         return self._exchange.state() if self._exchange else {}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Load the state of an exchange that is open."""
+        """Load a result of `state`; `open` must be called before."""
         self._opened().load_state(state)
 
     @property
     def chunk(self) -> int | None:
-        """The number of layers per chunk; None without chunks."""
+        """The number of layers that are exchanged together; None if exchanges have no chunks."""
         is_chunked = self._exchange is not None and self._exchange.chunked
         return self._chunk if is_chunked else None
 
     @property
     def is_searched(self) -> bool:
-        """Whether a chunk search is running."""
+        """Whether the search for the fastest number of layers per chunk is still running."""
         return self._tuner is not None
 
     def statistics(self) -> Statistics:
@@ -192,8 +195,8 @@ class Reducer(Listener):
         self._exchange = None
 
     def shadow(self) -> None:
-        """Take part in an exchange without gradients, because this rank has no more samples."""
-        # hide this rank's gradients, so that the sum excludes them
+        """Take part in an exchange without gradients, if within join() this rank has no samples."""
+        # hide this rank's gradients, so that the exchange does not add them
         kept = [one.parameter.grad for one in self._named]
         touched, self._readiness.touched = self._readiness.touched, [False] * len(kept)
         self._forget_gradients()
@@ -206,32 +209,32 @@ class Reducer(Listener):
             for one, gradient in zip(self._named, kept, strict=True):
                 one.parameter.grad = gradient
 
-    # Callbacks of Readiness.
+    # Methods that `Readiness` calls during backward.
 
     def approaching(self) -> None:
-        """Begin to record a backward pass, unless the training loop records it."""
+        """Begin to record a backward pass, unless Paceline's training loop records it."""
         if self._recorder is not None and self._recorder.idle:
             self._recorder.begin_phase(Kind.BACKWARD)
             self._began_phase = True
 
     def began(self) -> None:
-        """Begin a step: the first gradient of a backward pass is ready."""
+        """Begin an exchange, when the first gradient of a backward pass is ready."""
         if self._is_arranged:
             self._opened().begin()
 
     def ready(self, chunk: int) -> None:
-        """Exchange a chunk whose gradients are ready."""
+        """Start to exchange chunk number `chunk`, whose gradients are ready."""
         exchange = self._opened()
         for slot in self._chunks[chunk].slots if exchange.chunked else ():
             gradient = slot.parameter.grad
-            # record no version of a view: it shares its counter with other views, such as the
-            # other gradients in a flat buffer
+            # Store no `_version` of a view: views share the counter with their base tensor, and
+            # thus with the other gradients of a flat buffer.
             version = None if gradient is None or gradient._is_view() else gradient._version
             self._sent.append((slot, gradient, version))
         exchange.ready(self._chunks[chunk], self._readiness.touched)
 
     def ended(self, missing: Sequence[int]) -> None:
-        """Exchange the missing chunks, and wait for the means of all chunks."""
+        """End a backward pass: exchange the `missing` chunks, and wait for all averages."""
         if self._began_phase and self._recorder is not None:
             self._recorder.end_phase()
             self._began_phase = False
@@ -240,19 +243,19 @@ class Reducer(Listener):
             self._opened().begin()
             missing = range(len(self._chunks))
         removed = self._readiness.removed_gradient()
-        # other ranks wait for each chunk, even for one without gradients on this rank
+        # exchange chunks without gradients on this rank, too, because other ranks wait for them
         for number in missing:
             self.ready(number)
         changed = self._changed_too_late() if removed is None else self._named[removed].name
         try:
             found = self._opened().finish(self._readiness.touched) if self._chunks else ()
         except StepDiscarded:
-            # otherwise an optimizer would use gradients that are not averaged
+            # remove the gradients, so that no optimizer uses them without averaging
             self._forget_gradients()
             raise
         if changed is not None:
             problem = "has a gradient that a hook changed or removed after it was sent"
-            hint = "change gradients in tensor hooks or after backward"
+            hint = "change gradients by Tensor.register_hook, or after backward"
             raise InvalidInput(f"parameter {changed!r}", problem, hint=hint)
         if self._sparse:
             assert self._group is not None
@@ -272,7 +275,7 @@ class Reducer(Listener):
         return self._exchange
 
     def _changed_too_late(self) -> str | None:
-        # a user's hook that runs after the hook of `Readiness` may change a gradient that was sent
+        # A user's hook may run after `Readiness`'s, and change a gradient that was already sent.
         sent, self._sent = self._sent, []
         for slot, before, version in sent:
             gradient = slot.parameter.grad
@@ -282,8 +285,8 @@ class Reducer(Listener):
         return None
 
     def _divide_by_those_left(self, changed: Sequence[bool]) -> None:
-        # The exchange has divided by the number of all ranks. But within join(), the mean is over
-        # the ranks that still have samples, whose number DistributedDataParallel's work returns.
+        # The exchange has divided by the number of all ranks. But within join(), DDP averages over
+        # the ranks that still have samples. `work` is DDP's all-reduce of their number.
         work, self._joined = self._joined, None
         if work is None or self._group is None:
             return
@@ -295,30 +298,33 @@ class Reducer(Listener):
                 gradient.mul_(scale)
 
     def _agreed_order(self, own: Sequence[int] | None) -> list[int] | None:
-        """Return the order in which rank 0's gradients became ready; None if a rank failed.
+        """Return the order in which rank 0's gradients became ready, as parameters' indices.
 
         Parameters without gradients come last. `own`: this rank's order; None if its backward pass
-        failed. Raises InvalidInput on all ranks if they run backward on different models.
+        failed. Returns None if it failed on any rank. Raises InvalidInput on all ranks if they run
+        backward on different models. Collective.
         """
         assert self._group is not None
         rows = self._group.gather([self._number, None if own is None else list(own)])
         if len({number for number, _ in rows}) > 1:
-            problem = "must run backward in the same order as other modules on all ranks"
-            raise InvalidInput("module", problem)
+            problem = "must be the same on all ranks, but ranks ran backward on different models"
+            hint = "call the models' backward passes in the same order on all ranks"
+            raise InvalidInput("module", problem, hint=hint)
         orders = [order for _, order in rows]
         if None in orders:
             return None
-        # a dictionary preserves the order of first keys
+        # dict.fromkeys keeps the first of equal indices
         return list(dict.fromkeys((*orders[0], *range(len(self._named)))))
 
     def _agree(self) -> None:
         if self._exchange is None:
             self.open()
-        # the first backward pass has ended, so this rank's order is known
+        # called at the end of the first backward pass, in which `_readiness` recorded the order
         order = self._agreed_order(self._readiness.order)
         if order is None:
             self._forget_gradients()
-            raise StepDiscarded("the first backward pass failed on a rank: no rank takes this step")
+            problem = "the first backward pass failed on another rank, so no rank takes this step"
+            raise StepDiscarded(problem)
         dense = [index for index in order if index not in self._sparse]
         self._layout = Layout.of(self._named, dense)
         self._is_arranged = True
@@ -329,7 +335,7 @@ class Reducer(Listener):
         self._chunk = size
         whole = (Chunk(0, self._layout.slots),) if self._layout.slots else ()
         self._chunks = self._layout.chunks(size) if self._opened().chunked and whole else whole
-        # sparse gradients are in no chunk
+        # None remains for parameters with sparse gradients, which are in no chunk
         chunk_of: list[int | None] = [None] * len(self._named)
         for chunk in self._chunks:
             for slot in chunk.slots:
@@ -344,7 +350,7 @@ class Reducer(Listener):
         self._step_end = now
         if before is None:
             return
-        # rank 0's times decide for all ranks
+        # only rank 0's times count, so that all ranks choose the same chunks
         if self._group.rank == 0:
             tuner.record(now - before, self._opened().times())
         self._until_agreed -= 1
@@ -355,7 +361,7 @@ class Reducer(Listener):
                 self._set_chunk(agreed)
             if done:
                 self._tuner = None
-            self._step_end = time.monotonic()  # exclude the gathering above from the next step
+            self._step_end = time.monotonic()  # so that the next step's time excludes `gather`
 
     def _discard(self) -> None:
         began = self._readiness.began
@@ -365,7 +371,7 @@ class Reducer(Listener):
         self._sent = []
         self._forget_gradients()
         if not self._is_arranged:
-            # the other ranks wait for this rank's order: tell them that this rank failed
+            # the other ranks wait for this rank's order of gradients: tell them that it failed
             self._agreed_order(None)
         else:
             if not began:  # backward failed before the first gradient was ready
@@ -373,6 +379,6 @@ class Reducer(Listener):
             self._opened().discard()
 
     def _forget_gradients(self) -> None:
-        """Set all gradients to None, because optimizers must not use them before averaging."""
+        """Set all gradients to None, so that no optimizer uses them without averaging."""
         for one in self._named:
             one.parameter.grad = None

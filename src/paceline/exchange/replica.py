@@ -24,12 +24,12 @@ class Statistics:
     `bytes_sent`, `bytes_received`: bytes of gradients, and of parameters if a strategy sends them.
     `exposed_s`: total time spent exchanging instead of computing; None if unknown. `hidden_s`:
     total time of exchanges while backward passes compute; None if unknown. `chunk`: number of
-    layers per chunk. `codec`: the codec's name, and the reason for its choice. `num_nonfinite`:
-    number of NaN and infinite gradient values on all ranks. With exchange "host", this number
-    includes all values that were exchanged together with a NaN or infinite value. `num_skipped`:
-    number of steps skipped because of NaN or infinite values. `sent_share`: share of values that
-    this rank sent, if the codec omits values. `shares`: each rank's number of samples in a full
-    batch, if batches are balanced. `samples_per_s`: each rank's speed, if batches are balanced.
+    layers that are exchanged together. `codec`: the codec's name, and the reason for its choice.
+    `num_nonfinite`: number of NaN and infinite gradient values on all ranks. With exchange "host",
+    this number includes all values that were exchanged together with a NaN or infinite value.
+    `num_skipped`: number of steps skipped because of such values. `sent_share`: fraction of values
+    that this rank sent; None if the codec sends all values. Only if batches are balanced: `shares`,
+    each rank's number of samples in a full batch, and `samples_per_s`, each rank's speed.
     """
 
     exchange: str
@@ -51,7 +51,7 @@ NONE = Statistics("none", 0, 0, 0, 0.0, 0.0)  # statistics of a single rank
 
 
 class ModelReplica(Protocol):
-    """A module whose gradients are means over all ranks; by default, without exchange state."""
+    """A module whose gradients are averaged over ranks; the default methods exchange nothing."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's forward pass."""
@@ -61,7 +61,11 @@ class ModelReplica(Protocol):
         return nullcontext()
 
     def prepare(self, run: Callable[[], None]) -> None:
-        """If the first exchange sums in another order than later ones, call `run` to do it now."""
+        """If the first backward pass sums gradients in another order than later ones, call `run`.
+
+        `run` is a forward and backward pass without effects, after which the order is that of later
+        passes. Torch's reducer, for example, rebuilds its buckets after the first pass.
+        """
         return
 
     def exchange_state(self) -> dict[str, Tensor]:
@@ -69,7 +73,7 @@ class ModelReplica(Protocol):
         return {}
 
     def load_exchange_state(self, state: dict[str, Tensor]) -> None:
-        """Load the state that the same rank saved; the number of ranks must be the same."""
+        """Load `exchange_state`, saved by the same rank of the same number of ranks."""
         return
 
     def statistics(self) -> Statistics:
@@ -86,7 +90,7 @@ class ModelReplica(Protocol):
 
 
 class SingleReplica(ModelReplica):
-    """The replica of a single rank, which exchanges nothing."""
+    """The replica of a rank that trains alone: runs the module, and exchanges nothing."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -99,10 +103,10 @@ class SingleReplica(ModelReplica):
 class Exchange(Protocol):
     """Replaces each gradient that changed on any rank by its mean over all ranks.
 
-    All methods except `ready` are collective. If `chunked` is true, method `ready` reads the
-    gradients of a chunk during backward; otherwise, method `finish` reads all gradients. `touched`:
-    whether each gradient changed on this rank. `encoded`: the compressed all-reduce that this rank
-    takes part in, if any.
+    All methods except `ready` are collective. If `chunked` is true, method `ready` sends the
+    gradients of a chunk (adjacent layers) during backward. If it is false, method `finish` sends
+    all gradients. `touched`: by parameter, whether its gradient changed on this rank. `encoded`:
+    the compressed all-reduce of this rank, if any.
     """
 
     name: str
@@ -111,14 +115,14 @@ class Exchange(Protocol):
     encoded: CodecAllReduce | None = None
 
     def open(self, layout: Layout) -> None:
-        """Allocate memory and groups for a layout of gradients."""
+        """Allocate memory and process groups for gradients that are placed as in `layout`."""
 
     def arrange(self, layout: Layout, chunks: Sequence[Chunk]) -> None:
-        """Use these chunks from the next step on; `layout` has the size of the opened layout."""
+        """Use a new layout of the same size, and its chunks, from the next step on."""
         return
 
     def begin(self) -> None:
-        """Begin a step."""
+        """Begin a step, when the first gradient is ready."""
         return
 
     def ready(self, chunk: Chunk, touched: Sequence[bool]) -> None:
@@ -126,10 +130,10 @@ class Exchange(Protocol):
         return
 
     def finish(self, touched: Sequence[bool]) -> Sequence[bool]:
-        """Wait for the means; return for each gradient whether it changed on any rank."""
+        """Wait until `grad` has the means; return by parameter whether any rank changed it."""
 
     def times(self) -> Sequence[ChunkTimes]:
-        """Return the times of the last step's chunks; empty if unknown."""
+        """Return the exchange times of the last step's chunks; empty if not measured."""
         return ()
 
     def discard(self) -> None:
@@ -140,7 +144,7 @@ class Exchange(Protocol):
         return self.encoded.codecs.state_dict() if self.encoded else {}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Load the state that the same rank saved; the number of ranks must be the same."""
+        """Load `state`, saved by the same rank of the same number of ranks."""
         if self.encoded is not None:
             self.encoded.codecs.load_state_dict(state)
 
@@ -148,7 +152,7 @@ class Exchange(Protocol):
         """Return the traffic and time of all steps so far."""
 
     def close(self) -> None:
-        """Free memory, threads and groups."""
+        """Free memory, threads and process groups."""
 
 
 # number of layers per chunk, or a function that creates a tuner for a model's number of layers
@@ -157,12 +161,13 @@ Chunking = int | Callable[[int], ChunkTuner]
 
 @dataclass(frozen=True)
 class Method:
-    """A strategy's method to exchange gradients.
+    """How a strategy averages gradients: by an `Exchange`, or by torch's own reducer.
 
-    `make(group, as_views)`: creates the exchange; `as_views`: whether gradients may be views of its
-    memory. Without `make`, torch's reducer exchanges gradients, with an optional `compression`.
-    `chunk`: number of layers per chunk or a factory of tuners, if the exchange `is_chunked`.
-    `takes_codec`: whether the exchange supports codecs.
+    `make(group, as_views)`: creates the exchange; `as_views`: whether gradients may be views of the
+    exchange's memory. Without `make`, torch's reducer averages gradients, encoded by `compression`
+    if set. `is_chunked`: whether the exchange sends chunks of layers during backward. `chunk`:
+    number of layers per chunk, or a factory of tuners that choose it. `takes_codec`: whether codecs
+    are supported.
     """
 
     name: str
@@ -182,7 +187,7 @@ _Like = Callable[[Tensor], Tensor]
 
 
 class _Ready(torch.autograd.Function):
-    """An operation whose backward pass only returns gradients that exist already."""
+    """An autograd function whose backward pass computes nothing and returns given gradients."""
 
     @staticmethod
     def forward(
@@ -193,7 +198,7 @@ class _Ready(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *of_after: Tensor) -> tuple[Tensor | None, ...]:
-        # return new tensors, because autograd copies a tensor that is referenced elsewhere
+        # return new tensors, because autograd would copy a gradient that has other references
         return of_after[0], None, None, *map(ctx.hand_out, ctx.gradients)
 
 
@@ -202,11 +207,11 @@ class _ProbeLayer(nn.Module):
 
     def __init__(self, sizes: Sequence[int], device: torch.device, like: _Like | None) -> None:
         super().__init__()
-        # gradients are zeros, unless the number of bytes sent depends on their values
+        # gradients are zeros; `like` replaces them if the number of bytes sent depends on values
         zeros = [torch.zeros(nbytes // 4, device=device) for nbytes in sizes]
         self.weights = nn.ParameterList(nn.Parameter(one) for one in zeros)
         self.gradients = list(map(like or torch.zeros_like, zeros))
-        # hand out copies of values other than zero, because an exchange may overwrite them
+        # return copies of gradients from `like`, because an exchange may overwrite gradients
         self._hand_out = torch.clone if like else Tensor.detach
 
     def forward(self, after: Tensor) -> Tensor:
@@ -215,11 +220,12 @@ class _ProbeLayer(nn.Module):
 
 
 class Probe:
-    """Exchanges float32 gradients on each call, collectively, so that the exchange can be timed.
+    """Exchanges gradients without computing them, so that the exchange can be timed; collective.
 
-    `sizes`: for each layer, the bytes of each parameter; layers are in the order in which their
-    gradients become ready. If `codec` declares the share of values that it sends, the gradients are
-    such that it sends this share. `barrier`: called after each exchange.
+    Each call is one exchange of float32 gradients. `sizes`: for each layer, the bytes of each
+    parameter; layers are in the order in which their gradients become ready. If the name of `codec`
+    declares the fraction of values that it sends, gradients are made so that it sends this
+    fraction. `barrier`: called after each exchange.
     """
 
     def __init__(
@@ -235,11 +241,11 @@ class Probe:
         self._module = nn.Sequential(*layers)
         self._replica, self._barrier = replicate(self._module), barrier
         self._scalar = torch.zeros((), device=device)
-        # take an optimizer step, because some exchanges act in hooks of optimizers
+        # calls need an optimizer step, because some exchanges run in optimizer hooks
         self._optimizer = PacedSGD(self._module.parameters(), 0.0)
 
     def __call__(self) -> None:
-        """Exchange once."""
+        """Exchange the gradients of all layers once."""
         self._replica(self._scalar).backward()
         if self._barrier is not None:
             self._barrier()

@@ -1,4 +1,4 @@
-"""Run strategies whose ranks train replicas of the model and exchange all gradients."""
+"""Run data-parallel strategies: each rank trains a replica, and gradients are averaged."""
 
 import resource
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -44,22 +44,24 @@ from paceline.record.recorder import Recorder
 from paceline.training.data.sampler import BalancedSampler
 from paceline.training.models.paced import Stretched
 
-# tolerance, because hooks of the same gradient record their times one after another
+# Tolerance when recorded times are compared with a plan: hooks of the same gradient run one after
+# another, so their times differ slightly.
 SLACK_S = 1e-3
-# number of steps between checks of balanced shares; largest number of checks
+# Before a rehearsal: number of steps between two checks whether balanced batch sizes are stable,
+# and maximum number of checks.
 _INTERVAL, _MOST_ROUNDS = 10, 10
-_PERIOD_STEPS = 8  # as in planner.forecast
-Replicate = Callable[..., ModelReplica]  # (module, config, group, *, tuner=...)
+_PERIOD_STEPS = 8  # number of simulated steps, as in planner.forecast
+Replicate = Callable[..., ModelReplica]  # called as (module, config, group, *, tuner=...)
 
 
 @contextmanager
 def start(session: TrainingSession) -> Iterator["ReplicaRunner"]:
-    """Yield a runner; a strategy's module that imports this function must define `replica`."""
+    """Yield a runner of the session's strategy, whose module must define function `replica`."""
     yield ReplicaRunner(session, session.strategy.runner().replica)
 
 
 def prober(strategy: Strategy, config: Any, group: Group) -> Prober:
-    """Return a `Prober`, which creates probes that time the strategy's exchange."""
+    """Return a `Prober`, whose probes time the exchange of `strategy` with `config`."""
     replica = strategy.runner().replica
     ends_together = strategy.running is None or strategy.running.ends_together
     make = partial(
@@ -77,15 +79,15 @@ class ReplicaRunner:
 
     def __init__(self, session: TrainingSession, replicate: Replicate) -> None:
         self._session, self._replicate = session, replicate
-        self.setup = setup_of(session)  # this rank's model and steps
-        self.workload = self.setup.workload  # this rank's share of a step's work
-        self.samples_per_step = self.setup.samples_per_step  # of all workers together, on average
+        self.setup = setup_of(session)  # this rank's model, data and steps
+        self.workload = self.setup.workload  # layers and costs of this rank's part of a step
+        self.samples_per_step = self.setup.samples_per_step  # mean over steps, sum over workers
         self.about = about(session, self.workload)
         self.profiled: Profile | None = None
-        self.with_equal_shares: Profile | None = None  # like `profiled`, but never balanced
+        self.with_equal_shares: Profile | None = None  # `profiled` with equal batches on all ranks
 
     def profile(self, beside: Iterable[tuple[Strategy, Any]]) -> Profile:
-        """Profile the layers, and the exchange of each configured strategy in `beside`."""
+        """Time the model's layers, and the exchange of each (strategy, config) in `beside`."""
         session, setup = self._session, self.setup
         probers = {
             exchange_name(one.name, config): prober(one, config, session.group)
@@ -105,24 +107,24 @@ class ReplicaRunner:
         return found
 
     def rank_seconds(self) -> list[float]:
-        """Return the profiled seconds of a step on each rank, with the samples of all ranks."""
+        """Return for each rank the seconds of a step with the whole batch on this rank."""
         assert self.with_equal_shares is not None
         factor = self._session.settings.batch_size / self.workload.batch_size
         return self.with_equal_shares.rank_seconds(factor)
 
     def _balance(self, sampler: BalancedSampler) -> None:
-        """Begin with shares that follow the profiled speeds, so that the first steps are fast."""
+        """Set batch sizes by the ranks' profiled speeds, so that the first steps are fast."""
         speeds = [1 / seconds for seconds in self.rank_seconds()]
         shares = apportion(sampler.batch_size, speeds, sampler.most)
-        sampler.update(self._session.group.gather(shares)[0])  # profiles differ between ranks
+        sampler.update(self._session.group.gather(shares)[0])  # rank 0's, as profiles may differ
 
     def measure(self) -> PricedMachine:
-        """Profile the layers and this strategy's exchange."""
+        """Time the layers and this strategy's exchange; return machine and cost model."""
         self.profile([(self._session.strategy, self._session.config)])
         return self.calibrated(self._session.strategy, self._session.config)
 
     def calibrated(self, strategy: Strategy, config: Any) -> PricedMachine:
-        """Return the machine and cost model for a strategy with `config`, from the profile."""
+        """Return the profile's machine and cost model for `strategy` with `config`."""
         assert self.profiled is not None
         machine, cost = self.profiled.calibrated(strategy, config)
         if self._session.is_rehearsal:
@@ -133,7 +135,7 @@ class ReplicaRunner:
         return PricedMachine(machine, cost)
 
     def train(self, config: Any) -> Outcome:
-        """Train or rehearse with `config`; a chunk search may replace its `chunk`."""
+        """Train or rehearse with `config`, whose `chunk` a search may replace."""
         session, tuner = self._session, self._tuner(config)
         tuning = {} if tuner is None else {"tuner": tuner}
         return self.train_with(
@@ -148,12 +150,12 @@ class ReplicaRunner:
         used: Callable[[], tuple[Strategy, Any]],
         tuner: ChunkTuner | None = None,
     ) -> Outcome:
-        """Train with a replica; `used()` returns the strategy and configuration now in use."""
+        """Train `replicate(model)`; `used()` returns the strategy and configuration in use."""
         session, setup, group = self._session, self.setup, self._session.group
         assert self.profiled is not None
         device = self.profiled.machine.devices[group.rank].name
         recorder = Recorder(clock_for(group.device), device, group.rank)
-        # seed again after the profile; each rank has its own seed, so that dropout masks differ
+        # the profile has used random numbers; a seed per rank makes dropout masks differ
         torch.manual_seed(getattr(session.settings, "seed", 0) + group.rank)
         stretched = None if setup.factor is None else Stretched(setup.model, setup.factor)
         replica = replicate(setup.model)
@@ -183,16 +185,16 @@ class ReplicaRunner:
         )
 
     def _trained(self, replica: ModelReplica, recorder: Recorder, config: Any) -> Trained:
-        """Train in synchronous steps; subclasses may override this."""
+        """Run the training loop of synchronous steps, which subclasses may replace."""
         return train(self._session, self.setup, recorder, replica)
 
     def save(self, path: Path) -> None:
-        """Write the model as safetensors, on rank 0."""
+        """Write rank 0's model to `path` in safetensors format; other ranks do nothing."""
         if self._session.group.rank == 0:
             save_model(self.setup.model, str(path))
 
     def _settle(self, replica: ModelReplica, recorder: Recorder, tuner: ChunkTuner | None) -> None:
-        """Take steps until the chunk search is done and balanced shares are stable."""
+        """Take untimed steps until the chunk search has ended and balanced batches are stable."""
         setup, group = self.setup, self._session.group
         optimizer, source = setup.optimizer(setup.model), setup.source(0)
 
@@ -201,8 +203,8 @@ class ReplicaRunner:
                 train_step(replica, optimizer, source, recorder, setup.learning)
 
         if tuner is not None:
-            take(1)  # this step determines the order in which gradients become ready
-            while not group.gather(tuner.done)[0]:  # rank 0 decides
+            take(1)  # the first step determines the order in which gradients become ready
+            while not group.gather(tuner.done)[0]:  # only rank 0's tuner has measured times
                 take(tuner.interval)
         if (sampler := setup.sampler) is not None:
             for _ in range(_MOST_ROUNDS):
@@ -210,10 +212,10 @@ class ReplicaRunner:
                 take(_INTERVAL)
                 if sampler.shares == before:
                     break
-        recorder.step_ends()  # discard the times of these steps
+        recorder.step_ends()  # returns and clears the steps' times, which are not used
 
     def _tuner(self, config: Any) -> ChunkTuner | None:
-        """Return a search for the chunk size; None if the configuration requests no search."""
+        """Return a search for the number of layers per chunk, if `config.chunk` requests one."""
         num_layers, chunk = len(self.workload.layers), getattr(config, "chunk", None)
         if not isinstance(chunk, str) or self._session.group.world_size == 1:
             return None
@@ -236,7 +238,7 @@ class ReplicaRunner:
             plan = partial(strategy.planning.plan, self.workload, machine, one)
             return period(lambda num_steps: plan(Window(num_steps)), cost, _PERIOD_STEPS)
 
-        # broadcast each prediction by itself: computing all may take longer than the deadline
+        # one `gather` per prediction: the other ranks would time out while rank 0 computes all
         return {
             chunk: group.gather(step_s(chunk) if group.rank == 0 else None)[0] for chunk in chunks
         }
@@ -249,17 +251,20 @@ def outcome_of(
     plan: Callable[[Window], Plan],
     **known: Any,
 ) -> Outcome:
-    """Gather the outcome of all ranks; `known`: values for other fields of `Outcome`."""
+    """Create the outcome of a run from all ranks' measurements; `known`: its other fields.
+
+    `plan(window)`: returns the plan with which traced steps are compared. Collective.
+    """
     group = session.group
     timeline = gather_timeline(trained.spans, trained.offset, group, session.origin)
-    # the clock errors of two ranks add up
+    # times of two ranks are compared, so the errors of both clocks' offsets add up
     slack_s = SLACK_S + 2 * max(group.gather(trained.offset.error_s))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    # a run that resumes after its last step takes no steps
+    # no step is taken if a run is resumed after its last step
     step_s = median(trained.step_seconds) if trained.step_seconds else None
     samples_per_s = setup.samples_per_step / step_s if step_s else 0.0
     tokens = setup.recipe.tokens_per_sample if setup.recipe else None
-    # exclude ranks that encode nothing: in some exchanges, only one rank of a host encodes
+    # None for ranks that encode nothing: in some exchanges, only one rank of a host encodes
     shares = [one for one in group.gather(trained.sent_share) if one is not None]
     codec = gradient_codec(known.get("config"))
     return Outcome(
@@ -285,13 +290,13 @@ def _faults(
     if not num_traced:
         return ()
     kept = timeline.spans
-    if is_alone:  # the plan of a single worker has no communication
+    if is_alone:  # a single worker may record communication, but its plan has none
         kept = tuple(span for span in kept if span.kind not in COMMUNICATION)
     return tuple(conform(plan(Window(num_traced)), Timeline(kept, timeline.origin), slack_s))
 
 
 def about(session: TrainingSession, workload: Workload) -> str:
-    """Describe the model's size and the duration of the profile."""
+    """Describe the model and how long its profile takes, in one line for the user."""
     settings = session.settings
     size = f"{workload.num_parameters:,} parameters in {len(workload.layers)} layers"
     if session.is_rehearsal:
@@ -303,7 +308,7 @@ def about(session: TrainingSession, workload: Workload) -> str:
 
 
 def devices_of(session: TrainingSession) -> str:
-    """Describe the devices of a rehearsal, for example "paced as k40-gigabit/gpu0"."""
+    """Describe how a rehearsal emulates devices, such as "paced as k40-gigabit/gpu0"."""
     settings = session.settings
     if session.device is not None:
         return f"paced as {session.device.label}"

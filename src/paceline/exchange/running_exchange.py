@@ -1,4 +1,4 @@
-"""Schedule, run and time the exchanges of local updates."""
+"""Schedule, run and time the exchanges between workers that train by `LocalUpdates`."""
 
 import time
 from collections import deque
@@ -14,27 +14,27 @@ from paceline.core.rounds import Rounds
 from paceline.exchange.outer import Averaged, Contribution
 from paceline.links.call_thread import CallThread
 
-_KEPT_TIMES = 256  # exchanges kept in the log
-# saved state of a worker without a running exchange
+_KEPT_TIMES = 256  # number of exchanges whose times `ExchangeLog` keeps
+# what `LocalUpdates.state_dict` saves if no exchange is running
 NO_EXCHANGE: dict[str, Any] = {"due": None, "sent": [], "buffers": []}
 
 
 class RoundPlace:
-    """Counts a worker's inner steps in the current round, and its exchanges.
+    """Counts a worker's inner steps (training steps) and exchanges, to find when one is due.
 
-    In a round, each fragment is exchanged once. `weights`: for each fragment, the total weight of
-    the inner steps since its last exchange.
+    A round has `sync_every` inner steps; in it, each fragment of the model is exchanged once.
+    `weights`: for each fragment, the total weight of the inner steps since its last exchange.
     """
 
     def __init__(self, rounds: Rounds) -> None:
         self._rounds = rounds
         self.num_exchanges = 0
         self.weights = [0.0] * rounds.fragments
-        self._in_round = 0  # inner steps in this round
+        self._in_round = 0  # number of inner steps in this round
 
     @property
     def fragment(self) -> int:
-        """Number of the next fragment to send."""
+        """Number of the fragment that is exchanged next."""
         return self.num_exchanges % self._rounds.fragments
 
     @property
@@ -43,26 +43,26 @@ class RoundPlace:
         return self.fragment == self._rounds.fragments - 1
 
     def step(self, weight: float) -> None:
-        """Count an inner step; a round has `sync_every` steps."""
+        """Count an inner step, and add `weight` to all fragments' weights."""
         self._in_round = self._in_round % self._rounds.sync_every + 1
         self.weights = [one + weight for one in self.weights]
 
     def is_due(self) -> bool:
-        """Return whether a fragment is due after the last counted step."""
+        """Return whether an exchange must start after the last counted step."""
         return self._in_round == self._rounds.sent_after(self.fragment)
 
     def send(self) -> float:
-        """Count an exchange; return and reset its fragment's weight."""
+        """Count an exchange; return its fragment's weight, and reset it to 0."""
         weight, self.weights[self.fragment] = self.weights[self.fragment], 0.0
         self.num_exchanges += 1
         return weight
 
     def reset_weights(self) -> None:
-        """Reset the weights of all fragments, because the progress of their steps is lost."""
+        """Set all weights to 0, because this worker loses what its last steps changed."""
         self.weights = [0.0] * self._rounds.fragments
 
     def resume_after(self, number: int) -> None:
-        """Continue after exchange `number`, in which this worker has loaded a peer's state."""
+        """Take the position in the round after exchange `number`, which loaded a peer's state."""
         self.num_exchanges = number + 1
         begun = self._rounds.sent_after(number % self._rounds.fragments) + self._rounds.delay
         self._in_round = begun % self._rounds.sync_every if self.num_exchanges else 0
@@ -73,7 +73,7 @@ class RoundPlace:
         return {"num_exchanges": self.num_exchanges, "in_round": in_round}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a saved position; exchanges that are overdue follow the next step."""
+        """Load a saved position, and reset weights; an overdue exchange follows the next step."""
         self.num_exchanges = state["num_exchanges"]
         self._in_round = min(state["in_round"], self._rounds.sent_after(self.fragment) - 1)
         self.reset_weights()
@@ -81,12 +81,12 @@ class RoundPlace:
 
 @dataclass
 class ExchangeTimes:
-    """Times of an exchange, in seconds of the host's monotonic clock.
+    """Start and end times of the parts of an exchange, by the host's monotonic clock.
 
-    `trained_from_s`: the worker began to train after the previous exchange. `sent_s`, `copied_s`:
-    start and end of the copy to host memory. `begun_s`, `averaged_s`: start and end of averaging.
-    `stepped_s`: end of the outer step. `due_s`: the worker began to wait for the result.
-    `loading_s`, `loaded_s`: start and end of loading the result.
+    `trained_from_s`: the worker continued to train after the previous exchange. `sent_s`,
+    `copied_s`: start and end of the copy of parameters to host memory. `begun_s`, `averaged_s`:
+    start and end of averaging. `stepped_s`: end of the outer step. `due_s`: the worker began to
+    wait for the result. `loading_s`, `loaded_s`: start and end of loading the result.
     """
 
     number: int
@@ -102,10 +102,11 @@ class ExchangeTimes:
 
 
 class RunningExchange:
-    """An exchange of the contribution `given`; its result is loaded after inner step `due`.
+    """An exchange of contribution `given`, whose result is loaded after inner step `due`.
 
-    `sent`: the worker's parameters at the start of the exchange, if the changes that training makes
-    after the start are added to the result; otherwise empty.
+    Steps that the worker takes meanwhile change its parameters further. To add these changes to the
+    result, `sent` has a copy of the parameters at the start; `sent` is empty if they are not added.
+    `sent_s`: time of the start.
     """
 
     def __init__(
@@ -117,12 +118,12 @@ class RunningExchange:
         self.exposed_s = 0.0  # seconds that the training loop waited
 
     def state(self) -> dict[str, Any]:
-        """Return the state of a finished exchange, as plain values and tensors."""
+        """Return the state of a finished exchange that is not loaded yet: numbers and tensors."""
         return {"due": self.due, "sent": self.sent, "buffers": self.given.buffers}
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any], number: int, fragment: int) -> Self:
-        """Create a finished exchange from its state; `number`: number of the exchange."""
+        """Create a finished exchange from its `state`; `number`: number of the exchange."""
         given = Contribution(number, fragment, 0.0, torch.empty(0), state["buffers"], False)
         made = cls(given, state["due"], time.monotonic(), state["sent"])
         made._future.set_result(Averaged(given, None, (), (), all_closing=False))
@@ -134,7 +135,7 @@ class RunningExchange:
         average: Callable[[Contribution], Averaged],
         step: Callable[[Averaged], None],
     ) -> None:
-        """Average the contributions and take the outer step, both in `thread`."""
+        """Start `average(given)`, and then `step(result)`, in `thread`."""
 
         def run() -> Averaged:
             self.times.begun_s = time.monotonic()
@@ -152,7 +153,7 @@ class RunningExchange:
         return self._future.done()
 
     def wait(self) -> Averaged:
-        """Wait for the result; raise the error of a failed exchange."""
+        """Wait for the exchange; return its result, or raise its error."""
         due_s = self.times.due_s = time.monotonic()
         if not self.is_done:
             wait([self._future])
@@ -161,7 +162,10 @@ class RunningExchange:
 
 
 class ExchangeLog:
-    """Times of the latest exchanges, and total times of exchanges and of the loop's waits."""
+    """Times of the latest exchanges, and totals over all exchanges.
+
+    `took_s`: total of averaging and outer steps. `exposed_s`: total that the training loop waited.
+    """
 
     def __init__(self) -> None:
         self.latest: deque[ExchangeTimes] = deque(maxlen=_KEPT_TIMES)
@@ -169,7 +173,7 @@ class ExchangeLog:
         self._trained_from_s = time.monotonic()
 
     def add(self, exchange: RunningExchange, loading_s: float) -> None:
-        """Add an exchange; loading its result began at `loading_s` and ended now."""
+        """Add an exchange whose result was loaded from `loading_s` until now."""
         times = exchange.times
         times.trained_from_s, times.loading_s = self._trained_from_s, loading_s
         times.loaded_s = self._trained_from_s = time.monotonic()

@@ -1,11 +1,12 @@
-"""Define a training or rehearsal in this process, and the interface of a strategy's runner.
+"""Describe a training or rehearsal in this process, and the interface of a strategy's runner.
 
     with start(session) as runner:         # `start` from `strategy.runner()`
-        calibrated = runner.measure()      # how fast this machine is, for the plan
+        calibrated = runner.measure()      # machine and layer times, to predict steps by a plan
         outcome = runner.train(config)     # trains, or rehearses in a rehearsal session
         runner.save(path)
 
-In a rehearsal with `session.device`, layers that sleep for this device's times replace the model.
+A rehearsal times steps without learning. If `session.device` is set, its layers do not compute, but
+sleep as long as the layers of this device would take.
 """
 
 import time
@@ -22,11 +23,11 @@ from paceline.core.workload import Workload
 from paceline.exchange.checkpoints import State
 from paceline.links.group import Group
 
-_STATUS_S = 0.5  # seconds between two status texts
+_STATUS_S = 0.5  # minimum time between two calls of `Progress.status`
 
 
 class ElasticWorker(NamedTuple):
-    """This process as an elastic worker: its number and torchft manager."""
+    """A worker of a group that may change: this process's number and its torchft manager."""
 
     number: int
     num_workers: int
@@ -34,13 +35,13 @@ class ElasticWorker(NamedTuple):
 
 
 class Progress:
-    """Receives the progress of a run; the methods of this base class do nothing."""
+    """Receives the progress of a run, to show it; this base class ignores it."""
 
     def begin(self, total: int, unit: str) -> None:
-        """Begin a run of `total` units; `unit`: "steps" or "samples"."""
+        """Begin a run of `total` steps or samples; `unit`: "steps" or "samples"."""
 
     def advance(self, count: int = 1) -> None:
-        """Add a number of finished steps or samples."""
+        """Add `count` finished steps or samples (see `begin`)."""
 
     def epoch(self, epoch: Epoch, score: str) -> None:
         """Report a finished epoch; `score`: name of the epoch's score."""
@@ -49,7 +50,7 @@ class Progress:
         """Report a test within an epoch; `score`: name of the test's score."""
 
     def status(self, text: str) -> None:
-        """Show the current loss and throughput."""
+        """Show a line of text about the current loss and throughput."""
 
 
 class Status:
@@ -60,11 +61,14 @@ class Status:
         self.begin()
 
     def begin(self) -> None:
-        """Start to count samples."""
+        """Start to count samples and seconds, from which `add` computes the throughput."""
         self._since_s, self._num_samples = time.monotonic(), 0.0
 
     def add(self, num_samples: float, loss: SupportsFloat, advances: int = 1) -> None:
-        """Count samples; read `loss` only to show it, because reading waits for the GPU."""
+        """Count the samples of a step, and advance the progress by `advances` units.
+
+        `loss` is only read when it is shown, because reading waits for the GPU.
+        """
         self._progress.advance(advances)
         self._num_samples += num_samples
         took_s = time.monotonic() - self._since_s
@@ -78,11 +82,11 @@ class Status:
 
 @dataclass(frozen=True)
 class TrainingSession:
-    """A training or a rehearsal in this process.
+    """A training run or a rehearsal, as one process of it sees it.
 
-    `group`: the ranks of a synchronous strategy; with other strategies, this process alone.
-    `device`: emulated device of a rehearsal. `resumed`: state to resume from. `elastic`: this
-    worker, if torchft connects the workers.
+    `config`: the strategy's options. `group`: the ranks of a synchronous strategy; with other
+    strategies, this process alone. `device`: the device that a rehearsal emulates. `resumed`: the
+    checkpoint's state to resume from. `elastic`: this worker, if torchft connects the workers.
     """
 
     settings: TrainSettings | RehearseSettings
@@ -102,7 +106,7 @@ class TrainingSession:
 
     @property
     def folder(self) -> Path:
-        """The folder of the run."""
+        """The run's folder, in the folder given by `--output`."""
         return self.settings.output / self.run_id
 
     @property
@@ -112,7 +116,7 @@ class TrainingSession:
 
     @property
     def origin(self) -> Origin:
-        """The origin of recorded timelines: measured or rehearsed."""
+        """Whether recorded timelines are called measured or rehearsed."""
         return Origin.REHEARSED if self.is_rehearsal else Origin.MEASURED
 
 
@@ -121,21 +125,21 @@ class Runner(Protocol):
 
     @property
     def workload(self) -> Workload:
-        """One worker's share of a step."""
+        """The layers and costs of one worker's part of a step."""
 
     @property
     def samples_per_step(self) -> float:
-        """Mean number of samples of a step over all workers."""
+        """Number of samples in a step of all workers together, as a mean over steps."""
 
     @property
     def about(self) -> str:
-        """One line that describes the model and the workers."""
+        """A line of text about the model and the workers, for the user."""
 
     def measure(self) -> PricedMachine | None:
-        """Profile devices and exchanges; None if the settings request no profile."""
+        """Time layers and exchanges to predict steps; None if the settings request no profile."""
 
     def train(self, config: Any) -> Outcome:
-        """Train or rehearse; `config`: the session's configuration, possibly with more values."""
+        """Train or rehearse; `config`: the session's, in which "auto" may have been replaced."""
 
     def save(self, path: Path) -> None:
-        """Write the trained model as safetensors, on the process that writes files."""
+        """Write the trained model to `path` in safetensors format, by a single process."""

@@ -35,22 +35,26 @@ from paceline.training.recipes.recipe import NAMELESS, OptimizerFactory, Recipe,
 
 NUM_TRACED = 20
 NUM_WARM_UP = 2
-# One step is measured, and two are traced: a period is the time between the ends of two steps.
+# After the warm-up, one step is timed. Then two are traced, because a step's duration is the time
+# between the ends of two steps.
 FEWEST_STEPS = NUM_WARM_UP + 3
 
-_IDLE_RATE = 1e-6  # tiny, because NaNs and denormals would change the speed of rehearsed steps
+# Learning rate of a rehearsal. It is tiny, so that parameters stay normal numbers: NaNs and
+# denormals would change the speed of steps.
+_IDLE_RATE = 1e-6
 
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """A rank's model and its steps.
+    """All that a rank needs to train or rehearse: its model, data, optimizer and options.
 
-    `workload`: the rank's share of a step. `source(epoch, first_step)`: yields this rank's share of
-    each step. `epoch_steps`: number of steps of each epoch. `samples_per_step`: mean number of
-    samples in a step of all ranks. `recipe`: None in a rehearsal. `sampler`: set if batches are
-    balanced. `times`: set if layers are paced, that is, if they sleep for these times instead of
-    computing. `factor`: in a rehearsal, the factor by which layers are slowed down. `first(n)`:
-    returns a batch of n samples; None if layers are paced.
+    `workload`: layers and costs of the rank's part of a step. `source(epoch, first_step)`: yields
+    this rank's batch of each step. `epoch_steps`: number of steps of each epoch.
+    `samples_per_step`: number of samples in a step of all ranks, as a mean over steps.
+    `evaluate_every`: number of steps between tests. `recipe`: None in a rehearsal. `sampler`: None
+    unless batches are balanced. `times`: set if layers sleep for these times instead of computing
+    (paced layers). `factor`: in a rehearsal, the factor by which layers are slowed down.
+    `first(n)`: returns a batch of n samples; None if layers are paced.
     """
 
     model: nn.Module
@@ -59,7 +63,7 @@ class TrainingSetup:
     epoch_steps: tuple[int, ...]
     samples_per_step: float
     optimizer: Optimize
-    learning_rate: float | None  # None: the optimizer's default
+    learning_rate: float | None  # None: the optimizer's default learning rate
     learning: Learning = OF_CLASSES
     schedule: Callable[[Optimizer], LRScheduler | None] = lambda optimizer: None
     recipe: Recipe | None = None
@@ -71,9 +75,10 @@ class TrainingSetup:
 
 
 def setup_of(session: TrainingSession) -> TrainingSetup:
-    """Set up this rank of a session; InvalidInput if model, data or workers do not fit.
+    """Create this rank's model, data, optimizer and options for a training or rehearsal.
 
-    For an emulated device, a codec sends its declared share of the gradients.
+    Raises InvalidInput if model, data or number of workers do not fit. If a device is emulated,
+    gradients are made so that a codec sends the fraction of values that its name declares.
     """
     settings, group, device = session.settings, session.group, session.device
     check_world_size(settings.workers, group)
@@ -84,7 +89,7 @@ def setup_of(session: TrainingSession) -> TrainingSetup:
     if device is None:
         return _stretched(settings, group, workload)
     times, like = device.times(workload), stand_ins_for(gradient_codec(session.config))
-    # paced layers ignore the sample's values, and a loss over a single class takes no time
+    # one value and one class suffice: paced layers ignore values, and the loss must take no time
     share = Share(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64), 1.0)
     return TrainingSetup(
         model=PacedModel(workload, times.forward_s, times.backward_s, gradient_like=like),
@@ -99,9 +104,10 @@ def setup_of(session: TrainingSession) -> TrainingSetup:
 
 
 def check_world_size(workers: int | str, group: Group) -> None:
-    """Raise InvalidInput if the number of ranks differs from the settings."""
+    """Raise InvalidInput if the setting `workers` is not the group's number of ranks."""
     if group.world_size != workers:
-        raise InvalidInput("workers", f"must be {group.world_size}, one per rank", got=workers)
+        problem = f"must be {group.world_size}, the number of started processes"
+        raise InvalidInput("workers", problem, got=workers)
 
 
 def _real(settings: TrainSettings, group: Group) -> TrainingSetup:
@@ -124,7 +130,7 @@ def trained_setup(
     model: nn.Module,
     device: torch.device,
 ) -> TrainingSetup:
-    """Set up a rank's training steps; `model`: the recipe's model, or a part of this model."""
+    """Create a rank's training setup; `model`: the recipe's model, or this rank's part of it."""
     steps = epoch_steps(len(batches), settings)
     optimizer, schedule = learning_by(recipe, settings, sum(steps))
     return TrainingSetup(
@@ -145,19 +151,23 @@ def trained_setup(
 
 
 def optimizer_by(recipe: Recipe, settings: TrainSettings) -> OptimizerFactory:
-    """Return the optimizer factory; InvalidInput for a setting that it would ignore."""
+    """Return the settings' or recipe's optimizer factory; InvalidInput for an ignored setting."""
     if settings.optimizer is not None or recipe.optimizer is None:
         return optimizer_for(settings)
     for name in ("learning_rate", "momentum"):
         if getattr(settings, name) is not None:
-            raise InvalidInput(name, "requires --optimizer, because the recipe sets an optimizer")
+            problem = "requires --optimizer, because the recipe's optimizer sets its own value"
+            raise InvalidInput(name, problem)
     return checked_optimizer(recipe.name or NAMELESS, recipe.optimizer)
 
 
 def learning_by(
     recipe: Recipe, settings: TrainSettings, num_steps: int
 ) -> tuple[Optimize, Callable[[Optimizer], LRScheduler | None]]:
-    """Return factories of the optimizer and the schedule; settings override the recipe."""
+    """Return functions that create the optimizer of a model, and the optimizer's schedule.
+
+    Settings override the recipe. `num_steps`: number of training steps, for the schedule.
+    """
     make = optimizer_by(recipe, settings)
 
     def optimizer(model: nn.Module) -> Optimizer:
@@ -175,7 +185,7 @@ def learning_by(
 
 
 def learning_of(recipe: Recipe, settings: TrainSettings) -> Learning:
-    """Return the recipe's loss, and the options of a training step from the settings."""
+    """Return the loss of a recipe, with the training step's options from the settings."""
     is_bfloat16 = settings.precision == "bfloat16"
     return Learning(
         recipe.loss, settings.accumulate, settings.clip_norm, is_bfloat16, recipe.name or NAMELESS
@@ -183,7 +193,10 @@ def learning_of(recipe: Recipe, settings: TrainSettings) -> Learning:
 
 
 def epoch_steps(num_steps: int, settings: TrainSettings) -> tuple[int, ...]:
-    """Return each epoch's number of steps; the last epoch may have fewer than `num_steps`."""
+    """Return the number of steps of each epoch to train, according to `--steps` or `--epochs`.
+
+    `num_steps`: number of steps of a whole epoch; with `--steps`, the last epoch may have fewer.
+    """
     if settings.steps is None:
         return (num_steps,) * settings.epochs
     if settings.steps < FEWEST_STEPS:
@@ -199,7 +212,7 @@ def share_batches(
     kind = BalancedSampler if balanced else ShardedBatches
     batches = kind(num_samples, batch_size, group.rank, group.world_size, seed)
     if len(batches) < FEWEST_STEPS:
-        problem = f"must allow {FEWEST_STEPS} steps per epoch of {num_samples} samples"
+        problem = f"must allow at least {FEWEST_STEPS} steps per epoch of {num_samples} samples"
         raise InvalidInput("batch_size", problem, got=batch_size)
     return batches
 
@@ -207,7 +220,7 @@ def share_batches(
 def epochs_of(
     batches: ShardedBatches | BalancedSampler, samples: IndexedSamples, device: torch.device
 ) -> Callable[..., Iterator[Share]]:
-    """Return a function `(epoch, first_step=0)` that yields this rank's shares of an epoch."""
+    """Return a function `(epoch, first_step=0)` that yields this rank's batch of each step."""
     data = loader(samples, batches)
 
     def source(epoch: int, first_step: int = 0) -> Iterator[Share]:
@@ -218,7 +231,7 @@ def epochs_of(
 
 
 def rehearsed_steps(settings: RehearseSettings) -> tuple[int, int]:
-    """Return the number of timed steps and the number of traced steps of a rehearsal."""
+    """Return the numbers of steps of a rehearsal's two epochs: one is timed, one is traced."""
     return NUM_WARM_UP + settings.steps, NUM_WARM_UP + min(settings.steps, NUM_TRACED)
 
 
@@ -231,7 +244,7 @@ def _stretched(settings: RehearseSettings, group: Group, workload: Workload) -> 
         model, batch, loss = built(recipe, seed=0), recipe.first(size), recipe.loss
     else:
         model, batch = _random(settings, size)
-        loss = next_token_loss  # also suits classes: the mean over all targets
+        loss = next_token_loss  # works for classifiers, too, as a mean over all targets
 
     def first(num_samples: int) -> Batch:
         return batch.rows(slice(num_samples))
@@ -259,12 +272,12 @@ def _stretched(settings: RehearseSettings, group: Group, workload: Workload) -> 
 
 
 def _random(settings: RehearseSettings, size: int) -> tuple[nn.Module, Batch]:
-    """Build a model that has no recipe, and a batch of random inputs and classes."""
+    """Build a model that has no recipe, and a batch of `size` random inputs and targets."""
     architecture = find(settings.model)
     torch.manual_seed(0)
     model = architecture.build(None).eval()
     shape = settings.input_shape or architecture.input_shape
-    assert shape is not None  # guaranteed by the known workload
+    assert shape is not None  # `workload_of` has raised an error if the shape is unknown
     if architecture.input_dtype.is_floating_point:
         inputs = torch.randn(size, *shape)
     else:
@@ -274,7 +287,7 @@ def _random(settings: RehearseSettings, size: int) -> tuple[nn.Module, Batch]:
     if not isinstance(outputs, torch.Tensor) or outputs.ndim < 2:
         found = getattr(outputs, "shape", type(outputs).__name__)
         problem = "must return (batch, classes) or (batch, tokens, classes)"
-        hint = "or use a recipe with its own loss"
+        hint = "or use a recipe that defines a loss"
         raise InvalidInput("model", problem, got=found, hint=hint)
     targets = torch.randint(outputs.shape[-1], (size, *outputs.shape[1:-1]))
     return model.train(), Batch(inputs, targets)

@@ -1,7 +1,7 @@
-"""Take a training step: forward and backward passes of micro-batches, and an update.
+"""Take a training step: forward and backward passes of micro-batches, and an optimizer step.
 
-load | forward backward | forward backward ... | forward backward -> exchange | update
-     |    the micro-batches before the last    |       the last one           |
+load | forward backward | forward backward ... | forward backward -> exchange | optimizer step
+     |    the micro-batches before the last    |    the last micro-batch      |
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -27,10 +27,10 @@ Optimize = Callable[[nn.Module], Optimizer]
 
 
 class Share(NamedTuple):
-    """A rank's share of a batch; `inputs` and `targets` are pytrees of tensors.
+    """One rank's samples of a batch; `inputs` and `targets` are pytrees of tensors.
 
-    `weight`: factor of this rank's mean loss. The factors make the mean of all ranks' gradients
-    equal to the gradient of the whole batch, even if shares are unequal.
+    `weight`: factor of this rank's mean loss. These factors make the mean of all ranks' gradients
+    equal to the gradient of the whole batch, even if ranks have unequal numbers of samples.
     """
 
     inputs: Any
@@ -39,11 +39,11 @@ class Share(NamedTuple):
 
     @property
     def num_samples(self) -> int:
-        """Number of samples."""
+        """Number of samples, by the first target tensor."""
         return len(tree_leaves(self.targets)[0])
 
     def split(self, count: int) -> list["Share"]:
-        """Split the share into at most `count` micro-batches, whose weights add up to `weight`."""
+        """Split into at most `count` micro-batches, whose weights add up to this `weight`."""
         num_samples = self.num_samples
         count = max(1, min(count, num_samples))
         if count == 1:
@@ -58,7 +58,7 @@ def shares(
     data: Iterable[Any],
     device: torch.device,
 ) -> Iterator[Share]:
-    """Yield this rank's share of each step of an epoch, on `device`."""
+    """Yield this rank's weighted samples of each step of an epoch, moved to `device`."""
     for samples, whole in zip(data, batches.global_sizes[batches.first_step :], strict=True):
         batch = Batch.of(samples)
         weight = len(tree_leaves(batch.targets)[0]) * batches.world_size / whole
@@ -69,8 +69,8 @@ def shares(
 class Learning:
     """The loss and options of a training step.
 
-    `loss`: the loss of the recipe `name`. `accumulate`: number of micro-batches. `bfloat16`:
-    whether to use torch.autocast. `clip_norm`: maximum total norm of the gradients.
+    `loss`: the loss function of the recipe called `name`. `accumulate`: number of micro-batches per
+    step. `bfloat16`: whether to use torch.autocast. `clip_norm`: maximum total norm of gradients.
     """
 
     loss: Loss
@@ -80,14 +80,14 @@ class Learning:
     name: str = NAMELESS
 
     def autocast(self, device: torch.device) -> AbstractContextManager[object]:
-        """Return the context in which the outputs and the loss are computed."""
+        """Return the context for forward and loss: torch.autocast, or none without `bfloat16`."""
         return torch.autocast(device.type, torch.bfloat16) if self.bfloat16 else nullcontext()
 
     def forward(self, model: Callable[..., Any], share: Share) -> Tensor:
-        """Return a share's weighted loss; without samples, loss and gradients are zero."""
+        """Run a forward pass; return the weighted loss, or 0 with zero gradients if no samples."""
         with self.autocast(tree_leaves(share.inputs)[0].device):
             outputs = call(model, share.inputs)
-            if not share.num_samples:  # the mean loss is undefined without samples
+            if not share.num_samples:  # the mean loss would be NaN; the sum of no outputs is 0
                 leaves = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
                 return torch.stack([one.sum() for one in leaves if one.requires_grad]).sum()
             return learnable_loss(self.name, self.loss, outputs, share.targets) * share.weight
@@ -104,12 +104,14 @@ def train_step(
     learning: Learning = OF_CLASSES,
     schedule: LRScheduler | None = None,
 ) -> Tensor:
-    """Take one training step of a model or replica, and return the weighted loss."""
+    """Train `model` by the next batch of `source`; return this rank's weighted loss."""
     with recorder.phase(Kind.LOAD):
         *before, last = next(source).split(learning.accumulate)
     losses = []
-    if learning.accumulate > 1:  # called on all ranks, even if `before` is empty on this rank
-        no_sync = getattr(model, "no_sync", nullcontext)  # replicas postpone their exchange
+    # The test is equal on all ranks, since all must call `no_sync`, even a rank with few samples
+    # whose `before` is empty.
+    if learning.accumulate > 1:
+        no_sync = getattr(model, "no_sync", nullcontext)  # only replicas have this method
         with recorder.phase(Kind.FORWARD, ACCUMULATED), no_sync():
             for share in before:
                 loss = learning.forward(model, share)

@@ -1,4 +1,4 @@
-"""DistributedDataParallel with a replaceable exchange of gradients.
+"""DistributedDataParallel (DDP) that can average gradients by a Paceline exchange.
 
 `Synchronized` is a subclass of DistributedDataParallel, so that isinstance, torch.compile,
 checkpoints and training tools recognise the class. Only its `reducer` and logger are replaced
@@ -32,7 +32,7 @@ from paceline.links.group import Group
 from paceline.links.rendezvous import joined
 from paceline.record.recorder import Recorder
 
-# Arguments that only torch's own reducer supports, with a hint at an alternative.
+# Arguments of DDP that only torch's own reducer supports, and the error's hint at an alternative.
 OF_TORCH_ALONE = {
     "mixed_precision": "or use torch.autocast",
     "delay_all_reduce_named_params": "",
@@ -41,19 +41,19 @@ OF_TORCH_ALONE = {
 
 
 class Synchronized(DistributedDataParallel):
-    """Runs a module, and averages its gradients over all ranks; created collectively.
+    """Runs a module, and averages its gradients over all ranks by `method`; created collectively.
 
     `arguments`: arguments of DistributedDataParallel. `group`: the ranks of a Paceline run
     (default: the process group of `arguments`). `deadline_s`: longest wait for another rank
-    (default: the process group's timeout). A copy by deepcopy or pickle joins the copies of other
-    ranks in its first exchange. A single process only calls the module.
+    (default: the process group's timeout). A copy by deepcopy or pickle connects to the other
+    ranks' copies in its first exchange. With a single process, only the module is called.
     """
 
     reducer: Any  # torch's reducer, or Paceline's Reducer
     logger: Any
     _gradients: Reducer | TorchAllReduce | None = None
     _reducer_recorder: Recorder | None = None
-    _tries = False  # whether several exchanges are tried; `_exchanged` then changes them
+    _tries = False  # whether a subclass tries several methods, and changes them in `_exchanged`
 
     def __init__(
         self,
@@ -71,16 +71,16 @@ class Synchronized(DistributedDataParallel):
             mesh, named = arguments.get("device_mesh"), arguments.get("process_group")
             if mesh is not None and named is None and mesh.ndim == 1:
                 named = mesh.get_group(mesh_dim=0)
-            group = joined(device, deadline_s, named)  # None: torch's default group
+            group = joined(device, deadline_s, named)  # `named` is None for torch's default group
         self._group: Group | None = group
         self._is_alone = not group.exchanges
         if self._is_alone:
-            arguments["init_sync"] = False  # no other ranks to compare parameters with
+            arguments["init_sync"] = False  # there are no other ranks to synchronize with
             if not dist.is_initialized():
-                # a process group of one rank, which sends nothing
+                # DDP requires a process group: create one of a single rank, which sends nothing
                 arguments["process_group"] = dist.ProcessGroup(HashStore(), 0, 1)
         else:
-            # check first, because DistributedDataParallel's collectives hang if models differ
+            # check before DDP's constructor, whose collectives hang if models differ
             self._check(module, arguments, group)
         super().__init__(module, **arguments)
         if self._gradients is not None:
@@ -89,21 +89,21 @@ class Synchronized(DistributedDataParallel):
     def _check(self, module: nn.Module, arguments: dict[str, Any], group: Group) -> None:
         """Raise InvalidInput if models differ, or `method` does not support an argument."""
         for name, hint in OF_TORCH_ALONE.items():
-            # compare with None, because an argument may be a tensor
+            # `is not None`, because an argument may be a tensor, which has no truth value
             if arguments.get(name) is not None and not self._method.uses_torch_reducer:
                 raise InvalidInput(name, "requires exchange='allreduce'", hint=hint)
         parameters = list(module.parameters())
-        # DistributedDataParallel itself refuses such modules
+        # skip modules for which DistributedDataParallel raises its own error
         refused = any(map(is_lazy, parameters)) or not any(p.requires_grad for p in parameters)
         if arguments.get("init_sync", True) and not refused:
             ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
-            # whether rank 0's buffers are broadcast at construction
+            # compare buffers only if DDP's constructor broadcasts rank 0's buffers
             sends_buffers = arguments.get("forward_sync_buffers") is not None
             sends_buffers |= arguments.get("broadcast_buffers") in (None, True)
             check_same(module, group, set(ignored), sends_buffers)
 
     def _ddp_init_helper(self, *arguments: Any) -> None:
-        """Create the reducer; called by DistributedDataParallel."""
+        """Create the reducer and logger; overrides the method that DDP's constructor calls."""
         ignored = self.parameters_to_ignore
         parameters = [p for name, p in self.module.named_parameters() if name not in ignored]
         self._trainable = [p for p in parameters if p.requires_grad]
@@ -121,12 +121,12 @@ class Synchronized(DistributedDataParallel):
         if isinstance(self._gradients, Reducer):
             self.reducer, self._tuner = self._gradients, self._gradients.tuner
             self._gradients.record(self._reducer_recorder)
-            # torch's own _ddp_init_helper, which this method replaces, does this, too
+            # as in torch's _ddp_init_helper, which is not called here
             self._passing_sync_batchnorm_handle(self.module)
         else:
             self._gradients.register(self.reducer, self._reducer_recorder)
         end = weakref.finalize(self, self._gradients.close)
-        end.atexit = False  # at exit, closing could wait for lost ranks
+        end.atexit = False  # not at interpreter exit, when `close` could wait for lost ranks
 
     def _create_reducer(
         self, method: Method, parameters: Sequence[nn.Parameter], is_sparse: Sequence[bool]
@@ -135,11 +135,11 @@ class Synchronized(DistributedDataParallel):
         join, exchanged = weakly(self._join), weakly(self._exchanged)
         make, chunk, as_views = method.make, method.chunk, self.gradient_as_bucket_view
         if make is None:
-            # only if needed, because a callback after each exchange requires a hook per parameter
+            # pass None if no callback is needed, because it requires a hook on each parameter
             watched = exchanged if self._tries else None
             return TorchAllReduce(method, named, join, watched)
         if self._use_python_reducer:
-            # torch.compile would put torch's all-reduce into the backward pass
+            # with this mode, torch.compile puts torch's own all-reduce into the backward pass
             field = "torch._dynamo.config.optimize_ddp"
             problem = "must not be 'python_reducer'"
             raise InvalidInput(field, problem, hint="or use exchange='allreduce'")
@@ -156,16 +156,16 @@ class Synchronized(DistributedDataParallel):
         )
 
     def _join(self) -> Group:
-        if self._group is None:  # this is a copy, which joins other ranks in its first exchange
+        if self._group is None:  # a copy by deepcopy or pickle connects only in its first exchange
             self._group = joined(self.device, self._deadline_s, self.process_group)
         return self._group
 
     def _exchanged(self) -> None:
-        """Do nothing after an exchange; subclasses may override this."""
+        """Do nothing; a subclass may override this method, which is called after each exchange."""
 
     @torch.compiler.disable(recursive=False)
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the module; a single process skips DistributedDataParallel's work."""
+        """Run DDP's forward pass or, with a single process, only the module's."""
         if not self._is_alone:
             return super().forward(*inputs, **kwargs)
         if self.device_ids:
@@ -178,10 +178,10 @@ class Synchronized(DistributedDataParallel):
 
     @torch.compiler.disable
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        # a forward pass in backward, in an activation checkpoint, begins no step
+        # an activation checkpoint's forward pass, which runs in backward, begins no step
         if torch.is_grad_enabled() and not in_backward():
             self._before_forward()
-        # if broadcasting buffers fails, the error names the lost rank, except with torch's reducer
+        # DDP may broadcast buffers here: if a rank is lost meanwhile, let the error name this rank
         names_lost = self._group is not None and not self._method.uses_torch_reducer
         try:
             with self._join().naming_lost_ranks() if names_lost else nullcontext():
@@ -193,9 +193,9 @@ class Synchronized(DistributedDataParallel):
             raise
 
     def _before_forward(self) -> None:
-        """Replace the reducer if trainable parameters have changed.
+        """Replace the reducer if parameters were frozen or unfrozen, or changed their dtype.
 
-        If all parameters are frozen now, torch's reducer stays in place.
+        If all parameters are frozen now, torch's reducer is kept.
         """
         has_changed = any(parameter.requires_grad for parameter in self._frozen)
         if isinstance(self._gradients, TorchAllReduce):
@@ -214,9 +214,9 @@ class Synchronized(DistributedDataParallel):
         return super()._post_forward(output)
 
     def _replace_reducer(self, prepared: Reducer | TorchAllReduce | None = None) -> None:
-        """Create a reducer for the currently trainable parameters, or use the `prepared` reducer.
+        """Use reducer `prepared`, or create one for the parameters that are trainable now.
 
-        A created reducer opens in its first exchange; a prepared one is already open.
+        A created reducer connects to other ranks in its first exchange; `prepared` is connected.
         """
         if self._gradients is not None:
             self._gradients.close()
@@ -224,8 +224,8 @@ class Synchronized(DistributedDataParallel):
         self._rebuild()
 
     def _rebuild(self) -> None:
-        """Rebuild the reducer with the user's settings and hooks."""
-        self.reducer = None  # free the old reducer first: two must not hook the same gradients
+        """Create the reducer again, with the user's settings and communication hooks."""
+        self.reducer = None  # free the old reducer first: two reducers would hook every gradient
         parameters, sparse = self._build_params_for_reducer()
         names = self._build_debug_param_to_name_mapping(parameters)
         self._ddp_init_helper(parameters, sparse, names, self.static_graph)
@@ -240,9 +240,9 @@ class Synchronized(DistributedDataParallel):
     def _rebuild_buckets(self) -> None:
         """Let torch's new reducer rebuild its buckets directly after an exchange.
 
-        Torch rebuilds them in the next forward pass. But a rebuild is collective, and the next
-        forward pass may be an evaluation on a single rank. Only within join() is the rebuild left
-        to the next forward pass, because ranks without samples expect it there.
+        By itself, torch rebuilds buckets in the next forward pass, with a collective. But this pass
+        may be an evaluation on a single rank, which would hang. Within join(), nothing is done
+        here, because ranks without samples expect the rebuild in the next forward pass.
         """
         if self.reducer is not None and not self._join_config.enable:
             self.reducer._rebuild_buckets()
@@ -255,13 +255,13 @@ class Synchronized(DistributedDataParallel):
             raise
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
-        """Return the hook that DDP's join() runs on a rank without more samples."""
+        """Return the hook that DDP's join() runs on a rank that has no samples left."""
         hook = super().join_hook(**kwargs)
         gradients = self._gradients
         return _JoinHook(self, hook, gradients) if isinstance(gradients, Reducer) else hook
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
-        """Register a hook with torch's reducer; InvalidInput if the method does not use it."""
+        """Register a communication hook; raises InvalidInput unless torch's reducer is used."""
         self._refuse_hooks("register_comm_hook")
         super().register_comm_hook(state, hook)
 
@@ -300,14 +300,15 @@ class Synchronized(DistributedDataParallel):
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
         names = [name.removeprefix(prefix) for name in state if name.startswith(prefix)]
         is_ours = all(name.startswith("module.") for name in names)
-        # names of an unwrapped module: without "module.", or with it if a child is called "module"
+        # Add the prefix "module." to names of an unwrapped module. If this module has a child
+        # called "module", its names begin with "module.", too.
         if not is_ours or self.module.state_dict(keep_vars=True).keys() >= set(names):
             for name in names:
                 state[f"{prefix}module.{name}"] = state.pop(f"{prefix}{name}")
         super()._load_from_state_dict(state, prefix, *rest)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes without process groups, reducer, logger and recorder."""
+        """Return the attributes to copy: all except process groups, reducer, logger, recorder."""
         if not self._is_alone:
             self._check_default_group()
         of_process = {"process_group", "reducer", "logger", "_group", "_gradients", "_tuner"}
@@ -315,7 +316,7 @@ class Synchronized(DistributedDataParallel):
         return {name: value for name, value in self.__dict__.items() if name not in of_process}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Create the copy's reducer; the copy joins other ranks in its first exchange."""
+        """Restore a pickled or deep copy, which connects to other ranks in its first exchange."""
         self._group = None
         if not state["_is_alone"]:
             super().__setstate__(state)
@@ -325,25 +326,29 @@ class Synchronized(DistributedDataParallel):
         self._ddp_init_helper()
 
     def prepare(self, run: Callable[[], None]) -> None:
-        """Call `run`, a pass whose gradients are discarded, so that torch rebuilds its buckets."""
+        """With torch's reducer, call `run`, after which it rebuilds its buckets.
+
+        `run`: runs a forward and backward pass, and discards the gradients.
+        """
         if not self._is_alone and self._method.uses_torch_reducer:
             state = self.exchange_state()
             run()
             self.load_exchange_state(state)
 
     def exchange_state(self) -> dict[str, Tensor]:
-        """Return this rank's error feedback."""
+        """Return this rank's error feedback, by key."""
         return {} if self._gradients is None else self._gradients.state()
 
     def load_exchange_state(self, state: dict[str, Tensor]) -> None:
-        """Load error feedback that the same rank saved; the number of ranks must be the same."""
+        """Load `exchange_state`, saved by the same rank of the same number of ranks."""
         if self._gradients is not None:
             self._gradients.load_state(state)
 
     def record(self, recorder: Recorder | None) -> None:
         """Record all exchanges from now on; None stops recording.
 
-        Rebuilds torch's reducer with or without a recording hook, which reads all gradients again.
+        Torch's reducer is created again: only with a recorder does it get a communication hook,
+        which costs another pass over all gradients.
         """
         before, self._reducer_recorder = self._reducer_recorder, recorder
         if isinstance(self._gradients, Reducer):
@@ -359,21 +364,21 @@ class Synchronized(DistributedDataParallel):
         """Stop all exchanges, and free memory and threads; the module remains usable."""
         if self._gradients is not None:
             self._gradients.close()
-        # without a reducer, gradients stay local
+        # without a reducer, gradients are not averaged
         self.reducer = self._gradients = None
         self._is_alone = True
 
 
 class _JoinHook(JoinHook):
-    """Takes part in the other ranks' exchanges, because this rank has no more samples."""
+    """Lets a rank that has no samples left within join() take part in other ranks' exchanges."""
 
     def __init__(self, parallel: Synchronized, of_torch: JoinHook, reducer: Reducer) -> None:
         self._parallel, self._reducer = parallel, reducer
-        # in torch's post_hook, the rank that had samples longest sends its model to all ranks
+        # torch's post_hook: the rank that ran out of samples last sends its model to all ranks
         self.post_hook = of_torch.post_hook  # type: ignore[method-assign]
 
     def main_hook(self) -> None:
-        """Call the collectives of one forward and backward pass of the other ranks."""
+        """Join the collectives of the other ranks' next forward and backward pass."""
         parallel = self._parallel
         parallel._check_and_sync_module_buffers()
         synchronizes = parallel._check_global_requires_backward_grad_sync(is_joined_rank=True)

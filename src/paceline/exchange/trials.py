@@ -1,7 +1,7 @@
-"""Find the fastest of several exchanges by timing the steps of a training.
+"""Find the fastest of several gradient exchanges by timing training steps with each of them.
 
-All exchanges compute the same gradients, so trials do not change the trained model. Exchanges are
-timed in turns (`paceline.core.turns`). When steps become slower or faster, the trials start again.
+All exchanges compute the same mean gradients, so trials do not change the trained model. Exchanges
+are timed in turns (`paceline.core.turns`). When steps become slower or faster, trials start again.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -22,36 +22,37 @@ from paceline.record.recorder import Recorder
 
 
 class Trials(Choice):
-    """Measures the step times of several exchanges during training, and then uses the fastest.
+    """Chooses the fastest of several exchanges by step times, which are measured in training.
 
-    `names` and `slow`: see `Choice`. The slowest rank determines the time of a step, so all ranks
-    choose the same exchange.
+    `names`, `slow`: see `Choice`. A step's time is the slowest rank's; since all ranks compare the
+    same times, they make the same choice.
     """
 
     def __init__(self, names: Iterable[str], clock: Clock, slow: Collection[str] = ()) -> None:
         super().__init__(tuple(names), slow=slow)
         self._clock = clock
         self._failed: dict[str, str] = {}
-        self._chunks: dict[str, int] = {}  # number of layers per chunk in each exchange's last turn
+        self._chunks: dict[str, int] = {}  # by exchange, its last turn's number of layers per chunk
         self._marks: list[Any] = []
 
     @property
     def due(self) -> bool:
-        """Whether all ranks must call `finish_measurement`, because enough steps were timed."""
+        """Whether enough steps were timed, so that all ranks must call `finish_measurement`."""
         return self.num_steps is not None and len(self._marks) > self.num_steps
 
     def exchanged(self) -> None:
-        """Record the end of an exchange."""
+        """Record the current time, at the end of a step's exchange."""
         if self.num_steps is not None:
             self._marks.append(self._clock.mark())
 
     def finish_measurement(
         self, group: Group, chunk: int | None = None, is_searched: bool = False
     ) -> None:
-        """End a turn, or compare the last steps with earlier steps; collective.
+        """Use the steps timed since the last call; collective.
 
-        `chunk`: current number of layers per chunk; `is_searched`: whether it is still being
-        searched.
+        Ends the current exchange's turn or, if the choice is made, checks whether steps have become
+        slower or faster. `chunk`: current number of layers per chunk. `is_searched`: whether the
+        search for this number is still running.
         """
         own = seconds_between(self._clock, self._marks)
         steps = [max(of_ranks) for of_ranks in zip(*group.gather(own), strict=True)]
@@ -61,14 +62,14 @@ class Trials(Choice):
         self.add(steps, is_steady=not is_searched)
 
     def fail(self, error: InvalidInput) -> None:
-        """Remove the current exchange from the candidates, because of an error."""
+        """Stop trying the current exchange, which has raised `error`."""
         self._failed[self.name] = str(error)
         self.drop()
 
     def why(self, chunk: int | None = None, is_searched: bool = False) -> str:
-        """Describe the exchange in use and the measured step times in one line.
+        """Return a line of text about the exchange in use, and the measured step times.
 
-        The arguments are those of `finish_measurement`.
+        `chunk`, `is_searched`: see `finish_measurement`.
         """
         figures = [
             f"{name} {duration(seconds)}"
@@ -91,17 +92,17 @@ class Factory(Protocol):
     """Creates a replica; with `init_sync`, all ranks get rank 0's parameters and buffers."""
 
     def __call__(self, *, init_sync: bool) -> ModelReplica:
-        """Return a new replica."""
+        """Create the replica; collective."""
 
 
 class Checked:
-    """A replica that uses the fastest of several candidates.
+    """A replica that tries several ways to average gradients, and then uses the fastest.
 
-    `candidates`: factories of replicas by name, the simplest first; the first replica in use copies
-    rank 0's parameters to all ranks. `slow`: see `Choice`. `on_decision(reason)` is called for each
-    choice. All ranks change to another candidate together, but no longer after `num_steps` steps.
-    `clock`: the device's clock, which may lag behind the host. `accumulates`: whether each step
-    begins with micro-batches within `no_sync`.
+    `candidates`: factories of replicas by name, the simplest first. The first replica copies rank
+    0's parameters to all ranks. All ranks change to another candidate together, but not after
+    `num_steps` steps. `on_decision(text)` is called after each choice. `slow`: see `Choice`.
+    `clock`: clock of the device, whose work may lag behind the host's. `accumulates`: whether each
+    step begins with micro-batches within `no_sync`.
     """
 
     def __init__(
@@ -124,34 +125,34 @@ class Checked:
 
     @property
     def settled(self) -> bool:
-        """Whether the fastest candidate is in use."""
+        """Whether the trials have ended, so that the fastest candidate is in use."""
         return self._trials.settled
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module's forward pass, which begins a step."""
+        """Run the module's forward pass; also begin a step, unless `no_sync` has begun one."""
         if torch.is_grad_enabled() and not self._accumulates:
             self._begin_step()
         return self._replica(*args, **kwargs)
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Begin a step; return the context of all micro-batches except the last."""
+        """Begin a step; return a context in which gradients accumulate without an exchange."""
         self._begin_step()
         return self._replica.no_sync()
 
     def prepare(self, run: Callable[[], None]) -> None:
-        """Prepare the current candidate."""
+        """Call the current candidate's `prepare` (see `ModelReplica`)."""
         self._replica.prepare(run)
 
     def statistics(self) -> Statistics:
-        """Return the current candidate's statistics."""
+        """Return traffic and time of the current candidate's exchanges."""
         return self._replica.statistics()
 
     def exchange_state(self) -> dict[str, Tensor]:
-        """Return the current candidate's exchange state."""
+        """Return the current candidate's state, such as error feedback."""
         return self._replica.exchange_state()
 
     def load_exchange_state(self, state: dict[str, Tensor]) -> None:
-        """Load the current candidate's exchange state."""
+        """Load a result of `exchange_state` into the current candidate."""
         self._replica.load_exchange_state(state)
 
     def close(self) -> None:
@@ -177,7 +178,7 @@ class Checked:
             self._follow(before)
 
     def _follow(self, was_settled: bool) -> None:
-        """Change to the candidate that the trials name; report if trials ended or restarted."""
+        """Use the trials' choice; report if trials ended or, with `was_settled`, restarted."""
         trials, used = self._trials, self._trials.name
         if was_settled and not trials.settled:
             self._on_decision("auto: the time of steps has changed; trying all exchanges again")
@@ -186,7 +187,7 @@ class Checked:
             took = [f"{name} {duration(took_s)}" for name, took_s in trials.seconds.items()]
             self._on_decision(f"auto: {used} from now on; measured {', '.join(took)}")
         if used != self.name:
-            self.close()  # close first: two replicas must not hook the same gradients
+            self.close()  # close the old replica first: two replicas would hook every gradient
             self._use(used)
 
     def _use(self, name: str, *, init_sync: bool = False) -> None:

@@ -1,6 +1,6 @@
-"""Connect the workers of local updates in a fixed process group, and compare their settings.
+"""Connect the workers of `LocalUpdates` in a fixed process group, and compare their settings.
 
-Module `elastic` connects the workers of a torchft manager.
+Module `elastic` connects the workers of a torchft manager, which may change.
 """
 
 from collections.abc import Iterable, Mapping
@@ -33,12 +33,13 @@ Settings = Mapping[str, Any]  # plain values by name, which must be equal on all
 
 
 class FixedWorkers:
-    """The workers of a fixed group; if a worker is lost, the exchange fails.
+    """Averages models over a fixed group of workers; if a worker is lost, the exchange fails.
 
-    `num_final_exchanges`: number of exchanges after the first one in which all workers are closing.
+    `num_final_exchanges`: number of exchanges after the first in which all workers have finished
+    training, so that every fragment of the model is exchanged once more.
     """
 
-    lock = None  # not needed, because no other worker copies this worker's state
+    lock = None  # no lock is needed, because no other worker copies this worker's state
 
     def __init__(self, group: Group, averaging: Averaging) -> None:
         self._group, self._averaging = group, averaging
@@ -50,7 +51,7 @@ class FixedWorkers:
         return self._averaging.run(given, self._group)
 
     def abort(self) -> None:
-        """Abort an exchange that runs in another thread."""
+        """Abort an exchange that runs in another thread, by aborting the process group."""
         control: Any = self._group.control
         if control is not None:
             control.abort()
@@ -66,7 +67,7 @@ def settings_of(
     outer: str | OptimizerFactory,
     fragments: Iterable[Fragment],
 ) -> Settings:
-    """Return the settings and the sizes of fragments, which must be equal on all workers."""
+    """Return by name the settings and fragment sizes that must be equal on all workers."""
     return {
         **{name: one for name, one in asdict(rounds).items() if name not in _OF_A_WORKER},
         "codec": getattr(codec, "name", codec),
@@ -76,7 +77,10 @@ def settings_of(
 
 
 def check_same_settings(own: Settings, other: Settings, here: str, there: str) -> None:
-    """Raise InvalidInput for the first setting that differs between two workers."""
+    """Raise InvalidInput for the first setting that differs between two workers.
+
+    `here`, `there`: how the error calls the workers of `own` and of `other`.
+    """
     for name, value in own.items():
         if other.get(name) != value:
             values = f"{there} has {other.get(name)!r}, {here} has {value!r}"
@@ -91,11 +95,11 @@ def meet(
     deadline_s: float | None,
     manager: object = None,
 ) -> tuple[Group | None, list[DistributedDataParallel]]:
-    """Connect to the other workers, and copy worker 0's parameters and buffers to all.
+    """Connect to the other workers, and copy worker 0's parameters and buffers to all workers.
 
-    Returns the group, and the DDP modules that exchange gradients between workers. With a
-    `manager`, returns no group, because workers connect in each exchange. Raises InvalidInput if
-    settings differ, or if the model is sharded between workers.
+    Returns the group, and the DDP modules that average gradients between workers. With a torchft
+    `manager`, returns None and no modules, because workers connect in each exchange. Raises
+    InvalidInput if settings differ, or if the model is sharded between workers.
     """
     if manager is not None:
         if process_group is not None or device_mesh is not None:
@@ -116,9 +120,9 @@ def meet(
 
 
 def _replicas_between(model: nn.Module, workers: Group) -> list[DistributedDataParallel]:
-    """Return the DDP modules that exchange gradients between workers.
+    """Return the DDP modules in `model` that average gradients between workers.
 
-    Raises InvalidInput if the model is sharded between workers.
+    Raises InvalidInput if the model is sharded between workers, or if DDP has a static graph.
     """
     if workers.world_size == 1:
         return []

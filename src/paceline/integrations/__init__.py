@@ -1,4 +1,5 @@
 """Adapters for DataParallel and LocalUpdates in Lightning, Fabric, Accelerate and Transformers.
 
-Import each adapter by name; each requires its tool, as in `pip install "paceline[lightning]"`.
+Import each adapter as a module, such as `paceline.integrations.lightning`. An adapter requires its
+tool: `pip install "paceline[lightning]"`.
 """

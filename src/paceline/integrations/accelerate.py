@@ -14,18 +14,18 @@ from paceline.core.errors import InvalidInput
 from paceline.integrations.data_parallel import DataParallel, check_hook
 
 _PLAIN = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
-# kinds of parallelism that distributed_type does not report on CPUs
+# On CPUs, `distributed_type` does not report these kinds of parallelism; environment variables do.
 _OTHERS = ("DEEPSPEED", "FSDP", "MEGATRON_LM")
-_MARK = "_is_accelerate_prepared"  # Accelerate's mark on prepared objects
+_MARK = "_is_accelerate_prepared"  # attribute that Accelerate sets on prepared objects
 
 
 def with_paceline(accelerator: Accelerator, **options: Any) -> Accelerator:
-    """Make `accelerator.prepare` wrap models in paceline.DataParallel with these options.
+    """Make `accelerator.prepare` wrap models in paceline.DataParallel; return the accelerator.
 
-    The accelerator's DistributedDataParallelKwargs apply, too. A model that is already a
-    paceline.DataParallel is not wrapped again. With a single process nothing changes. Returns the
-    accelerator. Raises InvalidInput if the accelerator uses another kind of parallelism, or if an
-    option conflicts with DistributedDataParallelKwargs.
+    `options`: arguments of paceline.DataParallel, in addition to the accelerator's
+    DistributedDataParallelKwargs. A model that is already a paceline.DataParallel is not wrapped
+    again. With a single process nothing changes. Raises InvalidInput if the accelerator uses
+    another kind of parallelism, or if an option is also set in DistributedDataParallelKwargs.
     """
     _check(accelerator)
     handler = accelerator.ddp_handler
@@ -45,19 +45,19 @@ class _Preparation:
     def __init__(self, accelerator: Accelerator, options: dict[str, Any]) -> None:
         self._accelerator, self._options = accelerator, options
         self._prepare: Callable[..., nn.Module] = accelerator.prepare_model
-        # The wrapped models, by id(module)
+        # the wrappers, by id(unwrapped model)
         self._made: WeakValueDictionary[int, DataParallel] = WeakValueDictionary()
 
     def prepare(
         self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
     ) -> nn.Module:
-        """Prepare a model; wrap it, unless it is already wrapped or will not be trained."""
+        """Prepare a model as Accelerate does; wrap it if it is unwrapped and will be trained."""
         wrapped = self._made.get(id(model), model)
         if isinstance(wrapped, DataParallel) and not evaluation_mode:
             return self._prepare(wrapped, device_placement=False, evaluation_mode=True)
         if type(model) is DistributedDataParallel:
             raise InvalidInput(
-                "model", "is wrapped in DistributedDataParallel", hint="prepare its module instead"
+                "model", "is wrapped in DistributedDataParallel", hint="pass the unwrapped model"
             )
         prepared = self._prepare(model, device_placement, evaluation_mode=True)
         if evaluation_mode or not any(one.requires_grad for one in model.parameters()):
@@ -69,7 +69,7 @@ class _Preparation:
         wrapped = DataParallel(prepared, **options)
         if handler is not None:
             handler.register_comm_hook(wrapped)
-        # Accelerate must save, load and recognise the wrapped model instead of the module.
+        # Accelerate has registered the unwrapped model; let it save and load the wrapper instead.
         vars(prepared)[_MARK], vars(wrapped)[_MARK] = False, True
         others = [one for one in accelerator._models if one is not prepared]
         accelerator._models = [*others, wrapped]

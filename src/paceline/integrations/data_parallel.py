@@ -41,12 +41,12 @@ class DataParallel(Synchronized):
 
     It has the arguments and behaviour of torch's DistributedDataParallel. At creation it checks
     that all ranks have the same model, and broadcasts rank 0's parameters and buffers. Before each
-    forward pass it sends rank 0's buffers. If a parameter got no gradient in a backward pass, the
-    next forward pass raises, unless `find_unused_parameters` is set. Arguments about buckets
-    (`bucket_cap_mb`, `bucket_cap_mb_list`, `batched_grad_copy`, `skip_all_reduce_unused_params`)
-    affect only torch's reducer. Launch one process per rank with torchrun. The default process
-    group is created if it is missing. Without torchrun's environment variables, DataParallel only
-    calls the module.
+    forward pass it broadcasts rank 0's buffers. If a parameter got no gradient in a backward pass,
+    the next forward pass raises an error, unless `find_unused_parameters` is set. Arguments about
+    buckets (`bucket_cap_mb`, `bucket_cap_mb_list`, `batched_grad_copy`,
+    `skip_all_reduce_unused_params`) affect only torch's reducer. Launch one process per rank with
+    torchrun. The default process group is created if it is missing. Without torchrun's environment
+    variables, DataParallel only calls the module.
 
     `exchange`: how gradients are averaged. "host" sums them in host memory during backward.
     "allreduce" uses torch's reducer. "tree" sums them in a binary tree, the classical baseline.
@@ -56,16 +56,16 @@ class DataParallel(Synchronized):
     steps and tries neighbouring values during training. `deadline_s`: longest wait for another
     rank, after which WorkerLost names that rank. Default: the process group's timeout.
 
-    `codec`: a name such as "dynamic8", a codec object, or "auto", which encodes gradients only if
-    steps get faster. Exchange "host" encodes gradients only between machines; "allreduce" encodes
-    gradients between all ranks. With a codec, a GradScaler skips each step with NaN or infinite
-    gradients. Without a GradScaler, the optimizer raises NonFinite, or skips the step if
-    `on_nonfinite` is "skip".
+    `codec` encodes (compresses) gradients: a name such as "dynamic8", a codec object, or "auto",
+    which encodes only if steps get faster. Exchange "host" encodes gradients only between machines;
+    "allreduce" encodes them between all ranks. With a codec, a GradScaler skips each step with NaN
+    or infinite gradients. Without a GradScaler, `optimizer.step()` raises NonFinite, or skips the
+    step if `on_nonfinite` is "skip".
 
-    `balance="auto"` allows unequal batches, even empty ones. Each rank's gradients are weighted by
-    its number of samples; the result is exact if each loss is a mean over samples. Pass the sampler
-    to `balance()`, so that its shares follow the ranks' speeds. A rank that would slow down the
-    other ranks gets no samples, unless `keep_all` is set.
+    `balance="auto"` allows ranks to have batches of unequal sizes, even empty ones. Each rank's
+    gradients are weighted by its number of samples; the result is exact if each loss is a mean over
+    samples. Pass the sampler to `balance()`, which adapts batch sizes to the ranks' speeds. A rank
+    that would slow down the other ranks gets no samples, unless `keep_all` is set.
 
     Keys of `state_dict` have the prefix "module."; `load_state_dict` accepts keys with and without
     the prefix. Gradients do not share memory with the exchange, unless `gradient_as_bucket_view` is
@@ -125,7 +125,7 @@ class DataParallel(Synchronized):
         compression: Compression | None,
         given: dict[str, Any],
     ) -> Method:
-        """Set the exchange methods to try, and return the first of them."""
+        """Set the exchange methods to try, and return the first; `given`: arguments of DDP."""
         of_torch = sorted(OF_TORCH_ALONE.keys() & given.keys())
         candidates = _methods(exchange, chunk, compression, bool(of_torch))
         self._candidates = {one.name: one for one in candidates}
@@ -154,13 +154,13 @@ class DataParallel(Synchronized):
         self._record_own()
 
     def _record_own(self) -> None:
-        # To record exchanges of torch's reducer would take another pass over the gradients.
+        # Do not record torch's reducer: recording would take another pass over all gradients.
         if not self._method.uses_torch_reducer:
             self.record(self._recorder)
 
     @torch.compiler.disable(recursive=False)
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the module's forward pass."""
+        """Run the module's forward pass, as DistributedDataParallel does."""
         trains = self.training and torch.is_grad_enabled() and not in_backward()
         if trains:
             self._steps.begin_forward()
@@ -175,7 +175,7 @@ class DataParallel(Synchronized):
     # Trials of exchanges.
 
     def _exchanged(self) -> None:
-        """Choose the method of the next steps; called on all ranks at the end of an exchange."""
+        """Choose the exchange method of the next steps; called on all ranks after an exchange."""
         trials = self._trials
         # Within join(), ranks without samples have no forward pass in which to change methods.
         if trials is None or self._next is not None or self._join_config.enable:
@@ -184,9 +184,9 @@ class DataParallel(Synchronized):
         if not trials.due:
             return
         used = self._gradients
-        assert used is not None  # the reducer in use has called this method
+        assert used is not None  # not None, because only a reducer calls this method
         trials.finish_measurement(self._join(), used.chunk, used.is_searched)
-        # Create the next method's reducer, unless the trials have chosen the method in use.
+        # Create a reducer for the next method, unless the trials have ended with the method in use.
         while self._next is None and not (trials.settled and self._method.name == trials.name):
             try:
                 method = self._candidates[trials.name]
@@ -194,7 +194,7 @@ class DataParallel(Synchronized):
                 prepared = self._create_reducer(method, *parameters)
                 prepared.open()
                 self._next = method, prepared
-            except InvalidInput as error:  # this error is raised on all ranks
+            except InvalidInput as error:  # raised on all ranks, so all ranks drop this method
                 trials.fail(error)
 
     def _before_forward(self) -> None:
@@ -216,9 +216,10 @@ class DataParallel(Synchronized):
         self._record_own()
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
-        """Register a communication hook; exchange "auto" then selects torch's reducer."""
+        """Register a communication hook; from then on, exchange "auto" uses torch's reducer."""
         if self._method.compression is not None:
-            raise InvalidInput("register_comm_hook", "cannot be combined with codec")
+            problem = "cannot be combined with the option codec, which uses its own hook"
+            raise InvalidInput("register_comm_hook", problem)
         if self._trials is not None:
             self._trials, self._next, self._tries = None, None, False
             [method] = _methods(AUTO, 1, None, needs_torch_reducer=True)
@@ -228,7 +229,7 @@ class DataParallel(Synchronized):
 
     @property
     def why(self) -> str:
-        """The reason for the exchange in use, with measured times."""
+        """A line of text: the exchange in use, the reason for it, and measured step times."""
         if self._trials is None:
             return self._why
         if self._join_config.enable:
@@ -238,13 +239,13 @@ class DataParallel(Synchronized):
 
     @property
     def trials(self) -> tuple[Trial, ...]:
-        """The chunk sizes tried so far, with rank 0's predicted and measured times."""
+        """Numbers of layers per chunk tried so far, with rank 0's predicted and measured times."""
         return self._tuner.trials if self._tuner else ()
 
     # Balanced batches.
 
     def balance(self, sampler: BalancedSampler) -> BalancedSampler:
-        """Adapt a sampler's shares to the ranks' speeds, and return the sampler.
+        """Adapt the sampler's batch size on each rank to the ranks' speeds; return the sampler.
 
         All ranks must call this method together. Raises InvalidInput without `balance="auto"`, or
         if the ranks' samplers have different batches.
@@ -265,7 +266,10 @@ class DataParallel(Synchronized):
         return self._balanced
 
     def _refused(self, speeds: Sequence[float], sampler: BalancedSampler) -> list[int]:
-        """Return the ranks that get no samples; none if `keep_all`; rank 0 logs the reasons."""
+        """Return the ranks that would slow down the others, and thus get no samples.
+
+        Rank 0 logs the reasons. With `keep_all`, returns no ranks. `speeds`: samples per second.
+        """
         refused = refused_workers(speeds, sampler.batch_size, sampler.most)
         no_samples = "gets no samples (override with keep_all)"
         end = "is kept because of keep_all" if self._keep_all else no_samples
@@ -276,21 +280,21 @@ class DataParallel(Synchronized):
     # Measurements.
 
     def statistics(self) -> Statistics:
-        """Return traffic and time of this rank's exchanges.
+        """Return traffic and time of this rank's exchanges; if batches are balanced, also speeds.
 
-        With exchange "auto", the statistics contain only exchanges by the method in use.
+        With exchange "auto", only exchanges by the method in use are counted.
         """
         found = super().statistics()
         return self._balanced.shared(found) if self._balanced else found
 
     def timeline(self) -> Timeline:
-        """Return the spans of this rank's last steps; the first span starts at zero."""
+        """Return when the parts of this rank's last steps began and ended; the first at time 0."""
         spans = sorted(self._recorder.spans(), key=lambda span: span.start_s)
         start = spans[0].start_s if spans else 0.0
         return Timeline((span.moved(-start) for span in spans), Origin.MEASURED)
 
     def close(self) -> None:
-        """Stop exchanging and free shared memory and threads; the module stays usable."""
+        """Stop averaging gradients, and free memory and threads; the module stays usable."""
         self._steps.close()
         if self._next is not None:
             self._next[1].close()
@@ -299,11 +303,11 @@ class DataParallel(Synchronized):
     def __getstate__(self) -> dict[str, Any]:
         state = {**super().__getstate__(), "_why": self.why}
         for name in ("_recorder", "_steps", "_balanced", "_candidates", "_trials", "_next"):
-            state.pop(name, None)  # a copy does not try other methods
+            state.pop(name, None)  # a copy by pickle or deepcopy does not try other methods
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._trials = self._next = None  # a copy keeps the method in use
+        self._trials = self._next = None  # a copy keeps the original's current exchange method
         state["_tries"] = False
         super().__setstate__(state)
         self._start()
@@ -318,7 +322,7 @@ _DEFAULTS = {
 
 
 def _changed(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of DistributedDataParallel that differ from their defaults."""
+    """Select from `arguments` those of DistributedDataParallel that differ from their defaults."""
     known = {name: value for name, value in arguments.items() if name in _DEFAULTS}
     return {name: value for name, value in known.items() if value is not _DEFAULTS[name]}
 
@@ -326,10 +330,10 @@ def _changed(arguments: dict[str, Any]) -> dict[str, Any]:
 def _methods(
     exchange: str, chunk: int | str, compression: Compression | None, needs_torch_reducer: bool
 ) -> list[Method]:
-    """Return the requested method; for "auto", return all methods that support the codec.
+    """Return the requested exchange method; for "auto", all methods that support the codec.
 
-    With `needs_torch_reducer`, "auto" selects torch's reducer. Raises InvalidInput if the exchange
-    or chunk is unknown, or if the requested method does not support a codec.
+    With `needs_torch_reducer`, "auto" returns only torch's reducer. Raises InvalidInput if the
+    exchange or chunk is unknown, or if the requested method does not support a codec.
     """
     known = (AUTO, *EXCHANGES)
     if exchange not in known:
@@ -341,8 +345,8 @@ def _methods(
         name: one.runner().method(one.config(), compression, asked)
         for name, one in EXCHANGES.items()
     }
-    # Try the chunked exchange last. If the trials choose this exchange, training continues with
-    # the same reducer, which has learned a chunk size.
+    # Try exchanges with chunks last. If the trials choose such an exchange, training continues with
+    # its reducer of the trials, which has already found a good number of layers per chunk.
     found = sorted(every.values(), key=lambda method: method.is_chunked)
     encodable = [one for one in found if one.takes_codec or compression is None]
     if exchange == AUTO:
@@ -355,8 +359,9 @@ def _methods(
 
 
 def check_hook(argument: str, exchange: str = AUTO) -> None:
-    """Raise InvalidInput if the exchange does not support torch's communication hooks."""
-    # A hook makes "auto" select torch's reducer. Unknown exchanges are refused later.
+    """Raise InvalidInput for `argument`, a communication hook, if `exchange` supports no hooks."""
+    # "auto" is valid, because it uses torch's reducer for a hook. For an unknown exchange,
+    # DataParallel raises an error later.
     known = _methods(exchange, 1, None, needs_torch_reducer=False) if exchange in EXCHANGES else []
     if not all(method.uses_torch_reducer for method in known):
         raise InvalidInput(

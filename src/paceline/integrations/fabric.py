@@ -17,14 +17,15 @@ class PacelineStrategy(DDPStrategy):
     """
 
     def setup_module(self, module: nn.Module) -> DataParallel:
-        """Wrap the model given to `Fabric.setup`."""
+        """Wrap a model that is passed to `Fabric.setup`; raises InvalidInput if it is wrapped."""
         if isinstance(module, DataParallel):
-            raise InvalidInput("model", "is already a DataParallel", hint="pass its module")
+            problem = "is already a paceline.DataParallel"
+            raise InvalidInput("model", problem, hint="pass the unwrapped model to Fabric.setup")
         if isinstance(self.precision, DeepSpeedPrecision | FSDPPrecision):
             raise InvalidInput(
                 "precision",
                 f"is {type(self.precision).__name__}, which requires a sharded model",
-                hint="use Fabric(precision=...)",
+                hint="set the precision by a name, such as Fabric(precision='bf16-mixed')",
             )
         return DataParallel(module, device_ids=self._determine_ddp_device_ids(), **self._ddp_kwargs)
 

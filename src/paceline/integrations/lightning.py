@@ -21,8 +21,8 @@ class PacelineStrategy(DDPStrategy):
     Starts one process per device. Accepts the arguments of DDPStrategy and paceline.DataParallel.
     After importing this module, `Trainer(strategy="paceline")` works, too.
 
-    Registers communication hooks also on CPUs, unlike DDPStrategy. Raises InvalidInput for an
-    unsupported hook.
+    Unlike DDPStrategy, registers communication hooks on CPUs, too. Raises InvalidInput for a hook
+    that the exchange does not support.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -30,7 +30,8 @@ class PacelineStrategy(DDPStrategy):
         if self._ddp_comm_hook is not None:
             check_hook("ddp_comm_hook", self._ddp_kwargs.get("exchange", "auto"))
         elif self._ddp_comm_wrapper is not None or self._ddp_comm_state is not None:
-            raise InvalidInput("ddp_comm_hook", "must be given with its state or wrapper")
+            problem = "must be set if ddp_comm_state or ddp_comm_wrapper is set"
+            raise InvalidInput("ddp_comm_hook", problem)
         averages = isinstance(self._ddp_comm_state, PostLocalSGDState)
         if self._model_averaging_period is not None and not averages:
             raise InvalidInput(
@@ -38,12 +39,12 @@ class PacelineStrategy(DDPStrategy):
             )
 
     def setup(self, trainer: Trainer) -> None:
-        """Wrap the LightningModule, and create its optimizers."""
+        """Wrap the LightningModule in paceline.DataParallel, and create its optimizers."""
         if isinstance(self.precision_plugin, DeepSpeedPrecision | FSDPPrecision):
             raise InvalidInput(
                 "precision",
                 f"is {type(self.precision_plugin).__name__}, which requires a sharded model",
-                hint="use Trainer(precision=...)",
+                hint="set the precision by a name, such as Trainer(precision='bf16-mixed')",
             )
         super().setup(trainer)
 
@@ -58,7 +59,7 @@ class PacelineStrategy(DDPStrategy):
         self.model.register_comm_hook(self._ddp_comm_state, wrap(hook) if wrap else hook)
 
     def teardown(self) -> None:
-        """Stop exchanging, and unwrap the LightningModule."""
+        """Stop averaging gradients, and unwrap the LightningModule."""
         if isinstance(self.model, DataParallel):
             self.model.close()
             self.model = self.lightning_module
@@ -74,25 +75,26 @@ class LocalUpdatesCallback(Callback):
     """Trains with LocalUpdates: `Trainer(callbacks=[LocalUpdatesCallback(sync_every=50)])`.
 
     Accepts the options of LocalUpdates; `num_steps` defaults to the trainer's estimate of the
-    number of steps. During training, the module runs without DistributedDataParallel. Lightning's
-    broadcast of SIGTERM in every step is turned off. A checkpoint contains only the first worker's
-    state; any number of workers can resume from the checkpoint.
+    number of steps. During training, the module runs without DistributedDataParallel, and Lightning
+    does not broadcast in every step whether a worker has received SIGTERM. A checkpoint contains
+    only the first worker's state; any number of workers can resume from the checkpoint.
     """
 
     def __init__(self, **options: Any) -> None:
         self._options = options
         self._updates: LocalUpdates | None = None
         self._wrapped: nn.Module | None = None
-        self._loaded: dict[str, Any] = {}  # state from a checkpoint, to load at the start
-        self._final: dict[str, Any] = {}  # state after training, for the last checkpoint
+        self._loaded: dict[str, Any] = {}  # state from a checkpoint, which training loads at start
+        self._final: dict[str, Any] = {}  # state after training, for a checkpoint saved at the end
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start local updates with the strategy's optimizers."""
+        """Create LocalUpdates for the model and optimizers, with a checkpoint's state if any."""
         strategy, total = trainer.strategy, trainer.estimated_stepping_batches
         options = {"num_steps": int(total) if isfinite(total) else None} | self._options
         assert strategy.model is not None
         if isinstance(strategy.model, DistributedDataParallel):
-            # Train without DDP: in each step, manual optimization would turn on DDP's exchange.
+            # Use the model without DDP, whose exchange of gradients Lightning's manual optimization
+            # would turn on in each step.
             self._wrapped, strategy.model = strategy.model, pl_module
         self._updates = LocalUpdates(strategy.model, trainer.optimizers, **options)
         if self._loaded:
@@ -102,7 +104,7 @@ class LocalUpdatesCallback(Callback):
         loop._broadcast_sigterm_tensor = lambda: None
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Exchange the remaining changes, so that all workers end with the same parameters."""
+        """Average the last changes, so that all workers end with the same parameters."""
         if self._updates is not None:
             self._updates.close()
             self._final = self._updates.state_dict()
@@ -111,7 +113,7 @@ class LocalUpdatesCallback(Callback):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Stop local updates without waiting for other workers."""
+        """End LocalUpdates without waiting for other workers."""
         if self._updates is not None:
             self._updates.__exit__(type(exception), exception, exception.__traceback__)
         self._restore(trainer)
@@ -121,11 +123,11 @@ class LocalUpdatesCallback(Callback):
         return self._final if self._updates is None else self._updates.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keep the state from a checkpoint, to be loaded when training starts."""
+        """Store the state from a checkpoint until training starts, which loads it."""
         self._loaded = state_dict
 
     def _restore(self, trainer: Trainer) -> None:
-        """Restore the trainer's model, and Lightning's broadcasts of SIGTERM."""
+        """Restore what `on_train_start` has changed: the wrapped model, and SIGTERM broadcasts."""
         if self._wrapped is not None:
             trainer.strategy.model = self._wrapped
         loop: Any = trainer.fit_loop.epoch_loop

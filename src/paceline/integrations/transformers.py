@@ -19,16 +19,16 @@ logger = logging.getLogger(__name__)
 
 
 def with_paceline(trainer: Trainer, **options: Any) -> Trainer:
-    """Make a Trainer use `paceline.DataParallel` with these options.
+    """Make a Trainer wrap its model in paceline.DataParallel; return the trainer.
 
-    The `ddp_*` fields of TrainingArguments apply, too. With a single process nothing changes.
-    Returns the trainer. Raises InvalidInput if the trainer is not set up for data parallelism with
-    one process per CPU or GPU.
+    `options`: arguments of paceline.DataParallel, in addition to the `ddp_*` fields of
+    TrainingArguments. With a single process nothing changes. Raises InvalidInput if the trainer is
+    not set up for data parallelism with one process per CPU or GPU.
     """
     if trainer.args.n_gpu > 1:
         raise InvalidInput(
             "trainer",
-            f"has {trainer.args.n_gpu} GPUs in one process",
+            f"uses {trainer.args.n_gpu} GPUs in one process",
             hint="start one process per GPU with torchrun",
         )
     accelerate.with_paceline(trainer.accelerator, **options)
@@ -37,10 +37,11 @@ def with_paceline(trainer: Trainer, **options: Any) -> Trainer:
 
 
 class _Check(TrainerCallback):
-    """Raises InvalidInput if a Trainer has not wrapped the model in paceline.DataParallel.
+    """Raises InvalidInput at the start of training if `with_paceline` has had no effect.
 
-    In three cases, `with_paceline` has no effect: with SageMaker, with a model that is sharded
-    while loading, and in a hyperparameter search, where each trial creates a new accelerator.
+    Then the model is not wrapped in paceline.DataParallel. Three cases are known: SageMaker, a
+    model that is sharded while loading, and a hyperparameter search, where each trial creates a new
+    accelerator.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -60,8 +61,8 @@ class LocalUpdatesCallback(TrainerCallback):
     """Trains with LocalUpdates: `Trainer(..., callbacks=[LocalUpdatesCallback(sync_every=50)])`.
 
     Accepts the options of LocalUpdates; `num_steps` defaults to the Trainer's number of steps.
-    During training, the Trainer's DistributedDataParallel exchanges no gradients, and
-    `average_tokens_across_devices` is off, because that option communicates in every step. Each
+    During training, the Trainer's DistributedDataParallel exchanges no gradients. Its option
+    `average_tokens_across_devices` is turned off, because it communicates in every step. Each
     process writes a state file into the Trainer's checkpoints. When training resumes, each process
     reads its state file from `output_dir`, or another process's file if its own is missing.
     """
@@ -74,8 +75,8 @@ class LocalUpdatesCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
-        """Start local updates, with the checkpoint's state if training resumes."""
-        if self._updates is not None:  # left over if an exception ended the previous training
+        """Create LocalUpdates; if training resumes, load their state from the checkpoint."""
+        if self._updates is not None:  # still open, because an exception ended the last training
             self._updates.__exit__(RuntimeError, None, None)
         options = {"num_steps": state.max_steps} | self._options
         self._updates = LocalUpdates(_wrapped(given["model"]), given["optimizer"], **options)
@@ -87,16 +88,16 @@ class LocalUpdatesCallback(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Exchange the remaining changes after the last step, before evaluation and saving."""
+        """After the last step, average the last changes before the Trainer tests and saves."""
         if control.should_training_stop and self._updates is not None:
             self._updates.close()
 
-    on_epoch_end = on_step_end  # evaluation after a step may stop training
+    on_epoch_end = on_step_end  # after a step, early stopping may still end training
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Write this process's state into the checkpoint."""
+        """Write this process's LocalUpdates state into the Trainer's checkpoint folder."""
         if self._updates is not None:
             folder = _checkpoint(args, state)
             folder.mkdir(parents=True, exist_ok=True)
@@ -105,7 +106,7 @@ class LocalUpdatesCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Stop local updates, and restore the Trainer's arguments."""
+        """End LocalUpdates, and restore the option `average_tokens_across_devices`."""
         if self._updates is not None:
             self._updates.close()
             args.average_tokens_across_devices = self._averages_tokens
@@ -130,9 +131,9 @@ def _file(process: int | str) -> str:
 
 
 def _wrapped(model: nn.Module) -> nn.Module:
-    """Return all DistributedDataParallel modules around a model, or the model if there are none.
+    """Return a ModuleList of the DDP modules around `model`, or the model if there are none.
 
-    Searches all Python objects, because callbacks receive only the model without its wrappers.
+    All Python objects are searched, because callbacks receive only the model without its wrappers.
     """
     found = [
         one
