@@ -16,7 +16,7 @@ from paceline.strategies.hogbatch.scheduler import MOST_REPORTED, BatchScheduler
 
 ASKING, OTHER = 3, 5  # worker numbers; no list indices, since workers may be lost
 SIZE, SECONDS = 8, 1.0  # of each batch
-REPORTED = 10.0  # updates that the other worker has reported
+REPORTED = 10  # updates that the other worker has reported
 
 
 def worker(
@@ -50,7 +50,7 @@ def test_committed_updates_count_before_they_are_reported(
     own_done: int, others_done: int, expected
 ) -> None:
     asking, other = worker(ASKING, 4), worker(OTHER, 0, 1, 2, 3)
-    other.counts.updates = REPORTED
+    other.counts.num_updates = REPORTED
     asked, committed = scheduler(64)
     asked.choose_policy([asking, other])
     committed[ASKING], committed[OTHER] = own_done, others_done
@@ -61,11 +61,11 @@ def test_committed_updates_count_before_they_are_reported(
     ("made", "ahead", "expected"),
     [
         # Of the other worker's twenty unfinished batches none counts.
-        ([3.0, 7.0], [(1.0, 1, 0), (0.001, 1, 20)], [3.0, 7.0]),
+        ([3, 7], [(1.0, 1, 0), (0.001, 1, 20)], [3.0, 7.0]),
         # A batch that ends when the next one begins counts, so equal workers stay equal.
-        ([5.0, 5.0], [(1.0, 1, 1), (1.0, 1, 1)], [6.0, 6.0]),
+        ([5, 5], [(1.0, 1, 1), (1.0, 1, 1)], [6.0, 6.0]),
         # The next batch begins at 1.0 s; by then the second worker has done three batches of 0.3 s.
-        ([10.0, 20.0, 30.0], [(0.5, 4, 2), (0.3, 1, 9), (2.0, 1, 1)], [18.0, 23.0, 30.0]),
+        ([10, 20, 30], [(0.5, 4, 2), (0.3, 1, 9), (2.0, 1, 1)], [18.0, 23.0, 30.0]),
     ],
 )
 def test_batches_ahead_count_if_they_end_before_the_next_one_begins(made, ahead, expected) -> None:
@@ -73,7 +73,7 @@ def test_batches_ahead_count_if_they_end_before_the_next_one_begins(made, ahead,
     workers = []
     for number, (updates, (seconds, threads, count)) in enumerate(zip(made, ahead, strict=True)):
         workers.append(worker(number, *range(count), threads=threads, seconds=seconds))
-        workers[-1].counts.updates = updates
+        workers[-1].counts.num_updates = updates
     asked, _ = scheduler(64)
     asked.choose_policy(workers)
     assert asked.expected_updates(workers[0]) == expected
@@ -183,7 +183,7 @@ class Drawn:
         if how == "done":
             self.ended_s += 1
             times_ns = [second * 10**9 for second in (self.ended_s - 1, *[self.ended_s] * 3)]
-            return [self.scheduler.complete(one, BatchResult(2, 1.0, *times_ns))]
+            return [self.scheduler.complete(one, BatchResult(1.0, *times_ns))]
         self.workers.remove(one)
         found = [work for work, _ in self.scheduler.drop(one, 0)]
         self.workers.append(worker(next(self.numbers)))

@@ -81,6 +81,10 @@ class Hogbatch:
         """Return the number of batches that a device of this kind overlaps."""
         return self.gpu_depth if kind == DeviceKind.GPU else 1
 
+    def weighted(self, spec: "WorkerSpec", num_updates: int) -> float:
+        """Return the number of updates that a policy counts: `beta` for each update of a CPU."""
+        return num_updates * (self.beta if spec.kind == DeviceKind.CPU else 1.0)
+
 
 @plain_dataclass(frozen=True, slots=True)
 class WorkerSpec:
@@ -99,6 +103,10 @@ class WorkerSpec:
             return f"gpu:{self.index}"
         slow = f"@slow={self.slow:.9f}".rstrip("0").rstrip(".") if self.slow > 1 else ""
         return f"cpu:{self.threads}{slow}"
+
+    def num_updates(self, size: int) -> int:
+        """Return the number of updates of a batch: one on a GPU, one per used thread on a CPU."""
+        return min(self.threads, size)
 
     def name(self, number: int) -> str:
         """Return the name of worker `number`'s device in plans and results."""

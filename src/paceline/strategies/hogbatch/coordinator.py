@@ -158,6 +158,7 @@ class Coordinator:
         loading = [one for one in self.processes.running if one.number in self._resumed]
         for worker in loading:
             saved, tensors = self._resumed.pop(worker.number)
+            saved["counts"].pop("updates", None)  # of an earlier version of Paceline
             worker.progress.counts = WorkerCounts(**saved["counts"])
             worker.wire.write((tensors, saved["state"]))
         self._ask(loading, messages.Command.LOAD)
@@ -226,8 +227,9 @@ class Coordinator:
     def _log(
         self, worker: WorkerProcess, work: messages.ExecuteWork, result: messages.BatchResult
     ) -> None:
-        updates, loss, *moments_ns = result
-        own = worker.number, self.scheduler.counts.epoch, work.first, work.size, updates, loss
+        loss, *moments_ns = result
+        num_updates = worker.progress.spec.num_updates(work.size)
+        own = worker.number, self.scheduler.counts.epoch, work.first, work.size, num_updates, loss
         times_s = [self._clock.at(moment_ns) * _NS for moment_ns in moments_ns]
         self.log.append(BatchRecord(*own, *times_s))
         self._status.add(work.size, self.scheduler.mean_loss, advances=work.size)

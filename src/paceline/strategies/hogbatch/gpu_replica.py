@@ -208,7 +208,7 @@ class GpuReplica:
         if batch.step is not None:
             self._trace(batch, batch.step, times)
         keys = ("copying", "begun", "step", "end")
-        return BatchResult(1, loss * batch.size, *(round(times[key] / _NS) for key in keys))
+        return BatchResult(loss * batch.size, *(round(times[key] / _NS) for key in keys))
 
     def _trace(self, batch: _Batch, step: int, times: Mapping[str, float]) -> None:
         worker, device = self._worker, f"gpu{self._worker}"

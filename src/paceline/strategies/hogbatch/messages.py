@@ -102,13 +102,11 @@ class ExecuteWork(NamedTuple):
 class BatchResult(NamedTuple):
     """The result of a batch.
 
-    `updates`: the number of updates of the model. `loss`: the sum of the samples' losses; NaN if
-    unknown. `started_ns`: when the worker began to read the model. `begun_ns`: when it began to
-    compute. `stepped_ns`: when the optimizer step ended. `ended_ns`: when the shared model had the
-    update.
+    `loss`: the sum of the samples' losses; NaN if unknown. `started_ns`: when the worker began to
+    read the model. `begun_ns`: when it began to compute. `stepped_ns`: when the optimizer step
+    ended. `ended_ns`: when the shared model had the update.
     """
 
-    updates: int = 0
     loss: float = 0.0
     started_ns: int = 0
     begun_ns: int = 0

@@ -32,7 +32,7 @@ from paceline.core.strategy import Window
 from paceline.core.transfer import lanes_of
 from paceline.core.workload import Workload, feature_nbytes
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
-from paceline.strategies.hogbatch.policy import policy_of, updates_of
+from paceline.strategies.hogbatch.policy import policy_of
 
 MODEL = "model"  # `part` of the tasks that copy the model to a GPU
 HOST = "this-host"  # the host's name in the machine that a run measures
@@ -223,6 +223,8 @@ class PricedWorkers:
 
     `specs`: the workers of a run, whose GPUs always copy the shared model. By default there are
     `config.workers` workers. `batch(worker, size)` returns a worker's `PricedBatch`.
+    `num_updates`: each worker's number of updates so far. `computing_s`: the seconds in which each
+    worker computes its assigned batches.
     """
 
     def __init__(
@@ -241,7 +243,7 @@ class PricedWorkers:
                 f"{', '.join(hosts)}",
                 got=config.workers,
             )
-        self.devices, self._beta = devices, config.beta
+        self.devices, self._config = devices, config
         self.specs = specs or [_spec(machine, device, config) for device in devices]
         self.depths = [config.depth_of(device.kind) for device in devices]
         shared = specs is not None or len(devices) > 1
@@ -253,7 +255,8 @@ class PricedWorkers:
         self.batch = cache(self._priced)
         speeds = [size / self.batch(worker, size).period_s for worker in range(len(devices))]
         self.policy = policy_of(config, self.specs, speeds, size)
-        self._updates, self._latest = [0.0] * len(devices), [0] * len(devices)
+        self.num_updates, self._latest = [0] * len(devices), [0] * len(devices)
+        self.computing_s = [0.0] * len(devices)
         self._assigned = [deque[int]() for _ in devices]
 
     def _priced(self, worker: int, size: int) -> PricedBatch:
@@ -277,12 +280,14 @@ class PricedWorkers:
         self._latest[worker] = self.policy.next_batch(*own)
         size = int(min(self._latest[worker], left))
         self._assigned[worker].append(size)
-        return self.batch(worker, size)
+        batch = self.batch(worker, size)
+        self.computing_s[worker] += batch.computing_s
+        return batch
 
     def complete(self, worker: int) -> int:
         """Count a worker's oldest batch as done; return the batch's size, 0 without a batch."""
         size = self._assigned[worker].popleft() if self._assigned[worker] else 0
-        self._updates[worker] += updates_of(self.specs[worker], size, self._beta)
+        self.num_updates[worker] += self.specs[worker].num_updates(size)
         return size
 
     def _expected(self, worker: int) -> list[float]:
@@ -292,10 +297,10 @@ class PricedWorkers:
         but its newest batch.
         """
         found = []
-        for other, assigned in enumerate(self._assigned):
-            counted = list(assigned) if other == worker else list(assigned)[:-1]
-            ahead = sum(updates_of(self.specs[other], size, self._beta) for size in counted)
-            found.append(self._updates[other] + ahead)
+        for other, (spec, assigned) in enumerate(zip(self.specs, self._assigned, strict=True)):
+            ahead = list(assigned) if other == worker else list(assigned)[:-1]
+            num_updates = self.num_updates[other] + sum(map(spec.num_updates, ahead))
+            found.append(self._config.weighted(spec, num_updates))
         return found
 
 

@@ -178,11 +178,3 @@ def policy_of(
     if config.policy in POLICIES:
         return POLICIES[config.policy](workers)
     return CheckedPolicy.of(config.policy, workers)
-
-
-def updates_of(spec: WorkerSpec, size: float, beta: float) -> float:
-    """Return the number of updates that a policy counts for a batch.
-
-    A batch counts as one update on a GPU, and as `beta` updates per used thread on a CPU.
-    """
-    return min(spec.threads, size) * (beta if spec.kind == DeviceKind.CPU else 1.0)

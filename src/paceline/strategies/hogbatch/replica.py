@@ -209,7 +209,7 @@ class CpuReplica:
         if step is not None:
             self._trace(step, len(rows), (started_ns, *parts[0][1:-1], ended_ns))
         times_ns = (started_ns, started_ns, ended_ns, ended_ns)
-        return BatchResult(len(parts), sum(part.loss for part in parts), *times_ns)
+        return BatchResult(sum(part.loss for part in parts), *times_ns)
 
     def _in_parts(
         self, rows: Tensor, rate: float, started_ns: int, traced: bool

@@ -22,7 +22,7 @@ from paceline.core.errors import InvalidInput
 from paceline.exchange.step import Optimize
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
 from paceline.strategies.hogbatch.messages import BatchResult, ExecuteWork, SpeedTrial
-from paceline.strategies.hogbatch.policy import Policy, policy_of, updates_of
+from paceline.strategies.hogbatch.policy import Policy, policy_of
 
 MOST_REPORTED = 32  # maximum number of batches in one message of a worker
 _MOST_TRACED = 50  # maximum number of traced batches per worker
@@ -122,12 +122,11 @@ class SampleQueue:
 class WorkerCounts:
     """Counts of a worker, saved in checkpoints.
 
-    `updates`: the number of updates that `updates_of` counts. `num_updates`: the number of updates
-    of the model. `size`: the batch size that the policy returned last. `staleness`: the number of
-    other workers' updates that the last completed batch missed.
+    `num_updates`: the number of updates of the model. `size`: the batch size that the policy
+    returned last. `staleness`: the number of other workers' updates that the last completed batch
+    missed.
     """
 
-    updates: float = 0.0
     num_updates: int = 0
     size: int = 0
     staleness: int = 0
@@ -300,29 +299,30 @@ class BatchScheduler:
         """Return each active worker's expected number of updates when `worker` begins a new batch.
 
         That is when all batches assigned to `worker` are done. A batch is done, but unreported, if
-        its number is at most the worker's value in `committed`.
+        its number is at most the worker's value in `committed`. For the numbers see
+        `Hogbatch.weighted`.
         """
         done = {one: int(self._committed[one.number]) for one in self.active}
         unfinished = (work for work in worker.assigned if work.batch > done[worker])
         begins_s, found = sum(map(worker.expected_s, unfinished)), []
         for other in self.active:
-            counted, left_s = other.counts.updates, begins_s
+            num_updates, left_s = other.counts.num_updates, begins_s
             for work in other.assigned:
                 if work.batch > done[other]:
                     left_s -= other.expected_s(work)
                 if left_s < 0 and other is not worker:
                     break
-                counted += updates_of(other.spec, work.size, self._config.beta)
-            found.append(counted)
+                num_updates += other.spec.num_updates(work.size)
+            found.append(self._config.weighted(other.spec, num_updates))
         return found
 
     def complete(self, worker: WorkerProgress, result: BatchResult) -> ExecuteWork:
         """Count a worker's oldest batch as done, and return the batch."""
         counts, own = self.counts, worker.counts
         work = worker.complete(result, counts.num_updates - own.num_updates)
-        own.updates += updates_of(worker.spec, work.size, self._config.beta)
-        own.num_updates += result.updates
-        counts.num_updates += result.updates
+        num_updates = worker.spec.num_updates(work.size)
+        own.num_updates += num_updates
+        counts.num_updates += num_updates
         if isfinite(result.loss):
             counts.loss_sum += result.loss
             counts.num_reported += work.size
@@ -342,8 +342,7 @@ class BatchScheduler:
                 worker.assigned.popleft()
                 self.queue.give_back(work.places)
             else:
-                updates = min(worker.spec.threads, work.size)
-                result = BatchResult(updates, nan, *[now_ns] * 4)
+                result = BatchResult(nan, *[now_ns] * 4)
                 done.append((self.complete(worker, result), result))
         return done
 

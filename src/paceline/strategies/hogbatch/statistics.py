@@ -16,7 +16,7 @@ Points = list[tuple[float, int]]  # points of a curve: (seconds, value)
 
 
 class BatchRecord(NamedTuple):
-    """A completed batch of a worker; for `updates` and the following fields see `BatchResult`.
+    """A completed batch of a worker; for `loss` and the following fields see `BatchResult`.
 
     Times exclude pauses such as the tests between epochs. If the worker died before it reported the
     batch, all times are the time when the coordinator noticed the death.
