@@ -139,7 +139,7 @@ def _layers_of(model: nn.Module) -> list[_Layer] | None:
         kind = type(leaf)
         if not _is_untouched(leaf) or not leaf.training:
             return None
-        if kind is nn.Linear and isinstance(leaf, nn.Linear):
+        if isinstance(leaf, nn.Linear) and kind is nn.Linear:
             found.append((leaf, Activation.NONE))
         elif kind in _ACTIVATIONS and found and found[-1][1] is Activation.NONE:
             found[-1] = found[-1][0], _ACTIVATIONS[kind]
@@ -149,9 +149,7 @@ def _layers_of(model: nn.Module) -> list[_Layer] | None:
 
 
 def _flattens_samples(leaf: nn.Module) -> bool:
-    if not isinstance(leaf, nn.Flatten) or type(leaf) is not nn.Flatten:
-        return False
-    return leaf.start_dim == 1 and leaf.end_dim == -1
+    return type(leaf) is nn.Flatten and (leaf.start_dim, leaf.end_dim) == (1, -1)
 
 
 def _leaves_of(model: nn.Module) -> list[nn.Module]:

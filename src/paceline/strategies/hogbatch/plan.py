@@ -38,7 +38,6 @@ MODEL = "model"  # `part` of the tasks that copy the model to a GPU
 HOST = "this-host"  # the host's name in the machine that a run measures
 _UPDATE_TRAFFIC = 3  # per parameter byte: parameter and gradient are read, the parameter is written
 _ASKS = -1  # below all task indices: at equal times, requests precede tasks
-_Stage = tuple[Kind, str, tuple[Resource, ...], Cost]
 
 
 def computed(workload: Workload, threads: int, size: int) -> Iterator[tuple[Kind, str, Cost]]:
@@ -85,35 +84,34 @@ class BatchCosts:
     threads: int
     shared: bool
 
-    def tasks(self, size: int) -> tuple[Task, ...]:
+    def tasks(self, size: int) -> list[Task]:
         """Return the tasks of the worker's first batch, in order and not yet linked."""
-        return tuple(
-            Task(TaskId(0, kind, part, self.worker), on, cost, (), size)
-            for kind, part, on, cost in self._stages(size)
-        )
-
-    def _stages(self, size: int) -> Iterator[_Stage]:
         device, host = self.device, self.machine.host_of(self.device)
-        on = (compute_lane(device.name),)
-        training = [
-            (kind, part, on, cost)
-            for kind, part, cost in computed(self.workload, self.threads, size)
-        ]
+        compute, exchange = compute_lane(device.name), exchange_lane(device.name)
+
+        def task(kind: Kind, part: str, cost: Cost, *on: Resource) -> Task:
+            return Task(TaskId(0, kind, part, self.worker), on, cost, (), size)
+
+        stages = computed(self.workload, self.threads, size)
+        training = [task(*stage, compute) for stage in stages]
         if device.kind == DeviceKind.CPU:
-            yield from training
-            return
+            return training
         to_gpu = (Resource(device.name, Lane.H2D), *lanes_of(self.machine.route(host, device)))
         nbytes = self.workload.input_nbytes * size / self.workload.batch_size
-        yield Kind.H2D, "batch", to_gpu, Cost(nbytes=nbytes, num_calls=1)
-        nbytes, exchange = self.workload.gradient_nbytes, exchange_lane(device.name)
-        if self.shared:  # on the exchange lane, so that no update is added during the copy
-            yield Kind.H2D, MODEL, (*to_gpu, exchange), Cost(nbytes=nbytes, num_calls=1)
-        yield from training
-        if self.shared:
-            to_host = (Resource(device.name, Lane.D2H), *lanes_of(self.machine.route(device, host)))
-            yield Kind.D2H, "update", to_host, Cost(nbytes=nbytes, num_calls=1)
-            on_host = (exchange, Resource(host.name, Lane.REDUCE))
-            yield Kind.REDUCE, "update", on_host, Cost(nbytes=_UPDATE_TRAFFIC * nbytes, num_calls=1)
+        samples = task(Kind.H2D, "batch", Cost(nbytes=nbytes, num_calls=1), *to_gpu)
+        if not self.shared:
+            return [samples, *training]
+        nbytes = self.workload.gradient_nbytes
+        copied, added = (Cost(nbytes=n * nbytes, num_calls=1) for n in (1, _UPDATE_TRAFFIC))
+        to_host = (Resource(device.name, Lane.D2H), *lanes_of(self.machine.route(device, host)))
+        return [
+            samples,
+            # on the exchange lane, so that no update is added during the copy
+            task(Kind.H2D, MODEL, copied, *to_gpu, exchange),
+            *training,
+            task(Kind.D2H, "update", copied, *to_host),
+            task(Kind.REDUCE, "update", added, exchange, Resource(host.name, Lane.REDUCE)),
+        ]
 
 
 class BatchTasks:
@@ -212,7 +210,7 @@ class PricedBatch(NamedTuple):
     """
 
     size: int
-    tasks: tuple[Task, ...]
+    tasks: list[Task]
     seconds: tuple[float, ...]
     period_s: float
     computing_s: float

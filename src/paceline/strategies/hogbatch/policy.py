@@ -73,41 +73,33 @@ class AdaptivePolicy:
         return size
 
 
-@dataclass(frozen=True, slots=True)
 class CheckedPolicy:
-    """A user-defined policy whose returned batch sizes are checked."""
+    """The user-defined policy package.module:Policy, whose returned batch sizes are checked.
 
-    name: str
-    policy: Any
-    most: tuple[int, ...]
+    Raises InvalidInput if its import or its creation fails, or if its `most` is invalid.
+    """
 
-    @classmethod
-    def of(cls, name: str, workers: Workers) -> "CheckedPolicy":
-        """Import package.module:Policy and call it with `workers`.
-
-        Raises InvalidInput if the import or the call fails, or if `.most` is invalid.
-        """
-        make, num_workers = imported("policy", name), len(workers.specs)
+    def __init__(self, name: str, workers: Workers) -> None:
+        self._name, make, num_workers = name, imported("policy", name), len(workers.specs)
         with _blaming("cannot be created", name):
             policy = make(workers)
-            _, most = policy.next_batch, tuple(policy.most)
-        if len(most) != num_workers or not all(map(_is_size, most)):
+            self._next, self.most = policy.next_batch, tuple(policy.most)
+        if len(self.most) != num_workers or not all(map(_is_size, self.most)):
             hint = f"set .most to the largest batch of each of {num_workers} workers"
             raise InvalidInput(
-                "policy", f"has an invalid .most: {shown(most)}", got=name, hint=hint
+                "policy", f"has an invalid .most: {shown(self.most)}", got=name, hint=hint
             )
-        return cls(name, policy, most)
 
     def next_batch(self, worker: int, updates: Sequence[float], sizes: Sequence[int]) -> int:
         """Return the next size; raise InvalidInput if the call fails or the size is invalid."""
-        with _blaming(f"fails in next_batch for worker {worker}", self.name):
-            size = self.policy.next_batch(worker, tuple(updates), tuple(sizes))
+        with _blaming(f"fails in next_batch for worker {worker}", self._name):
+            size = self._next(worker, tuple(updates), tuple(sizes))
         if not _is_size(size) or size > self.most[worker]:
             raise InvalidInput(
                 "policy",
                 f"must return an integer from 1 to {self.most[worker]} for worker {worker}, not "
                 f"{shown(size)}",
-                got=self.name,
+                got=self._name,
             )
         return int(size)
 
@@ -177,4 +169,4 @@ def policy_of(
     workers = Workers(tuple(specs), tuple(speeds), batch_size, config)
     if config.policy in POLICIES:
         return POLICIES[config.policy](workers)
-    return CheckedPolicy.of(config.policy, workers)
+    return CheckedPolicy(config.policy, workers)
