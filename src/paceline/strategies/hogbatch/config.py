@@ -104,6 +104,11 @@ class WorkerSpec:
         slow = f"@slow={self.slow:.9f}".rstrip("0").rstrip(".") if self.slow > 1 else ""
         return f"cpu:{self.threads}{slow}"
 
+    @property
+    def num_cores(self) -> int:
+        """The number of cores that a CPU worker's threads use; 0 for a GPU."""
+        return self.threads if self.kind == DeviceKind.CPU else 0
+
     def num_updates(self, size: int) -> int:
         """Return the number of updates of a batch: one on a GPU, one per used thread on a CPU."""
         return min(self.threads, size)
@@ -158,6 +163,6 @@ def adding_threads(specs: Sequence[WorkerSpec], num_cores: int) -> int:
 
     GPU workers evenly divide the cores that CPU workers do not use; each gets at least one thread.
     """
-    on_cores = sum(spec.threads for spec in specs if spec.kind == DeviceKind.CPU)
+    on_cores = sum(spec.num_cores for spec in specs)
     num_gpus = sum(spec.kind == DeviceKind.GPU for spec in specs)
     return max(1, (num_cores - on_cores) // max(1, num_gpus))

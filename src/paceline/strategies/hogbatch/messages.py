@@ -1,6 +1,6 @@
 """The messages between coordinator and workers (Ma, Rusu et al. 2020, section V).
 
-    coordinator   TrySpeed      ExecuteWork ...            Command.SAVE      Command.STOP
+    coordinator   Command.TRY   ExecuteWork ...            Command.SAVE      Command.STOP
     worker     ()      SpeedTrial        (BatchResult, ...)         Command.SAVE
 
 A worker requests work by reporting the results of completed batches; an empty tuple means that the
@@ -47,18 +47,12 @@ class ProcessSettings(NamedTuple):
 
 
 class Command(Enum):
-    """A command without fields: to stop, or to save or load the worker's state."""
+    """A command without fields: to stop, try the speed, or save or load the worker's state."""
 
     STOP = "stop"
+    TRY = "try"
     SAVE = "save"
     LOAD = "load"
-
-
-class TrySpeed(NamedTuple):
-    """A command to time batches of each size for `seconds`, on a copy of the model."""
-
-    sizes: tuple[int, ...]
-    seconds: float
 
 
 class SpeedTrial(NamedTuple):

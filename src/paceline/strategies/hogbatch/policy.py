@@ -80,10 +80,10 @@ class CheckedPolicy:
     """
 
     def __init__(self, name: str, workers: Workers) -> None:
-        self._name, make, num_workers = name, imported("policy", name), len(workers.specs)
+        self.name, make, num_workers = name, imported("policy", name), len(workers.specs)
         with _blaming("cannot be created", name):
-            policy = make(workers)
-            self._next, self.most = policy.next_batch, tuple(policy.most)
+            self.policy = make(workers)
+            _, self.most = self.policy.next_batch, tuple(self.policy.most)
         if len(self.most) != num_workers or not all(map(_is_size, self.most)):
             hint = f"set .most to the largest batch of each of {num_workers} workers"
             raise InvalidInput(
@@ -92,14 +92,14 @@ class CheckedPolicy:
 
     def next_batch(self, worker: int, updates: Sequence[float], sizes: Sequence[int]) -> int:
         """Return the next size; raise InvalidInput if the call fails or the size is invalid."""
-        with _blaming(f"fails in next_batch for worker {worker}", self._name):
-            size = self._next(worker, tuple(updates), tuple(sizes))
+        with _blaming(f"fails in next_batch for worker {worker}", self.name):
+            size = self.policy.next_batch(worker, tuple(updates), tuple(sizes))
         if not _is_size(size) or size > self.most[worker]:
             raise InvalidInput(
                 "policy",
                 f"must return an integer from 1 to {self.most[worker]} for worker {worker}, not "
                 f"{shown(size)}",
-                got=self._name,
+                got=self.name,
             )
         return int(size)
 

@@ -25,7 +25,6 @@ from paceline.checkpoints.tensor_file import Tensors
 from paceline.core.compare import conform
 from paceline.core.cost import ProfiledCost, Roofline
 from paceline.core.errors import InvalidInput
-from paceline.core.machine import DeviceKind
 from paceline.core.outcome import Epoch, Outcome, UnevenWorker, Updates
 from paceline.core.settings import TrainSettings
 from paceline.core.simulate import simulate
@@ -36,10 +35,11 @@ from paceline.exchange.learner import tested
 from paceline.exchange.session import TrainingSession
 from paceline.exchange.setup import learning_by, learning_of, optimizer_by
 from paceline.links.interruption import interruptible
+from paceline.links.packet_workers import PacketWorkers
 from paceline.links.shared_memory import SharedTensors
 from paceline.strategies.hogbatch import messages, speed_trial, statistics
 from paceline.strategies.hogbatch.config import MOST_WORKERS, Hogbatch, parse_workers
-from paceline.strategies.hogbatch.coordinator import Coordinator, KnownWorker, WorkerProcesses
+from paceline.strategies.hogbatch.coordinator import Coordinator, KnownWorker, WorkerProcess
 from paceline.strategies.hogbatch.policy import policy_of
 from paceline.strategies.hogbatch.replica import device_for, refer, tensors_of
 from paceline.strategies.hogbatch.scheduler import ScheduledRate
@@ -71,11 +71,11 @@ def start(session: TrainingSession) -> Iterator["HogbatchRunner"]:
     with (
         closing(SharedTensors.of(tensors_of(model), "the model's parameters")) as parameters,
         closing(SharedTensors.of(_tensors_of(recipe), "the training samples")) as data,
+        PacketWorkers[WorkerProcess](WorkerProcess.MODULE, settings.deadline_s) as processes,
     ):
         training = messages.Training(settings, recipe.num_classes, parameters, data)
         refer(model, parameters.tensors)
-        with WorkerProcesses(training, session.config) as processes:
-            yield HogbatchRunner(session, recipe, model, processes)
+        yield HogbatchRunner(session, recipe, model, training, processes)
 
 
 def epoch_sizes(settings: TrainSettings, num_samples: int) -> tuple[int, ...]:
@@ -94,15 +94,18 @@ class HogbatchRunner:
         session: TrainingSession,
         recipe: Recipe,
         model: nn.Module,
-        processes: WorkerProcesses,
+        training: messages.Training,
+        processes: PacketWorkers[WorkerProcess],
     ) -> None:
-        self._settings = settings = processes.training.settings
+        self._settings = settings = training.settings
         self._session, self._recipe, self._model = session, recipe, model
         self._specs = parse_workers(settings.workers)
         self._sizes = sizes = epoch_sizes(settings, len(recipe.samples))
         self._epochs: list[Epoch] = []
         self._decisions: list[str] = []
-        self.coordinator = Coordinator(session, processes, sizes, recipe.tokens_per_sample)
+        self.coordinator = Coordinator(
+            session, training, processes, sizes, recipe.tokens_per_sample
+        )
         self.workload = describe(model, recipe.example(settings.batch_size), settings.model)
         self.samples_per_step = float(settings.batch_size * len(self._specs))
         self.about = (
@@ -119,9 +122,7 @@ class HogbatchRunner:
         if self._session.resumed is not None:
             self.restore(self._session.resumed)
         coordinator, settings = self.coordinator, self._settings
-        # A resumed run does not reuse the numbers of earlier workers.
-        for number, spec in enumerate(self._specs, len(coordinator.past)):
-            coordinator.processes.start(number, spec)
+        coordinator.start(self._specs)
         # Computed while the workers start.
         num_steps = -(-sum(self._sizes) // settings.batch_size)
         rates = ScheduledRate(*learning_by(self._recipe, settings, num_steps), settings.batch_size)
@@ -219,7 +220,7 @@ class HogbatchRunner:
         traced = Timeline((span for spans, _ in left for span in spans), Origin.MEASURED)
         workers = [one.progress for one in coordinator.processes.workers]
         trials = [one.trial for one in workers if one.trial is not None]
-        prediction = None
+        prediction = speed_trial.Prediction(0.0, {}, {})  # none
         # Predictions assume that all workers train from the first epoch to the last.
         if not coordinator.lost and not coordinator.past and len(trials) == len(workers):
             prediction = speed_trial.predict(self._all_epochs, trials)
@@ -237,7 +238,7 @@ class HogbatchRunner:
             trained_s=coordinator.trained_s,
             epochs=tuple(self._epochs),
             score=recipe.score_name,
-            predicted_samples_per_s=prediction.samples_per_s if prediction else None,
+            predicted_samples_per_s=prediction.samples_per_s or None,
             faults=tuple(conform(plan, traced, _SLACK_S)),
             lost=tuple(coordinator.lost),
             peak_memory_bytes=tuple(peak for _, peak in left),
@@ -245,7 +246,7 @@ class HogbatchRunner:
             device=", ".join(dict.fromkeys(device_for(one.spec).name for one in workers)),
             workers=_workers(coordinator.known, made, updates, prediction),
             utilisation=statistics.utilisation(made),
-            predicted_utilisation=prediction.utilisation if prediction else {},
+            predicted_utilisation=prediction.utilisation,
             decisions=tuple(self._decisions),
         )
 
@@ -258,7 +259,7 @@ class HogbatchRunner:
 
 def _check(settings: TrainSettings, config: Hogbatch, recipe: Recipe) -> None:
     specs, cores = parse_workers(settings.workers), len(os.sched_getaffinity(0))
-    threads = sum(spec.threads for spec in specs if spec.kind == DeviceKind.CPU)
+    threads = sum(spec.num_cores for spec in specs)
     if threads > (most := _MOST_THREADS_PER_CORE * cores):
         raise InvalidInput(
             "workers", f"must have at most {most} threads on {cores} cores", got=threads
@@ -290,7 +291,7 @@ def _workers(
     known: Sequence[KnownWorker],
     made: statistics.Made,
     updates: Updates,
-    prediction: speed_trial.Prediction | None,
+    prediction: speed_trial.Prediction,
 ) -> tuple[UnevenWorker, ...]:
     sizes = {name: [(one.ended_s, one.size) for one in own] for name, own in made.items()}
     return tuple(
@@ -300,7 +301,7 @@ def _workers(
             tried_samples_per_s=tried,
             samples=sum(size for _, size in sizes[name]),
             updates_share=updates.by_worker[name] / updates.count,
-            predicted_share=prediction.shares.get(name, 0.0) if prediction else None,
+            predicted_share=prediction.shares.get(name),
             batch_sizes=tuple(statistics.changes(sizes[name])),
         )
         for name, spec, tried in known

@@ -61,7 +61,7 @@ class ScheduledRate:
             raise InvalidInput("schedule", "requires a learning rate above 0")
         model[0].grad = torch.zeros_like(model[0])
         made.step()  # else PyTorch would warn that the schedule steps before the optimizer
-        self._check()
+        self.factor(0)  # checks the schedule
 
     def factor(self, num_samples: int) -> float:
         """Return the factor after a number of completed samples.
@@ -76,15 +76,12 @@ class ScheduledRate:
                 warnings.simplefilter("ignore")  # torch's warning about step(epoch)
                 self._schedule.step()
             self._step += 1
-            self._check()
-        return float(self._group["lr"]) / self._rate
-
-    def _check(self) -> None:
         changed = [key for key, before in self._others.items() if self._group[key] != before]
         if changed:
             kind = type(self._schedule).__name__
             problem = f"must change only the learning rate, but {kind} changes {', '.join(changed)}"
             raise InvalidInput("schedule", problem, hint="for example, set cycle_momentum=False")
+        return float(self._group["lr"]) / self._rate
 
 
 class SampleQueue:

@@ -37,7 +37,7 @@ def machine_of(workload: Workload, trials: Sequence[SpeedTrial]) -> Machine:
     """Return a machine on which planned batches take as long as in the trials."""
     # The host has only the workers' cores, because a plan without `threads` would divide all
     # cores of the machine.
-    cores = sum(one.spec.threads for one in trials if one.spec.kind == DeviceKind.CPU) or 1
+    cores = sum(one.spec.num_cores for one in trials) or 1
     host, devices = host_here(HOST, _SOURCE, cores=cores), []
     for one in trials:
         flops_per_s, latency_s = _rate(workload, one)
@@ -140,8 +140,8 @@ def unburdened(
     """
 
     def crowding(some: Sequence[SpeedTrial]) -> float:
-        on_cores = [one.spec for one in some if one.spec.kind == DeviceKind.CPU]
-        return max(1.0, sum(spec.threads / spec.slow for spec in on_cores) / num_cores)
+        used = sum(one.spec.num_cores / one.spec.slow for one in some)
+        return max(1.0, used / num_cores)
 
     left = [trial for trial in trials if trial is not removed]
     faster = crowding(left) / crowding(trials)
