@@ -50,7 +50,7 @@ def test_committed_updates_count_before_they_are_reported(
     own_done: int, others_done: int, expected
 ) -> None:
     asking, other = worker(ASKING, 4), worker(OTHER, 0, 1, 2, 3)
-    other.counts.num_updates = REPORTED
+    other.num_updates = REPORTED
     asked, committed = scheduler(64)
     asked.choose_policy([asking, other])
     committed[ASKING], committed[OTHER] = own_done, others_done
@@ -73,7 +73,7 @@ def test_batches_ahead_count_if_they_end_before_the_next_one_begins(made, ahead,
     workers = []
     for number, (updates, (seconds, threads, count)) in enumerate(zip(made, ahead, strict=True)):
         workers.append(worker(number, *range(count), threads=threads, seconds=seconds))
-        workers[-1].counts.num_updates = updates
+        workers[-1].num_updates = updates
     asked, _ = scheduler(64)
     asked.choose_policy(workers)
     assert asked.expected_updates(workers[0]) == expected
@@ -113,7 +113,7 @@ def test_the_number_of_batches_assigned_in_advance(batch_s, left_s, depth, prefe
 def test_the_learning_rate_follows_the_batch_and_its_staleness(size, staleness, decay, rate):
     asked, _ = scheduler(size, policy="hogbatch", staleness_decay=decay)
     one = worker(0)
-    one.counts.staleness = staleness
+    one.staleness = staleness
     asked.choose_policy([one])
     work = asked.next_work(one)
     assert work is not None
@@ -143,7 +143,7 @@ def test_a_batch_misses_what_others_add_after_it_has_begun(kind, depth, events):
             worker.assign(ExecuteWork(), int(event))
         else:
             worker.complete(BatchResult(), event[0])
-            assert worker.counts.staleness == event[1], event
+            assert worker.staleness == event[1], event
 
 
 # A worker and its event: it completes its oldest batch, or dies before or after its update.
@@ -167,7 +167,7 @@ class Drawn:
 
     def epoch(self, number: int) -> None:
         self.scheduler.begin_epoch(number)
-        while not self.scheduler.queue.is_done:
+        while not self.scheduler.is_epoch_done:
             for one in self.workers:
                 while self.scheduler.next_work(one) is not None:
                     pass

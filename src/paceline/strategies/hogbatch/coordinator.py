@@ -14,7 +14,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import inf, isfinite
 from typing import Any, NamedTuple
 
@@ -30,7 +30,7 @@ from paceline.links.failpoints import reach
 from paceline.links.packet_workers import PacketWorker, PacketWorkers
 from paceline.strategies.hogbatch import messages
 from paceline.strategies.hogbatch.config import MOST_WORKERS, WorkerSpec
-from paceline.strategies.hogbatch.scheduler import BatchScheduler, WorkerCounts, WorkerProgress
+from paceline.strategies.hogbatch.scheduler import WORKER_COUNTS, BatchScheduler, WorkerProgress
 from paceline.strategies.hogbatch.statistics import BatchLog, BatchRecord
 
 logger = logging.getLogger(__name__)
@@ -147,8 +147,8 @@ class Coordinator:
         loading = [one for one in self.processes.running if one.number in self._resumed]
         for worker in loading:
             saved, tensors = self._resumed.pop(worker.number)
-            saved["counts"].pop("updates", None)  # of an earlier version of Paceline
-            worker.progress.counts = WorkerCounts(**saved["counts"])
+            for name in WORKER_COUNTS:
+                setattr(worker.progress, name, saved["counts"][name])
             worker.wire.write((tensors, saved["state"]))
         self._ask(loading, messages.Command.LOAD)
 
@@ -161,7 +161,7 @@ class Coordinator:
         self._training.data.tensors[messages.ORDER][: len(order)].copy_(order)
         if self.scheduler.begin_epoch(epoch):
             self._clock.begin_epoch()
-        while not self.scheduler.queue.is_done:
+        while not self.scheduler.is_epoch_done:
             if self._is_paused:
                 self._is_paused = False
                 self._clock.resume()
@@ -198,7 +198,7 @@ class Coordinator:
         for result in results:
             if not isfinite(result.loss):
                 rate = self._training.settings.learning_rate
-                epoch = self.scheduler.counts.epoch + 1
+                epoch = self.scheduler.epoch + 1
                 problem = f"the loss of {worker.title} became {result.loss} in epoch {epoch}"
                 hint = "reduce it" if rate is None else f"reduce it below {rate:g}"
                 raise InvalidInput("learning_rate", problem, hint=hint)
@@ -213,7 +213,7 @@ class Coordinator:
     ) -> None:
         loss, *moments_ns = result
         num_updates = worker.progress.spec.num_updates(work.size)
-        own = worker.number, self.scheduler.counts.epoch, work.first, work.size, num_updates, loss
+        own = worker.number, self.scheduler.epoch, work.first, work.size, num_updates, loss
         times_s = [self._clock.at(moment_ns) * _NS for moment_ns in moments_ns]
         self.log.append(BatchRecord(*own, *times_s))
         self._status.add(work.size, self.scheduler.mean_loss, advances=work.size)
@@ -244,7 +244,7 @@ class Coordinator:
         for worker in self._ask(self.processes.running, messages.Command.SAVE):
             own, values = worker.wire.read()
             tensors |= {f"workers/{len(workers)}/{key}": one for key, one in own.items()}
-            counts = asdict(worker.progress.counts)
+            counts = {name: getattr(worker.progress, name) for name in WORKER_COUNTS}
             workers.append({"number": worker.number, "counts": counts, "state": values})
         values = {
             **self.scheduler.state(),
