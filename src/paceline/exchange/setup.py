@@ -184,12 +184,17 @@ def learning_of(recipe: Recipe, settings: TrainSettings) -> Learning:
 
 def epoch_steps(num_steps: int, settings: TrainSettings) -> tuple[int, ...]:
     """Return each epoch's number of steps; the last epoch may have fewer than `num_steps`."""
-    if settings.steps is None:
-        return (num_steps,) * settings.epochs
-    if settings.steps < FEWEST_STEPS:
+    if settings.steps is not None and settings.steps < FEWEST_STEPS:
         raise InvalidInput("steps", f"must be at least {FEWEST_STEPS}", got=settings.steps)
-    whole, rest = divmod(settings.steps, num_steps)
-    return (num_steps,) * whole + ((rest,) if rest else ())
+    return epoch_lengths(settings, num_steps)
+
+
+def epoch_lengths(settings: TrainSettings, whole: int, per_step: int = 1) -> tuple[int, ...]:
+    """Return each epoch's length, of which a step is `per_step`; `whole`: length of most epochs."""
+    if settings.steps is None:
+        return (whole,) * settings.epochs
+    count, rest = divmod(settings.steps * per_step, whole)
+    return (whole,) * count + ((rest,) if rest else ())
 
 
 def share_batches(

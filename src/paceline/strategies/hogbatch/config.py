@@ -17,7 +17,7 @@ PolicyName = Literal["hogwild", "hogbatch", "cpu_gpu", "proportional", "adaptive
 
 MOST_WORKERS = 256
 _MOST_THREADS = 4096
-_ITEM = re.compile(r"(cpu|gpu):([0-9]{1,9})(?:@slow=([0-9]{1,9}(?:\.[0-9]{1,9})?))?")
+_ITEM = re.compile(r"gpu:([0-9]{1,9})|cpu:([0-9]{1,9})(?:@slow=([0-9]{1,9}(?:\.[0-9]{1,9})?))?")
 _OWN_POLICY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
@@ -145,17 +145,15 @@ def _parsed(item: str) -> WorkerSpec:
     if match is None:
         form = "cpu:THREADS, cpu:THREADS@slow=FACTOR or gpu:INDEX"
         raise InvalidInput("workers", f"must be a number, or a list of {form}", got=item)
-    kind, count, slow = match[1], int(match[2]), match[3]
-    if kind == DeviceKind.GPU:
-        if slow is not None:
-            raise InvalidInput("workers", "cannot have @slow for a GPU", got=item)
-        return WorkerSpec(DeviceKind.GPU, index=count)
-    if not 1 <= count <= _MOST_THREADS:
+    index, count, slow = match.groups()
+    if index is not None:
+        return WorkerSpec(DeviceKind.GPU, index=int(index))
+    if not 1 <= (threads := int(count)) <= _MOST_THREADS:
         raise InvalidInput("workers", f"must have 1 to {_MOST_THREADS} threads", got=item)
     factor = float(slow or 1)
     if factor < 1:
         raise InvalidInput("workers", "must have a factor of at least 1 after slow=", got=item)
-    return WorkerSpec(DeviceKind.CPU, threads=count, slow=factor)
+    return WorkerSpec(DeviceKind.CPU, threads=threads, slow=factor)
 
 
 def adding_threads(specs: Sequence[WorkerSpec], num_cores: int) -> int:

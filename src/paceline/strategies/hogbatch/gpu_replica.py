@@ -193,22 +193,20 @@ class GpuReplica:
         if isfinite(loss):
             for shared, update in self._values(self._shared, batch.update):
                 shared.add_(update)
-        return self._result(batch, loss, added_ns, time.monotonic_ns())
-
-    def _values(self, *memories: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        """Yield the values of each dtype in all `memories`, in flat tensors of shape (N,)."""
-        for dtype, part in self._parts.items():
-            yield tuple(memory[part].view(dtype) for memory in memories)
-
-    def _result(self, batch: _Batch, loss: float, added_ns: int, ended_ns: int) -> BatchResult:
-        names, marks = list(batch.marks), list(batch.marks.values())
-        times = dict(zip(names, self._marks.clock.seconds(marks), strict=True))
+        ended_ns = time.monotonic_ns()
+        seconds = self._marks.clock.seconds(list(batch.marks.values()))
+        times = dict(zip(batch.marks, seconds, strict=True))
         times["adding"] = max(added_ns * _NS, times["update"])
         times["end"] = max(ended_ns * _NS, times["adding"])
         if batch.step is not None:
             self._trace(batch, batch.step, times)
         keys = ("copying", "begun", "step", "end")
         return BatchResult(loss * batch.size, *(round(times[key] / _NS) for key in keys))
+
+    def _values(self, *memories: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        """Yield the values of each dtype in all `memories`, in flat tensors of shape (N,)."""
+        for dtype, part in self._parts.items():
+            yield tuple(memory[part].view(dtype) for memory in memories)
 
     def _trace(self, batch: _Batch, step: int, times: Mapping[str, float]) -> None:
         worker, device = self._worker, f"gpu{self._worker}"

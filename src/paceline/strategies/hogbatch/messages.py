@@ -63,11 +63,6 @@ class SpeedTrial(NamedTuple):
     seconds: Mapping[int, float]
 
     @property
-    def name(self) -> str:
-        """The name of the worker's device in plans and results."""
-        return self.spec.name(self.number)
-
-    @property
     def samples_per_s(self) -> float:
         """Samples per second with the largest batch size of the trial."""
         size = max(self.seconds)

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_
 
 from paceline.core.cost import compute_lane
 from paceline.core.error_lines import blamed
@@ -88,10 +87,7 @@ class Learner:
 
     def step(self) -> None:
         """Clip gradients, update the parameters, and clear gradients."""
-        if self.learning.clip_norm is not None:
-            clip_grad_norm_(self.parameters, self.learning.clip_norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        self.learning.update(self.optimizer)
 
 
 class _Thread:

@@ -33,7 +33,7 @@ from paceline.core.timeline import Origin, Span, Timeline
 from paceline.exchange.checkpoints import Saver, State, check_same_run
 from paceline.exchange.learner import tested
 from paceline.exchange.session import TrainingSession
-from paceline.exchange.setup import learning_by, learning_of, optimizer_by
+from paceline.exchange.setup import epoch_lengths, learning_by, learning_of, optimizer_by
 from paceline.links.interruption import interruptible
 from paceline.links.packet_workers import PacketWorkers
 from paceline.links.shared_memory import SharedTensors
@@ -78,14 +78,6 @@ def start(session: TrainingSession) -> Iterator["HogbatchRunner"]:
         yield HogbatchRunner(session, recipe, model, training, processes)
 
 
-def epoch_sizes(settings: TrainSettings, num_samples: int) -> tuple[int, ...]:
-    """Return each epoch's number of samples; if `steps` is set, the last may be partial."""
-    if settings.steps is None:
-        return (num_samples,) * settings.epochs
-    whole, rest = divmod(settings.steps * settings.batch_size, num_samples)
-    return (num_samples,) * whole + ((rest,) if rest else ())
-
-
 class HogbatchRunner:
     """Runs the coordinator: starts the workers, and tests the model between epochs."""
 
@@ -100,7 +92,7 @@ class HogbatchRunner:
         self._settings = settings = training.settings
         self._session, self._recipe, self._model = session, recipe, model
         self._specs = parse_workers(settings.workers)
-        self._sizes = sizes = epoch_sizes(settings, len(recipe.samples))
+        self._sizes = sizes = epoch_lengths(settings, len(recipe.samples), settings.batch_size)
         self._epochs: list[Epoch] = []
         self._decisions: list[str] = []
         self.coordinator = Coordinator(
@@ -293,7 +285,7 @@ def _workers(
     updates: Updates,
     prediction: speed_trial.Prediction,
 ) -> tuple[UnevenWorker, ...]:
-    sizes = {name: [(one.ended_s, one.size) for one in own] for name, own in made.items()}
+    sizes = {name: tuple((one.ended_s, one.size) for one in own) for name, own in made.items()}
     return tuple(
         UnevenWorker(
             name=name,
@@ -302,7 +294,7 @@ def _workers(
             samples=sum(size for _, size in sizes[name]),
             updates_share=updates.by_worker[name] / updates.count,
             predicted_share=prediction.shares.get(name),
-            batch_sizes=tuple(statistics.changes(sizes[name])),
+            batch_sizes=statistics.changes(sizes[name]),
         )
         for name, spec, tried in known
     )

@@ -42,7 +42,7 @@ def machine_of(workload: Workload, trials: Sequence[SpeedTrial]) -> Machine:
     for one in trials:
         flops_per_s, latency_s = _rate(workload, one)
         speed = Speed(flops_per_s, UNLIMITED_BYTES_PER_S)
-        own = one.name, HOST, one.spec.kind, speed, _SOURCE
+        own = one.spec.name(one.number), HOST, one.spec.kind, speed, _SOURCE
         devices.append(device_here(*own, call_latency_s=latency_s))
     machine = Machine(
         name="this-machine", hosts=(host,), devices=tuple(devices), losses=Losses.none(_SOURCE)
@@ -164,7 +164,7 @@ def predict(epochs: Epochs, trials: Sequence[SpeedTrial]) -> Prediction:
     num_epochs = min(epochs.num_epochs, _MOST_JUDGED_EPOCHS)
     seconds = [_epoch_seconds(workers, epochs.num_samples) for _ in range(num_epochs)]
     simulated_s, extrapolated_s = map(sum, zip(*seconds, strict=True))
-    names, total = [one.name for one in trials], sum(workers.num_updates)
+    names, total = [one.spec.name(one.number) for one in trials], sum(workers.num_updates)
     return Prediction(
         num_epochs * epochs.num_samples / (simulated_s + extrapolated_s),
         {name: made / total for name, made in zip(names, workers.num_updates, strict=True)},
