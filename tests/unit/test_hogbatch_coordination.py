@@ -166,7 +166,8 @@ class Drawn:
         self.turns = itertools.cycle([*steps, (0, "done"), (1, "done")])
 
     def epoch(self, number: int) -> None:
-        self.scheduler.begin_epoch(number)
+        if number:
+            self.scheduler.begin_epoch(number)
         while not self.scheduler.is_epoch_done:
             for one in self.workers:
                 while self.scheduler.next_work(one) is not None:

@@ -24,20 +24,16 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 
 def _in_order(bounds: tuple[int, int]) -> tuple[int, int]:
     if not 1 <= bounds[0] <= bounds[1]:
-        raise ValueError(
-            f"must be (smallest, largest) with 1 <= smallest <= largest, such as (16, 64), not "
-            f"{bounds}"
-        )
+        form = "(smallest, largest) with 1 <= smallest <= largest, such as (16, 64)"
+        raise ValueError(f"must be {form}, not {bounds}")
     return bounds
 
 
 def _known_policy(name: str) -> str:
     known = get_args(PolicyName)
     if name not in known and not _OWN_POLICY.fullmatch(name):
-        raise ValueError(
-            f"must be one of {', '.join(known)}, or a class package.module:Policy, not "
-            f"{shown(name)}"
-        )
+        options = f"one of {', '.join(known)}, or a class package.module:Policy"
+        raise ValueError(f"must be {options}, not {shown(name)}")
     return name
 
 

@@ -98,10 +98,9 @@ class Coordinator:
     @property
     def known(self) -> list[KnownWorker]:
         """All workers of the run, including those in `past`, by number."""
-        started = (worker.progress for worker in self.processes.workers)
         return self.past + [
             KnownWorker(one.spec.name(one.number), str(one.spec), one.samples_per_s)
-            for one in started
+            for one in (worker.progress for worker in self.processes.workers)
         ]
 
     def start(self, specs: Sequence[WorkerSpec]) -> None:
@@ -159,7 +158,8 @@ class Coordinator:
         """
         reach("epoch.begun", epoch=epoch)
         self._training.data.tensors[messages.ORDER][: len(order)].copy_(order)
-        if self.scheduler.begin_epoch(epoch):
+        if epoch != self.scheduler.epoch:  # epoch 0 and a resumed run's epoch have already begun
+            self.scheduler.begin_epoch(epoch)
             self._clock.begin_epoch()
         while not self.scheduler.is_epoch_done:
             if self._is_paused:

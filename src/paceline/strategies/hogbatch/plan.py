@@ -145,8 +145,6 @@ class BatchTasks:
 
     def _others(self, task: Task, made: Sequence[Task]) -> tuple[TaskId, ...]:
         """Return the tasks of earlier batches that `task` waits for."""
-        if self._depth == 1:
-            return () if made else self._end_of(1)
         if not made:
             return self._copied + self._end_of(self._depth)
         if task.part == MODEL:
@@ -155,7 +153,7 @@ class BatchTasks:
         return self._computed if begins else ()
 
     def _end_of(self, before: int) -> tuple[TaskId, ...]:
-        return (self._ends[-before],) if len(self._ends) >= before else ()
+        return (self._ends[-before],) if 0 < before <= len(self._ends) else ()
 
 
 def plan(workload: Workload, machine: Machine, config: Hogbatch, window: Window) -> Plan:
@@ -235,12 +233,9 @@ class PricedWorkers:
         devices = machine.first_devices(config.workers if specs is None else len(specs))
         hosts = dict.fromkeys(device.host for device in devices)
         if len(hosts) > 1:
-            raise InvalidInput(
-                "workers",
-                f"must be on one host, but machine {machine.name!r} has these devices on "
-                f"{', '.join(hosts)}",
-                got=config.workers,
-            )
+            devices_on = f"machine {machine.name!r} has these devices on {', '.join(hosts)}"
+            problem = f"must be on one host, but {devices_on}"
+            raise InvalidInput("workers", problem, got=config.workers)
         self.devices, self._config = devices, config
         self.specs = specs or [_spec(machine, device, config) for device in devices]
         self.depths = [config.depth_of(device.kind) for device in devices]

@@ -4,14 +4,14 @@ The coordinator and the plan ask the same policy for the size of each batch. The
 worker's number of updates (u in algorithm 2) and the size of each worker's latest batch (b).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil, floor
 from typing import Any, Protocol
 
 from paceline.core.balance import apportion
-from paceline.core.errors import InvalidInput, first_line, shown
+from paceline.core.error_lines import blaming
+from paceline.core.errors import InvalidInput, shown
 from paceline.core.importing import imported
 from paceline.core.machine import DeviceKind
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
@@ -81,35 +81,22 @@ class CheckedPolicy:
 
     def __init__(self, name: str, workers: Workers) -> None:
         self.name, make, num_workers = name, imported("policy", name), len(workers.specs)
-        with _blaming("cannot be created", name):
+        with blaming("policy", "cannot be created", got=name):
             self.policy = make(workers)
             _, self.most = self.policy.next_batch, tuple(self.policy.most)
         if len(self.most) != num_workers or not all(map(_is_size, self.most)):
+            problem = f"has an invalid .most: {shown(self.most)}"
             hint = f"set .most to the largest batch of each of {num_workers} workers"
-            raise InvalidInput(
-                "policy", f"has an invalid .most: {shown(self.most)}", got=name, hint=hint
-            )
+            raise InvalidInput("policy", problem, got=name, hint=hint)
 
     def next_batch(self, worker: int, updates: Sequence[float], sizes: Sequence[int]) -> int:
         """Return the next size; raise InvalidInput if the call fails or the size is invalid."""
-        with _blaming(f"fails in next_batch for worker {worker}", self.name):
+        with blaming("policy", f"fails in next_batch for worker {worker}", got=self.name):
             size = self.policy.next_batch(worker, tuple(updates), tuple(sizes))
         if not _is_size(size) or size > self.most[worker]:
-            raise InvalidInput(
-                "policy",
-                f"must return an integer from 1 to {self.most[worker]} for worker {worker}, not "
-                f"{shown(size)}",
-                got=self.name,
-            )
+            problem = f"must return an integer from 1 to {self.most[worker]} for worker {worker}"
+            raise InvalidInput("policy", f"{problem}, not {shown(size)}", got=self.name)
         return int(size)
-
-
-@contextmanager
-def _blaming(problem: str, name: str) -> Iterator[None]:
-    try:
-        yield
-    except (Exception, SystemExit) as error:
-        raise InvalidInput("policy", f"{problem}: {first_line(error)}", got=name) from error
 
 
 def _is_size(value: Any) -> bool:

@@ -187,11 +187,8 @@ class HogbatchRunner:
         own, saved = tensors_of(self._model), state.file(_MODEL)
         check_fits(own, saved, "resume")
         if len(values["epochs"]) >= len(self._sizes):
-            raise InvalidInput(
-                "resume",
-                f"the checkpoint was saved after all {len(self._sizes)} epochs",
-                hint="increase --epochs",
-            )
+            problem = f"the checkpoint was saved after all {len(self._sizes)} epochs"
+            raise InvalidInput("resume", problem, hint="increase --epochs")
         self.coordinator.restore(self._specs, state.tensors, values)
         with torch.no_grad():
             for name, tensor in own.items():
@@ -253,13 +250,11 @@ def _check(settings: TrainSettings, config: Hogbatch, recipe: Recipe) -> None:
     specs, cores = parse_workers(settings.workers), len(os.sched_getaffinity(0))
     threads = sum(spec.num_cores for spec in specs)
     if threads > (most := _MOST_THREADS_PER_CORE * cores):
-        raise InvalidInput(
-            "workers", f"must have at most {most} threads on {cores} cores", got=threads
-        )
+        problem = f"must have at most {most} threads on {cores} cores"
+        raise InvalidInput("workers", problem, got=threads)
     if settings.batch_size > (most := len(recipe.samples)):
-        raise InvalidInput(
-            "batch_size", f"must be at most the {most:,} training samples", got=settings.batch_size
-        )
+        problem = f"must be at most the {most:,} training samples"
+        raise InvalidInput("batch_size", problem, got=settings.batch_size)
     optimizer_by(recipe, settings)
     policy_of(config, specs, [1.0] * len(specs), settings.batch_size)  # checks the policy
 

@@ -167,7 +167,7 @@ class BatchScheduler:
         self._epoch_sizes = tuple(epoch_sizes)
         self._traced_epoch = min(1, len(epoch_sizes) - 1)
         self.num_batches = self.num_updates = 0
-        self._begin(0)
+        self.begin_epoch(0)
         self.active: list[WorkerProgress] = []
         self.policy: Policy | None = None
         self.rate_at: Callable[[int], float] = lambda num_samples: 1.0
@@ -192,17 +192,8 @@ class BatchScheduler:
         """The mean loss of the samples trained on in the current epoch."""
         return self.loss_sum / max(1, self.num_reported)
 
-    def begin_epoch(self, epoch: int) -> bool:
-        """Begin an epoch; return False if the epoch has already begun.
-
-        Epoch 0, and the epoch in which a resumed run continues, have already begun.
-        """
-        is_new = epoch != self.epoch
-        if is_new:
-            self._begin(epoch)
-        return is_new
-
-    def _begin(self, epoch: int) -> None:
+    def begin_epoch(self, epoch: int) -> None:
+        """Begin an epoch, all of whose samples are free."""
         self.epoch, self.free, self.num_done = epoch, [range(self._epoch_sizes[epoch])], 0
         self.loss_sum, self.num_reported = 0.0, 0
 
@@ -317,12 +308,9 @@ class BatchScheduler:
         begun = slice(epoch + 1)
         sizes, before = self._epoch_sizes[begun], values["epoch_sizes"][begun]
         if list(sizes) != before:
-            raise InvalidInput(
-                "resume",
-                f"up to the checkpoint's epoch, the saved run has {sum(before):,} samples and this "
-                f"run has {sum(sizes):,}",
-                hint="use the same data and the same number of steps, or increase --epochs",
-            )
+            counts = f"the saved run has {sum(before):,} samples and this run has {sum(sizes):,}"
+            hint = "use the same data and the same number of steps, or increase --epochs"
+            raise InvalidInput("resume", f"up to the checkpoint's epoch, {counts}", hint=hint)
         for name in _COUNTS:
             setattr(self, name, values["counts"][name])
         self.free = [range(*part) for part in values["free"]]

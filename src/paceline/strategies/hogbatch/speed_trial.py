@@ -146,9 +146,9 @@ def unburdened(
     left = [trial for trial in trials if trial is not removed]
     faster = crowding(left) / crowding(trials)
     return [
-        trial
-        if trial.spec.kind == DeviceKind.GPU
-        else trial._replace(seconds={size: s * faster for size, s in trial.seconds.items()})
+        trial._replace(seconds={size: s * faster for size, s in trial.seconds.items()})
+        if trial.spec.num_cores
+        else trial
         for trial in left
     ]
 

@@ -84,7 +84,9 @@ class _Executor:
         self._wire.send(())
         while (message := self._next()) not in (messages.Command.STOP, None):
             if isinstance(message, messages.ExecuteWork):
-                self._train(message)
+                rows = self._shared[messages.ORDER][message.first : message.places.stop]
+                self._begun.append(message)
+                self._complete(self._replica.take(rows, message.rate, message.step))
             else:
                 self._wire.send(self._obey(message))
         self._complete(self._replica.done(waits=True))
@@ -123,11 +125,6 @@ class _Executor:
 
     def _seed(self) -> None:
         torch.manual_seed(self._settings.training.settings.seed + 1 + self._settings.number)
-
-    def _train(self, work: messages.ExecuteWork) -> None:
-        rows = self._shared[messages.ORDER][work.first : work.places.stop]
-        self._begun.append(work)
-        self._complete(self._replica.take(rows, work.rate, work.step))
 
     def _complete(self, results: Iterable[messages.BatchResult]) -> None:
         number = self._settings.number
