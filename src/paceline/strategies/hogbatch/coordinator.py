@@ -81,10 +81,8 @@ class Coordinator:
         self._clock, self._status = TrainingClock(), Status(session.progress, tokens_per_sample)
         self._resumed: dict[int, tuple[dict[str, Any], Tensors]] = {}  # states by worker
         self._is_paused = True
-        committed = training.data.tensors[messages.COMMITTED]
-        self.scheduler = BatchScheduler(
-            session.config, training.settings.batch_size, epoch_sizes, committed
-        )
+        own = session.config, training.settings.batch_size, epoch_sizes
+        self.scheduler = BatchScheduler(*own, training.data.tensors[messages.COMMITTED])
         self.processes, self.log = processes, BatchLog()
         self.lost: list[str] = []
         self.past: list[KnownWorker] = []
@@ -99,7 +97,9 @@ class Coordinator:
     def known(self) -> list[KnownWorker]:
         """All workers of the run, including those in `past`, by number."""
         return self.past + [
-            KnownWorker(one.spec.name(one.number), str(one.spec), one.samples_per_s)
+            KnownWorker(
+                one.spec.name(one.number), str(one.spec), one.trial and one.trial.samples_per_s
+            )
             for one in (worker.progress for worker in self.processes.workers)
         ]
 

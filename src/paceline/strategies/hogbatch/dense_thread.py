@@ -41,9 +41,7 @@ class DenseThread:
     The momentum buffers stay in the PyTorch optimizer's state, and PyTorch's own steps use them.
     """
 
-    def __init__(
-        self, layers: list[_Layer], samples: TensorSamples, optimizer: torch.optim.SGD
-    ) -> None:
+    def __init__(self, layers: list[_Layer], samples: TensorSamples, optimizer: Optimizer) -> None:
         self._layers, self._samples, self._optimizer = layers, samples, optimizer
         self._chain: DenseChain | None = None
         num_weights = sum(linear.weight.numel() for linear, _ in layers)
@@ -62,10 +60,9 @@ class DenseThread:
             return None
         if samples.inputs.ndim != 2 and not _flattens_samples(_leaves_of(model)[0]):
             return None
-        if not _are_plain_samples(samples, [linear for linear, _ in layers]):
-            return None
-        known = [one for linear, _ in layers for one in linear.parameters()]
-        if not isinstance(optimizer, torch.optim.SGD) or not _is_plain_sgd(optimizer, known):
+        linears = [linear for linear, _ in layers]
+        known = [one for linear in linears for one in linear.parameters()]
+        if not _are_plain_samples(samples, linears) or not _is_plain_sgd(optimizer, known):
             return None
         return cls(layers, samples, optimizer)
 
@@ -119,7 +116,7 @@ def _are_plain_samples(samples: TensorSamples, layers: Sequence[nn.Linear]) -> b
     return inputs.ndim > 1 and [layer.in_features for layer in layers] == widths[:-1]
 
 
-def _is_plain_sgd(optimizer: torch.optim.SGD, parameters: Sequence[nn.Parameter]) -> bool:
+def _is_plain_sgd(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> bool:
     """Return whether `DenseChain` can replace the optimizer's steps for these parameters."""
     own: dict[str, Any] = optimizer.__dict__
     hooks = own["_optimizer_step_pre_hooks"] or own["_optimizer_step_post_hooks"]

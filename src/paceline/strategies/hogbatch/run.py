@@ -95,9 +95,8 @@ class HogbatchRunner:
         self._sizes = sizes = epoch_lengths(settings, len(recipe.samples), settings.batch_size)
         self._epochs: list[Epoch] = []
         self._decisions: list[str] = []
-        self.coordinator = Coordinator(
-            session, training, processes, sizes, recipe.tokens_per_sample
-        )
+        own = training, processes, sizes, recipe.tokens_per_sample
+        self.coordinator = Coordinator(session, *own)
         self.workload = describe(model, recipe.example(settings.batch_size), settings.model)
         self.samples_per_step = float(settings.batch_size * len(self._specs))
         self.about = (

@@ -112,11 +112,6 @@ class WorkerProgress:
     assigned: deque[ExecuteWork] = field(default_factory=deque)
     missed_from: deque[int] = field(default_factory=deque)
 
-    @property
-    def samples_per_s(self) -> float | None:
-        """The worker's speed in its trial; None before the trial."""
-        return self.trial.samples_per_s if self.trial else None
-
     def expected_s(self, work: ExecuteWork) -> float:
         """Return the expected seconds of a batch.
 
@@ -202,7 +197,8 @@ class BatchScheduler:
         self.active = list(active)
         if self.active:
             specs = [worker.spec for worker in self.active]
-            speeds = [worker.samples_per_s or 1.0 for worker in self.active]
+            speeds = [worker.trial.samples_per_s if worker.trial else 1.0 for worker in self.active]
+            self._samples_per_s = sum(speeds)
             self.policy = policy_of(self._config, specs, speeds, self._batch_size)
 
     def next_work(self, worker: WorkerProgress) -> ExecuteWork | None:
@@ -232,7 +228,7 @@ class BatchScheduler:
             return True
         assigned_s = list(map(worker.expected_s, worker.assigned))
         # The seconds in which all workers together can finish the epoch.
-        left_s = sum(map(len, self.free)) / sum(one.samples_per_s or 0.0 for one in self.active)
+        left_s = sum(map(len, self.free)) / self._samples_per_s
         if len(assigned_s) < worker.depth:
             # At the end of an epoch, assign no batch for which other workers would wait.
             busy_s = sum(assigned_s) - assigned_s[0] / 2  # the first batch is on average half done
