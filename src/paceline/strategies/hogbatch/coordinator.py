@@ -96,12 +96,11 @@ class Coordinator:
     @property
     def known(self) -> list[KnownWorker]:
         """All workers of the run, including those in `past`, by number."""
-        return self.past + [
-            KnownWorker(
-                one.spec.name(one.number), str(one.spec), one.trial and one.trial.samples_per_s
-            )
-            for one in (worker.progress for worker in self.processes.workers)
-        ]
+        found = list(self.past)
+        for one in (worker.progress for worker in self.processes.workers):
+            speed = one.trial.samples_per_s if one.trial else None
+            found.append(KnownWorker(one.spec.name(one.number), str(one.spec), speed))
+        return found
 
     def start(self, specs: Sequence[WorkerSpec]) -> None:
         """Start worker processes, each on its own cores; a process sends a message when ready.

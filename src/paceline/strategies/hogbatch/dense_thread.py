@@ -7,6 +7,7 @@ only chains of linear layers with ReLU or sigmoid, which this module detects.
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from math import nan
 from typing import Any
 
@@ -43,7 +44,6 @@ class DenseThread:
 
     def __init__(self, layers: list[_Layer], samples: TensorSamples, optimizer: Optimizer) -> None:
         self._layers, self._samples, self._optimizer = layers, samples, optimizer
-        self._chain: DenseChain | None = None
         num_weights = sum(linear.weight.numel() for linear, _ in layers)
         self.most_samples = min(MOST_SAMPLES, max(_FEW_SAMPLES, _MOST_PRODUCTS // num_weights))
         optimizer.register_load_state_dict_post_hook(self._forget)
@@ -70,27 +70,25 @@ class DenseThread:
         """Return the mean loss; NaN for batches on which PyTorch must train instead."""
         if not 0 < len(rows) <= self.most_samples:
             return nan
-        return self._known_chain().forward(rows)
+        return self._chain.forward(rows)
 
     def backward(self) -> None:
         """Compute the gradients of the last batch."""
-        self._known_chain().backward()
+        self._chain.backward()
 
     def step(self) -> None:
         """Update the model with the gradients, at the optimizer's learning rate."""
         group = self._optimizer.param_groups[0]
-        self._known_chain().step(float(group["lr"]), group["momentum"])
+        self._chain.step(float(group["lr"]), group["momentum"])
 
-    def _known_chain(self) -> DenseChain:
-        if self._chain is None:
-            layers: list[_Tensors] = []
-            for linear, activation in self._layers:
-                weight, bias = linear.weight, linear.bias
-                values = weight.detach(), None if bias is None else bias.detach()
-                layers.append((*values, self._momentum(weight), self._momentum(bias), activation))
-            samples = self._samples.inputs.flatten(1), self._samples.targets
-            self._chain = DenseChain(layers, *samples)
-        return self._chain
+    @cached_property
+    def _chain(self) -> DenseChain:
+        layers: list[_Tensors] = []
+        for linear, activation in self._layers:
+            weight, bias = linear.weight, linear.bias
+            values = weight.detach(), None if bias is None else bias.detach()
+            layers.append((*values, self._momentum(weight), self._momentum(bias), activation))
+        return DenseChain(layers, self._samples.inputs.flatten(1), self._samples.targets)
 
     def _momentum(self, parameter: Tensor | None) -> Tensor | None:
         """Return the momentum buffer, zero before the first step; None if there is no momentum."""
@@ -103,7 +101,7 @@ class DenseThread:
         return momentum
 
     def _forget(self, optimizer: Optimizer) -> None:
-        self._chain = None  # the loaded state has new momentum tensors
+        self.__dict__.pop("_chain", None)  # the loaded state has new momentum tensors
 
 
 def _are_plain_samples(samples: TensorSamples, layers: Sequence[nn.Linear]) -> bool:

@@ -127,9 +127,7 @@ class BatchTasks:
 
     def __init__(self, depth: int) -> None:
         self._depth, self._number = depth, 0
-        self._ends: deque[TaskId] = deque(maxlen=depth)  # last tasks of the latest batches
-        self._copied: tuple[TaskId, ...] = ()
-        self._computed: tuple[TaskId, ...] = ()
+        self._latest: deque[list[Task]] = deque(maxlen=depth)  # tasks of the latest batches
 
     def next(self, first: Sequence[Task]) -> list[Task]:
         """Return the next batch's tasks; `first`: tasks of a first batch of equal size."""
@@ -138,22 +136,22 @@ class BatchTasks:
             after = tuple(one.id for one in made[-1:]) + self._others(task, made)
             made.append(task._replace(id=task.id._replace(step=self._number), after=after))
         self._number += 1
-        self._ends.append(made[-1].id)
-        self._copied = tuple(task.id for task in made if task.kind is Kind.H2D)[-1:]
-        self._computed = tuple(task.id for task in made if task.kind is Kind.STEP)
+        self._latest.append(made)
         return made
 
     def _others(self, task: Task, made: Sequence[Task]) -> tuple[TaskId, ...]:
         """Return the tasks of earlier batches that `task` waits for."""
         if not made:
-            return self._copied + self._end_of(self._depth)
+            return self._last(1, Kind.H2D) + self._last(self._depth)
         if task.part == MODEL:
-            return self._end_of(self._depth - 1)
+            return self._last(self._depth - 1)
         begins = task.kind is Kind.FORWARD and made[-1].kind is Kind.H2D
-        return self._computed if begins else ()
+        return self._last(1, Kind.STEP) if begins else ()
 
-    def _end_of(self, before: int) -> tuple[TaskId, ...]:
-        return (self._ends[-before],) if 0 < before <= len(self._ends) else ()
+    def _last(self, before: int, kind: Kind | None = None) -> tuple[TaskId, ...]:
+        """Return the last task, or the last of a kind, of the batch `before` batches ago."""
+        batch = self._latest[-before] if 0 < before <= len(self._latest) else []
+        return tuple(task.id for task in batch if kind in (None, task.kind))[-1:]
 
 
 def plan(workload: Workload, machine: Machine, config: Hogbatch, window: Window) -> Plan:
@@ -194,7 +192,7 @@ def _spec(machine: Machine, device: Device, config: Hogbatch) -> WorkerSpec:
     """Return the worker on a device; without `threads`, CPU devices divide the cores evenly."""
     if device.kind == DeviceKind.GPU:
         return WorkerSpec(DeviceKind.GPU)
-    place = (device.host, DeviceKind.CPU)
+    place = (device.host, device.kind)
     num_sharing = sum((other.host, other.kind) == place for other in machine.devices)
     share = max(1, machine.host_of(device).cores // num_sharing)
     return WorkerSpec(DeviceKind.CPU, config.threads or share)

@@ -47,8 +47,7 @@ def machine_of(workload: Workload, trials: Sequence[SpeedTrial]) -> Machine:
     machine = Machine(
         name="this-machine", hosts=(host,), devices=tuple(devices), losses=Losses.none(_SOURCE)
     )
-    gpus = [device for device in devices if device.kind == DeviceKind.GPU]
-    return linked(machine, [(host, gpu) for gpu in gpus], _FREE)
+    return linked(machine, [(host, one) for one in devices if one.kind == DeviceKind.GPU], _FREE)
 
 
 def _rate(workload: Workload, trial: SpeedTrial) -> tuple[float, float]:
