@@ -161,9 +161,8 @@ def plan(workload: Workload, machine: Machine, config: Hogbatch, window: Window)
     samples into batches. Raises InvalidInput if the machine has fewer devices than workers, if the
     devices are not on one host, or if a GPU has no link to the host.
     """
-    workers = PricedWorkers(workload, machine, config)
     total = window.num_steps * workload.batch_size * config.workers
-    return Plan(EventLoop(workers).tasks(num_samples=total))
+    return Plan(EventLoop(PricedWorkers(workload, machine, config)).tasks(num_samples=total))
 
 
 def memory(workload: Workload, machine: Machine, config: Hogbatch) -> dict[str, int]:
@@ -176,8 +175,7 @@ def memory(workload: Workload, machine: Machine, config: Hogbatch) -> dict[str, 
     workers = PricedWorkers(workload, machine, config)
     model, depth = workload.gradient_nbytes, config.gpu_depth
     needed = {machine.host_of(workers.devices[0]).name: model}
-    sizes = workers.policy.most
-    for device, spec, size in zip(workers.devices, workers.specs, sizes, strict=True):
+    for device, spec, size in zip(workers.devices, workers.specs, workers.policy.most, strict=True):
         largest = size / workload.batch_size
         features = round(feature_nbytes(workload.layers) * largest)
         if device.kind == DeviceKind.CPU:
@@ -267,8 +265,7 @@ class PricedWorkers:
 
     def next_batch(self, worker: int, left: float = inf) -> PricedBatch:
         """Assign and return a worker's next batch of at most `left` samples."""
-        own = worker, self._expected(worker), self._latest
-        self._latest[worker] = self.policy.next_batch(*own)
+        self._latest[worker] = self.policy.next_batch(worker, self._expected(worker), self._latest)
         size = int(min(self._latest[worker], left))
         self._assigned[worker].append(size)
         batch = self.batch(worker, size)

@@ -103,10 +103,8 @@ class HogbatchRunner:
             f"{settings.model}: {self.workload.num_parameters:,} parameters in "
             f"{len(self.workload.layers)} layers; workers {', '.join(map(str, self._specs))}"
         )
-        num_cores = len(os.sched_getaffinity(0))
-        self._all_epochs = speed_trial.Epochs(
-            self.workload, session.config, sizes[0], len(sizes), num_cores
-        )
+        counts = sizes[0], len(sizes), len(os.sched_getaffinity(0))
+        self._all_epochs = speed_trial.Epochs(self.workload, session.config, *counts)
 
     def measure(self) -> PricedMachine:
         """Start workers, end those that do not help; return a machine with the others' speeds."""

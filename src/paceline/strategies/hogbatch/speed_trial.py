@@ -119,10 +119,9 @@ def admit(epochs: Epochs, trials: Sequence[SpeedTrial]) -> dict[int, str]:
         without = predict(epochs, others).samples_per_s
         if together > _GAIN * without:
             break
-        slows = together * _GAIN < without
+        effect = "slows the run down" if together * _GAIN < without else "adds almost nothing"
         useless[slowest.number] = (
-            f"worker {slowest.number} ({slowest.spec}) "
-            f"{'slows the run down' if slows else 'adds almost nothing'}: "
+            f"worker {slowest.number} ({slowest.spec}) {effect}: "
             f"{together:.4g} samples/s with it, {without:.4g} without"
         )
         remaining, together = others, without

@@ -38,6 +38,7 @@ _ANY_LINE = LinearTime(0.0, 1e-9)  # any value: the profile measures every excha
 _LEARNING_RATE = 1e-6  # small, to avoid NaNs and denormals, which would change computing times
 
 
+@torch.random.fork_rng(devices=[])
 def profile(
     model: SplitModel, trainee: TrainingSetup, config: SubBatch, group: Group, seconds: float
 ) -> PricedMachine:
@@ -48,7 +49,6 @@ def profile(
     """
     tensors = [*model.module.parameters(), *model.module.buffers()]
     before = [tensor.detach().clone() for tensor in tensors]
-    random_state = torch.get_rng_state()
     machine = this_machine(group, [ANY_SPEED] * group.world_size)
     recorder = Recorder(clock_for(group.device), machine.devices[group.rank].name, group.rank)
 
@@ -77,7 +77,6 @@ def profile(
         for tensor, value in zip(tensors, before, strict=True):
             tensor.copy_(value)
             tensor.grad = None
-    torch.set_rng_state(random_state)
     return _calibrated(timeline, trainee.workload, machine, config)
 
 
