@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from math import inf
 from typing import NamedTuple
 
 from pydantic import TypeAdapter
@@ -25,7 +24,6 @@ from paceline.core.workload import Cost, Layer, Parameter, Workload
 from paceline.records.machine_file import find_machine
 from paceline.strategies.hogbatch.config import Hogbatch, PolicyName, WorkerSpec
 from paceline.strategies.hogbatch.plan import MODEL, EventLoop, PricedWorkers, plan
-from paceline.strategies.hogbatch.policy import updates_of
 from papers.paper_tables import Paper, paper_of, read_printed
 
 _NBYTES = 8  # float64: 64,700 x 300 x 8 is w8a's 155 MB, and 72,309 x 20,958 x 8 real-sim's 12.1 GB
@@ -199,8 +197,11 @@ def configuration(data: DataSet, policy: PolicyName) -> Hogbatch:
 def cpu_share(data: DataSet, policy: PolicyName) -> float:
     """Return the CPU's share of all updates (figure 8)."""
     workers = {"cpu0": WorkerSpec(DeviceKind.CPU, THREADS), "gpu0": WorkerSpec(DeviceKind.GPU)}
-    beta, made = configuration(data, policy).beta, updates(run(data, policy)[1])
-    counted = {name: len(made[name]) * updates_of(one, inf, beta) for name, one in workers.items()}
+    config, made = configuration(data, policy), updates(run(data, policy)[1])
+    counted = {
+        name: config.weighted(spec, len(made[name]) * spec.threads)
+        for name, spec in workers.items()
+    }
     return counted["cpu0"] / sum(counted.values())
 
 

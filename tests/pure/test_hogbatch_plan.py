@@ -16,7 +16,7 @@ from paceline.core.strategy import Window
 from paceline.core.workload import Layer, Parameter, Workload
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
 from paceline.strategies.hogbatch.plan import PricedWorkers, memory, plan
-from paceline.strategies.hogbatch.policy import policy_of, updates_of
+from paceline.strategies.hogbatch.policy import policy_of
 from paceline.strategies.hogbatch.statistics import staleness
 from papers.hogbatch import plan_until, updates
 from refusals import refused
@@ -81,7 +81,7 @@ def test_the_simulator_reproduces_the_coordinators_decisions(
     def expected(other: int, worker: int, time_s: float) -> float:
         """Count all own batches, and those of other workers except an unfinished latest one."""
         return sum(
-            updates_of(workers[other], update.num_samples, 0.5)
+            config.weighted(workers[other], workers[other].num_updates(update.num_samples))
             for i, update in enumerate(done[other][: handed[other]])
             if update.ended_s <= time_s or other == worker or i < handed[other] - 1
         )

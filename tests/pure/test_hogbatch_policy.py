@@ -12,7 +12,6 @@ from paceline.strategies.hogbatch.policy import (
     AdaptivePolicy,
     constant,
     policy_of,
-    updates_of,
 )
 from refusals import refused
 
@@ -79,11 +78,14 @@ def test_rounding_never_keeps_a_size_that_must_change(size, alpha):
 
 
 def test_threads_without_a_sample_make_no_update():
-    assert updates_of(CPU, 56, 1.0) == updates_of(CPU, 3584, 1.0) == 56
-    assert updates_of(CPU, 10, 0.5) == 5
-    assert updates_of(GPU, 8192, 0.5) == 1
-    assert updates_of(CPU, 0, 1.0) == updates_of(GPU, 0, 1.0) == 0
+    assert [CPU.num_updates(size) for size in (56, 3584, 10, 0)] == [56, 56, 10, 0]
+    assert [GPU.num_updates(size) for size in (8192, 0)] == [1, 0]
     assert constant((3, 4)).next_batch(1, (0, 100), (3, 4)) == 4  # ignores the counts
+
+
+def test_updates_that_other_threads_overwrite_do_not_count():
+    config = Hogbatch(beta=0.5)
+    assert (config.weighted(CPU, 10), config.weighted(GPU, 10)) == (5, 10)
 
 
 class Growing:

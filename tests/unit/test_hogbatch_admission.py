@@ -198,7 +198,7 @@ class Scripted:
     def result(self) -> BatchResult:
         self.num_begun -= 1
         started_ns, ended_ns = next(self._times)
-        return BatchResult(1, 1.0, started_ns, ended_ns=ended_ns)
+        return BatchResult(1.0, started_ns, ended_ns=ended_ns)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from paceline.strategies.hogbatch.scheduler import MOST_REPORTED, BatchScheduler
 
 ASKING, OTHER = 3, 5  # worker numbers; no list indices, since workers may be lost
 SIZE, SECONDS = 8, 1.0  # of each batch
-REPORTED = 10.0  # updates that the other worker has reported
+REPORTED = 10  # updates that the other worker has reported
 
 
 def worker(
@@ -50,7 +50,7 @@ def test_committed_updates_count_before_they_are_reported(
     own_done: int, others_done: int, expected
 ) -> None:
     asking, other = worker(ASKING, 4), worker(OTHER, 0, 1, 2, 3)
-    other.counts.updates = REPORTED
+    other.num_updates = REPORTED
     asked, committed = scheduler(64)
     asked.choose_policy([asking, other])
     committed[ASKING], committed[OTHER] = own_done, others_done
@@ -61,11 +61,11 @@ def test_committed_updates_count_before_they_are_reported(
     ("made", "ahead", "expected"),
     [
         # Of the other worker's twenty unfinished batches none counts.
-        ([3.0, 7.0], [(1.0, 1, 0), (0.001, 1, 20)], [3.0, 7.0]),
+        ([3, 7], [(1.0, 1, 0), (0.001, 1, 20)], [3.0, 7.0]),
         # A batch that ends when the next one begins counts, so equal workers stay equal.
-        ([5.0, 5.0], [(1.0, 1, 1), (1.0, 1, 1)], [6.0, 6.0]),
+        ([5, 5], [(1.0, 1, 1), (1.0, 1, 1)], [6.0, 6.0]),
         # The next batch begins at 1.0 s; by then the second worker has done three batches of 0.3 s.
-        ([10.0, 20.0, 30.0], [(0.5, 4, 2), (0.3, 1, 9), (2.0, 1, 1)], [18.0, 23.0, 30.0]),
+        ([10, 20, 30], [(0.5, 4, 2), (0.3, 1, 9), (2.0, 1, 1)], [18.0, 23.0, 30.0]),
     ],
 )
 def test_batches_ahead_count_if_they_end_before_the_next_one_begins(made, ahead, expected) -> None:
@@ -73,7 +73,7 @@ def test_batches_ahead_count_if_they_end_before_the_next_one_begins(made, ahead,
     workers = []
     for number, (updates, (seconds, threads, count)) in enumerate(zip(made, ahead, strict=True)):
         workers.append(worker(number, *range(count), threads=threads, seconds=seconds))
-        workers[-1].counts.updates = updates
+        workers[-1].num_updates = updates
     asked, _ = scheduler(64)
     asked.choose_policy(workers)
     assert asked.expected_updates(workers[0]) == expected
@@ -113,7 +113,7 @@ def test_the_number_of_batches_assigned_in_advance(batch_s, left_s, depth, prefe
 def test_the_learning_rate_follows_the_batch_and_its_staleness(size, staleness, decay, rate):
     asked, _ = scheduler(size, policy="hogbatch", staleness_decay=decay)
     one = worker(0)
-    one.counts.staleness = staleness
+    one.staleness = staleness
     asked.choose_policy([one])
     work = asked.next_work(one)
     assert work is not None
@@ -143,7 +143,7 @@ def test_a_batch_misses_what_others_add_after_it_has_begun(kind, depth, events):
             worker.assign(ExecuteWork(), int(event))
         else:
             worker.complete(BatchResult(), event[0])
-            assert worker.counts.staleness == event[1], event
+            assert worker.staleness == event[1], event
 
 
 # A worker and its event: it completes its oldest batch, or dies before or after its update.
@@ -166,8 +166,9 @@ class Drawn:
         self.turns = itertools.cycle([*steps, (0, "done"), (1, "done")])
 
     def epoch(self, number: int) -> None:
-        self.scheduler.begin_epoch(number)
-        while not self.scheduler.queue.is_done:
+        if number:
+            self.scheduler.begin_epoch(number)
+        while not self.scheduler.is_epoch_done:
             for one in self.workers:
                 while self.scheduler.next_work(one) is not None:
                     pass
@@ -183,7 +184,7 @@ class Drawn:
         if how == "done":
             self.ended_s += 1
             times_ns = [second * 10**9 for second in (self.ended_s - 1, *[self.ended_s] * 3)]
-            return [self.scheduler.complete(one, BatchResult(2, 1.0, *times_ns))]
+            return [self.scheduler.complete(one, BatchResult(1.0, *times_ns))]
         self.workers.remove(one)
         found = [work for work, _ in self.scheduler.drop(one, 0)]
         self.workers.append(worker(next(self.numbers)))

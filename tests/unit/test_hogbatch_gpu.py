@@ -193,7 +193,7 @@ def check(
     device.delays = delayed(delays)
     with sharing(device, double_net, make, (inputs, targets), depth=depth) as case:
         done = case.train(batches(), others=others)
-        assert [one.updates for one in done] == [1] * len(SIZES)
+        assert len(done) == len(SIZES)
         assert [one.loss != one.loss for one in done] == is_lost
         found = [one.loss for one in done]
         assert found == pytest.approx(naive.losses, rel=1e-10, nan_ok=True)
@@ -363,7 +363,7 @@ def test_traced_batches_conform_to_their_plan_and_have_their_times_in_order(devi
     assert conform(plan, Timeline(spans, Origin.MEASURED)) == []
     computed = {Kind.FORWARD, Kind.BACKWARD, Kind.STEP}
     assert {span.kind for span in spans} == {Kind.H2D, *computed, Kind.D2H, Kind.REDUCE}
-    assert all(list(one[2:]) == sorted(one[2:]) for one in done)
+    assert all(list(one[1:]) == sorted(one[1:]) for one in done)
     ends = [one.ended_ns for one in done]
     assert ends == sorted(ends)
     assert all(later.begun_ns >= one.stepped_ns for one, later in pairwise(done))

@@ -149,7 +149,6 @@ def test_a_thread_trains_with_any_optimizer_and_rate(name: str, momentum: float,
     expected, losses, _ = alone(NET, make=make, rates=rates)
     with on_threads(NET, make, slow=slow) as (replica, shared):
         done = [replica.train(*of, None) for of in zip(ROWS, rates, strict=True)]
-        assert [one.updates for one in done] == [1] * len(ROWS)
         assert [one.loss for one in done] == pytest.approx(losses)
         assert_same(shared, expected)
 
@@ -173,8 +172,8 @@ def test_each_thread_makes_an_update_in_proportion_to_its_samples():
     tiny = 1e-4  # second-order effects are below the precision of float32
     recipe, rows = classifying(build, samples()), torch.arange(11)  # 4, 4 and 3
     with on_threads(recipe, optimizer_of("sgd", tiny, 0.0), threads=3) as (replica, shared):
-        assert replica.train(rows, 1.0, None).updates == 3
-        assert replica.train(rows[:2], 1.0, None).updates == 2
+        replica.train(rows, 1.0, None)
+        replica.train(rows[:2], 1.0, None)
         expected = build()
         for count in (11, 2):
             inputs, targets = samples(count=count)

@@ -15,10 +15,11 @@ from hogbatches import classifying
 from paceline.core.settings import TrainSettings
 from paceline.exchange.checkpoints import State
 from paceline.exchange.session import TrainingSession
+from paceline.exchange.setup import epoch_lengths
 from paceline.links.group import Group
 from paceline.strategies.hogbatch import STRATEGY
 from paceline.strategies.hogbatch.config import Hogbatch
-from paceline.strategies.hogbatch.run import HogbatchRunner, epoch_sizes, start
+from paceline.strategies.hogbatch.run import HogbatchRunner, start
 from paceline.training.recipes.named import given
 from refusals import refused
 
@@ -83,7 +84,7 @@ def test_a_checkpoint_with_another_log_of_batches_is_refused():
 def test_steps_are_batches_of_the_batch_size():
     counts = [{"epochs": 3}, {"steps": 5}, {"steps": 10}, {"steps": 25}]
     settings = [TrainSettings(model="mine:recipe", batch_size=8, **count) for count in counts]
-    sizes = [epoch_sizes(one, NUM_SAMPLES) for one in settings]
+    sizes = [epoch_lengths(one, NUM_SAMPLES, one.batch_size) for one in settings]
     assert sizes == [(80, 80, 80), (40,), (80,), (80, 80, 40)]
 
 

@@ -12,6 +12,8 @@ import os
 import sys
 import sysconfig
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from paceline.core.errors import InvalidInput, PacelineError, first_line
@@ -78,6 +80,17 @@ def blamed(error: BaseException) -> str:
     """
     place = place_of(error)
     return first_line(error) + ("" if place is None else f" (at {place})")
+
+
+@contextmanager
+def blaming(field: str, problem: str, got: object = None) -> Iterator[None]:
+    """Turn an error of user code in the block into InvalidInput: the problem, and the error."""
+    try:
+        yield
+    except InvalidInput:
+        raise
+    except (Exception, SystemExit) as error:
+        raise InvalidInput(field, f"{problem}: {blamed(error)}", got=got) from error
 
 
 def exit_code(error: BaseException) -> int:

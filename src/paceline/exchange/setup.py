@@ -197,12 +197,21 @@ def epoch_steps(num_steps: int, settings: TrainSettings) -> tuple[int, ...]:
 
     `num_steps`: number of steps of a whole epoch; with `--steps`, the last epoch may have fewer.
     """
-    if settings.steps is None:
-        return (num_steps,) * settings.epochs
-    if settings.steps < FEWEST_STEPS:
+    if settings.steps is not None and settings.steps < FEWEST_STEPS:
         raise InvalidInput("steps", f"must be at least {FEWEST_STEPS}", got=settings.steps)
-    whole, rest = divmod(settings.steps, num_steps)
-    return (num_steps,) * whole + ((rest,) if rest else ())
+    return epoch_lengths(settings, num_steps)
+
+
+def epoch_lengths(settings: TrainSettings, whole: int, per_step: int = 1) -> tuple[int, ...]:
+    """Return the length of each epoch to train, in steps or samples.
+
+    `whole`: length of a whole epoch; with `--steps`, the last epoch may be shorter. `per_step`:
+    length of a step.
+    """
+    if settings.steps is None:
+        return (whole,) * settings.epochs
+    count, rest = divmod(settings.steps * per_step, whole)
+    return (whole,) * count + ((rest,) if rest else ())
 
 
 def share_batches(

@@ -92,6 +92,14 @@ class Learning:
                 return torch.stack([one.sum() for one in leaves if one.requires_grad]).sum()
             return learnable_loss(self.name, self.loss, outputs, share.targets) * share.weight
 
+    def update(self, optimizer: Optimizer) -> None:
+        """Clip gradients, update the optimizer's parameters, and clear gradients."""
+        if self.clip_norm is not None:
+            trained = [one for group in optimizer.param_groups for one in group["params"]]
+            clip_grad_norm_(trained, self.clip_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+
 
 OF_CLASSES = Learning(class_loss)
 
@@ -122,11 +130,7 @@ def train_step(
     with recorder.phase(Kind.BACKWARD):
         loss.backward()
     with recorder.phase(Kind.STEP):
-        if learning.clip_norm is not None:
-            trained = [one for group in optimizer.param_groups for one in group["params"]]
-            clip_grad_norm_(trained, learning.clip_norm)
-        optimizer.step()
-        optimizer.zero_grad()
+        learning.update(optimizer)
         if schedule is not None:
             schedule.step()
     recorder.end_step()

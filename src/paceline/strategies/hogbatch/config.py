@@ -17,27 +17,23 @@ PolicyName = Literal["hogwild", "hogbatch", "cpu_gpu", "proportional", "adaptive
 
 MOST_WORKERS = 256
 _MOST_THREADS = 4096
-_ITEM = re.compile(r"(cpu|gpu):([0-9]{1,9})(?:@slow=([0-9]{1,9}(?:\.[0-9]{1,9})?))?")
+_ITEM = re.compile(r"gpu:([0-9]{1,9})|cpu:([0-9]{1,9})(?:@slow=([0-9]{1,9}(?:\.[0-9]{1,9})?))?")
 _OWN_POLICY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 def _in_order(bounds: tuple[int, int]) -> tuple[int, int]:
     if not 1 <= bounds[0] <= bounds[1]:
-        raise ValueError(
-            f"must be (smallest, largest) with 1 <= smallest <= largest, such as (16, 64), not "
-            f"{bounds}"
-        )
+        form = "(smallest, largest) with 1 <= smallest <= largest, such as (16, 64)"
+        raise ValueError(f"must be {form}, not {bounds}")
     return bounds
 
 
 def _known_policy(name: str) -> str:
     known = get_args(PolicyName)
     if name not in known and not _OWN_POLICY.fullmatch(name):
-        raise ValueError(
-            f"must be one of {', '.join(known)}, or a class package.module:Policy, not "
-            f"{shown(name)}"
-        )
+        options = f"one of {', '.join(known)}, or a class package.module:Policy"
+        raise ValueError(f"must be {options}, not {shown(name)}")
     return name
 
 
@@ -81,6 +77,10 @@ class Hogbatch:
         """Return the number of batches that a device of this kind overlaps."""
         return self.gpu_depth if kind == DeviceKind.GPU else 1
 
+    def weighted(self, spec: "WorkerSpec", num_updates: int) -> float:
+        """Return the number of updates that a policy counts: `beta` for each update of a CPU."""
+        return num_updates * (self.beta if spec.kind == DeviceKind.CPU else 1.0)
+
 
 @plain_dataclass(frozen=True, slots=True)
 class WorkerSpec:
@@ -99,6 +99,15 @@ class WorkerSpec:
             return f"gpu:{self.index}"
         slow = f"@slow={self.slow:.9f}".rstrip("0").rstrip(".") if self.slow > 1 else ""
         return f"cpu:{self.threads}{slow}"
+
+    @property
+    def num_cores(self) -> int:
+        """The number of cores that a CPU worker's threads use; 0 for a GPU."""
+        return self.threads if self.kind == DeviceKind.CPU else 0
+
+    def num_updates(self, size: int) -> int:
+        """Return the number of updates of a batch: one on a GPU, one per used thread on a CPU."""
+        return min(self.threads, size)
 
     def name(self, number: int) -> str:
         """Return the name of worker `number`'s device in plans and results."""
@@ -132,17 +141,15 @@ def _parsed(item: str) -> WorkerSpec:
     if match is None:
         form = "cpu:THREADS, cpu:THREADS@slow=FACTOR or gpu:INDEX"
         raise InvalidInput("workers", f"must be a number, or a list of {form}", got=item)
-    kind, count, slow = match[1], int(match[2]), match[3]
-    if kind == DeviceKind.GPU:
-        if slow is not None:
-            raise InvalidInput("workers", "cannot have @slow for a GPU", got=item)
-        return WorkerSpec(DeviceKind.GPU, index=count)
-    if not 1 <= count <= _MOST_THREADS:
+    index, count, slow = match.groups()
+    if index is not None:
+        return WorkerSpec(DeviceKind.GPU, index=int(index))
+    if not 1 <= (threads := int(count)) <= _MOST_THREADS:
         raise InvalidInput("workers", f"must have 1 to {_MOST_THREADS} threads", got=item)
     factor = float(slow or 1)
     if factor < 1:
         raise InvalidInput("workers", "must have a factor of at least 1 after slow=", got=item)
-    return WorkerSpec(DeviceKind.CPU, threads=count, slow=factor)
+    return WorkerSpec(DeviceKind.CPU, threads=threads, slow=factor)
 
 
 def adding_threads(specs: Sequence[WorkerSpec], num_cores: int) -> int:
@@ -150,6 +157,6 @@ def adding_threads(specs: Sequence[WorkerSpec], num_cores: int) -> int:
 
     GPU workers evenly divide the cores that CPU workers do not use; each gets at least one thread.
     """
-    on_cores = sum(spec.threads for spec in specs if spec.kind == DeviceKind.CPU)
+    on_cores = sum(spec.num_cores for spec in specs)
     num_gpus = sum(spec.kind == DeviceKind.GPU for spec in specs)
     return max(1, (num_cores - on_cores) // max(1, num_gpus))

@@ -14,7 +14,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import inf, isfinite
 from typing import Any, NamedTuple
 
@@ -23,15 +23,14 @@ from torch import Tensor
 
 from paceline.checkpoints.tensor_file import Tensors, within
 from paceline.core.errors import InvalidInput, WorkerLost
-from paceline.core.machine import DeviceKind
 from paceline.exchange.session import Status, TrainingSession
 from paceline.links.clock import TrainingClock
 from paceline.links.cores import physical_cores
 from paceline.links.failpoints import reach
 from paceline.links.packet_workers import PacketWorker, PacketWorkers
 from paceline.strategies.hogbatch import messages
-from paceline.strategies.hogbatch.config import MOST_WORKERS, Hogbatch, WorkerSpec
-from paceline.strategies.hogbatch.scheduler import BatchScheduler, WorkerCounts, WorkerProgress
+from paceline.strategies.hogbatch.config import MOST_WORKERS, WorkerSpec
+from paceline.strategies.hogbatch.scheduler import WORKER_COUNTS, BatchScheduler, WorkerProgress
 from paceline.strategies.hogbatch.statistics import BatchLog, BatchRecord
 
 logger = logging.getLogger(__name__)
@@ -42,41 +41,15 @@ _LOG = "log/batches_s"
 
 @dataclass(eq=False, kw_only=True)
 class WorkerProcess(PacketWorker):
-    """A worker process and its progress."""
+    """A worker process and its progress; its module `MODULE` is run with `ProcessSettings`."""
 
+    MODULE = "paceline.strategies.hogbatch.worker"
     progress: WorkerProgress
 
     @property
     def title(self) -> str:
         """The name of this worker in messages to the user."""
         return f"worker {self.number} ({self.progress.spec}, process {self.process.pid})"
-
-
-class WorkerProcesses(PacketWorkers[WorkerProcess]):
-    """The worker processes of a run, each on its own cores."""
-
-    def __init__(self, training: messages.Training, config: Hogbatch) -> None:
-        super().__init__("paceline.strategies.hogbatch.worker", training.settings.deadline_s)
-        self.training, self._config = training, config
-        self._free_cores = physical_cores(os.sched_getaffinity(0))
-
-    def start(self, number: int, spec: WorkerSpec) -> None:
-        """Start a worker process; the process sends a message when ready."""
-        if number >= MOST_WORKERS:
-            raise InvalidInput(
-                "workers",
-                f"must be at most {MOST_WORKERS}, with the earlier workers of a resumed run",
-            )
-        depth, training = self._config.depth_of(spec.kind), self.training
-        count = 0 if spec.kind == DeviceKind.GPU else spec.threads
-        if count > len(self._free_cores):
-            count = 0  # the kernel chooses the worker's cores
-        taken, self._free_cores = self._free_cores[:count], self._free_cores[count:]
-        cores = tuple(cpu for core in taken for cpu in core)
-        settings = messages.ProcessSettings(number, spec, depth, cores, training)
-        process, wire = self.launch(settings, (training.parameters.fd, training.data.fd))
-        progress = WorkerProgress(number, spec, depth)
-        self.add(WorkerProcess(number, process, wire, progress=progress))
 
 
 class KnownWorker(NamedTuple):
@@ -99,17 +72,17 @@ class Coordinator:
     def __init__(
         self,
         session: TrainingSession,
-        processes: WorkerProcesses,
+        training: messages.Training,
+        processes: PacketWorkers[WorkerProcess],
         epoch_sizes: Sequence[int],
         tokens_per_sample: int | None,
     ) -> None:
-        batch_size, data = processes.training.settings.batch_size, processes.training.data.tensors
+        self._config, self._training = session.config, training
         self._clock, self._status = TrainingClock(), Status(session.progress, tokens_per_sample)
         self._resumed: dict[int, tuple[dict[str, Any], Tensors]] = {}  # states by worker
         self._is_paused = True
-        self.scheduler = BatchScheduler(
-            session.config, batch_size, epoch_sizes, data[messages.COMMITTED]
-        )
+        own = session.config, training.settings.batch_size, epoch_sizes
+        self.scheduler = BatchScheduler(*own, training.data.tensors[messages.COMMITTED])
         self.processes, self.log = processes, BatchLog()
         self.lost: list[str] = []
         self.past: list[KnownWorker] = []
@@ -123,11 +96,31 @@ class Coordinator:
     @property
     def known(self) -> list[KnownWorker]:
         """All workers of the run, including those in `past`, by number."""
-        started = (worker.progress for worker in self.processes.workers)
-        return self.past + [
-            KnownWorker(one.spec.name(one.number), str(one.spec), one.samples_per_s)
-            for one in started
-        ]
+        found = list(self.past)
+        for one in (worker.progress for worker in self.processes.workers):
+            speed = one.trial.samples_per_s if one.trial else None
+            found.append(KnownWorker(one.spec.name(one.number), str(one.spec), speed))
+        return found
+
+    def start(self, specs: Sequence[WorkerSpec]) -> None:
+        """Start worker processes, each on its own cores; a process sends a message when ready.
+
+        Workers of a resumed run do not reuse the numbers of the workers in `past`.
+        """
+        if len(self.past) + len(specs) > MOST_WORKERS:
+            problem = f"must be at most {MOST_WORKERS}, with the earlier workers of a resumed run"
+            raise InvalidInput("workers", problem)
+        free, training = physical_cores(os.sched_getaffinity(0)), self._training
+        for number, spec in enumerate(specs, len(self.past)):
+            count, depth = spec.num_cores, self._config.depth_of(spec.kind)
+            if count > len(free):
+                count = 0  # the kernel chooses the worker's cores
+            cores, free = tuple(cpu for core in free[:count] for cpu in core), free[count:]
+            settings = messages.ProcessSettings(number, spec, depth, cores, training)
+            fds = training.parameters.fd, training.data.fd
+            process, wire = self.processes.launch(settings, fds)
+            progress = WorkerProgress(number, spec, depth)
+            self.processes.add(WorkerProcess(number, process, wire, progress=progress))
 
     def try_speeds(self) -> list[messages.SpeedTrial]:
         """Wait until all workers are ready, then run all speed trials at the same time.
@@ -136,15 +129,9 @@ class Coordinator:
         """
         # Run all trials at once, because workers that share cores or memory slow each other down.
         self._poll(lambda: all(worker.is_ready for worker in self.processes.running))
-        training = self.processes.training
-        most = min(training.settings.batch_size, len(training.data.tensors[messages.ORDER]))
-        for worker in self.processes.running:
-            sizes = dict.fromkeys((min(worker.progress.spec.threads, most), most))
-            worker.progress.trial = None
-            worker.send(messages.TrySpeed(tuple(sizes), training.settings.profile_s / 2))
-        self._poll(lambda: all(one.progress.trial for one in self.processes.running))
-        progress = (one.progress for one in self.processes.running)
-        return [one.trial for one in progress if one.trial is not None]
+        self._ask(self.processes.running, messages.Command.TRY)
+        trials = (one.progress.trial for one in self.processes.running)
+        return [one for one in trials if one is not None]
 
     def end_workers(self, numbers: Container[int]) -> None:
         """End the workers with these numbers, before any batch is assigned."""
@@ -158,7 +145,8 @@ class Coordinator:
         loading = [one for one in self.processes.running if one.number in self._resumed]
         for worker in loading:
             saved, tensors = self._resumed.pop(worker.number)
-            worker.progress.counts = WorkerCounts(**saved["counts"])
+            for name in WORKER_COUNTS:
+                setattr(worker.progress, name, saved["counts"][name])
             worker.wire.write((tensors, saved["state"]))
         self._ask(loading, messages.Command.LOAD)
 
@@ -168,10 +156,11 @@ class Coordinator:
         Raises InvalidInput if a loss is not finite, and WorkerLost if no worker is left.
         """
         reach("epoch.begun", epoch=epoch)
-        self.processes.training.data.tensors[messages.ORDER][: len(order)].copy_(order)
-        if self.scheduler.begin_epoch(epoch):
+        self._training.data.tensors[messages.ORDER][: len(order)].copy_(order)
+        if epoch != self.scheduler.epoch:  # epoch 0 and a resumed run's epoch have already begun
+            self.scheduler.begin_epoch(epoch)
             self._clock.begin_epoch()
-        while not self.scheduler.queue.is_done:
+        while not self.scheduler.is_epoch_done:
             if self._is_paused:
                 self._is_paused = False
                 self._clock.resume()
@@ -206,28 +195,24 @@ class Coordinator:
     def _complete(self, worker: WorkerProcess, results: Sequence[messages.BatchResult]) -> None:
         done = []
         for result in results:
-            self._check_loss(worker, result.loss)
+            if not isfinite(result.loss):
+                rate = self._training.settings.learning_rate
+                epoch = self.scheduler.epoch + 1
+                problem = f"the loss of {worker.title} became {result.loss} in epoch {epoch}"
+                hint = "reduce it" if rate is None else f"reduce it below {rate:g}"
+                raise InvalidInput("learning_rate", problem, hint=hint)
             done.append((self.scheduler.complete(worker.progress, result), result))
         worker.awaited_since_s = time.monotonic() if worker.progress.assigned else inf
         self._hand_out([worker])  # assign before logging: the worker is waiting
         for work, result in done:
             self._log(worker, work, result)
 
-    def _check_loss(self, worker: WorkerProcess, loss: float) -> None:
-        if not isfinite(loss):
-            known = self.processes.training.settings.learning_rate
-            raise InvalidInput(
-                "learning_rate",
-                f"the loss of {worker.title} became {loss} in epoch "
-                f"{self.scheduler.counts.epoch + 1}",
-                hint="reduce it" if known is None else f"reduce it below {known:g}",
-            )
-
     def _log(
         self, worker: WorkerProcess, work: messages.ExecuteWork, result: messages.BatchResult
     ) -> None:
-        updates, loss, *moments_ns = result
-        own = worker.number, self.scheduler.counts.epoch, work.first, work.size, updates, loss
+        loss, *moments_ns = result
+        num_updates = worker.progress.spec.num_updates(work.size)
+        own = worker.number, self.scheduler.epoch, work.first, work.size, num_updates, loss
         times_s = [self._clock.at(moment_ns) * _NS for moment_ns in moments_ns]
         self.log.append(BatchRecord(*own, *times_s))
         self._status.add(work.size, self.scheduler.mean_loss, advances=work.size)
@@ -258,7 +243,7 @@ class Coordinator:
         for worker in self._ask(self.processes.running, messages.Command.SAVE):
             own, values = worker.wire.read()
             tensors |= {f"workers/{len(workers)}/{key}": one for key, one in own.items()}
-            counts = asdict(worker.progress.counts)
+            counts = {name: getattr(worker.progress, name) for name in WORKER_COUNTS}
             workers.append({"number": worker.number, "counts": counts, "state": values})
         values = {
             **self.scheduler.state(),

@@ -7,6 +7,7 @@ only chains of linear layers with ReLU or sigmoid, which this module detects.
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from math import nan
 from typing import Any
 
@@ -41,11 +42,8 @@ class DenseThread:
     The momentum buffers stay in the PyTorch optimizer's state, and PyTorch's own steps use them.
     """
 
-    def __init__(
-        self, layers: list[_Layer], samples: TensorSamples, optimizer: torch.optim.SGD
-    ) -> None:
+    def __init__(self, layers: list[_Layer], samples: TensorSamples, optimizer: Optimizer) -> None:
         self._layers, self._samples, self._optimizer = layers, samples, optimizer
-        self._chain: DenseChain | None = None
         num_weights = sum(linear.weight.numel() for linear, _ in layers)
         self.most_samples = min(MOST_SAMPLES, max(_FEW_SAMPLES, _MOST_PRODUCTS // num_weights))
         optimizer.register_load_state_dict_post_hook(self._forget)
@@ -62,10 +60,9 @@ class DenseThread:
             return None
         if samples.inputs.ndim != 2 and not _flattens_samples(_leaves_of(model)[0]):
             return None
-        if not _are_plain_samples(samples, [linear for linear, _ in layers]):
-            return None
-        known = [one for linear, _ in layers for one in linear.parameters()]
-        if not isinstance(optimizer, torch.optim.SGD) or not _is_plain_sgd(optimizer, known):
+        linears = [linear for linear, _ in layers]
+        known = [one for linear in linears for one in linear.parameters()]
+        if not _are_plain_samples(samples, linears) or not _is_plain_sgd(optimizer, known):
             return None
         return cls(layers, samples, optimizer)
 
@@ -73,27 +70,25 @@ class DenseThread:
         """Return the mean loss; NaN for batches on which PyTorch must train instead."""
         if not 0 < len(rows) <= self.most_samples:
             return nan
-        return self._known_chain().forward(rows)
+        return self._chain.forward(rows)
 
     def backward(self) -> None:
         """Compute the gradients of the last batch."""
-        self._known_chain().backward()
+        self._chain.backward()
 
     def step(self) -> None:
         """Update the model with the gradients, at the optimizer's learning rate."""
         group = self._optimizer.param_groups[0]
-        self._known_chain().step(float(group["lr"]), group["momentum"])
+        self._chain.step(float(group["lr"]), group["momentum"])
 
-    def _known_chain(self) -> DenseChain:
-        if self._chain is None:
-            layers: list[_Tensors] = []
-            for linear, activation in self._layers:
-                weight, bias = linear.weight, linear.bias
-                values = weight.detach(), None if bias is None else bias.detach()
-                layers.append((*values, self._momentum(weight), self._momentum(bias), activation))
-            samples = self._samples.inputs.flatten(1), self._samples.targets
-            self._chain = DenseChain(layers, *samples)
-        return self._chain
+    @cached_property
+    def _chain(self) -> DenseChain:
+        layers: list[_Tensors] = []
+        for linear, activation in self._layers:
+            weight, bias = linear.weight, linear.bias
+            values = weight.detach(), None if bias is None else bias.detach()
+            layers.append((*values, self._momentum(weight), self._momentum(bias), activation))
+        return DenseChain(layers, self._samples.inputs.flatten(1), self._samples.targets)
 
     def _momentum(self, parameter: Tensor | None) -> Tensor | None:
         """Return the momentum buffer, zero before the first step; None if there is no momentum."""
@@ -106,7 +101,7 @@ class DenseThread:
         return momentum
 
     def _forget(self, optimizer: Optimizer) -> None:
-        self._chain = None  # the loaded state has new momentum tensors
+        self.__dict__.pop("_chain", None)  # the loaded state has new momentum tensors
 
 
 def _are_plain_samples(samples: TensorSamples, layers: Sequence[nn.Linear]) -> bool:
@@ -119,7 +114,7 @@ def _are_plain_samples(samples: TensorSamples, layers: Sequence[nn.Linear]) -> b
     return inputs.ndim > 1 and [layer.in_features for layer in layers] == widths[:-1]
 
 
-def _is_plain_sgd(optimizer: torch.optim.SGD, parameters: Sequence[nn.Parameter]) -> bool:
+def _is_plain_sgd(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> bool:
     """Return whether `DenseChain` can replace the optimizer's steps for these parameters."""
     own: dict[str, Any] = optimizer.__dict__
     hooks = own["_optimizer_step_pre_hooks"] or own["_optimizer_step_post_hooks"]
@@ -139,7 +134,7 @@ def _layers_of(model: nn.Module) -> list[_Layer] | None:
         kind = type(leaf)
         if not _is_untouched(leaf) or not leaf.training:
             return None
-        if kind is nn.Linear and isinstance(leaf, nn.Linear):
+        if isinstance(leaf, nn.Linear) and kind is nn.Linear:
             found.append((leaf, Activation.NONE))
         elif kind in _ACTIVATIONS and found and found[-1][1] is Activation.NONE:
             found[-1] = found[-1][0], _ACTIVATIONS[kind]
@@ -149,9 +144,7 @@ def _layers_of(model: nn.Module) -> list[_Layer] | None:
 
 
 def _flattens_samples(leaf: nn.Module) -> bool:
-    if not isinstance(leaf, nn.Flatten) or type(leaf) is not nn.Flatten:
-        return False
-    return leaf.start_dim == 1 and leaf.end_dim == -1
+    return type(leaf) is nn.Flatten and (leaf.start_dim, leaf.end_dim) == (1, -1)
 
 
 def _leaves_of(model: nn.Module) -> list[nn.Module]:

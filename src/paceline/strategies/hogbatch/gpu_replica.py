@@ -9,10 +9,9 @@ the shared model overlap with compute. The module `plan` has a drawing.
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import cycle, groupby
 from math import isfinite
-from typing import NamedTuple
 
 import torch
 from torch import Event, Tensor, nn
@@ -37,64 +36,22 @@ from paceline.training.recipes.recipe import OptimizerFactory, Recipe
 _NS = 1e-9
 
 
-class _Run(NamedTuple):
-    """The values of adjacent model tensors of one dtype, in flat tensors of shape (N,).
-
-    `shared`: the shared model, in pinned memory. `copied`: the copy of `shared` on the device.
-    `own`: the replica, on the device. `changes[place]`: the replica's values at the start of a
-    batch; after the batch, the difference that the batch made. `updates[place]`: a copy of
-    `changes[place]` in pinned memory. Batches use the places in turn.
-    """
-
-    shared: Tensor
-    own: Tensor
-    copied: Tensor
-    changes: tuple[Tensor, ...]
-    updates: tuple[Tensor, ...]
-
-    def take(self, place: int, missing: int | None) -> None:
-        """Load the copied model into the replica; save these values as a batch's start.
-
-        If the copied model lacks the change in place `missing`, `take` adds this change.
-        """
-        if missing is None:
-            self.own.copy_(self.copied)
-        else:
-            torch.add(self.copied, self.changes[missing], out=self.own)
-        self.changes[place].copy_(self.own)
-
-    def keep_change(self, place: int, is_lost: Tensor) -> None:
-        """Store the batch's change, or zeros if its loss is not finite."""
-        change = self.changes[place]
-        torch.sub(self.own, change, out=change).masked_fill_(is_lost, 0)
-
-
-def _runs(shared: SharedTensors, memory: Tensor, device: Device, num_places: int) -> Iterator[_Run]:
-    """Yield a `_Run` per dtype; `memory`: a copy of the shared memory on the device."""
-    for dtype, group in groupby(shared.entries, key=lambda one: one.dtype):
-        entries = list(group)
-        part = slice(entries[0].offset, entries[-1].end)
-        if dtype == torch.bool or part.start == part.stop:  # bool tensors cannot be added
-            continue
-        here, own = shared.memory[part].view(dtype), memory[part].view(dtype)
-        changes = tuple(torch.empty_like(own) for _ in range(num_places))
-        updates = tuple(map(device.pinned_like, changes))
-        yield _Run(here, own, torch.empty_like(own), changes, updates)
-
-
 @dataclass(slots=True)
 class _Batch:
     """A loaded or running batch: its samples on the device, and time marks.
 
-    `pinned`: the samples in pinned memory. `loss`: the loss on the device, and in pinned memory.
-    These tensors stay alive until the batch's end, because copies on the streams use them.
+    `pinned`: the samples in pinned memory. `change`: the replica's memory at the start of the
+    batch; after the batch, the difference that the batch made. `update`: a copy of `change` in
+    pinned memory. `loss`: the loss on the device, and in pinned memory. These tensors stay alive
+    until the batch's end, because copies on the streams use them.
     """
 
     size: int
     pinned: list[Tensor]
     samples: Batch
     marks: dict[str, DeviceMark]
-    place: int = 0
+    change: Tensor = field(init=False)
+    update: Tensor = field(init=False)
     step: int | None = None
     loss: tuple[Tensor, ...] = ()
     borders: tuple[Borders, Borders] = ([], [])
@@ -105,7 +62,7 @@ class GpuReplica:
 
     The host adds each update with PyTorch's CPU threads and without locks, so no worker waits for
     another worker. With `depth` 1, a batch's copies, compute and sum do not overlap. `shared` must
-    be in pinned memory.
+    be in pinned memory. Bool tensors are not shared, because they cannot be added.
 
     A batch whose loss is not finite changes neither the shared model nor the model of later
     batches: its update is zero, and its optimizer step uses zero gradients. `optimizers`: a list of
@@ -128,12 +85,20 @@ class GpuReplica:
         self.copy_out = device.new_stream()
         # The number of batches that are begun and not finished is at most the number of places.
         self._num_places = max(1, depth - 1)
-        self._places = cycle(range(self._num_places))
         # An event after which the copies of the shared model may be overwritten.
         self._taken: Event | None = None
-        memory = shared.memory.to(device.torch_device)
-        self._runs = list(_runs(shared, memory, device, self._num_places))
-        tensors = tensors_in(memory, shared.entries)
+        # The shared memory, its copy on the device, and the replica's memory.
+        self._shared, self._copied = shared.memory, shared.memory.to(device.torch_device)
+        self._own = self._copied.clone()
+        changes = [torch.empty_like(self._own) for _ in range(self._num_places)]
+        self._places = cycle([(change, device.pinned_like(change)) for change in changes])
+        # The part of a memory with the values of each dtype; bool values cannot be added.
+        self._parts: dict[torch.dtype, slice] = {}
+        for dtype, group in groupby(shared.entries, key=lambda one: one.dtype):
+            entries = list(group)
+            self._parts[dtype] = slice(entries[0].offset, entries[-1].end)
+        self._parts.pop(torch.bool, None)
+        tensors = tensors_in(self._own, shared.entries)
         model = refer(recipe.model().to(device.torch_device), tensors)
         self._learner = Learner(model, make, learning, reader_of(recipe.samples))
         self.optimizers = [self._learner.optimizer]
@@ -170,13 +135,12 @@ class GpuReplica:
 
     def begin(self, batch: _Batch, rate: float, step: int | None) -> None:
         """Queue a loaded batch's copy of the model, training, and copy of the update."""
-        batch.step, batch.place = step, next(self._places)
+        batch.step, (batch.change, batch.update) = step, next(self._places)
         if self._taken is not None:
             self.copy_in.wait_event(self._taken)
         with self._device.use(self.copy_in):
             batch.marks["copying"] = self._marks.clock.mark()
-            for run in self._runs:
-                run.copied.copy_(run.shared, non_blocking=True)
+            self._copied.copy_(self._shared, non_blocking=True)
             batch.marks["model"] = self._marks.clock.mark()
         self.compute.wait_event(batch.marks["model"].event)
         with self._device.use(self.compute):
@@ -184,8 +148,7 @@ class GpuReplica:
         self.copy_out.wait_stream(self.compute)
         with self._device.use(self.copy_out):
             batch.marks["copying_out"] = self._marks.clock.mark()
-            for run in self._runs:
-                run.updates[batch.place].copy_(run.changes[batch.place], non_blocking=True)
+            batch.update.copy_(batch.change, non_blocking=True)
             loss, here = batch.loss
             here.copy_(loss, non_blocking=True)
             batch.marks["update"] = self._marks.clock.mark()
@@ -195,10 +158,12 @@ class GpuReplica:
         """Train on a batch, with zero gradients if its loss is not finite."""
         mark = self._marks.clock.mark
         batch.marks["begun"] = mark()
-        # If the previous batch is not finished, the copied model lacks the batch's update.
-        missing = self._begun[-1].place if self._begun else None
-        for run in self._runs:
-            run.take(batch.place, missing)
+        for own, copied in self._values(self._own, self._copied):
+            own.copy_(copied)
+        if self._begun:  # the copied model lacks the update of the previous batch
+            for own, change in self._values(self._own, self._begun[-1].change):
+                own.add_(change)
+        batch.change.copy_(self._own)
         self._taken = self._device.record()
         self._marks.watch(batch.step is not None)
         loss = self._learner.loss(batch.samples)
@@ -210,8 +175,9 @@ class GpuReplica:
         clear_gradients(self._learner.parameters, is_lost)
         self._learner.set_rate(rate)
         self._learner.step()
-        for run in self._runs:
-            run.keep_change(batch.place, is_lost)
+        for own, change in self._values(self._own, batch.change):
+            torch.sub(own, change, out=change)
+        batch.change.masked_fill_(is_lost, 0)
         batch.loss = loss.detach(), self._device.pinned_like(loss.detach())
         batch.marks["step"] = mark()
 
@@ -225,19 +191,22 @@ class GpuReplica:
         loss = float(batch.loss[1])
         added_ns = time.monotonic_ns()
         if isfinite(loss):
-            for run in self._runs:
-                run.shared.add_(run.updates[batch.place])
-        return self._result(batch, loss, added_ns, time.monotonic_ns())
-
-    def _result(self, batch: _Batch, loss: float, added_ns: int, ended_ns: int) -> BatchResult:
-        names, marks = list(batch.marks), list(batch.marks.values())
-        times = dict(zip(names, self._marks.clock.seconds(marks), strict=True))
+            for shared, update in self._values(self._shared, batch.update):
+                shared.add_(update)
+        ended_ns = time.monotonic_ns()
+        seconds = self._marks.clock.seconds(list(batch.marks.values()))
+        times = dict(zip(batch.marks, seconds, strict=True))
         times["adding"] = max(added_ns * _NS, times["update"])
         times["end"] = max(ended_ns * _NS, times["adding"])
         if batch.step is not None:
             self._trace(batch, batch.step, times)
         keys = ("copying", "begun", "step", "end")
-        return BatchResult(1, loss * batch.size, *(round(times[key] / _NS) for key in keys))
+        return BatchResult(loss * batch.size, *(round(times[key] / _NS) for key in keys))
+
+    def _values(self, *memories: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        """Yield the values of each dtype in all `memories`, in flat tensors of shape (N,)."""
+        for dtype, part in self._parts.items():
+            yield tuple(memory[part].view(dtype) for memory in memories)
 
     def _trace(self, batch: _Batch, step: int, times: Mapping[str, float]) -> None:
         worker, device = self._worker, f"gpu{self._worker}"

@@ -1,6 +1,6 @@
 """The messages between coordinator and workers (Ma, Rusu et al. 2020, section V).
 
-    coordinator   TrySpeed      ExecuteWork ...            Command.SAVE      Command.STOP
+    coordinator   Command.TRY   ExecuteWork ...            Command.SAVE      Command.STOP
     worker     ()      SpeedTrial        (BatchResult, ...)         Command.SAVE
 
 A worker requests work by reporting the results of completed batches; an empty tuple means that the
@@ -47,18 +47,12 @@ class ProcessSettings(NamedTuple):
 
 
 class Command(Enum):
-    """A command without fields: to stop, or to save or load the worker's state."""
+    """A command without fields: to stop, try the speed, or save or load the worker's state."""
 
     STOP = "stop"
+    TRY = "try"
     SAVE = "save"
     LOAD = "load"
-
-
-class TrySpeed(NamedTuple):
-    """A command to time batches of each size for `seconds`, on a copy of the model."""
-
-    sizes: tuple[int, ...]
-    seconds: float
 
 
 class SpeedTrial(NamedTuple):
@@ -67,11 +61,6 @@ class SpeedTrial(NamedTuple):
     number: int
     spec: WorkerSpec
     seconds: Mapping[int, float]
-
-    @property
-    def name(self) -> str:
-        """The name of the worker's device in plans and results."""
-        return self.spec.name(self.number)
 
     @property
     def samples_per_s(self) -> float:
@@ -102,13 +91,11 @@ class ExecuteWork(NamedTuple):
 class BatchResult(NamedTuple):
     """The result of a batch.
 
-    `updates`: the number of updates of the model. `loss`: the sum of the samples' losses; NaN if
-    unknown. `started_ns`: when the worker began to read the model. `begun_ns`: when it began to
-    compute. `stepped_ns`: when the optimizer step ended. `ended_ns`: when the shared model had the
-    update.
+    `loss`: the sum of the samples' losses; NaN if unknown. `started_ns`: when the worker began to
+    read the model. `begun_ns`: when it began to compute. `stepped_ns`: when the optimizer step
+    ended. `ended_ns`: when the shared model had the update.
     """
 
-    updates: int = 0
     loss: float = 0.0
     started_ns: int = 0
     begun_ns: int = 0

@@ -32,13 +32,12 @@ from paceline.core.strategy import Window
 from paceline.core.transfer import lanes_of
 from paceline.core.workload import Workload, feature_nbytes
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
-from paceline.strategies.hogbatch.policy import policy_of, updates_of
+from paceline.strategies.hogbatch.policy import policy_of
 
 MODEL = "model"  # `part` of the tasks that copy the model to a GPU
 HOST = "this-host"  # the host's name in the machine that a run measures
 _UPDATE_TRAFFIC = 3  # per parameter byte: parameter and gradient are read, the parameter is written
 _ASKS = -1  # below all task indices: at equal times, requests precede tasks
-_Stage = tuple[Kind, str, tuple[Resource, ...], Cost]
 
 
 def computed(workload: Workload, threads: int, size: int) -> Iterator[tuple[Kind, str, Cost]]:
@@ -85,35 +84,34 @@ class BatchCosts:
     threads: int
     shared: bool
 
-    def tasks(self, size: int) -> tuple[Task, ...]:
+    def tasks(self, size: int) -> list[Task]:
         """Return the tasks of the worker's first batch, in order and not yet linked."""
-        return tuple(
-            Task(TaskId(0, kind, part, self.worker), on, cost, (), size)
-            for kind, part, on, cost in self._stages(size)
-        )
-
-    def _stages(self, size: int) -> Iterator[_Stage]:
         device, host = self.device, self.machine.host_of(self.device)
-        on = (compute_lane(device.name),)
-        training = [
-            (kind, part, on, cost)
-            for kind, part, cost in computed(self.workload, self.threads, size)
-        ]
+        compute, exchange = compute_lane(device.name), exchange_lane(device.name)
+
+        def task(kind: Kind, part: str, cost: Cost, *on: Resource) -> Task:
+            return Task(TaskId(0, kind, part, self.worker), on, cost, (), size)
+
+        stages = computed(self.workload, self.threads, size)
+        training = [task(*stage, compute) for stage in stages]
         if device.kind == DeviceKind.CPU:
-            yield from training
-            return
+            return training
         to_gpu = (Resource(device.name, Lane.H2D), *lanes_of(self.machine.route(host, device)))
         nbytes = self.workload.input_nbytes * size / self.workload.batch_size
-        yield Kind.H2D, "batch", to_gpu, Cost(nbytes=nbytes, num_calls=1)
-        nbytes, exchange = self.workload.gradient_nbytes, exchange_lane(device.name)
-        if self.shared:  # on the exchange lane, so that no update is added during the copy
-            yield Kind.H2D, MODEL, (*to_gpu, exchange), Cost(nbytes=nbytes, num_calls=1)
-        yield from training
-        if self.shared:
-            to_host = (Resource(device.name, Lane.D2H), *lanes_of(self.machine.route(device, host)))
-            yield Kind.D2H, "update", to_host, Cost(nbytes=nbytes, num_calls=1)
-            on_host = (exchange, Resource(host.name, Lane.REDUCE))
-            yield Kind.REDUCE, "update", on_host, Cost(nbytes=_UPDATE_TRAFFIC * nbytes, num_calls=1)
+        samples = task(Kind.H2D, "batch", Cost(nbytes=nbytes, num_calls=1), *to_gpu)
+        if not self.shared:
+            return [samples, *training]
+        nbytes = self.workload.gradient_nbytes
+        copied, added = (Cost(nbytes=n * nbytes, num_calls=1) for n in (1, _UPDATE_TRAFFIC))
+        to_host = (Resource(device.name, Lane.D2H), *lanes_of(self.machine.route(device, host)))
+        return [
+            samples,
+            # on the exchange lane, so that no update is added during the copy
+            task(Kind.H2D, MODEL, copied, *to_gpu, exchange),
+            *training,
+            task(Kind.D2H, "update", copied, *to_host),
+            task(Kind.REDUCE, "update", added, exchange, Resource(host.name, Lane.REDUCE)),
+        ]
 
 
 class BatchTasks:
@@ -129,9 +127,7 @@ class BatchTasks:
 
     def __init__(self, depth: int) -> None:
         self._depth, self._number = depth, 0
-        self._ends: deque[TaskId] = deque(maxlen=depth)  # last tasks of the latest batches
-        self._copied: tuple[TaskId, ...] = ()
-        self._computed: tuple[TaskId, ...] = ()
+        self._latest: deque[list[Task]] = deque(maxlen=depth)  # tasks of the latest batches
 
     def next(self, first: Sequence[Task]) -> list[Task]:
         """Return the next batch's tasks; `first`: tasks of a first batch of equal size."""
@@ -140,24 +136,22 @@ class BatchTasks:
             after = tuple(one.id for one in made[-1:]) + self._others(task, made)
             made.append(task._replace(id=task.id._replace(step=self._number), after=after))
         self._number += 1
-        self._ends.append(made[-1].id)
-        self._copied = tuple(task.id for task in made if task.kind is Kind.H2D)[-1:]
-        self._computed = tuple(task.id for task in made if task.kind is Kind.STEP)
+        self._latest.append(made)
         return made
 
     def _others(self, task: Task, made: Sequence[Task]) -> tuple[TaskId, ...]:
         """Return the tasks of earlier batches that `task` waits for."""
-        if self._depth == 1:
-            return () if made else self._end_of(1)
         if not made:
-            return self._copied + self._end_of(self._depth)
+            return self._last(1, Kind.H2D) + self._last(self._depth)
         if task.part == MODEL:
-            return self._end_of(self._depth - 1)
+            return self._last(self._depth - 1)
         begins = task.kind is Kind.FORWARD and made[-1].kind is Kind.H2D
-        return self._computed if begins else ()
+        return self._last(1, Kind.STEP) if begins else ()
 
-    def _end_of(self, before: int) -> tuple[TaskId, ...]:
-        return (self._ends[-before],) if len(self._ends) >= before else ()
+    def _last(self, before: int, kind: Kind | None = None) -> tuple[TaskId, ...]:
+        """Return the last task, or the last of a kind, of the batch `before` batches ago."""
+        batch = self._latest[-before] if 0 < before <= len(self._latest) else []
+        return tuple(task.id for task in batch if kind in (None, task.kind))[-1:]
 
 
 def plan(workload: Workload, machine: Machine, config: Hogbatch, window: Window) -> Plan:
@@ -167,9 +161,8 @@ def plan(workload: Workload, machine: Machine, config: Hogbatch, window: Window)
     samples into batches. Raises InvalidInput if the machine has fewer devices than workers, if the
     devices are not on one host, or if a GPU has no link to the host.
     """
-    workers = PricedWorkers(workload, machine, config)
     total = window.num_steps * workload.batch_size * config.workers
-    return Plan(EventLoop(workers).tasks(num_samples=total))
+    return Plan(EventLoop(PricedWorkers(workload, machine, config)).tasks(num_samples=total))
 
 
 def memory(workload: Workload, machine: Machine, config: Hogbatch) -> dict[str, int]:
@@ -182,8 +175,7 @@ def memory(workload: Workload, machine: Machine, config: Hogbatch) -> dict[str, 
     workers = PricedWorkers(workload, machine, config)
     model, depth = workload.gradient_nbytes, config.gpu_depth
     needed = {machine.host_of(workers.devices[0]).name: model}
-    sizes = workers.policy.most
-    for device, spec, size in zip(workers.devices, workers.specs, sizes, strict=True):
+    for device, spec, size in zip(workers.devices, workers.specs, workers.policy.most, strict=True):
         largest = size / workload.batch_size
         features = round(feature_nbytes(workload.layers) * largest)
         if device.kind == DeviceKind.CPU:
@@ -198,7 +190,7 @@ def _spec(machine: Machine, device: Device, config: Hogbatch) -> WorkerSpec:
     """Return the worker on a device; without `threads`, CPU devices divide the cores evenly."""
     if device.kind == DeviceKind.GPU:
         return WorkerSpec(DeviceKind.GPU)
-    place = (device.host, DeviceKind.CPU)
+    place = (device.host, device.kind)
     num_sharing = sum((other.host, other.kind) == place for other in machine.devices)
     share = max(1, machine.host_of(device).cores // num_sharing)
     return WorkerSpec(DeviceKind.CPU, config.threads or share)
@@ -212,7 +204,7 @@ class PricedBatch(NamedTuple):
     """
 
     size: int
-    tasks: tuple[Task, ...]
+    tasks: list[Task]
     seconds: tuple[float, ...]
     period_s: float
     computing_s: float
@@ -223,6 +215,8 @@ class PricedWorkers:
 
     `specs`: the workers of a run, whose GPUs always copy the shared model. By default there are
     `config.workers` workers. `batch(worker, size)` returns a worker's `PricedBatch`.
+    `num_updates`: each worker's number of updates so far. `computing_s`: the seconds in which each
+    worker computes its assigned batches.
     """
 
     def __init__(
@@ -235,13 +229,10 @@ class PricedWorkers:
         devices = machine.first_devices(config.workers if specs is None else len(specs))
         hosts = dict.fromkeys(device.host for device in devices)
         if len(hosts) > 1:
-            raise InvalidInput(
-                "workers",
-                f"must be on one host, but machine {machine.name!r} has these devices on "
-                f"{', '.join(hosts)}",
-                got=config.workers,
-            )
-        self.devices, self._beta = devices, config.beta
+            devices_on = f"machine {machine.name!r} has these devices on {', '.join(hosts)}"
+            problem = f"must be on one host, but {devices_on}"
+            raise InvalidInput("workers", problem, got=config.workers)
+        self.devices, self._config = devices, config
         self.specs = specs or [_spec(machine, device, config) for device in devices]
         self.depths = [config.depth_of(device.kind) for device in devices]
         shared = specs is not None or len(devices) > 1
@@ -253,7 +244,8 @@ class PricedWorkers:
         self.batch = cache(self._priced)
         speeds = [size / self.batch(worker, size).period_s for worker in range(len(devices))]
         self.policy = policy_of(config, self.specs, speeds, size)
-        self._updates, self._latest = [0.0] * len(devices), [0] * len(devices)
+        self.num_updates, self._latest = [0] * len(devices), [0] * len(devices)
+        self.computing_s = [0.0] * len(devices)
         self._assigned = [deque[int]() for _ in devices]
 
     def _priced(self, worker: int, size: int) -> PricedBatch:
@@ -273,16 +265,17 @@ class PricedWorkers:
 
     def next_batch(self, worker: int, left: float = inf) -> PricedBatch:
         """Assign and return a worker's next batch of at most `left` samples."""
-        own = worker, self._expected(worker), self._latest
-        self._latest[worker] = self.policy.next_batch(*own)
+        self._latest[worker] = self.policy.next_batch(worker, self._expected(worker), self._latest)
         size = int(min(self._latest[worker], left))
         self._assigned[worker].append(size)
-        return self.batch(worker, size)
+        batch = self.batch(worker, size)
+        self.computing_s[worker] += batch.computing_s
+        return batch
 
     def complete(self, worker: int) -> int:
         """Count a worker's oldest batch as done; return the batch's size, 0 without a batch."""
         size = self._assigned[worker].popleft() if self._assigned[worker] else 0
-        self._updates[worker] += updates_of(self.specs[worker], size, self._beta)
+        self.num_updates[worker] += self.specs[worker].num_updates(size)
         return size
 
     def _expected(self, worker: int) -> list[float]:
@@ -292,10 +285,10 @@ class PricedWorkers:
         but its newest batch.
         """
         found = []
-        for other, assigned in enumerate(self._assigned):
-            counted = list(assigned) if other == worker else list(assigned)[:-1]
-            ahead = sum(updates_of(self.specs[other], size, self._beta) for size in counted)
-            found.append(self._updates[other] + ahead)
+        for other, (spec, assigned) in enumerate(zip(self.specs, self._assigned, strict=True)):
+            ahead = list(assigned) if other == worker else list(assigned)[:-1]
+            num_updates = self.num_updates[other] + sum(map(spec.num_updates, ahead))
+            found.append(self._config.weighted(spec, num_updates))
         return found
 
 

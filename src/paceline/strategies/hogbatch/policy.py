@@ -4,14 +4,14 @@ The coordinator and the plan ask the same policy for the size of each batch. The
 worker's number of updates (u in algorithm 2) and the size of each worker's latest batch (b).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil, floor
 from typing import Any, Protocol
 
 from paceline.core.balance import apportion
-from paceline.core.errors import InvalidInput, first_line, shown
+from paceline.core.error_lines import blaming
+from paceline.core.errors import InvalidInput, shown
 from paceline.core.importing import imported
 from paceline.core.machine import DeviceKind
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
@@ -73,51 +73,30 @@ class AdaptivePolicy:
         return size
 
 
-@dataclass(frozen=True, slots=True)
 class CheckedPolicy:
-    """A user-defined policy whose returned batch sizes are checked."""
+    """The user-defined policy package.module:Policy, whose returned batch sizes are checked.
 
-    name: str
-    policy: Any
-    most: tuple[int, ...]
+    Raises InvalidInput if its import or its creation fails, or if its `most` is invalid.
+    """
 
-    @classmethod
-    def of(cls, name: str, workers: Workers) -> "CheckedPolicy":
-        """Import package.module:Policy and call it with `workers`.
-
-        Raises InvalidInput if the import or the call fails, or if `.most` is invalid.
-        """
-        make, num_workers = imported("policy", name), len(workers.specs)
-        with _blaming("cannot be created", name):
-            policy = make(workers)
-            _, most = policy.next_batch, tuple(policy.most)
-        if len(most) != num_workers or not all(map(_is_size, most)):
+    def __init__(self, name: str, workers: Workers) -> None:
+        self.name, make, num_workers = name, imported("policy", name), len(workers.specs)
+        with blaming("policy", "cannot be created", got=name):
+            self.policy = make(workers)
+            _, self.most = self.policy.next_batch, tuple(self.policy.most)
+        if len(self.most) != num_workers or not all(map(_is_size, self.most)):
+            problem = f"has an invalid .most: {shown(self.most)}"
             hint = f"set .most to the largest batch of each of {num_workers} workers"
-            raise InvalidInput(
-                "policy", f"has an invalid .most: {shown(most)}", got=name, hint=hint
-            )
-        return cls(name, policy, most)
+            raise InvalidInput("policy", problem, got=name, hint=hint)
 
     def next_batch(self, worker: int, updates: Sequence[float], sizes: Sequence[int]) -> int:
         """Return the next size; raise InvalidInput if the call fails or the size is invalid."""
-        with _blaming(f"fails in next_batch for worker {worker}", self.name):
+        with blaming("policy", f"fails in next_batch for worker {worker}", got=self.name):
             size = self.policy.next_batch(worker, tuple(updates), tuple(sizes))
         if not _is_size(size) or size > self.most[worker]:
-            raise InvalidInput(
-                "policy",
-                f"must return an integer from 1 to {self.most[worker]} for worker {worker}, not "
-                f"{shown(size)}",
-                got=self.name,
-            )
+            problem = f"must return an integer from 1 to {self.most[worker]} for worker {worker}"
+            raise InvalidInput("policy", f"{problem}, not {shown(size)}", got=self.name)
         return int(size)
-
-
-@contextmanager
-def _blaming(problem: str, name: str) -> Iterator[None]:
-    try:
-        yield
-    except (Exception, SystemExit) as error:
-        raise InvalidInput("policy", f"{problem}: {first_line(error)}", got=name) from error
 
 
 def _is_size(value: Any) -> bool:
@@ -177,12 +156,4 @@ def policy_of(
     workers = Workers(tuple(specs), tuple(speeds), batch_size, config)
     if config.policy in POLICIES:
         return POLICIES[config.policy](workers)
-    return CheckedPolicy.of(config.policy, workers)
-
-
-def updates_of(spec: WorkerSpec, size: float, beta: float) -> float:
-    """Return the number of updates that a policy counts for a batch.
-
-    A batch counts as one update on a GPU, and as `beta` updates per used thread on a CPU.
-    """
-    return min(spec.threads, size) * (beta if spec.kind == DeviceKind.CPU else 1.0)
+    return CheckedPolicy(config.policy, workers)

@@ -4,11 +4,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from math import isfinite
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_
 
 from paceline.core.cost import compute_lane
 from paceline.core.error_lines import blamed
@@ -29,6 +28,7 @@ from paceline.training.models.layers import layers_of
 from paceline.training.recipes.recipe import OptimizerFactory, Recipe, described
 
 _NS = 1e-9
+_Result = tuple[float, list[int]]
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
@@ -87,26 +87,7 @@ class Learner:
 
     def step(self) -> None:
         """Clip gradients, update the parameters, and clear gradients."""
-        if self.learning.clip_norm is not None:
-            clip_grad_norm_(self.parameters, self.learning.clip_norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-
-
-class _ThreadResult(NamedTuple):
-    """The loss sum of one thread, and times in order.
-
-    `computed_ns`: the end of the forward pass. `forward_ns`: the end of the simulated slowdown
-    after this pass. `passed_ns`, `backward_ns`: the same for the backward pass. `ended_ns`: the end
-    of the optimizer step and of its slowdown.
-    """
-
-    loss: float
-    computed_ns: int
-    forward_ns: int
-    passed_ns: int
-    backward_ns: int
-    ended_ns: int
+        self.learning.update(self.optimizer)
 
 
 class _Thread:
@@ -121,21 +102,22 @@ class _Thread:
         own = learner.model, samples, learner.optimizer, learner.learning
         self._dense = DenseThread.of(*own)
 
-    def train(self, rows: Tensor, rate: float, started_ns: int, traced: bool) -> _ThreadResult:
-        """Train on a part of a batch; if `traced`, in PyTorch, whose hooks record the layers."""
+    def train(self, rows: Tensor, rate: float, started_ns: int, traced: bool) -> _Result:
+        """Train on a part of a batch; if `traced`, in PyTorch, whose hooks record the layers.
+
+        Returns the sum of the losses, and the times of the start and of the ends of forward pass,
+        backward pass and step; each end before and after the wait that simulates a slower device.
+        """
         self._learner.set_rate(rate)
         value, backward, step = self._forward(rows, traced)
-        computed_ns = time.monotonic_ns()
-        forward_ns = backward_ns = ended_ns = passed_ns = self._wait(started_ns)
+        times_ns = [started_ns, *self._wait(started_ns)]
         if isfinite(value):
             backward()
-            passed_ns = time.monotonic_ns()
-            backward_ns = self._wait(forward_ns)
+            times_ns += self._wait(times_ns[-1])
             step()
             del backward  # the step's time includes freeing the graph
-            ended_ns = self._wait(backward_ns)
-        times_ns = computed_ns, forward_ns, passed_ns, backward_ns, ended_ns
-        return _ThreadResult(value * len(rows), *times_ns)
+            times_ns += self._wait(times_ns[-1])
+        return value * len(rows), times_ns
 
     def _forward(
         self, rows: Tensor, traced: bool
@@ -148,17 +130,17 @@ class _Thread:
         loss = self._learner.loss(Batch.of(self._learner.read(rows)))
         return float(loss.detach()), loss.backward, self._learner.step
 
-    def _wait(self, since_ns: int) -> int:
-        """Wait for `slow` - 1 times the time since `since_ns`; return the time after the wait."""
+    def _wait(self, since_ns: int) -> tuple[int, int]:
+        """Wait for `slow` - 1 times the time since `since_ns`; return the times around the wait."""
         now = time.monotonic_ns()
         if self._slow == 1:
-            return now
+            return now, now
         self._owed_ns += (self._slow - 1) * (now - since_ns)
         if self._owed_ns > 0:
             time.sleep(self._owed_ns * _NS)
         after = time.monotonic_ns()
         self._owed_ns -= after - now
-        return after
+        return now, after
 
 
 class CpuReplica:
@@ -204,36 +186,34 @@ class CpuReplica:
         """
         started_ns = time.monotonic_ns()
         self._marks.watch(step is not None)
-        parts = self._in_parts(rows, rate, started_ns, step is not None)
-        ended_ns = max(part.ended_ns for part in parts)
-        if step is not None:
-            self._trace(step, len(rows), (started_ns, *parts[0][1:-1], ended_ns))
-        times_ns = (started_ns, started_ns, ended_ns, ended_ns)
-        return BatchResult(len(parts), sum(part.loss for part in parts), *times_ns)
+        losses, times_ns = zip(*self._in_parts(rows, rate, started_ns, step), strict=True)
+        ended_ns = max(own_ns[-1] for own_ns in times_ns)
+        if step is not None and isfinite(losses[0]):
+            self._trace(step, len(rows), times_ns[0], ended_ns)
+        return BatchResult(sum(losses), started_ns, started_ns, ended_ns, ended_ns)
 
     def _in_parts(
-        self, rows: Tensor, rate: float, started_ns: int, traced: bool
-    ) -> list[_ThreadResult]:
+        self, rows: Tensor, rate: float, started_ns: int, step: int | None
+    ) -> list[_Result]:
+        def train(thread: _Thread, part: Tensor) -> _Result:
+            return thread.train(part, rate * (len(part) / len(rows)), started_ns, step is not None)
+
         if len(self._threads) == 1:
-            return [self._threads[0].train(rows, rate, started_ns, traced)]
-
-        def train(thread: _Thread, part: Tensor) -> _ThreadResult:
-            return thread.train(part, rate * len(part) / len(rows), started_ns, traced)
-
+            return [train(self._threads[0], rows)]
         cut = rows.tensor_split(min(len(self._threads), len(rows)))
         beside = self._others.map(train, self._threads[1:], cut[1:])
         return [train(self._threads[0], cut[0]), *beside]
 
-    def _trace(self, step: int, size: int, times_ns: Sequence[int]) -> None:
-        """Record a batch's spans; `times_ns`: its start, then the times of `_ThreadResult`."""
+    def _trace(self, step: int, size: int, times_ns: Sequence[int], ended_ns: int) -> None:
+        """Record a batch's spans; `times_ns`: the times of the first thread."""
         worker, lane = self._worker, compute_lane(f"cpu{self._worker}")
         forward, backward = self._marks.seconds()
-        start_s, computed_s, forward_s, passed_s, backward_s, end_s = (ns * _NS for ns in times_ns)
+        start_s, computed_s, forward_s, passed_s, backward_s, *_ = (ns * _NS for ns in times_ns)
         phases = (
             Phase(Kind.FORWARD, start_s, computed_s, forward_s, forward),
             Phase(Kind.BACKWARD, forward_s, passed_s, backward_s, backward),
         )
         self.spans += layer_spans(step, worker, lane, self._marks.names, phases)
         self.spans.append(
-            Span(Kind.STEP, step, "", worker, (lane,), backward_s, end_s, num_samples=size)
+            Span(Kind.STEP, step, "", worker, (lane,), backward_s, ended_ns * _NS, num_samples=size)
         )

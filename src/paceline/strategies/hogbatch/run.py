@@ -25,7 +25,6 @@ from paceline.checkpoints.tensor_file import Tensors
 from paceline.core.compare import conform
 from paceline.core.cost import ProfiledCost, Roofline
 from paceline.core.errors import InvalidInput
-from paceline.core.machine import DeviceKind
 from paceline.core.outcome import Epoch, Outcome, UnevenWorker, Updates
 from paceline.core.settings import TrainSettings
 from paceline.core.simulate import simulate
@@ -34,12 +33,13 @@ from paceline.core.timeline import Origin, Span, Timeline
 from paceline.exchange.checkpoints import Saver, State, check_same_run
 from paceline.exchange.learner import tested
 from paceline.exchange.session import TrainingSession
-from paceline.exchange.setup import learning_by, learning_of, optimizer_by
+from paceline.exchange.setup import epoch_lengths, learning_by, learning_of, optimizer_by
 from paceline.links.interruption import interruptible
+from paceline.links.packet_workers import PacketWorkers
 from paceline.links.shared_memory import SharedTensors
 from paceline.strategies.hogbatch import messages, speed_trial, statistics
 from paceline.strategies.hogbatch.config import MOST_WORKERS, Hogbatch, parse_workers
-from paceline.strategies.hogbatch.coordinator import Coordinator, KnownWorker, WorkerProcesses
+from paceline.strategies.hogbatch.coordinator import Coordinator, KnownWorker, WorkerProcess
 from paceline.strategies.hogbatch.policy import policy_of
 from paceline.strategies.hogbatch.replica import device_for, refer, tensors_of
 from paceline.strategies.hogbatch.scheduler import ScheduledRate
@@ -71,19 +71,11 @@ def start(session: TrainingSession) -> Iterator["HogbatchRunner"]:
     with (
         closing(SharedTensors.of(tensors_of(model), "the model's parameters")) as parameters,
         closing(SharedTensors.of(_tensors_of(recipe), "the training samples")) as data,
+        PacketWorkers[WorkerProcess](WorkerProcess.MODULE, settings.deadline_s) as processes,
     ):
         training = messages.Training(settings, recipe.num_classes, parameters, data)
         refer(model, parameters.tensors)
-        with WorkerProcesses(training, session.config) as processes:
-            yield HogbatchRunner(session, recipe, model, processes)
-
-
-def epoch_sizes(settings: TrainSettings, num_samples: int) -> tuple[int, ...]:
-    """Return each epoch's number of samples; if `steps` is set, the last may be partial."""
-    if settings.steps is None:
-        return (num_samples,) * settings.epochs
-    whole, rest = divmod(settings.steps * settings.batch_size, num_samples)
-    return (num_samples,) * whole + ((rest,) if rest else ())
+        yield HogbatchRunner(session, recipe, model, training, processes)
 
 
 class HogbatchRunner:
@@ -94,34 +86,32 @@ class HogbatchRunner:
         session: TrainingSession,
         recipe: Recipe,
         model: nn.Module,
-        processes: WorkerProcesses,
+        training: messages.Training,
+        processes: PacketWorkers[WorkerProcess],
     ) -> None:
-        self._settings = settings = processes.training.settings
+        self._settings = settings = training.settings
         self._session, self._recipe, self._model = session, recipe, model
         self._specs = parse_workers(settings.workers)
-        self._sizes = sizes = epoch_sizes(settings, len(recipe.samples))
+        self._sizes = sizes = epoch_lengths(settings, len(recipe.samples), settings.batch_size)
         self._epochs: list[Epoch] = []
         self._decisions: list[str] = []
-        self.coordinator = Coordinator(session, processes, sizes, recipe.tokens_per_sample)
+        own = training, processes, sizes, recipe.tokens_per_sample
+        self.coordinator = Coordinator(session, *own)
         self.workload = describe(model, recipe.example(settings.batch_size), settings.model)
         self.samples_per_step = float(settings.batch_size * len(self._specs))
         self.about = (
             f"{settings.model}: {self.workload.num_parameters:,} parameters in "
             f"{len(self.workload.layers)} layers; workers {', '.join(map(str, self._specs))}"
         )
-        num_cores = len(os.sched_getaffinity(0))
-        self._all_epochs = speed_trial.Epochs(
-            self.workload, session.config, sizes[0], len(sizes), num_cores
-        )
+        counts = sizes[0], len(sizes), len(os.sched_getaffinity(0))
+        self._all_epochs = speed_trial.Epochs(self.workload, session.config, *counts)
 
     def measure(self) -> PricedMachine:
         """Start workers, end those that do not help; return a machine with the others' speeds."""
         if self._session.resumed is not None:
             self.restore(self._session.resumed)
         coordinator, settings = self.coordinator, self._settings
-        # A resumed run does not reuse the numbers of earlier workers.
-        for number, spec in enumerate(self._specs, len(coordinator.past)):
-            coordinator.processes.start(number, spec)
+        coordinator.start(self._specs)
         # Computed while the workers start.
         num_steps = -(-sum(self._sizes) // settings.batch_size)
         rates = ScheduledRate(*learning_by(self._recipe, settings, num_steps), settings.batch_size)
@@ -194,11 +184,8 @@ class HogbatchRunner:
         own, saved = tensors_of(self._model), state.file(_MODEL)
         check_fits(own, saved, "resume")
         if len(values["epochs"]) >= len(self._sizes):
-            raise InvalidInput(
-                "resume",
-                f"the checkpoint was saved after all {len(self._sizes)} epochs",
-                hint="increase --epochs",
-            )
+            problem = f"the checkpoint was saved after all {len(self._sizes)} epochs"
+            raise InvalidInput("resume", problem, hint="increase --epochs")
         self.coordinator.restore(self._specs, state.tensors, values)
         with torch.no_grad():
             for name, tensor in own.items():
@@ -219,7 +206,7 @@ class HogbatchRunner:
         traced = Timeline((span for spans, _ in left for span in spans), Origin.MEASURED)
         workers = [one.progress for one in coordinator.processes.workers]
         trials = [one.trial for one in workers if one.trial is not None]
-        prediction = None
+        prediction = speed_trial.Prediction(0.0, {}, {})  # none
         # Predictions assume that all workers train from the first epoch to the last.
         if not coordinator.lost and not coordinator.past and len(trials) == len(workers):
             prediction = speed_trial.predict(self._all_epochs, trials)
@@ -237,7 +224,7 @@ class HogbatchRunner:
             trained_s=coordinator.trained_s,
             epochs=tuple(self._epochs),
             score=recipe.score_name,
-            predicted_samples_per_s=prediction.samples_per_s if prediction else None,
+            predicted_samples_per_s=prediction.samples_per_s or None,
             faults=tuple(conform(plan, traced, _SLACK_S)),
             lost=tuple(coordinator.lost),
             peak_memory_bytes=tuple(peak for _, peak in left),
@@ -245,7 +232,7 @@ class HogbatchRunner:
             device=", ".join(dict.fromkeys(device_for(one.spec).name for one in workers)),
             workers=_workers(coordinator.known, made, updates, prediction),
             utilisation=statistics.utilisation(made),
-            predicted_utilisation=prediction.utilisation if prediction else {},
+            predicted_utilisation=prediction.utilisation,
             decisions=tuple(self._decisions),
         )
 
@@ -258,15 +245,13 @@ class HogbatchRunner:
 
 def _check(settings: TrainSettings, config: Hogbatch, recipe: Recipe) -> None:
     specs, cores = parse_workers(settings.workers), len(os.sched_getaffinity(0))
-    threads = sum(spec.threads for spec in specs if spec.kind == DeviceKind.CPU)
+    threads = sum(spec.num_cores for spec in specs)
     if threads > (most := _MOST_THREADS_PER_CORE * cores):
-        raise InvalidInput(
-            "workers", f"must have at most {most} threads on {cores} cores", got=threads
-        )
+        problem = f"must have at most {most} threads on {cores} cores"
+        raise InvalidInput("workers", problem, got=threads)
     if settings.batch_size > (most := len(recipe.samples)):
-        raise InvalidInput(
-            "batch_size", f"must be at most the {most:,} training samples", got=settings.batch_size
-        )
+        problem = f"must be at most the {most:,} training samples"
+        raise InvalidInput("batch_size", problem, got=settings.batch_size)
     optimizer_by(recipe, settings)
     policy_of(config, specs, [1.0] * len(specs), settings.batch_size)  # checks the policy
 
@@ -290,9 +275,9 @@ def _workers(
     known: Sequence[KnownWorker],
     made: statistics.Made,
     updates: Updates,
-    prediction: speed_trial.Prediction | None,
+    prediction: speed_trial.Prediction,
 ) -> tuple[UnevenWorker, ...]:
-    sizes = {name: [(one.ended_s, one.size) for one in own] for name, own in made.items()}
+    sizes = {name: tuple((one.ended_s, one.size) for one in own) for name, own in made.items()}
     return tuple(
         UnevenWorker(
             name=name,
@@ -300,8 +285,8 @@ def _workers(
             tried_samples_per_s=tried,
             samples=sum(size for _, size in sizes[name]),
             updates_share=updates.by_worker[name] / updates.count,
-            predicted_share=prediction.shares.get(name, 0.0) if prediction else None,
-            batch_sizes=tuple(statistics.changes(sizes[name])),
+            predicted_share=prediction.shares.get(name),
+            batch_sizes=statistics.changes(sizes[name]),
         )
         for name, spec, tried in known
     )

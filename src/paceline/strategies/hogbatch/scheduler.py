@@ -9,7 +9,7 @@ import warnings
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from math import inf, isfinite, isinf, nan
 from typing import Any
 
@@ -22,7 +22,7 @@ from paceline.core.errors import InvalidInput
 from paceline.exchange.step import Optimize
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
 from paceline.strategies.hogbatch.messages import BatchResult, ExecuteWork, SpeedTrial
-from paceline.strategies.hogbatch.policy import Policy, policy_of, updates_of
+from paceline.strategies.hogbatch.policy import Policy, policy_of
 
 MOST_REPORTED = 32  # maximum number of batches in one message of a worker
 _MOST_TRACED = 50  # maximum number of traced batches per worker
@@ -32,6 +32,9 @@ _PREFETCHED_S = 0.05  # seconds of work sent in advance, because a request takes
 _LEFT_OVER_PREFETCHED = 10
 _OWN_FIELDS = ("params", "lr", "initial_lr")  # fields that a schedule may change
 _NS = 1e-9
+# The fields of a scheduler and of a worker that a checkpoint contains.
+_COUNTS = ("epoch", "loss_sum", "num_reported", "num_batches", "num_updates")
+WORKER_COUNTS = ("num_updates", "size", "staleness")
 
 
 class ScheduledRate:
@@ -61,7 +64,7 @@ class ScheduledRate:
             raise InvalidInput("schedule", "requires a learning rate above 0")
         model[0].grad = torch.zeros_like(model[0])
         made.step()  # else PyTorch would warn that the schedule steps before the optimizer
-        self._check()
+        self.factor(0)  # checks the schedule
 
     def factor(self, num_samples: int) -> float:
         """Return the factor after a number of completed samples.
@@ -76,68 +79,21 @@ class ScheduledRate:
                 warnings.simplefilter("ignore")  # torch's warning about step(epoch)
                 self._schedule.step()
             self._step += 1
-            self._check()
-        return float(self._group["lr"]) / self._rate
-
-    def _check(self) -> None:
         changed = [key for key, before in self._others.items() if self._group[key] != before]
         if changed:
             kind = type(self._schedule).__name__
             problem = f"must change only the learning rate, but {kind} changes {', '.join(changed)}"
             raise InvalidInput("schedule", problem, hint="for example, set cycle_momentum=False")
-
-
-class SampleQueue:
-    """Assigns each sample of an epoch once, as ranges of the epoch's sample order.
-
-    `free`: the unassigned ranges in ascending order; by default all samples. `num_done`: the number
-    of samples that have been used.
-    """
-
-    def __init__(self, num_samples: int, free: Sequence[range] | None = None) -> None:
-        self.free = [range(num_samples)] if free is None else list(free)
-        self._num_samples, self.num_done = num_samples, num_samples - len(self)
-
-    def __len__(self) -> int:
-        """Return the number of unassigned samples."""
-        return sum(map(len, self.free))
-
-    @property
-    def is_done(self) -> bool:
-        """Whether all samples have been used."""
-        return self.num_done == self._num_samples
-
-    def take(self, size: int) -> range:
-        """Assign and return the first free range of samples, cut to at most `size` samples."""
-        taken, rest = self.free[0][:size], self.free[0][size:]
-        self.free[:1] = [rest] if rest else []
-        return taken
-
-    def give_back(self, taken: range) -> None:
-        """Return assigned but unused samples to the free samples."""
-        insort(self.free, taken, key=lambda part: part.start)
-
-
-@dataclass(slots=True)
-class WorkerCounts:
-    """Counts of a worker, saved in checkpoints.
-
-    `updates`: the number of updates that `updates_of` counts. `num_updates`: the number of updates
-    of the model. `size`: the batch size that the policy returned last. `staleness`: the number of
-    other workers' updates that the last completed batch missed.
-    """
-
-    updates: float = 0.0
-    num_updates: int = 0
-    size: int = 0
-    staleness: int = 0
+        return float(self._group["lr"]) / self._rate
 
 
 @dataclass(eq=False, slots=True)
 class WorkerProgress:
     """The assigned and completed work of a worker.
 
-    `latest`: samples and seconds of the last completed batch, which ended at `ended_ns`.
+    `num_updates`: the number of updates of the model. `size`: the batch size that the policy
+    returned last. `staleness`: the number of other workers' updates that the last completed batch
+    missed. `latest`: samples and seconds of the last completed batch, which ended at `ended_ns`.
     `assigned`: up to `depth` running batches, then batches that the worker has not begun.
     `missed_from`: for each assigned batch that has read the model, the number of other workers'
     updates at that time.
@@ -147,17 +103,14 @@ class WorkerProgress:
     spec: WorkerSpec
     depth: int = 1
     trial: SpeedTrial | None = None
-    counts: WorkerCounts = field(default_factory=WorkerCounts)
+    num_updates: int = 0
+    size: int = 0
+    staleness: int = 0
     latest: tuple[int, float] = (1, inf)
     ended_ns: int = 0
     num_traced: int = 0
     assigned: deque[ExecuteWork] = field(default_factory=deque)
     missed_from: deque[int] = field(default_factory=deque)
-
-    @property
-    def samples_per_s(self) -> float | None:
-        """The worker's speed in its trial; None before the trial."""
-        return self.trial.samples_per_s if self.trial else None
 
     def expected_s(self, work: ExecuteWork) -> float:
         """Return the expected seconds of a batch.
@@ -178,7 +131,7 @@ class WorkerProgress:
         # Batches of a GPU overlap, so a batch's time begins at the end of the previous batch.
         took_ns = result.ended_ns - max(result.started_ns, self.ended_ns)
         self.latest, self.ended_ns = (work.size, took_ns * _NS), result.ended_ns
-        self.counts.staleness = num_others - self.missed_from.popleft()
+        self.staleness = num_others - self.missed_from.popleft()
         self._begin(num_others)
         return work
 
@@ -188,28 +141,18 @@ class WorkerProgress:
             self.missed_from.append(num_others)
 
 
-@dataclass(slots=True)
-class Counts:
-    """Counts of a run so far.
-
-    `num_reported`: the number of samples in the current epoch with a known loss. `loss_sum`: the
-    sum of these losses.
-    """
-
-    epoch: int = 0
-    loss_sum: float = 0.0
-    num_reported: int = 0
-    num_batches: int = 0
-    num_updates: int = 0
-
-
 class BatchScheduler:
     """Assigns samples to workers and counts completed batches.
 
+    Each sample of an epoch is assigned once, as a part of a range of the epoch's sample order.
+
     `epoch_sizes`: the number of samples of each epoch. `committed`: a shared tensor, to which each
-    worker writes the number of its last completed batch. `active`: the workers that get batches, in
-    the policy's order. `policy`: None before the speed trials. `rate_at`: returns the learning
-    rate's factor after a number of samples of the run.
+    worker writes the number of its last completed batch. `free`: the epoch's unassigned ranges in
+    ascending order. `num_done`: the number of its used samples. `num_reported`: the number of its
+    samples with a known loss. `loss_sum`: the sum of these losses. `num_batches`, `num_updates`:
+    counts of the run. `active`: the workers that get batches, in the policy's order. `policy`: None
+    before the speed trials. `rate_at`: returns the learning rate's factor after a number of samples
+    of the run.
     """
 
     def __init__(
@@ -218,8 +161,8 @@ class BatchScheduler:
         self._config, self._batch_size, self._committed = config, batch_size, committed
         self._epoch_sizes = tuple(epoch_sizes)
         self._traced_epoch = min(1, len(epoch_sizes) - 1)
-        self.queue = SampleQueue(epoch_sizes[0])
-        self.counts = Counts()
+        self.num_batches = self.num_updates = 0
+        self.begin_epoch(0)
         self.active: list[WorkerProgress] = []
         self.policy: Policy | None = None
         self.rate_at: Callable[[int], float] = lambda num_samples: 1.0
@@ -227,55 +170,56 @@ class BatchScheduler:
     @property
     def num_samples(self) -> int:
         """The number of samples that the run has trained on."""
-        return self._first_sample + self.queue.num_done
+        return self._first_sample + self.num_done
+
+    @property
+    def is_epoch_done(self) -> bool:
+        """Whether all samples of the current epoch have been used."""
+        return self.num_done == self._epoch_sizes[self.epoch]
 
     @property
     def _first_sample(self) -> int:
         """The number of samples of the run before the current epoch."""
-        return sum(self._epoch_sizes[: self.counts.epoch])
+        return sum(self._epoch_sizes[: self.epoch])
 
     @property
     def mean_loss(self) -> float:
         """The mean loss of the samples trained on in the current epoch."""
-        return self.counts.loss_sum / max(1, self.counts.num_reported)
+        return self.loss_sum / max(1, self.num_reported)
 
-    def begin_epoch(self, epoch: int) -> bool:
-        """Begin an epoch; return False if the epoch has already begun.
-
-        Epoch 0, and the epoch in which a resumed run continues, have already begun.
-        """
-        if epoch == self.counts.epoch:
-            return False
-        self.queue = SampleQueue(self._epoch_sizes[epoch])
-        self.counts.epoch, self.counts.loss_sum, self.counts.num_reported = epoch, 0.0, 0
-        return True
+    def begin_epoch(self, epoch: int) -> None:
+        """Begin an epoch, all of whose samples are free."""
+        self.epoch, self.free, self.num_done = epoch, [range(self._epoch_sizes[epoch])], 0
+        self.loss_sum, self.num_reported = 0.0, 0
 
     def choose_policy(self, active: Sequence[WorkerProgress]) -> None:
         """Create the policy for these workers, whose speed trials must be done."""
         self.active = list(active)
         if self.active:
             specs = [worker.spec for worker in self.active]
-            speeds = [worker.samples_per_s or 1.0 for worker in self.active]
+            speeds = [worker.trial.samples_per_s if worker.trial else 1.0 for worker in self.active]
+            self._samples_per_s = sum(speeds)
             self.policy = policy_of(self._config, specs, speeds, self._batch_size)
 
     def next_work(self, worker: WorkerProgress) -> ExecuteWork | None:
         """Assign and return a worker's next samples; None if it has enough work."""
-        if not self.queue or not self._wants_more(worker):
+        if not self.free or not self._wants_more(worker):
             return None
         assert self.policy is not None
-        counts, own, decay = self.counts, worker.counts, self._config.staleness_decay
-        updates, sizes = self.expected_updates(worker), [one.counts.size for one in self.active]
-        own.size = self.policy.next_batch(self.active.index(worker), updates, sizes)
-        taken = self.queue.take(own.size)
+        updates, sizes = self.expected_updates(worker), [one.size for one in self.active]
+        worker.size = self.policy.next_batch(self.active.index(worker), updates, sizes)
+        taken, rest = self.free[0][: worker.size], self.free[0][worker.size :]
+        self.free[:1] = [rest] if rest else []
         # The rate was chosen for `batch_size`, and scales with the batch (Goyal et al. 2017).
-        rate = len(taken) / self._batch_size / (1 + decay * own.staleness)
+        decay = self._config.staleness_decay
+        rate = len(taken) / self._batch_size / (1 + decay * worker.staleness)
         rate *= self.rate_at(self._first_sample + taken.start)
-        traced = counts.epoch == self._traced_epoch and worker.num_traced < _MOST_TRACED
+        traced = self.epoch == self._traced_epoch and worker.num_traced < _MOST_TRACED
         step = worker.num_traced if traced else None
         worker.num_traced += traced
-        work = ExecuteWork(counts.num_batches, taken.start, len(taken), rate, step)
-        counts.num_batches += 1
-        worker.assign(work, counts.num_updates - own.num_updates)
+        work = ExecuteWork(self.num_batches, taken.start, len(taken), rate, step)
+        self.num_batches += 1
+        worker.assign(work, self.num_updates - worker.num_updates)
         return work
 
     def _wants_more(self, worker: WorkerProgress) -> bool:
@@ -284,7 +228,7 @@ class BatchScheduler:
             return True
         assigned_s = list(map(worker.expected_s, worker.assigned))
         # The seconds in which all workers together can finish the epoch.
-        left_s = len(self.queue) / sum(one.samples_per_s or 0.0 for one in self.active)
+        left_s = sum(map(len, self.free)) / self._samples_per_s
         if len(assigned_s) < worker.depth:
             # At the end of an epoch, assign no batch for which other workers would wait.
             busy_s = sum(assigned_s) - assigned_s[0] / 2  # the first batch is on average half done
@@ -300,33 +244,33 @@ class BatchScheduler:
         """Return each active worker's expected number of updates when `worker` begins a new batch.
 
         That is when all batches assigned to `worker` are done. A batch is done, but unreported, if
-        its number is at most the worker's value in `committed`.
+        its number is at most the worker's value in `committed`. For the numbers see
+        `Hogbatch.weighted`.
         """
         done = {one: int(self._committed[one.number]) for one in self.active}
         unfinished = (work for work in worker.assigned if work.batch > done[worker])
         begins_s, found = sum(map(worker.expected_s, unfinished)), []
         for other in self.active:
-            counted, left_s = other.counts.updates, begins_s
+            num_updates, left_s = other.num_updates, begins_s
             for work in other.assigned:
                 if work.batch > done[other]:
                     left_s -= other.expected_s(work)
                 if left_s < 0 and other is not worker:
                     break
-                counted += updates_of(other.spec, work.size, self._config.beta)
-            found.append(counted)
+                num_updates += other.spec.num_updates(work.size)
+            found.append(self._config.weighted(other.spec, num_updates))
         return found
 
     def complete(self, worker: WorkerProgress, result: BatchResult) -> ExecuteWork:
         """Count a worker's oldest batch as done, and return the batch."""
-        counts, own = self.counts, worker.counts
-        work = worker.complete(result, counts.num_updates - own.num_updates)
-        own.updates += updates_of(worker.spec, work.size, self._config.beta)
-        own.num_updates += result.updates
-        counts.num_updates += result.updates
+        work = worker.complete(result, self.num_updates - worker.num_updates)
+        num_updates = worker.spec.num_updates(work.size)
+        worker.num_updates += num_updates
+        self.num_updates += num_updates
         if isfinite(result.loss):
-            counts.loss_sum += result.loss
-            counts.num_reported += work.size
-        self.queue.num_done += work.size
+            self.loss_sum += result.loss
+            self.num_reported += work.size
+        self.num_done += work.size
         return work
 
     def drop(self, worker: WorkerProgress, now_ns: int) -> list[tuple[ExecuteWork, BatchResult]]:
@@ -340,33 +284,31 @@ class BatchScheduler:
         for work in tuple(worker.assigned):
             if work.batch > committed:
                 worker.assigned.popleft()
-                self.queue.give_back(work.places)
+                insort(self.free, work.places, key=lambda part: part.start)
             else:
-                updates = min(worker.spec.threads, work.size)
-                result = BatchResult(updates, nan, *[now_ns] * 4)
+                result = BatchResult(nan, *[now_ns] * 4)
                 done.append((self.complete(worker, result), result))
         return done
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint; requires that no batch is assigned."""
         return {
-            "counts": asdict(self.counts),
+            "counts": {name: getattr(self, name) for name in _COUNTS},
             "epoch_sizes": list(self._epoch_sizes),
-            "free": [[part.start, part.stop] for part in self.queue.free],
+            "free": [[part.start, part.stop] for part in self.free],
         }
 
     def restore(self, values: Mapping[str, Any]) -> None:
         """Restore a `state`; raise InvalidInput if the saved run has other epoch sizes."""
-        counts = Counts(**values["counts"])
-        begun = slice(counts.epoch + 1)
+        epoch = values["counts"]["epoch"]
+        begun = slice(epoch + 1)
         sizes, before = self._epoch_sizes[begun], values["epoch_sizes"][begun]
         if list(sizes) != before:
-            raise InvalidInput(
-                "resume",
-                f"up to the checkpoint's epoch, the saved run has {sum(before):,} samples and this "
-                f"run has {sum(sizes):,}",
-                hint="use the same data and the same number of steps, or increase --epochs",
-            )
-        free = [range(*part) for part in values["free"]]
-        self.counts, self.queue = counts, SampleQueue(sizes[-1], free)
-        self._traced_epoch = max(self._traced_epoch, counts.epoch if free else counts.epoch + 1)
+            counts = f"the saved run has {sum(before):,} samples and this run has {sum(sizes):,}"
+            hint = "use the same data and the same number of steps, or increase --epochs"
+            raise InvalidInput("resume", f"up to the checkpoint's epoch, {counts}", hint=hint)
+        for name in _COUNTS:
+            setattr(self, name, values["counts"][name])
+        self.free = [range(*part) for part in values["free"]]
+        self.num_done = sizes[-1] - sum(map(len, self.free))
+        self._traced_epoch = max(self._traced_epoch, epoch if self.free else epoch + 1)

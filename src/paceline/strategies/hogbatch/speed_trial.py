@@ -37,18 +37,17 @@ def machine_of(workload: Workload, trials: Sequence[SpeedTrial]) -> Machine:
     """Return a machine on which planned batches take as long as in the trials."""
     # The host has only the workers' cores, because a plan without `threads` would divide all
     # cores of the machine.
-    cores = sum(one.spec.threads for one in trials if one.spec.kind == DeviceKind.CPU) or 1
+    cores = sum(one.spec.num_cores for one in trials) or 1
     host, devices = host_here(HOST, _SOURCE, cores=cores), []
     for one in trials:
         flops_per_s, latency_s = _rate(workload, one)
         speed = Speed(flops_per_s, UNLIMITED_BYTES_PER_S)
-        own = one.name, HOST, one.spec.kind, speed, _SOURCE
+        own = one.spec.name(one.number), HOST, one.spec.kind, speed, _SOURCE
         devices.append(device_here(*own, call_latency_s=latency_s))
     machine = Machine(
         name="this-machine", hosts=(host,), devices=tuple(devices), losses=Losses.none(_SOURCE)
     )
-    gpus = [device for device in devices if device.kind == DeviceKind.GPU]
-    return linked(machine, [(host, gpu) for gpu in gpus], _FREE)
+    return linked(machine, [(host, one) for one in devices if one.kind == DeviceKind.GPU], _FREE)
 
 
 def _rate(workload: Workload, trial: SpeedTrial) -> tuple[float, float]:
@@ -120,10 +119,9 @@ def admit(epochs: Epochs, trials: Sequence[SpeedTrial]) -> dict[int, str]:
         without = predict(epochs, others).samples_per_s
         if together > _GAIN * without:
             break
-        slows = together * _GAIN < without
+        effect = "slows the run down" if together * _GAIN < without else "adds almost nothing"
         useless[slowest.number] = (
-            f"worker {slowest.number} ({slowest.spec}) "
-            f"{'slows the run down' if slows else 'adds almost nothing'}: "
+            f"worker {slowest.number} ({slowest.spec}) {effect}: "
             f"{together:.4g} samples/s with it, {without:.4g} without"
         )
         remaining, together = others, without
@@ -140,15 +138,15 @@ def unburdened(
     """
 
     def crowding(some: Sequence[SpeedTrial]) -> float:
-        on_cores = [one.spec for one in some if one.spec.kind == DeviceKind.CPU]
-        return max(1.0, sum(spec.threads / spec.slow for spec in on_cores) / num_cores)
+        used = sum(one.spec.num_cores / one.spec.slow for one in some)
+        return max(1.0, used / num_cores)
 
     left = [trial for trial in trials if trial is not removed]
     faster = crowding(left) / crowding(trials)
     return [
-        trial
-        if trial.spec.kind == DeviceKind.GPU
-        else trial._replace(seconds={size: s * faster for size, s in trial.seconds.items()})
+        trial._replace(seconds={size: s * faster for size, s in trial.seconds.items()})
+        if trial.spec.num_cores
+        else trial
         for trial in left
     ]
 
@@ -159,51 +157,34 @@ def predict(epochs: Epochs, trials: Sequence[SpeedTrial]) -> Prediction:
     An epoch ends when its last batch ends. Update counts and batch sizes persist between epochs, as
     in the coordinator. The middle of a long epoch is extrapolated from its beginning.
     """
-    loop = _EpochLoop(epochs, trials)
+    specs, machine = [trial.spec for trial in trials], machine_of(epochs.workload, trials)
+    workers = PricedWorkers(epochs.workload, machine, epochs.config, specs)
     num_epochs = min(epochs.num_epochs, _MOST_JUDGED_EPOCHS)
-    whole_s = sum(loop.epoch_s(epochs.num_samples) for _ in range(num_epochs))
-    names, total = [one.name for one in trials], sum(loop.made)
+    seconds = [_epoch_seconds(workers, epochs.num_samples) for _ in range(num_epochs)]
+    simulated_s, extrapolated_s = map(sum, zip(*seconds, strict=True))
+    names, total = [one.spec.name(one.number) for one in trials], sum(workers.num_updates)
     return Prediction(
-        num_epochs * epochs.num_samples / whole_s,
-        {name: made / total for name, made in zip(names, loop.made, strict=True)},
-        {name: busy / loop.judged_s for name, busy in zip(names, loop.busy_s, strict=True)},
+        num_epochs * epochs.num_samples / (simulated_s + extrapolated_s),
+        {name: made / total for name, made in zip(names, workers.num_updates, strict=True)},
+        {name: own / simulated_s for name, own in zip(names, workers.computing_s, strict=True)},
     )
 
 
-class _EpochLoop:
-    """Simulates epochs batch by batch.
-
-    `made`, `busy_s`: each worker's number of updates, and its seconds in compute. `judged_s`: the
-    simulated seconds, excluding extrapolated seconds.
-    """
-
-    def __init__(self, epochs: Epochs, trials: Sequence[SpeedTrial]) -> None:
-        specs, machine = [trial.spec for trial in trials], machine_of(epochs.workload, trials)
-        self._workers = PricedWorkers(epochs.workload, machine, epochs.config, specs)
-        self.made, self.busy_s, self.judged_s = [0] * len(specs), [0.0] * len(specs), 0.0
-
-    def epoch_s(self, num_samples: int) -> float:
-        """Simulate an epoch and return its seconds, including extrapolated seconds."""
-        left, num_batches, left_out_s = num_samples, 0, 0.0
-        free = [(0.0, worker) for worker in range(len(self.made))]
-        while left:
-            now_s, worker = heappop(free)
-            self._complete(worker)
-            batch = self._workers.next_batch(worker, left)
-            self.busy_s[worker] += batch.computing_s
-            heappush(free, (now_s + batch.period_s, worker))
-            left -= batch.size
-            num_batches += 1
-            assigned = num_samples - left
-            if num_batches == _MOST_JUDGED_BATCHES and left > assigned:
-                left_out_s = (left - assigned) * now_s / assigned
-                left = assigned
-        for _, worker in free:
-            self._complete(worker)
-        last_s = max(end_s for end_s, _ in free)
-        self.judged_s += last_s
-        return left_out_s + last_s
-
-    def _complete(self, worker: int) -> None:
-        size = self._workers.complete(worker)
-        self.made[worker] += min(self._workers.specs[worker].threads, size)
+def _epoch_seconds(workers: PricedWorkers, num_samples: int) -> tuple[float, float]:
+    """Simulate an epoch batch by batch; return its simulated and its extrapolated seconds."""
+    left, num_batches, extrapolated_s = num_samples, 0, 0.0
+    free = [(0.0, worker) for worker in range(len(workers.specs))]
+    while left:
+        now_s, worker = heappop(free)
+        workers.complete(worker)
+        batch = workers.next_batch(worker, left)
+        heappush(free, (now_s + batch.period_s, worker))
+        left -= batch.size
+        num_batches += 1
+        assigned = num_samples - left
+        if num_batches == _MOST_JUDGED_BATCHES and left > assigned:
+            extrapolated_s = (left - assigned) * now_s / assigned
+            left = assigned
+    for _, worker in free:
+        workers.complete(worker)
+    return max(end_s for end_s, _ in free), extrapolated_s

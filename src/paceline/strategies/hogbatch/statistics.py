@@ -6,17 +6,16 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from paceline.core.outcome import Updates
+from paceline.core.outcome import Points, Updates
 from paceline.core.plan import Kind
 from paceline.core.timeline import Span
 
 _BATCH = struct.Struct("<iqqqqd4d")
 _MOST_POINTS = 500
-Points = list[tuple[float, int]]  # points of a curve: (seconds, value)
 
 
 class BatchRecord(NamedTuple):
-    """A completed batch of a worker; for `updates` and the following fields see `BatchResult`.
+    """A completed batch of a worker; for `loss` and the following fields see `BatchResult`.
 
     Times exclude pauses such as the tests between epochs. If the worker died before it reported the
     batch, all times are the time when the coordinator noticed the death.
@@ -71,12 +70,12 @@ def count_updates(log: BatchLog, made: Made) -> Updates:
         by_worker=by_worker,
         staleness={name: dict(own) for name, own in missed.items()},
         mean_staleness=sum(n * times for n, times in together.items()) / max(1, together.total()),
-        gaps=tuple(_gaps(log, len(made))),
+        gaps=_gaps(log, len(made)),
     )
 
 
 def _gaps(log: BatchLog, num_workers: int) -> Points:
-    """Return up to `_MOST_POINTS` points (seconds, gap); [] for one worker.
+    """Return up to `_MOST_POINTS` points (seconds, gap); () for one worker.
 
     The gap is the largest minus the smallest number of updates of a worker up to that time.
     """
@@ -86,7 +85,7 @@ def _gaps(log: BatchLog, num_workers: int) -> Points:
         counted[batch.worker] += batch.updates
         if number % every == 0:
             found.append((batch.ended_s, max(counted) - min(counted)))
-    return found if num_workers > 1 else []
+    return tuple(found) if num_workers > 1 else ()
 
 
 def utilisation(made: Mapping[str, Sequence[BatchRecord]]) -> dict[str, float]:
@@ -110,7 +109,7 @@ def traced_sizes(spans: Iterable[Span]) -> dict[int, list[int]]:
 def changes(points: Points) -> Points:
     """Return the first point, the last point, and all points where the value changes."""
     last = len(points) - 1
-    return [p for i, p in enumerate(points) if i in (0, last) or points[i - 1][1] != p[1]]
+    return tuple(p for i, p in enumerate(points) if i in (0, last) or points[i - 1][1] != p[1])
 
 
 def staleness(made: Mapping[str, Sequence[BatchRecord]]) -> dict[str, Counter[int]]:

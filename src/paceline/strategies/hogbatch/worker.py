@@ -84,11 +84,11 @@ class _Executor:
         self._wire.send(())
         while (message := self._next()) not in (messages.Command.STOP, None):
             if isinstance(message, messages.ExecuteWork):
-                self._train(message)
-            elif isinstance(message, messages.TrySpeed):
-                self._wire.send(self._try(message))
+                rows = self._shared[messages.ORDER][message.first : message.places.stop]
+                self._begun.append(message)
+                self._complete(self._replica.take(rows, message.rate, message.step))
             else:
-                self._wire.send(self._move_state(message))
+                self._wire.send(self._obey(message))
         self._complete(self._replica.done(waits=True))
         self._unpin()
         return self._replica.spans
@@ -109,8 +109,13 @@ class _Executor:
                 return self._wire.receive()
             select.select([self._wire], [], [], _POLL_S)
 
-    def _move_state(self, command: messages.Command) -> messages.Command:
-        """Save or load the states of optimizers and random number generators in the wire's file."""
+    def _obey(self, command: messages.Command) -> messages.Command | messages.SpeedTrial:
+        """Obey a command other than to stop, and return the answer.
+
+        The states of optimizers and random number generators are in the wire's file.
+        """
+        if command is messages.Command.TRY:
+            return self._try()
         optimizers = self._replica.optimizers
         if command is messages.Command.SAVE:
             self._wire.write(worker_state(optimizers, self._device))
@@ -120,11 +125,6 @@ class _Executor:
 
     def _seed(self) -> None:
         torch.manual_seed(self._settings.training.settings.seed + 1 + self._settings.number)
-
-    def _train(self, work: messages.ExecuteWork) -> None:
-        rows = self._shared[messages.ORDER][work.first : work.places.stop]
-        self._begun.append(work)
-        self._complete(self._replica.take(rows, work.rate, work.step))
 
     def _complete(self, results: Iterable[messages.BatchResult]) -> None:
         number = self._settings.number
@@ -136,19 +136,25 @@ class _Executor:
             reach("batch.done", worker=number, batch=work.batch)
             self._unreported.append(result)
 
-    def _try(self, asked: messages.TrySpeed) -> messages.SpeedTrial:
-        """Time batches of each size in `asked`, on a copy of the model."""
-        settings, num_samples = self._settings, len(self._shared[messages.ORDER])
-        copied = SharedTensors.of(settings.training.parameters.tensors, "the model in a trial")
+    def _try(self) -> messages.SpeedTrial:
+        """Time batches of one sample per thread and of the settings' size, on a copy of the model.
+
+        A GPU counts as one thread.
+        """
+        number, spec, _, _, training = self._settings
+        num_samples, settings = len(self._shared[messages.ORDER]), training.settings
+        most = min(settings.batch_size, num_samples)
+        copied = SharedTensors.of(training.parameters.tensors, "the model in a trial")
         copied.close()
         unpin = self._device.pin(copied.memory)
         trial = self._new_replica(copied)
         seconds = {
-            size: median_seconds(trial, num_samples, size, asked.seconds) for size in asked.sizes
+            size: median_seconds(trial, num_samples, size, settings.profile_s / 2)
+            for size in sorted({min(spec.threads, most), most})
         }
         unpin()
         self._seed()  # the number of random numbers that a trial draws depends on its speed
-        return messages.SpeedTrial(settings.number, settings.spec, seconds)
+        return messages.SpeedTrial(number, spec, seconds)
 
     def _new_replica(self, parameters: SharedTensors) -> Replica:
         own, settings, recipe = self._settings, self._settings.training.settings, self._recipe

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.core.error_lines import blamed
+from paceline.core.error_lines import blaming
 from paceline.core.errors import InvalidInput
 from paceline.core.importing import FORM, imported
 from paceline.core.names import did_you_mean
@@ -126,10 +126,8 @@ def _of_user(name: str) -> Architecture:
         raise InvalidInput(name, problem, got=type(factory).__name__)
 
     def make(_: int | None) -> nn.Module:
-        try:
+        with blaming(name, "the factory failed"):
             model = factory()
-        except (Exception, SystemExit) as error:
-            raise InvalidInput(name, f"the factory failed: {blamed(error)}") from error
         return require_trainable(name, model)
 
     return Architecture(make, None, None)

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import default_collate
 
-from paceline.core.error_lines import blamed
+from paceline.core.error_lines import blamed, blaming
 from paceline.core.errors import InvalidInput
 from paceline.training.data.batch import Batch, MapDataset, batches_of, call
 from paceline.training.data.dataset import IndexedSamples
@@ -94,12 +94,8 @@ class Recipe:
 
 def new_model(recipe: Recipe) -> nn.Module:
     """Build the recipe's model; raise InvalidInput if the build fails or nothing is trainable."""
-    try:
+    with blaming(recipe.name, "building the model failed"):
         model = recipe.model()
-    except InvalidInput:
-        raise
-    except (Exception, SystemExit) as error:
-        raise InvalidInput(recipe.name, f"building the model failed: {blamed(error)}") from error
     return require_trainable(recipe.name, model)
 
 
