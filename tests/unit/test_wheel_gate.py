@@ -19,8 +19,8 @@ from paceline.measure.device_profile import DeviceProfile, HubLink
 from paceline.record.worker_trace import MessageTime, Trace
 from paceline.rpc.frames import Message
 from paceline.rpc.server import RpcRequest
-from paceline.strategies.wheel.gate import Gate, only_part
-from paceline.strategies.wheel.protocol import Topic
+from paceline.strategies.wheel.answers import Gate
+from paceline.strategies.wheel.protocol import Topic, only_part
 from paceline.strategies.wheel.staleness import HeadGradients, Workers
 from paceline.strategies.wheel.worker_group import ProgressDeadline, WorkerGroup
 from refusals import refused
@@ -137,12 +137,13 @@ def trace(**changes: object) -> bytes:
 
 def test_a_worker_is_done_only_after_its_last_step(gate, workers):
     with refused("done"):
-        gate.trace(0, of(Topic.DONE, trace()), is_child=False)
+        gate.done(0, of(Topic.DONE, trace()), is_child=False)
     with refused("done"):
-        gate.trace(0, of(Topic.DONE, trace(), step=12), is_child=True)
-    gate.trace(0, of(Topic.DONE, trace(), step=NUM_STEPS), is_child=True)
+        gate.done(0, of(Topic.DONE, trace(), step=12), is_child=True)
+    gate.done(0, of(Topic.DONE, trace(), step=NUM_STEPS), is_child=True)
     workers.of(0).next_step = NUM_STEPS
-    assert gate.trace(0, of(Topic.DONE, trace()), is_child=False).as_json() == trace()
+    found, report = gate.done(0, of(Topic.DONE, trace()), is_child=False)
+    assert (found.as_json(), report) == (trace(), None)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +161,7 @@ def test_a_worker_is_done_only_after_its_last_step(gate, workers):
 def test_invalid_traces_are_refused(gate, workers, told: bytes):
     workers.of(0).next_step = NUM_STEPS
     with refused("trace"):
-        gate.trace(0, of(Topic.DONE, told), is_child=False)
+        gate.done(0, of(Topic.DONE, told), is_child=False)
 
 
 @given(

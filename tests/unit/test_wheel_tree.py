@@ -38,7 +38,7 @@ class Direct:
 
     def _whole(self, place: tuple[int, ...] = ()) -> ParentReply:
         whole = self.children.fetch(0, Message(""))
-        return ParentReply(whole.version, parts_of(whole), place)
+        return ParentReply(whole.version, *parts_of(whole), place)
 
     def begin(self, step: int) -> ParentReply:
         self.server.workers.add(0)
@@ -196,16 +196,16 @@ def spoilt(parts: Sequence[Any], place: int, part: Any) -> Sequence[Any]:
 # Epoch, its number of samples, the sum of their losses.
 ROWS = [(0.5, 4, 1), (0, -4, 1), (1e9, 4, 1), (0, 4, math.nan), (0, 4, 1e300)]
 SPOILT = [
-    lambda parts: parts[:4],
+    lambda parts: parts[:3],
     lambda parts: spoilt(parts, 0, parts[1]),
-    lambda parts: spoilt(parts, 3, parts[3][:-1]),
-    lambda parts: spoilt(parts, 2, parts[2][:-8]),
+    lambda parts: spoilt(parts, 2, parts[2][:-1]),
+    lambda parts: spoilt(parts, 1, parts[1][:-8]),
     *(
-        lambda parts, row=row: spoilt(parts, 2, part_of(torch.tensor([row], dtype=torch.float64)))
+        lambda parts, row=row: spoilt(parts, 1, part_of(torch.tensor([row], dtype=torch.float64)))
         for row in ROWS
     ),
-    lambda parts: spoilt(parts, 3, bytes(8 * 1001)),
-    lambda parts: spoilt(parts, 1, struct.pack("d", math.nan) + bytes(parts[1])[8:]),
+    lambda parts: spoilt(parts, 2, bytes(8 * 1001)),
+    lambda parts: spoilt(parts, 0, struct.pack("d", math.nan) + bytes(parts[0])[8:]),
 ]
 
 

@@ -1,4 +1,7 @@
-"""Check and execute the requests of workers, and encode the replies."""
+"""Check and execute the requests of workers, and encode the replies.
+
+If a request is invalid, the hub drops the worker that sent it; the other workers continue.
+"""
 
 import time
 from collections import Counter
@@ -7,9 +10,11 @@ from dataclasses import replace
 from math import prod
 
 import torch
+from pydantic import TypeAdapter
 
 from paceline.core.errors import InvalidInput, StepDiscarded, printable
 from paceline.core.outcome import SentShare, Traffic
+from paceline.core.reading import read_record
 from paceline.core.wire_format import Purpose
 from paceline.measure.device_profile import DeviceProfile
 from paceline.record.worker_trace import Trace
@@ -18,16 +23,81 @@ from paceline.rpc.frames import Message
 from paceline.rpc.limits import MOST_TEXT
 from paceline.rpc.server import RpcRequest
 from paceline.rpc.tensor_parts import CopyLane, Endpoint
+from paceline.rpc.workers import difference
 from paceline.strategies.wheel import protocol
 from paceline.strategies.wheel.epochs import EpochLog
-from paceline.strategies.wheel.gate import Gate, only_part
 from paceline.strategies.wheel.job import TrainingJob, batches_of
 from paceline.strategies.wheel.measure import recorders_of
-from paceline.strategies.wheel.protocol import OF_STEPS, Topic
+from paceline.strategies.wheel.protocol import ASKED, OF_STEPS, Topic, only_part, parts_up_to
 from paceline.strategies.wheel.server import ParameterServer
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, messages
-from paceline.strategies.wheel.tree import ChildHubs
+from paceline.strategies.wheel.staleness import Workers
+from paceline.strategies.wheel.tree import ChildHubs, ChildReport
 from paceline.strategies.wheel.worker_group import ProbeTurns, WorkerGroup
+
+_TRACE, _PROFILE = TypeAdapter(Trace), TypeAdapter(DeviceProfile)
+_REPORT = TypeAdapter(ChildReport)
+_ONCE = (Topic.ACTIVATIONS, Topic.GRADIENTS)  # topics that are refused for completed steps
+_OF_BODIES = (Topic.PARAMETERS, *_ONCE)
+_AHEAD = 1  # how many steps early a worker may fetch parameters
+
+
+class Gate:
+    """Checks the requests of a run's workers; `version` returns the server's current version."""
+
+    def __init__(
+        self, workers: Workers, num_steps: int, layout: str, version: Callable[[], int]
+    ) -> None:
+        self._workers, self._num_steps = workers, num_steps
+        self._layout, self._version = layout, version
+        self._newest = 0  # highest version so far; a parent's restart may lower the version
+
+    def check(self, worker: int, message: Message) -> Topic:
+        """Return the topic of a request; InvalidInput if the worker must not send it now."""
+        if message.topic not in ASKED:
+            raise InvalidInput("topic", "is not a request of workers", got=message.topic)
+        topic = Topic(message.topic)
+        self._newest = max(self._newest, self._version())
+        if not 0 <= message.version <= self._newest:
+            problem = f"version must be from 0 to {self._newest}"
+            raise InvalidInput(topic, problem, got=message.version)
+        if topic is Topic.PROBE:
+            return topic  # the field `step` of a PROBE is a number of bytes
+        if not 0 <= message.step <= self._num_steps:
+            raise InvalidInput(topic, f"step must be from 0 to {self._num_steps}", got=message.step)
+        reached = self._workers.of(worker).next_step
+        is_over = topic in _ONCE and message.step < reached
+        if is_over or (topic in _OF_BODIES and message.step > reached + _AHEAD):
+            problem = f"step must be {reached} or {reached + _AHEAD}"
+            raise InvalidInput(topic, problem, got=message.step)
+        return topic
+
+    def check_layout(self, message: Message) -> None:
+        """Raise InvalidInput if a worker's description of the run differs from the hub's."""
+        there = b"".join(message.parts[:1]).decode(errors="replace")
+        if (found := difference(self._layout, there)) is not None:
+            raise InvalidInput("run", f"differs from the hub's: {found}")
+
+    def profile(self, message: Message) -> DeviceProfile:
+        """Return the device profile in a message; raise InvalidInput if it is invalid."""
+        found = read_record(_PROFILE, only_part(message), "profile")
+        if any(one.link is None for one in (found, *found.below)):
+            raise InvalidInput("profile", "must have the measured link to the hub")
+        if any(one.below for one in found.below):
+            raise InvalidInput("profile", "cannot have a child hub below a child hub")
+        return found
+
+    def done(
+        self, worker: int, message: Message, *, is_child: bool
+    ) -> tuple[Trace, ChildReport | None]:
+        """Return the trace and the report, if any, in a DONE; InvalidInput if steps are left."""
+        completed = message.step if is_child else self._workers.of(worker).next_step
+        if completed < self._num_steps:
+            raise InvalidInput("done", f"requires all {self._num_steps} steps", got=completed)
+        traced, *told = parts_up_to(2 if is_child else 1, message)
+        found = read_record(_TRACE, traced, "trace")
+        found.check(worker, self._num_steps, (*TO_HUB, *FROM_HUB))
+        return found, read_record(_REPORT, told[0], "report") if told else None
 
 
 class WorkerFailed(Exception):
@@ -134,7 +204,7 @@ class Answers:
             Traffic(one.value, counted[one], planned[one], one in (*TO_HUB, *FROM_HUB))
             for one in Purpose
         )
-        return within + self.children.traffic.rows(job.parts)
+        return within + self.children.traffic.rows(job.workload.gradient_nbytes)
 
     def sent_share(self) -> SentShare | None:
         """Compare a codec's declared share of sent gradients with the measured share."""
@@ -238,8 +308,9 @@ class Answers:
         if worker not in self._server.workers.live:
             raise StepDiscarded(f"the hub dropped worker {worker} before it was done")
         is_child = worker in self.children.workers
-        self.trace.add(self._gate.trace(worker, message, is_child=is_child))
-        if is_child and (report := self._gate.report(message)) is not None:
+        trace, report = self._gate.done(worker, message, is_child=is_child)
+        self.trace.add(trace)
+        if report is not None:
             self.children.reports[worker] = report
         own = self._server.workers.of(worker)
         own.next_step = max(own.next_step, message.step)

@@ -85,7 +85,9 @@ def _serve_workers(settings: ChildSettings, client: Client, progress: Progress) 
         if profile is not None:
             lanes = config.workers_by_device.values()
             below = [hub.answers.profiles[one[0]] for one in lanes]
-            retry_after_restart(partial(server.parent.measure, profile, below, job.whole_nbytes))
+            retry_after_restart(
+                partial(server.parent.measure, profile, below, job.workload.gradient_nbytes)
+            )
         server.begin()
         num_parts = job.steps_per_epoch * spec.place[1]
         progress.begin(job.num_samples * spec.num_steps // num_parts, "samples")
@@ -98,7 +100,7 @@ def _serve_workers(settings: ChildSettings, client: Client, progress: Progress) 
         num_pushed=server.parent.traffic.times[HubPurpose.GRADIENTS],
         updates=server.updates,
         traffic=hub.answers.traffic(),
-        parent_traffic=server.parent.traffic.rows(job.parts),
+        parent_traffic=server.parent.traffic.rows(job.workload.gradient_nbytes),
         wire_nbytes=wire_nbytes,
         parent_wire_nbytes=(client.sent_nbytes, client.received_nbytes),
         lost=tuple(hub.group.lost),

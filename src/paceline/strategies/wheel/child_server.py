@@ -1,6 +1,6 @@
 """The parameter server of a child hub, which sums gradients for its parent hub."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -89,27 +89,28 @@ class ChildServer(ParameterServer):
     def update(self, worker: int, step: int, version: int, gradients: Tensor) -> LossSum:
         """Add the gradients of a step to the sum; return the step's loss."""
         loss = super().update(worker, step, version, gradients)
-        assert self._sum is not None
-        self._sum.losses[step // self._steps_per_epoch] += loss
-        self._send(self._gather)
+        self._count({step // self._steps_per_epoch: loss})
         return loss
 
     def merge(self, worker: int, step: int, mean: GradientSum, below: tuple[int, ...]) -> None:
         """Add a child hub's mean gradients to this hub's sum, as one update."""
         super().merge(worker, step, mean, below)
+        self._count(mean.losses)
+
+    def _count(self, losses: Mapping[int, LossSum]) -> None:
+        """Add the losses of an update, by epoch, to the sum; send the sum if it is complete."""
         assert self._sum is not None
-        for epoch, loss in mean.losses.items():
+        for epoch, loss in losses.items():
             self._sum.losses[epoch] += loss
         self._send(self._gather)
 
-    def _apply(self, version: int, body: list[Tensor], head: list[Tensor]) -> None:
+    def _apply(self, version: int, gradients: list[Tensor]) -> None:
         """Add gradients to the sum, instead of taking an optimizer step."""
-        in_body, in_head = tensor_parts.flatten(body), tensor_parts.flatten(head)
+        vector = tensor_parts.flatten(gradients)
         if self._sum is None:
-            self._sum = GradientSum(in_body, in_head, version)
+            self._sum = GradientSum(vector, version)
         else:
-            self._sum.body.add_(in_body)
-            self._sum.head.add_(in_head)
+            self._sum.vector.add_(vector)
             self._sum.version = min(self._sum.version, version)
             self._sum.count += 1
         self._staleness[self.version - version] += 1
@@ -122,12 +123,10 @@ class ChildServer(ParameterServer):
         self._sum = None
         losses = [[epoch, one.num_samples, one.total] for epoch, one in gradients.losses.items()]
         parts = (
-            tensor_parts.part_of((gradients.body / gradients.count).cpu()),
-            tensor_parts.part_of((gradients.head / gradients.count).cpu()),
+            tensor_parts.part_of((gradients.vector / gradients.count).cpu()),
             tensor_parts.part_of(torch.tensor(losses, dtype=torch.float64)),
             tensor_parts.numbers_part(self.workers.next_steps),
-            tensor_parts.buffers_of(self.halves.body),
-            tensor_parts.buffers_of(self.halves.head),
+            tensor_parts.buffers_of(self.model),
         )
         message = Message(Topic.WHOLE_GRADIENTS, self.completed, gradients.version, parts=parts)
         self._exchange = self._executor.submit(self.parent.exchange, message)
@@ -140,8 +139,7 @@ class ChildServer(ParameterServer):
             self.poll_parent()
 
     def _take(self, reply: ParentReply) -> None:
-        for parameters, part in zip((self._body, self._head), reply.parts, strict=True):
-            tensor_parts.load_vector(parameters, vector_like(parameters, part))
+        tensor_parts.load_vector(self.parameters, vector_like(self.parameters, reply.part))
         self.version = reply.version
         if not reply.resume:
             return

@@ -107,18 +107,13 @@ class TrainingJob:
         return len(batches_of(self.spec, 0, self.num_samples))
 
     @property
-    def whole_nbytes(self) -> int:
-        """The bytes of all parameters."""
-        return self.parts.body.gradient_nbytes + self.parts.head.gradient_nbytes
-
-    @property
     def max_message_nbytes(self) -> int:
         """An upper bound of the bytes of one message."""
         sent = messages(self.parts, self.spec.config)
         together = sent[Purpose.LABELS].nbytes + sent[Purpose.ACTIVATIONS].nbytes
         num_spans = NUM_TRACED * (2 * len(self.parts.body.layers) + len(Purpose))
         single = (sent[purpose].nbytes for purpose in (*TO_HUB, *FROM_HUB))
-        most = max(together, num_spans * _SPAN_NBYTES, self.whole_nbytes, *single)
+        most = max(together, num_spans * _SPAN_NBYTES, self.workload.gradient_nbytes, *single)
         return max(_MIN_MESSAGE_NBYTES, most + most // 8)
 
 

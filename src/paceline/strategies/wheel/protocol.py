@@ -10,7 +10,8 @@ from paceline.codecs.names import find_codec
 from paceline.core.errors import InvalidInput
 from paceline.core.wire_format import Purpose, remembers
 from paceline.rpc import workers
-from paceline.rpc.tensor_parts import part_of, values_of
+from paceline.rpc.frames import Message
+from paceline.rpc.tensor_parts import Parts, part_of, parts_of, values_of
 from paceline.strategies.wheel.config import Wheel
 
 _MAX_SAMPLES = 2**40  # largest valid number of samples in a share of a batch
@@ -44,6 +45,19 @@ class Topic(StrEnum):
 ASKED = frozenset(Topic) - {Topic.AGAIN}  # the topics of workers' requests
 UPDATES = (Topic.GRADIENTS, Topic.WHOLE_GRADIENTS)
 OF_STEPS = (Topic.PARAMETERS, Topic.ACTIVATIONS, Topic.WHOLE_PARAMETERS, *UPDATES)
+
+
+def parts_up_to(most: int, message: Message) -> Parts:
+    """Return the parts of a message; raise InvalidInput unless there are 1 to `most` parts."""
+    parts = parts_of(message)
+    if not 1 <= len(parts) <= most:
+        raise InvalidInput(message.topic, f"must have 1 to {most} parts", got=len(parts))
+    return parts
+
+
+def only_part(message: Message) -> memoryview:
+    """Return the only part of a message; raise InvalidInput unless there is one part."""
+    return parts_up_to(1, message)[0]
 
 
 def take_gradients(names: Sequence[str], parameters: Sequence[nn.Parameter]) -> list[Tensor]:

@@ -34,15 +34,14 @@ ALL_WORKERS = "all workers"  # the key of all workers' staleness in `Updates`
 
 @dataclass
 class GradientSum:
-    """The sum of the gradients of `count` steps: a vector each for body and head.
+    """The sum of the gradients of `count` steps, as a vector of all parameters' gradients.
 
     The weight of a step in the sum is its number of samples, divided by the average number.
     `version`: the version of the oldest parameters that workers used. `losses`: the sums of losses,
     by epoch.
     """
 
-    body: Tensor
-    head: Tensor
+    vector: Tensor
     version: int
     count: int = 1
     losses: dict[int, LossSum] = field(default_factory=lambda: defaultdict(LossSum))
@@ -81,6 +80,7 @@ class ParameterServer:
     ) -> None:
         _check_optimizer(optimizer, halves, staleness_decay, updates_per_step)
         self._body, self._head = halves.body_parameters, halves.head_parameters
+        self.parameters = [*self._body, *self._head]
         self.model, self.halves, self.optimizer = model, halves, optimizer
         self.lent = lent
         self.version = 0
@@ -89,8 +89,10 @@ class ParameterServer:
         self.schedule = schedule
         self._learning, self._updates_per_step = learning, updates_per_step
         self._decay = staleness_decay
-        own, is_clipped = [*self._body, *self._head], learning.clip_norm is not None
-        self.checks = ValueChecks(own, reads_values=checks_values, is_clipped=is_clipped)
+        is_clipped = learning.clip_norm is not None
+        self.checks = ValueChecks(
+            self.parameters, reads_values=checks_values, is_clipped=is_clipped
+        )
         self._staleness: Counter[int] = Counter()
         optimizer.zero_grad(set_to_none=True)
 
@@ -168,7 +170,7 @@ class ParameterServer:
             of_body = tensor_parts.views(gradients.detach(), self._body)
         self.checks.gradients(who, "body's gradients", worker, [gradients, *half.gradients])
         with self.watch(worker, step, Kind.STEP):
-            self._apply(version, of_body, half.gradients)
+            self._apply(version, [*of_body, *half.gradients])
         own.complete(step + 1)
         return half.loss
 
@@ -181,10 +183,9 @@ class ParameterServer:
         own = self.workers.of(worker)
         who = f"worker {worker}, step {step}"
         with naming(who):
-            of_body = tensor_parts.views(mean.body, self._body)
-            of_head = tensor_parts.views(mean.head, self._head)
-        self.checks.gradients(who, "child hub's gradients", worker, [mean.body, mean.head])
-        self._apply(mean.version, of_body, of_head)
+            gradients = tensor_parts.views(mean.vector, self.parameters)
+        self.checks.gradients(who, "child hub's gradients", worker, [mean.vector])
+        self._apply(mean.version, gradients)
         own.complete(step, below)
 
     def restore(
@@ -197,10 +198,10 @@ class ParameterServer:
             self.schedule.last_epoch = version
         self.optimizer.zero_grad(set_to_none=True)
 
-    def _apply(self, version: int, body: list[Tensor], head: list[Tensor]) -> None:
+    def _apply(self, version: int, gradients: list[Tensor]) -> None:
         """Take an optimizer step with gradients that belong to parameters of `version`."""
         staleness = self.version - version
-        for parameter, gradient in zip((*self._body, *self._head), (*body, *head), strict=True):
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
         if self._learning.clip_norm is not None:
             updated = [one for group in self.optimizer.param_groups for one in group["params"]]

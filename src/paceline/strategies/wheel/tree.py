@@ -29,32 +29,24 @@ from paceline.measure.device_profile import DeviceProfile
 from paceline.record.worker_trace import Trace
 from paceline.rpc import tensor_parts, value_checks
 from paceline.rpc.client import Client, HubRestarted
-from paceline.rpc.frames import Buffer, Message
-from paceline.rpc.tensor_parts import Parts
+from paceline.rpc.frames import Message
 from paceline.rpc.value_checks import LARGEST_LOSS
 from paceline.rpc.workers import check_reply
-from paceline.strategies.wheel.protocol import Topic
+from paceline.strategies.wheel.protocol import Topic, only_part
 from paceline.strategies.wheel.server import GradientSum, ParameterServer
-from paceline.strategies.wheel.split import Split
 from paceline.strategies.wheel.staleness import LossSum
 
 logger = logging.getLogger(__name__)
-_NUM_PARTS = 6  # gradients of body and head, losses, progress, buffers of body and head
+_NUM_PARTS = 4  # gradients, losses, progress, buffers
 _MOST_BELOW = 1000  # most workers of a child hub
 _LOSS_FIELDS = 3  # an epoch, its number of samples, the sum of the samples' losses
 
 
 class HubPurpose(StrEnum):
-    """The purpose of one part of a message between two hubs."""
+    """The purpose of a message between two hubs; its first part has values of all layers."""
 
     PARAMETERS = "hubs_parameters"
-    HEAD_PARAMETERS = "hubs_head_parameters"
     GRADIENTS = "hubs_gradients"
-    HEAD_GRADIENTS = "hubs_head_gradients"
-
-
-_PARAMETERS = (HubPurpose.PARAMETERS, HubPurpose.HEAD_PARAMETERS)
-_GRADIENTS = (HubPurpose.GRADIENTS, HubPurpose.HEAD_GRADIENTS)
 
 
 class ChildReport(Record):
@@ -75,26 +67,22 @@ class HubTraffic:
         self.times: Counter[HubPurpose] = Counter()
         self.nbytes: Counter[HubPurpose] = Counter()
 
-    def add(self, purposes: Sequence[HubPurpose], parts: Sequence[Buffer]) -> None:
-        """Count the parts of a message; `purposes`: the purpose of each part."""
-        for purpose, part in zip(purposes, parts, strict=True):
-            self.times[purpose] += 1
-            self.nbytes[purpose] += memoryview(part).nbytes
+    def add(self, purpose: HubPurpose, message: Message) -> None:
+        """Count a message, and the bytes of its first part."""
+        self.times[purpose] += 1
+        self.nbytes[purpose] += memoryview(message.parts[0]).nbytes
 
-    def rows(self, parts: Split) -> tuple[Traffic, ...]:
-        """Return the counted and planned bytes of each purpose; `parts`: the model's two halves."""
-        halves_nbytes = parts.body.gradient_nbytes, parts.head.gradient_nbytes
+    def rows(self, whole_nbytes: int) -> tuple[Traffic, ...]:
+        """Return the counted and planned bytes; `whole_nbytes`: the bytes of all parameters."""
         return tuple(
-            Traffic(purpose.value, self.nbytes[purpose], times * half_nbytes)
-            for purpose, half_nbytes in zip(HubPurpose, 2 * halves_nbytes, strict=True)
+            Traffic(purpose.value, self.nbytes[purpose], times * whole_nbytes)
+            for purpose in HubPurpose
             if (times := self.times[purpose])
         )
 
 
 def vector_like(parameters: Sequence[Tensor], part: memoryview) -> Tensor:
     """Decode a vector with the size, dtype and device of the parameters; InvalidInput otherwise."""
-    if not parameters:
-        return tensor_parts.values_of(part, torch.float32, 0)
     count, like = sum(one.numel() for one in parameters), parameters[0]
     return tensor_parts.values_of(part, like.dtype, count).to(like.device)
 
@@ -111,11 +99,11 @@ class ChildHubs:
     def fetch(self, worker: int, message: Message) -> Message:
         """Return a message with the current parameters of all layers."""
         self.workers.add(worker)
-        halves, version = self._server.halves, self._server.version
-        whole = map(tensor_parts.flatten, (halves.body_parameters, halves.head_parameters))
-        parts = tuple(tensor_parts.part_of(values.cpu()) for values in whole)
-        self.traffic.add(_PARAMETERS, parts)
-        return Message(Topic.WHOLE_PARAMETERS, message.step, version, parts=parts)
+        part = tensor_parts.part_of(tensor_parts.flatten(self._server.parameters).cpu())
+        version = self._server.version
+        reply = Message(Topic.WHOLE_PARAMETERS, message.step, version, parts=(part,))
+        self.traffic.add(HubPurpose.PARAMETERS, reply)
+        return reply
 
     def update(self, worker: int, message: Message, *, is_first: bool) -> dict[int, LossSum]:
         """Update all parameters with a child hub's gradients; return the hub's losses by epoch.
@@ -126,22 +114,19 @@ class ChildHubs:
         parts = tensor_parts.parts_of(message)
         if len(parts) != _NUM_PARTS:
             raise InvalidInput(message.topic, f"must have {_NUM_PARTS} parts", got=len(parts))
-        halves = self._server.halves
-        parameters = halves.body_parameters, halves.head_parameters
-        body, head = map(vector_like, parameters, parts[:2])
-        mean = GradientSum(body, head, message.version)
-        mean.losses.update(self._losses_in(parts[2]))
-        below = tensor_parts.numbers_of(parts[3])
+        gradients, losses, progress, buffers = parts
+        mean = GradientSum(vector_like(self._server.parameters, gradients), message.version)
+        mean.losses.update(self._losses_in(losses))
+        below = tensor_parts.numbers_of(progress)
         if len(below) > _MOST_BELOW:
             problem = f"must be at most {_MOST_BELOW} numbers, one per worker"
             raise InvalidInput("steps", problem, got=len(below))
         if any(not 0 <= step <= self._num_steps for step in below):
             raise InvalidInput("steps", f"must be from 0 to {self._num_steps}", got=max(below))
         self._server.merge(worker, message.step, mean, below)
-        self.traffic.add(_GRADIENTS, message.parts[: len(_GRADIENTS)])
+        self.traffic.add(HubPurpose.GRADIENTS, message)
         if is_first:
-            for half, part in zip((halves.body, halves.head), parts[4:], strict=True):
-                tensor_parts.load_buffers(half, part)
+            tensor_parts.load_buffers(self._server.model, buffers)
         return mean.losses
 
     def _losses_in(self, part: memoryview) -> dict[int, LossSum]:
@@ -170,7 +155,7 @@ class ParentReply(NamedTuple):
     """
 
     version: int
-    parts: Parts
+    part: memoryview
     resume: tuple[int, ...] = ()
 
 
@@ -207,7 +192,7 @@ class ParentHub:
         except HubRestarted:
             logger.info("the parent hub was restarted; this hub is at step %d", gradients.step)
             return self.begin(gradients.step)
-        self.traffic.add(_GRADIENTS, gradients.parts[: len(_GRADIENTS)])
+        self.traffic.add(HubPurpose.GRADIENTS, gradients)
         return self._parameters(whole)
 
     def measure(
@@ -244,8 +229,6 @@ class ParentHub:
         return check_reply(self._client.request(message).result(), "the parent hub: ")
 
     def _parameters(self, whole: Message, resume: tuple[int, ...] = ()) -> ParentReply:
-        parts = tensor_parts.parts_of(whole)
-        if len(parts) != len(_PARAMETERS):
-            raise InvalidInput(whole.topic, f"must have {len(_PARAMETERS)} parts", got=len(parts))
-        self.traffic.add(_PARAMETERS, parts)
-        return ParentReply(whole.version, parts, resume)
+        part = only_part(whole)
+        self.traffic.add(HubPurpose.PARAMETERS, whole)
+        return ParentReply(whole.version, part, resume)
