@@ -17,6 +17,7 @@ from paceline.core.errors import InvalidInput, NonFinite, StepDiscarded
 from paceline.rpc.frames import Message
 from paceline.rpc.tensor_parts import part_of, parts_of
 from paceline.strategies.wheel.child_server import ChildServer
+from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.server import ParameterServer
 from paceline.strategies.wheel.tree import ChildHubs, HubTraffic, ParentReply
 from paceline.training.models.halves import cut
@@ -62,10 +63,8 @@ def tree(gather: int, num_workers: int = 2, staleness: int | None = 1, place=(0,
     child = ChildServer(
         model,
         halves,
+        Wheel(num_workers, staleness=staleness, gather=gather),
         uplink,
-        num_workers=num_workers,
-        staleness=staleness,
-        gather=gather,
         num_steps=STEPS,
         steps_per_epoch=EPOCH,
     )

@@ -108,7 +108,7 @@ _Settings = TypeVar("_Settings", bound=ConnectingWorkers)
 
 
 def run_as_process(
-    work: Callable[[_Settings, Mapping[int, Client]], None], kind: type[_Settings]
+    work: Callable[[_Settings, Mapping[int, Client]], object], kind: type[_Settings]
 ) -> None:
     """Read JSON settings from the command line, connect the clients, and run `work`."""
     report_signals()

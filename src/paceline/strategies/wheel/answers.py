@@ -12,7 +12,7 @@ from math import prod
 import torch
 from pydantic import TypeAdapter
 
-from paceline.core.errors import InvalidInput, StepDiscarded, printable
+from paceline.core.errors import InvalidInput, StepDiscarded, WorkerLost, printable
 from paceline.core.outcome import SentShare, Traffic
 from paceline.core.reading import read_record
 from paceline.core.wire_format import Purpose
@@ -100,14 +100,6 @@ class Gate:
         return found, read_record(_REPORT, told[0], "report") if told else None
 
 
-class WorkerFailed(Exception):
-    """Raised if a worker reports its failure; `by_input`: whether InvalidInput is the cause."""
-
-    def __init__(self, why: str, by_input: bool) -> None:
-        super().__init__(why)
-        self.by_input = by_input
-
-
 class Answers:
     """Executes the requests of workers, and encodes the replies.
 
@@ -153,7 +145,8 @@ class Answers:
     def execute(self, request: RpcRequest) -> Message | None:
         """Check and execute a request; return the reply, or None if the reply must wait.
 
-        Raises InvalidInput if the worker must not send this request now.
+        Raises InvalidInput if the worker must not send this request now. Raises InvalidInput or
+        WorkerLost if the worker reports its failure.
         """
         worker, message = request.worker, request.message
         if message.topic in OF_STEPS and worker not in self._server.workers.live:
@@ -184,8 +177,24 @@ class Answers:
         """Return the counted and planned bytes of messages, by purpose.
 
         Messages between child hubs and their workers are included if the child hubs report them.
-        The planned bytes follow from Table 1 of Du et al. 2017.
         """
+        counted, planned = self._nbytes_by_purpose()
+        for report in self.children.reports.values():
+            counted.update(report.nbytes)
+            planned.update(report.planned_nbytes)
+        within = tuple(
+            Traffic(one.value, counted[one], planned[one], one in (*TO_HUB, *FROM_HUB))
+            for one in Purpose
+        )
+        return within + self.children.traffic.rows(self._job.workload.gradient_nbytes)
+
+    def report(self) -> ChildReport:
+        """Return the bytes of messages between this hub and its workers, for the parent hub."""
+        counted, planned = self._nbytes_by_purpose()
+        return ChildReport(nbytes=counted, planned_nbytes=planned, num_pushed=self.num_pushed)
+
+    def _nbytes_by_purpose(self) -> tuple[Counter[Purpose], Counter[Purpose]]:
+        """Return the counted bytes, and the planned ones, by Table 1 of Du et al. 2017."""
         job, spec = self._job, self._job.spec
         sizes: Counter[int] = Counter()  # number of batches, by their size
         for worker in set(range(spec.config.workers)) - self.children.workers:
@@ -196,15 +205,7 @@ class Answers:
         for size, times in sizes.items():
             for purpose, message in messages(job.parts.resized(size), spec.config).items():
                 planned[purpose] += times * message.nbytes
-        counted = Counter(self.nbytes)
-        for report in self.children.reports.values():
-            counted.update(report.nbytes)
-            planned.update(report.planned_nbytes)
-        within = tuple(
-            Traffic(one.value, counted[one], planned[one], one in (*TO_HUB, *FROM_HUB))
-            for one in Purpose
-        )
-        return within + self.children.traffic.rows(job.workload.gradient_nbytes)
+        return Counter(self.nbytes), planned
 
     def sent_share(self) -> SentShare | None:
         """Compare a codec's declared share of sent gradients with the measured share."""
@@ -319,8 +320,8 @@ class Answers:
 
     def _fail(self, request: RpcRequest) -> Message:
         text = bytes(only_part(request.message)).decode(errors="replace")
-        why = printable(text, MOST_TEXT)
-        raise WorkerFailed(f"worker {request.worker} failed: {why}", bool(request.message.step))
+        why = f"worker {request.worker} failed: {printable(text, MOST_TEXT)}"
+        raise InvalidInput.of(why) if request.message.step else WorkerLost(why)
 
 
 def _noted(request: RpcRequest) -> Message:

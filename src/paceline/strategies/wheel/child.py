@@ -11,7 +11,6 @@ from functools import partial
 
 from paceline.core.outcome import Traffic, Updates
 from paceline.core.settings import Record
-from paceline.core.wire_format import Purpose
 from paceline.exchange.session import Progress
 from paceline.rpc.client import Client
 from paceline.rpc.workers import connected, retry_after_restart, run_as_process
@@ -22,7 +21,7 @@ from paceline.strategies.wheel.epochs import EpochLog
 from paceline.strategies.wheel.hub import Hub
 from paceline.strategies.wheel.measure import profile_head
 from paceline.strategies.wheel.remote import ChildSettings
-from paceline.strategies.wheel.tree import ChildReport, HubPurpose, ParentHub
+from paceline.strategies.wheel.tree import HubPurpose, ParentHub
 
 logger = logging.getLogger(__name__)
 
@@ -54,24 +53,16 @@ def serve_child(settings: ChildSettings, progress: Progress) -> ChildResult:
     """
     settings.config()  # check options before connecting
     with connected(settings, settings.parent_keys) as clients:
-        return _serve_workers(settings, clients[settings.number], progress)
+        return take_part(settings, clients, progress)
 
 
-def _serve_workers(settings: ChildSettings, client: Client, progress: Progress) -> ChildResult:
-    parent_spec = RunSpec.from_json(client.settings)
-    job = jobs.child_job(settings, parent_spec)
+def take_part(
+    settings: ChildSettings, clients: Mapping[int, Client], progress: Progress | None = None
+) -> ChildResult:
+    """Serve the workers of a hub that is connected to its parent, until all steps are done."""
+    client, progress = clients[settings.number], progress or Progress()
+    job, server = _server_of(settings, client)
     spec, config = job.spec, job.spec.config
-    own = spec.model, settings.number, settings.connect, config.workers, config.lanes
-    logger.info("%s: worker %d of the hub at %s; hub of %d workers, %d per device", *own)
-    layout = jobs.layout_of(parent_spec, job.halves, job.recipe, job.batches)
-    gather = parent_spec.tree.gathered if parent_spec.tree else settings.gather or config.workers
-    server = ChildServer(
-        *(job.model, job.halves, ParentHub(client, layout)),
-        **jobs.server_options(job),
-        gather=gather,
-        num_steps=spec.num_steps,
-        steps_per_epoch=job.steps_per_epoch,
-    )
     # Without an address to listen on, which only rehearsals allow, the hub starts all workers on
     # this machine's CPU, because the workers mostly sleep.
     devices = ("cpu",) * len(config.workers_by_device) if settings.listen is None else ()
@@ -92,7 +83,7 @@ def _serve_workers(settings: ChildSettings, client: Client, progress: Progress) 
         num_parts = job.steps_per_epoch * spec.place[1]
         progress.begin(job.num_samples * spec.num_steps // num_parts, "samples")
         hub.train()
-        server.finish(None if spec.pace is None else _report(hub))
+        server.finish(None if spec.pace is None else hub.answers.report())
         wire_nbytes = hub.close()
     return ChildResult(
         settings=settings,
@@ -107,18 +98,22 @@ def _serve_workers(settings: ChildSettings, client: Client, progress: Progress) 
     )
 
 
-def _report(hub: Hub) -> ChildReport:
-    rows = {Purpose(one.purpose): one for one in hub.answers.traffic()}
-    return ChildReport(
-        nbytes={purpose: int(one.nbytes) for purpose, one in rows.items()},
-        planned_nbytes={purpose: int(one.planned_nbytes) for purpose, one in rows.items()},
-        num_pushed=hub.answers.num_pushed,
+def _server_of(settings: ChildSettings, client: Client) -> tuple[jobs.TrainingJob, ChildServer]:
+    """Build the job and the server of a child hub from its parent's run."""
+    parent_spec = RunSpec.from_json(client.settings)
+    job = jobs.child_job(settings, parent_spec)
+    config = job.spec.config
+    own = job.spec.model, settings.number, settings.connect, config.workers, config.lanes
+    logger.info("%s: worker %d of the hub at %s; hub of %d workers, %d per device", *own)
+    layout = jobs.layout_of(parent_spec, job.halves, job.recipe, job.batches)
+    server = ChildServer(
+        *(job.model, job.halves),
+        **jobs.server_options(job),
+        parent=ParentHub(client, layout),
+        num_steps=job.spec.num_steps,
+        steps_per_epoch=job.steps_per_epoch,
     )
-
-
-def take_part(settings: ChildSettings, clients: Mapping[int, Client]) -> None:
-    """Serve the workers of a rehearsal's child hub, in a process that the root started."""
-    _serve_workers(settings, clients[settings.number], Progress())
+    return job, server
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from paceline.rpc import tensor_parts
 from paceline.rpc.frames import Message
+from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.protocol import Topic
 from paceline.strategies.wheel.server import GradientSum, ParameterServer
 from paceline.strategies.wheel.staleness import LossSum
@@ -19,30 +20,29 @@ from paceline.training.models.halves import Halves, trainable
 class ChildServer(ParameterServer):
     """A parameter server whose parent takes the optimizer steps.
 
-    This server sums its workers' gradients, and sends the mean of `gather` updates to the parent.
-    At most one exchange with the parent runs at a time. With `staleness=0`, workers wait for the
-    parent's reply; otherwise workers continue until the next sum is complete. `num_steps`: the
-    number of steps of each worker. `wake`: another thread calls it when `poll_parent` can load a
-    reply.
+    This server sums its workers' gradients, and sends the mean of `config.gathered` updates to the
+    parent. At most one exchange with the parent runs at a time. With `staleness=0`, workers wait
+    for the parent's reply; otherwise workers continue until the next sum is complete.
+    `num_steps`: the number of steps of each worker. `wake`: another thread calls it when
+    `poll_parent` can load a reply.
     """
 
     def __init__(
         self,
         model: nn.Module,
         halves: Halves,
+        config: Wheel,
         parent: ParentHub,
         *,
-        staleness: int | None,
-        gather: int,
         num_steps: int,
         steps_per_epoch: int,
         **options: Any,
     ) -> None:
         unused = torch.optim.SGD(trainable(model), lr=0.0)  # the root takes the optimizer steps
-        super().__init__(model, halves, unused, staleness=staleness, **options)
-        self.parent, self._gather = parent, gather
+        super().__init__(model, halves, unused, config, **options)
+        self.parent, self._gather = parent, config.gathered
         self._num_steps, self._steps_per_epoch = num_steps, steps_per_epoch
-        self._waits = staleness == 0
+        self._waits = config.staleness == 0
         self._sum: GradientSum | None = None
         self._exchange: Future[ParentReply] | None = None
         # Exchange in another thread, so that the hub answers its workers while the parent computes.

@@ -23,7 +23,7 @@ from paceline.rpc.keys import load_hub_keys
 from paceline.rpc.limits import MOST_TEXT, Limits, RateLimitedLog
 from paceline.rpc.server import Joined, Lost, RpcRequest, Server, Woken
 from paceline.rpc.workers import WorkerPool, num_threads, refusal
-from paceline.strategies.wheel.answers import Answers, WorkerFailed
+from paceline.strategies.wheel.answers import Answers
 from paceline.strategies.wheel.child_server import ChildServer
 from paceline.strategies.wheel.config import RunSpec
 from paceline.strategies.wheel.epochs import EpochLog
@@ -144,9 +144,7 @@ class Hub:
         except StepDiscarded as error:
             logger.info("%s", error)
             reply = Message(Topic.AGAIN, message.step)
-        except WorkerFailed as error:
-            reply = self._failed(request, error)
-        except (NonFinite, InvalidInput) as error:
+        except (NonFinite, InvalidInput, WorkerLost) as error:
             reply = self._refused(request, error)
         if reply is not None:
             self.group.reply(request, reply)
@@ -155,18 +153,10 @@ class Hub:
         if message.topic in (*UPDATES, Topic.DONE, Topic.PROFILE):
             self._go_on()
 
-    def _failed(self, request: RpcRequest, error: WorkerFailed) -> Message:
-        """Drop a failed worker; end the run if this hub has started the worker."""
-        reply = Message(Topic.FAILED, request.message.step)
-        if self.group.is_own:
-            self.rpc.reply(request, reply)
-            raise InvalidInput.of(str(error)) if error.by_input else WorkerLost(str(error))
-        logger.info("%s", error)
-        self._drop(request.worker, "has failed")
-        return reply
-
-    def _refused(self, request: RpcRequest, error: InvalidInput | NonFinite) -> Message:
-        """Drop a worker after an invalid request; the worker may join again.
+    def _refused(
+        self, request: RpcRequest, error: InvalidInput | NonFinite | WorkerLost
+    ) -> Message:
+        """Drop a worker after an invalid request or its failure; the worker may join again.
 
         The run ends if this hub has started the worker, because the other workers would fail, too.
         The run also ends if all live workers have sent NaN or infinite values.
@@ -179,7 +169,9 @@ class Hub:
         if self.group.is_own or all_have_diverged:
             self.rpc.reply(request, reply)
             raise InvalidInput("learning_rate", str(error)) if is_diverged else error
-        why = f"was refused: {printable(str(error), MOST_TEXT)}"
+        why = printable(str(error), MOST_TEXT).removeprefix(f"worker {worker} ")
+        if request.message.topic != Topic.FAILED:
+            why = f"was refused: {why}"
         self._refusals.warning(f"worker {worker} {why}")
         self._drop(worker, why)
         return reply

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import ceil
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -52,20 +52,13 @@ _SPAN_NBYTES = 400  # upper bound of a traced span in JSON
 _MIN_MESSAGE_NBYTES = 4 << 20
 
 
-class Updating(NamedTuple):
-    """The optimizer, the loss and the learning-rate schedule of a hub's model."""
-
-    optimizer: Optimize
-    learning: Learning
-    schedule: Callable[[Optimizer], LRScheduler | None] = lambda optimizer: None
-
-
 @dataclass(frozen=True)
 class TrainingJob:
     """The spec of a run, and the recipe, the model and its two halves built from the spec.
 
     `workload`: the layers, with their costs for one worker's share of a batch. `device`: the device
-    on which the head computes.
+    on which the head computes. `learning`: the loss of the head. `schedule`: the learning-rate
+    schedule of the optimizer.
     """
 
     spec: RunSpec
@@ -74,7 +67,9 @@ class TrainingJob:
     halves: Halves
     workload: Workload
     device: torch.device
-    updating: Updating
+    optimizer: Optimize
+    learning: Learning
+    schedule: Callable[[Optimizer], LRScheduler | None] = lambda optimizer: None
 
     @cached_property
     def parts(self) -> Split:
@@ -142,8 +137,9 @@ def training_job(
         counted["momentum"] = None
     num_updates = spec.num_steps * config.workers
     optimizer, schedule = learning_by(recipe, settings.model_copy(update=counted), num_updates)
-    updating = Updating(optimizer, learning_of(recipe, settings), schedule)
-    return _job(spec, recipe, workload, device, updating, model)
+    model, halves = model_and_halves(spec, recipe, _kept_on(spec, device), model)
+    updating = optimizer, learning_of(recipe, settings), schedule
+    return TrainingJob(spec, recipe, model, halves, workload, device, *updating)
 
 
 def rehearsal_job(session: TrainingSession, settings: RehearseSettings) -> TrainingJob:
@@ -160,9 +156,7 @@ def rehearsal_job(session: TrainingSession, settings: RehearseSettings) -> Train
     _check_long_enough(session.config, num_steps)
     own = {"model": settings.model, "data": None, "seed": 0, "pace": pace}
     spec = _traced(session, parts, [num_steps], **own)
-    recipe = recipe_in(spec)
-    updating = _paced_updating(spec, recipe, pace.update_s)
-    return _job(spec, recipe, workload, torch.device("cpu"), updating)
+    return _job_in(spec, pace.update_s)
 
 
 def _check_long_enough(config: Wheel, num_steps: int) -> None:
@@ -187,37 +181,25 @@ def child_job(settings: ChildSettings, parent: RunSpec) -> TrainingJob:
     unmeasured = {"first_traced": 0, "num_traced": 0}
     if parent.pace is None:
         unmeasured["profile_s"] = 0
-    spec = parent.model_copy(update=own | unmeasured)
-    recipe = recipe_in(spec)
-    # The parent's optimizer updates the parameters.
-    updating = _paced_updating(spec, recipe, 0.0)
+    return _job_in(parent.model_copy(update=own | unmeasured))
+
+
+def _job_in(spec: RunSpec, update_s: float = 0.0) -> TrainingJob:
+    """Build the job of a spec; its optimizer only sleeps, as a child hub's parent updates."""
+    recipe, device, model = recipe_in(spec), torch.device("cpu"), None
     if spec.pace is not None:
         workload = workload_of(spec.model, spec.pace.samples, spec.pace.input_shape)
-        return _job(spec, recipe, workload, torch.device("cpu"), updating)
-    size, model = ceil(spec.batch_size / spec.num_parts), built(recipe, spec.seed)
-    workload = _described(recipe, model, size, spec.model)
-    return _job(spec, recipe, workload, first_device(), updating, model)
-
-
-def _job(
-    spec: RunSpec,
-    recipe: Recipe,
-    workload: Workload,
-    device: torch.device,
-    updating: Updating,
-    model: nn.Module | None = None,
-) -> TrainingJob:
+    else:
+        device, model = first_device(), built(recipe, spec.seed)
+        workload = _described(recipe, model, ceil(spec.batch_size / spec.num_parts), spec.model)
     model, halves = model_and_halves(spec, recipe, _kept_on(spec, device), model)
-    return TrainingJob(spec, recipe, model, halves, workload, device, updating)
+    own = spec, recipe, model, halves, workload, device
+    learning = learning_in(spec, recipe)
+    return TrainingJob(*own, lambda model: PacedSGD(model.parameters(), update_s), learning)
 
 
 def _kept_on(spec: RunSpec, device: torch.device) -> torch.device:
     return torch.device("cpu") if spec.config.server_memory == "host" else device
-
-
-def _paced_updating(spec: RunSpec, recipe: Recipe, seconds: float) -> Updating:
-    learning = learning_in(spec, recipe)
-    return Updating(lambda model: PacedSGD(model.parameters(), seconds), learning)
 
 
 def server_options(job: TrainingJob) -> dict[str, Any]:
@@ -227,9 +209,8 @@ def server_options(job: TrainingJob) -> dict[str, Any]:
         model, halves = model_and_halves(job.spec, job.recipe, job.kept_on)
         lent = LentHead(model, halves.head, job.halves.head, job.device)
     return {
-        "num_workers": job.spec.config.workers,
-        "staleness": job.spec.config.staleness,
-        "learning": job.updating.learning,
+        "config": job.spec.config,
+        "learning": job.learning,
         "checks_values": job.spec.pace is None,
         "lent": lent,
     }

@@ -41,7 +41,7 @@ def profile_head(job: jobs.TrainingJob) -> DeviceProfile:
     """Measure the hub's device, with a separate copy of the model."""
     spec, device = job.spec, job.device
     model, halves = jobs.model_and_halves(spec, job.recipe, job.kept_on)
-    optimizer = job.updating.optimizer(model)
+    optimizer = job.optimizer(model)
     for group in optimizer.param_groups:
         group["lr"] = 0.0  # the parameters stay equal in all steps
     options = jobs.server_options(replace(job, halves=halves))
@@ -53,7 +53,7 @@ def profile_head(job: jobs.TrainingJob) -> DeviceProfile:
     targets = batch.to(device).targets
     with torch.no_grad():
         inputs = batch.to(job.kept_on).inputs
-        activations = jobs.activations_of(halves, inputs, job.updating.learning).to(device)
+        activations = jobs.activations_of(halves, inputs, job.learning).to(device)
     gradients = torch.zeros_like(server.body_parameters()[1])
 
     def run_step(number: int) -> None:

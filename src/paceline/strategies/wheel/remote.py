@@ -64,7 +64,7 @@ class ChildSettings(ConnectingWorkers):
         for name, hint in _REFUSED.items():
             if name in self.options:
                 raise InvalidInput("options", f"cannot set {name} for a child hub", hint=hint)
-        values = self.options | {"workers": self.workers, "head": head}
+        values = self.options | {"workers": self.workers, "head": head, "gather": self.gather}
         try:
             return TypeAdapter(Wheel).validate_python(values)
         except ValidationError as error:

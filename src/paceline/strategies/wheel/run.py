@@ -79,7 +79,14 @@ class WheelRunner:
         self.samples_per_step = job.num_samples / job.steps_per_epoch
         self.about = _about(session, job)
         check_codecs(job.spec.config, job.halves.body_parameters[0].dtype)
-        self._server, epochs = _server_of(job), list[Epoch]()
+        optimizer, epochs = job.optimizer(job.model), list[Epoch]()
+        self._server = ParameterServer(
+            *(job.model, job.halves, optimizer),
+            **jobs.server_options(job),
+            # A rehearsal's optimizer has no learning rate to divide.
+            updates_per_step=1 if job.spec.pace else job.spec.config.workers,
+            schedule=job.schedule(optimizer),
+        )
         if session.resumed is not None:
             progress = load(session.resumed, self._server, job.layout)
             epochs = progress.epochs_over(job.steps_per_epoch)
@@ -245,19 +252,7 @@ class WheelRunner:
         group = replace(self._session.group, device=job.device)
         # If the server is in main memory, test a copy of the model on the device.
         model = job.model if job.kept_on == job.device else deepcopy(job.model).to(job.device)
-        return tested(model, group, job.recipe, job.updating.learning)
-
-
-def _server_of(job: jobs.TrainingJob) -> ParameterServer:
-    optimizer, config = job.updating.optimizer(job.model), job.spec.config
-    return ParameterServer(
-        *(job.model, job.halves, optimizer),
-        **jobs.server_options(job),
-        staleness_decay=config.staleness_decay,
-        # A rehearsal's optimizer has no learning rate to divide.
-        updates_per_step=1 if job.spec.pace else config.workers,
-        schedule=job.updating.schedule(optimizer),
-    )
+        return tested(model, group, job.recipe, job.learning)
 
 
 def _about(session: TrainingSession, job: jobs.TrainingJob) -> str:

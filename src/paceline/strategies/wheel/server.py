@@ -7,7 +7,7 @@ of gradients is the number of updates since the worker fetched the parameters th
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -23,8 +23,15 @@ from paceline.exchange.step import OF_CLASSES, Learning, Share
 from paceline.rpc import tensor_parts
 from paceline.rpc.value_checks import LARGEST_LOSS, ValueChecks, naming
 from paceline.strategies.wheel import protocol
+from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.lent import LentHead
-from paceline.strategies.wheel.staleness import HeadGradients, LossSum, WorkerProgress, Workers
+from paceline.strategies.wheel.staleness import (
+    HeadGradients,
+    LossSum,
+    WorkerProgress,
+    Workers,
+    WorkerState,
+)
 from paceline.training.models.halves import Halves
 from paceline.training.recipes.recipe import described
 
@@ -51,10 +58,9 @@ class ParameterServer:
     """Holds a model, and updates its parameters with a torch optimizer.
 
     `halves`: the model's first layers, the body, and its last layers, the head, which runs here.
-    `staleness`: the most steps that a worker may be ahead of the slowest live worker; None: no
-    limit. `staleness_decay`: for gradients of staleness s, the learning rate is divided by
-    `1 + staleness_decay * s`. `updates_per_step`: the number of updates in a step of all workers;
-    the learning rate is also divided by this number. `learning`: the loss, and the norm to which
+    `config`: has the number of workers, and the limit and the decay of staleness.
+    `updates_per_step`: the number of updates in a step of all workers, by which the learning rate
+    is divided. `learning`: the loss, and the norm to which
     gradients are clipped. `schedule`: the learning-rate schedule, which advances with each update.
     `checks_values`: False in rehearsals, whose values are zeros. `lent`: the head on a device, if
     the model is in main memory.
@@ -68,27 +74,25 @@ class ParameterServer:
         model: nn.Module,
         halves: Halves,
         optimizer: Optimizer,
+        config: Wheel,
         *,
-        num_workers: int,
-        staleness: int | None,
-        staleness_decay: float = 0.0,
         updates_per_step: int = 1,
         learning: Learning = OF_CLASSES,
         schedule: LRScheduler | None = None,
         checks_values: bool = True,
         lent: LentHead | None = None,
     ) -> None:
-        _check_optimizer(optimizer, halves, staleness_decay, updates_per_step)
+        _check_optimizer(optimizer, halves, config.staleness_decay, updates_per_step)
         self._body, self._head = halves.body_parameters, halves.head_parameters
         self.parameters = [*self._body, *self._head]
         self.model, self.halves, self.optimizer = model, halves, optimizer
         self.lent = lent
         self.version = 0
-        self.workers = Workers(num_workers, staleness)
+        self.workers = Workers(config.workers, config.staleness)
         self.watch: Watch = _no_watch
         self.schedule = schedule
         self._learning, self._updates_per_step = learning, updates_per_step
-        self._decay = staleness_decay
+        self._decay = config.staleness_decay
         is_clipped = learning.clip_norm is not None
         self.checks = ValueChecks(
             self.parameters, reads_values=checks_values, is_clipped=is_clipped
@@ -193,7 +197,7 @@ class ParameterServer:
     ) -> None:
         """Restore the version, the workers' progress, and the counts of staleness."""
         self.version, self._staleness = version, Counter(staleness)
-        self.workers.restore(workers)
+        self.workers.all = [WorkerState(**asdict(one)) for one in workers]
         if self.schedule is not None:  # determines the schedule's next learning rate
             self.schedule.last_epoch = version
         self.optimizer.zero_grad(set_to_none=True)

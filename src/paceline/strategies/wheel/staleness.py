@@ -1,7 +1,6 @@
 """Track the progress of all workers, and limit how far a worker may be ahead."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor
@@ -97,7 +96,3 @@ class Workers:
         there = (one for one in self.all if one.is_live or one is own)
         slowest = min(one.next_step if one.half is None else one.half.step for one in there)
         return step - slowest <= self._staleness
-
-    def restore(self, progress: Sequence[WorkerProgress]) -> None:
-        """Set the progress of each worker, before any worker joins."""
-        self.all = [WorkerState(**asdict(one)) for one in progress]
