@@ -20,7 +20,7 @@ from paceline.record.worker_trace import MessageTime, Trace
 from paceline.rpc.frames import Message
 from paceline.rpc.server import RpcRequest
 from paceline.strategies.wheel.answers import Gate
-from paceline.strategies.wheel.protocol import Topic, only_part
+from paceline.strategies.wheel.protocol import Topic
 from paceline.strategies.wheel.staleness import HeadGradients, Workers
 from paceline.strategies.wheel.worker_group import ProgressDeadline, WorkerGroup
 from refusals import refused
@@ -122,9 +122,8 @@ def test_invalid_profiles_are_refused(gate, field: str, value: str):
 
 def test_a_message_has_one_part(gate):
     for parts in ((), (b"{}", b"{}")):
-        for read in (gate.profile, only_part):
-            with refused("failed"):
-                read(of(Topic.FAILED, *parts))
+        with refused("failed"):
+            gate.profile(of(Topic.FAILED, *parts))
 
 
 def trace(**changes: object) -> bytes:

@@ -24,11 +24,10 @@ from paceline.rpc.limits import MOST_TEXT
 from paceline.rpc.server import RpcRequest
 from paceline.rpc.tensor_parts import CopyLane, Endpoint
 from paceline.rpc.workers import difference
-from paceline.strategies.wheel import protocol
 from paceline.strategies.wheel.epochs import EpochLog
-from paceline.strategies.wheel.job import TrainingJob, batches_of
+from paceline.strategies.wheel.job import TrainingJob
 from paceline.strategies.wheel.measure import recorders_of
-from paceline.strategies.wheel.protocol import ASKED, OF_STEPS, Topic, only_part, parts_up_to
+from paceline.strategies.wheel.protocol import ASKED, OF_STEPS, Topic
 from paceline.strategies.wheel.server import ParameterServer
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, messages
 from paceline.strategies.wheel.staleness import Workers
@@ -80,7 +79,8 @@ class Gate:
 
     def profile(self, message: Message) -> DeviceProfile:
         """Return the device profile in a message; raise InvalidInput if it is invalid."""
-        found = read_record(_PROFILE, only_part(message), "profile")
+        (told,) = tensor_parts.parts_of(message, 1)
+        found = read_record(_PROFILE, told, "profile")
         if any(one.link is None for one in (found, *found.below)):
             raise InvalidInput("profile", "must have the measured link to the hub")
         if any(one.below for one in found.below):
@@ -94,7 +94,7 @@ class Gate:
         completed = message.step if is_child else self._workers.of(worker).next_step
         if completed < self._num_steps:
             raise InvalidInput("done", f"requires all {self._num_steps} steps", got=completed)
-        traced, *told = parts_up_to(2 if is_child else 1, message)
+        traced, *told = tensor_parts.parts_of(message, *((1, 2) if is_child else (1,)))
         found = read_record(_TRACE, traced, "trace")
         found.check(worker, self._num_steps, (*TO_HUB, *FROM_HUB))
         return found, read_record(_REPORT, told[0], "report") if told else None
@@ -198,7 +198,7 @@ class Answers:
         job, spec = self._job, self._job.spec
         sizes: Counter[int] = Counter()  # number of batches, by their size
         for worker in set(range(spec.config.workers)) - self.children.workers:
-            each = list(map(len, batches_of(spec, worker, job.num_samples)))
+            each = [job.share(worker, step)[0] for step in range(job.steps_per_epoch)]
             whole, rest = divmod(spec.num_steps, len(each))
             sizes.update(each * whole + each[:rest])
         planned: Counter[Purpose] = Counter()
@@ -238,10 +238,10 @@ class Answers:
         worker, message, at_s = request.worker, request.message, request.arrived_s
         endpoint, step = self._of_head[worker], message.step
         batches, parts = self._job.batches, tensor_parts.parts_of(message)
-        if len(parts) <= 1 + batches.num_parts:
-            raise InvalidInput("activations", f"must have more than {1 + batches.num_parts} parts")
-        count, weight = protocol.share_of(parts[0])
-        of_targets, rest = parts[1 : 1 + batches.num_parts], parts[1 + batches.num_parts :]
+        if len(parts) <= batches.num_parts:
+            raise InvalidInput("activations", f"must have more than {batches.num_parts} parts")
+        count, weight = self._job.share(worker, step)
+        of_targets, rest = parts[: batches.num_parts], parts[batches.num_parts :]
         for purpose in (Purpose.LABELS, Purpose.ACTIVATIONS):
             endpoint.recorder.received(step, purpose, at_s)
         batches.check_parts(of_targets, count)
@@ -298,7 +298,7 @@ class Answers:
 
     def _load_buffers(self, request: RpcRequest) -> Message:
         # Buffers, such as running means, cannot be merged: load only the first worker's.
-        values = only_part(request.message)
+        (values,) = tensor_parts.parts_of(request.message, 1)
         if request.worker == min(self._server.workers.live, default=-1):
             tensor_parts.load_buffers(self._server.halves.body, values)
         return _noted(request)
@@ -319,8 +319,9 @@ class Answers:
         return _noted(request)
 
     def _fail(self, request: RpcRequest) -> Message:
-        text = bytes(only_part(request.message)).decode(errors="replace")
-        why = f"worker {request.worker} failed: {printable(text, MOST_TEXT)}"
+        (told,) = tensor_parts.parts_of(request.message, 1)
+        text = printable(bytes(told).decode(errors="replace"), MOST_TEXT)
+        why = f"worker {request.worker} failed: {text}"
         raise InvalidInput.of(why) if request.message.step else WorkerLost(why)
 
 

@@ -36,8 +36,7 @@ class EpochLog:
         self._test, self._every = test, evaluate_every
         self.epochs, self.evaluations = [*epochs], list[Evaluation]()
         self.num_samples = 0
-        self.update_ends_s: list[float] = []  # the training time at the end of each update
-        self.update_samples: list[int] = []  # samples so far, at the end of each update
+        self.updates: list[tuple[float, int]] = []  # training time and samples after each update
         self._losses: defaultdict[int, LossSum] = defaultdict(LossSum)  # by unfinished epoch
         self._before_s = self._epochs_s
         self._began_s = self._paused_s = 0.0
@@ -61,8 +60,7 @@ class EpochLog:
         """Count the samples of an update, and add its losses by epoch."""
         for epoch, loss in losses.items():
             self.num_samples += loss.num_samples
-            self.update_ends_s.append(self.trained_s)
-            self.update_samples.append(self.num_samples)
+            self.updates.append((self.trained_s, self.num_samples))
             self._losses[epoch] += loss
             self._progress.advance(loss.num_samples)
 
@@ -102,8 +100,8 @@ class EpochLog:
     def show(self, server: ParameterServer, nbytes: int) -> None:
         """Show the recent training speed, the number of workers, and the bytes so far."""
         since_s = max(self._before_s, self.trained_s - _RATE_WINDOW_S)
-        first = bisect(self.update_ends_s, since_s)
-        samples = self.num_samples - (self.update_samples[first - 1] if first else 0)
+        first = bisect(self.updates, since_s, key=lambda update: update[0])
+        samples = self.num_samples - (self.updates[first - 1][1] if first else 0)
         if samples:
             self._progress.status(
                 f"update {server.version:,}: {samples / (self.trained_s - since_s):,.0f} "

@@ -31,8 +31,8 @@ from paceline.links.devices import first_device
 from paceline.links.group import boot_id
 from paceline.rpc.batch_layout import BatchLayout
 from paceline.strategies.wheel.config import MOMENTUM, RunSpec, Wheel
-from paceline.strategies.wheel.lent import LentHead
 from paceline.strategies.wheel.remote import ChildSettings
+from paceline.strategies.wheel.server import LentHead
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, Split, messages, pace_of, split
 from paceline.training.data.batch import Batch, call
 from paceline.training.data.dataset import TensorSamples
@@ -79,7 +79,7 @@ class TrainingJob:
     @property
     def kept_on(self) -> torch.device:
         """The device in whose memory the server keeps the model."""
-        return _kept_on(self.spec, self.device)
+        return self.halves.body_parameters[0].device
 
     @cached_property
     def batches(self) -> BatchLayout:
@@ -97,9 +97,23 @@ class TrainingJob:
         return len(self.recipe.samples)
 
     @cached_property
+    def _sharding(self) -> ShardedBatches:
+        spec = self.spec
+        return ShardedBatches(self.num_samples, spec.batch_size, 0, spec.num_parts, spec.seed)
+
+    @property
     def steps_per_epoch(self) -> int:
         """The number of steps per epoch."""
-        return len(batches_of(self.spec, 0, self.num_samples))
+        return len(self._sharding)
+
+    def share(self, worker: int, step: int) -> tuple[int, float]:
+        """Return a worker's number of samples in a step, and the factor of their mean loss.
+
+        The factors give all samples of a step equal weight.
+        """
+        part, step = self.spec.part(worker), step % self.steps_per_epoch
+        count = self._sharding.size_of(part, step)
+        return count, count * self.spec.num_parts / self._sharding.global_sizes[step]
 
     @property
     def max_message_nbytes(self) -> int:
@@ -137,7 +151,7 @@ def training_job(
         counted["momentum"] = None
     num_updates = spec.num_steps * config.workers
     optimizer, schedule = learning_by(recipe, settings.model_copy(update=counted), num_updates)
-    model, halves = model_and_halves(spec, recipe, _kept_on(spec, device), model)
+    model, halves = model_and_halves(spec, recipe, device, model)
     updating = optimizer, learning_of(recipe, settings), schedule
     return TrainingJob(spec, recipe, model, halves, workload, device, *updating)
 
@@ -192,21 +206,17 @@ def _job_in(spec: RunSpec, update_s: float = 0.0) -> TrainingJob:
     else:
         device, model = first_device(), built(recipe, spec.seed)
         workload = _described(recipe, model, ceil(spec.batch_size / spec.num_parts), spec.model)
-    model, halves = model_and_halves(spec, recipe, _kept_on(spec, device), model)
+    model, halves = model_and_halves(spec, recipe, device, model)
     own = spec, recipe, model, halves, workload, device
     learning = learning_in(spec, recipe)
     return TrainingJob(*own, lambda model: PacedSGD(model.parameters(), update_s), learning)
-
-
-def _kept_on(spec: RunSpec, device: torch.device) -> torch.device:
-    return torch.device("cpu") if spec.config.server_memory == "host" else device
 
 
 def server_options(job: TrainingJob) -> dict[str, Any]:
     """Return the arguments of `ParameterServer` that all hubs need."""
     lent = None
     if job.kept_on != job.device:
-        model, halves = model_and_halves(job.spec, job.recipe, job.kept_on)
+        model, halves = model_and_halves(job.spec, job.recipe, job.device)
         lent = LentHead(model, halves.head, job.halves.head, job.device)
     return {
         "config": job.spec.config,
@@ -237,7 +247,8 @@ def model_and_halves(
 ) -> tuple[nn.Module, Halves]:
     """Build a run's model, unless `model` is given, and cut it into halves.
 
-    In a rehearsal, the layers of the model sleep.
+    `device`: where the head computes; the model is there or, with `server_memory="host"`, in main
+    memory. In a rehearsal, the layers of the model sleep.
     """
     if (pace := spec.pace) is not None:
         workload = workload_of(spec.model, pace.samples, pace.input_shape)
@@ -245,6 +256,7 @@ def model_and_halves(
         times = pace.forward_s, pace.backward_s
         like = stand_ins_for(spec.config.gradients)
         return paced_halves(parts.body, parts.head, *times, gradient_like=like)
+    device = torch.device("cpu") if spec.config.server_memory == "host" else device
     model = (built(recipe, spec.seed) if model is None else model).to(device).train()
     rows = range(min(_NUM_EXAMPLES, len(recipe.samples)))  # inputs to try the cut
     inputs, _ = Batch.of(recipe.samples.__getitems__(rows)).to(device)
@@ -279,12 +291,6 @@ def layout_of(spec: RunSpec, halves: Halves, recipe: Recipe, batches: BatchLayou
             **batches.as_json(),
         }
     )
-
-
-def batches_of(spec: RunSpec, worker: int, num_samples: int) -> ShardedBatches:
-    """Return a worker's batches of an epoch; raise InvalidInput for too few samples."""
-    own = spec.part(worker), spec.num_parts, spec.seed
-    return ShardedBatches(num_samples, spec.batch_size, *own)
 
 
 def _described(recipe: Recipe, model: nn.Module, size: int, name: str) -> Workload:

@@ -132,22 +132,21 @@ def stages(
     cost = Cost(nbytes=message.nbytes, num_calls=1)
     one, other = _host_of(machine, source), _host_of(machine, target)
     way = []
-    if _is_gpu(source):
+    from_gpu, to_gpu = (_kind(one) == DeviceKind.GPU for one in (source, target))
+    if from_gpu:
         lanes = lanes_of(machine.route(source, one))
         way.append(RouteStage(Kind.D2H, (Resource(source.name, Lane.D2H), *lanes), cost))
     # Within a host, messages are copied in memory, except between two CPU devices, and on hosts for
     # which the machine defines a link between processes.
-    in_memory = one == other and not all(map(_is_on_cores, (source, target)))
+    in_memory = one == other and {_kind(source), _kind(target)} != {DeviceKind.CPU}
     if not in_memory or one.name in machine.network.within:
-        route = machine.route(
-            one if _is_gpu(source) else source, other if _is_gpu(target) else target
-        )
+        route = machine.route(one if from_gpu else source, other if to_gpu else target)
         lanes = lanes_of(route)
         if any(hop.link.uses_cores for hop in route):
             lanes += tuple(costs.core_lanes([e for e in (source, target) if isinstance(e, Device)]))
         on = (*lanes, lane, *message_lanes(one, other))
         way.append(RouteStage(Kind.SEND, on, cost, handling(one, other, message.nbytes)))
-    if _is_gpu(target):
+    if to_gpu:
         lanes = lanes_of(machine.route(other, target))
         way.append(RouteStage(Kind.H2D, (Resource(target.name, Lane.H2D), *lanes), cost))
     if not way:
@@ -184,13 +183,9 @@ def updating_on(server: Station, computing: tuple[Resource, ...]) -> tuple[Resou
     return computing
 
 
-def _is_on_cores(station: Station) -> bool:
-    return isinstance(station, Device) and station.kind == DeviceKind.CPU
-
-
 def _host_of(machine: Machine, station: Station) -> Host:
     return machine.host_of(station) if isinstance(station, Device) else station
 
 
-def _is_gpu(station: Station) -> bool:
-    return isinstance(station, Device) and station.kind == DeviceKind.GPU
+def _kind(station: Station) -> DeviceKind | None:
+    return station.kind if isinstance(station, Device) else None

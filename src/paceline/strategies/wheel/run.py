@@ -104,21 +104,20 @@ class WheelRunner:
             return None
         # Measure the hub's device while the workers measure their devices, because hub and workers
         # also compute at the same time in training.
+        num_threads = torch.get_num_threads()
+
+        def profile_on_hub() -> DeviceProfile:
+            torch.set_num_threads(num_threads)  # this and the current device are per thread
+            with device_of(job.device).use():
+                return profile_head(job)
+
         with ThreadPoolExecutor(1, "paceline-profile") as thread:
             found: list[Future[DeviceProfile]] = []
-            num_threads = torch.get_num_threads()
-            self._hub.wait_for_workers(
-                lambda: found.append(thread.submit(self._profile_head, num_threads))
-            )
+            self._hub.wait_for_workers(lambda: found.append(thread.submit(profile_on_hub)))
             own = found[0].result()
         of_workers, is_paced = self._hub.answers.profiles, session.is_rehearsal
         self._calibrated = calibrate(job.workload, self._config, own, of_workers, is_paced=is_paced)
         return self._calibrated
-
-    def _profile_head(self, num_threads: int) -> DeviceProfile:
-        torch.set_num_threads(num_threads)  # this setting and the current device are per thread
-        with device_of(self._job.device).use():
-            return profile_head(self._job)
 
     def train(self, config: Wheel) -> Outcome:
         """Train or rehearse with the configuration of the session; `config` is unused."""
@@ -158,7 +157,7 @@ class WheelRunner:
             if is_rehearsal
             else log.num_samples / max(trained_s, 1e-9)
         )
-        tokens = job.recipe.tokens_per_sample
+        tokens, used = job.recipe.tokens_per_sample, (job.device, *map(torch.device, self._devices))
         return Outcome(
             timeline=happened,
             predicted=predicted,
@@ -177,7 +176,7 @@ class WheelRunner:
             traffic=hub.answers.traffic(),
             sent_share=hub.answers.sent_share(),
             wire_nbytes=wire_nbytes,
-            device=self._device_names(),
+            device=", ".join(dict.fromkeys(device_of(one).name for one in used)),
             updates=self._server.updates,
             utilisation=utilisation(happened, devices),
             predicted_utilisation={} if predicted is None else utilisation(predicted, devices),
@@ -229,19 +228,12 @@ class WheelRunner:
         spec, log = self._job.spec, self._hub.log
         workers = spec.config.workers
         measured = slice(jobs.NUM_WARM_UP * workers - 1, -jobs.NUM_LAST * workers)
-        ends_s = log.update_ends_s[measured][::workers]
-        seconds = [end - start for start, end in pairwise(ends_s)]
-        if spec.tree is None:
-            return seconds
-        samples = log.update_samples[measured][::workers]
-        taken = [after - before for before, after in pairwise(samples)]
-        pairs = zip(seconds, taken, strict=True)
-        return [each * spec.batch_size / count for each, count in pairs]
-
-    def _device_names(self) -> str:
-        """Return the product names of the devices that the hub and its workers here use."""
-        used = (self._job.device, *map(torch.device, self._devices))
-        return ", ".join(dict.fromkeys(device_of(device).name for device in used))
+        steps = [
+            (end_s - start_s, after - before)
+            for (start_s, before), (end_s, after) in pairwise(log.updates[measured][::workers])
+        ]
+        is_tree = spec.tree is not None
+        return [seconds * spec.batch_size / n if is_tree else seconds for seconds, n in steps]
 
     def save(self, path: Path) -> None:
         """Write the trained model as safetensors."""

@@ -24,7 +24,6 @@ from paceline.rpc import tensor_parts
 from paceline.rpc.value_checks import LARGEST_LOSS, ValueChecks, naming
 from paceline.strategies.wheel import protocol
 from paceline.strategies.wheel.config import Wheel
-from paceline.strategies.wheel.lent import LentHead
 from paceline.strategies.wheel.staleness import (
     HeadGradients,
     LossSum,
@@ -32,7 +31,7 @@ from paceline.strategies.wheel.staleness import (
     Workers,
     WorkerState,
 )
-from paceline.training.models.halves import Halves
+from paceline.training.models.halves import Halves, trainable
 from paceline.training.recipes.recipe import described
 
 Watch = Callable[[int, int, Kind], AbstractContextManager[None]]
@@ -52,6 +51,52 @@ class GradientSum:
     version: int
     count: int = 1
     losses: dict[int, LossSum] = field(default_factory=lambda: defaultdict(LossSum))
+
+
+class LentHead:
+    """The head (last layers) on a device; main memory lends it parameters when needed.
+
+        server, in main memory     parameters, optimizer state, waiting gradients
+                |  parameters                             ^  gradients
+                v                                         |
+        hub's device               head (last layers): forward, backward
+
+    The device has the head's parameters only while it computes an answer to a worker (section
+    3.4.2).
+
+    `model`: a second copy of the model. `head`: the head of this copy, which moves to the device.
+    `kept`: the head in main memory.
+    """
+
+    def __init__(
+        self, model: nn.Module, head: nn.Module, kept: nn.Module, device: torch.device
+    ) -> None:
+        self.model, self.head = model, head.to(device)
+        self._kept, self.device = kept, device
+        self.parameters = trainable(self.head)  # empty except during an answer
+        self.empty()
+
+    def fill(self) -> None:
+        """Copy the parameters and buffers from main memory to the device."""
+        for own, kept in zip(self.head.parameters(), self._kept.parameters(), strict=True):
+            own.data = kept.detach().to(self.device)
+        self._copy_buffers(self._kept, self.head)
+
+    def done(self, gradients: list[Tensor]) -> list[Tensor]:
+        """Copy gradients and buffers to main memory after an answer; return the gradients."""
+        self._copy_buffers(self.head, self._kept)
+        return [one.cpu() for one in gradients]
+
+    def empty(self) -> None:
+        """Free the parameters' memory on the device."""
+        for own in self.head.parameters():
+            own.grad = None
+            own.data = torch.empty(0, dtype=own.dtype, device=self.device)
+
+    @torch.no_grad()
+    def _copy_buffers(self, source: nn.Module, target: nn.Module) -> None:
+        for found, own in zip(source.buffers(), target.buffers(), strict=True):
+            own.copy_(found)
 
 
 class ParameterServer:

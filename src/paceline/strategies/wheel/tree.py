@@ -31,8 +31,8 @@ from paceline.rpc import tensor_parts, value_checks
 from paceline.rpc.client import Client, HubRestarted
 from paceline.rpc.frames import Message
 from paceline.rpc.value_checks import LARGEST_LOSS
-from paceline.rpc.workers import check_reply
-from paceline.strategies.wheel.protocol import Topic, only_part
+from paceline.rpc.workers import check_reply, retry_after_restart
+from paceline.strategies.wheel.protocol import Topic
 from paceline.strategies.wheel.server import GradientSum, ParameterServer
 from paceline.strategies.wheel.staleness import LossSum
 
@@ -111,10 +111,7 @@ class ChildHubs:
         `is_first`: whether to load the child hub's buffers. Raises InvalidInput or NonFinite for
         wrong values.
         """
-        parts = tensor_parts.parts_of(message)
-        if len(parts) != _NUM_PARTS:
-            raise InvalidInput(message.topic, f"must have {_NUM_PARTS} parts", got=len(parts))
-        gradients, losses, progress, buffers = parts
+        gradients, losses, progress, buffers = tensor_parts.parts_of(message, _NUM_PARTS)
         mean = GradientSum(vector_like(self._server.parameters, gradients), message.version)
         mean.losses.update(self._losses_in(losses))
         below = tensor_parts.numbers_of(progress)
@@ -171,16 +168,15 @@ class ParentHub:
 
         Raises InvalidInput if the parent rejects this hub, and WorkerLost without an answer.
         """
-        while True:
-            try:
-                begun = self._ask(Message(Topic.BEGIN, step, parts=(self._layout,)))
-                whole = self._ask(Message(Topic.WHOLE_PARAMETERS, begun.step))
-            except HubRestarted:
-                logger.info("the parent hub was restarted; this hub is at step %d", step)
-                continue
+
+        def join() -> ParentReply:
+            begun = self._ask(Message(Topic.BEGIN, step, parts=(self._layout,)))
+            whole = self._ask(Message(Topic.WHOLE_PARAMETERS, begun.step))
             parts = tensor_parts.parts_of(begun)
             progress = tensor_parts.numbers_of(parts[0]) if parts else ()
             return self._parameters(whole, (begun.step, *progress))
+
+        return retry_after_restart(join)
 
     def exchange(self, gradients: Message) -> ParentReply:
         """Send mean gradients to the parent; return its updated parameters.
@@ -229,6 +225,6 @@ class ParentHub:
         return check_reply(self._client.request(message).result(), "the parent hub: ")
 
     def _parameters(self, whole: Message, resume: tuple[int, ...] = ()) -> ParentReply:
-        part = only_part(whole)
+        (part,) = tensor_parts.parts_of(whole, 1)
         self.traffic.add(HubPurpose.PARAMETERS, whole)
         return ParentReply(whole.version, part, resume)
