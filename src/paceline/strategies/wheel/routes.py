@@ -1,6 +1,6 @@
 """Place hubs and workers on devices, and find the routes of messages in a plan."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
 from paceline.core import cost as costs
@@ -12,6 +12,7 @@ from paceline.core.wire_format import Purpose, pieces
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, MessageSize
 
+TaskIds = tuple[TaskId, ...]
 _MOST_NAMED = 10  # most hosts that an error lists
 
 
@@ -76,15 +77,16 @@ class Message(NamedTuple):
     part: str
     worker: int
 
-    def tasks(self, after: tuple[TaskId, ...]) -> Iterator[Task]:
-        """Yield the tasks of all stages in order; the first stage follows the tasks `after`."""
+    def tasks(self, after: TaskIds) -> Generator[Task, None, TaskIds]:
+        """Yield the tasks of all stages in order, after the tasks `after`; return the last ones."""
         for stage in self.way:
             own = self._stage(stage, after)
             yield from own
             after = tuple(task.id for task in own)
+        return after
 
     @property
-    def arrival(self) -> tuple[TaskId, ...]:
+    def arrival(self) -> TaskIds:
         """The last tasks of the message, after which the receiver can use the values."""
         return tuple(task.id for task in self._stage(self.way[-1], ()))
 
@@ -94,7 +96,7 @@ class Message(NamedTuple):
         is_decoded = self.way[-1].kind is Kind.DECODE
         return self._replace(way=self.way[:-1]) if is_decoded else self
 
-    def _stage(self, stage: RouteStage, after: tuple[TaskId, ...]) -> tuple[Task, ...]:
+    def _stage(self, stage: RouteStage, after: TaskIds) -> tuple[Task, ...]:
         own = TaskId(self.step, stage.kind, self.part, self.worker)
         return message_tasks(own, (Transfer(stage.on, stage.cost), *stage.handled), after)
 
