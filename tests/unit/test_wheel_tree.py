@@ -15,7 +15,7 @@ from torch import nn
 from halved import CASES, ManualWorker, batches, equal, plain, serve, values
 from paceline.core.errors import InvalidInput, NonFinite, StepDiscarded
 from paceline.rpc.frames import Message
-from paceline.rpc.tensor_parts import part_of, parts_of
+from paceline.rpc.tensor_parts import part_of
 from paceline.strategies.wheel.child_server import ChildServer
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.server import ParameterServer
@@ -39,7 +39,7 @@ class Direct:
 
     def _whole(self, place: tuple[int, ...] = ()) -> ParentReply:
         whole = self.children.fetch(0, Message(""))
-        return ParentReply(whole.version, *parts_of(whole), place)
+        return whole, place
 
     def begin(self, step: int) -> ParentReply:
         self.server.workers.add(0)
@@ -49,7 +49,7 @@ class Direct:
         assert self.gate.wait(DEADLINE_S)
         if self.restarts:
             return self._whole(self.place)
-        self.losses.append(self.children.update(0, message, is_first=True))
+        self.losses.append(self.children.update(0, message))
         return self._whole()
 
 
@@ -220,7 +220,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing():
     for spoil in SPOILT:
         wrong = Message(sent.topic, sent.step, sent.version, parts=spoil(sent.parts))
         with pytest.raises((InvalidInput, NonFinite)):
-            uplink.children.update(0, wrong, is_first=True)
+            uplink.children.update(0, wrong)
     assert equal(values(root.model), before)
     assert root.version == 0
 

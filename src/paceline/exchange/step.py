@@ -92,6 +92,12 @@ class Learning:
                 return torch.stack([one.sum() for one in leaves if one.requires_grad]).sum()
             return learnable_loss(self.name, self.loss, outputs, share.targets) * share.weight
 
+    def clip(self, optimizer: Optimizer) -> None:
+        """Clip the gradients of the parameters that the optimizer updates, if `clip_norm` is set."""
+        if self.clip_norm is not None:
+            trained = [one for group in optimizer.param_groups for one in group["params"]]
+            clip_grad_norm_(trained, self.clip_norm)
+
 
 OF_CLASSES = Learning(class_loss)
 
@@ -120,9 +126,7 @@ def train_step(
     with recorder.phase(Kind.BACKWARD):
         loss.backward()
     with recorder.phase(Kind.STEP):
-        if learning.clip_norm is not None:
-            trained = [one for group in optimizer.param_groups for one in group["params"]]
-            clip_grad_norm_(trained, learning.clip_norm)
+        learning.clip(optimizer)
         optimizer.step()
         optimizer.zero_grad()
         if schedule is not None:

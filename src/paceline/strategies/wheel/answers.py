@@ -274,11 +274,9 @@ class Answers:
         return Message(Topic.GRADIENTS, step, self._server.version)
 
     def _merge(self, request: RpcRequest) -> Message | None:
-        worker, message = request.worker, request.message
-        is_first = worker == min(self._server.workers.live)
-        self._log.count(self.children.update(worker, message, is_first=is_first))
+        self._log.count(self.children.update(request.worker, request.message))
         # Reply with all parameters as soon as the child hub may begin its next step.
-        fetch = Message(Topic.WHOLE_PARAMETERS, message.step)
+        fetch = Message(Topic.WHOLE_PARAMETERS, request.message.step)
         return self._fetch(replace(request, message=fetch))
 
     def _begin(self, request: RpcRequest) -> None:
@@ -297,9 +295,8 @@ class Answers:
         return _noted(request)
 
     def _load_buffers(self, request: RpcRequest) -> Message:
-        # Buffers, such as running means, cannot be merged: load only the first worker's.
         (values,) = tensor_parts.parts_of(request.message, 1)
-        if request.worker == min(self._server.workers.live, default=-1):
+        if request.worker == self._server.workers.first:
             tensor_parts.load_buffers(self._server.halves.body, values)
         return _noted(request)
 

@@ -81,7 +81,7 @@ def take_part(
             )
         server.begin()
         num_parts = job.steps_per_epoch * spec.place[1]
-        progress.begin(job.num_samples * spec.num_steps // num_parts, "samples")
+        progress.begin(len(job.recipe.samples) * spec.num_steps // num_parts, "samples")
         hub.train()
         server.finish(None if spec.pace is None else hub.answers.report())
         wire_nbytes = hub.close()

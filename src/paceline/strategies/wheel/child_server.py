@@ -13,7 +13,13 @@ from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.protocol import Topic
 from paceline.strategies.wheel.server import GradientSum, ParameterServer
 from paceline.strategies.wheel.staleness import LossSum
-from paceline.strategies.wheel.tree import ChildReport, ParentHub, ParentReply, vector_like
+from paceline.strategies.wheel.tree import (
+    ChildReport,
+    HubPurpose,
+    ParentHub,
+    ParentReply,
+    vector_like,
+)
 from paceline.training.models.halves import Halves, trainable
 
 
@@ -67,7 +73,8 @@ class ChildServer(ParameterServer):
         reply, self._exchange = self._exchange.result(), None
         self._take(reply)
         self._send(self._gather)
-        return bool(reply.resume)
+        _, resume = reply
+        return bool(resume)
 
     def finish(self, report: ChildReport | None = None) -> None:
         """Send the remaining gradients and the report to the parent, after the last step."""
@@ -139,12 +146,15 @@ class ChildServer(ParameterServer):
             self.poll_parent()
 
     def _take(self, reply: ParentReply) -> None:
-        tensor_parts.load_vector(self.parameters, vector_like(self.parameters, reply.part))
-        self.version = reply.version
-        if not reply.resume:
+        whole, resume = reply
+        (part,) = tensor_parts.parts_of(whole, 1)
+        self.parent.traffic.add(HubPurpose.PARAMETERS, whole)
+        tensor_parts.load_vector(self.parameters, vector_like(self.parameters, part))
+        self.version = whole.version
+        if not resume:
             return
         self._sum = None  # the parent was restarted: all workers begin their steps again
-        step, *progress = reply.resume
+        step, *progress = resume
         workers = self.workers.all
         known = progress if len(progress) == len(workers) else [step] * len(workers)
         for worker, own in zip(workers, known, strict=True):

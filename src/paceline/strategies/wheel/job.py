@@ -91,15 +91,10 @@ class TrainingJob:
         """The description of the run that all workers must share."""
         return layout_of(self.spec, self.halves, self.recipe, self.batches)
 
-    @property
-    def num_samples(self) -> int:
-        """The number of training samples."""
-        return len(self.recipe.samples)
-
     @cached_property
     def _sharding(self) -> ShardedBatches:
-        spec = self.spec
-        return ShardedBatches(self.num_samples, spec.batch_size, 0, spec.num_parts, spec.seed)
+        size, num_samples = self.spec.batch_size, len(self.recipe.samples)
+        return ShardedBatches(num_samples, size, 0, self.spec.num_parts, self.spec.seed)
 
     @property
     def steps_per_epoch(self) -> int:

@@ -55,8 +55,8 @@ def profile_head(job: jobs.TrainingJob) -> DeviceProfile:
     server = ParameterServer(model, halves, optimizer, **options)
     server.workers.add(0)
     recorder, *_ = recorders_of(server)
-    rows = [row % job.num_samples for row in range(ceil(spec.batch_size / spec.num_parts))]
-    batch = Batch.of(job.recipe.samples.__getitems__(rows))
+    samples, size = job.recipe.samples, ceil(spec.batch_size / spec.num_parts)
+    batch = Batch.of(samples.__getitems__([row % len(samples) for row in range(size)]))
     targets = batch.to(device).targets
     with torch.no_grad():
         inputs = batch.to(job.kept_on).inputs
@@ -89,13 +89,12 @@ def calibrate(
     by_device = config.workers_by_device
     for i, (number, workers_of_hub) in enumerate(config.workers_by_hub.items()):
         bodies = {one: own[0] for one, own in by_device.items() if own[0] in workers_of_hub}
-        asked = [i] if config.child_hubs else [*bodies.values()]
-        if not workers.keys() >= set(asked):
+        if not workers.keys() >= ({i} if config.child_hubs else {*bodies.values()}):
             return None
-        found = [workers[one] for one in asked]
         if config.child_hubs:
-            (profiles[number],), hub_of[number] = found, 0
-            found = [*profiles[number].below]
+            profiles[number], hub_of[number], found = workers[i], 0, workers[i].below
+        else:
+            found = tuple(workers[one] for one in bodies.values())
         profiles.update(zip(bodies, found, strict=True))
         hub_of.update(dict.fromkeys(bodies, number))
     return ProfiledDevices(profiles, hub_of, tuple(by_device), is_paced).calibrated(workload)

@@ -31,7 +31,6 @@ from paceline.core.machine import Device, DeviceKind, Host, Machine, Station
 from paceline.core.plan import COMPUTE, Cost, Kind, Lane, Plan, Resource, Task, TaskId
 from paceline.core.strategy import Window
 from paceline.core.timeline import Timeline
-from paceline.core.transfer import lanes_of
 from paceline.core.wire_format import Purpose
 from paceline.core.workload import Layer, Workload, feature_nbytes
 from paceline.strategies.wheel.config import Wheel
@@ -43,9 +42,10 @@ from paceline.strategies.wheel.routes import (
     place,
     routes,
     server_of,
+    stages,
     updating_on,
 )
-from paceline.strategies.wheel.split import messages, split
+from paceline.strategies.wheel.split import MessageSize, messages, split
 
 _KEPT_BY_SERVER = 2  # the parameters and their momentum
 # A hub is a bottleneck if it is busy for at least this share of the plan. The share is below 1,
@@ -157,8 +157,8 @@ class _WindowTasks:
         self.routes: list[dict[Purpose, tuple[RouteStage, ...]]] = []
         for body, hub in zip(placement.bodies, placement.heads, strict=True):
             server = server_of(machine, hub, config)
-            own = routes(machine, body, hub, server, sent) | self._lending(machine, hub, server)
-            self.routes.append(own)
+            lent = self._lending(machine, hub, server, sent[Purpose.HEAD_PARAMETERS])
+            self.routes.append(routes(machine, body, hub, server, sent) | lent)
         root = server_of(machine, placement.hub, config)
         self._updating = updating_on(root, self._computing[placement.hub.name])
         self.hubs: HubExchanges | None = None
@@ -255,21 +255,18 @@ class _WindowTasks:
         return after
 
     def _lending(
-        self, machine: Machine, hub: Device, server: Station
+        self, machine: Machine, hub: Device, server: Station, head: MessageSize
     ) -> dict[Purpose, tuple[RouteStage, ...]]:
         """Return the routes of the head's parameters and gradients, if main memory keeps them."""
-        head = self.parts.head
-        if not (isinstance(server, Host) and head.layers):
+        if not (isinstance(server, Host) and head.num_values):
             return {}
-        cost = Cost(nbytes=head.gradient_nbytes, num_calls=1)
-        # Both copies block the hub's thread.
-        on, kinds = self._computing[hub.name], ((Kind.H2D, Lane.H2D), (Kind.D2H, Lane.D2H))
-        ways = machine.route(server, hub), machine.route(hub, server)
-        there, back = (
-            RouteStage(kind, (*on, Resource(hub.name, lane), *lanes_of(way)), cost)
-            for (kind, lane), way in zip(kinds, ways, strict=True)
-        )
-        return {Purpose.HEAD_PARAMETERS: (there,), Purpose.HEAD_GRADIENTS: (back,)}
+        lane, on = Resource(hub.name, Lane.DOWNLOAD), self._computing[hub.name]
+        *_, there = stages(machine, server, hub, lane, head)
+        back, *_ = stages(machine, hub, server, lane, head)
+        return {  # both copies block the hub's thread
+            Purpose.HEAD_PARAMETERS: (there._replace(on=(*on, *there.on)),),
+            Purpose.HEAD_GRADIENTS: (back._replace(on=(*on, *back.on)),),
+        }
 
     def _backward(
         self, step: int, worker: int, before: TaskIds, answered: TaskIds

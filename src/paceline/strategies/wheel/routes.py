@@ -6,6 +6,7 @@ from typing import NamedTuple
 from paceline.core import cost as costs
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import Device, DeviceKind, Host, Machine, Station, codec_speed
+from paceline.core.names import not_known
 from paceline.core.plan import Cost, Kind, Lane, Resource, Task, TaskId
 from paceline.core.transfer import Transfer, handling, lanes_of, message_lanes, message_tasks
 from paceline.core.wire_format import Purpose, pieces
@@ -13,7 +14,6 @@ from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, MessageSize
 
 TaskIds = tuple[TaskId, ...]
-_MOST_NAMED = 10  # most hosts that an error lists
 
 
 class DevicePlacement(NamedTuple):
@@ -40,9 +40,8 @@ def place(machine: Machine, config: Wheel) -> DevicePlacement:
     wanted = machine.devices[0].host if config.hub is None else config.hub
     with_devices = {device.host for device in machine.devices}
     if wanted not in with_devices:
-        problem = f"must be a host that has a device in machine {machine.name!r}"
-        hint = f"choose one of {', '.join(sorted(with_devices)[:_MOST_NAMED])}"
-        raise InvalidInput("hub", problem, got=wanted, hint=hint)
+        also = f": a host that has a device in machine {machine.name!r}"
+        raise not_known("hub", wanted, sorted(with_devices), also)
     hub = next(device for device in machine.devices if device.host == wanted)
     others = [device for device in machine.devices if device != hub]
     num_devices = max(config.workers_by_device)

@@ -76,7 +76,7 @@ class WheelRunner:
             test, every = self._test, settings.evaluate_every
         self._job, self.workload = job, job.workload
         self._config = job.spec.tree or job.spec.config  # always names the head's first layer
-        self.samples_per_step = job.num_samples / job.steps_per_epoch
+        self.samples_per_step = len(job.recipe.samples) / job.steps_per_epoch
         self.about = _about(session, job)
         check_codecs(job.spec.config, job.halves.body_parameters[0].dtype)
         optimizer, epochs = job.optimizer(job.model), list[Epoch]()

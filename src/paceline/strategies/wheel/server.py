@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -134,7 +133,7 @@ class ParameterServer:
         self.lent = lent
         self.version = 0
         self.workers = Workers(config.workers, config.staleness)
-        self.watch: Watch = _no_watch
+        self.watch: Watch = lambda *_: nullcontext()
         self.schedule = schedule
         self._learning, self._updates_per_step = learning, updates_per_step
         self._decay = config.staleness_decay
@@ -252,9 +251,7 @@ class ParameterServer:
         staleness = self.version - version
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
-        if self._learning.clip_norm is not None:
-            updated = [one for group in self.optimizer.param_groups for one in group["params"]]
-            clip_grad_norm_(updated, self._learning.clip_norm)
+        self._learning.clip(self.optimizer)
         divisor = self._updates_per_step * (1 + self._decay * staleness)
         groups = [] if divisor == 1 else self.optimizer.param_groups
         rates = [group["lr"] for group in groups]
@@ -277,7 +274,7 @@ class ParameterServer:
         if lent is None:
             return self._run(self.halves.head, self._head, worker, step, share)
         # A head without layers has nothing to copy.
-        watch = self.watch if lent.parameters else _no_watch
+        watch: Watch = self.watch if lent.parameters else lambda *_: nullcontext()
         try:
             with watch(worker, step, Kind.H2D):
                 lent.fill()
@@ -342,7 +339,3 @@ def _check_optimizer(
     for name, parameter in zip(names, own, strict=True):
         if id(parameter) not in updated:
             raise InvalidInput("optimizer", f"lacks the model's parameter {name!r}", got=kind)
-
-
-def _no_watch(worker: int, step: int, kind: Kind) -> AbstractContextManager[None]:
-    return nullcontext()

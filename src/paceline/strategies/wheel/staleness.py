@@ -68,6 +68,11 @@ class Workers:
         return {number for number, one in enumerate(self.all) if one.is_live}
 
     @property
+    def first(self) -> int | None:
+        """The first worker that trains; buffers cannot be merged, so only its buffers count."""
+        return min(self.live, default=None)
+
+    @property
     def next_steps(self) -> list[int]:
         """The first incomplete step of each worker."""
         return [one.next_step for one in self.all]

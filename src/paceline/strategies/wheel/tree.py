@@ -14,7 +14,6 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import NamedTuple
 
 import torch
 from pydantic import NonNegativeInt
@@ -105,11 +104,10 @@ class ChildHubs:
         self.traffic.add(HubPurpose.PARAMETERS, reply)
         return reply
 
-    def update(self, worker: int, message: Message, *, is_first: bool) -> dict[int, LossSum]:
+    def update(self, worker: int, message: Message) -> dict[int, LossSum]:
         """Update all parameters with a child hub's gradients; return the hub's losses by epoch.
 
-        `is_first`: whether to load the child hub's buffers. Raises InvalidInput or NonFinite for
-        wrong values.
+        Raises InvalidInput or NonFinite for wrong values.
         """
         gradients, losses, progress, buffers = tensor_parts.parts_of(message, _NUM_PARTS)
         mean = GradientSum(vector_like(self._server.parameters, gradients), message.version)
@@ -122,7 +120,7 @@ class ChildHubs:
             raise InvalidInput("steps", f"must be from 0 to {self._num_steps}", got=max(below))
         self._server.merge(worker, message.step, mean, below)
         self.traffic.add(HubPurpose.GRADIENTS, message)
-        if is_first:
+        if worker == self._server.workers.first:
             tensor_parts.load_buffers(self._server.model, buffers)
         return mean.losses
 
@@ -144,16 +142,9 @@ class ChildHubs:
         return found
 
 
-class ParentReply(NamedTuple):
-    """The parent's reply: all parameters, and their version.
-
-    `resume`: in the reply to a hub that joins, the hub's next step, then the next step of each of
-    the hub's workers, if known. In other replies, `resume` is empty.
-    """
-
-    version: int
-    part: memoryview
-    resume: tuple[int, ...] = ()
+# The parent's reply with all parameters. A hub that joins also gets its next step, and then the
+# next step of each of its workers, if known.
+ParentReply = tuple[Message, tuple[int, ...]]
 
 
 class ParentHub:
@@ -173,8 +164,7 @@ class ParentHub:
             begun = self._ask(Message(Topic.BEGIN, step, parts=(self._layout,)))
             whole = self._ask(Message(Topic.WHOLE_PARAMETERS, begun.step))
             parts = tensor_parts.parts_of(begun)
-            progress = tensor_parts.numbers_of(parts[0]) if parts else ()
-            return self._parameters(whole, (begun.step, *progress))
+            return whole, (begun.step, *(tensor_parts.numbers_of(parts[0]) if parts else ()))
 
         return retry_after_restart(join)
 
@@ -189,7 +179,7 @@ class ParentHub:
             logger.info("the parent hub was restarted; this hub is at step %d", gradients.step)
             return self.begin(gradients.step)
         self.traffic.add(HubPurpose.GRADIENTS, gradients)
-        return self._parameters(whole)
+        return whole, ()
 
     def measure(
         self, own: DeviceProfile, below: Sequence[DeviceProfile], whole_nbytes: int
@@ -223,8 +213,3 @@ class ParentHub:
 
     def _ask(self, message: Message) -> Message:
         return check_reply(self._client.request(message).result(), "the parent hub: ")
-
-    def _parameters(self, whole: Message, resume: tuple[int, ...] = ()) -> ParentReply:
-        (part,) = tensor_parts.parts_of(whole, 1)
-        self.traffic.add(HubPurpose.PARAMETERS, whole)
-        return ParentReply(whole.version, part, resume)
