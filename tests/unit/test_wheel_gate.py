@@ -280,11 +280,11 @@ def test_a_run_without_workers_ends_after_the_wait():
 def test_a_run_ends_when_all_workers_are_done_or_lost():
     run = Run().begun()
     run.workers.of(0).complete(4)
-    assert run.num_steps == 0
+    assert run.workers.completed == 0
     run.finish(0)
     assert not run.is_over
     run.drop(1, "has left")
-    assert (run.is_over, run.num_steps) == (True, 4)
+    assert (run.is_over, run.workers.completed) == (True, 4)
     run = Run(1).begun()
     run.ended = [(0, "was ended by SIGKILL")]
     with pytest.raises(WorkerLost, match="SIGKILL"):

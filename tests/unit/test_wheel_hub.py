@@ -37,7 +37,7 @@ SPEC = RunSpec(
     num_steps=1,
     seed=0,
     config=Wheel(workers=2, lanes=1, head="fc3"),
-    profile_s=1.0,
+    profile_s=0.0,
     boot_id="",
     pace=PaceSpec(
         samples=32,

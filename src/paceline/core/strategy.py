@@ -152,7 +152,7 @@ class Running:
     """Module for workers that connect to a hub; None if all processes are ranks.
 
     It defines `WORKING`, a module whose `take_part(settings, clients)` runs `paceline worker`, and
-    `SERVING`, a module whose `serve_child(settings, progress)` runs a hub that is a worker of
+    `SERVING`, a module whose `take_part(settings, clients, progress)` runs a hub that is a worker of
     another hub (`paceline hub --parent`), with the settings `ChildSettings`.
     """
 

@@ -93,7 +93,7 @@ class Learning:
             return learnable_loss(self.name, self.loss, outputs, share.targets) * share.weight
 
     def clip(self, optimizer: Optimizer) -> None:
-        """Clip the gradients of the parameters that the optimizer updates, if `clip_norm` is set."""
+        """Clip the gradients of the optimizer's parameters, if `clip_norm` is set."""
         if self.clip_norm is not None:
             trained = [one for group in optimizer.param_groups for one in group["params"]]
             clip_grad_norm_(trained, self.clip_norm)

@@ -13,13 +13,12 @@ from paceline.core.outcome import Traffic, Updates
 from paceline.core.settings import Record
 from paceline.exchange.session import Progress
 from paceline.rpc.client import Client
-from paceline.rpc.workers import connected, retry_after_restart, run_as_process
+from paceline.rpc.workers import retry_after_restart, run_as_process
 from paceline.strategies.wheel import job as jobs
 from paceline.strategies.wheel.child_server import ChildServer
 from paceline.strategies.wheel.config import RunSpec
 from paceline.strategies.wheel.epochs import EpochLog
 from paceline.strategies.wheel.hub import Hub
-from paceline.strategies.wheel.measure import profile_head
 from paceline.strategies.wheel.remote import ChildSettings
 from paceline.strategies.wheel.tree import HubPurpose, ParentHub
 
@@ -45,21 +44,14 @@ class ChildResult(Record):
     lost: tuple[str, ...]
 
 
-def serve_child(settings: ChildSettings, progress: Progress) -> ChildResult:
+def take_part(
+    settings: ChildSettings, clients: Mapping[int, Client], progress: Progress | None = None
+) -> ChildResult:
     """Serve this hub's workers until all steps are done; return the hub's updates and bytes.
 
     Raises InvalidInput if the parent rejects this hub, or if the parent's run does not fit this
     machine. Raises WorkerLost if the parent does not answer in time, or if no worker is left.
     """
-    settings.config()  # check options before connecting
-    with connected(settings, settings.parent_keys) as clients:
-        return take_part(settings, clients, progress)
-
-
-def take_part(
-    settings: ChildSettings, clients: Mapping[int, Client], progress: Progress | None = None
-) -> ChildResult:
-    """Serve the workers of a hub that is connected to its parent, until all steps are done."""
     client, progress = clients[settings.number], progress or Progress()
     job, server = _server_of(settings, client)
     spec, config = job.spec, job.spec.config
@@ -68,11 +60,10 @@ def take_part(
     devices = ("cpu",) * len(config.workers_by_device) if settings.listen is None else ()
     with ExitStack() as stack:
         stack.callback(server.close)
-        profile = profile_head(job) if spec.profile_s else None
         log = EpochLog(job, progress)
         hub = Hub(stack, settings, settings.run_name, job, server, log, devices=devices)
         server.wake = hub.rpc.wake
-        hub.wait_for_workers()
+        profile = hub.wait_for_workers()
         if profile is not None:
             lanes = config.workers_by_device.values()
             below = [hub.answers.profiles[one[0]] for one in lanes]

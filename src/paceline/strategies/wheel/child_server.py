@@ -13,13 +13,7 @@ from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.protocol import Topic
 from paceline.strategies.wheel.server import GradientSum, ParameterServer
 from paceline.strategies.wheel.staleness import LossSum
-from paceline.strategies.wheel.tree import (
-    ChildReport,
-    HubPurpose,
-    ParentHub,
-    ParentReply,
-    vector_like,
-)
+from paceline.strategies.wheel.tree import ChildReport, HubPurpose, ParentHub, ParentReply
 from paceline.training.models.halves import Halves, trainable
 
 
@@ -55,16 +49,9 @@ class ChildServer(ParameterServer):
         self._executor = ThreadPoolExecutor(1, "paceline-parent")
         self.wake: Callable[[], None] = lambda: None
 
-    @property
-    def completed(self) -> int:
-        """The number of steps that every live or finished worker has completed."""
-        every = self.workers.all
-        there = [one.next_step for one in every if one.is_live or one.next_step >= self._num_steps]
-        return min(there, default=0)
-
     def begin(self) -> None:
         """Wait until the parent begins, and load its parameters."""
-        self._take(self.parent.begin(self.completed))
+        self._take(self.parent.begin(self.workers.completed))
 
     def poll_parent(self) -> bool:
         """Load the parent's reply, if any has arrived; return whether the parent was restarted."""
@@ -135,7 +122,8 @@ class ChildServer(ParameterServer):
             tensor_parts.numbers_part(self.workers.next_steps),
             tensor_parts.buffers_of(self.model),
         )
-        message = Message(Topic.WHOLE_GRADIENTS, self.completed, gradients.version, parts=parts)
+        place = self.workers.completed, gradients.version
+        message = Message(Topic.WHOLE_GRADIENTS, *place, parts=parts)
         self._exchange = self._executor.submit(self.parent.exchange, message)
         self._exchange.add_done_callback(lambda _: self.wake())
 
@@ -149,7 +137,7 @@ class ChildServer(ParameterServer):
         whole, resume = reply
         (part,) = tensor_parts.parts_of(whole, 1)
         self.parent.traffic.add(HubPurpose.PARAMETERS, whole)
-        tensor_parts.load_vector(self.parameters, vector_like(self.parameters, part))
+        tensor_parts.load_vector(self.parameters, self.vector_in(part))
         self.version = whole.version
         if not resume:
             return

@@ -7,7 +7,6 @@ rehearsal of a tree of hubs, this process is the root, whose workers are child h
 import logging
 import resource
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from copy import deepcopy
 from dataclasses import replace
@@ -33,7 +32,7 @@ from paceline.exchange.loop import score_of
 from paceline.exchange.session import TrainingSession
 from paceline.links.devices import device_of, first_device, gpus
 from paceline.links.interruption import interruptible
-from paceline.measure.device_profile import DeviceProfile, device_name
+from paceline.measure.device_profile import device_name
 from paceline.record.worker_trace import timeline_of, utilisation
 from paceline.rpc.connecting import RUN
 from paceline.rpc.workers import num_threads
@@ -42,7 +41,7 @@ from paceline.strategies.wheel.checkpoint import load, state_of
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.epochs import EpochLog, Test
 from paceline.strategies.wheel.hub import Hub
-from paceline.strategies.wheel.measure import calibrate, profile_head
+from paceline.strategies.wheel.measure import calibrate
 from paceline.strategies.wheel.plan import plan
 from paceline.strategies.wheel.protocol import check_codecs
 from paceline.strategies.wheel.server import ParameterServer
@@ -98,25 +97,10 @@ class WheelRunner:
 
     def measure(self) -> PricedMachine | None:
         """Wait for the workers; return the measured machine, or None if a profile is missing."""
-        session, job = self._session, self._job
-        if not session.settings.profile_s:
-            self._hub.wait_for_workers()
-            return None
-        # Measure the hub's device while the workers measure their devices, because hub and workers
-        # also compute at the same time in training.
-        num_threads = torch.get_num_threads()
-
-        def profile_on_hub() -> DeviceProfile:
-            torch.set_num_threads(num_threads)  # this and the current device are per thread
-            with device_of(job.device).use():
-                return profile_head(job)
-
-        with ThreadPoolExecutor(1, "paceline-profile") as thread:
-            found: list[Future[DeviceProfile]] = []
-            self._hub.wait_for_workers(lambda: found.append(thread.submit(profile_on_hub)))
-            own = found[0].result()
-        of_workers, is_paced = self._hub.answers.profiles, session.is_rehearsal
-        self._calibrated = calibrate(job.workload, self._config, own, of_workers, is_paced=is_paced)
+        own, of_workers = self._hub.wait_for_workers(), self._hub.answers.profiles
+        if own is not None:
+            measured = self._job.workload, self._config, own, of_workers
+            self._calibrated = calibrate(*measured, is_paced=self._session.is_rehearsal)
         return self._calibrated
 
     def train(self, config: Wheel) -> Outcome:

@@ -169,6 +169,11 @@ class ParameterServer:
         """Return the version, and a copy of the body's parameters as a vector."""
         return self.version, tensor_parts.flatten(self._body)
 
+    def vector_in(self, part: memoryview) -> Tensor:
+        """Decode a value for each parameter, on their device; InvalidInput for another number."""
+        count, like = sum(one.numel() for one in self.parameters), self.parameters[0]
+        return tensor_parts.values_of(part, like.dtype, count).to(like.device)
+
     def answer(
         self,
         worker: int,

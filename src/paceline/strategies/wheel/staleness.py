@@ -44,9 +44,10 @@ class WorkerProgress:
 
 @dataclass
 class WorkerState(WorkerProgress):
-    """The state of a worker: its progress, whether it trains, and its half-done step."""
+    """The state of a worker: its progress, whether it trains or is done, and a half-done step."""
 
     is_live: bool = False
+    is_done: bool = False
     half: HeadGradients | None = None
 
     def complete(self, num_steps: int, below: tuple[int, ...] = ()) -> None:
@@ -68,9 +69,20 @@ class Workers:
         return {number for number, one in enumerate(self.all) if one.is_live}
 
     @property
+    def completed(self) -> int:
+        """The number of steps that every training or finished worker has completed."""
+        there = [one.next_step for one in self.all if one.is_live or one.is_done]
+        return min(there, default=0)
+
+    @property
     def first(self) -> int | None:
         """The first worker that trains; buffers cannot be merged, so only its buffers count."""
         return min(self.live, default=None)
+
+    @property
+    def done(self) -> set[int]:
+        """The numbers of the workers that have completed all their steps."""
+        return {number for number, one in enumerate(self.all) if one.is_done}
 
     @property
     def next_steps(self) -> list[int]:

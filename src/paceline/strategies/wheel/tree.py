@@ -17,7 +17,6 @@ from enum import StrEnum
 
 import torch
 from pydantic import NonNegativeInt
-from torch import Tensor
 
 from paceline.core.errors import InvalidInput, NonFinite
 from paceline.core.outcome import Traffic
@@ -80,12 +79,6 @@ class HubTraffic:
         )
 
 
-def vector_like(parameters: Sequence[Tensor], part: memoryview) -> Tensor:
-    """Decode a vector with the size, dtype and device of the parameters; InvalidInput otherwise."""
-    count, like = sum(one.numel() for one in parameters), parameters[0]
-    return tensor_parts.values_of(part, like.dtype, count).to(like.device)
-
-
 class ChildHubs:
     """Answers the requests that child hubs send to this parent hub."""
 
@@ -110,7 +103,7 @@ class ChildHubs:
         Raises InvalidInput or NonFinite for wrong values.
         """
         gradients, losses, progress, buffers = tensor_parts.parts_of(message, _NUM_PARTS)
-        mean = GradientSum(vector_like(self._server.parameters, gradients), message.version)
+        mean = GradientSum(self._server.vector_in(gradients), message.version)
         mean.losses.update(self._losses_in(losses))
         below = tensor_parts.numbers_of(progress)
         if len(below) > _MOST_BELOW:
