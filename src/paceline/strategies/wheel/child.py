@@ -19,8 +19,9 @@ from paceline.strategies.wheel.child_server import ChildServer
 from paceline.strategies.wheel.config import RunSpec
 from paceline.strategies.wheel.epochs import EpochLog
 from paceline.strategies.wheel.hub import Hub
+from paceline.strategies.wheel.protocol import Topic
 from paceline.strategies.wheel.remote import ChildSettings
-from paceline.strategies.wheel.tree import HubPurpose, ParentHub
+from paceline.strategies.wheel.tree import ParentHub
 
 logger = logging.getLogger(__name__)
 
@@ -65,21 +66,18 @@ def take_part(
         server.wake = hub.rpc.wake
         profile = hub.wait_for_workers()
         if profile is not None:
-            lanes = config.workers_by_device.values()
-            below = [hub.answers.profiles[one[0]] for one in lanes]
+            below = [hub.answers.profiles[one[0]] for one in config.workers_by_device.values()]
             retry_after_restart(
                 partial(server.parent.measure, profile, below, job.workload.gradient_nbytes)
             )
         server.begin()
-        num_parts = job.steps_per_epoch * spec.place[1]
-        progress.begin(len(job.recipe.samples) * spec.num_steps // num_parts, "samples")
         hub.train()
         server.finish(None if spec.pace is None else hub.answers.report())
         wire_nbytes = hub.close()
     return ChildResult(
         settings=settings,
         model=spec.model,
-        num_pushed=server.parent.traffic.times[HubPurpose.GRADIENTS],
+        num_pushed=server.parent.traffic.times[Topic.WHOLE_GRADIENTS],
         updates=server.updates,
         traffic=hub.answers.traffic(),
         parent_traffic=server.parent.traffic.rows(job.workload.gradient_nbytes),

@@ -13,7 +13,7 @@ from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.protocol import Topic
 from paceline.strategies.wheel.server import GradientSum, ParameterServer
 from paceline.strategies.wheel.staleness import LossSum
-from paceline.strategies.wheel.tree import ChildReport, HubPurpose, ParentHub, ParentReply
+from paceline.strategies.wheel.tree import ChildReport, ParentHub, ParentReply
 from paceline.training.models.halves import Halves, trainable
 
 
@@ -136,7 +136,7 @@ class ChildServer(ParameterServer):
     def _take(self, reply: ParentReply) -> None:
         whole, resume = reply
         (part,) = tensor_parts.parts_of(whole, 1)
-        self.parent.traffic.add(HubPurpose.PARAMETERS, whole)
+        self.parent.traffic.add(whole)
         tensor_parts.load_vector(self.parameters, self.vector_in(part))
         self.version = whole.version
         if not resume:

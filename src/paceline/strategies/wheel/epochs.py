@@ -32,6 +32,8 @@ class EpochLog:
         epochs: Sequence[Epoch] = (),
     ) -> None:
         self._num_steps, self._steps_per_epoch = job.spec.num_steps, job.steps_per_epoch
+        num_parts = job.steps_per_epoch * job.spec.place[1]
+        self._all_samples = len(job.recipe.samples) * self._num_steps // num_parts
         self._score, self._progress = score_of(job.recipe), progress
         self._test, self._every = test, evaluate_every
         self.epochs, self.evaluations = [*epochs], list[Evaluation]()
@@ -53,7 +55,8 @@ class EpochLog:
         return self._before_s + since_s
 
     def begin(self) -> None:
-        """Start the clock."""
+        """Start the clock and the progress bar."""
+        self._progress.begin(self._all_samples, "samples")
         self._began_s = time.monotonic()
 
     def count(self, losses: Mapping[int, LossSum]) -> None:

@@ -224,10 +224,9 @@ class Hub:
         self._refusals.flush()
         if self.answers.probes.end_overdue():
             self._go_on()
-        if not self.group.has_begun:
-            return
-        self._between()
-        self.log.show(self._server, self.rpc.sent_nbytes + self.rpc.received_nbytes)
+        if self.group.has_begun:
+            self._between()
+            self.log.show(self._server, self.rpc.sent_nbytes + self.rpc.received_nbytes)
 
 
 def _own_processes(

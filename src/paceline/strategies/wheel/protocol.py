@@ -10,6 +10,7 @@ from paceline.codecs.names import find_codec
 from paceline.core.errors import InvalidInput
 from paceline.core.wire_format import Purpose, remembers
 from paceline.rpc import workers
+from paceline.strategies.wheel import hubs_plan
 from paceline.strategies.wheel.config import Wheel
 
 
@@ -25,8 +26,8 @@ class Topic(StrEnum):
     PARAMETERS = Purpose.PARAMETERS.value
     ACTIVATIONS = Purpose.ACTIVATIONS.value
     GRADIENTS = Purpose.GRADIENTS.value
-    WHOLE_PARAMETERS = "whole-parameters"
-    WHOLE_GRADIENTS = "whole-gradients"
+    WHOLE_PARAMETERS = hubs_plan.PARAMETERS
+    WHOLE_GRADIENTS = hubs_plan.GRADIENTS
     BEGIN = "begin"
     PROFILE = "profile"
     PROBE = "probe"

@@ -106,8 +106,6 @@ class WheelRunner:
     def train(self, config: Wheel) -> Outcome:
         """Train or rehearse with the configuration of the session; `config` is unused."""
         hub, session, settings = self._hub, self._session, self._session.settings
-        num_samples = round(self.samples_per_step * self._job.spec.num_steps)
-        session.progress.begin(num_samples, "samples")
         with interruptible(raises_again=True) as interruption:
             if not isinstance(settings, TrainSettings):
 

@@ -1,9 +1,9 @@
 """Exchange gradients and parameters between a child hub and its parent hub.
 
     workers --- a step's gradients --->  ChildServer: the sum of `gather` steps
-                                            |  whole-gradients: their mean
+                                            |  gradients: their mean
             <-- parameters of the    ---    v
-                last exchange            parent: an optimizer step, then whole-parameters
+                last exchange            parent: an optimizer step, then parameters
 
 For the parent, a child hub is a worker that sends the gradients of all layers. Each exchange copies
 the root's parameters and version number to the child hub. So at every hub, staleness is a number of
@@ -13,7 +13,6 @@ updates at the root.
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from enum import StrEnum
 
 import torch
 from pydantic import NonNegativeInt
@@ -35,16 +34,8 @@ from paceline.strategies.wheel.server import GradientSum, ParameterServer
 from paceline.strategies.wheel.staleness import LossSum
 
 logger = logging.getLogger(__name__)
-_NUM_PARTS = 4  # gradients, losses, progress, buffers
 _MOST_BELOW = 1000  # most workers of a child hub
 _LOSS_FIELDS = 3  # an epoch, its number of samples, the sum of the samples' losses
-
-
-class HubPurpose(StrEnum):
-    """The purpose of a message between two hubs; its first part has values of all layers."""
-
-    PARAMETERS = "hubs_parameters"
-    GRADIENTS = "hubs_gradients"
 
 
 class ChildReport(Record):
@@ -59,23 +50,23 @@ class ChildReport(Record):
 
 
 class HubTraffic:
-    """Counts the messages and bytes between two hubs, by purpose."""
+    """Counts the messages and bytes between two hubs, by topic."""
 
     def __init__(self) -> None:
-        self.times: Counter[HubPurpose] = Counter()
-        self.nbytes: Counter[HubPurpose] = Counter()
+        self.times: Counter[str] = Counter()
+        self.nbytes: Counter[str] = Counter()
 
-    def add(self, purpose: HubPurpose, message: Message) -> None:
-        """Count a message, and the bytes of its first part."""
-        self.times[purpose] += 1
-        self.nbytes[purpose] += memoryview(message.parts[0]).nbytes
+    def add(self, message: Message) -> None:
+        """Count a message, and the bytes of its first part, which has values of all layers."""
+        self.times[message.topic] += 1
+        self.nbytes[message.topic] += memoryview(message.parts[0]).nbytes
 
     def rows(self, whole_nbytes: int) -> tuple[Traffic, ...]:
         """Return the counted and planned bytes; `whole_nbytes`: the bytes of all parameters."""
         return tuple(
-            Traffic(purpose.value, self.nbytes[purpose], times * whole_nbytes)
-            for purpose in HubPurpose
-            if (times := self.times[purpose])
+            Traffic(topic.value, self.nbytes[topic], times * whole_nbytes)
+            for topic in (Topic.WHOLE_PARAMETERS, Topic.WHOLE_GRADIENTS)
+            if (times := self.times[topic])
         )
 
 
@@ -94,7 +85,7 @@ class ChildHubs:
         part = tensor_parts.part_of(tensor_parts.flatten(self._server.parameters).cpu())
         version = self._server.version
         reply = Message(Topic.WHOLE_PARAMETERS, message.step, version, parts=(part,))
-        self.traffic.add(HubPurpose.PARAMETERS, reply)
+        self.traffic.add(reply)
         return reply
 
     def update(self, worker: int, message: Message) -> dict[int, LossSum]:
@@ -102,7 +93,7 @@ class ChildHubs:
 
         Raises InvalidInput or NonFinite for wrong values.
         """
-        gradients, losses, progress, buffers = tensor_parts.parts_of(message, _NUM_PARTS)
+        gradients, losses, progress, buffers = tensor_parts.parts_of(message, 4)
         mean = GradientSum(self._server.vector_in(gradients), message.version)
         mean.losses.update(self._losses_in(losses))
         below = tensor_parts.numbers_of(progress)
@@ -112,7 +103,7 @@ class ChildHubs:
         if any(not 0 <= step <= self._num_steps for step in below):
             raise InvalidInput("steps", f"must be from 0 to {self._num_steps}", got=max(below))
         self._server.merge(worker, message.step, mean, below)
-        self.traffic.add(HubPurpose.GRADIENTS, message)
+        self.traffic.add(message)
         if worker == self._server.workers.first:
             tensor_parts.load_buffers(self._server.model, buffers)
         return mean.losses
@@ -171,7 +162,7 @@ class ParentHub:
         except HubRestarted:
             logger.info("the parent hub was restarted; this hub is at step %d", gradients.step)
             return self.begin(gradients.step)
-        self.traffic.add(HubPurpose.GRADIENTS, gradients)
+        self.traffic.add(gradients)
         return whole, ()
 
     def measure(
