@@ -104,10 +104,9 @@ class ParameterServer:
     `halves`: the model's first layers, the body, and its last layers, the head, which runs here.
     `config`: has the number of workers, and the limit and the decay of staleness.
     `updates_per_step`: the number of updates in a step of all workers, by which the learning rate
-    is divided. `learning`: the loss, and the norm to which
-    gradients are clipped. `schedule`: the learning-rate schedule, which advances with each update.
-    `checks_values`: False in rehearsals, whose values are zeros. `lent`: the head on a device, if
-    the model is in main memory.
+    is divided. `learning`: the loss, and the norm to which gradients are clipped. `schedule`: the
+    learning-rate schedule, which advances with each update. `checks_values`: False in rehearsals,
+    whose values are zeros. `lent`: the head on a device, if the model is in main memory.
 
     Not thread-safe. `watch(worker, step, kind)` returns a context manager, which the server enters
     for each update, and for each forward, backward and copy of the head.
