@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from nets import residual
 from paceline.rpc.tensor_parts import flatten, load_vector
+from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.protocol import take_gradients
 from paceline.strategies.wheel.server import ParameterServer
 from paceline.training.models.halves import Halves, cut
@@ -145,13 +146,16 @@ def serve(
     make: Make = plain,
     num_workers: int = 1,
     schedule: Callable[[torch.optim.Optimizer], LRScheduler] | None = None,
+    staleness: int | None = 0,
+    staleness_decay: float = 0.0,
     **options,
 ) -> tuple[ParameterServer, list[ManualWorker]]:
     """Return a server, and workers with copies of the body, as in separate processes."""
     model = case.model()
     halves, optimizer = cut(model, case.inputs(), first), make(model)
-    options = {"staleness": 0, "schedule": schedule and schedule(optimizer)} | options
-    server = ParameterServer(model, halves, optimizer, num_workers=num_workers, **options)
+    config = Wheel(num_workers, staleness=staleness, staleness_decay=staleness_decay)
+    options["schedule"] = schedule and schedule(optimizer)
+    server = ParameterServer(model, halves, optimizer, config, **options)
     hands = [ManualWorker(server, copy.deepcopy(halves), worker) for worker in range(num_workers)]
     for hand in hands:
         server.workers.add(hand.worker)

@@ -20,7 +20,7 @@ Rule = Callable[[Message], Message | None]
 Lie = tuple[str, Rule]
 
 _TOPICS = (
-    *("begin", "parameters", "activations", "gradients", "whole-parameters", "whole-gradients"),
+    *("begin", "parameters", "activations", "gradients", "hubs_parameters", "hubs_gradients"),
     *("buffers", "profile", "probe", "done", "failed", "again", "refused"),
     *("state", "round", "units", "part", "parts", "tested", "saved", "clock", "gossip", ""),
 )

@@ -22,7 +22,7 @@ from paceline.links import clock as clock_module
 from paceline.links.clock import DeviceClock, clock_for
 from paceline.record.trace import read_trace
 from paceline.records.machine_file import read_machine
-from paceline.strategies.wheel.lent import LentHead
+from paceline.strategies.wheel.server import LentHead
 from paceline.training.models import describe, find
 from refusals import refused_field
 

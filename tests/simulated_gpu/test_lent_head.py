@@ -5,7 +5,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from paceline.strategies.wheel.lent import LentHead
+from paceline.strategies.wheel.server import LentHead
 
 
 def head() -> nn.Module:

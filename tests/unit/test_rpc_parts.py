@@ -13,7 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.rpc.client import Client, HubRestarted, Outbox
-from paceline.rpc.frames import FrameHeader, Message, MessageKind, ProtocolError, unpack
+from paceline.rpc.frames import (
+    FrameHeader,
+    Message,
+    MessageKind,
+    MessagePiece,
+    ProtocolError,
+    unpack,
+)
 from paceline.rpc.keys import (
     bind_address,
     connect_address,
@@ -67,13 +74,13 @@ class TestSession:
         assert hub.unacknowledged == [one for one in replied if one > acknowledged]
         assert len(hub.unacknowledged) <= WINDOW
         hub.connect(b"route")
+        sent: list[MessagePiece] = []
         for sequence in hub.unacknowledged:
-            piece = hub.outgoing.peek()
-            assert piece is not None
-            header = unpack(*piece)
+            assert hub.outgoing.send(lambda piece: False) is False  # the piece stays the next one
+            assert hub.outgoing.send(lambda piece: not sent.append(piece))
+            header = unpack(*sent[-1])
             assert (header.sequence, header.step) == (sequence, sequence)
-            hub.outgoing.advance()
-        assert hub.outgoing.peek() is None
+        assert hub.outgoing.send(lambda piece: True) is None
 
     def test_at_most_two_requests_of_the_largest_size_may_wait_for_replies(self):
         hub = session()

@@ -19,7 +19,7 @@ from paceline.measure.device_profile import DeviceProfile, HubLink
 from paceline.record.worker_trace import MessageTime, Trace
 from paceline.rpc.frames import Message
 from paceline.rpc.server import RpcRequest
-from paceline.strategies.wheel.gate import Gate, only_part
+from paceline.strategies.wheel.answers import Gate
 from paceline.strategies.wheel.protocol import Topic
 from paceline.strategies.wheel.staleness import HeadGradients, Workers
 from paceline.strategies.wheel.worker_group import ProgressDeadline, WorkerGroup
@@ -122,9 +122,8 @@ def test_invalid_profiles_are_refused(gate, field: str, value: str):
 
 def test_a_message_has_one_part(gate):
     for parts in ((), (b"{}", b"{}")):
-        for read in (gate.profile, only_part):
-            with refused("failed"):
-                read(of(Topic.FAILED, *parts))
+        with refused("failed"):
+            gate.profile(of(Topic.FAILED, *parts))
 
 
 def trace(**changes: object) -> bytes:
@@ -137,12 +136,13 @@ def trace(**changes: object) -> bytes:
 
 def test_a_worker_is_done_only_after_its_last_step(gate, workers):
     with refused("done"):
-        gate.trace(0, of(Topic.DONE, trace()), is_child=False)
+        gate.done(0, of(Topic.DONE, trace()), is_child=False)
     with refused("done"):
-        gate.trace(0, of(Topic.DONE, trace(), step=12), is_child=True)
-    gate.trace(0, of(Topic.DONE, trace(), step=NUM_STEPS), is_child=True)
+        gate.done(0, of(Topic.DONE, trace(), step=12), is_child=True)
+    gate.done(0, of(Topic.DONE, trace(), step=NUM_STEPS), is_child=True)
     workers.of(0).next_step = NUM_STEPS
-    assert gate.trace(0, of(Topic.DONE, trace()), is_child=False).as_json() == trace()
+    found, report = gate.done(0, of(Topic.DONE, trace()), is_child=False)
+    assert (found.as_json(), report) == (trace(), None)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_a_worker_is_done_only_after_its_last_step(gate, workers):
 def test_invalid_traces_are_refused(gate, workers, told: bytes):
     workers.of(0).next_step = NUM_STEPS
     with refused("trace"):
-        gate.trace(0, of(Topic.DONE, told), is_child=False)
+        gate.done(0, of(Topic.DONE, told), is_child=False)
 
 
 @given(
@@ -280,11 +280,11 @@ def test_a_run_without_workers_ends_after_the_wait():
 def test_a_run_ends_when_all_workers_are_done_or_lost():
     run = Run().begun()
     run.workers.of(0).complete(4)
-    assert run.num_steps == 0
+    assert run.workers.completed == 0
     run.finish(0)
     assert not run.is_over
     run.drop(1, "has left")
-    assert (run.is_over, run.num_steps) == (True, 4)
+    assert (run.is_over, run.workers.completed) == (True, 4)
     run = Run(1).begun()
     run.ended = [(0, "was ended by SIGKILL")]
     with pytest.raises(WorkerLost, match="SIGKILL"):

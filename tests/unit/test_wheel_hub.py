@@ -37,7 +37,7 @@ SPEC = RunSpec(
     num_steps=1,
     seed=0,
     config=Wheel(workers=2, lanes=1, head="fc3"),
-    profile_s=1.0,
+    profile_s=0.0,
     boot_id="",
     pace=PaceSpec(
         samples=32,
@@ -63,11 +63,9 @@ def hub(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     recipe, cpu = recipe_in(SPEC), torch.device("cpu")
     model, halves = model_and_halves(SPEC, recipe, cpu)
     workload = workload_of("lenet5", 32, None)
-    job = TrainingJob(SPEC, recipe, model, halves, workload, cpu, Mock())
+    job = TrainingJob(SPEC, recipe, model, halves, workload, cpu, Mock(), Mock())
     optimizer = PacedSGD(model.parameters(), 0.0)
-    server = ParameterServer(
-        model, halves, optimizer, num_workers=2, staleness=1, checks_values=False
-    )
+    server = ParameterServer(model, halves, optimizer, SPEC.config, checks_values=False)
     with ExitStack() as stack:
         log = EpochLog(job, Mock())
         hub = Hub(stack, SETTINGS, "trials", job, server, log, clock=clock)

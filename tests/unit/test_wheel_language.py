@@ -195,9 +195,9 @@ def test_hub_and_body_agree_on_the_structure_of_a_sample():
 
 def test_the_default_momentum_is_for_sgd_only():
     job = job_of()
-    assert job.updating.optimizer(job.model).param_groups[0]["momentum"] == MOMENTUM
+    assert job.optimizer(job.model).param_groups[0]["momentum"] == MOMENTUM
     for name in ("adam", "rmsprop"):
-        updating = job_of(optimizer=name).updating
-        assert not updating.optimizer(job.model).param_groups[0].get("momentum")
+        optimizer = job_of(optimizer=name).optimizer
+        assert not optimizer(job.model).param_groups[0].get("momentum")
     with refused("momentum"):
         job_of(optimizer="adam", momentum=0.5)

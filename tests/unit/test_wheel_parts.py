@@ -26,10 +26,11 @@ from paceline.rpc.batch_layout import BatchLayout
 from paceline.rpc.frames import Message
 from paceline.rpc.tensor_parts import CopyLane, Endpoint, values_of
 from paceline.strategies.wheel.config import Wheel
-from paceline.strategies.wheel.protocol import check_codecs, share_of, share_part
+from paceline.strategies.wheel.protocol import check_codecs
 from paceline.strategies.wheel.split import TO_HUB
 from paceline.training.data.batch import Batch, SampleShare
 from paceline.training.data.dataset import TensorSamples
+from paceline.training.data.sampler import ShardedBatches
 from paceline.training.recipes.recipe import Recipe
 from refusals import refused
 from rpc_exchange import beside
@@ -108,17 +109,16 @@ def samples_of(num_samples: int) -> TensorSamples:
 @pytest.mark.parametrize(("workers", "batch_size"), [(1, 7), (3, 10), (4, 5)])
 def test_the_shares_of_all_workers_have_each_sample_once_per_epoch(workers: int, batch_size: int):
     samples, steps = samples_of(101), -(-101 // batch_size)
+    batches = ShardedBatches(101, batch_size, 0, workers, 9)
     shares = [SampleShare(samples, batch_size, w, workers, 2 * steps, 9) for w in range(workers)]
     assert shares[0].steps_per_epoch == steps
     for epoch in range(2):
         seen: Counter[float] = Counter()
         for step in range(epoch * steps, (epoch + 1) * steps):
-            weights = 0.0
-            for share in shares:
+            for worker, share in enumerate(shares):
                 inputs, _ = share.batch(step)
                 seen.update(inputs[:, 0].tolist())
-                weights += share.weight(step)
-            assert weights == pytest.approx(workers)
+                assert len(inputs) == batches.size_of(worker, step % steps)
             assert shares[0].ends_epoch(step) == (step + 1 == (epoch + 1) * steps)
         assert set(seen.values()) == {1}
         assert len(seen) == 101
@@ -318,13 +318,3 @@ def test_too_few_or_too_many_bytes_are_refused_with_the_target():
     ):
         with refused(f"targets['{leaf}']"):
             layout.check_parts(parts, count)
-
-
-def test_the_size_and_weight_of_a_share_arrive():
-    assert share_of(share_part(7, 0.25)) == (7, 0.25)
-    for wrong in (-1, 2.5, float("nan"), float("inf"), 1e300):
-        with refused("activations"):
-            share_of(share_part(wrong, 1.0))
-    for wrong in (-1.0, 1e-9, 1e9, float("nan"), float("inf")):
-        with refused("activations"):
-            share_of(share_part(7, wrong))

@@ -15,8 +15,9 @@ from torch import nn
 from halved import CASES, ManualWorker, batches, equal, plain, serve, values
 from paceline.core.errors import InvalidInput, NonFinite, StepDiscarded
 from paceline.rpc.frames import Message
-from paceline.rpc.tensor_parts import part_of, parts_of
+from paceline.rpc.tensor_parts import part_of
 from paceline.strategies.wheel.child_server import ChildServer
+from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.server import ParameterServer
 from paceline.strategies.wheel.tree import ChildHubs, HubTraffic, ParentReply
 from paceline.training.models.halves import cut
@@ -38,7 +39,7 @@ class Direct:
 
     def _whole(self, place: tuple[int, ...] = ()) -> ParentReply:
         whole = self.children.fetch(0, Message(""))
-        return ParentReply(whole.version, parts_of(whole), place)
+        return whole, place
 
     def begin(self, step: int) -> ParentReply:
         self.server.workers.add(0)
@@ -48,7 +49,7 @@ class Direct:
         assert self.gate.wait(DEADLINE_S)
         if self.restarts:
             return self._whole(self.place)
-        self.losses.append(self.children.update(0, message, is_first=True))
+        self.losses.append(self.children.update(0, message))
         return self._whole()
 
 
@@ -62,10 +63,8 @@ def tree(gather: int, num_workers: int = 2, staleness: int | None = 1, place=(0,
     child = ChildServer(
         model,
         halves,
+        Wheel(num_workers, staleness=staleness, gather=gather),
         uplink,
-        num_workers=num_workers,
-        staleness=staleness,
-        gather=gather,
         num_steps=STEPS,
         steps_per_epoch=EPOCH,
     )
@@ -196,16 +195,16 @@ def spoilt(parts: Sequence[Any], place: int, part: Any) -> Sequence[Any]:
 # Epoch, its number of samples, the sum of their losses.
 ROWS = [(0.5, 4, 1), (0, -4, 1), (1e9, 4, 1), (0, 4, math.nan), (0, 4, 1e300)]
 SPOILT = [
-    lambda parts: parts[:4],
+    lambda parts: parts[:3],
     lambda parts: spoilt(parts, 0, parts[1]),
-    lambda parts: spoilt(parts, 3, parts[3][:-1]),
-    lambda parts: spoilt(parts, 2, parts[2][:-8]),
+    lambda parts: spoilt(parts, 2, parts[2][:-1]),
+    lambda parts: spoilt(parts, 1, parts[1][:-8]),
     *(
-        lambda parts, row=row: spoilt(parts, 2, part_of(torch.tensor([row], dtype=torch.float64)))
+        lambda parts, row=row: spoilt(parts, 1, part_of(torch.tensor([row], dtype=torch.float64)))
         for row in ROWS
     ),
-    lambda parts: spoilt(parts, 3, bytes(8 * 1001)),
-    lambda parts: spoilt(parts, 1, struct.pack("d", math.nan) + bytes(parts[1])[8:]),
+    lambda parts: spoilt(parts, 2, bytes(8 * 1001)),
+    lambda parts: spoilt(parts, 0, struct.pack("d", math.nan) + bytes(parts[0])[8:]),
 ]
 
 
@@ -221,7 +220,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing():
     for spoil in SPOILT:
         wrong = Message(sent.topic, sent.step, sent.version, parts=spoil(sent.parts))
         with pytest.raises((InvalidInput, NonFinite)):
-            uplink.children.update(0, wrong, is_first=True)
+            uplink.children.update(0, wrong)
     assert equal(values(root.model), before)
     assert root.version == 0
 

@@ -25,6 +25,7 @@ IN_TREE = ("--batch-size", "48", "--workers", "4", "--strategy-option", "child_h
 LEAST_S = (LANES * (FORWARD_S + BACKWARD_S) + LANES * UPDATE_S) / (1 + LANES / WORKERS)
 SHARE = 0.02  # of the body's gradients
 BODY = 6 * 25 + 6 + 16 * 6 * 25 + 16  # values: two convolutions
+WHOLE = BODY + (400 + 1) * 120 + (120 + 1) * 84 + (84 + 1) * 10
 SENT = ("--strategy-option", f"gradients=threshold:0.5@{SHARE}")
 
 
@@ -63,8 +64,8 @@ def test_a_synchronous_tree_sends_the_bytes_of_its_plan(start):
     assert result["updates"]["count"] == exchanges
     counted = {row["purpose"]: row["nbytes"] for row in result["traffic"]}
     assert {row["purpose"]: row["planned_nbytes"] for row in result["traffic"]} == counted
-    assert counted["hubs_gradients"] == exchanges * 4 * BODY
-    assert counted["hubs_parameters"] == (exchanges + 2) * 4 * BODY
+    assert counted["hubs_gradients"] == exchanges * 4 * WHOLE
+    assert counted["hubs_parameters"] == (exchanges + 2) * 4 * WHOLE
     assert counted["gradients"] == 4 * ALL_STEPS * (4 + 4 * round(SHARE * BODY))
     # All processes are on one host, and its loopback link carries all messages.
     before = sum(n for name, n in counted.items() if "parameters" in name and "hubs" in name)

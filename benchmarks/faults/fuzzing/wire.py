@@ -22,8 +22,7 @@ from paceline.record.worker_trace import MessageTime
 from paceline.record.worker_trace import Trace as WheelTrace
 from paceline.rpc import frames, tensor_parts
 from paceline.rpc.frames import HEADER_NBYTES, Assembly, FrameHeader, Message, MessageKind
-from paceline.strategies.wheel import protocol as wheel
-from paceline.strategies.wheel.gate import Gate as WheelGate
+from paceline.strategies.wheel.answers import Gate as WheelGate
 from paceline.strategies.wheel.staleness import Workers
 from paceline.strategies.wheel.tree import ChildReport
 
@@ -124,17 +123,17 @@ def _record(data: bytes, folder: Path) -> object:
     message = Message("part", parts=(text,))
     match number:
         case 0:
-            return _wheel_gate().trace(_WORKER, message, is_child=False)
+            return _wheel_gate().done(_WORKER, message, is_child=False)
         case 1:
             return _wheel_gate().profile(message)
-    return _wheel_gate().report(Message("done", parts=(b"", text)))
+    done = Message("done", _NUM_STEPS, parts=(WheelTrace().as_json(), text))
+    return _wheel_gate().done(_WORKER, done, is_child=True)
 
 
 def _part_seeds(folder: Path) -> list[bytes]:
     return [
         b"0" + bytes(tensor_parts.numbers_part([1, 2, 3])),
-        b"1" + bytes(wheel.share_part(8, 0.5)),
-        b"2" + bytes(tensor_parts.buffers_of(torch.nn.BatchNorm1d(3))),
+        b"1" + bytes(tensor_parts.buffers_of(torch.nn.BatchNorm1d(3))),
     ]
 
 
@@ -142,8 +141,6 @@ def _part(data: bytes, folder: Path) -> object:
     part = memoryview(data)[1:]
     if data[:1] == b"0":
         return (tensor_parts.numbers_of(part),)
-    if data[:1] == b"1":
-        return wheel.share_of(part)
     half = torch.nn.BatchNorm1d(3)
     tensor_parts.load_buffers(half, part)
     return half

@@ -92,6 +92,7 @@ def _serve_parent(values: dict[str, Any], as_json: bool) -> None:
     from paceline.report.format import nbytes
     from paceline.report.tables import traffic_table
     from paceline.report.terminal import console, log_to_stderr, shown
+    from paceline.rpc.workers import connected
     from paceline.runs.progress import TerminalProgress
 
     for name in values:
@@ -102,10 +103,15 @@ def _serve_parent(values: dict[str, Any], as_json: bool) -> None:
     _check_listen(values)
     values = without_shorthands(values, _STRATEGY)
     settings = validated(_CHILD.ChildSettings, values)
+    settings.config()  # check options before connecting
     log_to_stderr()
     out, err = console(), console(stderr=True)
-    with closing(TerminalProgress(err, "serving")) as progress:
-        result = import_module(_CHILD.SERVING).serve_child(settings, progress)
+    serving = import_module(_CHILD.SERVING)
+    with (
+        closing(TerminalProgress(err, "serving")) as progress,
+        connected(settings, settings.parent_keys) as clients,
+    ):
+        result = serving.take_part(settings, clients, progress)
     if as_json:
         out.print_json(result.model_dump_json())
         return

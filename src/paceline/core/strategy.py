@@ -151,9 +151,9 @@ class Running:
     remote: str | None = None
     """Module for workers that connect to a hub; None if all processes are ranks.
 
-    It defines `WORKING`, a module whose `take_part(settings, clients)` runs `paceline worker`, and
-    `SERVING`, a module whose `serve_child(settings, progress)` runs a hub that is a worker of
-    another hub (`paceline hub --parent`), with the settings `ChildSettings`.
+    It defines two modules with a function `take_part(settings, clients)`: `WORKING` runs `paceline
+    worker`. `SERVING` runs a hub that is a worker of another hub (`paceline hub --parent`), with
+    the settings `ChildSettings`; its `take_part` also gets the progress.
     """
 
     ends_together: bool = True

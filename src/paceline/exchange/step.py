@@ -94,11 +94,15 @@ class Learning:
 
     def update(self, optimizer: Optimizer) -> None:
         """Clip gradients, update the optimizer's parameters, and clear gradients."""
+        self.clip(optimizer)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def clip(self, optimizer: Optimizer) -> None:
+        """Clip the gradients of the optimizer's parameters, if `clip_norm` is set."""
         if self.clip_norm is not None:
             trained = [one for group in optimizer.param_groups for one in group["params"]]
             clip_grad_norm_(trained, self.clip_norm)
-        optimizer.step()
-        optimizer.zero_grad()
 
 
 OF_CLASSES = Learning(class_loss)

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from functools import partial
 
 import zmq
 
@@ -333,12 +334,9 @@ class Client:
             # Send a due heartbeat before each piece, so that no large request delays heartbeats.
             if self._clock() - self._sent_s > limits.HEARTBEAT_S:
                 self._send_control(connection, MessageKind.HEARTBEAT)
-            piece = outgoing.peek()
-            if piece is None:
-                return True
-            if not self._send(connection, piece):
-                return False
-            outgoing.advance()
+            is_sent = outgoing.send(partial(self._send, connection))
+            if not is_sent:
+                return is_sent is None
 
     def _next_request(self) -> tuple[FrameHeader, Message] | None:
         if (future := self._outbox.take()) is None:

@@ -211,18 +211,18 @@ class PieceQueue:
         self._pieces: Iterator[MessagePiece] = iter(())
         self._first: MessagePiece | None = None
 
-    def peek(self) -> MessagePiece | None:
-        """Return the next piece without removing it; None if there is no message."""
+    def send(self, send: Callable[[MessagePiece], bool]) -> bool | None:
+        """Send the next piece; None if there is no message, and False if the piece was not sent."""
         if self._first is None:
             self._first = next(self._pieces, None)
         if self._first is None and (following := self._next_message()) is not None:
             self._pieces = split(*following)
             self._first = next(self._pieces)
-        return self._first
-
-    def advance(self) -> None:
-        """Remove the piece that `peek` returned, after it was sent."""
-        self._first = None
+        if self._first is None:
+            return None
+        if is_sent := send(self._first):
+            self._first = None
+        return is_sent
 
 
 class Assembly:

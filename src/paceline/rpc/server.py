@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeAlias
 
 import zmq
@@ -183,13 +184,11 @@ class Server:
             wait_ms = _POLL_MS
             for session in self._by_worker.values():
                 for _ in range(_PIECES_PER_WORKER):
-                    piece = session.outgoing.peek()
-                    if piece is None:
-                        break
-                    if not self._send(session, piece):
+                    is_sent = session.outgoing.send(partial(self._send, session))
+                    if is_sent is False:
                         wait_ms = min(wait_ms, _BLOCKED_MS)
+                    if not is_sent:
                         break
-                    session.outgoing.advance()
                 else:
                     wait_ms = 0  # this worker may have more pieces
             return wait_ms

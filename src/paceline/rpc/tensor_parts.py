@@ -69,8 +69,11 @@ def load_buffers(half: nn.Module, part: memoryview) -> None:
         buffer.copy_(own)
 
 
-def parts_of(message: Message) -> Parts:
-    """Return the parts of a received message."""
+def parts_of(message: Message, *counts: int) -> Parts:
+    """Return a received message's parts; InvalidInput if their number is not one of `counts`."""
+    if counts and len(message.parts) not in counts:
+        problem = f"must have {' or '.join(map(str, counts))} parts"
+        raise InvalidInput(message.topic, problem, got=len(message.parts))
     return tuple(memoryview(part) for part in message.parts)
 
 

@@ -26,6 +26,7 @@ from paceline.rpc.keys import load_worker_keys
 
 logger = logging.getLogger("paceline.worker")  # modules of workers also run as __main__
 AGAIN, REFUSED, FAILED = "again", "refused", "failed"
+_Reply = TypeVar("_Reply")
 
 
 class WorkerRefused(InvalidInput):
@@ -49,14 +50,13 @@ def refusal(why: str) -> Message:
     return Message(REFUSED, parts=(why.encode(),))
 
 
-def retry_after_restart(report: Callable[[], None]) -> None:
-    """Call `report`, which sends measurements to the hub, again after each restart of the hub."""
+def retry_after_restart(ask: Callable[[], _Reply]) -> _Reply:
+    """Return the result of `ask`, which sends requests, again after each restart of the hub."""
     while True:
         try:
-            report()
-            return
+            return ask()
         except HubRestarted:
-            logger.info("the hub was restarted: measuring again")
+            logger.info("the hub was restarted: sending the requests again")
 
 
 @contextmanager
@@ -108,7 +108,7 @@ _Settings = TypeVar("_Settings", bound=ConnectingWorkers)
 
 
 def run_as_process(
-    work: Callable[[_Settings, Mapping[int, Client]], None], kind: type[_Settings]
+    work: Callable[[_Settings, Mapping[int, Client]], object], kind: type[_Settings]
 ) -> None:
     """Read JSON settings from the command line, connect the clients, and run `work`."""
     report_signals()

@@ -10,7 +10,7 @@ The path of a gradient from a worker to the parameters:
                          |
                          |  rpc: request in pieces, executed once
                          v
-    hub.py            Hub._execute             the gate checks the request
+    answers.py        Gate.check               the hub checks the request
     answers.py        Answers._update          a codec decodes the vector
     server.py         ParameterServer.update   joins body's and head's gradients of a step
     server.py         ParameterServer._apply   the optimizer takes a step; the version grows by 1

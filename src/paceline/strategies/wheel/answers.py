@@ -1,4 +1,7 @@
-"""Check and execute the requests of workers, and encode the replies."""
+"""Check and execute the requests of workers, and encode the replies.
+
+If a request is invalid, the hub drops the worker that sent it; the other workers continue.
+"""
 
 import time
 from collections import Counter
@@ -7,9 +10,11 @@ from dataclasses import replace
 from math import prod
 
 import torch
+from pydantic import TypeAdapter
 
-from paceline.core.errors import InvalidInput, StepDiscarded, printable
+from paceline.core.errors import InvalidInput, StepDiscarded, WorkerLost, printable
 from paceline.core.outcome import SentShare, Traffic
+from paceline.core.reading import read_record
 from paceline.core.wire_format import Purpose
 from paceline.measure.device_profile import DeviceProfile
 from paceline.record.worker_trace import Trace
@@ -18,24 +23,81 @@ from paceline.rpc.frames import Message
 from paceline.rpc.limits import MOST_TEXT
 from paceline.rpc.server import RpcRequest
 from paceline.rpc.tensor_parts import CopyLane, Endpoint
-from paceline.strategies.wheel import protocol
+from paceline.rpc.workers import difference
 from paceline.strategies.wheel.epochs import EpochLog
-from paceline.strategies.wheel.gate import Gate, only_part
-from paceline.strategies.wheel.job import TrainingJob, batches_of
+from paceline.strategies.wheel.job import TrainingJob
 from paceline.strategies.wheel.measure import recorders_of
-from paceline.strategies.wheel.protocol import OF_STEPS, Topic
+from paceline.strategies.wheel.protocol import ASKED, OF_STEPS, Topic
 from paceline.strategies.wheel.server import ParameterServer
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, messages
-from paceline.strategies.wheel.tree import ChildHubs
+from paceline.strategies.wheel.staleness import Workers
+from paceline.strategies.wheel.tree import ChildHubs, ChildReport
 from paceline.strategies.wheel.worker_group import ProbeTurns, WorkerGroup
 
+_TRACE, _PROFILE = TypeAdapter(Trace), TypeAdapter(DeviceProfile)
+_REPORT = TypeAdapter(ChildReport)
+_ONCE = (Topic.ACTIVATIONS, Topic.GRADIENTS)  # topics that are refused for completed steps
+_OF_BODIES = (Topic.PARAMETERS, *_ONCE)
+_AHEAD = 1  # how many steps early a worker may fetch parameters
 
-class WorkerFailed(Exception):
-    """Raised if a worker reports its failure; `by_input`: whether InvalidInput is the cause."""
 
-    def __init__(self, why: str, by_input: bool) -> None:
-        super().__init__(why)
-        self.by_input = by_input
+class Gate:
+    """Checks the requests of a run's workers; `version` returns the server's current version."""
+
+    def __init__(
+        self, workers: Workers, num_steps: int, layout: str, version: Callable[[], int]
+    ) -> None:
+        self._workers, self._num_steps = workers, num_steps
+        self._layout, self._version = layout, version
+        self._newest = 0  # highest version so far; a parent's restart may lower the version
+
+    def check(self, worker: int, message: Message) -> Topic:
+        """Return the topic of a request; InvalidInput if the worker must not send it now."""
+        if message.topic not in ASKED:
+            raise InvalidInput("topic", "is not a request of workers", got=message.topic)
+        topic = Topic(message.topic)
+        self._newest = max(self._newest, self._version())
+        if not 0 <= message.version <= self._newest:
+            problem = f"version must be from 0 to {self._newest}"
+            raise InvalidInput(topic, problem, got=message.version)
+        if topic is Topic.PROBE:
+            return topic  # the field `step` of a PROBE is a number of bytes
+        if not 0 <= message.step <= self._num_steps:
+            raise InvalidInput(topic, f"step must be from 0 to {self._num_steps}", got=message.step)
+        reached = self._workers.of(worker).next_step
+        is_over = topic in _ONCE and message.step < reached
+        if is_over or (topic in _OF_BODIES and message.step > reached + _AHEAD):
+            problem = f"step must be {reached} or {reached + _AHEAD}"
+            raise InvalidInput(topic, problem, got=message.step)
+        return topic
+
+    def check_layout(self, message: Message) -> None:
+        """Raise InvalidInput if a worker's description of the run differs from the hub's."""
+        there = b"".join(message.parts[:1]).decode(errors="replace")
+        if (found := difference(self._layout, there)) is not None:
+            raise InvalidInput("run", f"differs from the hub's: {found}")
+
+    def profile(self, message: Message) -> DeviceProfile:
+        """Return the device profile in a message; raise InvalidInput if it is invalid."""
+        (told,) = tensor_parts.parts_of(message, 1)
+        found = read_record(_PROFILE, told, "profile")
+        if any(one.link is None for one in (found, *found.below)):
+            raise InvalidInput("profile", "must have the measured link to the hub")
+        if any(one.below for one in found.below):
+            raise InvalidInput("profile", "cannot have a child hub below a child hub")
+        return found
+
+    def done(
+        self, worker: int, message: Message, *, is_child: bool
+    ) -> tuple[Trace, ChildReport | None]:
+        """Return the trace and the report, if any, in a DONE; InvalidInput if steps are left."""
+        completed = message.step if is_child else self._workers.of(worker).next_step
+        if completed < self._num_steps:
+            raise InvalidInput("done", f"requires all {self._num_steps} steps", got=completed)
+        traced, *told = tensor_parts.parts_of(message, *((1, 2) if is_child else (1,)))
+        found = read_record(_TRACE, traced, "trace")
+        found.check(worker, self._num_steps, (*TO_HUB, *FROM_HUB))
+        return found, read_record(_REPORT, told[0], "report") if told else None
 
 
 class Answers:
@@ -83,7 +145,8 @@ class Answers:
     def execute(self, request: RpcRequest) -> Message | None:
         """Check and execute a request; return the reply, or None if the reply must wait.
 
-        Raises InvalidInput if the worker must not send this request now.
+        Raises InvalidInput if the worker must not send this request now. Raises InvalidInput or
+        WorkerLost if the worker reports its failure.
         """
         worker, message = request.worker, request.message
         if message.topic in OF_STEPS and worker not in self._server.workers.live:
@@ -114,19 +177,8 @@ class Answers:
         """Return the counted and planned bytes of messages, by purpose.
 
         Messages between child hubs and their workers are included if the child hubs report them.
-        The planned bytes follow from Table 1 of Du et al. 2017.
         """
-        job, spec = self._job, self._job.spec
-        sizes: Counter[int] = Counter()  # number of batches, by their size
-        for worker in set(range(spec.config.workers)) - self.children.workers:
-            each = list(map(len, batches_of(spec, worker, job.num_samples)))
-            whole, rest = divmod(spec.num_steps, len(each))
-            sizes.update(each * whole + each[:rest])
-        planned: Counter[Purpose] = Counter()
-        for size, times in sizes.items():
-            for purpose, message in messages(job.parts.resized(size), spec.config).items():
-                planned[purpose] += times * message.nbytes
-        counted = Counter(self.nbytes)
+        counted, planned = self._nbytes_by_purpose()
         for report in self.children.reports.values():
             counted.update(report.nbytes)
             planned.update(report.planned_nbytes)
@@ -134,7 +186,26 @@ class Answers:
             Traffic(one.value, counted[one], planned[one], one in (*TO_HUB, *FROM_HUB))
             for one in Purpose
         )
-        return within + self.children.traffic.rows(job.parts)
+        return within + self.children.traffic.rows(self._job.workload.gradient_nbytes)
+
+    def report(self) -> ChildReport:
+        """Return the bytes of messages between this hub and its workers, for the parent hub."""
+        counted, planned = self._nbytes_by_purpose()
+        return ChildReport(nbytes=counted, planned_nbytes=planned, num_pushed=self.num_pushed)
+
+    def _nbytes_by_purpose(self) -> tuple[Counter[Purpose], Counter[Purpose]]:
+        """Return the counted bytes, and the planned ones, by Table 1 of Du et al. 2017."""
+        job, spec = self._job, self._job.spec
+        sizes: Counter[int] = Counter()  # number of batches, by their size
+        for worker in set(range(spec.config.workers)) - self.children.workers:
+            each = [job.share(worker, step)[0] for step in range(job.steps_per_epoch)]
+            whole, rest = divmod(spec.num_steps, len(each))
+            sizes.update(each * whole + each[:rest])
+        planned: Counter[Purpose] = Counter()
+        for size, times in sizes.items():
+            for purpose, message in messages(job.parts.resized(size), spec.config).items():
+                planned[purpose] += times * message.nbytes
+        return Counter(self.nbytes), planned
 
     def sent_share(self) -> SentShare | None:
         """Compare a codec's declared share of sent gradients with the measured share."""
@@ -167,10 +238,10 @@ class Answers:
         worker, message, at_s = request.worker, request.message, request.arrived_s
         endpoint, step = self._of_head[worker], message.step
         batches, parts = self._job.batches, tensor_parts.parts_of(message)
-        if len(parts) <= 1 + batches.num_parts:
-            raise InvalidInput("activations", f"must have more than {1 + batches.num_parts} parts")
-        count, weight = protocol.share_of(parts[0])
-        of_targets, rest = parts[1 : 1 + batches.num_parts], parts[1 + batches.num_parts :]
+        if len(parts) <= batches.num_parts:
+            raise InvalidInput("activations", f"must have more than {batches.num_parts} parts")
+        count, weight = self._job.share(worker, step)
+        of_targets, rest = parts[: batches.num_parts], parts[batches.num_parts :]
         for purpose in (Purpose.LABELS, Purpose.ACTIVATIONS):
             endpoint.recorder.received(step, purpose, at_s)
         batches.check_parts(of_targets, count)
@@ -203,11 +274,9 @@ class Answers:
         return Message(Topic.GRADIENTS, step, self._server.version)
 
     def _merge(self, request: RpcRequest) -> Message | None:
-        worker, message = request.worker, request.message
-        is_first = worker == min(self._server.workers.live)
-        self._log.count(self.children.update(worker, message, is_first=is_first))
+        self._log.count(self.children.update(request.worker, request.message))
         # Reply with all parameters as soon as the child hub may begin its next step.
-        fetch = Message(Topic.WHOLE_PARAMETERS, message.step)
+        fetch = Message(Topic.WHOLE_PARAMETERS, request.message.step)
         return self._fetch(replace(request, message=fetch))
 
     def _begin(self, request: RpcRequest) -> None:
@@ -226,9 +295,8 @@ class Answers:
         return _noted(request)
 
     def _load_buffers(self, request: RpcRequest) -> Message:
-        # Buffers, such as running means, cannot be merged: load only the first worker's.
-        values = only_part(request.message)
-        if request.worker == min(self._server.workers.live, default=-1):
+        (values,) = tensor_parts.parts_of(request.message, 1)
+        if request.worker == self._server.workers.first:
             tensor_parts.load_buffers(self._server.halves.body, values)
         return _noted(request)
 
@@ -238,8 +306,9 @@ class Answers:
         if worker not in self._server.workers.live:
             raise StepDiscarded(f"the hub dropped worker {worker} before it was done")
         is_child = worker in self.children.workers
-        self.trace.add(self._gate.trace(worker, message, is_child=is_child))
-        if is_child and (report := self._gate.report(message)) is not None:
+        trace, report = self._gate.done(worker, message, is_child=is_child)
+        self.trace.add(trace)
+        if report is not None:
             self.children.reports[worker] = report
         own = self._server.workers.of(worker)
         own.next_step = max(own.next_step, message.step)
@@ -247,9 +316,10 @@ class Answers:
         return _noted(request)
 
     def _fail(self, request: RpcRequest) -> Message:
-        text = bytes(only_part(request.message)).decode(errors="replace")
-        why = printable(text, MOST_TEXT)
-        raise WorkerFailed(f"worker {request.worker} failed: {why}", bool(request.message.step))
+        (told,) = tensor_parts.parts_of(request.message, 1)
+        text = printable(bytes(told).decode(errors="replace"), MOST_TEXT)
+        why = f"worker {request.worker} failed: {text}"
+        raise InvalidInput.of(why) if request.message.step else WorkerLost(why)
 
 
 def _noted(request: RpcRequest) -> Message:

@@ -9,12 +9,10 @@ A checkpoint has no half-done steps: in a resumed run, the workers repeat such s
 
 from collections.abc import Sequence
 
-from pydantic import ValidationError
-
 from paceline.checkpoints.state import random_state, restore_random_state
 from paceline.core.errors import InvalidInput
 from paceline.core.outcome import Epoch
-from paceline.core.reading import first_fault
+from paceline.core.reading import validated
 from paceline.core.settings import Record
 from paceline.exchange.checkpoints import State
 from paceline.exchange.learner import learned_state, load_learned_state
@@ -66,11 +64,7 @@ def load(state: State, server: ParameterServer, layout: str) -> ServerProgress:
     Raises InvalidInput, and leaves the server unchanged, if the strategy, layout, model or
     optimizer in the checkpoint differs from the server's.
     """
-    own = state.own_part(_SERVER)
-    try:
-        progress = ServerProgress.model_validate(own)
-    except ValidationError as error:
-        raise InvalidInput("resume", f"server.json: {first_fault(error)}") from None
+    progress = validated(ServerProgress, state.own_part(_SERVER), "resume: server.json: ")
     if (other := difference(layout, progress.layout)) is not None:
         hint = "to start a new run, omit --resume"
         raise InvalidInput("resume", f"the checkpoint's run differs: {other}", hint=hint)

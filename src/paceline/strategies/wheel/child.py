@@ -11,18 +11,17 @@ from functools import partial
 
 from paceline.core.outcome import Traffic, Updates
 from paceline.core.settings import Record
-from paceline.core.wire_format import Purpose
 from paceline.exchange.session import Progress
 from paceline.rpc.client import Client
-from paceline.rpc.workers import connected, retry_after_restart, run_as_process
+from paceline.rpc.workers import retry_after_restart, run_as_process
 from paceline.strategies.wheel import job as jobs
 from paceline.strategies.wheel.child_server import ChildServer
 from paceline.strategies.wheel.config import RunSpec
 from paceline.strategies.wheel.epochs import EpochLog
 from paceline.strategies.wheel.hub import Hub
-from paceline.strategies.wheel.measure import profile_head
+from paceline.strategies.wheel.protocol import Topic
 from paceline.strategies.wheel.remote import ChildSettings
-from paceline.strategies.wheel.tree import ChildReport, HubPurpose, ParentHub
+from paceline.strategies.wheel.tree import ParentHub
 
 logger = logging.getLogger(__name__)
 
@@ -46,77 +45,64 @@ class ChildResult(Record):
     lost: tuple[str, ...]
 
 
-def serve_child(settings: ChildSettings, progress: Progress) -> ChildResult:
+def take_part(
+    settings: ChildSettings, clients: Mapping[int, Client], progress: Progress | None = None
+) -> ChildResult:
     """Serve this hub's workers until all steps are done; return the hub's updates and bytes.
 
     Raises InvalidInput if the parent rejects this hub, or if the parent's run does not fit this
     machine. Raises WorkerLost if the parent does not answer in time, or if no worker is left.
     """
-    settings.config()  # check options before connecting
-    with connected(settings, settings.parent_keys) as clients:
-        return _serve_workers(settings, clients[settings.number], progress)
-
-
-def _serve_workers(settings: ChildSettings, client: Client, progress: Progress) -> ChildResult:
-    parent_spec = RunSpec.from_json(client.settings)
-    job = jobs.child_job(settings, parent_spec)
+    client, progress = clients[settings.number], progress or Progress()
+    job, server = _server_of(settings, client)
     spec, config = job.spec, job.spec.config
-    own = spec.model, settings.number, settings.connect, config.workers, config.lanes
-    logger.info("%s: worker %d of the hub at %s; hub of %d workers, %d per device", *own)
-    layout = jobs.layout_of(parent_spec, job.halves, job.recipe, job.batches)
-    gather = parent_spec.tree.gathered if parent_spec.tree else settings.gather or config.workers
-    server = ChildServer(
-        *(job.model, job.halves, ParentHub(client, layout)),
-        **jobs.server_options(job),
-        gather=gather,
-        num_steps=spec.num_steps,
-        steps_per_epoch=job.steps_per_epoch,
-    )
     # Without an address to listen on, which only rehearsals allow, the hub starts all workers on
     # this machine's CPU, because the workers mostly sleep.
     devices = ("cpu",) * len(config.workers_by_device) if settings.listen is None else ()
     with ExitStack() as stack:
         stack.callback(server.close)
-        profile = profile_head(job) if spec.profile_s else None
         log = EpochLog(job, progress)
         hub = Hub(stack, settings, settings.run_name, job, server, log, devices=devices)
         server.wake = hub.rpc.wake
-        hub.wait_for_workers()
+        profile = hub.wait_for_workers()
         if profile is not None:
-            lanes = config.workers_by_device.values()
-            below = [hub.answers.profiles[one[0]] for one in lanes]
-            retry_after_restart(partial(server.parent.measure, profile, below, job.whole_nbytes))
+            below = [hub.answers.profiles[one[0]] for one in config.workers_by_device.values()]
+            retry_after_restart(
+                partial(server.parent.measure, profile, below, job.workload.gradient_nbytes)
+            )
         server.begin()
-        num_parts = job.steps_per_epoch * spec.place[1]
-        progress.begin(job.num_samples * spec.num_steps // num_parts, "samples")
         hub.train()
-        server.finish(None if spec.pace is None else _report(hub))
+        server.finish(None if spec.pace is None else hub.answers.report())
         wire_nbytes = hub.close()
     return ChildResult(
         settings=settings,
         model=spec.model,
-        num_pushed=server.parent.traffic.times[HubPurpose.GRADIENTS],
+        num_pushed=server.parent.traffic.times[Topic.WHOLE_GRADIENTS],
         updates=server.updates,
         traffic=hub.answers.traffic(),
-        parent_traffic=server.parent.traffic.rows(job.parts),
+        parent_traffic=server.parent.traffic.rows(job.workload.gradient_nbytes),
         wire_nbytes=wire_nbytes,
         parent_wire_nbytes=(client.sent_nbytes, client.received_nbytes),
         lost=tuple(hub.group.lost),
     )
 
 
-def _report(hub: Hub) -> ChildReport:
-    rows = {Purpose(one.purpose): one for one in hub.answers.traffic()}
-    return ChildReport(
-        nbytes={purpose: int(one.nbytes) for purpose, one in rows.items()},
-        planned_nbytes={purpose: int(one.planned_nbytes) for purpose, one in rows.items()},
-        num_pushed=hub.answers.num_pushed,
+def _server_of(settings: ChildSettings, client: Client) -> tuple[jobs.TrainingJob, ChildServer]:
+    """Build the job and the server of a child hub from its parent's run."""
+    parent_spec = RunSpec.from_json(client.settings)
+    job = jobs.child_job(settings, parent_spec)
+    config = job.spec.config
+    own = job.spec.model, settings.number, settings.connect, config.workers, config.lanes
+    logger.info("%s: worker %d of the hub at %s; hub of %d workers, %d per device", *own)
+    layout = jobs.layout_of(parent_spec, job.halves, job.recipe, job.batches)
+    server = ChildServer(
+        *(job.model, job.halves),
+        **jobs.server_options(job),
+        parent=ParentHub(client, layout),
+        num_steps=job.spec.num_steps,
+        steps_per_epoch=job.steps_per_epoch,
     )
-
-
-def take_part(settings: ChildSettings, clients: Mapping[int, Client]) -> None:
-    """Serve the workers of a rehearsal's child hub, in a process that the root started."""
-    _serve_workers(settings, clients[settings.number], Progress())
+    return job, server
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """The parameter server of a child hub, which sums gradients for its parent hub."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -9,56 +9,49 @@ from torch import Tensor, nn
 
 from paceline.rpc import tensor_parts
 from paceline.rpc.frames import Message
+from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.protocol import Topic
 from paceline.strategies.wheel.server import GradientSum, ParameterServer
 from paceline.strategies.wheel.staleness import LossSum
-from paceline.strategies.wheel.tree import ChildReport, ParentHub, ParentReply, vector_like
+from paceline.strategies.wheel.tree import ChildReport, ParentHub, ParentReply
 from paceline.training.models.halves import Halves, trainable
 
 
 class ChildServer(ParameterServer):
     """A parameter server whose parent takes the optimizer steps.
 
-    This server sums its workers' gradients, and sends the mean of `gather` updates to the parent.
-    At most one exchange with the parent runs at a time. With `staleness=0`, workers wait for the
-    parent's reply; otherwise workers continue until the next sum is complete. `num_steps`: the
-    number of steps of each worker. `wake`: another thread calls it when `poll_parent` can load a
-    reply.
+    This server sums its workers' gradients, and sends the mean of `config.gathered` updates to the
+    parent. At most one exchange with the parent runs at a time. With `staleness=0`, workers wait
+    for the parent's reply; otherwise workers continue until the next sum is complete.
+    `num_steps`: the number of steps of each worker. `wake`: another thread calls it when
+    `poll_parent` can load a reply.
     """
 
     def __init__(
         self,
         model: nn.Module,
         halves: Halves,
+        config: Wheel,
         parent: ParentHub,
         *,
-        staleness: int | None,
-        gather: int,
         num_steps: int,
         steps_per_epoch: int,
         **options: Any,
     ) -> None:
         unused = torch.optim.SGD(trainable(model), lr=0.0)  # the root takes the optimizer steps
-        super().__init__(model, halves, unused, staleness=staleness, **options)
-        self.parent, self._gather = parent, gather
+        super().__init__(model, halves, unused, config, **options)
+        self.parent, self._gather = parent, config.gathered
         self._num_steps, self._steps_per_epoch = num_steps, steps_per_epoch
-        self._waits = staleness == 0
+        self._waits = config.staleness == 0
         self._sum: GradientSum | None = None
         self._exchange: Future[ParentReply] | None = None
         # Exchange in another thread, so that the hub answers its workers while the parent computes.
         self._executor = ThreadPoolExecutor(1, "paceline-parent")
         self.wake: Callable[[], None] = lambda: None
 
-    @property
-    def completed(self) -> int:
-        """The number of steps that every live or finished worker has completed."""
-        every = self.workers.all
-        there = [one.next_step for one in every if one.is_live or one.next_step >= self._num_steps]
-        return min(there, default=0)
-
     def begin(self) -> None:
         """Wait until the parent begins, and load its parameters."""
-        self._take(self.parent.begin(self.completed))
+        self._take(self.parent.begin(self.workers.completed))
 
     def poll_parent(self) -> bool:
         """Load the parent's reply, if any has arrived; return whether the parent was restarted."""
@@ -67,7 +60,8 @@ class ChildServer(ParameterServer):
         reply, self._exchange = self._exchange.result(), None
         self._take(reply)
         self._send(self._gather)
-        return bool(reply.resume)
+        _, resume = reply
+        return bool(resume)
 
     def finish(self, report: ChildReport | None = None) -> None:
         """Send the remaining gradients and the report to the parent, after the last step."""
@@ -89,27 +83,28 @@ class ChildServer(ParameterServer):
     def update(self, worker: int, step: int, version: int, gradients: Tensor) -> LossSum:
         """Add the gradients of a step to the sum; return the step's loss."""
         loss = super().update(worker, step, version, gradients)
-        assert self._sum is not None
-        self._sum.losses[step // self._steps_per_epoch] += loss
-        self._send(self._gather)
+        self._count({step // self._steps_per_epoch: loss})
         return loss
 
     def merge(self, worker: int, step: int, mean: GradientSum, below: tuple[int, ...]) -> None:
         """Add a child hub's mean gradients to this hub's sum, as one update."""
         super().merge(worker, step, mean, below)
+        self._count(mean.losses)
+
+    def _count(self, losses: Mapping[int, LossSum]) -> None:
+        """Add the losses of an update, by epoch, to the sum; send the sum if it is complete."""
         assert self._sum is not None
-        for epoch, loss in mean.losses.items():
+        for epoch, loss in losses.items():
             self._sum.losses[epoch] += loss
         self._send(self._gather)
 
-    def _apply(self, version: int, body: list[Tensor], head: list[Tensor]) -> None:
+    def _apply(self, version: int, gradients: list[Tensor]) -> None:
         """Add gradients to the sum, instead of taking an optimizer step."""
-        in_body, in_head = tensor_parts.flatten(body), tensor_parts.flatten(head)
+        vector = tensor_parts.flatten(gradients)
         if self._sum is None:
-            self._sum = GradientSum(in_body, in_head, version)
+            self._sum = GradientSum(vector, version)
         else:
-            self._sum.body.add_(in_body)
-            self._sum.head.add_(in_head)
+            self._sum.vector.add_(vector)
             self._sum.version = min(self._sum.version, version)
             self._sum.count += 1
         self._staleness[self.version - version] += 1
@@ -122,14 +117,13 @@ class ChildServer(ParameterServer):
         self._sum = None
         losses = [[epoch, one.num_samples, one.total] for epoch, one in gradients.losses.items()]
         parts = (
-            tensor_parts.part_of((gradients.body / gradients.count).cpu()),
-            tensor_parts.part_of((gradients.head / gradients.count).cpu()),
+            tensor_parts.part_of((gradients.vector / gradients.count).cpu()),
             tensor_parts.part_of(torch.tensor(losses, dtype=torch.float64)),
             tensor_parts.numbers_part(self.workers.next_steps),
-            tensor_parts.buffers_of(self.halves.body),
-            tensor_parts.buffers_of(self.halves.head),
+            tensor_parts.buffers_of(self.model),
         )
-        message = Message(Topic.WHOLE_GRADIENTS, self.completed, gradients.version, parts=parts)
+        place = self.workers.completed, gradients.version
+        message = Message(Topic.WHOLE_GRADIENTS, *place, parts=parts)
         self._exchange = self._executor.submit(self.parent.exchange, message)
         self._exchange.add_done_callback(lambda _: self.wake())
 
@@ -140,13 +134,15 @@ class ChildServer(ParameterServer):
             self.poll_parent()
 
     def _take(self, reply: ParentReply) -> None:
-        for parameters, part in zip((self._body, self._head), reply.parts, strict=True):
-            tensor_parts.load_vector(parameters, vector_like(parameters, part))
-        self.version = reply.version
-        if not reply.resume:
+        whole, resume = reply
+        (part,) = tensor_parts.parts_of(whole, 1)
+        self.parent.traffic.add(whole)
+        tensor_parts.load_vector(self.parameters, self.vector_in(part))
+        self.version = whole.version
+        if not resume:
             return
         self._sum = None  # the parent was restarted: all workers begin their steps again
-        step, *progress = reply.resume
+        step, *progress = resume
         workers = self.workers.all
         known = progress if len(progress) == len(workers) else [step] * len(workers)
         for worker, own in zip(workers, known, strict=True):

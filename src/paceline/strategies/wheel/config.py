@@ -83,7 +83,7 @@ class Wheel:
 
     @property
     def gathered(self) -> int:
-        """The number of steps in each mean of gradients that a child hub sends."""
+        """The number of steps in each mean of gradients that a child hub sends to its parent."""
         return self.gather or self.workers_of_hub
 
     @property
@@ -110,7 +110,7 @@ class Wheel:
     @property
     def of_child(self) -> "Wheel":
         """The configuration of each child hub in a tree of hubs."""
-        return replace(self, workers=self.workers_of_hub, child_hubs=0, gather=None)
+        return replace(self, workers=self.workers_of_hub, child_hubs=0, gather=self.gathered)
 
     @property
     def workers_by_device(self) -> dict[int, range]:

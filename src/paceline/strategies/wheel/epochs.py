@@ -32,12 +32,13 @@ class EpochLog:
         epochs: Sequence[Epoch] = (),
     ) -> None:
         self._num_steps, self._steps_per_epoch = job.spec.num_steps, job.steps_per_epoch
+        num_parts = job.steps_per_epoch * job.spec.place[1]
+        self._all_samples = len(job.recipe.samples) * self._num_steps // num_parts
         self._score, self._progress = score_of(job.recipe), progress
         self._test, self._every = test, evaluate_every
         self.epochs, self.evaluations = [*epochs], list[Evaluation]()
         self.num_samples = 0
-        self.update_ends_s: list[float] = []  # the training time at the end of each update
-        self.update_samples: list[int] = []  # samples so far, at the end of each update
+        self.updates: list[tuple[float, int]] = []  # training time and samples after each update
         self._losses: defaultdict[int, LossSum] = defaultdict(LossSum)  # by unfinished epoch
         self._before_s = self._epochs_s
         self._began_s = self._paused_s = 0.0
@@ -54,15 +55,15 @@ class EpochLog:
         return self._before_s + since_s
 
     def begin(self) -> None:
-        """Start the clock."""
+        """Start the clock and the progress bar."""
+        self._progress.begin(self._all_samples, "samples")
         self._began_s = time.monotonic()
 
     def count(self, losses: Mapping[int, LossSum]) -> None:
         """Count the samples of an update, and add its losses by epoch."""
         for epoch, loss in losses.items():
             self.num_samples += loss.num_samples
-            self.update_ends_s.append(self.trained_s)
-            self.update_samples.append(self.num_samples)
+            self.updates.append((self.trained_s, self.num_samples))
             self._losses[epoch] += loss
             self._progress.advance(loss.num_samples)
 
@@ -102,8 +103,8 @@ class EpochLog:
     def show(self, server: ParameterServer, nbytes: int) -> None:
         """Show the recent training speed, the number of workers, and the bytes so far."""
         since_s = max(self._before_s, self.trained_s - _RATE_WINDOW_S)
-        first = bisect(self.update_ends_s, since_s)
-        samples = self.num_samples - (self.update_samples[first - 1] if first else 0)
+        first = bisect(self.updates, since_s, key=lambda update: update[0])
+        samples = self.num_samples - (self.updates[first - 1][1] if first else 0)
         if samples:
             self._progress.status(
                 f"update {server.version:,}: {samples / (self.trained_s - since_s):,.0f} "

@@ -11,23 +11,29 @@ worker may return.
 import logging
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
+import torch
+
 from paceline.core.errors import InvalidInput, NonFinite, StepDiscarded, WorkerLost, printable
 from paceline.core.settings import RehearseSettings, TrainSettings
+from paceline.links.devices import device_of
 from paceline.links.failpoints import reach
+from paceline.measure.device_profile import DeviceProfile
 from paceline.rpc.connecting import WorkerProcessSettings
 from paceline.rpc.frames import Message
 from paceline.rpc.keys import load_hub_keys
 from paceline.rpc.limits import MOST_TEXT, Limits, RateLimitedLog
 from paceline.rpc.server import Joined, Lost, RpcRequest, Server, Woken
 from paceline.rpc.workers import WorkerPool, num_threads, refusal
-from paceline.strategies.wheel.answers import Answers, WorkerFailed
+from paceline.strategies.wheel.answers import Answers
 from paceline.strategies.wheel.child_server import ChildServer
 from paceline.strategies.wheel.config import RunSpec
 from paceline.strategies.wheel.epochs import EpochLog
 from paceline.strategies.wheel.job import TrainingJob
+from paceline.strategies.wheel.measure import profile_head
 from paceline.strategies.wheel.protocol import UPDATES, Topic
 from paceline.strategies.wheel.remote import SERVING, WORKING, ChildSettings
 from paceline.strategies.wheel.server import ParameterServer
@@ -36,6 +42,7 @@ from paceline.strategies.wheel.worker_group import ProbeTurns, WorkerGroup
 logger = logging.getLogger(__name__)
 _LOOPBACK = "tcp://127.0.0.1:0"
 _POLL_S = 0.2
+_LEAVING_S = 5.0  # time that finished processes have to exit
 
 
 class Hub:
@@ -64,37 +71,50 @@ class Hub:
         keys = None if settings.keys is None else load_hub_keys(settings.keys)
         self.rpc = Server(settings.listen or _LOOPBACK, limits, keys=keys, clock=clock)
         stack.callback(self.rpc.close)
-        pool = None
+        self._pool: WorkerPool | None = None
         if settings.listen is None:
-            pool = _own_processes(spec, self.rpc.address, run_id, deadline_s, devices)
-            stack.callback(pool.close)
+            self._pool = _own_processes(spec, self.rpc.address, run_id, deadline_s, devices)
+            stack.callback(self._pool.close)
         else:
             server.checks.compares_norms = True  # remote workers may send wrong values
             own = self.rpc.address, spec.config.workers
             logger.info("listening on %s; waiting for %d workers", *own)
         self.log = log
         self.group = WorkerGroup(
-            *(self.rpc, server.workers, pool),
+            *(self.rpc, server.workers, self._pool),
             wait_s=settings.wait_s,
             deadline_s=deadline_s,
             clock=clock,
         )
         probes = ProbeTurns(largest, deadline_s, clock)
         self.answers = Answers(server, job, self.group, log, probes)
-        self._server, self._clock, self._polled_s = server, clock, 0.0
+        self._job, self._server, self._clock, self._polled_s = job, server, clock, 0.0
         self._diverged: set[int] = set()  # workers that have sent values that are not finite
         self._refusals = RateLimitedLog(logger)
         self._on_first: Callable[[], None] = lambda: None
         self._between: Callable[[], None] = lambda: None
 
-    def wait_for_workers(self, on_first: Callable[[], None] = lambda: None) -> None:
+    def wait_for_workers(self) -> DeviceProfile | None:
         """Serve until all workers are ready to begin, or for `settings.wait_s`.
 
-        Calls `on_first` when the first worker joins. Raises InvalidInput if a worker of this
-        machine fails, and WorkerLost if no worker joins.
+        Returns the profile of this hub's device, if the run measures devices. Raises InvalidInput
+        if a worker of this machine fails, and WorkerLost if no worker joins.
         """
-        self._on_first = on_first
-        self._serve(lambda: self.group.is_ready)
+        num_threads = torch.get_num_threads()
+
+        def profile() -> DeviceProfile:
+            torch.set_num_threads(num_threads)  # this and the current device are per thread
+            with device_of(self._job.device).use():
+                return profile_head(self._job)
+
+        found = list[Future[DeviceProfile]]()
+        with ThreadPoolExecutor(1, "paceline-profile") as thread:
+            if self._job.spec.profile_s:
+                # Measure while the workers measure their devices, because hub and workers also
+                # compute at the same time in training.
+                self._on_first = lambda: found.append(thread.submit(profile))
+            self._serve(lambda: self.group.is_ready)
+            return found[0].result() if found else None
 
     def train(self, between: Callable[[], None] = lambda: None) -> None:
         """Let the workers begin, and serve them until all live workers have done their steps.
@@ -111,7 +131,9 @@ class Hub:
 
     def close(self) -> tuple[int, int]:
         """Disconnect, and end the hub's worker processes; return the bytes sent and received."""
-        self.group.close()
+        self.rpc.close()
+        if self._pool is not None:
+            self._pool.close(_LEAVING_S)
         return self.rpc.sent_nbytes, self.rpc.received_nbytes
 
     def _serve(self, is_over: Callable[[], bool]) -> None:
@@ -144,9 +166,7 @@ class Hub:
         except StepDiscarded as error:
             logger.info("%s", error)
             reply = Message(Topic.AGAIN, message.step)
-        except WorkerFailed as error:
-            reply = self._failed(request, error)
-        except (NonFinite, InvalidInput) as error:
+        except (NonFinite, InvalidInput, WorkerLost) as error:
             reply = self._refused(request, error)
         if reply is not None:
             self.group.reply(request, reply)
@@ -155,18 +175,10 @@ class Hub:
         if message.topic in (*UPDATES, Topic.DONE, Topic.PROFILE):
             self._go_on()
 
-    def _failed(self, request: RpcRequest, error: WorkerFailed) -> Message:
-        """Drop a failed worker; end the run if this hub has started the worker."""
-        reply = Message(Topic.FAILED, request.message.step)
-        if self.group.is_own:
-            self.rpc.reply(request, reply)
-            raise InvalidInput.of(str(error)) if error.by_input else WorkerLost(str(error))
-        logger.info("%s", error)
-        self._drop(request.worker, "has failed")
-        return reply
-
-    def _refused(self, request: RpcRequest, error: InvalidInput | NonFinite) -> Message:
-        """Drop a worker after an invalid request; the worker may join again.
+    def _refused(
+        self, request: RpcRequest, error: InvalidInput | NonFinite | WorkerLost
+    ) -> Message:
+        """Drop a worker after an invalid request or its failure; the worker may join again.
 
         The run ends if this hub has started the worker, because the other workers would fail, too.
         The run also ends if all live workers have sent NaN or infinite values.
@@ -179,7 +191,9 @@ class Hub:
         if self.group.is_own or all_have_diverged:
             self.rpc.reply(request, reply)
             raise InvalidInput("learning_rate", str(error)) if is_diverged else error
-        why = f"was refused: {printable(str(error), MOST_TEXT)}"
+        why = printable(str(error), MOST_TEXT).removeprefix(f"worker {worker} ")
+        if request.message.topic != Topic.FAILED:
+            why = f"was refused: {why}"
         self._refusals.warning(f"worker {worker} {why}")
         self._drop(worker, why)
         return reply
@@ -190,7 +204,7 @@ class Hub:
         for request in waiting:
             self._execute(request)
         started_s = self._clock()
-        if self.log.test(self.group.num_steps):
+        if self.log.test(self._server.workers.completed):
             self._server.model.train()
             self.group.deadline.paused(self._clock() - started_s)
 
@@ -210,10 +224,9 @@ class Hub:
         self._refusals.flush()
         if self.answers.probes.end_overdue():
             self._go_on()
-        if not self.group.has_begun:
-            return
-        self._between()
-        self.log.show(self._server, self.rpc.sent_nbytes + self.rpc.received_nbytes)
+        if self.group.has_begun:
+            self._between()
+            self.log.show(self._server, self.rpc.sent_nbytes + self.rpc.received_nbytes)
 
 
 def _own_processes(

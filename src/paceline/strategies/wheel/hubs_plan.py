@@ -94,9 +94,9 @@ class HubExchanges:
         child.num_summed += 1
         if child.num_summed % self._gather == 0:
             mean = Message(child.up, step, GRADIENTS, worker)
-            yield from mean.tasks((own, *child.copied[-1:]))
+            arrived = yield from mean.tasks((own, *child.copied[-1:]))
             own = TaskId(step, Kind.STEP, "", worker)
-            yield Task(own, self._on_root, self._update, mean.arrival)
+            yield Task(own, self._on_root, self._update, arrived)
             child.copied.append(self._copied(step, worker))
 
     def _copied(self, step: int, worker: int) -> TaskId:
@@ -112,9 +112,8 @@ class HubExchanges:
         updates = tuple(TaskId(step, Kind.STEP, "", worker) for worker in sent)
         for worker in sent:
             reply = Message(hubs[worker].down, step, PARAMETERS, worker)
-            yield from reply.tasks(updates)
-            own = self._copied(step, worker)
-            yield Task(own, hubs[worker].copying, self._copy, reply.arrival)
+            arrived = yield from reply.tasks(updates)
+            yield Task(self._copied(step, worker), hubs[worker].copying, self._copy, arrived)
 
     def before_fetch(self, worker: int) -> tuple[TaskId, ...]:
         """Return the exchange that a worker awaits before the next fetch of parameters, if any.

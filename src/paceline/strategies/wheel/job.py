@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import ceil
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,8 +31,8 @@ from paceline.links.devices import first_device
 from paceline.links.group import boot_id
 from paceline.rpc.batch_layout import BatchLayout
 from paceline.strategies.wheel.config import MOMENTUM, RunSpec, Wheel
-from paceline.strategies.wheel.lent import LentHead
 from paceline.strategies.wheel.remote import ChildSettings
+from paceline.strategies.wheel.server import LentHead
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, Split, messages, pace_of, split
 from paceline.training.data.batch import Batch, call
 from paceline.training.data.dataset import TensorSamples
@@ -52,20 +52,13 @@ _SPAN_NBYTES = 400  # upper bound of a traced span in JSON
 _MIN_MESSAGE_NBYTES = 4 << 20
 
 
-class Updating(NamedTuple):
-    """The optimizer, the loss and the learning-rate schedule of a hub's model."""
-
-    optimizer: Optimize
-    learning: Learning
-    schedule: Callable[[Optimizer], LRScheduler | None] = lambda optimizer: None
-
-
 @dataclass(frozen=True)
 class TrainingJob:
     """The spec of a run, and the recipe, the model and its two halves built from the spec.
 
     `workload`: the layers, with their costs for one worker's share of a batch. `device`: the device
-    on which the head computes.
+    on which the head computes. `learning`: the loss of the head. `schedule`: the learning-rate
+    schedule of the optimizer.
     """
 
     spec: RunSpec
@@ -74,7 +67,9 @@ class TrainingJob:
     halves: Halves
     workload: Workload
     device: torch.device
-    updating: Updating
+    optimizer: Optimize
+    learning: Learning
+    schedule: Callable[[Optimizer], LRScheduler | None] = lambda optimizer: None
 
     @cached_property
     def parts(self) -> Split:
@@ -84,7 +79,7 @@ class TrainingJob:
     @property
     def kept_on(self) -> torch.device:
         """The device in whose memory the server keeps the model."""
-        return _kept_on(self.spec, self.device)
+        return self.halves.body_parameters[0].device
 
     @cached_property
     def batches(self) -> BatchLayout:
@@ -96,20 +91,24 @@ class TrainingJob:
         """The description of the run that all workers must share."""
         return layout_of(self.spec, self.halves, self.recipe, self.batches)
 
-    @property
-    def num_samples(self) -> int:
-        """The number of training samples."""
-        return len(self.recipe.samples)
-
     @cached_property
+    def _sharding(self) -> ShardedBatches:
+        size, num_samples = self.spec.batch_size, len(self.recipe.samples)
+        return ShardedBatches(num_samples, size, 0, self.spec.num_parts, self.spec.seed)
+
+    @property
     def steps_per_epoch(self) -> int:
         """The number of steps per epoch."""
-        return len(batches_of(self.spec, 0, self.num_samples))
+        return len(self._sharding)
 
-    @property
-    def whole_nbytes(self) -> int:
-        """The bytes of all parameters."""
-        return self.parts.body.gradient_nbytes + self.parts.head.gradient_nbytes
+    def share(self, worker: int, step: int) -> tuple[int, float]:
+        """Return a worker's number of samples in a step, and the factor of their mean loss.
+
+        The factors give all samples of a step equal weight.
+        """
+        part, step = self.spec.part(worker), step % self.steps_per_epoch
+        count = self._sharding.size_of(part, step)
+        return count, count * self.spec.num_parts / self._sharding.global_sizes[step]
 
     @property
     def max_message_nbytes(self) -> int:
@@ -118,7 +117,7 @@ class TrainingJob:
         together = sent[Purpose.LABELS].nbytes + sent[Purpose.ACTIVATIONS].nbytes
         num_spans = NUM_TRACED * (2 * len(self.parts.body.layers) + len(Purpose))
         single = (sent[purpose].nbytes for purpose in (*TO_HUB, *FROM_HUB))
-        most = max(together, num_spans * _SPAN_NBYTES, self.whole_nbytes, *single)
+        most = max(together, num_spans * _SPAN_NBYTES, self.workload.gradient_nbytes, *single)
         return max(_MIN_MESSAGE_NBYTES, most + most // 8)
 
 
@@ -147,8 +146,9 @@ def training_job(
         counted["momentum"] = None
     num_updates = spec.num_steps * config.workers
     optimizer, schedule = learning_by(recipe, settings.model_copy(update=counted), num_updates)
-    updating = Updating(optimizer, learning_of(recipe, settings), schedule)
-    return _job(spec, recipe, workload, device, updating, model)
+    model, halves = model_and_halves(spec, recipe, device, model)
+    updating = optimizer, learning_of(recipe, settings), schedule
+    return TrainingJob(spec, recipe, model, halves, workload, device, *updating)
 
 
 def rehearsal_job(session: TrainingSession, settings: RehearseSettings) -> TrainingJob:
@@ -165,9 +165,7 @@ def rehearsal_job(session: TrainingSession, settings: RehearseSettings) -> Train
     _check_long_enough(session.config, num_steps)
     own = {"model": settings.model, "data": None, "seed": 0, "pace": pace}
     spec = _traced(session, parts, [num_steps], **own)
-    recipe = recipe_in(spec)
-    updating = _paced_updating(spec, recipe, pace.update_s)
-    return _job(spec, recipe, workload, torch.device("cpu"), updating)
+    return _job_in(spec, pace.update_s)
 
 
 def _check_long_enough(config: Wheel, num_steps: int) -> None:
@@ -192,49 +190,32 @@ def child_job(settings: ChildSettings, parent: RunSpec) -> TrainingJob:
     unmeasured = {"first_traced": 0, "num_traced": 0}
     if parent.pace is None:
         unmeasured["profile_s"] = 0
-    spec = parent.model_copy(update=own | unmeasured)
-    recipe = recipe_in(spec)
-    # The parent's optimizer updates the parameters.
-    updating = _paced_updating(spec, recipe, 0.0)
+    return _job_in(parent.model_copy(update=own | unmeasured))
+
+
+def _job_in(spec: RunSpec, update_s: float = 0.0) -> TrainingJob:
+    """Build the job of a spec; its optimizer only sleeps, as a child hub's parent updates."""
+    recipe, device, model = recipe_in(spec), torch.device("cpu"), None
     if spec.pace is not None:
         workload = workload_of(spec.model, spec.pace.samples, spec.pace.input_shape)
-        return _job(spec, recipe, workload, torch.device("cpu"), updating)
-    size, model = ceil(spec.batch_size / spec.num_parts), built(recipe, spec.seed)
-    workload = _described(recipe, model, size, spec.model)
-    return _job(spec, recipe, workload, first_device(), updating, model)
-
-
-def _job(
-    spec: RunSpec,
-    recipe: Recipe,
-    workload: Workload,
-    device: torch.device,
-    updating: Updating,
-    model: nn.Module | None = None,
-) -> TrainingJob:
-    model, halves = model_and_halves(spec, recipe, _kept_on(spec, device), model)
-    return TrainingJob(spec, recipe, model, halves, workload, device, updating)
-
-
-def _kept_on(spec: RunSpec, device: torch.device) -> torch.device:
-    return torch.device("cpu") if spec.config.server_memory == "host" else device
-
-
-def _paced_updating(spec: RunSpec, recipe: Recipe, seconds: float) -> Updating:
+    else:
+        device, model = first_device(), built(recipe, spec.seed)
+        workload = _described(recipe, model, ceil(spec.batch_size / spec.num_parts), spec.model)
+    model, halves = model_and_halves(spec, recipe, device, model)
+    own = spec, recipe, model, halves, workload, device
     learning = learning_in(spec, recipe)
-    return Updating(lambda model: PacedSGD(model.parameters(), seconds), learning)
+    return TrainingJob(*own, lambda model: PacedSGD(model.parameters(), update_s), learning)
 
 
 def server_options(job: TrainingJob) -> dict[str, Any]:
     """Return the arguments of `ParameterServer` that all hubs need."""
     lent = None
     if job.kept_on != job.device:
-        model, halves = model_and_halves(job.spec, job.recipe, job.kept_on)
+        model, halves = model_and_halves(job.spec, job.recipe, job.device)
         lent = LentHead(model, halves.head, job.halves.head, job.device)
     return {
-        "num_workers": job.spec.config.workers,
-        "staleness": job.spec.config.staleness,
-        "learning": job.updating.learning,
+        "config": job.spec.config,
+        "learning": job.learning,
         "checks_values": job.spec.pace is None,
         "lent": lent,
     }
@@ -261,7 +242,8 @@ def model_and_halves(
 ) -> tuple[nn.Module, Halves]:
     """Build a run's model, unless `model` is given, and cut it into halves.
 
-    In a rehearsal, the layers of the model sleep.
+    `device`: where the head computes; the model is there or, with `server_memory="host"`, in main
+    memory. In a rehearsal, the layers of the model sleep.
     """
     if (pace := spec.pace) is not None:
         workload = workload_of(spec.model, pace.samples, pace.input_shape)
@@ -269,6 +251,7 @@ def model_and_halves(
         times = pace.forward_s, pace.backward_s
         like = stand_ins_for(spec.config.gradients)
         return paced_halves(parts.body, parts.head, *times, gradient_like=like)
+    device = torch.device("cpu") if spec.config.server_memory == "host" else device
     model = (built(recipe, spec.seed) if model is None else model).to(device).train()
     rows = range(min(_NUM_EXAMPLES, len(recipe.samples)))  # inputs to try the cut
     inputs, _ = Batch.of(recipe.samples.__getitems__(rows)).to(device)
@@ -303,12 +286,6 @@ def layout_of(spec: RunSpec, halves: Halves, recipe: Recipe, batches: BatchLayou
             **batches.as_json(),
         }
     )
-
-
-def batches_of(spec: RunSpec, worker: int, num_samples: int) -> ShardedBatches:
-    """Return a worker's batches of an epoch; raise InvalidInput for too few samples."""
-    own = spec.part(worker), spec.num_parts, spec.seed
-    return ShardedBatches(num_samples, spec.batch_size, *own)
 
 
 def _described(recipe: Recipe, model: nn.Module, size: int, name: str) -> Workload:

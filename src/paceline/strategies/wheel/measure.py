@@ -6,7 +6,9 @@ from math import ceil
 
 import torch
 
+from paceline.core.plan import Kind, Lane
 from paceline.core.strategy import PricedMachine
+from paceline.core.wire_format import Purpose
 from paceline.core.workload import Workload
 from paceline.links.clock import clock_for
 from paceline.links.devices import device_of
@@ -20,9 +22,14 @@ from paceline.record.recorder import LayerMarks
 from paceline.record.worker_trace import ALL_STEPS, WorkerRecorder
 from paceline.strategies.wheel import job as jobs
 from paceline.strategies.wheel.config import Wheel
-from paceline.strategies.wheel.lent import COPIES
 from paceline.strategies.wheel.server import ParameterServer
 from paceline.training.data.batch import Batch
+
+# The purpose of each kind of copy during an answer, and the device's lane for it in the trace.
+_COPIES = {
+    Kind.H2D: (Purpose.HEAD_PARAMETERS, Lane.H2D),
+    Kind.D2H: (Purpose.HEAD_GRADIENTS, Lane.D2H),
+}
 
 
 def recorders_of(server: ParameterServer, window: range = ALL_STEPS) -> list[WorkerRecorder]:
@@ -32,7 +39,7 @@ def recorders_of(server: ParameterServer, window: range = ALL_STEPS) -> list[Wor
     name, workers = device_name(device_of(server.device).kind, 0), range(len(server.workers.all))
     recorders = [WorkerRecorder(one, name, marks, window) for one in workers]
     server.watch = lambda worker, step, kind: recorders[worker].work(
-        step, kind, *COPIES.get(kind, ())
+        step, kind, *_COPIES.get(kind, ())
     )
     return recorders
 
@@ -40,20 +47,20 @@ def recorders_of(server: ParameterServer, window: range = ALL_STEPS) -> list[Wor
 def profile_head(job: jobs.TrainingJob) -> DeviceProfile:
     """Measure the hub's device, with a separate copy of the model."""
     spec, device = job.spec, job.device
-    model, halves = jobs.model_and_halves(spec, job.recipe, job.kept_on)
-    optimizer = job.updating.optimizer(model)
+    model, halves = jobs.model_and_halves(spec, job.recipe, device)
+    optimizer = job.optimizer(model)
     for group in optimizer.param_groups:
         group["lr"] = 0.0  # the parameters stay equal in all steps
     options = jobs.server_options(replace(job, halves=halves))
     server = ParameterServer(model, halves, optimizer, **options)
     server.workers.add(0)
     recorder, *_ = recorders_of(server)
-    rows = [row % job.num_samples for row in range(ceil(spec.batch_size / spec.num_parts))]
-    batch = Batch.of(job.recipe.samples.__getitems__(rows))
+    samples, size = job.recipe.samples, ceil(spec.batch_size / spec.num_parts)
+    batch = Batch.of(samples.__getitems__([row % len(samples) for row in range(size)]))
     targets = batch.to(device).targets
     with torch.no_grad():
         inputs = batch.to(job.kept_on).inputs
-        activations = jobs.activations_of(halves, inputs, job.updating.learning).to(device)
+        activations = jobs.activations_of(halves, inputs, job.learning).to(device)
     gradients = torch.zeros_like(server.body_parameters()[1])
 
     def run_step(number: int) -> None:
@@ -82,15 +89,12 @@ def calibrate(
     by_device = config.workers_by_device
     for i, (number, workers_of_hub) in enumerate(config.workers_by_hub.items()):
         bodies = {one: own[0] for one, own in by_device.items() if own[0] in workers_of_hub}
+        if not workers.keys() >= ({i} if config.child_hubs else {*bodies.values()}):
+            return None
         if config.child_hubs:
-            if i not in workers:
-                return None
-            profiles[number], hub_of[number] = workers[i], 0
-            found: list[DeviceProfile | None] = [*workers[i].below]
+            profiles[number], hub_of[number], found = workers[i], 0, workers[i].below
         else:
-            found = [workers.get(one) for one in bodies.values()]
-        for device, body in zip(bodies, found, strict=True):
-            if body is None:
-                return None
-            profiles[device], hub_of[device] = body, number if config.child_hubs else 0
+            found = tuple(workers[one] for one in bodies.values())
+        profiles.update(zip(bodies, found, strict=True))
+        hub_of.update(dict.fromkeys(bodies, number))
     return ProfiledDevices(profiles, hub_of, tuple(by_device), is_paced).calibrated(workload)

@@ -31,7 +31,6 @@ from paceline.core.machine import Device, DeviceKind, Host, Machine, Station
 from paceline.core.plan import COMPUTE, Cost, Kind, Lane, Plan, Resource, Task, TaskId
 from paceline.core.strategy import Window
 from paceline.core.timeline import Timeline
-from paceline.core.transfer import lanes_of
 from paceline.core.wire_format import Purpose
 from paceline.core.workload import Layer, Workload, feature_nbytes
 from paceline.strategies.wheel.config import Wheel
@@ -39,14 +38,15 @@ from paceline.strategies.wheel.hubs_plan import HubExchanges
 from paceline.strategies.wheel.routes import (
     Message,
     RouteStage,
+    TaskIds,
     place,
     routes,
     server_of,
+    stages,
     updating_on,
 )
-from paceline.strategies.wheel.split import messages, split
+from paceline.strategies.wheel.split import MessageSize, messages, split
 
-_TaskIds = tuple[TaskId, ...]
 _KEPT_BY_SERVER = 2  # the parameters and their momentum
 # A hub is a bottleneck if it is busy for at least this share of the plan. The share is below 1,
 # because only workers compute at the beginning and end of the plan.
@@ -157,8 +157,8 @@ class _WindowTasks:
         self.routes: list[dict[Purpose, tuple[RouteStage, ...]]] = []
         for body, hub in zip(placement.bodies, placement.heads, strict=True):
             server = server_of(machine, hub, config)
-            own = routes(machine, body, hub, server, sent) | self._lending(machine, hub, server)
-            self.routes.append(own)
+            lent = self._lending(machine, hub, server, sent[Purpose.HEAD_PARAMETERS])
+            self.routes.append(routes(machine, body, hub, server, sent) | lent)
         root = server_of(machine, placement.hub, config)
         self._updating = updating_on(root, self._computing[placement.hub.name])
         self.hubs: HubExchanges | None = None
@@ -182,19 +182,23 @@ class _WindowTasks:
         # If the root waits for all child hubs, all workers begin the next step together.
         are_together = self.hubs is not None and self.hubs.in_step
         groups = [turns] if are_together else [[turn] for turn in turns]
-        before: dict[Device, _TaskIds] = dict.fromkeys(lanes, ())
+        before: dict[Device, TaskIds] = dict.fromkeys(lanes, ())
+        forward, answered = dict[int, TaskIds](), dict[int, TaskIds]()
         for device, worker in turns:
-            before[device] = yield from self._begin(0, worker, before[device])
+            forward[worker] = yield from self._begin(0, worker, before[device])
+            before[device] = forward[worker]
         for step in range(num_steps):
             for worker in range(len(self.routes)):
-                yield from self._answer(step, worker)
+                answered[worker] = yield from self._answer(step, worker, forward[worker])
             for group in groups:
                 for device, worker in group:
-                    before[device] = yield from self._backward(step, worker, before[device])
+                    own = before[device], answered[worker]
+                    before[device] = yield from self._backward(step, worker, *own)
                 if self.hubs is not None:
                     yield from self.hubs.replies(step, [worker for _, worker in group])
                 for device, worker in group if step + 1 < num_steps else ():
-                    before[device] = yield from self._begin(step + 1, worker, before[device])
+                    forward[worker] = yield from self._begin(step + 1, worker, before[device])
+                    before[device] = forward[worker]
 
     def _message(self, step: int, purpose: Purpose, worker: int) -> Message:
         return Message(self.routes[worker][purpose], step, purpose, worker)
@@ -204,19 +208,18 @@ class _WindowTasks:
         update = TaskId(step, Kind.STEP, "", worker)
         return update if self.hubs is None else self.hubs.summed(step, worker)
 
-    def _begin(self, step: int, worker: int, before: _TaskIds) -> Generator[Task, None, _TaskIds]:
+    def _begin(self, step: int, worker: int, before: TaskIds) -> Generator[Task, None, TaskIds]:
         """Yield the tasks of a fetch and the body's forward pass; return the last task."""
         fetch = self._message(step, Purpose.PARAMETERS, worker)
-        yield from fetch.tasks(self._before_fetch(step, worker))
-        device = self.placement.bodies[worker]
+        fetched = yield from fetch.tasks(self._before_fetch(step, worker))
         loaded = TaskId(step, Kind.LOAD, "", worker)
-        yield Task(loaded, self._computing[device.name], self._load, before)
-        after = (loaded, *fetch.arrival)
-        yield from self._layers(step, Kind.FORWARD, self.parts.body, worker, device, after)
-        return (self._end(step, Kind.FORWARD, worker),)
+        computing = self._computing[self.placement.bodies[worker].name]
+        yield Task(loaded, computing, self._load, before)
+        after = (loaded, *fetched)
+        return (yield from self._layers(step, Kind.FORWARD, self.parts.body, worker, after))
 
-    def _before_fetch(self, step: int, worker: int) -> _TaskIds:
-        after: _TaskIds = ()
+    def _before_fetch(self, step: int, worker: int) -> TaskIds:
+        after: TaskIds = ()
         if step and self.prefetches:
             # Fetch as soon as the activation gradients arrive, before they are decoded.
             before = self._message(step - 1, Purpose.ACTIVATION_GRADIENTS, worker)
@@ -229,72 +232,50 @@ class _WindowTasks:
             after += self.hubs.before_fetch(worker)
         return after
 
-    def _answer(self, step: int, worker: int) -> Iterator[Task]:
-        """Yield an answer's tasks: receive activations, compute the head, send gradients."""
-        hub, head = self.placement.heads[worker], self.parts.head
-        loaded = TaskId(step, Kind.LOAD, "", worker)
-        yield from self._message(step, Purpose.LABELS, worker).tasks((loaded,))
-        done = self._end(step, Kind.FORWARD, worker)
-        yield from self._message(step, Purpose.ACTIVATIONS, worker).tasks((done,))
-        after = self._uploaded(step, worker)
-        is_lent = Purpose.HEAD_PARAMETERS in self.routes[worker]
+    def _answer(self, step: int, worker: int, forward: TaskIds) -> Generator[Task, None, TaskIds]:
+        """Yield an answer's tasks: receive activations, compute the head, send gradients.
+
+        Returns the tasks after which the server has the head's gradients or, for a head without
+        layers, the activations. `forward`: the last task of the body's forward pass.
+        """
+
+        def send(purpose: Purpose, after: TaskIds) -> Generator[Task, None, TaskIds]:
+            return self._message(step, purpose, worker).tasks(after)
+
+        head, is_lent = self.parts.head, Purpose.HEAD_PARAMETERS in self.routes[worker]
+        labels = yield from send(Purpose.LABELS, (TaskId(step, Kind.LOAD, "", worker),))
+        after = labels + (yield from send(Purpose.ACTIVATIONS, forward))
         if is_lent:
-            parameters = self._message(step, Purpose.HEAD_PARAMETERS, worker)
-            yield from parameters.tasks(after)
-            after = parameters.arrival
-        yield from self._layers(step, Kind.FORWARD, head, worker, hub, after)
-        if head.layers:
-            after = (self._end(step, Kind.FORWARD, worker, head),)
-        yield from self._layers(step, Kind.BACKWARD, head, worker, hub, after)
+            after = yield from send(Purpose.HEAD_PARAMETERS, after)
+        after = yield from self._layers(step, Kind.FORWARD, head, worker, after)
+        after = yield from self._layers(step, Kind.BACKWARD, head, worker, after)
         if is_lent:
-            gradients = self._message(step, Purpose.HEAD_GRADIENTS, worker)
-            yield from gradients.tasks((self._end(step, Kind.BACKWARD, worker, head),))
-        after = self._answered(step, worker)
-        yield from self._message(step, Purpose.ACTIVATION_GRADIENTS, worker).tasks(after)
+            after = yield from send(Purpose.HEAD_GRADIENTS, after)
+        yield from send(Purpose.ACTIVATION_GRADIENTS, after)
+        return after
 
     def _lending(
-        self, machine: Machine, hub: Device, server: Station
+        self, machine: Machine, hub: Device, server: Station, head: MessageSize
     ) -> dict[Purpose, tuple[RouteStage, ...]]:
         """Return the routes of the head's parameters and gradients, if main memory keeps them."""
-        head = self.parts.head
-        if not (isinstance(server, Host) and head.layers):
+        if not (isinstance(server, Host) and head.num_values):
             return {}
-        cost = Cost(nbytes=head.gradient_nbytes, num_calls=1)
-        # Both copies block the hub's thread.
-        on, kinds = self._computing[hub.name], ((Kind.H2D, Lane.H2D), (Kind.D2H, Lane.D2H))
-        ways = machine.route(server, hub), machine.route(hub, server)
-        there, back = (
-            RouteStage(kind, (*on, Resource(hub.name, lane), *lanes_of(way)), cost)
-            for (kind, lane), way in zip(kinds, ways, strict=True)
-        )
-        return {Purpose.HEAD_PARAMETERS: (there,), Purpose.HEAD_GRADIENTS: (back,)}
-
-    def _uploaded(self, step: int, worker: int) -> _TaskIds:
-        labels = self._message(step, Purpose.LABELS, worker).arrival
-        return labels + self._message(step, Purpose.ACTIVATIONS, worker).arrival
-
-    def _answered(self, step: int, worker: int) -> _TaskIds:
-        """Return the tasks after which the server has the head's gradients of a step.
-
-        For a head without layers, return the last tasks of the messages with activations.
-        """
-        if Purpose.HEAD_GRADIENTS in self.routes[worker]:
-            return self._message(step, Purpose.HEAD_GRADIENTS, worker).arrival
-        if self.parts.head.layers:
-            return (self._end(step, Kind.BACKWARD, worker, self.parts.head),)
-        return self._uploaded(step, worker)
+        lane, on = Resource(hub.name, Lane.DOWNLOAD), self._computing[hub.name]
+        *_, there = stages(machine, server, hub, lane, head)
+        back, *_ = stages(machine, hub, server, lane, head)
+        return {  # both copies block the hub's thread
+            Purpose.HEAD_PARAMETERS: (there._replace(on=(*on, *there.on)),),
+            Purpose.HEAD_GRADIENTS: (back._replace(on=(*on, *back.on)),),
+        }
 
     def _backward(
-        self, step: int, worker: int, before: _TaskIds
-    ) -> Generator[Task, None, _TaskIds]:
+        self, step: int, worker: int, before: TaskIds, answered: TaskIds
+    ) -> Generator[Task, None, TaskIds]:
         """Yield the body's backward pass and the update; return the pass's last task."""
-        device = self.placement.bodies[worker]
         after = (*before, *self._message(step, Purpose.ACTIVATION_GRADIENTS, worker).arrival)
-        yield from self._layers(step, Kind.BACKWARD, self.parts.body, worker, device, after)
-        done = (self._end(step, Kind.BACKWARD, worker),)
-        gradients = self._message(step, Purpose.GRADIENTS, worker)
-        yield from gradients.tasks(done)
-        halves = (*gradients.arrival, *self._answered(step, worker))
+        done = yield from self._layers(step, Kind.BACKWARD, self.parts.body, worker, after)
+        arrived = yield from self._message(step, Purpose.GRADIENTS, worker).tasks(done)
+        halves = (*arrived, *answered)
         if self.hubs is not None:
             yield from self.hubs.add(step, worker, halves)
         else:
@@ -302,26 +283,25 @@ class _WindowTasks:
         return done
 
     def _layers(
-        self, step: int, kind: Kind, part: Workload, worker: int, device: Device, after: _TaskIds
-    ) -> Iterator[Task]:
-        """Yield a forward or backward pass of `part`; a GPU may synchronise afterwards."""
-        on = self._computing[device.name]
+        self, step: int, kind: Kind, part: Workload, worker: int, after: TaskIds
+    ) -> Generator[Task, None, TaskIds]:
+        """Yield a forward or backward pass of `part`, and return its last task.
+
+        A GPU may synchronise afterwards. Without layers, the result is `after`.
+        """
+        is_body = part is self.parts.body
+        device = (self.placement.bodies if is_body else self.placement.heads)[worker]
         layers = part.layers if kind is Kind.FORWARD else part.in_backward_order
         # The host does not wait between the forward pass and the backward pass of the head.
-        hands_over = kind is Kind.BACKWARD or part is self.parts.body
+        hands_over = kind is Kind.BACKWARD or is_body
         for layer in layers:
             cost = _cost(layer, kind)
             if layer is layers[-1] and hands_over and device.kind == DeviceKind.GPU:
                 cost = self._synced[layer.name, kind]
             done = TaskId(step, kind, layer.name, worker)
-            yield Task(done, on, cost, after)
+            yield Task(done, self._computing[device.name], cost, after)
             after = (done,)
-
-    def _end(self, step: int, kind: Kind, worker: int, part: Workload | None = None) -> TaskId:
-        """Return the last task of a forward or backward pass of `part`, by default of the body."""
-        part = part or self.parts.body
-        layers = part.layers if kind is Kind.FORWARD else part.in_backward_order
-        return TaskId(step, kind, layers[-1].name, worker)
+        return after
 
 
 def _cost(layer: Layer, kind: Kind) -> Cost:

@@ -10,11 +10,8 @@ from paceline.codecs.names import find_codec
 from paceline.core.errors import InvalidInput
 from paceline.core.wire_format import Purpose, remembers
 from paceline.rpc import workers
-from paceline.rpc.tensor_parts import part_of, values_of
+from paceline.strategies.wheel import hubs_plan
 from paceline.strategies.wheel.config import Wheel
-
-_MAX_SAMPLES = 2**40  # largest valid number of samples in a share of a batch
-_MOST_WEIGHT = 1e6  # largest valid weight of a share of a batch; correct workers send about 1
 
 
 class Topic(StrEnum):
@@ -29,8 +26,8 @@ class Topic(StrEnum):
     PARAMETERS = Purpose.PARAMETERS.value
     ACTIVATIONS = Purpose.ACTIVATIONS.value
     GRADIENTS = Purpose.GRADIENTS.value
-    WHOLE_PARAMETERS = "whole-parameters"
-    WHOLE_GRADIENTS = "whole-gradients"
+    WHOLE_PARAMETERS = hubs_plan.PARAMETERS
+    WHOLE_GRADIENTS = hubs_plan.GRADIENTS
     BEGIN = "begin"
     PROFILE = "profile"
     PROBE = "probe"
@@ -61,21 +58,6 @@ def take_gradients(names: Sequence[str], parameters: Sequence[nn.Parameter]) -> 
             raise InvalidInput("model", f"parameter {name!r} has sparse gradients", hint=hint)
         gradients.append(gradient)
     return gradients
-
-
-def share_part(num_samples: int, weight: float) -> memoryview:
-    """Encode the number of samples in a worker's share of a batch, and the share's weight."""
-    return part_of(torch.tensor([num_samples, weight], dtype=torch.float64))
-
-
-def share_of(part: memoryview) -> tuple[int, float]:
-    """Decode a share's number of samples and its weight; InvalidInput for a value out of range."""
-    count, weight = values_of(part, torch.float64, 2).tolist()
-    is_weight = weight == 0 or 1 / _MOST_WEIGHT <= weight <= _MOST_WEIGHT
-    if not (is_weight and 0 <= count <= _MAX_SAMPLES and count == int(count)):
-        problem = f"must not be {count} samples with weight {weight}"
-        raise InvalidInput("activations", problem)
-    return int(count), weight
 
 
 def check_codecs(config: Wheel, dtype: torch.dtype) -> None:

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field
 
 from paceline.core.errors import InvalidInput
-from paceline.core.reading import first_fault
+from paceline.core.reading import validated
 from paceline.core.settings import Seconds
 from paceline.rpc.connecting import ConnectingWorkers
 from paceline.strategies.wheel.config import Wheel
@@ -64,8 +64,5 @@ class ChildSettings(ConnectingWorkers):
         for name, hint in _REFUSED.items():
             if name in self.options:
                 raise InvalidInput("options", f"cannot set {name} for a child hub", hint=hint)
-        values = self.options | {"workers": self.workers, "head": head}
-        try:
-            return TypeAdapter(Wheel).validate_python(values)
-        except ValidationError as error:
-            raise InvalidInput.of(first_fault(error)) from None
+        own = {"workers": self.workers, "head": head, "gather": self.gather}
+        return validated(Wheel, self.options | own)

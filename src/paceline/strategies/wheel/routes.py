@@ -1,18 +1,19 @@
 """Place hubs and workers on devices, and find the routes of messages in a plan."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
 from paceline.core import cost as costs
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import Device, DeviceKind, Host, Machine, Station, codec_speed
+from paceline.core.names import not_known
 from paceline.core.plan import Cost, Kind, Lane, Resource, Task, TaskId
 from paceline.core.transfer import Transfer, handling, lanes_of, message_lanes, message_tasks
 from paceline.core.wire_format import Purpose, pieces
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, MessageSize
 
-_MOST_NAMED = 10  # most hosts that an error lists
+TaskIds = tuple[TaskId, ...]
 
 
 class DevicePlacement(NamedTuple):
@@ -39,9 +40,8 @@ def place(machine: Machine, config: Wheel) -> DevicePlacement:
     wanted = machine.devices[0].host if config.hub is None else config.hub
     with_devices = {device.host for device in machine.devices}
     if wanted not in with_devices:
-        problem = f"must be a host that has a device in machine {machine.name!r}"
-        hint = f"choose one of {', '.join(sorted(with_devices)[:_MOST_NAMED])}"
-        raise InvalidInput("hub", problem, got=wanted, hint=hint)
+        also = f": a host that has a device in machine {machine.name!r}"
+        raise not_known("hub", wanted, sorted(with_devices), also)
     hub = next(device for device in machine.devices if device.host == wanted)
     others = [device for device in machine.devices if device != hub]
     num_devices = max(config.workers_by_device)
@@ -76,15 +76,16 @@ class Message(NamedTuple):
     part: str
     worker: int
 
-    def tasks(self, after: tuple[TaskId, ...]) -> Iterator[Task]:
-        """Yield the tasks of all stages in order; the first stage follows the tasks `after`."""
+    def tasks(self, after: TaskIds) -> Generator[Task, None, TaskIds]:
+        """Yield the tasks of all stages in order, after the tasks `after`; return the last ones."""
         for stage in self.way:
             own = self._stage(stage, after)
             yield from own
             after = tuple(task.id for task in own)
+        return after
 
     @property
-    def arrival(self) -> tuple[TaskId, ...]:
+    def arrival(self) -> TaskIds:
         """The last tasks of the message, after which the receiver can use the values."""
         return tuple(task.id for task in self._stage(self.way[-1], ()))
 
@@ -94,7 +95,7 @@ class Message(NamedTuple):
         is_decoded = self.way[-1].kind is Kind.DECODE
         return self._replace(way=self.way[:-1]) if is_decoded else self
 
-    def _stage(self, stage: RouteStage, after: tuple[TaskId, ...]) -> tuple[Task, ...]:
+    def _stage(self, stage: RouteStage, after: TaskIds) -> tuple[Task, ...]:
         own = TaskId(self.step, stage.kind, self.part, self.worker)
         return message_tasks(own, (Transfer(stage.on, stage.cost), *stage.handled), after)
 
@@ -132,22 +133,21 @@ def stages(
     cost = Cost(nbytes=message.nbytes, num_calls=1)
     one, other = _host_of(machine, source), _host_of(machine, target)
     way = []
-    if _is_gpu(source):
+    from_gpu, to_gpu = (_kind(one) == DeviceKind.GPU for one in (source, target))
+    if from_gpu:
         lanes = lanes_of(machine.route(source, one))
         way.append(RouteStage(Kind.D2H, (Resource(source.name, Lane.D2H), *lanes), cost))
     # Within a host, messages are copied in memory, except between two CPU devices, and on hosts for
     # which the machine defines a link between processes.
-    in_memory = one == other and not all(map(_is_on_cores, (source, target)))
+    in_memory = one == other and {_kind(source), _kind(target)} != {DeviceKind.CPU}
     if not in_memory or one.name in machine.network.within:
-        route = machine.route(
-            one if _is_gpu(source) else source, other if _is_gpu(target) else target
-        )
+        route = machine.route(one if from_gpu else source, other if to_gpu else target)
         lanes = lanes_of(route)
         if any(hop.link.uses_cores for hop in route):
             lanes += tuple(costs.core_lanes([e for e in (source, target) if isinstance(e, Device)]))
         on = (*lanes, lane, *message_lanes(one, other))
         way.append(RouteStage(Kind.SEND, on, cost, handling(one, other, message.nbytes)))
-    if _is_gpu(target):
+    if to_gpu:
         lanes = lanes_of(machine.route(other, target))
         way.append(RouteStage(Kind.H2D, (Resource(target.name, Lane.H2D), *lanes), cost))
     if not way:
@@ -184,13 +184,9 @@ def updating_on(server: Station, computing: tuple[Resource, ...]) -> tuple[Resou
     return computing
 
 
-def _is_on_cores(station: Station) -> bool:
-    return isinstance(station, Device) and station.kind == DeviceKind.CPU
-
-
 def _host_of(machine: Machine, station: Station) -> Host:
     return machine.host_of(station) if isinstance(station, Device) else station
 
 
-def _is_gpu(station: Station) -> bool:
-    return isinstance(station, Device) and station.kind == DeviceKind.GPU
+def _kind(station: Station) -> DeviceKind | None:
+    return station.kind if isinstance(station, Device) else None

@@ -7,7 +7,6 @@ rehearsal of a tree of hubs, this process is the root, whose workers are child h
 import logging
 import resource
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from copy import deepcopy
 from dataclasses import replace
@@ -33,7 +32,7 @@ from paceline.exchange.loop import score_of
 from paceline.exchange.session import TrainingSession
 from paceline.links.devices import device_of, first_device, gpus
 from paceline.links.interruption import interruptible
-from paceline.measure.device_profile import DeviceProfile, device_name
+from paceline.measure.device_profile import device_name
 from paceline.record.worker_trace import timeline_of, utilisation
 from paceline.rpc.connecting import RUN
 from paceline.rpc.workers import num_threads
@@ -42,7 +41,7 @@ from paceline.strategies.wheel.checkpoint import load, state_of
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.epochs import EpochLog, Test
 from paceline.strategies.wheel.hub import Hub
-from paceline.strategies.wheel.measure import calibrate, profile_head
+from paceline.strategies.wheel.measure import calibrate
 from paceline.strategies.wheel.plan import plan
 from paceline.strategies.wheel.protocol import check_codecs
 from paceline.strategies.wheel.server import ParameterServer
@@ -76,10 +75,17 @@ class WheelRunner:
             test, every = self._test, settings.evaluate_every
         self._job, self.workload = job, job.workload
         self._config = job.spec.tree or job.spec.config  # always names the head's first layer
-        self.samples_per_step = job.num_samples / job.steps_per_epoch
+        self.samples_per_step = len(job.recipe.samples) / job.steps_per_epoch
         self.about = _about(session, job)
         check_codecs(job.spec.config, job.halves.body_parameters[0].dtype)
-        self._server, epochs = _server_of(job), list[Epoch]()
+        optimizer, epochs = job.optimizer(job.model), list[Epoch]()
+        self._server = ParameterServer(
+            *(job.model, job.halves, optimizer),
+            **jobs.server_options(job),
+            # A rehearsal's optimizer has no learning rate to divide.
+            updates_per_step=1 if job.spec.pace else job.spec.config.workers,
+            schedule=job.schedule(optimizer),
+        )
         if session.resumed is not None:
             progress = load(session.resumed, self._server, job.layout)
             epochs = progress.epochs_over(job.steps_per_epoch)
@@ -91,33 +97,15 @@ class WheelRunner:
 
     def measure(self) -> PricedMachine | None:
         """Wait for the workers; return the measured machine, or None if a profile is missing."""
-        session, job = self._session, self._job
-        if not session.settings.profile_s:
-            self._hub.wait_for_workers()
-            return None
-        # Measure the hub's device while the workers measure their devices, because hub and workers
-        # also compute at the same time in training.
-        with ThreadPoolExecutor(1, "paceline-profile") as thread:
-            found: list[Future[DeviceProfile]] = []
-            num_threads = torch.get_num_threads()
-            self._hub.wait_for_workers(
-                lambda: found.append(thread.submit(self._profile_head, num_threads))
-            )
-            own = found[0].result()
-        of_workers, is_paced = self._hub.answers.profiles, session.is_rehearsal
-        self._calibrated = calibrate(job.workload, self._config, own, of_workers, is_paced=is_paced)
+        own, of_workers = self._hub.wait_for_workers(), self._hub.answers.profiles
+        if own is not None:
+            measured = self._job.workload, self._config, own, of_workers
+            self._calibrated = calibrate(*measured, is_paced=self._session.is_rehearsal)
         return self._calibrated
-
-    def _profile_head(self, num_threads: int) -> DeviceProfile:
-        torch.set_num_threads(num_threads)  # this setting and the current device are per thread
-        with device_of(self._job.device).use():
-            return profile_head(self._job)
 
     def train(self, config: Wheel) -> Outcome:
         """Train or rehearse with the configuration of the session; `config` is unused."""
         hub, session, settings = self._hub, self._session, self._session.settings
-        num_samples = round(self.samples_per_step * self._job.spec.num_steps)
-        session.progress.begin(num_samples, "samples")
         with interruptible(raises_again=True) as interruption:
             if not isinstance(settings, TrainSettings):
 
@@ -151,7 +139,7 @@ class WheelRunner:
             if is_rehearsal
             else log.num_samples / max(trained_s, 1e-9)
         )
-        tokens = job.recipe.tokens_per_sample
+        tokens, used = job.recipe.tokens_per_sample, (job.device, *map(torch.device, self._devices))
         return Outcome(
             timeline=happened,
             predicted=predicted,
@@ -170,7 +158,7 @@ class WheelRunner:
             traffic=hub.answers.traffic(),
             sent_share=hub.answers.sent_share(),
             wire_nbytes=wire_nbytes,
-            device=self._device_names(),
+            device=", ".join(dict.fromkeys(device_of(one).name for one in used)),
             updates=self._server.updates,
             utilisation=utilisation(happened, devices),
             predicted_utilisation={} if predicted is None else utilisation(predicted, devices),
@@ -222,19 +210,12 @@ class WheelRunner:
         spec, log = self._job.spec, self._hub.log
         workers = spec.config.workers
         measured = slice(jobs.NUM_WARM_UP * workers - 1, -jobs.NUM_LAST * workers)
-        ends_s = log.update_ends_s[measured][::workers]
-        seconds = [end - start for start, end in pairwise(ends_s)]
-        if spec.tree is None:
-            return seconds
-        samples = log.update_samples[measured][::workers]
-        taken = [after - before for before, after in pairwise(samples)]
-        pairs = zip(seconds, taken, strict=True)
-        return [each * spec.batch_size / count for each, count in pairs]
-
-    def _device_names(self) -> str:
-        """Return the product names of the devices that the hub and its workers here use."""
-        used = (self._job.device, *map(torch.device, self._devices))
-        return ", ".join(dict.fromkeys(device_of(device).name for device in used))
+        steps = [
+            (end_s - start_s, after - before)
+            for (start_s, before), (end_s, after) in pairwise(log.updates[measured][::workers])
+        ]
+        is_tree = spec.tree is not None
+        return [seconds * spec.batch_size / n if is_tree else seconds for seconds, n in steps]
 
     def save(self, path: Path) -> None:
         """Write the trained model as safetensors."""
@@ -245,19 +226,7 @@ class WheelRunner:
         group = replace(self._session.group, device=job.device)
         # If the server is in main memory, test a copy of the model on the device.
         model = job.model if job.kept_on == job.device else deepcopy(job.model).to(job.device)
-        return tested(model, group, job.recipe, job.updating.learning)
-
-
-def _server_of(job: jobs.TrainingJob) -> ParameterServer:
-    optimizer, config = job.updating.optimizer(job.model), job.spec.config
-    return ParameterServer(
-        *(job.model, job.halves, optimizer),
-        **jobs.server_options(job),
-        staleness_decay=config.staleness_decay,
-        # A rehearsal's optimizer has no learning rate to divide.
-        updates_per_step=1 if job.spec.pace else config.workers,
-        schedule=job.updating.schedule(optimizer),
-    )
+        return tested(model, group, job.recipe, job.learning)
 
 
 def _about(session: TrainingSession, job: jobs.TrainingJob) -> str:

@@ -7,12 +7,11 @@ of gradients is the number of updates since the worker fetched the parameters th
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -23,9 +22,15 @@ from paceline.exchange.step import OF_CLASSES, Learning, Share
 from paceline.rpc import tensor_parts
 from paceline.rpc.value_checks import LARGEST_LOSS, ValueChecks, naming
 from paceline.strategies.wheel import protocol
-from paceline.strategies.wheel.lent import LentHead
-from paceline.strategies.wheel.staleness import HeadGradients, LossSum, WorkerProgress, Workers
-from paceline.training.models.halves import Halves
+from paceline.strategies.wheel.config import Wheel
+from paceline.strategies.wheel.staleness import (
+    HeadGradients,
+    LossSum,
+    WorkerProgress,
+    Workers,
+    WorkerState,
+)
+from paceline.training.models.halves import Halves, trainable
 from paceline.training.recipes.recipe import described
 
 Watch = Callable[[int, int, Kind], AbstractContextManager[None]]
@@ -34,31 +39,74 @@ ALL_WORKERS = "all workers"  # the key of all workers' staleness in `Updates`
 
 @dataclass
 class GradientSum:
-    """The sum of the gradients of `count` steps: a vector each for body and head.
+    """The sum of the gradients of `count` steps, as a vector of all parameters' gradients.
 
     The weight of a step in the sum is its number of samples, divided by the average number.
     `version`: the version of the oldest parameters that workers used. `losses`: the sums of losses,
     by epoch.
     """
 
-    body: Tensor
-    head: Tensor
+    vector: Tensor
     version: int
     count: int = 1
     losses: dict[int, LossSum] = field(default_factory=lambda: defaultdict(LossSum))
+
+
+class LentHead:
+    """The head (last layers) on a device; main memory lends it parameters when needed.
+
+        server, in main memory     parameters, optimizer state, waiting gradients
+                |  parameters                             ^  gradients
+                v                                         |
+        hub's device               head (last layers): forward, backward
+
+    The device has the head's parameters only while it computes an answer to a worker (section
+    3.4.2).
+
+    `model`: a second copy of the model. `head`: the head of this copy, which moves to the device.
+    `kept`: the head in main memory.
+    """
+
+    def __init__(
+        self, model: nn.Module, head: nn.Module, kept: nn.Module, device: torch.device
+    ) -> None:
+        self.model, self.head = model, head.to(device)
+        self._kept, self.device = kept, device
+        self.parameters = trainable(self.head)  # empty except during an answer
+        self.empty()
+
+    def fill(self) -> None:
+        """Copy the parameters and buffers from main memory to the device."""
+        for own, kept in zip(self.head.parameters(), self._kept.parameters(), strict=True):
+            own.data = kept.detach().to(self.device)
+        self._copy_buffers(self._kept, self.head)
+
+    def done(self, gradients: list[Tensor]) -> list[Tensor]:
+        """Copy gradients and buffers to main memory after an answer; return the gradients."""
+        self._copy_buffers(self.head, self._kept)
+        return [one.cpu() for one in gradients]
+
+    def empty(self) -> None:
+        """Free the parameters' memory on the device."""
+        for own in self.head.parameters():
+            own.grad = None
+            own.data = torch.empty(0, dtype=own.dtype, device=self.device)
+
+    @torch.no_grad()
+    def _copy_buffers(self, source: nn.Module, target: nn.Module) -> None:
+        for found, own in zip(source.buffers(), target.buffers(), strict=True):
+            own.copy_(found)
 
 
 class ParameterServer:
     """Holds a model, and updates its parameters with a torch optimizer.
 
     `halves`: the model's first layers, the body, and its last layers, the head, which runs here.
-    `staleness`: the most steps that a worker may be ahead of the slowest live worker; None: no
-    limit. `staleness_decay`: for gradients of staleness s, the learning rate is divided by
-    `1 + staleness_decay * s`. `updates_per_step`: the number of updates in a step of all workers;
-    the learning rate is also divided by this number. `learning`: the loss, and the norm to which
-    gradients are clipped. `schedule`: the learning-rate schedule, which advances with each update.
-    `checks_values`: False in rehearsals, whose values are zeros. `lent`: the head on a device, if
-    the model is in main memory.
+    `config`: has the number of workers, and the limit and the decay of staleness.
+    `updates_per_step`: the number of updates in a step of all workers, by which the learning rate
+    is divided. `learning`: the loss, and the norm to which gradients are clipped. `schedule`: the
+    learning-rate schedule, which advances with each update. `checks_values`: False in rehearsals,
+    whose values are zeros. `lent`: the head on a device, if the model is in main memory.
 
     Not thread-safe. `watch(worker, step, kind)` returns a context manager, which the server enters
     for each update, and for each forward, backward and copy of the head.
@@ -69,28 +117,29 @@ class ParameterServer:
         model: nn.Module,
         halves: Halves,
         optimizer: Optimizer,
+        config: Wheel,
         *,
-        num_workers: int,
-        staleness: int | None,
-        staleness_decay: float = 0.0,
         updates_per_step: int = 1,
         learning: Learning = OF_CLASSES,
         schedule: LRScheduler | None = None,
         checks_values: bool = True,
         lent: LentHead | None = None,
     ) -> None:
-        _check_optimizer(optimizer, halves, staleness_decay, updates_per_step)
+        _check_optimizer(optimizer, halves, config.staleness_decay, updates_per_step)
         self._body, self._head = halves.body_parameters, halves.head_parameters
+        self.parameters = [*self._body, *self._head]
         self.model, self.halves, self.optimizer = model, halves, optimizer
         self.lent = lent
         self.version = 0
-        self.workers = Workers(num_workers, staleness)
-        self.watch: Watch = _no_watch
+        self.workers = Workers(config.workers, config.staleness)
+        self.watch: Watch = lambda *_: nullcontext()
         self.schedule = schedule
         self._learning, self._updates_per_step = learning, updates_per_step
-        self._decay = staleness_decay
-        own, is_clipped = [*self._body, *self._head], learning.clip_norm is not None
-        self.checks = ValueChecks(own, reads_values=checks_values, is_clipped=is_clipped)
+        self._decay = config.staleness_decay
+        is_clipped = learning.clip_norm is not None
+        self.checks = ValueChecks(
+            self.parameters, reads_values=checks_values, is_clipped=is_clipped
+        )
         self._staleness: Counter[int] = Counter()
         optimizer.zero_grad(set_to_none=True)
 
@@ -118,6 +167,11 @@ class ParameterServer:
     def body_parameters(self) -> tuple[int, Tensor]:
         """Return the version, and a copy of the body's parameters as a vector."""
         return self.version, tensor_parts.flatten(self._body)
+
+    def vector_in(self, part: memoryview) -> Tensor:
+        """Decode a value for each parameter, on their device; InvalidInput for another number."""
+        count, like = sum(one.numel() for one in self.parameters), self.parameters[0]
+        return tensor_parts.values_of(part, like.dtype, count).to(like.device)
 
     def answer(
         self,
@@ -168,7 +222,7 @@ class ParameterServer:
             of_body = tensor_parts.views(gradients.detach(), self._body)
         self.checks.gradients(who, "body's gradients", worker, [gradients, *half.gradients])
         with self.watch(worker, step, Kind.STEP):
-            self._apply(version, of_body, half.gradients)
+            self._apply(version, [*of_body, *half.gradients])
         own.complete(step + 1)
         return half.loss
 
@@ -181,10 +235,9 @@ class ParameterServer:
         own = self.workers.of(worker)
         who = f"worker {worker}, step {step}"
         with naming(who):
-            of_body = tensor_parts.views(mean.body, self._body)
-            of_head = tensor_parts.views(mean.head, self._head)
-        self.checks.gradients(who, "child hub's gradients", worker, [mean.body, mean.head])
-        self._apply(mean.version, of_body, of_head)
+            gradients = tensor_parts.views(mean.vector, self.parameters)
+        self.checks.gradients(who, "child hub's gradients", worker, [mean.vector])
+        self._apply(mean.version, gradients)
         own.complete(step, below)
 
     def restore(
@@ -192,19 +245,17 @@ class ParameterServer:
     ) -> None:
         """Restore the version, the workers' progress, and the counts of staleness."""
         self.version, self._staleness = version, Counter(staleness)
-        self.workers.restore(workers)
+        self.workers.all = [WorkerState(**asdict(one)) for one in workers]
         if self.schedule is not None:  # determines the schedule's next learning rate
             self.schedule.last_epoch = version
         self.optimizer.zero_grad(set_to_none=True)
 
-    def _apply(self, version: int, body: list[Tensor], head: list[Tensor]) -> None:
+    def _apply(self, version: int, gradients: list[Tensor]) -> None:
         """Take an optimizer step with gradients that belong to parameters of `version`."""
         staleness = self.version - version
-        for parameter, gradient in zip((*self._body, *self._head), (*body, *head), strict=True):
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
-        if self._learning.clip_norm is not None:
-            updated = [one for group in self.optimizer.param_groups for one in group["params"]]
-            clip_grad_norm_(updated, self._learning.clip_norm)
+        self._learning.clip(self.optimizer)
         divisor = self._updates_per_step * (1 + self._decay * staleness)
         groups = [] if divisor == 1 else self.optimizer.param_groups
         rates = [group["lr"] for group in groups]
@@ -227,7 +278,7 @@ class ParameterServer:
         if lent is None:
             return self._run(self.halves.head, self._head, worker, step, share)
         # A head without layers has nothing to copy.
-        watch = self.watch if lent.parameters else _no_watch
+        watch: Watch = self.watch if lent.parameters else lambda *_: nullcontext()
         try:
             with watch(worker, step, Kind.H2D):
                 lent.fill()
@@ -292,7 +343,3 @@ def _check_optimizer(
     for name, parameter in zip(names, own, strict=True):
         if id(parameter) not in updated:
             raise InvalidInput("optimizer", f"lacks the model's parameter {name!r}", got=kind)
-
-
-def _no_watch(worker: int, step: int, kind: Kind) -> AbstractContextManager[None]:
-    return nullcontext()

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from paceline.core.cost import LayerTimes, Rate
 from paceline.core.cutting import LOSS, refusal_of
 from paceline.core.errors import InvalidInput
+from paceline.core.names import not_known
 from paceline.core.wire_format import Purpose, WireFormat, wire_format
 from paceline.core.workload import Layer, Workload
 from paceline.strategies.wheel.config import PaceSpec, Wheel
@@ -91,8 +92,11 @@ def split(workload: Workload, config: Wheel) -> Split:
         return Split.before(workload, _index_of(workload, config.head))
     cuts = [Split.before(workload, first) for first in _possible(workload)]
     best = min(cuts, key=lambda cut: on_the_wire(messages(cut, config)), default=None)
-    if best is not None and _saves(best, config):
-        return best
+    if best is not None:
+        sent = messages(best, config)
+        crossing = sent[Purpose.ACTIVATIONS].nbytes + sent[Purpose.ACTIVATION_GRADIENTS].nbytes
+        if crossing < sent[Purpose.HEAD_PARAMETERS].nbytes + sent[Purpose.HEAD_GRADIENTS].nbytes:
+            return best
     whole = Split.before(workload, len(workload.layers))
     # If the head is the loss alone, workers send the outputs and all gradients.
     if refusal_of(workload, LOSS) is None and whole.head.input_nbytes < workload.gradient_nbytes:
@@ -108,19 +112,11 @@ def _index_of(workload: Workload, head: str) -> int:
     if head == LOSS and LOSS not in names:
         return len(names)
     if head not in names[1:]:
-        problem = f"must be a layer of {workload.name} after the first layer"
-        others = ", ".join(names[1:]) or LOSS
-        raise InvalidInput("head", problem, got=head, hint=f"choose one of {others}")
+        also = f": a layer of {workload.name} after the first layer"
+        raise not_known("head", head, names[1:] or [LOSS], also)
     if refusal := refusal_of(workload, head):
         raise InvalidInput.of(refusal)
     return names.index(head)
-
-
-def _saves(parts: Split, config: Wheel) -> bool:
-    """Return whether sending activations needs fewer bytes than sending the head."""
-    sent = messages(parts, config)
-    crossing = sent[Purpose.ACTIVATIONS].nbytes + sent[Purpose.ACTIVATION_GRADIENTS].nbytes
-    return crossing < sent[Purpose.HEAD_PARAMETERS].nbytes + sent[Purpose.HEAD_GRADIENTS].nbytes
 
 
 def messages(parts: Split, config: Wheel) -> dict[Purpose, MessageSize]:

@@ -1,7 +1,6 @@
 """Track the progress of all workers, and limit how far a worker may be ahead."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor
@@ -45,9 +44,10 @@ class WorkerProgress:
 
 @dataclass
 class WorkerState(WorkerProgress):
-    """The state of a worker: its progress, whether it trains, and its half-done step."""
+    """The state of a worker: its progress, whether it trains or is done, and a half-done step."""
 
     is_live: bool = False
+    is_done: bool = False
     half: HeadGradients | None = None
 
     def complete(self, num_steps: int, below: tuple[int, ...] = ()) -> None:
@@ -67,6 +67,22 @@ class Workers:
     def live(self) -> set[int]:
         """The numbers of the workers that train."""
         return {number for number, one in enumerate(self.all) if one.is_live}
+
+    @property
+    def completed(self) -> int:
+        """The number of steps that every training or finished worker has completed."""
+        there = [one.next_step for one in self.all if one.is_live or one.is_done]
+        return min(there, default=0)
+
+    @property
+    def first(self) -> int | None:
+        """The first worker that trains; buffers cannot be merged, so only its buffers count."""
+        return min(self.live, default=None)
+
+    @property
+    def done(self) -> set[int]:
+        """The numbers of the workers that have completed all their steps."""
+        return {number for number, one in enumerate(self.all) if one.is_done}
 
     @property
     def next_steps(self) -> list[int]:
@@ -97,7 +113,3 @@ class Workers:
         there = (one for one in self.all if one.is_live or one is own)
         slowest = min(one.next_step if one.half is None else one.half.step for one in there)
         return step - slowest <= self._staleness
-
-    def restore(self, progress: Sequence[WorkerProgress]) -> None:
-        """Set the progress of each worker, before any worker joins."""
-        self.all = [WorkerState(**asdict(one)) for one in progress]

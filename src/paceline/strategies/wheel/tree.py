@@ -1,9 +1,9 @@
 """Exchange gradients and parameters between a child hub and its parent hub.
 
     workers --- a step's gradients --->  ChildServer: the sum of `gather` steps
-                                            |  whole-gradients: their mean
+                                            |  gradients: their mean
             <-- parameters of the    ---    v
-                last exchange            parent: an optimizer step, then whole-parameters
+                last exchange            parent: an optimizer step, then parameters
 
 For the parent, a child hub is a worker that sends the gradients of all layers. Each exchange copies
 the root's parameters and version number to the child hub. So at every hub, staleness is a number of
@@ -13,12 +13,9 @@ updates at the root.
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from enum import StrEnum
-from typing import NamedTuple
 
 import torch
 from pydantic import NonNegativeInt
-from torch import Tensor
 
 from paceline.core.errors import InvalidInput, NonFinite
 from paceline.core.outcome import Traffic
@@ -29,32 +26,16 @@ from paceline.measure.device_profile import DeviceProfile
 from paceline.record.worker_trace import Trace
 from paceline.rpc import tensor_parts, value_checks
 from paceline.rpc.client import Client, HubRestarted
-from paceline.rpc.frames import Buffer, Message
-from paceline.rpc.tensor_parts import Parts
+from paceline.rpc.frames import Message
 from paceline.rpc.value_checks import LARGEST_LOSS
-from paceline.rpc.workers import check_reply
+from paceline.rpc.workers import check_reply, retry_after_restart
 from paceline.strategies.wheel.protocol import Topic
 from paceline.strategies.wheel.server import GradientSum, ParameterServer
-from paceline.strategies.wheel.split import Split
 from paceline.strategies.wheel.staleness import LossSum
 
 logger = logging.getLogger(__name__)
-_NUM_PARTS = 6  # gradients of body and head, losses, progress, buffers of body and head
 _MOST_BELOW = 1000  # most workers of a child hub
 _LOSS_FIELDS = 3  # an epoch, its number of samples, the sum of the samples' losses
-
-
-class HubPurpose(StrEnum):
-    """The purpose of one part of a message between two hubs."""
-
-    PARAMETERS = "hubs_parameters"
-    HEAD_PARAMETERS = "hubs_head_parameters"
-    GRADIENTS = "hubs_gradients"
-    HEAD_GRADIENTS = "hubs_head_gradients"
-
-
-_PARAMETERS = (HubPurpose.PARAMETERS, HubPurpose.HEAD_PARAMETERS)
-_GRADIENTS = (HubPurpose.GRADIENTS, HubPurpose.HEAD_GRADIENTS)
 
 
 class ChildReport(Record):
@@ -69,34 +50,24 @@ class ChildReport(Record):
 
 
 class HubTraffic:
-    """Counts the messages and bytes between two hubs, by purpose."""
+    """Counts the messages and bytes between two hubs, by topic."""
 
     def __init__(self) -> None:
-        self.times: Counter[HubPurpose] = Counter()
-        self.nbytes: Counter[HubPurpose] = Counter()
+        self.times: Counter[str] = Counter()
+        self.nbytes: Counter[str] = Counter()
 
-    def add(self, purposes: Sequence[HubPurpose], parts: Sequence[Buffer]) -> None:
-        """Count the parts of a message; `purposes`: the purpose of each part."""
-        for purpose, part in zip(purposes, parts, strict=True):
-            self.times[purpose] += 1
-            self.nbytes[purpose] += memoryview(part).nbytes
+    def add(self, message: Message) -> None:
+        """Count a message, and the bytes of its first part, which has values of all layers."""
+        self.times[message.topic] += 1
+        self.nbytes[message.topic] += memoryview(message.parts[0]).nbytes
 
-    def rows(self, parts: Split) -> tuple[Traffic, ...]:
-        """Return the counted and planned bytes of each purpose; `parts`: the model's two halves."""
-        halves_nbytes = parts.body.gradient_nbytes, parts.head.gradient_nbytes
+    def rows(self, whole_nbytes: int) -> tuple[Traffic, ...]:
+        """Return the counted and planned bytes; `whole_nbytes`: the bytes of all parameters."""
         return tuple(
-            Traffic(purpose.value, self.nbytes[purpose], times * half_nbytes)
-            for purpose, half_nbytes in zip(HubPurpose, 2 * halves_nbytes, strict=True)
-            if (times := self.times[purpose])
+            Traffic(topic.value, self.nbytes[topic], times * whole_nbytes)
+            for topic in (Topic.WHOLE_PARAMETERS, Topic.WHOLE_GRADIENTS)
+            if (times := self.times[topic])
         )
-
-
-def vector_like(parameters: Sequence[Tensor], part: memoryview) -> Tensor:
-    """Decode a vector with the size, dtype and device of the parameters; InvalidInput otherwise."""
-    if not parameters:
-        return tensor_parts.values_of(part, torch.float32, 0)
-    count, like = sum(one.numel() for one in parameters), parameters[0]
-    return tensor_parts.values_of(part, like.dtype, count).to(like.device)
 
 
 class ChildHubs:
@@ -111,37 +82,30 @@ class ChildHubs:
     def fetch(self, worker: int, message: Message) -> Message:
         """Return a message with the current parameters of all layers."""
         self.workers.add(worker)
-        halves, version = self._server.halves, self._server.version
-        whole = map(tensor_parts.flatten, (halves.body_parameters, halves.head_parameters))
-        parts = tuple(tensor_parts.part_of(values.cpu()) for values in whole)
-        self.traffic.add(_PARAMETERS, parts)
-        return Message(Topic.WHOLE_PARAMETERS, message.step, version, parts=parts)
+        part = tensor_parts.part_of(tensor_parts.flatten(self._server.parameters).cpu())
+        version = self._server.version
+        reply = Message(Topic.WHOLE_PARAMETERS, message.step, version, parts=(part,))
+        self.traffic.add(reply)
+        return reply
 
-    def update(self, worker: int, message: Message, *, is_first: bool) -> dict[int, LossSum]:
+    def update(self, worker: int, message: Message) -> dict[int, LossSum]:
         """Update all parameters with a child hub's gradients; return the hub's losses by epoch.
 
-        `is_first`: whether to load the child hub's buffers. Raises InvalidInput or NonFinite for
-        wrong values.
+        Raises InvalidInput or NonFinite for wrong values.
         """
-        parts = tensor_parts.parts_of(message)
-        if len(parts) != _NUM_PARTS:
-            raise InvalidInput(message.topic, f"must have {_NUM_PARTS} parts", got=len(parts))
-        halves = self._server.halves
-        parameters = halves.body_parameters, halves.head_parameters
-        body, head = map(vector_like, parameters, parts[:2])
-        mean = GradientSum(body, head, message.version)
-        mean.losses.update(self._losses_in(parts[2]))
-        below = tensor_parts.numbers_of(parts[3])
+        gradients, losses, progress, buffers = tensor_parts.parts_of(message, 4)
+        mean = GradientSum(self._server.vector_in(gradients), message.version)
+        mean.losses.update(self._losses_in(losses))
+        below = tensor_parts.numbers_of(progress)
         if len(below) > _MOST_BELOW:
             problem = f"must be at most {_MOST_BELOW} numbers, one per worker"
             raise InvalidInput("steps", problem, got=len(below))
         if any(not 0 <= step <= self._num_steps for step in below):
             raise InvalidInput("steps", f"must be from 0 to {self._num_steps}", got=max(below))
         self._server.merge(worker, message.step, mean, below)
-        self.traffic.add(_GRADIENTS, message.parts[: len(_GRADIENTS)])
-        if is_first:
-            for half, part in zip((halves.body, halves.head), parts[4:], strict=True):
-                tensor_parts.load_buffers(half, part)
+        self.traffic.add(message)
+        if worker == self._server.workers.first:
+            tensor_parts.load_buffers(self._server.model, buffers)
         return mean.losses
 
     def _losses_in(self, part: memoryview) -> dict[int, LossSum]:
@@ -162,16 +126,9 @@ class ChildHubs:
         return found
 
 
-class ParentReply(NamedTuple):
-    """The parent's reply: all parameters, and their version.
-
-    `resume`: in the reply to a hub that joins, the hub's next step, then the next step of each of
-    the hub's workers, if known. In other replies, `resume` is empty.
-    """
-
-    version: int
-    parts: Parts
-    resume: tuple[int, ...] = ()
+# The parent's reply with all parameters. A hub that joins also gets its next step, and then the
+# next step of each of its workers, if known.
+ParentReply = tuple[Message, tuple[int, ...]]
 
 
 class ParentHub:
@@ -186,16 +143,14 @@ class ParentHub:
 
         Raises InvalidInput if the parent rejects this hub, and WorkerLost without an answer.
         """
-        while True:
-            try:
-                begun = self._ask(Message(Topic.BEGIN, step, parts=(self._layout,)))
-                whole = self._ask(Message(Topic.WHOLE_PARAMETERS, begun.step))
-            except HubRestarted:
-                logger.info("the parent hub was restarted; this hub is at step %d", step)
-                continue
+
+        def join() -> ParentReply:
+            begun = self._ask(Message(Topic.BEGIN, step, parts=(self._layout,)))
+            whole = self._ask(Message(Topic.WHOLE_PARAMETERS, begun.step))
             parts = tensor_parts.parts_of(begun)
-            progress = tensor_parts.numbers_of(parts[0]) if parts else ()
-            return self._parameters(whole, (begun.step, *progress))
+            return whole, (begun.step, *(tensor_parts.numbers_of(parts[0]) if parts else ()))
+
+        return retry_after_restart(join)
 
     def exchange(self, gradients: Message) -> ParentReply:
         """Send mean gradients to the parent; return its updated parameters.
@@ -207,8 +162,8 @@ class ParentHub:
         except HubRestarted:
             logger.info("the parent hub was restarted; this hub is at step %d", gradients.step)
             return self.begin(gradients.step)
-        self.traffic.add(_GRADIENTS, gradients.parts[: len(_GRADIENTS)])
-        return self._parameters(whole)
+        self.traffic.add(gradients)
+        return whole, ()
 
     def measure(
         self, own: DeviceProfile, below: Sequence[DeviceProfile], whole_nbytes: int
@@ -242,10 +197,3 @@ class ParentHub:
 
     def _ask(self, message: Message) -> Message:
         return check_reply(self._client.request(message).result(), "the parent hub: ")
-
-    def _parameters(self, whole: Message, resume: tuple[int, ...] = ()) -> ParentReply:
-        parts = tensor_parts.parts_of(whole)
-        if len(parts) != len(_PARAMETERS):
-            raise InvalidInput(whole.topic, f"must have {len(_PARAMETERS)} parts", got=len(parts))
-        self.traffic.add(_PARAMETERS, parts)
-        return ParentReply(whole.version, parts, resume)

@@ -201,8 +201,7 @@ class BodyWorker:
             outputs = job.activations_of(self._halves, inputs, self._learning)
         if self._share.ends_epoch(step) and (buffers := tensor_parts.buffers_of(self._body)).nbytes:
             self._ask(Topic.BUFFERS, buffers, step=step)
-        share = protocol.share_part(len(outputs), self._share.weight(step))
-        before = (share, *self._batches.parts(batch))
+        before = self._batches.parts(batch)
         message = endpoint.message(Purpose.ACTIVATIONS, step, reply.version, outputs, before)
         recorder.sends(step, Purpose.LABELS)
         answer = self._client.request(message)

@@ -20,7 +20,6 @@ _KEPT = 32  # number of recorded times per worker, each from a reply to the next
 _TIMES = 20.0  # a worker may take this multiple of its median time
 _TIMES_AT_FIRST = 10.0  # a worker's first request may take this multiple of `deadline_s`
 _DISMISSAL_S, _POLL_S = 2.0, 0.2
-_LEAVING_S = 5.0  # time that finished processes have to exit
 _MOST_PROBES = 200  # most probes of one worker
 _MOST_LOST = 1000  # most recorded losses; a worker may return and be lost again many times
 
@@ -142,7 +141,6 @@ class WorkerGroup:
         self._last_end = "all workers have ended"
         self._present_s = self._clock()  # the last time a worker was present
         self.has_begun = False
-        self.done: set[int] = set()
         self.lost: list[str] = []  # one reason per loss
 
     @property
@@ -155,12 +153,12 @@ class WorkerGroup:
 
     @property
     def _missing(self) -> set[int]:
-        return self._expected - self.done - self.waiting.keys()
+        return self._expected - self._workers.done - self.waiting.keys()
 
     @property
     def is_over(self) -> bool:
         """True once some worker is done and no worker trains, returns or waits."""
-        return bool(self.done) and not self._is_any_present
+        return bool(self._workers.done) and not self._is_any_present
 
     @property
     def is_ready(self) -> bool:
@@ -171,12 +169,6 @@ class WorkerGroup:
         if not self.waiting:
             raise WorkerLost(f"no worker has joined within {self._wait_s:g} s")
         return True
-
-    @property
-    def num_steps(self) -> int:
-        """The number of steps that every training or finished worker has completed."""
-        next_steps = self._workers.next_steps
-        return min((next_steps[worker] for worker in self._workers.live | self.done), default=0)
 
     def begin(self) -> None:
         """Begin training with the workers that wait."""
@@ -194,8 +186,8 @@ class WorkerGroup:
 
     def finish(self, worker: int) -> None:
         """Record that a worker has completed all its steps."""
-        self.done.add(worker)
         self._workers.drop(worker)
+        self._workers.of(worker).is_done = True
 
     def restart(self) -> None:
         """Let all training workers begin their step again, together."""
@@ -232,7 +224,7 @@ class WorkerGroup:
         """
         for worker, why in self._pool.poll() if self._pool else ():
             self._expected.discard(worker)
-            if worker not in self.done:
+            if worker not in self._workers.done:
                 self._last_end = f"worker {worker} {why}"
             yield worker, why
         if self.has_begun:
@@ -259,14 +251,8 @@ class WorkerGroup:
             if isinstance(event, RpcRequest | Lost):
                 left.discard(event.worker)
 
-    def close(self) -> None:
-        """Disconnect, and wait for the hub's own processes to end."""
-        self._rpc.close()
-        if self._pool is not None:
-            self._pool.close(_LEAVING_S)
-
     def _check_any_is_left(self) -> None:
-        if not self._expected - self.done and not self.done:
+        if not self._expected - self._workers.done and not self._workers.done:
             raise WorkerLost(f"{self._last_end}: no worker is left")
 
     def _admit_waiting(self) -> None:

@@ -172,19 +172,13 @@ class SampleShare:
             return list(batches)
 
         self._rows_of = rows_of
-        self._sizes, self._workers = ShardedBatches(*shared).global_sizes, workers
         self._samples = samples
-        self.steps_per_epoch = len(self._sizes)  # steps of one pass over all samples
+        self.steps_per_epoch = len(ShardedBatches(*shared))  # steps of one pass over all samples
         self.num_steps = num_steps
 
     def ends_epoch(self, step: int) -> bool:
         """Return whether a step is the last of its epoch."""
         return (step + 1) % self.steps_per_epoch == 0 or step + 1 == self.num_steps
-
-    def weight(self, step: int) -> float:
-        """Return the factor of this worker's mean loss that makes all samples count equally."""
-        whole = self._sizes[step % self.steps_per_epoch]
-        return len(self.rows(step)) * self._workers / whole
 
     def rows(self, step: int) -> list[int]:
         """Return the indices of this worker's samples in a step."""

@@ -99,6 +99,11 @@ class ShardedBatches(_Batches):
         cuts = [self.num_samples * step // len(self) for step in range(len(self) + 1)]
         return tuple(last - first for first, last in pairwise(cuts))
 
+    def size_of(self, rank: int, step: int) -> int:
+        """Return the number of a rank's samples in a step of an epoch."""
+        size = self.global_sizes[step]
+        return size * (rank + 1) // self.world_size - size * rank // self.world_size
+
 
 Position = tuple[int, int]  # number of epochs begun, and number of batches drawn in the last epoch
 
