@@ -164,7 +164,8 @@ class BalancedSampler(_Batches):
                 raise InvalidInput("shares", problem, got=share)
         start: Position = self.drawn if first is None else (first[0], first[1])
         if start < self.drawn:
-            raise InvalidInput("first", f"must be at least {self.drawn}, as drawn", got=start)
+            problem = f"must be at least {self.drawn}, this rank's position"
+            raise InvalidInput("first", problem, got=start)
         # Forget old changes of the shares: only the latest one before `drawn` is still in use.
         passed = sum(place <= self.drawn for place, _ in self._changes)
         self._changes = [
