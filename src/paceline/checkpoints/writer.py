@@ -39,7 +39,7 @@ class BackgroundWriter:
         self._copies: Tensors = {}
         self._thread = CallThread("paceline checkpoints", goes_on=True)
         self._writing: Future[object] | None = None
-        # Step of the last checkpoint begun; whether `save` has since warned of a skipped one.
+        # Step of the last checkpoint begun; whether a warning of a skipped one was logged since.
         self._step, self._has_warned = 0, False
 
     def save(

@@ -142,9 +142,9 @@ class Threshold(Codec):
     """Sends plus or minus `tau` for each value above `tau` in magnitude (Strom 2015).
 
     A sent value takes four bytes; other values are not sent. Use this codec only inside
-    `ErrorFeedback`, which adds an element's encoding error to its next value. The error of an
-    element whose values never exceed `tau` in magnitude never exceeds `tau`, either. If values stay
-    above `tau`, the error grows without limit, because each step sends only `tau`.
+    `ErrorFeedback`, which adds an element's encoding error to its next value. If an element's
+    values are at most `tau` in magnitude, so is its error. If they stay above `tau`, the error
+    grows without limit, because each step sends only `tau`.
     """
 
     tau: float

@@ -179,7 +179,7 @@ class RowExchange:
     in_forward: bool = True
 
     def of_gradients(self, codec: str | Codec | None) -> "RowExchange":
-        """Return an exchange of the rows' gradients for backward, with another codec."""
+        """Return the exchange of the rows' gradients in backward, which uses `codec`."""
         return replace(self, codec=codec, what=f"the gradient of {self.what}", in_forward=False)
 
     def all_gather(self, values: Tensor) -> Pending:

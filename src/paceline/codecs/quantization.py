@@ -89,7 +89,7 @@ class QuantizationTable:
 
 @cache
 def table(name: str) -> QuantizationTable:
-    """Return the table of the type `name`; zero is added, or replaces the smallest magnitude."""
+    """Return the table of the type `name`, such as "dynamic8", which always contains zero."""
     magnitudes, most = (TABLES[name], 128) if name in TABLES else (FOUR_BIT_TABLES[name], 8)
     rounded = np.array(magnitudes, dtype=np.float32)
     nonzero = np.unique(rounded[rounded > 0]).tolist()

@@ -41,7 +41,7 @@ _LENGTH = 256
 _BYTES = 256  # vocabulary size of text: the number of byte values
 _TEST_SHARE = 20  # one in twenty files or tokens is for testing
 _MOST_TESTED = 128 * 1024
-# Skipped folders of Python's standard library; some Python distributions omit the tests.
+# Folders to skip in Python's standard library; "test" folders are missing in some distributions.
 _NOT_LIBRARY = frozenset(
     ("site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test")
 )

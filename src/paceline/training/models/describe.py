@@ -45,7 +45,7 @@ class Lap(NamedTuple):
 
 
 _NOTHING = Lap(Cost(), 0)
-_Laps = Mapping[int, Sequence[Lap]]  # each layer's laps, in the order of the last gradients
+_Laps = Mapping[int, Sequence[Lap]]  # for each layer, the parts of its backward, one per gradient
 
 
 @dataclass

@@ -86,7 +86,7 @@ def flops_of(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], o
     """Return the FLOPs of one call of `func`, which must not be a view."""
     name = _base_name(func)
     if kwargs.get("approximate") == "tanh":
-        name = f"{name}_tanh"  # gelu has another formula with tanh
+        name = f"{name}_tanh"  # the tanh approximation of gelu has its own entry
     if name in _MOVES:
         return 0
     if name in _FORMULAS:

@@ -1,7 +1,7 @@
 """Emulate another device: paced models sleep, stretched models compute and then sleep.
 
 A paced model has the layers and parameters of a real model, and produces gradients of the same
-sizes in the same order. Gradient hooks, copies and the exchange are the code of real training.
+sizes in the same order. Gradient hooks, copies and the exchange run as in real training.
 
 Within a phase (forward, backward, update), each paced layer sleeps until a deadline: the previous
 layer's deadline plus the layer's time. Late wake-ups therefore do not accumulate. CPU work in a
@@ -288,7 +288,7 @@ class Stretched:
         self._handles, self._nodes = [], []
 
     def _pay(self, *_: Any) -> None:
-        """End a layer by sleeping in proportion to its computing time; begin the next layer."""
+        """Sleep in proportion to a layer's computing time; then begin timing the next layer."""
         now = time.monotonic()
         if self._since is not None:
             self._owed_s += (self._factor - 1) * (now - self._since)
@@ -305,11 +305,11 @@ class Stretched:
                 leaf.register_hook(self._reached)
 
     def _reached(self, gradient: Tensor) -> None:
-        """Begin the first layer of a backward pass when the first output gradient arrives."""
+        """Begin timing a backward pass when the first gradient of an output is ready."""
         task: int = torch._C._current_graph_task_id()
         if task != self._backward:
             self._backward, self._since = task, time.monotonic()
 
     def _restart(self, *_: Any) -> None:
-        """Begin the next layer without sleeping, because hooks' time belongs to no layer."""
+        """Begin timing the next layer without sleeping: time of other hooks belongs to no layer."""
         self._since = time.monotonic()

@@ -88,7 +88,7 @@ def recipe_of(model: str, data: str | None, seed: int, loaded: Dataset | None = 
 
 
 def own_recipe(model: str) -> Recipe | None:
-    """Return the user's recipe of the name `model`; None if the name is that of a model.
+    """Return the user's recipe that has the name `model`; None if a model has this name.
 
     Raises InvalidInput if the user's factory fails, or returns neither a recipe nor a model.
     """
