@@ -311,7 +311,7 @@ def random_state(device: torch.device) -> tuple[Tensors, Json]:
     version, words, gauss = random.getstate()
     numpy: dict[str, Any] = np.random.get_state(legacy=False)
     if (kind := numpy["bit_generator"]) != _TWISTER:
-        raise InvalidInput("numpy", f"must have the global generator {_TWISTER}", got=kind)
+        raise InvalidInput("numpy", f"must use {_TWISTER} as the global generator", got=kind)
     tensors = {
         "torch": torch.get_rng_state(),
         "python": torch.tensor(words),

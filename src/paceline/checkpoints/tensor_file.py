@@ -46,7 +46,8 @@ def check_can_be_saved(name: str, value: object) -> None:
         kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
         raise InvalidInput(name, f"has type {kind}, which a checkpoint cannot hold")
     if value.layout is not torch.strided:
-        raise InvalidInput(name, f"has layout {value.layout}", hint="make it dense")
+        problem = f"has layout {value.layout}, which a checkpoint cannot hold"
+        raise InvalidInput(name, problem, hint="use a dense tensor")
 
 
 def in_file_order(tensors: Mapping[str, Tensor]) -> Tensors:

@@ -84,7 +84,7 @@ class TokenWindows(IndexedSamples):
         found: NDArray[np.int64] = self.tokens[places].astype(np.int64)
         is_wrong = (found < 0) | (found >= self.vocabulary)
         if is_wrong.any():
-            problem = f"must have tokens from 0 to {self.vocabulary - 1}"
+            problem = f"must have token ids from 0 to {self.vocabulary - 1}"
             raise InvalidInput(self.source, problem, got=int(found[is_wrong][0]))
         return found
 
@@ -261,5 +261,5 @@ def _vocabulary_of(tokens: Tokens, path: str) -> int:
     if not len(tokens):
         return 0
     if tokens.min() < 0:
-        raise InvalidInput(path, "must have tokens of at least 0", got=int(tokens.min()))
+        raise InvalidInput(path, "must have token ids of at least 0", got=int(tokens.min()))
     return int(tokens.max()) + 1

@@ -72,7 +72,7 @@ def partition(
     for one in head:  # body and head would train separate copies of a shared parameter
         for key, parameter in one.module.named_parameters():
             if id(parameter) in in_body:
-                raise refusal(f"the body also uses {one.name}.{key}")
+                raise refusal(f"an earlier layer also uses {one.name}.{key}")
     if not any(parameter.requires_grad for parameter in body.parameters()):
         raise refusal("no layer before this layer is trainable")
     return body, head
@@ -135,7 +135,7 @@ def _head(
             raise refusal(problem, hint="the head must be a chain of layers")
         if node.op == "output":
             if node.args[0] is not value:
-                raise refusal("the model must return its scores and nothing else")
+                raise refusal("the model must return only the output of its last layer")
             break
         value = node
         if left and node.op == "call_module" and node.target == left[0]:
@@ -154,7 +154,7 @@ def _layer(module: nn.Module, name: str, refusal: _Refusal) -> nn.Linear | nn.Ba
         raise refusal(problem, hint=f"choose a head that begins after {name!r}")
     frozen = [key for key, one in module.named_parameters() if not one.requires_grad]
     if frozen:
-        raise refusal(f"{name}.{frozen[0]} is frozen")
+        raise refusal(f"parameter {name}.{frozen[0]} is frozen (requires_grad=False)")
     return module
 
 

@@ -100,7 +100,7 @@ def cut(model: nn.Module, inputs: Any, first: str) -> Halves:
         )
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             if id(tensor) in used_by_body & used_by_head:  # each half would train its own copy
-                raise _refused(apart, f"both halves use {name!r}", hint=UNTIE)
+                raise _refused(apart, f"layers before and after the cut use {name!r}", hint=UNTIE)
         if not trainable(body):
             raise _refused(apart, "no layer before this layer is trainable")
         crossing = _compared(model, body, head, inputs, apart)
@@ -177,12 +177,12 @@ def _compared(
         activations = call(body, inputs)
         if not isinstance(activations, Tensor) or activations.dtype not in _DTYPES:
             kind = getattr(activations, "dtype", type(activations).__name__)
-            raise _refused(of, f"the body's output is {kind}, not a float tensor")
+            raise _refused(of, f"the value at the cut is {kind}, not a float tensor")
         if not activations.requires_grad:
-            raise _refused(of, "the body's output does not depend on its parameters")
+            raise _refused(of, "the value at the cut does not depend on any parameter")
         if activations.dim() == 0 or len(activations) != num_samples:
             shape = tuple(activations.shape)
-            raise _refused(of, f"the body's output has shape {shape}, not {num_samples} rows")
+            raise _refused(of, f"the value at the cut has shape {shape}, not {num_samples} rows")
         outputs = head(activations.detach().requires_grad_())
     except InvalidInput:
         raise
@@ -243,13 +243,13 @@ def _crossing(nodes: Sequence[fx.Node], border: int, refusal: str) -> fx.Node:
     used = (value for node in after for value in node.all_input_nodes if value in before)
     crossing = list(dict.fromkeys(used))
     if not crossing:
-        raise _refused(refusal, "the head uses no value that the body computes")
+        raise _refused(refusal, "the layers after the cut use no value of the layers before")
     if any(node.op == "placeholder" for node in crossing):
-        raise _refused(refusal, "the head would need the model's input, which only the body has")
+        raise _refused(refusal, "the layers after the cut also use the model's input")
     if len(crossing) > 1:
         values = ", ".join(map(_described, crossing[:_MOST_NAMED]))
-        problem = f"the head would need {len(crossing)} values of the body: {values}"
-        raise _refused(refusal, problem, hint="choose a layer that needs one value only")
+        problem = f"the layers after the cut use {len(crossing)} values, not one: {values}"
+        raise _refused(refusal, problem, hint="choose a layer with a single input value")
     return crossing[0]
 
 

@@ -222,5 +222,5 @@ def _example(
 ) -> Tensor:
     if shape is None:
         hint = "for example 3x224x224"
-        raise InvalidInput("input_shape", "is required for a model of your own", hint=hint)
+        raise InvalidInput("input_shape", "is required for your own model", hint=hint)
     return torch.zeros(batch_size, *shape, dtype=dtype)

@@ -94,7 +94,7 @@ def checked_optimizer(name: str, factory: Callable[..., Any]) -> OptimizerFactor
         try:
             made: Optimizer = factory(parameters)
         except Exception as error:
-            raise InvalidInput("optimizer", f"{name}: {first_line(error)}") from error
+            raise InvalidInput("optimizer", f"{name} failed: {first_line(error)}") from error
         if missing := [part for part in _PARTS if not hasattr(made, part)]:
             kind, parts = type(made).__name__, ", ".join(missing)
             raise InvalidInput("optimizer", f"{name} returned {kind}, which has no {parts}")
@@ -231,7 +231,7 @@ def schedule_of(name: str, warmup_steps: int) -> ScheduleFactory:
         try:
             return LambdaLR(optimizer, factor)
         except TypeError as error:  # the optimizer is not a torch Optimizer
-            raise InvalidInput("schedule", first_line(error)) from error
+            raise InvalidInput("schedule", f"{name} failed: {first_line(error)}") from error
 
     return make
 
@@ -247,7 +247,7 @@ def checked_schedule(name: str, factory: Callable[..., Any]) -> ScheduleFactory:
         try:
             made = factory(optimizer, num_steps)
         except Exception as error:
-            raise InvalidInput("schedule", f"{name}: {first_line(error)}") from error
+            raise InvalidInput("schedule", f"{name} failed: {first_line(error)}") from error
         if isinstance(made, ReduceLROnPlateau):
             raise InvalidInput("schedule", f"{name} returned ReduceLROnPlateau, which needs a loss")
         if not isinstance(made, LRScheduler):
