@@ -59,7 +59,7 @@ class Loaded:
     """A checkpoint whose checksums were verified.
 
     `names`: names of its files. `written_s`: time of writing, in seconds since the Unix epoch.
-    `skipped`: path and fault of each newer checkpoint that was skipped, because it is damaged.
+    `skipped`: path and fault of each newer checkpoint that was skipped as damaged.
     """
 
     path: Path
@@ -74,7 +74,7 @@ class Loaded:
         if path.name not in self.names:
             return {}
         try:
-            # Copy, because load_file returns views of the file, and the file may be replaced later.
+            # Copy, because load_file returns views of the file, which may be replaced later.
             return {key: one.clone() for key, one in load_file(path).items()}
         except (OSError, SafetensorError, KeyError, OverflowError) as error:
             raise InvalidInput(str(path), f"is not readable: {error}") from None
@@ -113,7 +113,7 @@ class CheckpointFolder:
         """
         for name in files:
             manifest.check_file_name(name)
-        encoded = {  # raises InvalidInput before anything is written
+        encoded = {  # encode before writing, because unsupported values raise InvalidInput
             name: json_values.dumps(name, one) if name.endswith(_JSON) else one
             for name, one in files.items()
         }
@@ -141,13 +141,13 @@ class CheckpointFolder:
         skipped: list[str] = []
         known = self._found()
         if not known and (others := [one.name for one in self._paths() if one.name[0] != "."]):
-            problem = f"has no folders such as {_name(500)}, but others such as {others[0]!r}"
+            problem = f"has no checkpoint folder such as {_name(500)}, but contains {others[0]!r}"
             raise InvalidInput(str(self.path), problem)
         for _, _, path in reversed(known):
             try:
                 found = manifest.read(path)
                 if path.name not in (_name(found.step), _name(found.step) + _OLD):
-                    raise Damaged(f"{MANIFEST} belongs to step {found.step}")
+                    raise Damaged(f"{MANIFEST} is of step {found.step}, unlike the folder's name")
                 manifest.check_files(path, found)
             except Damaged as error:
                 skipped.append(f"{path}: {error}")
@@ -161,7 +161,7 @@ class CheckpointFolder:
         return None
 
     def _found(self) -> list[_Found]:
-        """Return the checkpoints, newest last."""
+        """Return all checkpoints, including damaged and replaced ones, newest last."""
         named = [(path, _NAME.fullmatch(path.name)) for path in self._paths()]
         return sorted(_Found(int(one[1]), not one[2], path) for path, one in named if one)
 
@@ -175,7 +175,10 @@ class CheckpointFolder:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Lock the folder, because a second writer would remove this writer's unfinished files."""
+        """Lock the folder, because a second writer would remove this writer's unfinished files.
+
+        Raises OSError if another process holds the lock.
+        """
         descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             try:
@@ -186,7 +189,7 @@ class CheckpointFolder:
                 logger.debug("%s cannot be locked, as on some network file systems", self.path)
             yield
         finally:
-            # Closing is not enough to unlock: a process forked meanwhile also holds the descriptor.
+            # Unlock explicitly: a forked process may hold a copy of the descriptor, and the lock.
             with suppress(OSError):
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
@@ -201,19 +204,19 @@ class CheckpointFolder:
             _sync(partial)
             if path in self._damaged:
                 self._remove(path)
-            elif path.exists():  # keep the old checkpoint readable until the rename of the new one
+            elif path.exists():  # keep the old checkpoint readable until the new one is complete
                 path.rename(path.with_name(path.name + _OLD))
                 reach("checkpoint.replacing", step=step)
             partial.rename(path)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
-        _sync(self.path)  # makes the rename durable
+        _sync(self.path)  # so that the rename survives a power failure
         reach("checkpoint.named", step=step)
         return path
 
     def _remove_others(self, step: int) -> None:
-        """Remove all but the `keep` newest checkpoints up to this step."""
+        """Remove all checkpoints but the `keep` newest undamaged ones up to this step."""
         found = self._found()
         whole = [one for one in found if one.is_newer and one.path not in self._damaged]
         kept = [one for one in whole if one.step <= step][-self._keep :]
@@ -221,7 +224,7 @@ class CheckpointFolder:
             if one not in kept:
                 try:
                     self._remove(one.path)
-                except OSError as error:  # warn only, because the new checkpoint is complete
+                except OSError as error:  # only warn, because the new checkpoint is complete
                     logger.warning("%s: cannot remove it: %s", one.path, error.strerror)
 
     def _clean_up(self) -> None:
@@ -240,7 +243,7 @@ class CheckpointFolder:
                 one.path.rename(path)
 
     def _remove(self, path: Path) -> None:
-        """Rename a checkpoint before removing it, so that readers never see half of its files."""
+        """Remove a checkpoint; rename it first, so that readers never see half of its files."""
         partial = self._temporary()
         path.rename(partial)
         reach("checkpoint.removing")

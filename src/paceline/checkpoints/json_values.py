@@ -31,7 +31,7 @@ _Path = tuple[Any, ...]  # keys of dicts and indices of lists, outermost first
 def dumps(what: str, value: Json) -> bytes:
     """Encode a value as JSON.
 
-    Raises InvalidInput for an unsupported value; the error names its place, as `what`.KEY[INDEX].
+    Raises InvalidInput for an unsupported value; the error locates the value as `what`.KEY[INDEX].
     """
     return json.dumps(_encoded(what, value), indent=1, allow_nan=False).encode() + b"\n"
 
@@ -47,7 +47,7 @@ def loads(text: bytes) -> Json:
 
 
 def copied(what: str, value: Json) -> Json:
-    """Return a deep copy of a value; raise InvalidInput if `dumps` does not support it."""
+    """Return a deep copy of a value; raise InvalidInput if `dumps` does not support the value."""
     try:
         return loads(dumps(what, value))
     except ValueError as error:
@@ -93,7 +93,7 @@ def _decoded(value: Any) -> Json:
     if isinstance(value, list):
         return [_decoded(one) for one in value]
     if isinstance(value, float) and not isfinite(value):  # the text has a number such as 1e400
-        raise ValueError(f"{value} is not JSON")
+        raise ValueError(f"a number is too large for a float: {value}")
     if not isinstance(value, dict):
         return value
     fields = {key: _decoded(one) for key, one in value.items()}
@@ -101,7 +101,7 @@ def _decoded(value: Any) -> Json:
 
 
 def apart(value: Json) -> tuple[Json, Tensors]:
-    """Separate a value's plain values from its tensors, which get names like "KEY/KEY/INDEX"."""
+    """Separate a nested value into plain values, and tensors named like "KEY/KEY/INDEX"."""
     paths: list[_Path] = []
     tensors: Tensors = {}
 
@@ -120,9 +120,9 @@ def apart(value: Json) -> tuple[Json, Tensors]:
 
 
 def together(values: Json, tensors: Mapping[str, Tensor]) -> Any:
-    """Put tensors back into the plain values that `apart` returned.
+    """Return the nested value from which `apart` has made plain values and tensors.
 
-    Raises LookupError or TypeError if values or tensors did not come from `apart`.
+    Raises LookupError or TypeError if `values` or `tensors` are not results of `apart`.
     """
     for path in values["tensors"]:
         inner = values["value"]

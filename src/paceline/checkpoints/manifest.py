@@ -36,15 +36,15 @@ class Damaged(PacelineError):
 
 
 def check_file_name(name: str) -> str:
-    """Return `name`, or raise ValueError unless it is valid for a file in a checkpoint."""
+    """Return `name`; raise ValueError if it is not a valid file name in a checkpoint."""
     if _FILE_NAME.fullmatch(name) is None or name == MANIFEST:
-        raise ValueError(f"{name!r} is not a valid name for a file of a checkpoint")
+        raise ValueError(f"{name!r} is not a valid file name: use NAME.safetensors or NAME.json")
     return name
 
 
 @dataclass(frozen=True, config=_CONFIG)
 class FileEntry:
-    """A file's size, and its checksum in eight hexadecimal digits."""
+    """A file's size in bytes, and its CRC-32 checksum as eight hexadecimal digits."""
 
     nbytes: Annotated[int, Field(ge=0, lt=2**63)]
     crc32: Annotated[str, Field(pattern="^[0-9a-f]{8}$")]
@@ -60,7 +60,7 @@ class Manifest:
 
 
 def write_pieces(file: BinaryIO, pieces: Iterable[bytes | memoryview]) -> FileEntry:
-    """Write pieces to a file; return their total size and checksum."""
+    """Write pieces to a file; return the file's size and checksum."""
     nbytes = checksum = 0
     for piece in pieces:
         file.write(piece)
@@ -90,7 +90,7 @@ def read(folder: Path) -> Manifest:
         fields = read_json(text, MANIFEST)
     except InvalidInput as error:
         raise Damaged(f"{MANIFEST} {error.problem}") from None
-    del fields["crc32"]  # this key exists, because the text ends with its line
+    del fields["crc32"]  # the last line of the text has this key
     version = fields.get("format_version")
     if type(version) is int and version > _FORMAT:
         problem = f"is a checkpoint of format {version}; this Paceline reads format {_FORMAT}"
@@ -123,7 +123,7 @@ def _digits(checksum: int) -> str:
 
 def _check_file(path: Path, entry: FileEntry) -> None:
     nbytes = path.stat().st_size
-    if not path.is_file():  # opening a pipe would wait for its other end
+    if not path.is_file():  # do not open a pipe, which would wait for a writer
         raise Damaged(f"{path.name} is not a file")
     if nbytes != entry.nbytes:
         raise Damaged(f"{path.name} has {nbytes:,} bytes instead of {entry.nbytes:,}")

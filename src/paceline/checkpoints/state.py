@@ -35,7 +35,7 @@ _CONFIG = ConfigDict(extra="forbid")
 
 
 def module_state(module: nn.Module) -> Tensors:
-    """Return a module's parameters and buffers by name; a shared tensor has only its first name.
+    """Return a module's parameters and buffers by name; a shared tensor has one entry.
 
     Raises InvalidInput if the module has other state, for example from `get_extra_state`.
     """
@@ -65,14 +65,14 @@ def check_fits(
 def check_same(
     field: str, what: str, wanted: Mapping[str, object], found: Mapping[str, object]
 ) -> None:
-    """Raise InvalidInput unless the run's items and the checkpoint's items are equal.
+    """Raise InvalidInput unless `wanted` (the run's items) equals `found` (the checkpoint's items).
 
-    `what`: what an item is called in errors, such as "tensor".
+    `field`: the beginning of the error. `what`: what an item is called in errors, such as "tensor".
     """
     lines = [f"{what} {name!r} is not in the checkpoint" for name in wanted.keys() - found.keys()]
     lines += [f"{what} {name!r} is in the checkpoint only" for name in found.keys() - wanted.keys()]
     lines += [
-        f"{what} {name!r} is {found[name]} in the checkpoint, and {wanted[name]} here"
+        f"{what} {name!r} is {found[name]} in the checkpoint, but {wanted[name]} in this run"
         for name in wanted.keys() & found.keys()
         if wanted[name] != found[name]
     ]
@@ -89,7 +89,7 @@ def kind_of(tensor: Tensor) -> str:
 
 
 def _named_state(module: nn.Module) -> dict[str, tuple[Tensor, str]]:
-    """Map each name in a module's state to its tensor, and to the first name of this tensor."""
+    """Map each name in a module's state to (tensor, first name of this tensor)."""
     named: dict[str, tuple[Tensor, str]] = {}
     first: dict[int, str] = {}
     for name, value in module.state_dict(keep_vars=True).items():
@@ -97,7 +97,8 @@ def _named_state(module: nn.Module) -> dict[str, tuple[Tensor, str]]:
             problem = "comes from get_extra_state, and cannot be saved"
             raise InvalidInput(name, problem, hint="keep it in a buffer")
         if nn.parameter.is_lazy(value):
-            raise InvalidInput(name, "has no shape yet", hint="run the model on a batch first")
+            problem = "is a lazy parameter or buffer without a shape"
+            raise InvalidInput(name, problem, hint="run the model on a batch first")
         check_can_be_saved(name, value)
         named[name] = value.detach(), first.setdefault(id(value), name)
     return named
@@ -105,7 +106,7 @@ def _named_state(module: nn.Module) -> dict[str, tuple[Tensor, str]]:
 
 @dataclass(frozen=True, config=_CONFIG)
 class _Values:
-    """A dict's plain values, and where each of its tensors is stored: _PARAMETER or _HOST."""
+    """The plain values of a dict; `tensors`: for each tensor its place, _PARAMETER or _HOST."""
 
     values: dict[str, Any]
     tensors: dict[str, str]
@@ -121,7 +122,10 @@ class _Group:
 
 @dataclass(frozen=True, config=_CONFIG)
 class _OptimizerValues:
-    """An optimizer's type and plain values; `parameters`: each parameter's shape and type."""
+    """The type, parameter groups and plain state of an optimizer.
+
+    `parameters`: shape and type of each parameter, as text.
+    """
 
     kind: str
     parameters: dict[str, str]
@@ -165,7 +169,10 @@ def optimizer_state(
 def _parted(
     values: Mapping[str, Any], prefix: str, device: torch.device, tensors: Tensors
 ) -> _Values:
-    """Return the plain values of a dict; add its tensors to `tensors` as PREFIX/KEY."""
+    """Return the plain values of a dict; add its tensors to `tensors` as PREFIX/KEY.
+
+    Tensors on another device than `device` are marked as stored in host memory.
+    """
     plain, places = {}, {}
     for key, value in values.items():
         if not isinstance(value, Tensor):
@@ -218,7 +225,10 @@ def load_optimizer_state(
 
 
 def _checked(now: Json, values: Json, tensors: Mapping[str, Tensor]) -> _OptimizerValues:
-    """Parse saved values; raise InvalidInput unless they fit `now`, the optimizer's values."""
+    """Parse the saved `values`; raise InvalidInput unless they fit the optimizer.
+
+    `now`: the current values of the optimizer. `tensors`: the saved tensors.
+    """
     parse = TypeAdapter(_OptimizerValues).validate_python
     own = parse(now)
     try:
@@ -227,10 +237,11 @@ def _checked(now: Json, values: Json, tensors: Mapping[str, Tensor]) -> _Optimiz
         problem = f"has an invalid state in the checkpoint: {first_fault(error)}"
         raise InvalidInput("optimizer", problem) from None
     if saved.kind != own.kind:
-        raise InvalidInput("optimizer", f"is {own.kind} here, but {saved.kind} in the checkpoint")
+        problem = f"is {own.kind} in this run, but {saved.kind} in the checkpoint"
+        raise InvalidInput("optimizer", problem)
     check_same("optimizer", "parameter", own.parameters, saved.parameters)
     if [one.params for one in saved.groups] != [one.params for one in own.groups]:
-        problem = "has other parameter groups than the checkpoint"
+        problem = "has parameter groups that differ from those in the checkpoint"
         raise InvalidInput("optimizer", problem)
     parts = {f"state/{name}": one for name, one in saved.state.items()}
     for index, (group, one) in enumerate(zip(own.groups, saved.groups, strict=True)):
@@ -276,12 +287,15 @@ def schedule_state(scheduler: LRScheduler) -> Json:
 
 
 def load_schedule_state(scheduler: LRScheduler, state: Json) -> None:
-    """Load a scheduler's state, but no learning rates; InvalidInput if its type is different."""
+    """Load a scheduler's state; InvalidInput if the checkpoint has another type of scheduler.
+
+    The learning rates are not set; they are part of the optimizer's state.
+    """
     if not isinstance(state, dict) or not isinstance(state.get("state"), dict):
         raise InvalidInput("schedule", "has no valid state in the checkpoint")
     own, saved = _kinds(scheduler), state.get("kind")
     if saved != own:
-        raise InvalidInput("schedule", f"is {own} here, but {saved} in the checkpoint")
+        raise InvalidInput("schedule", f"is {own} in this run, but {saved} in the checkpoint")
     # Copy, because torch removes entries from the loaded dict.
     scheduler.load_state_dict(copied("schedule", state["state"]))
 
@@ -297,7 +311,7 @@ def random_state(device: torch.device) -> tuple[Tensors, Json]:
     version, words, gauss = random.getstate()
     numpy: dict[str, Any] = np.random.get_state(legacy=False)
     if (kind := numpy["bit_generator"]) != _TWISTER:
-        raise InvalidInput("numpy", f"must have the global generator {_TWISTER}", got=kind)
+        raise InvalidInput("numpy", f"must use {_TWISTER} as the global generator", got=kind)
     tensors = {
         "torch": torch.get_rng_state(),
         "python": torch.tensor(words),
@@ -316,8 +330,8 @@ def random_state(device: torch.device) -> tuple[Tensors, Json]:
 def restore_random_state(device: torch.device, tensors: Mapping[str, Tensor], values: Json) -> None:
     """Restore the states that `random_state` returned.
 
-    If the states were saved on another kind of device, warns, and leaves this device's generator
-    unchanged.
+    If the states were saved on another kind of device, logs a warning, and leaves the generator of
+    `device` unchanged.
 
     If a state is missing or invalid, raises InvalidInput and leaves the generators of torch, Python
     and numpy unchanged.
@@ -346,7 +360,7 @@ def restore_random_state(device: torch.device, tensors: Mapping[str, Tensor], va
 
 
 def worker_state(optimizers: Sequence[Optimizer], device: Device) -> tuple[Tensors, Json]:
-    """Return the state of a worker's optimizers, one per thread, and random number generators."""
+    """Return the state of a worker's optimizers (one per thread) and random number generators."""
     found, random_values = random_state(device.torch_device)
     tensors = {f"random/{key}": one for key, one in found.items()}
     values = []
@@ -361,7 +375,7 @@ def worker_state(optimizers: Sequence[Optimizer], device: Device) -> tuple[Tenso
 def load_worker_state(
     optimizers: Sequence[Optimizer], device: Device, tensors: Tensors, values: Json
 ) -> None:
-    """Load a state from `worker_state`; InvalidInput if its optimizers differ from these."""
+    """Load a state that `worker_state` returned; InvalidInput if the optimizers differ."""
     for number, (optimizer, plain) in enumerate(zip(optimizers, values["optimizers"], strict=True)):
         own = within(tensors, f"{number}/")
         load_optimizer_state(optimizer, _numbered(optimizer), own, plain)
@@ -369,7 +383,7 @@ def load_worker_state(
 
 
 def _numbered(optimizer: object) -> list[tuple[str, Tensor]]:
-    """Name the parameters by index, since an optimizer does not know their names."""
+    """Return an optimizer's parameters, with their indices as names ("0", "1", ...)."""
     if not isinstance(optimizer, Optimizer):
         problem = "must be a torch.optim.Optimizer to be saved"
         raise InvalidInput("optimizer", problem, got=type(optimizer).__name__)

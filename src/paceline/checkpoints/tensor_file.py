@@ -1,8 +1,8 @@
 """Write safetensors files piece by piece, straight from the tensors' memory.
 
-The file is identical to a file from safetensors' `save_file`. Unlike with `save_file`, the caller
-can compute a piece's checksum while the piece is in the CPU's cache, and can receive tensors of
-other ranks during writing. Failures raise OSError.
+The file is identical to a file that safetensors' `save_file` writes. Unlike with `save_file`, the
+caller can compute a piece's checksum while the piece is in the CPU's cache, and can receive tensors
+of other ranks while earlier tensors are written. Failures raise OSError.
 """
 
 import json
@@ -46,16 +46,17 @@ def check_can_be_saved(name: str, value: object) -> None:
         kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
         raise InvalidInput(name, f"has type {kind}, which a checkpoint cannot hold")
     if value.layout is not torch.strided:
-        raise InvalidInput(name, f"has layout {value.layout}", hint="make it dense")
+        problem = f"has layout {value.layout}, which a checkpoint cannot hold"
+        raise InvalidInput(name, problem, hint="use a dense tensor")
 
 
 def in_file_order(tensors: Mapping[str, Tensor]) -> Tensors:
-    """Sort tensors by descending element size, so that each tensor is aligned in the file."""
+    """Sort tensors by element size, largest first, so that each tensor is aligned in the file."""
     return dict(sorted(tensors.items(), key=lambda one: (-one[1].element_size(), one[0])))
 
 
 def header(ordered: Mapping[str, Tensor]) -> bytes:
-    """Return the header of a file with these tensors, in this order; they may be meta tensors."""
+    """Return the header of a file with tensors in this order; meta tensors are accepted, too."""
     listed: dict[str, object] = {"__metadata__": {"format": "pt"}}
     begin = 0
     for name, tensor in ordered.items():
@@ -82,7 +83,7 @@ def pieces(tensor: Tensor) -> Iterator[memoryview]:
 
 
 def encoded(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
-    """Yield the pieces of a safetensors file; raise InvalidInput for an unsupported tensor."""
+    """Yield a safetensors file in pieces; raise InvalidInput for an unsupported tensor."""
     for name, tensor in tensors.items():
         check_can_be_saved(name, tensor)
     ordered = in_file_order(tensors)

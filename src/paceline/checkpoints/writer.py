@@ -5,7 +5,7 @@
     thread               └─ write, sum, fsync, rename ───┘
 
 The background thread runs no torch operations, because torch's CPU threads are needed for training.
-Checksums and writes do not hold the interpreter's lock.
+It releases the interpreter's lock while it computes checksums and writes.
 """
 
 import logging
@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 class BackgroundWriter:
     """Writes checkpoints to a folder in a background thread, one at a time.
 
-    Host memory for one copy of the tensors stays allocated; it is pinned for GPU tensors.
-    `deadline_s`: longest wait for a checkpoint that is being written.
+    Host memory for one copy of the tensors remains allocated; for GPU tensors it is pinned.
+    `deadline_s`: longest time to wait for a checkpoint that is being written.
     """
 
     def __init__(self, folder: CheckpointFolder, deadline_s: float = 600.0) -> None:
@@ -39,7 +39,7 @@ class BackgroundWriter:
         self._copies: Tensors = {}
         self._thread = CallThread("paceline checkpoints", goes_on=True)
         self._writing: Future[object] | None = None
-        # Step of the last started checkpoint; whether `save` has warned that it skips a later step.
+        # Step of the last checkpoint begun; whether a warning of a skipped one was logged since.
         self._step, self._has_warned = 0, False
 
     def save(
@@ -54,9 +54,9 @@ class BackgroundWriter:
 
         Tensor `FILE/NAME` is stored as NAME in FILE.safetensors; JSON part NAME is stored in
         NAME.json. If an earlier checkpoint is still being written, the new checkpoint is skipped,
-        with a warning. But if `wait` is true, waits until both checkpoints are written. If writing
-        fails, for example on a full disk, only logs a warning. Raises InvalidInput for an
-        unsupported value.
+        with a warning. But if `wait` is true, `save` waits until both checkpoints are written. If
+        writing fails, for example on a full disk, a warning is logged, and training continues.
+        Raises InvalidInput for an unsupported value.
         """
         self.poll()
         if self.is_writing and not wait:
@@ -126,7 +126,7 @@ class BackgroundWriter:
         return True
 
     def _copy(self, tensors: Mapping[str, Tensor]) -> list[Event]:
-        """Copy the tensors to host memory; return for each GPU an event at the end of its copies.
+        """Copy the tensors to host memory; return an event for each GPU, recorded after its copies.
 
         The copies run on the compute stream, so they end before later work changes the tensors.
         """
@@ -141,9 +141,9 @@ class BackgroundWriter:
                 # Make `source` contiguous: a copy between memory layouts would block the host.
                 kept.copy_(source.contiguous(), non_blocking=True)
             elif source.is_contiguous():
-                # numpy copies in this thread only, but torch would use all of its threads. On cores
-                # that other ranks use, a copy of 360 MB took 1 to 8 s with torch's threads, and
-                # 0.14 s with one thread.
+                # numpy copies in this thread only, but torch would use all of its threads. When
+                # other ranks kept the cores busy, a copy of 360 MB took 1 to 8 s with torch's
+                # threads, and 0.14 s with one thread.
                 np.copyto(tensor_file.bytes_of(kept), tensor_file.bytes_of(source))
             else:
                 kept.copy_(source)

@@ -25,7 +25,7 @@ class BlockCodec(Codec):
 
     @property
     def name(self) -> str:
-        """The type with the block size or offset, on which sender and receiver must agree."""
+        """The type and block size or offset, such as "dynamic8/1024"."""
         scale = f"/{self.block_size}" if self.offset is None else f"*{self.offset:g}"
         return f"{self.type}{scale}"
 
@@ -60,7 +60,7 @@ class BlockCodec(Codec):
         return (4 * -(-count // self.block_size), codes) if self.offset is None else (codes,)
 
     def _block_size(self, count: int) -> int:
-        """Return `block_size`, but at most `count`, rounded up to a whole number of bytes."""
+        """Return the smaller of `block_size` and `count`, rounded up to fill whole bytes."""
         per_byte = 8 // table(self.type).num_bits
         return min(self.block_size, max(1, -(-count // per_byte)) * per_byte)
 
@@ -82,9 +82,9 @@ class BlockCodec(Codec):
 class EightBit(BlockCodec):
     """Encodes each value in eight bits, with the table `type` of `TABLES`.
 
-    `offset`: the scale of all blocks, which is not sent; larger magnitudes are clipped to it. None:
-    each block has its own scale. Dettmers 2016, section 3.1, uses offsets of 10 for most
-    activations, and up to 10^4.
+    `offset`: the scale of all blocks, which is not sent; larger magnitudes are clipped to the
+    offset. If None, each block has its own scale. Dettmers 2016, section 3.1, uses offsets of 10
+    for most activations, and up to 10^4.
     """
 
     type: str
@@ -119,5 +119,5 @@ class FourBit(BlockCodec):
 
     @property
     def encodes_sums(self) -> bool:
-        """False, because encoding a sum of decoded values would double the rounding error."""
+        """False, because encoding a sum of decoded values would round the values twice."""
         return False

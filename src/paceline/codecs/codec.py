@@ -16,7 +16,7 @@ from torch import Tensor
 from paceline.core.errors import InvalidInput
 from paceline.native import DType, cast_into
 
-# Dtypes with a C++ cast, which counts non-finite values in the same pass.
+# Dtypes with a C++ cast, which also counts the non-finite values.
 _NATIVE = {"half": DType.FLOAT16, "bfloat16": DType.BFLOAT16}
 _HEADER = 2 + 3  # number of int64 values; a payload has at most three buffers
 _HEADER_NBYTES = 8 * _HEADER
@@ -53,7 +53,8 @@ class Payload:
         """Raise InvalidInput unless `target` is a float32 tensor of shape [count]."""
         if target.dtype != torch.float32 or target.shape != (self.count,):
             got = f"{target.dtype} {list(target.shape)}"
-            raise InvalidInput("payload", f"needs a float32 tensor of {self.count} values", got=got)
+            problem = f"must be decoded to a float32 tensor of {self.count} values"
+            raise InvalidInput("payload", problem, got=got)
 
     def target(self, out: Tensor | None) -> Tensor:
         """Return the tensor to decode into: `out`, or a new tensor if `out` is None."""
@@ -77,7 +78,7 @@ class Codec(Protocol):
 
     @property
     def encodes_sums(self) -> bool:
-        """Whether an all-reduce may encode sums of values; if not, only each rank's own values."""
+        """Whether an all-reduce may encode partial sums; if not, only the ranks' own values."""
         return True
 
     def encode(self, values: Tensor) -> Payload:
@@ -102,7 +103,7 @@ class Codec(Protocol):
 
 
 def flat(values: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return the values as a contiguous 1-d tensor; InvalidInput if their type is not `dtype`."""
+    """Return the values as a contiguous 1-d tensor; InvalidInput if they are not of `dtype`."""
     if values.dtype != dtype:
         raise InvalidInput("values", f"must be {dtype}", got=values.dtype)
     return values.detach().reshape(-1).contiguous()
@@ -115,7 +116,7 @@ def as_type(buffer: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def row_nbytes(payload_nbytes: int) -> int:
-    """Return the size in bytes of a row that holds a payload of `payload_nbytes` bytes."""
+    """Return the size in bytes of a row: a header and a payload of `payload_nbytes` bytes."""
     return _HEADER_NBYTES + -(-payload_nbytes // 8) * 8
 
 
@@ -135,12 +136,12 @@ def pack(payloads: Sequence[Payload], nbytes: int, device: torch.device) -> Tens
 
 
 def unpack(rows: Tensor, codec: str, count: int) -> list[Payload]:
-    """Read a payload of `count` values from each row; InvalidInput if buffers exceed the row."""
+    """Read a payload of `count` values from each row; InvalidInput if a row is too short."""
     headers = rows[:, :_HEADER_NBYTES].contiguous().cpu().view(torch.int64).tolist()
     payloads = []
     for row, (num_nonfinite, num_buffers, *all_sizes) in zip(rows, headers, strict=True):
         sizes = all_sizes[: max(0, num_buffers)]
-        # Another rank wrote the header, perhaps with another codec.
+        # Check the sizes, because the sending rank may have used another codec.
         if min(sizes, default=0) < 0 or _HEADER_NBYTES + sum(sizes) > len(row):
             problem = f"must be the same on all ranks (got buffers of {sizes} in {len(row)} bytes)"
             raise InvalidInput("codec", problem)

@@ -16,7 +16,7 @@ _SIGN = 1 << 31  # sign bit of a word; the other bits are the index of a value
 
 
 class ErrorFeedback:
-    """Wraps a codec, and adds a tensor's last encoding error to its next values.
+    """Wraps a codec, and adds the last encoding error of a tensor to the next values.
 
     The method is that of Seide et al. 2014. Use one instance for each tensor, whose size must not
     change. For NaN and infinite values the error is zero. The wrapped codec decodes the payloads.
@@ -34,19 +34,19 @@ class ErrorFeedback:
         values = flat(values)
         if self._error is not None:
             if self._error.shape != values.shape:
-                problem = f"must have {len(self._error)} elements, as before"
+                problem = f"must have {len(self._error)} elements, as in earlier calls"
                 hint = "create an ErrorFeedback for each tensor"
                 raise InvalidInput("values", problem, got=len(values), hint=hint)
-            # Do not add in place, because these are the caller's gradients.
+            # Do not add in place, because `values` are the caller's gradients.
             values = values + self._error
         payload = self.codec.encode(values)
-        # A NaN would remain in the error forever.
+        # Replace NaN by zero, because a NaN would remain in the error forever.
         self._error = torch.nan_to_num(values - self.codec.decode(payload), 0.0, 0.0, 0.0)
         return payload
 
     @property
     def sent_share(self) -> float | None:
-        """The share of all encoded values that a `Threshold` has sent; None for other codecs."""
+        """The share of values that a `Threshold` codec has sent so far; None for other codecs."""
         return self.codec.sent.share if isinstance(self.codec, Threshold) else None
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -63,9 +63,9 @@ class ErrorFeedback:
 class OneBit(Codec):
     """Encodes each value in one bit, its sign (Seide et al. 2014).
 
-    For each block two float32 means are sent, too: of its negative values, and of its other values.
-    Each value is decoded as the mean for its sign, which minimises the squared error. Use this
-    codec only inside `ErrorFeedback`.
+    For each block, a payload also has two float32 means: of the block's negative values, and of its
+    other values. Each value is decoded as the mean for its sign, which minimises the squared error.
+    Use this codec only inside `ErrorFeedback`.
     """
 
     block_size: int = 1024
@@ -88,7 +88,7 @@ class OneBit(Codec):
         for chosen in (~is_negative, is_negative):
             own = in_blocks(torch.where(chosen, values, 0.0), self.block_size)
             counts = in_blocks(chosen.float(), self.block_size).sum(1)
-            # In float64, because a float32 sum of large values could overflow.
+            # Sum in float64, because a float32 sum of large values could overflow.
             means.append((own.sum(1, dtype=torch.float64) / counts.clamp_min(1)).float())
         # Pack eight signs into a byte, the first sign into the lowest bit.
         weights = torch.tensor([1 << bit for bit in range(_BITS)], device=values.device)
@@ -103,7 +103,7 @@ class OneBit(Codec):
         means = as_type(payload.buffers[0], torch.float32).view(-1, 2)
         bits = torch.arange(_BITS, device=means.device, dtype=torch.uint8)
         is_bit_set = payload.buffers[1].unsqueeze(1).bitwise_right_shift(bits) & 1
-        # Repeat the means for each value; the last block may be shorter.
+        # Repeat a block's means for each of its values; the last block may be shorter.
         of_block = means.repeat_interleave(self.block_size, 0)[:count]
         is_negative = is_bit_set.flatten()[:count].bool()
         values = torch.where(is_negative, of_block[:, 1], of_block[:, 0])
@@ -133,7 +133,7 @@ class SentCount:
 
     @property
     def share(self) -> float | None:
-        """The share of the encoded values that were sent; None before the first value."""
+        """The share of the encoded values that were sent; None if no values were encoded."""
         return self._num_sent / self._num_values if self._num_values else None
 
 
@@ -142,9 +142,9 @@ class Threshold(Codec):
     """Sends plus or minus `tau` for each value above `tau` in magnitude (Strom 2015).
 
     A sent value takes four bytes; other values are not sent. Use this codec only inside
-    `ErrorFeedback`, which adds an element's encoding error to its next value. The error of an
-    element whose values never exceed `tau` in magnitude never exceeds `tau`, either. If values stay
-    above `tau`, the error grows without limit, because each step sends only `tau`.
+    `ErrorFeedback`, which adds an element's encoding error to its next value. If an element's
+    values are at most `tau` in magnitude, so is its error. If they stay above `tau`, the error
+    grows without limit, because each step sends only `tau`.
     """
 
     tau: float
@@ -156,7 +156,7 @@ class Threshold(Codec):
 
     @property
     def name(self) -> str:
-        """The codec's name, without tau, because each payload contains tau."""
+        """The codec's name; it omits tau, which each payload contains."""
         return "threshold"
 
     @property
@@ -197,7 +197,7 @@ class Threshold(Codec):
         total.index_add_(0, places, torch.where(words < 0, -tau, tau))
 
     def nbytes(self, count: int) -> int:
-        """Return the payload size in bytes if all `count` values are sent."""
+        """Return the maximum payload size in bytes, which is needed if all values are sent."""
         return _WORD_NBYTES * (1 + count)
 
     def _check(self, payload: Payload) -> None:

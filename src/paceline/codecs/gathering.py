@@ -28,7 +28,7 @@ from paceline.links.all_to_all import AllToAll
 
 @dataclass
 class Sent:
-    """Counts the bytes sent and received by this rank, with 40 header bytes per message."""
+    """Counts the bytes sent and received by this rank, including 40 header bytes per message."""
 
     activations_sent: int = 0
     activations_received: int = 0
@@ -59,10 +59,10 @@ def all_gather(
     """Gather the rows of all ranks, in rank order, with the same bits on each rank.
 
     `x` has this rank's rows in dimension 0. `codec`: codec of the rows in forward; None: not
-    encoded. `activation_gradients`: codec of their gradients in backward. A codec requires float32
-    values. `sizes`: number of rows on each rank; if None, the ranks exchange these numbers first.
-    `traffic` counts the bytes sent and received. `what`: name of `x` in errors. With a single rank,
-    the result is `x`.
+    encoded. `activation_gradients`: codec of the rows' gradients in backward. A codec requires
+    float32 values. `sizes`: number of rows on each rank; if None, the ranks exchange these numbers
+    first. `traffic` counts the bytes sent and received. `what`: name of `x` in errors. With a
+    single rank, the result is `x`.
 
     In backward, each rank receives the gradients of its own rows from all ranks, and adds them in
     rank order, in float32. This sum is the gradient of the sum of all ranks' losses. All ranks must
@@ -73,7 +73,7 @@ def all_gather(
     Raises NonFinite on all ranks if any rank has NaN or infinite values.
     """
     known = _sizes(x, (codec, activation_gradients), group, sizes, what)
-    codec_for(activation_gradients, x.dtype)  # raise now, not in backward
+    codec_for(activation_gradients, x.dtype)  # check the codec before backward
     if len(known) == 1:
         return x
     forward = RowExchange(codec, group, known, traffic, what)
@@ -94,10 +94,10 @@ def reduce_scatter(
 ) -> Tensor:
     """Sum each row over all ranks; return the sums of this rank's rows.
 
-    This is the reverse of `all_gather`. `x` has the rows of all ranks in dimension 0. `sizes`: the
-    number of rows of each rank; if None, the rows are divided evenly, and the first ranks get one
-    row more if a remainder is left. The other arguments and the errors are the same as in
-    `all_gather`.
+    This is the reverse of `all_gather`. On each rank, `x` has the rows of all ranks in dimension 0.
+    `sizes`: the number of rows of each rank; if None, the rows are divided evenly, and the first
+    ranks get one row more if a remainder is left. The other arguments and the errors are the same
+    as in `all_gather`.
     """
     num_ranks = len(ranks_of(group))
     if sizes is None and x.dim():
@@ -135,7 +135,10 @@ def _sizes(
     sizes: Sequence[int] | None,
     what: str,
 ) -> tuple[int, ...]:
-    """Return each rank's number of rows; if `sizes` is None, the ranks exchange these numbers."""
+    """Return each rank's number of rows; if `sizes` is None, the ranks exchange these numbers.
+
+    In this exchange, raises InvalidInput if ranks differ in dtype, row shape or codec.
+    """
     ranks = ranks_of(group)
     if sizes is not None:
         return tuple(sizes)
@@ -161,10 +164,11 @@ def _sizes(
 class RowExchange:
     """Exchanges rows between the ranks of a group, without autograd.
 
-    `sizes`: each rank's number of rows. `in_forward`: whether `traffic` counts activations or their
-    gradients. `what`: name of the rows in errors. All ranks must begin their exchanges in the same
-    order. Each thread that exchanges rows needs its own group. Rows are copied at once, except in a
-    group of one rank, which neither encodes nor sends, and gets a detached view of the rows.
+    `sizes`: each rank's number of rows. `in_forward`: if true, `traffic` counts the bytes as
+    activations; if false, as activation gradients. `what`: name of the rows in errors. All ranks
+    must begin their exchanges in the same order. Each thread that exchanges rows needs its own
+    group. The rows are copied before a method returns. But in a group of one rank, the result is a
+    detached view of the rows, which are neither encoded nor sent.
     """
 
     codec: str | Codec | None
@@ -175,7 +179,7 @@ class RowExchange:
     in_forward: bool = True
 
     def of_gradients(self, codec: str | Codec | None) -> "RowExchange":
-        """Return the exchange that sends the gradients in backward."""
+        """Return the exchange of the rows' gradients in backward, which uses `codec`."""
         return replace(self, codec=codec, what=f"the gradient of {self.what}", in_forward=False)
 
     def all_gather(self, values: Tensor) -> Pending:
@@ -207,8 +211,8 @@ class RowExchange:
     def reduce_scatter(self, values: Tensor) -> Pending:
         """Begin to sum rows over all ranks; each rank gets the sums of its own rows.
 
-        Values are added in rank order, in float32, or in float64 if they are float64. A rank adds
-        its own values without encoding them.
+        Values are added in rank order: float64 values in float64, all others in float32. A rank
+        does not encode the rows that it keeps.
         """
         own = self._check(values, all_rows=True)
         if len(self.sizes) == 1:
@@ -222,7 +226,8 @@ class RowExchange:
         payloads = [form.encode(part) for rank, part in enumerate(parts) if rank != own]
         own_found = len(mine) - int(mine.isfinite().sum())
         own_found += sum(payload.num_nonfinite for payload in payloads)
-        # Tell every rank the number of non-finite values in all rows, so that all raise NonFinite.
+        # Send the number of non-finite values in all rows to each rank, so that all ranks raise
+        # NonFinite, including those whose rows are finite.
         rows = [_row(replace(one, num_nonfinite=own_found), form, values) for one in payloads]
         rows.insert(own, rows[0][:0])  # a rank sends nothing to itself
         posted = self._post(rows, [row_nbytes(form.nbytes(len(mine)))] * len(rows))
@@ -244,7 +249,10 @@ class RowExchange:
         return Pending(finish)
 
     def _check(self, values: Tensor, all_rows: bool) -> int:
-        """Return this rank's index in the group; InvalidInput if `sizes` do not fit."""
+        """Return this rank's index in the group; InvalidInput if `values` do not fit `sizes`.
+
+        `all_rows`: whether `values` must have the rows of all ranks, or only of this rank.
+        """
         ranks = ranks_of(self.group)
         if len(self.sizes) != len(ranks) or min(self.sizes) < 0:
             problem = f"must be the number of rows of each of {len(ranks)} ranks"
@@ -252,7 +260,7 @@ class RowExchange:
         own = dist.get_rank(self.group) if len(ranks) > 1 else 0
         expected = sum(self.sizes) if all_rows else self.sizes[own]
         if values.dim() == 0 or len(values) != expected:
-            problem = f"must have {expected} rows on rank {ranks[own]}, by sizes {list(self.sizes)}"
+            problem = f"must have {expected} rows on rank {ranks[own]} (sizes={list(self.sizes)})"
             raise InvalidInput(self.what, problem, got=list(values.shape))
         return own
 
@@ -292,10 +300,10 @@ def ranks_of(group: dist.ProcessGroup | None) -> list[int]:
 
 
 def codec_for(codec: str | Codec | None, dtype: torch.dtype) -> Codec:
-    """Return the codec of rows; an exact `Cast` for None.
+    """Return the codec for rows of type `dtype`; if `codec` is None, an exact `Cast`.
 
-    Raises InvalidInput for a codec if the rows are not float32, and for a codec with error feedback
-    or with a payload size that depends on the values.
+    Raises InvalidInput if there is a codec and the rows are not float32. Also raises InvalidInput
+    for a codec with error feedback, or with a payload size that depends on the values.
     """
     if codec is None:
         return Cast(str(dtype).removeprefix("torch."), exact=True)
@@ -303,7 +311,7 @@ def codec_for(codec: str | Codec | None, dtype: torch.dtype) -> Codec:
         raise InvalidInput("codec", "requires float32 values", got=dtype)
     form = find_codec(codec) if isinstance(codec, str) else codec
     if isinstance(form, ErrorFeedback):
-        problem = "cannot have error feedback, because each batch has other rows"
+        problem = "cannot have error feedback, because rows of different batches are unrelated"
         raise InvalidInput("codec", problem, got=form.name, hint="choose dynamic8 or half")
     if not form.fixed_size:
         problem = "must have a payload size that does not depend on the values"

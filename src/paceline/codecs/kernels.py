@@ -23,7 +23,7 @@ def encode(
 ) -> tuple[Tensor, Tensor, int]:
     """Return the codes, the scale of each block, and the number of non-finite values.
 
-    `scales`: fixed scales, which only 8-bit types support. If None, each block's scale is its
+    `scales`: a fixed scale for each block (8-bit types only). If None, each block's scale is its
     largest finite magnitude.
     """
     if values.is_cpu:
@@ -47,9 +47,9 @@ def encode(
 
 
 def decode(values: Tensor, encoded: EncodedBlocks, adds: bool) -> None:
-    """Overwrite `values` with the decoded values, or add these to `values` if `adds`."""
+    """Decode into `values`; if `adds` is true, add to `values`, else overwrite them."""
     codes, scales, block_size, table = encoded
-    # Kernels need contiguous memory, which a slice of a larger tensor may not have.
+    # The C++ and Triton kernels need contiguous memory; a slice of a tensor may have other strides.
     fits = values.is_contiguous() and codes.is_contiguous()
     if fits and values.is_cpu:
         num_threads = torch.get_num_threads()
@@ -71,6 +71,6 @@ def has_triton(values: Tensor) -> bool:
 
 @cache
 def _triton_compiles() -> bool:
-    """Return whether Triton and a C compiler, which Triton needs for launchers, are installed."""
+    """Return whether Triton is installed, and a C compiler, with which Triton builds launchers."""
     compilers = (os.environ.get("CC"), shutil.which("gcc"), shutil.which("clang"))
     return find_spec("triton") is not None and any(compilers)

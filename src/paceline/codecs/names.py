@@ -30,7 +30,8 @@ def find_codec(name: str) -> Codec:
     if threshold is not None:
         return ErrorFeedback(Threshold(threshold.tau))
     if name not in CODECS:
-        raise InvalidInput("codec", "cannot be auto here", hint="choose a codec, such as dynamic8")
+        problem = "must name a single codec, not auto"
+        raise InvalidInput("codec", problem, hint="choose a codec, such as dynamic8")
     return CODECS[name]()
 
 
@@ -38,10 +39,11 @@ get = find_codec  # the public name: paceline.codecs.get
 
 
 def factory_of(codec: str | Codec) -> Callable[[], Codec]:
-    """Return a function that creates a codec for one tensor.
+    """Return a function to be called once per tensor, which returns the codec of this tensor.
 
-    With error feedback each tensor has a new `ErrorFeedback`, because each tensor has its own
-    error. All of these wrap the same codec, so a `Threshold` counts the values of all tensors.
+    For a codec with error feedback, each call returns a new `ErrorFeedback`, because each tensor
+    has its own error. All of them wrap the same codec, so a `Threshold` counts the values of all
+    tensors.
     """
     found = find_codec(codec) if isinstance(codec, str) else codec
     if isinstance(found, ErrorFeedback):

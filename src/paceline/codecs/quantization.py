@@ -1,8 +1,8 @@
 """Tables of the 8-bit and 4-bit types, and the reference encoder and decoder in torch.
 
 One bit of a code is the sign; the other bits are an index into a table of magnitudes. Every table
-contains zero, which replaces the smallest magnitude of a type that has nonzero magnitudes for all
-indices. The C++ and Triton kernels return the same bits as `encode` and `decode`.
+contains zero. If a type defines a nonzero magnitude for every index, zero replaces the smallest
+one. The C++ and Triton kernels return the same bits as `encode` and `decode`.
 """
 
 from dataclasses import dataclass
@@ -23,14 +23,14 @@ def _leaves(num_bits: int) -> list[float]:
     return [0.1 + width * (i + 0.5) for i in range(2**num_bits)]
 
 
-# The magnitudes of each type, in any order.
+# The magnitudes of each 8-bit type, in any order.
 TABLES: dict[str, list[float]] = {  # Dettmers 2016, section 3.1
     # Dynamic tree: n zero bits for the factor 10^-n, then a one bit, then 6 - n bits that select
     # one of the equal intervals of (0.1, 1).
     "dynamic8": [leaf / 10**n for n in range(7) for leaf in _leaves(6 - n)],
-    # Static tree: three bits of exponent, and four bits that select one of the intervals.
+    # Static tree: three bits for the factor 10^-n, and four bits that select one of the intervals.
     "static8": [leaf / 10**n for n in range(8) for leaf in _leaves(4)],
-    # A decimal mantissa from 0 to 15, and three bits of exponent.
+    # Four bits of mantissa, from 0 to 15, and three bits for the factor 10^-n.
     "mantissa8": [i / 10 ** (n + 1) for n in range(8) for i in range(16) if i <= 10 ** (n + 1)],
     # Linear quantisation: 128 equally spaced magnitudes from 0 to 1, without an exponent.
     "linear8": [i / 127 for i in range(128)],
@@ -38,7 +38,7 @@ TABLES: dict[str, list[float]] = {  # Dettmers 2016, section 3.1
 FOUR_BIT_TABLES: dict[str, list[float]] = {
     # Three bits of exponent and no mantissa (Douillard et al. 2025, arXiv 2501.18512).
     "e3m0": [2.0**-n for n in range(7)],
-    # Dynamic tree as for dynamic8, but with 2 - n bits for the interval.
+    # Dynamic tree as for dynamic8, but with 2 - n bits instead of 6 - n for the interval.
     "dynamic4": [leaf / 10**n for n in range(3) for leaf in _leaves(2 - n)],
 }
 
@@ -76,7 +76,7 @@ class QuantizationTable:
 
     @cached_property
     def lookup(self) -> Codebook | FourBitTable:
-        """This table in the form that the C++ kernels use."""
+        """A C++ object with this table, which encodes and decodes CPU tensors."""
         kind = FourBitTable if self.num_bits == 4 else Codebook
         return kind(self.magnitudes.tolist(), self.thresholds.tolist())
 
@@ -99,12 +99,12 @@ class EncodedBlocks(NamedTuple):
 
 @cache
 def table(name: str) -> QuantizationTable:
-    """Return the table of a type; zero is added, and may replace the smallest magnitude."""
+    """Return the table of the type `name`, such as "dynamic8", which always contains zero."""
     magnitudes, most = (TABLES[name], 128) if name in TABLES else (FOUR_BIT_TABLES[name], 8)
     rounded = np.array(magnitudes, dtype=np.float32)
     nonzero = np.unique(rounded[rounded > 0]).tolist()
     kept = [0.0, *nonzero[-(most - 1) :]]
-    # The table is cached, so its device must not depend on the first caller's default device.
+    # Create it on the CPU: the cached table must not depend on the first caller's default device.
     return QuantizationTable(name, torch.tensor(kept, device="cpu"), most)
 
 
@@ -114,13 +114,13 @@ def scales_of(values: Tensor, block_size: int) -> Tensor:
 
 
 def encode(values: Tensor, scales: Tensor, block_size: int, table: QuantizationTable) -> Tensor:
-    """Encode each value, divided by its block's scale, as the nearest code: uint8 [count].
+    """Divide each value by its block's scale, and return the nearest codes, uint8 [count].
 
     Quotients are rounded to float32, and clipped to the largest magnitude. Non-finite values, and
-    all values of a block with scale 0, become zero. A zero has no sign.
+    all values of a block with scale 0, become zero. The code of zero has no sign bit.
     """
     quotients = in_blocks(finite(values), block_size) / scales.unsqueeze(1)
-    # A block of zeros has the scale 0, and 0 / 0 is NaN.
+    # Avoid NaN from 0 / 0: a block of zeros has the scale 0.
     known = torch.where(scales.unsqueeze(1) > 0, quotients, 0.0).flatten()[: len(values)]
     indices = torch.searchsorted(table.thresholds.to(values.device), known.abs())
     return (indices + table.most * ((known < 0) & (indices > 0))).to(torch.uint8)
@@ -140,15 +140,15 @@ def in_blocks(values: Tensor, block_size: int) -> Tensor:
 
 
 def join(codes: Tensor) -> Tensor:
-    """Pack 4-bit codes, uint8 [count], into bytes, uint8 [ceil(count / 2)].
+    """Pack pairs of 4-bit codes, uint8 [count], into bytes, uint8 [ceil(count / 2)].
 
-    The first code of each pair is in the lower four bits. If `count` is odd, the last code is
-    paired with zero.
+    The first code of each pair is in the lower four bits. If `count` is odd, the upper four bits of
+    the last byte are zero.
     """
     pairs = in_blocks(codes, 2)
     return pairs[:, 0] | pairs[:, 1] << 4
 
 
 def split(joined: Tensor, count: int) -> Tensor:
-    """Return the first `count` 4-bit codes of the bytes `joined`, as uint8 [count]."""
+    """Unpack `count` 4-bit codes, uint8 [count], from the bytes that `join` has returned."""
     return torch.stack([joined & 15, joined >> 4], 1).flatten()[:count]

@@ -8,18 +8,18 @@ from torch import Tensor
 
 from paceline.core.wire_format import threshold_of
 
-# Magnitude of the large values in units of tau, so large that a value still exceeds tau after a
-# division by the number of ranks.
+# Magnitude of the large values in units of the codec's threshold tau; a value must still exceed tau
+# after a division by the number of ranks.
 _LARGE = 1024.0
 
 
 def stand_ins_for(codec: str | None) -> Callable[[Tensor], Tensor] | None:
     """Return a function that makes a synthetic gradient for a parameter.
 
-    A gradient consists of zeros and of large values; the codec sends only the large values. The
-    share of large values is the share that the codec's name declares. Large values have equal
-    distances in the sequence of all gradients, so every part of the sequence has this share.
-    Returns None if the codec's name declares no share.
+    A gradient consists of zeros and large values; the codec sends only the large values. The share
+    of large values is declared in the codec's name. In the sequence of all gradients, large values
+    are evenly spaced, so that every part of the sequence has this share. Returns None if the
+    codec's name declares no share.
     """
     known = None if codec is None else threshold_of(codec)
     if known is None or known.share is None:
@@ -31,7 +31,7 @@ def stand_ins_for(codec: str | None) -> Callable[[Tensor], Tensor] | None:
         values = torch.zeros(parameter.numel(), device=parameter.device)
         begin, end = num_made, num_made + len(values)
         num_made = end
-        # Large value k is at (k + 1/2) / share, so n values have about n * share large values.
+        # The k-th large value of the sequence is at index (k + 1/2) / share.
         first, last = (ceil(place * share - 0.5) for place in (begin, end))
         places = (torch.arange(first, last, dtype=torch.float64) + 0.5) / share
         values[(places.long() - begin).clamp(0, len(values) - 1)] = _LARGE * tau

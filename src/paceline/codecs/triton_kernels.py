@@ -1,8 +1,9 @@
 """The 8-bit and 4-bit kernels for CUDA, written in Triton, and their launchers.
 
 The kernels return the same bits as `quantization.py`. Each Triton program encodes or decodes one
-tile: `num_rows` blocks of at most `num_columns` values each. A block with more values is divided
-into `num_parts` tiles of one row. In 4-bit types a row of n values has n / 2 bytes of codes.
+tile: `num_rows` blocks of at most `num_columns` values each. A block of more than `num_columns`
+values is divided into `num_parts` tiles of one row. With 4-bit types, n values have n / 2 bytes of
+codes.
 """
 
 from functools import cache
@@ -17,11 +18,11 @@ from paceline.codecs.quantization import EncodedBlocks, QuantizationTable, scale
 from paceline.links.devices import device_of
 
 _INFINITY = tl.constexpr(0x7F800000)  # bits of infinity, larger than the bits of finite magnitudes
-_NOTHING = tl.constexpr(2.0**-30)  # a quotient that every table encodes as zero
-_NUM_THRESHOLDS = tl.constexpr(7)  # of a 4-bit type
-COLUMNS = 1024  # values in a tile, unless one program computes the scale of a longer block
-MOST_COLUMNS = 8192  # longest block whose scale one program computes
-# A thread decodes four values in one access of 16 bytes; it encodes eight, to amortise its set-up.
+_NOTHING = tl.constexpr(2.0**-30)  # so small a quotient that every table encodes it as zero
+_NUM_THRESHOLDS = tl.constexpr(7)  # thresholds between the 8 magnitudes of a 4-bit type
+COLUMNS = 1024  # values per tile; more only if one program computes the scale of a longer block
+MOST_COLUMNS = 8192  # longest block whose scale is computed by a single program
+# Decoding: 4 values per thread, in one access of 16 bytes. Encoding: 8, to amortise the set-up.
 _VALUES_PER_WARP = {"encode": 256, "decode": 128}
 
 
@@ -43,7 +44,7 @@ def encode_tile(
     finds_scales: tl.constexpr,
     is_four_bit: tl.constexpr,
 ):
-    """Write a tile's codes; if `finds_scales`, also write its blocks' scales.
+    """Write a tile's codes; if `finds_scales`, also compute and write its blocks' scales.
 
     `lookup`, `first_cell`, `last_cell`: the results of `_lookup`.
     """
@@ -62,7 +63,7 @@ def encode_tile(
         first, second = tl.split(tl.reshape(found, (num_rows, num_columns // 2, 2)))
         pairs = (first | (second << 4)).to(tl.uint8)
         bytes_, bytes_inside = _bytes_of(block_size, begin, num_rows, num_columns)
-        # (left + 1) // 2 is the number of remaining bytes; the last byte may hold only one value.
+        # The `left` remaining values have (left + 1) // 2 bytes; the last byte may have one value.
         _store_tile(codes + begin // 2, bytes_, pairs, bytes_inside, (left + 1) // 2, is_whole)
     else:
         cell = tl.minimum(tl.maximum(quotients >> 16, first_cell), last_cell) - first_cell
@@ -86,7 +87,7 @@ def decode_tile(
     adds: tl.constexpr,
     is_four_bit: tl.constexpr,
 ):
-    """Decode a tile's codes: overwrite `values`, or add to `values` if `adds`.
+    """Decode a tile's codes into `values`; if `adds` is true, add to `values`.
 
     Launch this kernel without fused multiply-add, so that products are rounded before addition.
     """
@@ -111,8 +112,8 @@ def decode_tile(
 def _scaled(bits, blocks, scales, num_nonfinite, num_blocks, finds_scales: tl.constexpr):
     """Return the magnitudes of a tile, float32, and the scale of each row.
 
-    Non-finite values become zero, and are added to the count `num_nonfinite`. `finds_scales`: if
-    set, computes and stores the scales; otherwise loads them.
+    Non-finite values become zero, and are counted in `num_nonfinite`. If `finds_scales` is true,
+    computes the scales and stores them in `scales`; if false, loads them from `scales`.
     """
     magnitudes = bits & 0x7FFFFFFF
     largest = tl.max(magnitudes, 1)
@@ -134,8 +135,8 @@ def _scaled(bits, blocks, scales, num_nonfinite, num_blocks, finds_scales: tl.co
 
 @triton.jit
 def _quotient_bits(magnitudes, scale):
-    """Return magnitude / scale as int32 bits, which are ordered like the quotients."""
-    # Division is slow for zeros and for denormal divisors.
+    """Return the bits of magnitude / scale as int32, which have the same order as quotients."""
+    # Avoid zeros and denormal numbers, for which division is slow.
     divisor = tl.where(scale > 0, scale, 1.0)[:, None]
     quotients = tl.div_rn(tl.maximum(magnitudes, divisor * _NOTHING), divisor)
     return quotients.to(tl.int32, bitcast=True)
@@ -147,11 +148,11 @@ def _tile_at(count, block_size, num_parts, num_rows: tl.constexpr, num_columns: 
 
     The results are, in this order:
 
-    - the number of the tile's first block;
-    - the index of its first value;
-    - the offsets of its values from the first value;
-    - a mask of the values inside their block;
-    - the number of values from the first value to the end of the tensor;
+    - the index of the tile's first block;
+    - the index of the tile's first value;
+    - the offsets of the tile's values from the first value;
+    - a mask of the values that are inside their block;
+    - the number of values from the first value to the end of the tensor, at most 2^30;
     - whether the tile is completely inside the tensor.
     """
     block = (tl.program_id(0) // num_parts).to(tl.int64) * num_rows
@@ -174,11 +175,11 @@ def _bytes_of(block_size, begin, num_rows: tl.constexpr, num_columns: tl.constex
     return rows * (block_size // 2) + columns, inside
 
 
-# Only the last tile compares offsets with `left`, because a mask of arbitrary length prevents wide
-# loads and stores.
+# Only an incomplete tile compares offsets with the number `left` of remaining values, because such
+# a mask prevents wide loads and stores.
 @triton.jit
 def _load_tile(pointer, places, inside, left, is_whole):
-    """Load a tile's values, and zero for positions outside of its blocks."""
+    """Load a tile's values; return zero for positions outside of its blocks."""
     if is_whole:
         found = tl.load(pointer + places, mask=inside, other=0)
     else:
@@ -188,7 +189,7 @@ def _load_tile(pointer, places, inside, left, is_whole):
 
 @triton.jit
 def _store_tile(pointer, places, found, inside, left, is_whole):
-    """Store a tile's values."""
+    """Store the values `found` of a tile, except at positions outside of its blocks."""
     if is_whole:
         tl.store(pointer + places, found, mask=inside)
     else:
@@ -200,7 +201,7 @@ def encode(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Encode values; return codes, scales and the number of non-finite values, int64 [1].
 
-    Without `scales` a block's scale is its largest finite magnitude.
+    If `scales` is None, the scale of each block is its largest finite magnitude.
     """
     finds_scales = scales is None and block_size <= MOST_COLUMNS
     tiles = Tiles.of(len(values), block_size, MOST_COLUMNS if finds_scales else COLUMNS)
@@ -219,14 +220,14 @@ def encode(
             *(lookup.first_cell, lookup.last_cell),
             *(tiles.num_rows, tiles.num_columns, finds_scales, table.num_bits == 4),
             num_warps=tiles.num_warps("encode"),
-            # A fused multiply-add rounds once instead of twice, and so would change the result.
+            # A fused multiply-add rounds once instead of twice, which would change the result.
             enable_fp_fusion=False,
         )
     return codes, scales, num_nonfinite
 
 
 def decode(values: Tensor, encoded: EncodedBlocks, adds: bool) -> None:
-    """Overwrite `values` with the decoded values, or add these to `values` if `adds`."""
+    """Decode into `values`; if `adds` is true, add to `values`, else overwrite them."""
     codes, scales, block_size, table = encoded
     tiles = Tiles.of(len(values), block_size, COLUMNS)
     meanings = _meanings(table, values.device)
@@ -241,10 +242,10 @@ def decode(values: Tensor, encoded: EncodedBlocks, adds: bool) -> None:
 
 
 class Tiles(NamedTuple):
-    """The division of all blocks into tiles.
+    """The division of a tensor's blocks into tiles.
 
-    `num_parts`: number of tiles for one long block; 1 for shorter blocks. The numbers of rows and
-    columns of a tile are powers of 2.
+    `num_blocks`: number of blocks. `num_parts`: number of tiles of one block; 1 if a block fits
+    into a row of a tile. `num_rows`, `num_columns`: size of a tile, powers of 2.
     """
 
     num_blocks: int
@@ -261,7 +262,7 @@ class Tiles(NamedTuple):
 
     @property
     def num_programs(self) -> int:
-        """The number of tiles, each of which one program handles."""
+        """The number of Triton programs, one for each tile."""
         return -(-self.num_blocks // self.num_rows) * self.num_parts
 
     def num_warps(self, of: str) -> int:
@@ -270,7 +271,10 @@ class Tiles(NamedTuple):
 
 
 class _Lookup(NamedTuple):
-    """Float32 bits of the 7 thresholds of a 4-bit type, or the cells of an 8-bit type, int32."""
+    """A table for `encode_tile`, int32: 7 thresholds (4-bit types), or cells (8-bit types).
+
+    The thresholds are bits of float32 values. `cells_of` describes the cells.
+    """
 
     table: Tensor
     first_cell: int = 0
@@ -279,7 +283,7 @@ class _Lookup(NamedTuple):
 
 @cache
 def _lookup(table: QuantizationTable, device: torch.device) -> _Lookup:
-    """Return the table in which `encode_tile` looks up quotients, on a device."""
+    """Return the lookup table of `encode_tile` on a device."""
     if table.num_bits == 4:
         return _Lookup(table.thresholds.view(torch.int32).to(device))
     first_cell, cells = cells_of(table)
@@ -293,13 +297,15 @@ def _meanings(table: QuantizationTable, device: torch.device) -> Tensor:
 
 
 def cells_of(table: QuantizationTable) -> tuple[int, Tensor]:
-    """Return the lookup table of an 8-bit type: the first cell's number, and all cells, int32.
+    """Return the lookup table of an 8-bit type: the first cell's number, and the entries, int32.
 
-    A quotient's upper 16 bits are the number of its cell. A cell contains at most one threshold.
-    The upper 16 bits of a cell's entry are the number of thresholds in earlier cells. The entry's
-    lower 16 bits are 0xffff minus the threshold's lower 16 bits, or zero without a threshold.
-    `encode_tile` adds the quotient's lower 16 bits to the entry, which carries if the quotient is
-    above the threshold. So the upper 16 bits of the sum are the magnitude's index. The first and
+    The upper 16 bits of a quotient (float32) are the number of its cell. A cell contains at most
+    one threshold. The upper 16 bits of a cell's entry are the number of thresholds in earlier
+    cells. The entry's lower 16 bits are 0xffff minus the threshold's lower 16 bits, or zero if the
+    cell has no threshold.
+
+    `encode_tile` adds the quotient's lower 16 bits to the entry. This carries if the quotient is
+    above the threshold, so the upper 16 bits of the sum are the magnitude's index. The first and
     the last cell have no threshold; smaller quotients use the first cell, and larger ones the last.
     """
     bits = table.thresholds.view(torch.int32)

@@ -1,8 +1,8 @@
 """The C++ part of Paceline: shared-memory sums, codecs, casts, and steps of dense networks.
 
-`links/arena.py` sums gradients with `Arena` when strategy `host` exchanges; torch.distributed does
-all other exchanges. `codecs/` uses `Codebook`, `FourBitTable` and `cast_into` for CPU tensors.
-`sum_into` sums two tensors like `Arena`, so that tests can compare the arena's sums with torch.
+With strategy `host`, `links/arena.py` sums gradients in shared memory (`Arena`); torch.distributed
+does all other exchanges. `codecs/` uses `Codebook`, `FourBitTable` and `cast_into` for CPU tensors.
+`sum_into` sums tensors with the arena's code, so that tests can compare this code with torch.
 """
 
 from paceline.native._native import (

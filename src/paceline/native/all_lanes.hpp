@@ -1,4 +1,4 @@
-// All kernels, for the instruction set of the including file.
+// All kernels, compiled for the instruction set of the file that includes this one.
 
 #pragma once
 

@@ -13,13 +13,13 @@
 namespace paceline {
 namespace {
 
-// The time that a waiting rank spins before it sleeps. Waking it takes about as long as the first.
-// A rank with a core of its own spins for as long as ranks are commonly apart.
+// Time that a waiting rank spins before it sleeps. The short time is about the time of waking a
+// thread. The long time, for a rank with its own core, is a common difference between ranks.
 constexpr std::int64_t short_spin_ns = 50'000;
 constexpr std::int64_t long_spin_ns = 500'000;
 constexpr std::int64_t slice_ns = 50'000'000;
 constexpr std::uint32_t all = INT_MAX;
-// Below this size, summing takes less time than waking a thread for it.
+// Chunks below this size are summed faster than a thread is woken.
 constexpr std::size_t worth_a_call_nbytes = std::size_t{256} << 10;
 
 }  // namespace
@@ -40,7 +40,7 @@ Arena::Arena(std::shared_ptr<Mapping> shared, std::shared_ptr<Mapping> results, 
 
 Arena::~Arena() {
     if (!thread_) return;
-    if (getpid() != pid_) {  // a fork has the object, but not the thread
+    if (getpid() != pid_) {  // a forked process has a copy of the object, but no reducer thread
         thread_.release();
         return;
     }
@@ -60,7 +60,7 @@ char* Arena::result(std::size_t parity) const {
 
 void Arena::set_chunks(std::vector<Chunk> chunks) {
     const std::unique_lock alone(gate_);
-    step_ = 0;  // a thread that lags behind must not look for the last step's chunks among these
+    step_ = 0;  // so that no thread sums the new chunks as chunks of the last step
     chunks_ = std::move(chunks);
 }
 
@@ -72,7 +72,7 @@ void Arena::begin(std::uint32_t step) {
         num_posted_ = 0;
     }
     if (options_.with_thread && !thread_) {
-        // Block all signals in the new thread: Python's handlers need one of Python's threads.
+        // Block all signals in the new thread, because Python's threads must handle them.
         sigset_t every, before;
         sigfillset(&every);
         pthread_sigmask(SIG_SETMASK, &every, &before);
@@ -86,28 +86,29 @@ void Arena::post(std::size_t chunk) {
     const std::shared_lock shared(gate_);
     if (step_ == 0) return;
     ++num_posted_;
-    // All counters are sequentially consistent: a rank that reads the full count of a chunk, and
-    // then sums it, sees the gradients that were written to the slots before.
+    // All counters are sequentially consistent: a rank that reads the full count of a chunk also
+    // sees the gradients that were written to the slots before.
     posted(chunk, rank_) = step_;
     if (tick(chunk_states_[chunk].posted, step_) == layout_.num_ranks) open(chunk);
 }
 
-// Let all ranks sum a chunk that all ranks have posted.
+// Add a chunk that all ranks have posted to the chunks to be summed.
 void Arena::open(std::size_t chunk) {
     ChunkState& state = chunk_states_[chunk];
     const std::uint32_t num_blocks = chunks_[chunk].num_blocks();
     state.posted_ns = now_ns();
-    // Before `ready` lists the chunk: from then on any thread of any rank may claim its blocks.
+    // Set this before `ready` counts the chunk, because then any thread may claim its blocks.
     state.claimed = tagged(step_, 0);
     if (num_blocks == 0) {
         complete(chunk);
         return;
     }
     const std::uint32_t place = tick(header_.ready, step_) - 1;
-    if (place >= layout_.max_chunks) return;  // another process has overwritten the count
+    if (place >= layout_.max_chunks) return;  // an invalid count in the shared memory
     order_[place] = tagged(step_, static_cast<std::uint32_t>(chunk));
     notify(num_blocks);
-    // Do not wake reducer threads beside ranks that compute, if a waiting rank can do the work.
+    // Do not wake a reducer thread, which could slow down a computing rank, if a waiting rank can
+    // sum.
     const bool about_to_wait = num_posted_ == chunks_.size();
     const bool left_alone = header_.waiting > 0 || about_to_wait ||
                             chunks_[chunk].nbytes < worth_a_call_nbytes;
@@ -116,7 +117,7 @@ void Arena::open(std::size_t chunk) {
 
 void Arena::complete(std::size_t chunk) {
     ChunkState& state = chunk_states_[chunk];
-    state.reduced_ns = now_ns();  // before the flag: who sees that may read the time
+    state.reduced_ns = now_ns();  // set before `reduced`, after which it may be read
     state.reduced = step_;
     const bool last = tick(header_.reduced, step_) == chunks_.size();
     if (last || header_.waiting_for_chunk > 0) notify(all);
@@ -178,7 +179,8 @@ Status Arena::wait(Goal goal, std::uint32_t step, std::size_t chunk) {
     const std::int64_t spin_ns = options_.own_core ? long_spin_ns : short_spin_ns;
     const std::int64_t start = now_ns();
     for (std::int64_t last_work = start;;) {
-        // Read before the goal is checked: the sleep ends at once if it was reached in between.
+        // Read `news` before checking the goal. If the goal is reached in between, `news` changes,
+        // and the sleep ends at once.
         const std::uint32_t seen = header_.news;
         if (reached(goal, step, chunk)) return Status::reached;
         if (goal != Goal::drained && is_discarded(step)) return Status::discarded;
@@ -188,7 +190,7 @@ Status Arena::wait(Goal goal, std::uint32_t step, std::size_t chunk) {
         if (now > start + slice_ns) return Status::pending;
         if (worked) {
             last_work = now;
-        } else if (now < last_work + spin_ns && !reducing_) {  // else the thread wants the core
+        } else if (now < last_work + spin_ns && !reducing_) {  // else leave the core to the reducer
             pause();
         } else {
             const Counted asleep(header_.asleep);

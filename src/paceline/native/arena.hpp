@@ -1,4 +1,7 @@
-// The memory in which the ranks of one machine sum their gradients, and the threads that do it.
+// Shared memory in which the ranks of one machine sum their gradients, and the threads that sum.
+//
+// Each rank writes its gradients to its slot, and posts them chunk by chunk. When all ranks have
+// posted a chunk, threads of all ranks sum its blocks. The two results are used in turn.
 
 #pragma once
 
@@ -16,14 +19,15 @@
 
 namespace paceline {
 
-// Values that stand together in every slot.
+// Values that are contiguous in memory, at the same offset in the slot of each rank.
 struct Segment {
     std::size_t offset;  // bytes
     std::size_t count;
     DType dtype;
 };
 
-// The blocks in which a chunk is summed; block i has the segments from first[i] to first[i + 1].
+// Segments that are posted together, divided into blocks; one thread sums a block. Block i has the
+// segments first[i] to first[i + 1] - 1. `streaming`: the sums are stored past the caches.
 struct Chunk {
     std::vector<Segment> segments;
     std::vector<std::size_t> first;
@@ -37,22 +41,23 @@ Chunk cut(const std::vector<Segment>& segments, std::size_t num_ranks);
 
 enum class Goal { chunk, step, drained };
 enum class Status { reached, pending, discarded, lost };
-// The operation that a rank has not done, or its death.
+// The operation that a rank has not done, or `died`.
 enum class Fault : std::uint32_t { none, died, post, commit, sum, publish, drain };
 
-// One rank's view. A thread may wait or publish while another posts; a step that is drained takes no
-// more of either. Steps are begun, and chunks set, while no thread does anything else.
+// One rank's access to the shared memory. One thread may call `wait` or `publish` while another
+// calls `post`. After `drain`, these calls have no effect until the next step. Call `begin` and
+// `set_chunks` only while no other thread uses the arena.
 class Arena {
 public:
     struct Options {
         double scale;
-        bool held;        // a step is complete only when every chunk has been published
-        bool own_core;    // a rank that spins takes no core from a rank that computes
-        bool spare_core;  // a reducer thread need not stop while its rank waits and sums
+        bool held;        // a step is complete only after `publish` was called for each chunk
+        bool own_core;    // each rank has its own core, so a rank that spins disturbs no other rank
+        bool spare_core;  // the reducer thread has another core than the rank's waiting thread
         bool with_thread;
     };
 
-    // `shared` is all of the file, `results` this rank's copy-on-write mapping of its two results.
+    // `shared`: the whole file; `results`: a copy-on-write mapping of the two results in this file.
     Arena(std::shared_ptr<Mapping> shared, std::shared_ptr<Mapping> results, std::size_t rank,
           const Layout& layout, Options options);
     ~Arena();
@@ -69,26 +74,27 @@ public:
     std::size_t num_chunks() const { return chunks_.size(); }
     void begin(std::uint32_t step);
     void post(std::size_t chunk);
-    void publish();  // one more chunk
+    void publish();  // count one more chunk as summed over all machines
     void commit();
 
-    // Sum blocks and sleep until the goal is reached, for at most 50 ms or until a signal.
+    // Sum blocks, and sleep if there are none, until the goal is reached. Return Status::pending
+    // after 50 ms or a signal.
     Status wait(Goal goal, std::uint32_t step, std::size_t chunk);
 
-    // Discard the step on all ranks; `drain` must follow. Wait for Goal::drained after it.
+    // Discard the step on all ranks. Then call `drain`, and wait for Goal::drained.
     void discard();
-    // Stop summing this step, and count this rank as drained.
+    // Stop summing in this step, and count this rank as drained.
     void drain();
     bool is_discarded(std::uint32_t step) const;
     std::size_t discarded_by() const;
 
-    // The ranks that keep a goal from being reached, and the reasons.
+    // The ranks for which a goal is not reached, with the operation that each rank has not done.
     std::vector<std::pair<std::size_t, Fault>> missing(Goal goal, std::uint32_t step,
                                                        std::size_t chunk) const;
     void give_up(std::size_t rank, Fault fault);
     std::vector<std::pair<std::size_t, Fault>> lost() const;
 
-    // The times at which the last rank posted the chunk and its sum was complete, in ns.
+    // The time when the last rank posted the chunk, and the time when its sum was complete, in ns.
     std::pair<std::int64_t, std::int64_t> times(std::size_t chunk) const;
 
 private:
@@ -120,17 +126,18 @@ private:
     Header& header_;
     RankState* const ranks_;
     ChunkState* const chunk_states_;
-    Tagged* const order_;  // chunks as they became ready, with their step
+    Tagged* const order_;  // (step, chunk) in the order in which chunks were posted by all ranks
 
-    // Held shared while a block is claimed and summed, and alone to change what follows it.
+    // Locked shared while a block is claimed and summed; locked exclusively to change the next
+    // three members.
     std::shared_mutex gate_;
     std::vector<Chunk> chunks_;
     std::uint32_t step_ = 0;  // 0 while nothing may be summed
-    Tagged next_{0};          // place in `order_` before which all blocks are claimed
+    Tagged next_{0};          // index in `order_` of the first chunk with unclaimed blocks
 
     std::atomic<std::uint32_t> num_posted_{0};
-    std::atomic<std::uint32_t> num_waiting_{0};  // threads of this rank
-    std::atomic<bool> reducing_{false};          // the thread may have taken a block
+    std::atomic<std::uint32_t> num_waiting_{0};  // threads of this rank that are in `wait`
+    std::atomic<bool> reducing_{false};          // the reducer thread may be summing a block
     std::atomic<bool> closing_{false};
     std::unique_ptr<std::thread> thread_;
 };

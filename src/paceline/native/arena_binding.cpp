@@ -1,5 +1,5 @@
-// The arena, for Python. Chunks, ranks and sizes are checked here: the arena trusts its caller, but
-// no index that it reads from the shared memory.
+// Python binding of the arena. It checks chunks, ranks and sizes. `Arena` itself checks no
+// arguments, only the indices that it reads from the shared memory.
 
 #include <cstdint>
 #include <memory>
@@ -25,7 +25,7 @@ using namespace paceline;
 using Bytes = nb::ndarray<nb::numpy, std::uint8_t>;
 using SegmentTuple = std::tuple<std::size_t, std::size_t, DType>;
 
-// An array that keeps the mapping which it shows.
+// A numpy array that refers to a mapping, and keeps the mapping alive.
 Bytes view(const std::shared_ptr<Mapping>& mapping, char* data, std::vector<std::size_t> shape) {
     using Owner = std::shared_ptr<Mapping>;
     auto owner = std::make_unique<Owner>(mapping);
@@ -42,7 +42,9 @@ std::size_t arena_nbytes(std::size_t num_ranks, std::size_t slot_nbytes, std::si
 void construct(Arena* arena, int fd, std::size_t rank, std::size_t num_ranks,
                std::size_t slot_nbytes, std::size_t max_chunks, std::size_t num_flags, double scale,
                bool held, bool own_core, bool spare_core, bool with_thread) {
-    if (rank >= num_ranks || slot_nbytes == 0) throw nb::value_error("no such rank, or no slot");
+    if (rank >= num_ranks || slot_nbytes == 0) {
+        throw nb::value_error("rank must be less than num_ranks, and slot_nbytes positive");
+    }
     const Layout layout(num_ranks, slot_nbytes, max_chunks, num_flags, page_nbytes());
     auto shared = std::make_shared<Mapping>(fd, 0, layout.nbytes, Mapping::Kind::shared);
     auto results = std::make_shared<Mapping>(fd, static_cast<off_t>(layout.results),
@@ -54,15 +56,17 @@ void construct(Arena* arena, int fd, std::size_t rank, std::size_t num_ranks,
 Segment checked(const SegmentTuple& tuple, std::size_t slot_nbytes) {
     const auto [offset, count, dtype] = tuple;
     const std::size_t element = size_of(dtype);
-    if (offset % element != 0) throw nb::value_error("a segment must begin on a whole element");
+    if (offset % element != 0) throw nb::value_error("a segment's offset must be aligned");
     if (offset > slot_nbytes || count > (slot_nbytes - offset) / element) {
-        throw nb::value_error("a segment must lie in the slot");
+        throw nb::value_error("a segment must be inside the slot");
     }
     return {offset, count, dtype};
 }
 
 void set_chunks(Arena& arena, const std::vector<std::vector<SegmentTuple>>& chunks) {
-    if (chunks.size() > arena.layout().max_chunks) throw nb::value_error("too many chunks");
+    if (chunks.size() > arena.layout().max_chunks) {
+        throw nb::value_error("there must be at most max_chunks chunks");
+    }
     std::vector<Chunk> cuts;
     for (const auto& tuples : chunks) {
         std::vector<Segment> segments;
@@ -75,21 +79,21 @@ void set_chunks(Arena& arena, const std::vector<std::vector<SegmentTuple>>& chun
 }
 
 void check_chunk(const Arena& arena, std::size_t chunk) {
-    if (chunk >= arena.num_chunks()) throw nb::index_error("no such chunk");
+    if (chunk >= arena.num_chunks()) throw nb::index_error("chunk is out of range");
 }
 
 void check_rank(const Arena& arena, std::size_t rank) {
-    if (rank >= arena.layout().num_ranks) throw nb::index_error("no such rank");
+    if (rank >= arena.layout().num_ranks) throw nb::index_error("rank is out of range");
 }
 
 void check_range(const Arena& arena, std::size_t offset, std::size_t nbytes) {
     const std::size_t slot_nbytes = arena.layout().slot_nbytes;
     if (offset > slot_nbytes || nbytes > slot_nbytes - offset) {
-        throw nb::value_error("the values do not lie in the slot");
+        throw nb::value_error("the values must be inside the slot");
     }
 }
 
-// Each source is an offset in the slot, an address, and how many bytes there are.
+// Copy values to a rank's slot. A source is (offset in the slot, address, number of bytes).
 void copy_in(const Arena& arena, std::size_t rank,
              const std::vector<std::tuple<std::size_t, std::uintptr_t, std::size_t>>& sources) {
     check_rank(arena, rank);
@@ -200,7 +204,7 @@ void bind_arena(nb::module_& m) {
         .value("DRAIN", Fault::drain);
     m.def("arena_nbytes", &arena_nbytes, nb::arg("num_ranks"), nb::arg("slot_nbytes"),
           nb::arg("max_chunks"), nb::arg("num_flags"),
-          "Return the bytes of the file that these ranks share.");
+          "Return the size in bytes of the shared file of an arena.");
     nb::class_<Arena> arena(m, "Arena");
     arena.def("__init__", &construct, nb::arg("fd"), nb::arg("rank"), nb::arg("num_ranks"),
               nb::arg("slot_nbytes"), nb::arg("max_chunks"), nb::arg("num_flags"),

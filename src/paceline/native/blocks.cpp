@@ -20,7 +20,7 @@ void for_blocks(Blocks blocks, std::size_t first, std::size_t end, const Each& e
     }
 }
 
-// Add up each(block, first value, number of values) of all blocks.
+// Call each(block, first value, number of values) for all blocks; return the sum of the results.
 template <class Each>
 std::size_t share_out(Blocks blocks, std::size_t num_threads, const Each& each) {
     const std::size_t most = std::max<std::size_t>(1, blocks.count / worth_a_thread);
@@ -53,7 +53,7 @@ std::size_t cast(const Kernels& kernels, DType dtype, const float* values, std::
                  std::uint16_t* rounded, std::size_t num_threads) {
     constexpr std::size_t values_per_call = std::size_t{1} << 13;
     const CastKernel kernel = kernels.cast[static_cast<std::size_t>(dtype)];
-    if (kernel == nullptr) throw std::invalid_argument("float32 is cast to float16 or bfloat16");
+    if (kernel == nullptr) throw std::invalid_argument("dtype must be float16 or bfloat16");
     return share_out({count, values_per_call}, num_threads,
                      [&](std::size_t, std::size_t begin, std::size_t size) {
                          return kernel(values + begin, size, rounded + begin);

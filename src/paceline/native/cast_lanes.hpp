@@ -1,4 +1,4 @@
-// Casts to 16-bit types for vectors of any width; see codec.hpp.
+// Casts to 16-bit types, for vectors of any width; codec.hpp describes the kernels.
 
 #pragma once
 

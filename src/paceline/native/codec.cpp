@@ -1,4 +1,4 @@
-// The tables of codes, as their kernels search them.
+// Build the tables in the form in which the encoding kernels search them.
 
 #include "codec.hpp"
 
@@ -12,7 +12,8 @@ Codebook::Codebook(const std::vector<float>& magnitudes, const std::vector<float
     const bool fits = !magnitudes.empty() && magnitudes.size() <= num_magnitudes &&
                       thresholds.size() + 1 == magnitudes.size();
     if (!fits || thresholds.empty() || !(thresholds[0] > 0)) {
-        throw std::invalid_argument("a table has 2 to 128 magnitudes, and a threshold between two");
+        throw std::invalid_argument(
+            "must have 2 to 128 magnitudes, and one positive threshold fewer than magnitudes");
     }
     values.fill(0);
     std::copy(magnitudes.begin(), magnitudes.end(), values.begin());
@@ -29,7 +30,7 @@ Codebook::Codebook(const std::vector<float>& magnitudes, const std::vector<float
         below += has_one;
     }
     if (below != bits.size()) {
-        throw std::invalid_argument("two thresholds are too close, or do not ascend");
+        throw std::invalid_argument("thresholds must ascend, and differ in their upper 16 bits");
     }
     tree.fill(0x7fffffff);
     std::size_t place = 0;
@@ -46,7 +47,7 @@ FourBitTable::FourBitTable(const std::vector<float>& magnitudes_,
                       thresholds_.size() == thresholds.size() && thresholds_.front() > 0 &&
                       std::is_sorted(thresholds_.begin(), thresholds_.end());
     if (!fits) {
-        throw std::invalid_argument("a table has 8 magnitudes, and a threshold between two");
+        throw std::invalid_argument("must have 8 magnitudes, and 7 positive, ascending thresholds");
     }
     std::copy(magnitudes_.begin(), magnitudes_.end(), magnitudes.begin());
     std::transform(thresholds_.begin(), thresholds_.end(), thresholds.begin(),

@@ -1,4 +1,4 @@
-// Encoding and decoding sixteen values at a time.
+// 8-bit codes with AVX-512: encode and decode sixteen values at a time.
 
 #include <immintrin.h>
 
@@ -8,8 +8,8 @@ namespace paceline {
 namespace {
 
 
-// The thresholds in registers: many processors make a gather of single loads, and then these steps
-// are faster.
+// The thresholds in registers. Searching them is faster than a gather instruction, which many
+// processors execute as single loads.
 struct Thresholds {
     __m512i level[5], five[2], six[4];
 
@@ -20,7 +20,7 @@ struct Thresholds {
         for (int i = 0; i < 4; ++i) six[i] = _mm512_loadu_si512(tree + 63 + i * width);
     }
 
-    // Return how many thresholds are below each value, found bit by bit from the highest.
+    // Return the number of thresholds below each value; determine its bits from the highest on.
     __m512i below(__m512i values) const {
         __m512i found = _mm512_setzero_si512();
         for (int i = 0; i < 5; ++i) {
@@ -33,7 +33,7 @@ struct Thresholds {
         return next(found, values, _mm512_mask_blend_epi32(bit5, low, high));
     }
 
-    // Append a bit to what was found: the sign of the difference.
+    // Append one bit to `found`: the sign of thresholds - values.
     static __m512i next(__m512i found, __m512i values, __m512i thresholds) {
         return _mm512_shldi_epi32(found, _mm512_sub_epi32(thresholds, values), 1);
     }
@@ -66,7 +66,7 @@ void encode(const Codebook& book, const float* values, float scale, std::size_t 
     lanes::encode(book, values + i, scale, count - i, codes + i);
 }
 
-// The magnitudes in registers: four pairs of them, of which a code's bits 5 and 6 choose one.
+// The magnitudes in registers: four pairs of registers; bits 5 and 6 of a code select a pair.
 struct Magnitudes {
     __m512 pair[4][2];
 

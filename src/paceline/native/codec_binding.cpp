@@ -1,4 +1,4 @@
-// Casts and codes, for Python. Sizes are checked here: what lies below trusts its caller.
+// Python bindings of casts and codes. They check sizes; the C++ functions that they call do not.
 
 #include <cstdint>
 #include <string>
@@ -26,7 +26,7 @@ std::size_t cast_into(const Codes& rounded, const Floats& values, DType dtype,
                       std::size_t num_threads, const std::string& instruction_set) {
     const bool is_aligned = reinterpret_cast<std::uintptr_t>(rounded.data()) % 2 == 0;
     if (rounded.size() != 2 * values.size() || !is_aligned) {
-        throw nb::value_error("two aligned bytes are needed for each value");
+        throw nb::value_error("rounded must have two bytes, aligned, for each value");
     }
     const Kernels& kernels = kernels_named(instruction_set);
     const nb::gil_scoped_release released;
@@ -37,16 +37,16 @@ std::size_t cast_into(const Codes& rounded, const Floats& values, DType dtype,
 template <class Table>
 Blocks blocks_of(const Floats& values, const Codes& codes, const Floats& scales,
                  std::size_t block_size) {
-    if (block_size == 0) throw nb::value_error("a block has at least one value");
+    if (block_size == 0) throw nb::value_error("block_size must be at least 1");
     constexpr std::size_t per_byte = Table::values_per_byte;
     const Blocks blocks{values.size(), block_size};
-    // The values of a byte would be those of two blocks.
+    // A byte must not contain codes of two blocks.
     if (block_size % per_byte != 0 && blocks.num() > 1) {
-        throw nb::value_error("a block has an even number of values");
+        throw nb::value_error("block_size must be even for a 4-bit type");
     }
     const std::size_t num_bytes = (values.size() + per_byte - 1) / per_byte;
     if (codes.size() != num_bytes || scales.size() != blocks.num()) {
-        throw nb::value_error("values, codes and scales do not fit together");
+        throw nb::value_error("values, codes and scales must have matching sizes");
     }
     return blocks;
 }
@@ -80,11 +80,11 @@ void bind_table(nb::module_& m, const char* name) {
         .def("encode_into", &encode_into<Table>, nb::arg("codes"), nb::arg("scales"),
              nb::arg("values"), nb::arg("block_size"), nb::arg("finds_scales"),
              nb::arg("num_threads"), nb::arg("instruction_set") = "fastest",
-             "Encode float32 values, and return how many are not finite.")
+             "Encode float32 values into `codes`; return the number of non-finite values.")
         .def("decode_into", &decode_into<Table>, nb::arg("values"), nb::arg("codes"),
              nb::arg("scales"), nb::arg("block_size"), nb::arg("adds"), nb::arg("num_threads"),
              nb::arg("instruction_set") = "fastest",
-             "Write, or add, the values of the codes to float32 values.");
+             "Decode `codes`: overwrite `values` (float32), or add to `values` if `adds`.");
 }
 
 }  // namespace
@@ -92,7 +92,7 @@ void bind_table(nb::module_& m, const char* name) {
 void bind_codec(nb::module_& m) {
     m.def("cast_into", &cast_into, nb::arg("rounded"), nb::arg("values"), nb::arg("dtype"),
           nb::arg("num_threads"), nb::arg("instruction_set") = "fastest",
-          "Round float32 values to a 16-bit type, and return how many are not finite in it.");
+          "Round float32 values to 16 bits; return how many are not finite after rounding.");
     bind_table<Codebook>(m, "Codebook");
     bind_table<FourBitTable>(m, "FourBitTable");
 }

@@ -1,4 +1,4 @@
-// Codes of eight bits for vectors of any width, and what codes of four bits share with them.
+// Kernels of 8-bit codes for vectors of any width, and functions that 4-bit codes also use.
 
 #pragma once
 
@@ -9,7 +9,7 @@ namespace paceline {
 namespace {
 namespace lanes {
 
-// Return the bits of the largest magnitude; `only_finite` leaves out and counts the other values.
+// Return the bits of the largest magnitude. `only_finite`: skip and count non-finite values.
 template <bool only_finite>
 std::int32_t largest_of(const float* values, std::size_t count, std::size_t& num_nonfinite) {
     Integers largest{}, counts{};
@@ -30,24 +30,25 @@ std::int32_t largest_of(const float* values, std::size_t count, std::size_t& num
 
 inline float absmax(const float* values, std::size_t count, std::size_t& num_nonfinite) {
     const std::int32_t most = largest_of<false>(values, count, num_nonfinite);
-    // Few blocks have values that are not finite, and are read a second time.
+    // Read the block a second time only if it has a non-finite value, which is rare.
     return as<float>(most <= largest_finite ? most
                                             : largest_of<true>(values, count, num_nonfinite));
 }
 
-// The bits of magnitudes divided by the scale, or zero. As integers they ascend as quotients do.
+// Return the bits of magnitude / scale as integers, which have the same order as the quotients;
+// zero for non-finite values.
 Integers quotients(Integers values, float scale) {
     const Integers magnitude = values & no_sign;
     return as<Integers>(as<Floats>(magnitude) / scale) & ~(magnitude > largest_finite);
 }
 
-// Append the sign to indices that are not zero.
+// Set bit `place` of nonzero indices to the sign of the value.
 Integers with_sign(Integers indices, Integers values, int place) {
     const auto sign = as<Integers>(as<Words>(values) >> 31 << place);
     return indices == 0 ? indices : indices | sign;
 }
 
-// The elements of a table at these places. The empty statement keeps the compiler from a gather
+// Load the elements of a table at indices `places`. The empty asm statement prevents a gather
 // instruction, which is slower than single loads on most processors.
 template <std::size_t count>
 void look_up(const std::uint32_t* table, const std::uint32_t* places, std::uint32_t* found) {
@@ -89,7 +90,7 @@ void encode(const Codebook& book, const float* values, float scale, std::size_t 
     });
 }
 
-// Write, or add, the values of codes.
+// Decode codes: overwrite `values`, or add to `values` if `adds`.
 template <bool adds>
 void decode(const Codebook& book, const std::uint8_t* codes, float scale, std::size_t count,
             float* values) {

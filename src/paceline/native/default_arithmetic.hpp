@@ -1,4 +1,5 @@
-// The calling thread's rounding mode and treatment of denormals, put back at the end.
+// Sets the calling thread's rounding mode and denormal handling to the defaults, and restores them
+// in the destructor.
 
 #pragma once
 

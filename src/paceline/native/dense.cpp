@@ -18,10 +18,10 @@ DenseChain::DenseChain(std::vector<DenseLayer> layers, const float* inputs,
       num_samples_(num_samples),
       values_(layers_.size() + 1),
       gradients_(layers_.size()) {
-    if (layers_.empty()) throw std::invalid_argument("a chain has at least one layer");
+    if (layers_.empty()) throw std::invalid_argument("layers must have at least one layer");
     for (std::size_t i = 0; i + 1 < layers_.size(); ++i) {
         if (layers_[i].outputs != layers_[i + 1].inputs) {
-            throw std::invalid_argument("a layer does not take what the one before it gives");
+            throw std::invalid_argument("a layer must have as many inputs as the previous outputs");
         }
     }
 }
@@ -29,7 +29,7 @@ DenseChain::DenseChain(std::vector<DenseLayer> layers, const float* inputs,
 // Apply the activation; return false if a value is not finite.
 bool DenseChain::activate(const DenseLayer& layer, float* values) const {
     const std::size_t size = count_ * layer.outputs;
-    // The sum of x - x is NaN if one of them is not finite, and zero if not.
+    // The sum of x - x is NaN if any x is not finite; otherwise, it is zero.
     float differences = 0;
     for (std::size_t i = 0; i < size; ++i) differences += values[i] - values[i];
     if (differences != 0) return false;
@@ -46,7 +46,7 @@ bool DenseChain::activate(const DenseLayer& layer, float* values) const {
     return true;
 }
 
-// The mean cross entropy of the last layer's outputs, whose gradients are left in `gradients_`.
+// Return the mean cross entropy of the last layer's outputs; write their gradients to `gradients_`.
 double DenseChain::loss(const std::int64_t* rows) {
     const std::size_t outputs = layers_.back().outputs;
     double sum = 0;

@@ -1,9 +1,9 @@
 // Training of a chain of fully-connected layers on a few samples at a time, without locks.
 //
-// The same arithmetic as torch's, in another order of summation. What costs a small batch most in
-// torch is not arithmetic but the way to it: some sixty calls of Python and of the dispatcher, all
-// of them under the GIL. Several threads, and processes, read and write the same weights meanwhile
-// (Hogwild): a value that is read while it is written is the old or the new one.
+// The arithmetic is torch's, with another order of summation. For a small batch, torch spends most
+// of the time not in arithmetic, but in some sixty calls of Python and the dispatcher, which hold
+// the GIL. Several threads and processes read and write the same weights concurrently (Hogwild): a
+// thread that reads a weight during a write gets the old or the new value.
 
 #pragma once
 
@@ -16,8 +16,8 @@ namespace paceline {
 
 enum class Activation : std::uint32_t { none, relu, sigmoid };
 
-// `weight` (outputs, inputs) and `bias` (outputs) are updated in place; their momenta have the same
-// shapes. A bias or a momentum that there is not is a nullptr.
+// A layer, whose `weight` (outputs, inputs) and `bias` (outputs) are updated in place. The momenta
+// have the same shapes. A layer without bias or without momentum has a nullptr instead.
 struct DenseLayer {
     float* weight;
     float* bias;
@@ -28,30 +28,30 @@ struct DenseLayer {
     Activation activation;
 };
 
-// Kernels on `count` samples: their inputs x (count, inputs), and for each output a value or a
-// gradient (count, outputs).
+// Kernels for `count` samples. Shapes: x and x_gradient (count, inputs), y and y_gradient
+// (count, outputs).
 struct DenseKernels {
     // y = x W^T + b, before the activation.
     void (*forward)(const DenseLayer& layer, const float* x, std::size_t count, float* y);
     // x_gradient = y_gradient W.
     void (*backward)(const DenseLayer& layer, const float* y_gradient, std::size_t count,
                      float* x_gradient);
-    // W -= rate * (y_gradient^T x), or rate times the momentum; and the same of the bias. `row` has
-    // room for `inputs` values.
+    // W -= rate * (y_gradient^T x), or with momentum m: m = momentum * m + y_gradient^T x, and
+    // W -= rate * m. Likewise for the bias. `row`: temporary memory for `inputs` values.
     void (*step)(const DenseLayer& layer, const float* x, const float* y_gradient,
                  std::size_t count, float rate, float momentum, float* row);
 };
 
-// The layers, the samples that they are trained on, and one thread's batch in work.
+// A chain of layers, its training samples, and the values and gradients of one thread's batch.
 class DenseChain {
 public:
     // `inputs` (num_samples, inputs of the first layer) and `classes` (num_samples) are not copied.
-    // Throws std::invalid_argument if a layer does not take what the one before it gives.
+    // Throws std::invalid_argument if a layer's inputs differ in number from the previous outputs.
     DenseChain(std::vector<DenseLayer> layers, const float* inputs, const std::int64_t* classes,
                std::size_t num_samples);
 
-    // The mean cross entropy of these samples. NaN if a row, a class or any value on the way is out
-    // of range; nothing was changed then.
+    // Return the mean cross entropy of the samples with indices `rows`. Return NaN if an index or a
+    // class is out of range, or if an input or an output of a layer is not finite.
     double forward(const std::int64_t* rows, std::size_t count);
 
     // Compute the gradients of the outputs of all layers, after `forward`.
@@ -69,7 +69,8 @@ private:
     const std::int64_t* classes_;
     std::size_t num_samples_;
     std::size_t count_ = 0;
-    // The input of the first layer, then the outputs of each; and the gradients of these outputs.
+    // values_[0]: inputs of the first layer; values_[i + 1]: outputs of layer i; gradients_[i]:
+    // gradients of these outputs.
     std::vector<std::vector<float>> values_, gradients_;
     std::vector<float> row_;
 };

@@ -1,4 +1,4 @@
-// Chains of fully-connected layers, for Python. Sizes are checked here.
+// Python binding of chains of fully-connected layers, which checks sizes.
 
 #include <cstdint>
 #include <optional>
@@ -35,7 +35,7 @@ DenseLayer layer_of(const Layer& given) {
                       (!weight_momentum || (weight_momentum->shape(0) == outputs &&
                                             weight_momentum->shape(1) == inputs)) &&
                       (!bias_momentum || bias_momentum->size() == outputs);
-    if (!fits) throw nb::value_error("a layer's tensors do not fit together");
+    if (!fits) throw nb::value_error("bias and momenta must match the shape of the layer's weight");
     return {weight.data(),
             bias ? bias->data() : nullptr,
             weight_momentum ? weight_momentum->data() : nullptr,
@@ -45,7 +45,7 @@ DenseLayer layer_of(const Layer& given) {
             activation};
 }
 
-// A chain, and what keeps its memory.
+// A chain, with references that keep its tensors alive.
 class Chain {
 public:
     Chain(std::vector<Layer> layers, Matrix inputs, Integers classes)
@@ -54,10 +54,10 @@ public:
           classes_(std::move(classes)),
           chain_(all_of(layers_), inputs_.data(), classes_.data(), inputs_.shape(0)) {
         if (classes_.size() != inputs_.shape(0)) {
-            throw nb::value_error("each sample has one class");
+            throw nb::value_error("classes must have one class for each sample");
         }
         if (std::get<0>(layers_.front()).shape(1) != inputs_.shape(1)) {
-            throw nb::value_error("the first layer does not take the samples");
+            throw nb::value_error("the first layer's inputs must match the size of a sample");
         }
     }
 
@@ -100,7 +100,7 @@ void bind_dense(nb::module_& m) {
         .def(nb::init<std::vector<Layer>, Matrix, Integers>(), nb::arg("layers"),
              nb::arg("inputs"), nb::arg("classes"))
         .def("forward", &Chain::forward, nb::arg("rows"),
-             "Return the mean cross entropy of these samples; NaN for what torch has to look at.")
+             "Return the mean cross entropy of the samples `rows`; NaN for values out of range.")
         .def("backward", &Chain::backward, "Compute the gradients of the last batch.")
         .def("step", &Chain::step, nb::arg("rate"), nb::arg("momentum"),
              "Update the weights in place with the last batch's gradients, without locks.");

@@ -1,5 +1,5 @@
-// The kernels of a fully-connected layer, with sums in the same order in each instruction set: of
-// sixteen values, however wide its vectors are.
+// The kernels of a fully-connected layer. They always sum in vectors of sixteen values, so that the
+// order of summation is the same in each instruction set.
 
 #pragma once
 
@@ -13,7 +13,7 @@ namespace {
 constexpr std::size_t lanes = 16;
 using Lanes = float __attribute__((vector_size(lanes * sizeof(float))));
 
-// As macros would be: functions that return 64 bytes have another ABI in each instruction set.
+// Pass vectors by reference: returning 64 bytes has a different ABI in each instruction set.
 inline void load(Lanes& to, const float* from) { std::memcpy(&to, from, sizeof to); }
 inline void store(float* to, const Lanes& from) { std::memcpy(to, &from, sizeof from); }
 
@@ -40,7 +40,7 @@ float dot(const float* a, const float* b, std::size_t count) {
     return total;
 }
 
-// y[s * stride] = the product of `weights` and sample s of four: each weight is loaded once for all.
+// y[s * stride] = dot product of `weights` and sample s, for s < 4; loads each weight only once.
 void four_dots(const float* weights, const float* x, std::size_t count, float* y,
                std::size_t stride) {
     Lanes sums[4]{}, w, v;
@@ -101,7 +101,7 @@ void dense_backward(const paceline::DenseLayer& layer, const float* y_gradient, 
         const float* weights = layer.weight + o * layer.inputs;
         for (std::size_t s = 0; s < count; ++s) {
             const float gradient = y_gradient[s * layer.outputs + o];
-            // Of rectifiers half are zero. All values are finite, so that zero times them is zero.
+            // Skip zero gradients: after a ReLU about half are zero, and all weights are finite.
             if (gradient == 0) continue;
             add_scaled(x_gradient + s * layer.inputs, gradient, weights, layer.inputs);
         }

@@ -1,4 +1,4 @@
-// The formats of values: vectors of them as they stand in memory, and in which they are added.
+// Formats of values: vectors as stored in memory (Stored), and as added (Vector).
 
 #pragma once
 
@@ -20,7 +20,7 @@ struct Plain {
 using Float32 = Plain<Floats, float>;
 using Float64 = Plain<Doubles, double>;
 
-// 16-bit values, which are added as float32 and rounded to nearest even.
+// A 16-bit type: values are added as float32, and the sum is rounded to nearest even.
 struct Half {
     using Element = std::uint16_t;
     using Scalar = float;
@@ -29,15 +29,15 @@ struct Half {
     using Bits = Halves;
 };
 
-// The upper half of a float32.
+// bfloat16: the upper 16 bits of a float32.
 struct BFloat16 : Half {
-    // The bits of the largest float32 that `narrow_finite` takes: a larger one becomes infinite.
+    // Bits of the largest float32 that rounds to a finite bfloat16.
     static constexpr std::int32_t largest = 0x7f7f7fff;
 
     static Floats widen(Halves values) {
         return as<Floats>(widened(values) << 16);
     }
-    // A NaN is not rounded, which could make it a zero. It is quiet, as all that operations give.
+    // Truncate a NaN, because rounding could make it zero; NaNs from operations are quiet.
     static Halves narrow(Floats values) { return rounded(values, values == values); }
     static Halves narrow_finite(Floats values) { return rounded(values, ~Integers{}); }
 
@@ -51,7 +51,7 @@ private:
 
 // IEEE 754 binary16: 5 bits of exponent, 10 of mantissa.
 struct Float16 : Half {
-    static constexpr std::int32_t largest = 0x477fefff;  // below 65,520
+    static constexpr std::int32_t largest = 0x477fefff;  // bits of the largest float32 below 65,520
 
 #if defined(__AVX512F__)
     static Floats widen(Halves values) { return as<Floats>(_mm512_cvtph_ps(as<__m256i>(values))); }
@@ -67,7 +67,8 @@ struct Float16 : Half {
     static Floats widen(Halves values) {
         const auto bits = as<Integers>(widened(values));
         const Integers sign = (bits & 0x8000) << 16, rest = bits & 0x7fff;
-        // Read as a float32, the exponent is too small by 112: a multiplication also normalises.
+        // Read as float32, the exponent is too small by 112. Multiplying by 2^112 corrects this,
+        // and normalises denormal numbers.
         const auto finite = as<Integers>(as<Floats>(rest << 13) * 0x1p112f);
         const Integers quiet = (rest > 0x7c00) & 0x400000;
         const Integers other = 0x7f800000 | (rest & 0x3ff) << 13 | quiet;  // infinities and NaNs
@@ -77,7 +78,7 @@ struct Float16 : Half {
         const auto bits = as<Integers>(values);
         const Integers sign = bits >> 16 & 0x8000, rest = bits & no_sign;
         const Integers normal = (rest - (112 << 23) + 0xfff + (rest >> 13 & 1)) >> 13;
-        // Below 2^-14: in steps of 2^-24, to which 0.5 rounds.
+        // Below 2^-14, the result is a multiple of 2^-24; adding 0.5 in float32 rounds to that.
         const Integers small = as<Integers>(as<Floats>(rest) + 0.5f) - as<std::int32_t>(0.5f);
         const Integers other = 0x7c00 | ((rest > 0x7f800000) & (0x200 | (rest >> 13 & 0x3ff)));
         const Integers finite = rest < 0x38800000 ? small : normal;

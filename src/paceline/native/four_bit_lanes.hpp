@@ -1,4 +1,4 @@
-// Codes of four bits, two a byte, for vectors of any width.
+// Kernels of 4-bit codes, two codes per byte, for vectors of any width.
 
 #pragma once
 
@@ -21,19 +21,19 @@ void encode(const FourBitTable& table, const float* values, float scale, std::si
     for_vectors<width>(count, [&](std::size_t i, auto n) {
         const auto all = load<Integers>(values + i, n);
         const Integers quotient = quotients(all, scale);
-        // How many thresholds it is above, by bisection, and a sign if there is one.
+        // Count the thresholds below the quotient by bisection; add the sign to a nonzero code.
         const Integers bit2 = quotient > at[3];
         const Integers bit1 = quotient > (bit2 ? at[5] : at[1]);
         const Integers bit0 = quotient > (bit1 ? (bit2 ? at[6] : at[2]) : (bit2 ? at[4] : at[0]));
         Integers code = as<Integers>(as<Words>(all) >> 28 & 8u) & (quotient > at[0]);
         code |= (bit2 & 4) | (bit1 & 2) | (bit0 & 1);
-        // Of each pair the second code comes to stand above the first.
+        // Move the second code of each pair to the four bits above the first code.
         const auto pairs = as<Pairs>(code);
         store(codes + i / 2, (n + 1) / 2, bytes_of(pairs | pairs >> 28));
     });
 }
 
-// The values of the sixteen codes of a block.
+// The values of the sixteen codes, for the scale of a block.
 struct Meanings {
     float of[2 * num_four_bit_magnitudes];
 
@@ -44,7 +44,7 @@ struct Meanings {
         }
     }
 
-    // The values of codes in the lowest four bits.
+    // Return the value of each code; a code is in the lowest four bits of its element.
     Floats at(Integers codes) const {
 #if defined(__AVX512F__)
         return as<Floats>(_mm512_permutexvar_ps(as<__m512i>(codes), _mm512_loadu_ps(of)));

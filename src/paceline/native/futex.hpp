@@ -1,4 +1,5 @@
-// Sleeping on a word that other processes can change, and time.
+// Sleep until another thread or process changes a word (futex); read the clock; pause in a spin
+// loop.
 
 #pragma once
 
@@ -27,8 +28,8 @@ inline void pause() {
 #endif
 }
 
-// Sleep while the word is `seen`, for at most `timeout_ns`, or without limit if that is negative.
-// Return false if the time has passed or a signal has come.
+// If the word equals `seen`, sleep until `futex_wake` is called on it. A negative `timeout_ns`
+// means no limit. Return false after the timeout or a signal.
 inline bool futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t seen,
                        std::int64_t timeout_ns) {
     const timespec timeout = {timeout_ns / 1'000'000'000, timeout_ns % 1'000'000'000};

@@ -1,4 +1,4 @@
-// Which kernels this processor runs.
+// Choose the kernels that this processor can run.
 
 #include "kernels.hpp"
 
@@ -20,7 +20,7 @@ extern const CodecKernels<Codebook> avx512_codec_kernels;
 
 namespace {
 
-// Codes of eight bits take instructions that came after AVX-512F.
+// Use the AVX-512 kernels of 8-bit codes only with AVX512_VBMI2; otherwise use the AVX2 kernels.
 Kernels with_codes(Kernels kernels) {
     const bool shifts_pairs = __builtin_cpu_supports("avx512vbmi2");
     kernels.eight_bit = shifts_pairs ? avx512_codec_kernels : avx2_kernels.eight_bit;
@@ -52,7 +52,7 @@ const Kernels& kernels_named(const std::string& name) {
         const Kernels* kernels = kernels_of(set);
         if ((name == known || name == "fastest") && kernels != nullptr) return *kernels;
     }
-    throw std::invalid_argument("this processor has no such instruction set");
+    throw std::invalid_argument("this processor does not have the instruction set " + name);
 }
 
 const Kernels& fastest_kernels() {

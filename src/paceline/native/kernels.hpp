@@ -1,4 +1,4 @@
-// All kernels that are compiled for several instruction sets, and the choice between these.
+// All kernels that are compiled for several instruction sets, and the choice of the set.
 
 #pragma once
 
@@ -20,18 +20,18 @@ constexpr std::size_t size_of(DType dtype) {
 
 // result[i] = (((sources[0][i] + sources[1][i]) + sources[2][i]) + ...) * scale for i < count.
 //
-// 16-bit values are added as float32 and rounded once, to nearest even. `streaming` stores past the
-// caches. Every instruction set gives the same bits, but for those of a NaN.
+// 16-bit values are added as float32, and the result is rounded once, to nearest even. `streaming`:
+// store past the caches. Results are bit-identical in all instruction sets, except for NaNs.
 using SumKernel = void (*)(const void* const* sources, std::size_t num_sources, double scale,
                            void* result, std::size_t count, bool streaming);
 
-// Copy past the caches.
+// Copy memory with stores that bypass the caches.
 using CopyKernel = void (*)(void* target, const void* source, std::size_t nbytes);
 
 struct Kernels {
-    SumKernel sum[4];  // by DType
+    SumKernel sum[4];  // indexed by DType
     CopyKernel copy;
-    CastKernel cast[4];  // by DType; nullptr for those that are not 16-bit
+    CastKernel cast[4];  // indexed by DType; nullptr for types that do not have 16 bits
     AbsmaxKernel absmax;
     CodecKernels<Codebook> eight_bit;
     CodecKernels<FourBitTable> four_bit;
@@ -43,22 +43,22 @@ enum class InstructionSet { portable, avx2, avx512 };
 // The kernels for an instruction set, or nullptr if this processor or build does not have it.
 const Kernels* kernels_of(InstructionSet set);
 
-// The kernels for the set of that name, or for the widest that this processor has if the name is
-// "fastest". Throws std::invalid_argument if it does not have it.
+// The kernels for the instruction set `name`, or for the widest set of this processor if `name` is
+// "fastest". Throws std::invalid_argument if this processor does not have the set.
 const Kernels& kernels_named(const std::string& name);
 
 // The fastest kernels that this processor can run.
 const Kernels& fastest_kernels();
 
-// Sum with the default rounding and with denormals, whatever the calling thread has set: the bits
-// must not depend on who sums.
+// Sum as SumKernel, always with default rounding and with denormals, so that the result does not
+// depend on the calling thread's settings.
 void sum(const Kernels& kernels, DType dtype, const void* const* sources, std::size_t num_sources,
          double scale, void* result, std::size_t count, bool streaming);
 
-// Copy; past the caches if that pays.
+// Copy memory; bypass the caches if `nbytes` exceeds `cache_nbytes`.
 void copy(const Kernels& kernels, void* target, const void* source, std::size_t nbytes);
 
-// The bytes that one core's own cache holds; what is larger is better stored past it.
+// The size of a core's L2 cache in bytes; larger data should be stored past the caches.
 std::size_t cache_nbytes();
 
 }  // namespace paceline

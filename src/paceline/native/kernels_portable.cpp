@@ -1,4 +1,4 @@
-// All kernels for the instructions that every processor of its kind has, SSE2 or NEON.
+// All kernels for the instructions that every 64-bit x86 (SSE2) or ARM (NEON) processor has.
 
 #include "all_lanes.hpp"
 

@@ -1,8 +1,8 @@
-// Vectors as wide as those of the instruction set for which the including file is compiled.
+// Vectors of the width of the instruction set for which the including file is compiled.
 //
-// The arithmetic is the compiler's (GCC's vector extensions), so that one source gives SSE2, NEON,
-// AVX2 and AVX-512. All that is included here has internal linkage, and calls no templates of the
-// library, or the linker could put wide instructions into a function that all share.
+// GCC's vector extensions compile the same source for SSE2, NEON, AVX2 and AVX-512. All functions
+// have internal linkage, and call no templates of the standard library. Otherwise the linker could
+// use a function with wide instructions in code for all processors.
 
 #pragma once
 
@@ -28,31 +28,32 @@ constexpr std::size_t width = vector_nbytes / sizeof(float);
 
 using Floats = float __attribute__((vector_size(vector_nbytes)));
 using Doubles = double __attribute__((vector_size(vector_nbytes)));
-using Integers = std::int32_t __attribute__((vector_size(vector_nbytes)));  // and masks: 0 or -1
+using Integers = std::int32_t __attribute__((vector_size(vector_nbytes)));  // also masks: 0 or -1
 using Words = std::uint32_t __attribute__((vector_size(vector_nbytes)));
 using Pairs = std::uint64_t __attribute__((vector_size(vector_nbytes)));
-// As many elements as `Floats` has.
+// Vectors with as many elements as `Floats`.
 using Halves = std::uint16_t __attribute__((vector_size(vector_nbytes / 2)));
 using Bytes = std::uint8_t __attribute__((vector_size(vector_nbytes / 4)));
-// Half as many.
+// A vector with half as many elements as `Floats`.
 using PairBytes = std::uint8_t __attribute__((vector_size(vector_nbytes / 8)));
 
 constexpr std::int32_t no_sign = 0x7fffffff;
 constexpr std::int32_t largest_finite = 0x7f7fffff;
 
-// The same bits as another type.
+// Return the same bits as another type.
 template <class To, class From>
 To as(From from) {
     return __builtin_bit_cast(To, from);
 }
 
-// All elements of a vector, for `n` below, as a constant.
+// A number of elements `n` that is known at compile time: a whole vector.
 template <std::size_t count>
 struct Whole {
     constexpr operator std::size_t() const { return count; }
 };
 
-// Call each(i, n) for the vectors of n elements from element i on; the last may be a part of one.
+// Divide `count` elements into vectors, and call each(i, n) for each vector: i is its first
+// element, n its number of elements. The last vector may be incomplete.
 template <std::size_t per_vector, class Each>
 void for_vectors(std::size_t count, const Each& each) {
     std::size_t i = 0;
@@ -60,7 +61,7 @@ void for_vectors(std::size_t count, const Each& each) {
     if (i < count) each(i, count - i);
 }
 
-// The first `n` elements from memory, and zeros.
+// Load `n` elements from memory into a vector; the other elements are zero.
 template <class Vector, class Element, class Count>
 Vector load(const Element* from, Count n) {
     Vector vector{};
@@ -73,11 +74,12 @@ void store(Element* to, Count n, Vector vector) {
     std::memcpy(to, &vector, n * sizeof(Element));
 }
 
-// What the compiler's vectors lack, or become slow code. `widened`, `halves_of` and `bytes_of`
-// change the size of unsigned elements that fit the smaller type; of `Pairs` the lowest byte is
-// taken. `four_bits` has the halves of bytes in the lowest bits of its elements. `stream` stores
-// past the caches, at a multiple of the vector's size, where `streams`; `fence` comes last: such
-// stores are weakly ordered, and others read after our counter.
+// Functions that GCC's vector extensions lack, or compile to slow code. `widened`, `halves_of` and
+// `bytes_of` convert unsigned elements between sizes; the values must fit into the smaller type.
+// `bytes_of(Pairs)` keeps the lowest byte of each element. `four_bits` writes each half of a byte
+// to the lowest four bits of an element. If `streams`, `stream` stores past the caches, to an
+// address that is a multiple of the vector's size. Call `fence` after such stores, which are weakly
+// ordered: other threads must see them before they see a counter.
 #if defined(__AVX512F__)
 constexpr bool streams = true;
 inline void stream(void* to, Words from) {
@@ -132,7 +134,7 @@ inline PairBytes bytes_of(Pairs from) {
 constexpr bool streams = false;
 template <class Vector>
 void stream(void*, Vector) {}
-#if defined(__SSE2__)  // It packs numbers with a sign.
+#if defined(__SSE2__)  // SSE2 can only pack signed numbers
 inline Words widened(Halves from) {
     const auto all = _mm_cvtsi64_si128(as<std::int64_t>(from));
     return as<Words>(_mm_unpacklo_epi16(all, _mm_setzero_si128()));
@@ -160,7 +162,7 @@ inline void fence() {
 #endif
 }
 
-// The sum of a vector's elements.
+// Return the sum of a vector's elements.
 inline std::size_t total(Integers counts) {
     std::size_t sum = 0;
     for (std::size_t i = 0; i < width; ++i) sum += static_cast<std::size_t>(counts[i]);

@@ -1,7 +1,7 @@
 // The layout of the memory that the ranks of a machine share.
 //
-// Nothing is ever reset, which would need a barrier: each word carries the number of its step, and
-// steps only grow. Fresh memory is zero, which is no step.
+// Counters are never reset, because that would need a barrier. Instead, each counter contains the
+// number of its step. Step numbers begin at 1 and increase; new memory is zero.
 
 #pragma once
 
@@ -12,8 +12,8 @@
 
 namespace paceline {
 
-// A count (lower half) within a step (upper half). Orders by step first: once the count of a step is
-// full, the word is never smaller than that again.
+// A step (upper 32 bits) and a count in this step (lower 32 bits). Later steps compare as greater,
+// so after the count of a step is complete, `word >= tagged(step, count)` remains true.
 using Tagged = std::atomic<std::uint64_t>;
 
 constexpr std::uint64_t tagged(std::uint32_t step, std::uint32_t count) {
@@ -22,7 +22,8 @@ constexpr std::uint64_t tagged(std::uint32_t step, std::uint32_t count) {
 constexpr std::uint32_t step_in(std::uint64_t word) { return static_cast<std::uint32_t>(word >> 32); }
 constexpr std::uint32_t count_in(std::uint64_t word) { return static_cast<std::uint32_t>(word); }
 
-// Add one to the count of a step, from 0 if the word still speaks of an earlier one; return it.
+// Add one to the count of a step, and return it; the count begins at 0 if the word is of another
+// step.
 inline std::uint32_t tick(Tagged& word, std::uint32_t step) {
     std::uint64_t seen = word.load(std::memory_order_relaxed);
     std::uint64_t next;
@@ -32,7 +33,7 @@ inline std::uint32_t tick(Tagged& word, std::uint32_t step) {
     return count_in(next);
 }
 
-// Counts one more for as long as the object lives.
+// Adds one to a counter in the constructor, and subtracts it in the destructor.
 class Counted {
 public:
     explicit Counted(std::atomic<std::uint32_t>& counter) : counter_(counter) { ++counter_; }
@@ -44,45 +45,46 @@ private:
     std::atomic<std::uint32_t>& counter_;
 };
 
+// State of the arena. Each Tagged member has a step and a count; the comment says what it counts.
 struct Header {
-    // The futex of waiting threads: changed whenever one of them may have something to do.
+    // The futex of threads in `wait`; changed whenever such a thread may have something to do.
     alignas(64) std::atomic<std::uint32_t> news;
-    std::atomic<std::uint32_t> asleep;             // on `news`
-    std::atomic<std::uint32_t> waiting;            // asleep or spinning
-    std::atomic<std::uint32_t> waiting_for_chunk;  // those of them that wait for one chunk
-    // The futex of reducer threads: changed when there are sums that no waiting thread will take.
+    std::atomic<std::uint32_t> asleep;             // threads that sleep on `news`
+    std::atomic<std::uint32_t> waiting;            // threads in `wait`, asleep or spinning
+    std::atomic<std::uint32_t> waiting_for_chunk;  // threads in `wait` for Goal::chunk
+    // The futex of reducer threads; changed when there are sums that no waiting thread will do.
     alignas(64) std::atomic<std::uint32_t> work;
-    std::atomic<std::uint32_t> idle;  // on `work`
-    alignas(64) Tagged ready;  // chunks that all ranks have posted
-    Tagged reduced;                           // chunks whose sum is complete
-    Tagged published;                         // chunks whose sum over all machines is in place
-    Tagged committed;                         // ranks
-    Tagged drained;                           // ranks
-    Tagged discarded;                         // the step, and 1 + the rank that discarded it first
-    std::atomic<std::uint32_t> num_lost;      // ranks that have been given up
+    std::atomic<std::uint32_t> idle;      // reducer threads that sleep on `work`
+    alignas(64) Tagged ready;             // chunks that all ranks have posted
+    Tagged reduced;                       // chunks whose sum is complete
+    Tagged published;                     // chunks whose sum over all machines is in place
+    Tagged committed;                     // ranks that have called `commit`
+    Tagged drained;                       // ranks that have called `drain`
+    Tagged discarded;                     // not a count: 1 + the first rank that called `discard`
+    std::atomic<std::uint32_t> num_lost;  // ranks that have been given up
 };
 
 struct RankState {
-    alignas(64) std::atomic<std::uint32_t> committed;  // step
-    std::atomic<std::uint32_t> drained;                               // step
-    std::atomic<std::uint32_t> lost;     // why it was given up, or 0
-    std::atomic<std::uint32_t> claimed;  // blocks, ever
-    std::atomic<std::uint32_t> summed;   // blocks, ever: fewer while it sums
+    alignas(64) std::atomic<std::uint32_t> committed;  // last step in which it called `commit`
+    std::atomic<std::uint32_t> drained;                // last step in which it called `drain`
+    std::atomic<std::uint32_t> lost;                   // Fault for which it was given up, or 0
+    std::atomic<std::uint32_t> claimed;                // number of blocks claimed in all steps
+    std::atomic<std::uint32_t> summed;                 // number of blocks summed in all steps
 };
 
 struct ChunkState {
-    alignas(64) Tagged posted;  // ranks
-    std::atomic<std::uint32_t> reduced;        // step
-    std::atomic<std::int64_t> posted_ns;       // when the last rank had posted it
-    std::atomic<std::int64_t> reduced_ns;      // when its sum was complete
-    alignas(64) Tagged claimed;  // blocks that some thread has taken
-    Tagged summed;                              // blocks
+    alignas(64) Tagged posted;             // ranks that have posted the chunk
+    std::atomic<std::uint32_t> reduced;    // last step in which the chunk's sum was complete
+    std::atomic<std::int64_t> posted_ns;   // time when the last rank posted the chunk
+    std::atomic<std::int64_t> reduced_ns;  // time when the chunk's sum was complete
+    alignas(64) Tagged claimed;            // blocks that threads have claimed
+    Tagged summed;                         // blocks that threads have summed
 };
 
 static_assert(Tagged::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free);
 
-// Offsets of the parts; the data begin on whole pages. Throws std::length_error for sizes whose sum
-// no offset holds.
+// Offsets of the parts of the shared file, in bytes; slots and results begin at whole pages. Throws
+// std::length_error if the file would be too large for an offset.
 struct Layout {
     std::size_t num_ranks, slot_nbytes, max_chunks, num_flags;
     std::size_t ranks, chunks, order, posted, flags, slots, results, nbytes;
@@ -96,7 +98,7 @@ struct Layout {
           num_flags(num_flags_) {
         const double per_rank = 1.0 * slot_nbytes + 4.0 * max_chunks + 2.0 * num_flags + 2.0 * page;
         if ((num_ranks + 2.0) * per_rank + 256.0 * max_chunks > 0x1p62) {
-            throw std::length_error("the arena would be larger than any memory");
+            throw std::length_error("the arena's shared file would have 2^62 bytes or more");
         }
         ranks = sizeof(Header);
         chunks = ranks + num_ranks * sizeof(RankState);

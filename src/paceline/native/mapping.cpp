@@ -14,14 +14,15 @@
 namespace paceline {
 namespace {
 
-// Fields of /proc/self/pagemap; see the kernel's Documentation/admin-guide/mm/pagemap.rst.
+// Bits in /proc/self/pagemap; see the kernel's Documentation/admin-guide/mm/pagemap.rst.
 constexpr std::uint64_t present = std::uint64_t{1} << 63;
 constexpr std::uint64_t swapped = std::uint64_t{1} << 62;
 constexpr std::uint64_t of_file = std::uint64_t{1} << 61;
 
 bool is_written(std::uint64_t page) { return (page & (present | swapped)) && !(page & of_file); }
 
-// Drop the written pages among those that begin at `data`; return how many they are.
+// Drop the written pages among the `count` pages from `data` on; return the number of dropped
+// pages.
 std::size_t drop_written(char* data, const std::vector<std::uint64_t>& pages, std::size_t count) {
     std::size_t dropped = 0;
     for (std::size_t first = 0; first < count;) {
@@ -48,19 +49,19 @@ std::size_t page_nbytes() {
 Mapping::Mapping(int fd, off_t offset, std::size_t nbytes, Kind kind) : nbytes_(nbytes) {
     struct stat file;
     if (fstat(fd, &file) != 0) throw std::system_error(errno, std::generic_category(), "fstat");
-    // A mapping may be longer than its file, but its last pages then raise SIGBUS.
+    // mmap accepts a longer range than the file, but access beyond the file's end raises SIGBUS.
     if (static_cast<std::uint64_t>(file.st_size) < static_cast<std::uint64_t>(offset) + nbytes) {
         throw std::system_error(EINVAL, std::generic_category(), "the file is too short");
     }
     const bool shared = kind == Kind::shared;
-    // Populating a private mapping at once would write to it: it would copy every page.
+    // Do not use MAP_POPULATE for a private mapping, because it would copy every page.
     const int flags = shared ? MAP_SHARED | MAP_POPULATE : MAP_PRIVATE | MAP_NORESERVE;
     void* address = mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, flags, fd, offset);
     if (address == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mmap");
     data_ = static_cast<char*>(address);
     if (shared) return;
 #if defined(MADV_POPULATE_READ)
-    madvise(data_, nbytes, MADV_POPULATE_READ);  // an older kernel maps pages later
+    madvise(data_, nbytes, MADV_POPULATE_READ);  // older kernels map pages on access
 #endif
     pagemap_ = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
 }

@@ -9,7 +9,7 @@ void bind_codec(nanobind::module_& m);
 void bind_dense(nanobind::module_& m);
 
 NB_MODULE(_native, m) {
-    // A program may end without closing its arenas: the kernel takes their memory back.
+    // Do not warn if a program ends without closing its arenas; the kernel frees their memory.
     nanobind::set_leak_warnings(false);
     bind_process(m);
     bind_sum(m);

@@ -1,4 +1,4 @@
-// Functions of the operating system and the processor that Python's standard library lacks.
+// Functions that Python's standard library lacks: end with the parent, list instruction sets.
 
 #include <cerrno>
 #include <csignal>
@@ -17,12 +17,12 @@ namespace nb = nanobind;
 
 namespace {
 
-// A launcher that dies by SIGKILL cannot end its workers; the kernel can.
+// Let the kernel end a worker, because a launcher that is killed by SIGKILL cannot do so.
 void die_with_parent(int parent_pid) {
     if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) {
         throw std::system_error(errno, std::generic_category(), "prctl(PR_SET_PDEATHSIG)");
     }
-    // The parent may have died before the request was made: then no signal will come.
+    // If the parent ended before prctl was called, the kernel sends no signal.
     if (getppid() != parent_pid) {
         raise(SIGKILL);
     }

@@ -1,4 +1,4 @@
-// Cutting chunks into blocks, and summing them: what the threads of all ranks share out.
+// Divide chunks into blocks; claim and sum blocks in the threads of all ranks.
 
 #include <algorithm>
 #include <mutex>
@@ -11,7 +11,7 @@
 namespace paceline {
 namespace {
 
-// Large enough that claiming one costs nothing, small enough that the last one ends soon.
+// Large enough that claiming a block takes little time, small enough that threads end together.
 constexpr std::size_t block_nbytes = std::size_t{256} << 10;
 constexpr std::size_t smallest_block_nbytes = std::size_t{32} << 10;
 constexpr std::size_t line = 64;
@@ -26,7 +26,7 @@ std::size_t nbytes_of(const std::vector<Segment>& segments) {
 
 Chunk cut(const std::vector<Segment>& segments, std::size_t num_ranks) {
     const std::size_t nbytes = nbytes_of(segments);
-    // A small chunk still gives every rank something to do.
+    // Make blocks of a small chunk so small that each rank can sum one.
     const std::size_t share = nbytes / num_ranks / line * line + line;
     const std::size_t size = std::clamp(share, smallest_block_nbytes, block_nbytes);
     Chunk chunk{{}, {0}, nbytes, nbytes > cache_nbytes()};
@@ -34,7 +34,7 @@ Chunk cut(const std::vector<Segment>& segments, std::size_t num_ranks) {
     for (Segment rest : segments) {
         const std::size_t element = size_of(rest.dtype);
         while (rest.count > 0) {
-            // Blocks end where cache lines do, so that no two threads write to the same one.
+            // Blocks end at cache lines, so that no two threads write to the same cache line.
             const std::size_t end = (rest.offset + size - filled) / line * line;
             const std::size_t fits = end > rest.offset ? (end - rest.offset) / element : 0;
             const std::size_t taken = std::min(rest.count, fits);
@@ -52,8 +52,8 @@ Chunk cut(const std::vector<Segment>& segments, std::size_t num_ranks) {
     return chunk;
 }
 
-// Take the next block of a chunk, if it has one left. Other processes write the index of the chunk,
-// so it may be out of range here: such a chunk has no blocks.
+// Claim the next block of a chunk; return false if all are claimed. Another process may have
+// written an invalid index of the chunk; then also return false.
 bool Arena::take(std::size_t chunk, std::uint32_t& block) {
     if (chunk >= chunks_.size()) return false;
     Tagged& claimed = chunk_states_[chunk].claimed;
@@ -67,7 +67,7 @@ bool Arena::take(std::size_t chunk, std::uint32_t& block) {
     return false;
 }
 
-// Take the next block of the first chunk that has one left.
+// Claim the next block of the first chunk that has an unclaimed block; return false if none has.
 bool Arena::claim(std::size_t& chunk, std::uint32_t& block) {
     std::uint64_t next = next_;
     while (step_in(next) == step_) {
@@ -75,7 +75,7 @@ bool Arena::claim(std::size_t& chunk, std::uint32_t& block) {
         if (step_in(ready) != step_ || count_in(next) >= count_in(ready)) return false;
         if (count_in(next) >= layout_.max_chunks) return false;
         const std::uint64_t entry = order_[count_in(next)];
-        if (step_in(entry) != step_) return false;  // its place is taken, but not yet filled
+        if (step_in(entry) != step_) return false;  // counted in `ready`, but not yet written
         chunk = count_in(entry);
         if (take(chunk, block)) return true;
         if (next_.compare_exchange_strong(next, next + 1)) ++next;
@@ -109,15 +109,15 @@ void Arena::sum_block(const Chunk& chunk, std::uint32_t block) {
     }
 }
 
-// What the reducer thread does: it never spins, and sleeps until it is called. Where all cores have a
-// rank it takes no time from one that computes: the first rank to wait does the work instead, which
-// often has to wait for the others anyway.
+// Run the reducer thread, which sums blocks when it is woken, and never spins. Without a spare
+// core, it runs only on idle cores (SCHED_IDLE), so that computing ranks are not slowed down. Then
+// the first rank that waits sums, because it would often have to wait for other ranks anyway.
 void Arena::reduce() {
     const sched_param none{0};
     if (!options_.spare_core) sched_setscheduler(0, SCHED_IDLE, &none);
     while (!closing_) {
         const std::uint32_t seen = header_.work;
-        // Where a rank has one core, its waiting thread sums just as well.
+        // Without a spare core, stop while a thread of this rank waits, because that thread sums.
         reducing_ = true;
         while (!closing_ && (options_.spare_core || num_waiting_ == 0) && sum_one_block()) {
         }

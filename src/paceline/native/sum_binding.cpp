@@ -1,4 +1,4 @@
-// Sums of arrays, for Python.
+// Python binding of sums of arrays.
 
 #include <string>
 #include <vector>
@@ -23,18 +23,18 @@ DType dtype_of(const Array& array) {
     const auto code = static_cast<nb::dlpack::dtype_code>(array.dtype().code);
     if (array.dtype().bits == 16 && code == nb::dlpack::dtype_code::Bfloat) return DType::bfloat16;
     if (array.dtype().bits == 16 && code == nb::dlpack::dtype_code::Float) return DType::float16;
-    throw nb::type_error("sum_into takes float32, float64, bfloat16 or float16");
+    throw nb::type_error("result and sources must be float32, float64, bfloat16 or float16");
 }
 
 void sum_into(const Array& result, const std::vector<Array>& sources, double scale,
               const std::string& instruction_set, bool streaming) {
     const paceline::Kernels& kernels = paceline::kernels_named(instruction_set);
     const DType dtype = dtype_of(result);
-    if (sources.empty()) throw nb::value_error("sum_into takes at least one source");
+    if (sources.empty()) throw nb::value_error("sources must not be empty");
     std::vector<const void*> addresses;
     for (const Array& source : sources) {
         if (dtype_of(source) != dtype || source.size() != result.size()) {
-            throw nb::value_error("sum_into takes sources of the result's type and size");
+            throw nb::value_error("sources must have the type and size of result");
         }
         addresses.push_back(source.data());
     }

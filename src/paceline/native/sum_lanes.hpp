@@ -1,4 +1,4 @@
-// The one loop of all sums, and copies; see kernels.hpp for what they compute.
+// The loops of sums (for all formats) and copies; kernels.hpp describes SumKernel and CopyKernel.
 
 #pragma once
 
@@ -10,7 +10,7 @@ namespace {
 constexpr std::size_t unroll = 4;
 constexpr std::size_t line_nbytes = 64;
 
-// Sum vectors of `n` elements from element `first` on.
+// Sum `num_vectors` vectors of `n` elements each, from element `first` on.
 template <class Format, std::size_t num_vectors, bool streaming, class Count>
 void sum_vectors(const void* const* sources, std::size_t num_sources, typename Format::Scalar scale,
                  void* result, std::size_t first, Count n) {
@@ -39,7 +39,8 @@ void sum_vectors(const void* const* sources, std::size_t num_sources, typename F
     }
 }
 
-// The number of elements before the first one that begins a cache line; 0 if none ever does.
+// Return the number of elements before the first element that begins a cache line; 0 if no element
+// can begin a cache line.
 std::size_t before_line(const void* address, std::size_t element_nbytes, std::size_t count) {
     const std::size_t past = reinterpret_cast<std::uintptr_t>(address) % line_nbytes;
     if (past % element_nbytes != 0) return 0;
@@ -47,7 +48,8 @@ std::size_t before_line(const void* address, std::size_t element_nbytes, std::si
     return missing < count ? missing : count;
 }
 
-// Sum whole groups of vectors from element `first` on; return where the rest begins.
+// Sum whole groups of `unroll` vectors from element `first` on; return the first element not
+// summed.
 template <class Format, bool streaming>
 std::size_t sum_groups(const void* const* sources, std::size_t num_sources,
                        typename Format::Scalar scale, void* result, std::size_t first,

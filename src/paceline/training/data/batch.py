@@ -1,8 +1,9 @@
-"""Batches: pytrees of tensors whose first dimension is the samples.
+"""Batches: pytrees of tensors that have one row for each sample.
 
 A sample is a pair of inputs and targets, or a mapping. If samples are mappings, the model receives
 the batch's fields as keyword arguments, and the loss receives the whole batch.
 
+    sample                               model call                   loss call
     (image, class)                       model(images)                loss(outputs, classes)
     ((tokens, mask), next)               model(tokens, mask)          loss(outputs, next)
     {"input_ids": ..., "labels": ...}    model(input_ids=..., ...)    loss(outputs, batch)
@@ -41,7 +42,10 @@ class Batch(NamedTuple):
 
     @classmethod
     def of(cls, samples: Any) -> "Batch":
-        """Split a collated pair or mapping into inputs and targets; else raise InvalidInput."""
+        """Make a batch of a collated pair (inputs, targets), or of a collated mapping.
+
+        A mapping is used both as inputs and as targets. Raises InvalidInput for other types.
+        """
         if isinstance(samples, Mapping):
             return cls(samples, samples)
         if isinstance(samples, tuple | list) and len(samples) == 2:
@@ -58,12 +62,12 @@ class Batch(NamedTuple):
         )
 
     def split(self, count: int, num_samples: int) -> list["Batch"]:
-        """Split the samples into `count` parts whose sizes differ by at most one."""
+        """Split this batch of `num_samples` samples into `count` batches of nearly equal size."""
         cuts = [num_samples * i // count for i in range(count + 1)]
         return [self.rows(slice(*cut)) for cut in pairwise(cuts)]
 
     def rows(self, rows: slice) -> "Batch":
-        """Return the samples in a range of rows."""
+        """Return a batch of the samples at the indices of the slice `rows`."""
         return self._map(lambda leaf: leaf[rows])
 
     def _map(self, function: Callable[[Any], Any]) -> "Batch":
@@ -82,7 +86,7 @@ def call(model: Callable[..., Any], inputs: Any) -> Any:
 
 
 class CollatedSamples(IndexedSamples):
-    """A map-style data set that returns whole batches; its errors name the samples."""
+    """Wraps a map-style data set to return collated batches; errors list the failing samples."""
 
     def __init__(self, dataset: MapDataset, collate: Callable[[list[Any]], Any], name: str) -> None:
         self.dataset, self._name = dataset, name
@@ -113,13 +117,13 @@ class CollatedSamples(IndexedSamples):
 
 
 def check_tensors(batch: Any, name: str) -> None:
-    """Raise InvalidInput unless all leaves are tensors with one row for each sample."""
+    """Raise InvalidInput unless all leaves of `batch` are tensors with the same number of rows."""
     leaves = tree_leaves(batch)
     sizes = {len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim}
     other = [leaf for leaf in leaves if not isinstance(leaf, Tensor) or not leaf.ndim]
     if other or len(sizes) != 1:
         found = type(other[0]).__name__ if other else f"tensors of {sorted(sizes)} rows"
-        problem = "must have batches of tensors with one row for each sample"
+        problem = "must have batches that consist of tensors with one row for each sample"
         raise InvalidInput(name, problem, got=found)
 
 
@@ -131,9 +135,10 @@ def shapes_of(batch: Any) -> str:
 def batches_of(
     dataset: MapDataset, collate: Callable[[list[Any]], Any], name: str
 ) -> IndexedSamples:
-    """Wrap a data set, unless it is Paceline's own, so that it returns whole batches.
+    """Wrap a data set so that it returns whole batches; return `IndexedSamples` unchanged.
 
-    Raises InvalidInput if the data set is empty or not map-style.
+    `name`: the data set's name in errors. Raises InvalidInput if the data set is empty or not
+    map-style.
     """
     is_stream = isinstance(dataset, IterableDataset)
     if is_stream or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
@@ -147,9 +152,10 @@ def batches_of(
 
 
 class SampleShare:
-    """Reads one worker's batch of each step, with the samples that `ShardedBatches` selects.
+    """Reads one worker's batch in each step; `ShardedBatches` selects the worker's samples.
 
-    Arguments are those of `ShardedBatches`; `num_steps`: number of steps of all epochs together.
+    `batch_size`: number of samples per step on all workers together. `num_steps`: number of steps
+    in all epochs together. The methods count steps from the start of training.
     """
 
     def __init__(
@@ -163,10 +169,10 @@ class SampleShare:
     ) -> None:
         shared = len(samples), batch_size, worker, workers, seed
 
-        # Keep two epochs: the next epoch's first batch is read during this epoch's last step.
+        # Cache two epochs: the next epoch's first batch is read during this epoch's last step.
         @lru_cache(maxsize=2)
         def rows_of(epoch: int) -> list[list[int]]:
-            # Make a sampler for each epoch: threads that shared one would change its epoch.
+            # Make a new sampler: another thread could change the epoch of a shared sampler.
             batches = ShardedBatches(*shared)
             batches.set_epoch(epoch)
             return list(batches)
@@ -177,7 +183,7 @@ class SampleShare:
         self.num_steps = num_steps
 
     def ends_epoch(self, step: int) -> bool:
-        """Return whether a step is the last of its epoch."""
+        """Return whether a step is the last of its epoch or of the whole training."""
         return (step + 1) % self.steps_per_epoch == 0 or step + 1 == self.num_steps
 
     def rows(self, step: int) -> list[int]:

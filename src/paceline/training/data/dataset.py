@@ -1,4 +1,4 @@
-"""Data sets that return whole batches, and their loaders."""
+"""Data sets that return whole batches, and DataLoaders for them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -25,8 +25,9 @@ class IndexedSamples(ABC):
     """A map-style data set that returns whole batches, for torch's DataLoader.
 
     A sample is a pair of inputs and targets, or another pytree of tensors. For classification,
-    inputs are float32, and targets are int64 class numbers, or bools for several labels. For text,
-    inputs and targets are int64 tokens (length,); the loss ignores the target -100.
+    inputs are float32. Targets are int64 class numbers, or one bool for each label if a sample can
+    have several labels. For text, inputs and targets are int64 tokens (length,); the loss ignores
+    the target -100.
     """
 
     @abstractmethod
@@ -39,12 +40,12 @@ class IndexedSamples(ABC):
 
     @abstractmethod
     def __getitems__(self, indices: Sequence[int]) -> Any:
-        """Return samples as one batch: the same pytree, with a row for each sample."""
+        """Return one batch: the pytree of a sample, whose tensors have a row for each index."""
 
 
 @dataclass(frozen=True, eq=False)
 class TensorSamples(IndexedSamples):
-    """Samples in memory; a batch is one index operation for each tensor."""
+    """Samples in memory; reading a batch takes one index operation for each tensor."""
 
     inputs: Tensor
     targets: Tensor
@@ -57,17 +58,17 @@ class TensorSamples(IndexedSamples):
 
     def __getitems__(self, indices: Sequence[int]) -> Pair:
         rows = torch.as_tensor(indices, dtype=torch.int64)
-        # index_select is faster, except on expanded tensors, which it copies element by element.
+        # index_select is faster than indexing, except on expanded tensors.
         is_plain = self.inputs.is_contiguous()
         inputs = self.inputs.index_select(0, rows) if is_plain else self.inputs[rows]
         return inputs, self.targets.index_select(0, rows)
 
 
-Read = Callable[[Tensor], Any]  # reads samples by their indices (N,)
+Read = Callable[[Tensor], Any]  # reads a batch, given the samples' indices (N,)
 
 
 def reader_of(samples: IndexedSamples) -> Read:
-    """Return a function that reads a batch of samples by their indices.
+    """Return a function that reads a batch, given the samples' indices (N,).
 
     Several threads may call the returned function, but only samples in memory are read in parallel.
     """
@@ -103,21 +104,22 @@ def loader(
 
     Call `batches.set_epoch` before each pass. `num_workers`: number of worker processes, which
     decode image files; it must be 0 for samples in memory. Torch's global random state does not
-    change. Raises InvalidInput for inconsistent arguments.
+    change. Raises InvalidInput if `batches` is made for another number of samples, or if samples in
+    memory are given worker processes.
     """
     if len(samples) != batches.num_samples:
-        problem = f"must be batches of {len(samples)} samples"
+        problem = f"must have num_samples={len(samples)}, the size of the data set"
         raise InvalidInput("batches", problem, got=batches.num_samples)
     if num_workers and isinstance(samples, TensorSamples):
         raise InvalidInput("num_workers", "must be 0 for samples in memory", got=num_workers)
     return DataLoader(
-        cast("TorchDataset[Any]", samples),  # the type has methods that DataLoader does not call
+        cast("TorchDataset[Any]", samples),  # DataLoader does not call TorchDataset's other methods
         batch_sampler=batches,
         collate_fn=_unchanged,  # `__getitems__` already returns a batch
         num_workers=num_workers,
-        # Restarting processes would take longer than a small epoch.
+        # Keep the processes: restarting them could take longer than an epoch of a small data set.
         persistent_workers=num_workers > 0,
-        # Otherwise the DataLoader draws its workers' seed from torch's global state.
+        # Without a generator, the DataLoader would draw a seed from torch's global random state.
         generator=torch.Generator().manual_seed(batches.seed % 2**64),
     )
 
@@ -137,7 +139,10 @@ def require_memory(num_samples: int, sample_shape: Shape, field: str = "data") -
 
 
 def require_nbytes(nbytes: int, field: str, what: str, instead: str) -> None:
-    """Raise InvalidInput about `what` with the hint `instead`, unless `nbytes` bytes are free."""
+    """Raise InvalidInput if less than `nbytes` bytes of memory are free.
+
+    `field`, `what` (the data to be stored) and `instead` (the hint) are parts of the message.
+    """
     available = available_nbytes()
     if nbytes > available:
         needed, free = (f"{size / 2**30:,.1f} GiB" for size in (nbytes, available))
@@ -146,22 +151,22 @@ def require_nbytes(nbytes: int, field: str, what: str, instead: str) -> None:
 
 
 def shape_text(shape: Shape) -> str:
-    """Format a shape as in a spec: 3x224x224."""
+    """Format a shape as text, such as "3x224x224"."""
     return "x".join(map(str, shape))
 
 
 class Collate:
-    """A `collate_fn` for DataLoader that supports empty batches.
+    """A `collate_fn` for DataLoader that calls `collate`, and also supports empty batches.
 
-    An empty batch has the structure of a batch of the first sample, but no rows. `samples`: the
-    DataLoader's data set.
+    An empty batch has the same tensors as a batch of the first sample, but with zero rows.
+    `samples`: the DataLoader's data set.
     """
 
     def __init__(self, samples: Any, collate: Callable[[list[Any]], Any] = default_collate) -> None:
         self._samples, self._collate = samples, collate
 
     def __call__(self, batch: list[Any]) -> Any:
-        """Collate the samples."""
+        """Return the batch of a list of samples, which may be empty."""
         if len(batch):
             return self._collate(batch)
         return tree_map(

@@ -1,4 +1,4 @@
-"""Load images from class folders; decode the images of a batch when the batch is needed."""
+"""Load images from class folders; decode the images of a batch when the batch is read."""
 
 import struct
 import warnings
@@ -47,7 +47,7 @@ class ImageSamples(IndexedSamples):
         for row, index in enumerate(indices):
             with _opened(self.paths[index]) as image:
                 if "transparency" in image.info:
-                    # Pillow warns if a palette with transparency is converted directly.
+                    # Avoid Pillow's warning about converting a transparent palette to RGB directly.
                     image = image.convert("RGBA")
                 image = image.convert("RGB" if channels == 3 else "L")
                 image = image.resize((width, height), Image.Resampling.BILINEAR)
@@ -59,7 +59,7 @@ class ImageSamples(IndexedSamples):
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Image.Image]:
-    """Open an image; Pillow reads only the header until pixels are accessed."""
+    """Open an image and check its header; Pillow reads the pixels when they are accessed."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -82,9 +82,10 @@ def _opened(path: Path) -> Iterator[Image.Image]:
 
 
 def load_images(folder: str, sample_shape: Shape | None, seed: int) -> Dataset:
-    """Load FOLDER/train/CLASS and FOLDER/test/CLASS, or split FOLDER/CLASS.
+    """Load the images of FOLDER/train/CLASS and FOLDER/test/CLASS, or of FOLDER/CLASS.
 
-    The headers of all images are read now, to find broken files before training.
+    Images of FOLDER/CLASS are split by `seed` into training and test images. The headers of all
+    images are read immediately, to find broken files before training.
     """
     shape = sample_shape or _DEFAULT_SHAPE
     if len(shape) != 3 or shape[0] not in (1, 3):
@@ -96,7 +97,7 @@ def load_images(folder: str, sample_shape: Shape | None, seed: int) -> Dataset:
     parts, num_classes = _parts(root, seed)
     for paths, _ in parts:
         for path in paths:
-            with _opened(path):  # reads the header
+            with _opened(path):  # raises InvalidInput for a broken header
                 pass
     train, test = (
         ImageSamples(tuple(paths), torch.from_numpy(targets), shape) for paths, targets in parts
@@ -104,11 +105,11 @@ def load_images(folder: str, sample_shape: Shape | None, seed: int) -> Dataset:
     return Dataset(root.resolve().name, train, test, num_classes, shape)
 
 
-_Files = tuple[list[Path], NDArray[np.int64]]  # paths and class numbers
+_Files = tuple[list[Path], NDArray[np.int64]]  # image files, and the class number of each file
 
 
 def _parts(root: Path, seed: int) -> tuple[list[_Files], int]:
-    """Return a list of the training and the test files, then the number of classes."""
+    """Return [training files, test files], and the number of classes."""
     halves = [root / "train", root / "test"]
     if not any(half.is_dir() for half in halves):
         by_class = _files_by_class(root)
@@ -117,7 +118,7 @@ def _parts(root: Path, seed: int) -> tuple[list[_Files], int]:
         return [([paths[i] for i in rows], targets[rows]) for rows in rows_of_parts], len(by_class)
     for half in halves:
         if not half.is_dir():
-            hint = f"add it, or put the class folders into {root}"
+            hint = f"add this folder, or put the class folders into {root}"
             raise InvalidInput("data", f"has no folder {half}", hint=hint)
     by_class, tests = (_files_by_class(half) for half in halves)
     for name in sorted(by_class.keys() ^ tests.keys()):

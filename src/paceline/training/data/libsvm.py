@@ -34,7 +34,7 @@ _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True, eq=False)
 class SparseFile:
-    """A parsed file: float32 CSR features, a label per sample, and the text's size in bytes."""
+    """A parsed file: float32 features (scipy CSR), one label per sample, and the text's bytes."""
 
     path: Path
     features: Any
@@ -45,7 +45,8 @@ class SparseFile:
 def _content_of(path: Path) -> bytes:
     """Read a file; decompress its content if its name ends in .bz2.
 
-    Raises InvalidInput if the content exceeds the free memory or is implausibly large.
+    Raises InvalidInput if the content exceeds the free memory, or if a .bz2 file decompresses to an
+    implausibly large text.
     """
     if path.suffix in _OTHERWISE_COMPRESSED:
         raise InvalidInput(str(path), "must be a text file or a .bz2 file", hint="unpack the file")
@@ -64,7 +65,7 @@ def _content_of(path: Path) -> bytes:
 
 
 def _pieces(file: IO[bytes], path: Path, most: int) -> Iterator[bytes]:
-    """Yield the decompressed content in pieces; raise InvalidInput if it exceeds a limit."""
+    """Yield pieces of a decompressed file; InvalidInput above `most` bytes or free memory."""
     found = 0
     while piece := file.read(_PIECE_NBYTES):
         found += len(piece)
@@ -77,7 +78,7 @@ def _pieces(file: IO[bytes], path: Path, most: int) -> Iterator[bytes]:
 
 
 def _parse(paths: Sequence[Path]) -> list[SparseFile]:
-    """Parse files together, so that a feature has the same column in each of them."""
+    """Parse files together, so that a feature index means the same column in every file."""
     from sklearn.datasets import load_svmlight_files
 
     contents = [_content_of(path) for path in paths]
@@ -95,7 +96,7 @@ def _parse(paths: Sequence[Path]) -> list[SparseFile]:
     for file, content in zip(files, contents, strict=True):
         has_odd_label = not np.all(np.floor(file.labels) == file.labels)
         has_odd_label |= not np.isfinite(file.labels).all()
-        # scikit-learn skips query ids ("qid"), which are for ranking.
+        # Query ids ("qid") are for ranking; scikit-learn would skip them without an error.
         if has_odd_label or not np.isfinite(file.features.data).all() or b"qid" in content:
             _raise_first_fault(file.path, content)
         if not len(file.features.indices):
@@ -112,7 +113,7 @@ def _raise_first_fault(path: Path, content: bytes) -> None:
 
 
 def _fault(line: bytes) -> str | None:
-    """Return the error in a line, or None."""
+    """Return a description of the first error in a line; None if the line is valid."""
     label, *features = line.partition(b"#")[0].split() or [b"0"]
     try:
         if not float(label).is_integer():
@@ -144,8 +145,9 @@ def load_libsvm(path: str, sample_shape: Shape | None, seed: int) -> Dataset:
     """Load a file's samples as dense float32 values, without scaling.
 
     The test set is the file PATH.t (for NAME.bz2, the file NAME.t.bz2). If there is no such file,
-    the test set is a stratified fifth of the samples. Labels become 0..C-1 in ascending order.
-    `sample_shape` may have more values than the highest index, because the format omits zeros.
+    the test set is a fifth of each class's samples, chosen by `seed`. The C labels are replaced by
+    0 to C - 1 in ascending order. `sample_shape` may have more values than the file's highest
+    feature index, because the format omits zeros.
     """
     train, bz2 = Path(path), ".bz2" if path.endswith(".bz2") else ""
     test = Path(f"{path.removesuffix(bz2)}.t{bz2}")
@@ -155,7 +157,7 @@ def load_libsvm(path: str, sample_shape: Shape | None, seed: int) -> Dataset:
     classes = _classes_of(files)
     parts = [(file.features, np.searchsorted(classes, file.labels)) for file in files]
     if len(parts) == 1:
-        # Split the data while it is sparse, because a second dense copy may not fit into memory.
+        # Split the sparse data, because splitting dense data would need twice the memory.
         [(features, targets)] = parts
         parts = [(features[rows], targets[rows]) for rows in stratified_split(targets, seed)]
     train_samples, test_samples = (
@@ -167,10 +169,10 @@ def load_libsvm(path: str, sample_shape: Shape | None, seed: int) -> Dataset:
 
 
 def _check_size(files: Sequence[SparseFile], shape: Shape, *, is_stated: bool) -> None:
-    """Raise InvalidInput if the features exceed the shape, or the values exceed free memory.
+    """Raise InvalidInput if there are too many features for `shape` or for free memory.
 
-    `is_stated`: only the file states the number of features, so a number that is too large for the
-    file's size is an error.
+    `is_stated`: the shape is taken from the file's highest feature index. Then also raises
+    InvalidInput if this index is implausibly large for the file's size.
     """
     path, num_features = str(files[0].path), files[0].features.shape[1]
     if num_features > prod(shape):
@@ -181,12 +183,15 @@ def _check_size(files: Sequence[SparseFile], shape: Shape, *, is_stated: bool) -
     nbytes = 4 * num_samples * num_features
     if is_stated and nbytes > max(limits.DENSE_AT_LEAST, limits.MOST_DENSE * text_nbytes):
         problem = f"has feature {num_features:,}: dense samples would take {nbytes:,} bytes"
-        raise InvalidInput(path, problem, hint="check this index")
+        raise InvalidInput(path, problem, hint="check whether this feature index is right")
     require_memory(num_samples, shape, path)
 
 
 def _classes_of(files: Sequence[SparseFile]) -> Any:
-    """Return the first file's sorted labels; raise InvalidInput if another file adds labels."""
+    """Return the distinct labels of the first file (training), in ascending order.
+
+    Raises InvalidInput if there is only one label, or if the test file has other labels.
+    """
     classes = np.unique(files[0].labels)
     if len(classes) < 2:
         raise InvalidInput(str(files[0].path), "must have at least two classes", got=len(classes))

@@ -14,7 +14,7 @@ TEST_SHARE = 5  # one in five samples is for testing
 
 
 def shuffled(num_samples: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """Return a permutation of range(num_samples) determined by the arguments alone."""
+    """Return a permutation of range(num_samples) that depends only on the arguments."""
     # Machines with different numpy versions must agree: numpy guarantees that SeedSequence and
     # raw PCG64 output never change, unlike Generator.permutation.
     bits = np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(epoch,)))
@@ -22,7 +22,7 @@ def shuffled(num_samples: int, seed: int, epoch: int) -> NDArray[np.int64]:
 
 
 class _Batches:
-    """Base class of the samplers: checks their arguments, and holds the epoch."""
+    """Base class of the samplers: checks their arguments, and stores the epoch and first step."""
 
     def __init__(
         self, num_samples: int, batch_size: int, rank: int, world_size: int, seed: int
@@ -43,7 +43,7 @@ class _Batches:
         return -(-self.num_samples // self.batch_size)
 
     def set_epoch(self, epoch: int, first_step: int = 0) -> None:
-        """Set the epoch and the first step of the next iteration.
+        """Set the epoch of the next pass over the data, and the step at which the pass begins.
 
         The epoch determines the permutation. All ranks must pass the same arguments.
         """
@@ -63,8 +63,9 @@ class ShardedBatches(_Batches):
     step's parts. An epoch uses every sample exactly once, and a step's samples do not depend on
     `world_size`.
 
-    If each rank scales its mean loss by `local_size * world_size / global_sizes[step]`, the average
-    of the ranks' gradients is the gradient of the whole step's mean loss.
+    Each rank should multiply its mean loss by `local_size * world_size / global_sizes[step]`, where
+    `local_size` is the size of its batch. Then the average of the ranks' gradients is the gradient
+    of the mean loss over all samples of the step.
 
     Raises InvalidInput if a rank would get an empty batch, or an argument is out of range.
     """
@@ -105,7 +106,7 @@ class ShardedBatches(_Batches):
         return size * (rank + 1) // self.world_size - size * rank // self.world_size
 
 
-Position = tuple[int, int]  # number of epochs begun, and number of batches drawn in the last epoch
+Position = tuple[int, int]  # (number of epochs begun, number of batches drawn in this epoch)
 
 
 class BalancedSampler(_Batches):
@@ -116,8 +117,9 @@ class BalancedSampler(_Batches):
     at first; `paceline.DataParallel` with `balance="auto"` updates them. An epoch uses every sample
     exactly once, and all ranks have the same number of steps.
 
-    `most`: each rank's largest share; None means no limit. A rank may get an empty list of indices;
-    `Collate` then returns an empty batch. Raises InvalidInput for an argument out of range.
+    `most`: upper limit of each rank's share, in samples; None means no limit. A rank may get an
+    empty list of indices; `Collate` then returns an empty batch. Raises InvalidInput for an
+    argument out of range.
     """
 
     def __init__(
@@ -150,12 +152,13 @@ class BalancedSampler(_Batches):
         return self._changes[-1][1]
 
     def update(self, shares: Sequence[int], first: Position | None = None) -> None:
-        """Change the shares from position `first` on.
+        """Set each rank's number of samples per batch, from position `first` on.
 
-        If `first` is None, the new shares apply from the next batch drawn. All ranks must pass the
-        same arguments. `first` must be at least the maximum of all ranks' `drawn`, because
-        DataLoaders with worker processes draw batches ahead. Raises InvalidInput if the shares do
-        not add up to a batch, or a share exceeds `most`.
+        A position is (number of epochs begun, number of batches drawn in this epoch); `drawn` is
+        the current position of this rank's sampler. `first` must not be before any rank's `drawn`:
+        DataLoaders with worker processes draw batches ahead of training. If `first` is None, the
+        new shares apply to the next batch drawn. All ranks must pass the same arguments. Raises
+        InvalidInput if the shares do not add up to `batch_size`, or if a share exceeds `most`.
         """
         if len(shares) != self.world_size or min(shares) < 0 or sum(shares) != self.batch_size:
             problem = f"must be {self.world_size} numbers that add up to {self.batch_size}"
@@ -166,8 +169,9 @@ class BalancedSampler(_Batches):
                 raise InvalidInput("shares", problem, got=share)
         start: Position = self.drawn if first is None else (first[0], first[1])
         if start < self.drawn:
-            raise InvalidInput("first", f"must be at least {self.drawn}", got=start)
-        # Of the changes before `drawn`, only the latest is needed.
+            problem = f"must be at least {self.drawn}, this rank's position"
+            raise InvalidInput("first", problem, got=start)
+        # Forget old changes of the shares: only the latest one before `drawn` is still in use.
         passed = sum(place <= self.drawn for place, _ in self._changes)
         self._changes = [
             *(change for change in self._changes[passed - 1 :] if change[0] < start),
@@ -175,7 +179,7 @@ class BalancedSampler(_Batches):
         ]
 
     def __iter__(self) -> Iterator[list[int]]:
-        # Count an epoch at its first draw: a DataLoader may create iterators without using them.
+        # Count the epoch at its first batch: a DataLoader may create iterators without using them.
         number = self.drawn[0] + 1
         self.drawn = (number, 0)
         order, first_step = shuffled(self.num_samples, self.seed, self.epoch), self.first_step

@@ -1,4 +1,4 @@
-"""Load data sets by spec, such as "libsvm:PATH"; load digits, and generate synthetic samples."""
+"""Load a data set by its name, such as "digits", "libsvm:PATH" or "synthetic:3x224x224"."""
 
 import re
 from collections.abc import Callable
@@ -24,20 +24,21 @@ FORMS = (
 _NUMBER = "[1-9][0-9]{0,8}"
 _SHAPE = re.compile(f"{_NUMBER}(x{_NUMBER})*")
 _OPTION = re.compile(f"(classes|samples)=({_NUMBER})")
-_PATTERN_SIDE = 4  # patterns this coarse survive a model's pooling layers
+_PATTERN_SIDE = 4  # pixels per side before upsampling; such patterns survive pooling layers
 
 
 def load_digits(sample_shape: Shape | None, seed: int) -> Dataset:
     """Load scikit-learn's handwritten digits, scaled to mean 0 and standard deviation 1.
 
-    `sample_shape`: 1x8x8 (the default), 64, or 1xHxW or 3xHxW; images are resized to HxW.
+    `sample_shape`: (1, 8, 8) by default; (64,) for flat pixels; or (1, H, W) or (3, H, W), for
+    images resized to HxW pixels. `seed` determines the split into training and test samples.
     """
     shape = sample_shape or (1, _SIDE, _SIDE)
     is_flat = shape == (_SIDE * _SIDE,)
     if not is_flat and (len(shape) != 3 or shape[0] not in (1, 3)):
         problem = f"must be {_SIDE * _SIDE}, 1xHxW or 3xHxW for data digits"
         raise InvalidInput("input_shape", problem, got=shape_text(shape))
-    # optional package; `load` reports it if missing
+    # scikit-learn is optional; `load` turns the ImportError into InvalidInput
     from sklearn import datasets
 
     bunch = datasets.load_digits()
@@ -54,7 +55,7 @@ def load_digits(sample_shape: Shape | None, seed: int) -> Dataset:
         channels, *size = shape
         if size != [_SIDE, _SIDE]:
             inputs = F.interpolate(inputs, size, mode="bilinear", align_corners=False)
-        # Expand without copying: repeated channels use no memory until a batch is copied.
+        # Expanding a channel to three channels uses no memory until a batch is read.
         return TensorSamples(inputs.expand(-1, channels, -1, -1), targets[rows])
 
     return Dataset("digits", part(train), part(test), 10, shape)
@@ -63,13 +64,14 @@ def load_digits(sample_shape: Shape | None, seed: int) -> Dataset:
 def load_synthetic(options: str, sample_shape: Shape | None, seed: int) -> Dataset:
     """Generate training and test samples in a ratio of 4 to 1.
 
-    A sample is its class's pattern plus Gaussian noise of the same power, scaled to a mean square
-    of about 1; classes are equally frequent. Patterns of CxHxW samples are smooth.
+    `options`: such as "3x224x224,classes=10,samples=512", where 512 is the number of training
+    samples. A sample is the sum of its class's pattern and Gaussian noise of the same power, scaled
+    to a mean square of about 1. Classes are equally frequent. Patterns of CxHxW samples are smooth.
     """
     shape, num_classes, num_train = _parse(options)
     if shape and sample_shape and shape != sample_shape:
         problem = f"must have the model's input shape {shape_text(sample_shape)}"
-        hint = "leave the shape out"
+        hint = "omit the shape"
         raise InvalidInput("data", problem, got=f"synthetic:{options}", hint=hint)
     shape = shape or sample_shape or (3, 224, 224)
     num_samples = num_train + -(-num_train // 4)
@@ -89,7 +91,7 @@ def load_synthetic(options: str, sample_shape: Shape | None, seed: int) -> Datas
         targets = random.permutation(np.arange(count) % num_classes)
         inputs = random.standard_normal((count, *shape), dtype=np.float32)
         for sample, target in zip(inputs, targets, strict=True):
-            sample += patterns[target]  # row by row, because one sum would double the memory
+            sample += patterns[target]  # patterns[targets] would double the memory
         inputs *= np.float32(0.5**0.5)
         return TensorSamples(torch.from_numpy(inputs), torch.from_numpy(targets))
 
@@ -98,7 +100,7 @@ def load_synthetic(options: str, sample_shape: Shape | None, seed: int) -> Datas
 
 
 def _parse(options: str) -> tuple[Shape | None, int, int]:
-    """Parse the sample shape, if given, and the numbers of classes and training samples."""
+    """Return the options' sample shape or None, number of classes, and number of samples."""
     shape: Shape | None = None
     counts: dict[str, int] = {}
     for item in options.split(",") if options else []:
@@ -120,7 +122,7 @@ def _parse(options: str) -> tuple[Shape | None, int, int]:
 
 
 def _load_images(folder: str, sample_shape: Shape | None, seed: int) -> Dataset:
-    from paceline.training.data.images import load_images  # imports the optional Pillow
+    from paceline.training.data.images import load_images  # needs Pillow, which is optional
 
     return load_images(folder, sample_shape, seed)
 
@@ -138,12 +140,13 @@ _OPTIONAL = {"sklearn": "scikit-learn", "PIL": "Pillow"}
 
 
 def load(spec: str, sample_shape: Shape | None = None, seed: int = 0) -> Dataset:
-    """Load the data set that `spec` names.
+    """Load a data set by its name, such as "digits" or "images:FOLDER".
 
-    `spec`: one of `FORMS`; every part after `synthetic` is optional. `sample_shape`: None selects
-    the default shape of the data set. `seed` determines the split, masked positions and synthetic
-    values; all ranks must pass the same seed. Raises InvalidInput for an unknown form, an unusable
-    file, an unsuitable shape, or a missing optional package.
+    `spec`: one of `FORMS`; every option after "synthetic" may be omitted. `sample_shape`: None
+    selects the data set's default shape. `seed` determines the split into training and test
+    samples, masked positions and synthetic values; all ranks must pass the same seed. Raises
+    InvalidInput for an unknown name, an unusable file, an unsuitable shape, or a missing optional
+    package.
     """
     if sample_shape is not None and (not sample_shape or min(sample_shape) < 1):
         problem = "must have sizes of at least 1"

@@ -1,11 +1,11 @@
 """Load token data sets: text as bytes, and arrays of token ids.
 
-Samples are adjacent windows of a token sequence. The sequence is in memory or in a memory-mapped
+Samples are consecutive windows of a token sequence. The sequence is in memory or in a memory-mapped
 file, and a window is read when a batch needs it.
 
 The test tokens of a folder come from one in twenty files, chosen by hashes of the files' paths;
-only the first 128 Ki tokens of the chosen files are used. The test tokens of a single file or array
-are the last twentieth of the tokens, but at most 128 Ki tokens.
+only the first 128 Ki tokens (131,072) of these files are used. The test tokens of a single file or
+array are the last twentieth of its tokens, but at most 128 Ki tokens.
 """
 
 import os
@@ -36,22 +36,22 @@ from paceline.training.data.dataset import (
 Tokens = NDArray[np.integer[Any]]
 IGNORED = -100  # ignore_index of torch.nn.functional.cross_entropy
 _MASKED_SHARE = 0.15
-_KEPT, _RANDOM = 0.1, 0.1  # shares of masked positions that keep their token, or get a random token
+_KEPT, _RANDOM = 0.1, 0.1  # shares of masked positions with the original and with a random token
 _LENGTH = 256
-_BYTES = 256  # number of different bytes
-_TEST_SHARE = 20  # one in twenty files is for testing
+_BYTES = 256  # vocabulary size of text: the number of byte values
+_TEST_SHARE = 20  # one in twenty files or tokens is for testing
 _MOST_TESTED = 128 * 1024
-# Exclude installed packages. Also exclude tests, because some Python distributions omit tests.
+# Folders to skip in Python's standard library; "test" folders are missing in some distributions.
 _NOT_LIBRARY = frozenset(
     ("site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test")
 )
 _TOKENS = re.compile("(.+?)(?:,vocabulary=([1-9][0-9]{0,8}))?", re.DOTALL)
-# Errors that numpy raises for a broken file; numpy parses the header as Python literals.
+# Errors that numpy raises for a broken .npy file, whose header it parses as a Python literal.
 _BROKEN = (
     *(ValueError, EOFError, OverflowError, OSError, SyntaxError, TokenError, TypeError),
     *(RecursionError, MemoryError, LookupError),
 )
-_FORM = "write tokens:PATH of a one-dimensional .npy file of integers"
+_FORM = "use tokens:PATH, where PATH is a one-dimensional .npy file of integers"
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +59,7 @@ class TokenWindows(IndexedSamples):
     """Windows of `length` tokens; the target at each position is the next token.
 
     Inputs and targets are int64 (length,). `tokens` (N,): integers from 0 to `vocabulary` - 1;
-    reading a token outside of this range raises InvalidInput. `source`: the path that errors name.
+    reading a token outside of this range raises InvalidInput. `source`: the file's path in errors.
     """
 
     tokens: Tokens
@@ -84,7 +84,7 @@ class TokenWindows(IndexedSamples):
         found: NDArray[np.int64] = self.tokens[places].astype(np.int64)
         is_wrong = (found < 0) | (found >= self.vocabulary)
         if is_wrong.any():
-            problem = f"must have tokens from 0 to {self.vocabulary - 1}"
+            problem = f"must have token ids from 0 to {self.vocabulary - 1}"
             raise InvalidInput(self.source, problem, got=int(found[is_wrong][0]))
         return found
 
@@ -95,8 +95,8 @@ class MaskedTokens(TokenWindows):
 
     In each window, 15 % of the positions are masked, but at least one. Eight in ten masked
     positions get the mask token `vocabulary`, one in ten gets a random token, and one in ten keeps
-    its token (Devlin et al. 2018, section 3.1). Other targets are -100. `seed` and the sample's
-    index determine the masked positions.
+    its token (Devlin et al. 2018, section 3.1). At positions that are not masked, the target is
+    -100. `seed` and the sample's index determine the masked positions.
     """
 
     seed: int
@@ -118,7 +118,7 @@ class MaskedTokens(TokenWindows):
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the masked positions (M,) of a window, and their new tokens (M,)."""
         count = max(1, round(_MASKED_SHARE * self.length))
-        # Use raw bits, which numpy guarantees to keep, unlike numbers from its distributions.
+        # numpy guarantees that raw PCG64 output never changes, unlike its random distributions.
         bits = np.random.PCG64(np.random.SeedSequence(self.seed, spawn_key=(index,)))
         places = np.argsort(bits.random_raw(self.length), kind="stable")[:count]
         draws = bits.random_raw(count) / 2.0**64
@@ -128,7 +128,7 @@ class MaskedTokens(TokenWindows):
 
 
 def load_text(path: str, sample_shape: Shape | None, seed: int) -> Dataset:
-    """Load byte windows of a file, of a folder, or of Python's standard library.
+    """Load windows of bytes from a file, a folder, or Python's standard library.
 
     An empty `path` selects the running interpreter's standard library. `sample_shape` (T,): tokens
     per window, 256 by default. Raises InvalidInput for an unreadable path or too little text.
@@ -140,7 +140,7 @@ def load_text(path: str, sample_shape: Shape | None, seed: int) -> Dataset:
 
 
 def load_masked_text(path: str, sample_shape: Shape | None, seed: int) -> Dataset:
-    """Load the windows of `load_text`; as for BERT, token 256 replaces some of the bytes."""
+    """Load windows of bytes as `load_text` does, with some bytes masked by token 256 (BERT)."""
     length = _length(sample_shape, "masked-text")
     parts, source = _bytes_of(path)
     train, test = (MaskedTokens(part, length, _BYTES, source, seed) for part in parts)
@@ -150,12 +150,12 @@ def load_masked_text(path: str, sample_shape: Shape | None, seed: int) -> Datase
 def load_tokens(argument: str, sample_shape: Shape | None, seed: int) -> Dataset:
     """Load windows of token ids from the file PATH, a one-dimensional .npy array of integers.
 
-    `argument`: PATH, or "PATH,vocabulary=50257". The file is memory-mapped; without a vocabulary,
-    it is read once to find its largest id. Raises InvalidInput for an unusable file.
+    `argument`: PATH, or "PATH,vocabulary=50257". The file is memory-mapped. Without a vocabulary
+    size, the file is read once to find its largest id. Raises InvalidInput for an unusable file.
     """
     length = _length(sample_shape, "tokens")
     match = _TOKENS.fullmatch(argument)
-    assert match is not None  # the path is not empty
+    assert match is not None  # matches every nonempty text, and `load` passes no empty text
     path, given = match.groups()
     tokens = _mapped(path)
     vocabulary = int(given) if given else _vocabulary_of(tokens, path)
@@ -176,13 +176,13 @@ def _dataset(name: str, train: TokenWindows, test: TokenWindows, num_classes: in
     for samples, use in ((train, "training"), (test, "testing")):
         if not len(samples):
             problem = f"has {len(samples.tokens):,} tokens for {use}, too few for a sample"
-            hint = f"samples have {samples.length} tokens; a smaller input_shape needs less"
+            hint = f"a sample has {samples.length} tokens; use a smaller input_shape or more data"
             raise InvalidInput(samples.source, problem, hint=hint)
     return Dataset(name, train, test, num_classes, (train.length,))
 
 
 def _bytes_of(path: str) -> tuple[tuple[Tokens, Tokens], str]:
-    """Return the training bytes, the test bytes, and the path that errors name."""
+    """Return (training bytes, test bytes), and the path to be named in errors."""
     if not path:
         folder = Path(sysconfig.get_path("stdlib"))
         library = [file for file in _files(folder, _NOT_LIBRARY) if file.suffix == ".py"]
@@ -197,9 +197,10 @@ def _bytes_of(path: str) -> tuple[tuple[Tokens, Tokens], str]:
 
 
 def _files(folder: Path, skipped: frozenset[str] = frozenset()) -> list[Path]:
-    """Return the sorted files below a folder, without files in `skipped` folders.
+    """Return the sorted files below a folder, without files in folders with `skipped` names.
 
-    Omits hidden entries, and follows no links to folders. Raises OSError for an unreadable folder.
+    Omits hidden files and folders, and does not follow links to folders. Raises OSError for an
+    unreadable folder.
     """
     found: list[Path] = []
 
@@ -213,18 +214,18 @@ def _files(folder: Path, skipped: frozenset[str] = frozenset()) -> list[Path]:
 
 
 def _split_by_file(folder: Path, files: list[Path]) -> tuple[Tokens, Tokens]:
-    """Return the bytes of the training files and of the test files, in order."""
+    """Choose the test files of a folder; return the bytes for training and for testing."""
     if len(files) < 2:
         problem = "must have at least two files, one of them for testing"
-        hint = "add files, or name a single file"
+        hint = "add files, or use a single file"
         raise InvalidInput(str(folder), problem, got=len(files), hint=hint)
     nbytes = sum(file.stat().st_size for file in files)
-    require_nbytes(nbytes, str(folder), "the text", "name a folder with less, or one file")
+    require_nbytes(nbytes, str(folder), "the text", "use a smaller folder or a single file")
 
     def digest(file: Path) -> bytes:
         return sha256(os.fsencode(file.relative_to(folder).as_posix())).digest()
 
-    # Order by hash, so that the tested files come from all parts of the folder.
+    # Order by hash, so that the test files come from all subfolders.
     tested = sorted(files, key=digest)[: -(-len(files) // _TEST_SHARE)]
     trained = sorted(set(files).difference(tested))
     return _joined(trained), _joined(tested)[:_MOST_TESTED]
@@ -244,9 +245,9 @@ def _mapped(path: str) -> Tokens:
     if not Path(path).is_file():
         raise InvalidInput("data", "must name a file", got=path, hint=_FORM)
     try:
-        with warnings.catch_warnings():  # numpy warns of Python 2 headers and old type names
+        with warnings.catch_warnings():  # ignore numpy's warnings about headers of old versions
             warnings.simplefilter("ignore")
-            found = np.lib.format.open_memmap(path, mode="r")  # reads neither pickles nor archives
+            found = np.lib.format.open_memmap(path, mode="r")  # refuses pickles and .npz archives
     except _BROKEN as error:
         raise InvalidInput(path, f"cannot be read: {first_line(error)}", hint=_FORM) from error
     if found.ndim != 1 or found.dtype.kind not in "iu":
@@ -260,5 +261,5 @@ def _vocabulary_of(tokens: Tokens, path: str) -> int:
     if not len(tokens):
         return 0
     if tokens.min() < 0:
-        raise InvalidInput(path, "must have tokens of at least 0", got=int(tokens.min()))
+        raise InvalidInput(path, "must have token ids of at least 0", got=int(tokens.min()))
     return int(tokens.max()) + 1

@@ -1,10 +1,10 @@
 """Split a model into a body and a head, the chain of final layers to be sharded.
 
 If the head is a single layer whose output the model returns, the body is the model with an identity
-module in place of this layer. The forward pass is not traced, and may contain assertions and loops.
-For other heads, the modules that contain the head's layers are traced (`torch.fx`). Operations
-between the head's layers must be elementwise or dropout, because each rank has only some columns of
-the activations.
+module in place of this layer. Then the forward pass is not traced, and may contain assertions and
+loops. For other heads, the modules that contain the head's layers are traced (`torch.fx`).
+Operations between the head's layers must be elementwise or dropout, because each rank has only some
+columns of the activations.
 """
 
 import copy
@@ -33,12 +33,12 @@ _METHODS = ("relu", "tanh", "sigmoid")
 Operation = Callable[[Tensor], Tensor]  # a dropout module, or an elementwise operation
 _Refusal = Callable[..., InvalidInput]
 _LAYERS = (nn.Linear, nn.BatchNorm1d)
-_FORWARDS = (nn.Linear.forward, nn.BatchNorm1d.forward)  # any other forward is refused
+_FORWARDS = (nn.Linear.forward, nn.BatchNorm1d.forward)  # layers that override forward are refused
 
 
 @dataclass(frozen=True)
 class TracedLayer:
-    """A layer of the head, and the named operations between this layer and the next layer."""
+    """A layer of the head; `following`: (name, operation) pairs that precede the next layer."""
 
     name: str
     module: nn.Linear | nn.BatchNorm1d
@@ -51,8 +51,9 @@ def partition(
     """Split a model into a body and a head; the head consists of the layers `names`.
 
     The body shares the model's modules, under the same names. `label`: name of the model in errors.
-    `inputs`: samples on which `bypassed` tries to split off a single layer without tracing. Raises
-    InvalidInput if a layer or connection prevents the split.
+    `inputs`: samples for `bypassed`, which tries to split off a single layer without tracing; if
+    None, the model is always traced. Raises InvalidInput if a layer or connection prevents the
+    split.
     """
 
     def refusal(problem: str, hint: str = "") -> InvalidInput:
@@ -71,7 +72,7 @@ def partition(
     for one in head:  # body and head would train separate copies of a shared parameter
         for key, parameter in one.module.named_parameters():
             if id(parameter) in in_body:
-                raise refusal(f"the body also uses {one.name}.{key}")
+                raise refusal(f"an earlier layer also uses {one.name}.{key}")
     if not any(parameter.requires_grad for parameter in body.parameters()):
         raise refusal("no layer before this layer is trainable")
     return body, head
@@ -99,7 +100,10 @@ def _traced(
 
 
 class _HeadTracer(fx.Tracer):
-    """Traces into modules that contain a layer of the head, and containers of activations."""
+    """Traces only modules that contain a head layer, and Sequentials without parameters.
+
+    A call of any other module becomes a single node of the graph.
+    """
 
     def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
         super().__init__()
@@ -111,23 +115,27 @@ class _HeadTracer(fx.Tracer):
                 self._traced.add(module)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Return True if a call of the module is one node of the graph."""
+        """Return whether a call of the module `m` becomes a single node of the graph."""
         return m not in self._traced
 
 
 def _head(
     model: nn.Module, nodes: Sequence[fx.Node], names: Sequence[str], refusal: _Refusal
 ) -> tuple[TracedLayer, ...]:
-    """Return the head's layers; the nodes must form a chain up to the model's output."""
+    """Return the head's layers, with the operations between them.
+
+    `nodes`: the graph from the first layer of the head on. Raises `refusal` unless each node uses
+    only the output of the previous node.
+    """
     chain: list[tuple[str, nn.Linear | nn.BatchNorm1d, list[tuple[str, Operation]]]] = []
     value, left = nodes[0].all_input_nodes[0], list(names)
     for node in nodes:
         if node.all_input_nodes != [value]:
-            problem = f"{_name(node)} must take the output of {_name(value)} alone"
-            raise refusal(problem, hint="the head must be a chain")
+            problem = f"{_name(node)} must have the output of {_name(value)} as its only input"
+            raise refusal(problem, hint="the head must be a chain of layers")
         if node.op == "output":
             if node.args[0] is not value:
-                raise refusal("the model must return its scores and nothing else")
+                raise refusal("the model must return only the output of its last layer")
             break
         value = node
         if left and node.op == "call_module" and node.target == left[0]:
@@ -146,19 +154,19 @@ def _layer(module: nn.Module, name: str, refusal: _Refusal) -> nn.Linear | nn.Ba
         raise refusal(problem, hint=f"choose a head that begins after {name!r}")
     frozen = [key for key, one in module.named_parameters() if not one.requires_grad]
     if frozen:
-        raise refusal(f"{name}.{frozen[0]} is frozen")
+        raise refusal(f"parameter {name}.{frozen[0]} is frozen (requires_grad=False)")
     return module
 
 
 def _between(model: nn.Module, node: fx.Node, refusal: _Refusal) -> Operation:
-    """Return the operation of `node`; raise InvalidInput unless it can run on single columns."""
+    """Return the operation of `node`; raise `refusal` unless it can run on a subset of columns."""
     if node.op == "call_module":
         module = model.get_submodule(str(node.target))
         kind = type(module)
         if kind is nn.Dropout:
             return module
         if kind in _ELEMENTWISE:
-            # An in-place module would overwrite outputs that backward needs.
+            # Copy without `inplace`, which would overwrite outputs that backward needs.
             own = copy.copy(module)
             if hasattr(own, "inplace"):
                 vars(own)["inplace"] = False
@@ -190,20 +198,21 @@ def _name(node: fx.Node) -> str:
 def bypassed(model: nn.Module, name: str, inputs: Any) -> nn.Module | None:
     """Return the model without its final layer `name`; None if the layer is not final.
 
-    The new model (the body) returns the layer's input. The layer is not final if a trial of the
-    body with `inputs`, in evaluation mode, fails. Later calls of the body raise
-    InvalidInput if they would not return the layer's input.
+    The new model (the body) returns the layer's input. The body is tried on `inputs` in evaluation
+    mode; if this call fails, the layer is not final. Later calls of the body raise InvalidInput
+    if they would not return the layer's input.
     """
     instead, taken = nn.Identity(), list[Any]()
     instead.register_forward_hook(lambda module, arguments, values: taken.append(values))
     body = _without(model, name, instead)
-    body._forward_hooks = type(model._forward_hooks)(model._forward_hooks)  # `model` gets no hook
+    # Copy the dict of hooks, so that `model` itself gets no hook.
+    body._forward_hooks = type(model._forward_hooks)(model._forward_hooks)
 
     def check(module: nn.Module, arguments: Any, found: Any) -> None:
         calls = taken.copy()
         taken.clear()
         if len(calls) != 1 or found is not calls[0]:
-            problem = f"layer {name!r} must be called once, and the model must return its output"
+            problem = f"layer {name!r} must be called once, and its output returned by the model"
             raise InvalidInput("head", problem, got=f"{len(calls)} calls")
 
     body.register_forward_hook(check)

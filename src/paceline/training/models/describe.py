@@ -39,23 +39,24 @@ from paceline.training.models.live_memory import (
 
 
 class Lap(NamedTuple):
-    """The cost of a part of a training step, and the peak of its tensors' bytes."""
+    """The cost of a part of a training step, and the peak of live tensor bytes in this part."""
 
     cost: Cost
     peak: int
 
 
 _NOTHING = Lap(Cost(), 0)
-_Laps = Mapping[int, Sequence[Lap]]  # by layer, in the order of the layers' last gradients
+_Laps = Mapping[int, Sequence[Lap]]  # for each layer, the parts of its backward, one per gradient
 
 
 @dataclass
 class _Step:
-    """The records of one training step; layers are indices into `layers_of(model)`.
+    """The measurements of one training step; layers are indices into `layers_of(model)`.
 
-    `forward`, `activation_nbytes`, `kept_nbytes`: by layer, in the order of the first calls.
-    `ready`: (layer, parameter) pairs with a gradient, in the order of each pair's last gradient.
-    `laps`: for each gradient, its layer and the cost of backward since the previous gradient.
+    `forward`, `activation_nbytes`, `kept_nbytes`: values by layer, in the order of the layers'
+    first calls. `ready`: the keys are (layer, parameter) pairs that got a gradient, in the order of
+    each pair's last gradient. `laps`: for each gradient, its layer and the cost of backward since
+    the previous gradient.
     """
 
     forward: dict[int, Lap] = field(default_factory=dict)
@@ -86,7 +87,7 @@ class _Step:
         self.laps.append((index, counter.lap()))
 
     def backward(self) -> _Laps:
-        """Return the laps (the parts up to each gradient) of each layer's backward segment."""
+        """Return each layer's part of backward as laps; a lap ends when a gradient is ready."""
         stops = {layer: number for number, (layer, _) in enumerate(self.laps, 1)}
         found, start = dict[int, list[Lap]](), 0
         for layer, stop in sorted(stops.items(), key=lambda one: one[1]):
@@ -102,12 +103,12 @@ def describe(model: nn.Module, example_batch: Any, name: str | None = None) -> W
     arguments. The first dimension of the first tensor is the batch size. The model keeps its mode
     (training or evaluation). The backward pass starts from all outputs that require a gradient.
 
-    Costs are those of the whole batch. `activation_nbytes`: bytes of tensors that the layer's
-    forward segment makes, and that later segments or the caller read. `kept_nbytes`: bytes of
-    tensors that the forward segment makes, and that backward reads. `working_nbytes`: the layer's
-    peak of live bytes, without kept tensors and without gradients of parameters. Layers without
-    gradients are last in `backward_order`. Layers that the forward pass does not call have no
-    forward cost.
+    Costs are those of the whole batch. A layer's forward segment is the layer's part of the forward
+    pass. `activation_nbytes`: bytes of tensors that this segment makes, and that later segments or
+    the caller read. `kept_nbytes`: bytes of tensors that this segment makes, and that backward
+    reads. `working_nbytes`: the layer's peak of live bytes, without kept tensors and without
+    gradients of parameters. Layers without gradients are last in `backward_order`. Layers that the
+    forward pass does not call have no forward cost.
 
     The model and the random states of PyTorch and Python do not change. The model's forward hooks
     run. Raises InvalidInput if nothing is trainable or the step fails.
@@ -125,7 +126,7 @@ def describe(model: nn.Module, example_batch: Any, name: str | None = None) -> W
     step = _trace(model, example_batch, label)
     order, backward = list(step.forward), step.backward()
     for index in range(len(layers)):
-        if index not in step.forward:  # insert it after the previously registered layer
+        if index not in step.forward:  # insert an uncalled layer after the one registered before
             order.insert(order.index(index - 1) + 1 if index else 0, index)
     never = [index for index in reversed(order) if index not in backward]
     return Workload(
@@ -167,7 +168,7 @@ def _trace(model: nn.Module, batch: Any, label: str) -> _Step:
 
 
 def _run(model: nn.Module, batch: Any) -> _Step:
-    """Record a forward and a backward pass; the hooks stay on `model`."""
+    """Run a forward and a backward pass, and return their costs; leaves hooks on `model`."""
     step, counter = _Step(), CostCounter()
     activations = counter.activations
     for index, layer in enumerate(layers_of(model)):
@@ -228,7 +229,7 @@ def _describe_layers(
 def _kind_of(module: nn.Module) -> str:
     """Return the name of the torch.nn class whose `forward` the module uses.
 
-    If there is none, returns the name of the module's own class.
+    If the module has another `forward`, returns the name of the module's class.
     """
     forward = type(module).forward
     alike = (one for one in type(module).__mro__ if getattr(one, "forward", None) is forward)
@@ -237,7 +238,7 @@ def _kind_of(module: nn.Module) -> str:
 
 
 def _working(layers: Sequence[LayerModule], step: _Step, backward: _Laps) -> dict[int, int]:
-    """Return each layer's peak of tensor bytes, minus the bytes of kept tensors and gradients.
+    """Return each layer's peak of live tensor bytes, minus kept tensors and gradients.
 
     The peak is the larger of the peaks in the layer's forward and backward segments. Kept tensors
     are those of this layer and of layers whose backward comes later. Gradients are those of this
@@ -254,7 +255,7 @@ def _working(layers: Sequence[LayerModule], step: _Step, backward: _Laps) -> dic
 
 
 class CostCounter(TorchDispatchMode):
-    """Within the context, counts the FLOPs, bytes and calls of all operations except views."""
+    """A context in which the FLOPs, bytes and calls of all operations except views are counted."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -262,7 +263,7 @@ class CostCounter(TorchDispatchMode):
         self._counted = Cost()
 
     def lap(self) -> Lap:
-        """Return the costs and the peak since the last call."""
+        """Return the cost and the peak memory since the previous call of `lap`."""
         counted, self._counted = self._counted, Cost()
         return Lap(counted, self.alive.lap())
 
@@ -288,7 +289,7 @@ class CostCounter(TorchDispatchMode):
         self._counted += Cost(flops, nbytes, int(not allocates(func)))
         self.activations.made(outputs)
         self.alive.made(outputs, inputs)
-        # Without a dispatch mode, autograd would add gradients in place, and allocate no sum.
+        # Do not count sums of gradients: without this dispatch mode, autograd adds in place.
         in_place = func is torch.ops.aten.add.Tensor and torch._C._current_graph_task_id() >= 0
         if not in_place:
             self.alive.update_peak(workspace_nbytes(func, args))

@@ -31,7 +31,7 @@ _SIGMOID_MLPS = {
 
 @dataclass(frozen=True)
 class Architecture:
-    """A model that can be built, with the properties of its samples.
+    """A model that can be built, with the shape, type and classes of its samples.
 
     `make(count)` returns a new model with `count` classes and random weights. `input_shape`: shape
     of one sample. A language model also accepts shorter samples, and has its vocabulary size in
@@ -57,7 +57,7 @@ class Architecture:
 def _gpts(
     name: str, make: Callable[..., nn.Module], context: int, vocabulary: int = 256
 ) -> dict[str, Architecture]:
-    """Return two entries: a GPT with tied weights, and the same GPT with untied weights."""
+    """Return a GPT with tied weights as `name`, and with untied weights as NAME-untied."""
     shape = (context,), vocabulary, torch.int64
     untied = partial(make, tied=False)
     return {name: Architecture(make, *shape), f"{name}-untied": Architecture(untied, *shape)}
@@ -90,7 +90,7 @@ def names() -> tuple[str, ...]:
 
 
 def find(name: str) -> Architecture:
-    """Look up a built-in name, or a user's `package.module:factory`.
+    """Look up a model by its built-in name, or as "package.module:factory" of a user.
 
     "mlp-54-512-2" is a multilayer perceptron of these widths, with ReLU and biases.
     "sigmoid-mlp-54-512-2" has sigmoids and no biases. A factory is a function or class that returns

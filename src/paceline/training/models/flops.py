@@ -86,7 +86,7 @@ def flops_of(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], o
     """Return the FLOPs of one call of `func`, which must not be a view."""
     name = _base_name(func)
     if kwargs.get("approximate") == "tanh":
-        name = f"{name}_tanh"  # gelu and its backward have two definitions
+        name = f"{name}_tanh"  # the tanh approximation of gelu has its own entry
     if name in _MOVES:
         return 0
     if name in _FORMULAS:
@@ -107,7 +107,7 @@ def _base_name(func: OpOverload) -> str:
 
 
 def _convolution_backward(args: Sequence[Any], out: Any) -> int:
-    """Count forward's FLOPs for the input gradient, and for the weight gradient; add the bias's."""
+    """Count forward's FLOPs per required gradient of input and weight, and the bias gradient."""
     gradient, x, weight = args[:3]
     transposed, mask = args[7], args[10]
     pixels = (x if transposed else gradient).shape[2:]
@@ -116,12 +116,12 @@ def _convolution_backward(args: Sequence[Any], out: Any) -> int:
 
 
 def _pool(args: Sequence[Any], out: Any) -> int:
-    """Count one FLOP for each value in the window of each returned value."""
+    """Count one FLOP for each input value in a pooling window, for all windows."""
     return int(next(tensors_in(out)).numel() * _window(args[1], args[0].dim()))
 
 
 def _window(size: Sequence[int], dim: int) -> int:
-    # A single size applies to all sides. A batch has two dimensions more than a window.
+    # A single size applies to all sides; `dim` also counts the batch and channel dimensions.
     return prod(size) if len(size) > 1 else int(size[0]) ** (dim - 2)
 
 
@@ -132,7 +132,7 @@ def _rnn(args: Sequence[Any], out: Any) -> int:
 
 
 def _lstm_layer(args: Sequence[Any], out: Any) -> int:
-    """Count the products, and per unit 4 additions, 3 sigmoids, 2 tanh and 4 cell operations."""
+    """Count matrix products, and per unit 4 additions, 3 sigmoids, 2 tanh, 4 cell operations."""
     num_units = prod(args[0].shape[:2]) * args[2].shape[1]
     return int(_rnn(args, out) + num_units * (4 + 3 * 4 + 2 * 5 + 4))
 
@@ -164,7 +164,8 @@ _FORMULAS: dict[str, _Formula] = {
     "index_add": lambda args, out: args[3].numel(),
     "scatter_add": lambda args, out: args[3].numel(),
     "index_put": lambda args, out: args[2].numel() if len(args) > 3 and args[3] else 0,
-    # FLOPs per value: normalise again 2, two sums 3, input gradient 4 (1 with fixed statistics).
+    # FLOPs per value: recompute the normalised value 2, two sums 3, input gradient 4 (1 in
+    # evaluation mode).
     "native_batch_norm_backward": lambda args, out: args[0].numel() * (9 if args[7] else 6),
     "cudnn_batch_norm_backward": lambda args, out: args[0].numel() * 9,  # only in training
     "_scaled_dot_product_flash_attention_for_cpu": lambda args, out: flop_registry[

@@ -16,15 +16,15 @@ from torch import Tensor, library
 from torch.utils._python_dispatch import _disable_current_modes
 
 _aten = torch.ops.aten
-_FLASH = 1  # the fused kernel's number in torch._fused_sdp_choice
+_FLASH = 1  # returned by torch._fused_sdp_choice for the fused kernel
 _registration = RLock()  # PyTorch allows one kernel per device and operation
 
 
 @contextmanager
 def attention_as_on_cpu() -> Iterator[None]:
-    """Within the context, trace attention on meta tensors as on the CPU, in all threads.
+    """Return a context in which attention on meta tensors is traced as on the CPU.
 
-    A thread that enters the context waits until no other thread is in the context.
+    This applies to all threads. Only one thread at a time can be in the context; others wait.
     """
     with _registration, library._scoped_library("aten", "IMPL") as aten:
         aten.impl("scaled_dot_product_attention", _attention, "AutogradMeta")
@@ -42,7 +42,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """Replace `scaled_dot_product_attention`."""
+    """Call the operation that `scaled_dot_product_attention` would choose for CPU tensors."""
     with _disable_current_modes():
         q, k, v = _on_cpu(query), _on_cpu(key), _on_cpu(value)
         mask = None if attn_mask is None else _on_cpu(attn_mask)
@@ -62,7 +62,7 @@ def _attention(
 
 
 def _on_cpu(tensor: Tensor) -> Tensor:
-    """Return a CPU tensor of the same shape in a few bytes, by expanding one value."""
+    """Return a CPU tensor of the same shape that uses little memory, by expanding one row."""
     is_dense = tensor.dim() > 0 and tensor.stride(-1) == 1
     values = torch.empty(tensor.shape[-1:] if is_dense else 1, dtype=tensor.dtype, device="cpu")
     return values.expand(tensor.shape).requires_grad_(tensor.requires_grad)

@@ -4,8 +4,8 @@
 
 The forward pass is traced as a graph (`torch.fx`), and the graph is cut (section 3.1 of the paper).
 Only the modules that contain the layer at the cut are traced. All other modules are called
-unchanged, and keep their hooks, modes and random numbers. An export of the whole model, as by
-`torch.distributed.pipelining`, has no hooks, and fails for a smaller last batch of an epoch.
+unchanged, and keep their hooks, modes and random numbers. By contrast, an export of the whole model
+(`torch.distributed.pipelining`) loses hooks, and fails for the smaller last batch of an epoch.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,16 +29,16 @@ _DTYPES = (torch.float32, torch.float64)
 UNTIE = "use a model with untied weights (NAME-untied), or a data-parallel strategy"
 _OTHER_LAYER = "choose another layer, or a data-parallel strategy"
 _MOST_NAMED = 10  # largest number of layers that an error lists
-# Factory functions, which torch.fx does not record by itself.
+# Functions that create tensors; torch.fx records calls of these functions only on request.
 _FACTORIES = ("arange", "empty", "eye", "full", "linspace", "ones", "rand", "randn", "zeros")
-_tracing = Lock()  # torch.fx patches module calls and factory functions of the whole process
+_tracing = Lock()  # one trace at a time, because torch.fx patches functions of the whole process
 
 
 class Halves(NamedTuple):
     """The body and the head of a model.
 
-    `body_names`: names of `body_parameters` in the whole model, in the same order. `head_names`:
-    the same for `head_parameters`. `crossing`: shape of the body's output for one sample.
+    `body_names`, `head_names`: names of `body_parameters` and `head_parameters` in the whole model,
+    in the same order. `crossing`: shape of the body's output for one sample.
     """
 
     body: nn.Module
@@ -70,12 +70,12 @@ def cut(model: nn.Module, inputs: Any, first: str) -> Halves:
     model. The halves share the model's modules. The modules that contain the layer are traced in
     training mode.
 
-    `inputs`: two or more samples on the model's device. They test the cut: the halves must return
-    the model's output, which may be a tensor or a pytree of tensors. Parameters, buffers, modes and
-    random state do not change. No other thread may use a model meanwhile, because torch's global
-    seed is set.
+    `inputs`: two or more samples on the model's device, which test the cut: the halves must return
+    the model's output, a tensor or a pytree of tensors. Parameters, buffers, modes and random state
+    do not change. During this call, no other thread may run a model, because `cut` temporarily sets
+    torch's global seed.
 
-    Raises InvalidInput, which names the layer or connection that prevents the cut.
+    Raises InvalidInput if a layer or connection prevents the cut; the error names it.
     """
     apart = f"{type(model).__name__} cannot be cut before {first!r}"
     layers = layers_of(model)
@@ -95,7 +95,7 @@ def cut(model: nn.Module, inputs: Any, first: str) -> Halves:
         halves = (model, nn.Identity()) if is_whole else _halves(model, inputs, first, apart)
         body, head = halves
         for name in _shared(model, body, head):  # each half would train its own copy
-            raise _refused(apart, f"both halves use {name!r}", hint=UNTIE)
+            raise _refused(apart, f"layers before and after the cut use {name!r}", hint=UNTIE)
         if not trainable(body):
             raise _refused(apart, "no layer before this layer is trainable")
         crossing = _compared(model, body, head, inputs, apart)
@@ -118,7 +118,10 @@ def _refused(of: str, why: str, *, hint: str = "") -> InvalidInput:
 
 
 def tied(model: nn.Module, first: str | None) -> str:
-    """Describe a weight that layer `first` (None: any layer) shares with an embedding; else ""."""
+    """Describe, as text, a weight that a layer shares with an embedding; "" if there is none.
+
+    `first`: name of the layer; None checks all layers.
+    """
     known: dict[int, str] = {}
     for name, module in model.named_modules():
         for key, one in module.named_parameters(recurse=False):
@@ -131,7 +134,7 @@ def tied(model: nn.Module, first: str | None) -> str:
 
 @contextmanager
 def buffers_restored(model: nn.Module) -> Iterator[None]:
-    """Restore the values of a model's buffers on exit from the context."""
+    """Return a context that restores the values of a model's buffers on exit."""
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     try:
         yield
@@ -143,7 +146,10 @@ def buffers_restored(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _state_restored(model: nn.Module) -> Iterator[None]:
-    """On exit, restore modes, buffers and random state, and remove the tracer's attributes."""
+    """Return a context that, on exit, restores the model's modes, buffers and random state.
+
+    On exit, also removes the attributes that the tracer has added to the model.
+    """
     modes = {module: module.training for module in model.modules()}
     before = set(vars(model))
     devices = {parameter.device for parameter in model.parameters() if not parameter.is_meta}
@@ -162,7 +168,10 @@ def _state_restored(model: nn.Module) -> Iterator[None]:
 def _compared(
     model: nn.Module, body: nn.Module, head: nn.Module, inputs: Any, of: str
 ) -> tuple[int, ...]:
-    """Check that the halves return the model's output; return the activations' shape per sample."""
+    """Check that the halves return the model's output; return the activations' shape per sample.
+
+    `of`: the beginning of error messages.
+    """
     num_samples = len(tree_leaves(inputs)[0])
     try:
         torch.manual_seed(0)
@@ -172,24 +181,24 @@ def _compared(
         activations = call(body, inputs)
         if not isinstance(activations, Tensor) or activations.dtype not in _DTYPES:
             kind = getattr(activations, "dtype", type(activations).__name__)
-            raise _refused(of, f"the body's output is {kind}, not a float tensor")
+            raise _refused(of, f"the value at the cut is {kind}, not a float tensor")
         if not activations.requires_grad:
-            raise _refused(of, "the body's output does not depend on its parameters")
+            raise _refused(of, "the value at the cut does not depend on any parameter")
         if activations.dim() == 0 or len(activations) != num_samples:
             shape = tuple(activations.shape)
-            raise _refused(of, f"the body's output has shape {shape}, not {num_samples} rows")
+            raise _refused(of, f"the value at the cut has shape {shape}, not {num_samples} rows")
         outputs = head(activations.detach().requires_grad_())
     except InvalidInput:
         raise
     except Exception as error:
         problem = f"running the halves on a batch of shape {shapes_of(inputs)} failed"
         raise _refused(of, f"{problem}: {first_line(error)}") from error
-    # Kernels of a GPU may add values in another order. On meta tensors, only shapes are compared.
+    # GPU kernels may add values in another order. For meta tensors, only shapes are compared.
     rtol, atol = (0.0, 0.0) if activations.device.type == "cpu" else (1e-3, 1e-5)
     (found, form), (expected, form_of_whole) = tree_flatten(outputs), tree_flatten(whole)
     try:
         if form != form_of_whole:
-            raise TypeError("the structures differ")
+            raise TypeError("the pytrees have different structures")
         torch.testing.assert_close(found, expected, rtol=rtol, atol=atol, equal_nan=True)
     except (AssertionError, TypeError) as error:
         problem = f"the halves do not return the model's output: {first_line(error)}"
@@ -198,7 +207,10 @@ def _compared(
 
 
 def _halves(model: nn.Module, inputs: Any, first: str, refusal: str) -> tuple[nn.Module, nn.Module]:
-    """Cut the graph before the layer `first`; both halves share `model`'s modules."""
+    """Trace the model, and cut its graph before the layer `first`; return body and head.
+
+    `refusal`: the beginning of error messages.
+    """
     try:
         nodes = traced(model, inputs, model.get_submodule(first))
     except Exception as error:
@@ -217,7 +229,7 @@ def _halves(model: nn.Module, inputs: Any, first: str, refusal: str) -> tuple[nn
 
 
 def _uses(node: fx.Node, layer: str) -> bool:
-    """Return whether a node calls a layer's module, or takes a parameter of the layer."""
+    """Return whether a node calls the layer's module, or reads a parameter of the layer."""
     if node.op == "call_module" and node.target == layer:
         return True
     read = [str(one.target) for one in node.all_input_nodes if one.op == "get_attr"]
@@ -225,19 +237,22 @@ def _uses(node: fx.Node, layer: str) -> bool:
 
 
 def _crossing(nodes: Sequence[fx.Node], border: int, refusal: str) -> fx.Node:
-    """Return the node whose value crosses the cut; raise InvalidInput unless it is the only one."""
+    """Return the only node of the body whose value the head uses; else raise InvalidInput.
+
+    `border`: index in `nodes` of the head's first node. `refusal`: the beginning of errors.
+    """
     before = {node for node in nodes[:border] if node.op != "get_attr"}
     after = (node for node in nodes[border:] if node.op != "get_attr")
     used = (value for node in after for value in node.all_input_nodes if value in before)
     crossing = list(dict.fromkeys(used))
     if not crossing:
-        raise _refused(refusal, "the head uses no value that the body computes")
+        raise _refused(refusal, "the layers after the cut use no value of the layers before")
     if any(node.op == "placeholder" for node in crossing):
-        raise _refused(refusal, "the head would need the model's input, which only the body has")
+        raise _refused(refusal, "the layers after the cut also use the model's input")
     if len(crossing) > 1:
         values = ", ".join(map(_described, crossing[:_MOST_NAMED]))
-        problem = f"the head would need {len(crossing)} values of the body: {values}"
-        raise _refused(refusal, problem, hint="choose a layer that needs one value only")
+        problem = f"the layers after the cut use {len(crossing)} values, not one: {values}"
+        raise _refused(refusal, problem, hint="choose a layer with a single input value")
     return crossing[0]
 
 
@@ -252,7 +267,10 @@ def _described(node: fx.Node) -> str:
 def _copy(
     nodes: Iterable[fx.Node], graph: fx.Graph, known: dict[fx.Node, fx.Node]
 ) -> dict[fx.Node, fx.Node]:
-    """Copy nodes, and the parameters that they read, into a graph; return all copies."""
+    """Copy nodes, and the parameters that they read, into a graph.
+
+    Returns `known`, which maps nodes to their copies, with the new copies added.
+    """
 
     def value(node: fx.Node) -> fx.Node:
         if node.op == "get_attr" and node not in known:
@@ -266,7 +284,7 @@ def _copy(
 
 
 class _Called(nn.Module):
-    """Calls a graph with the tensors in the model's positional and keyword arguments."""
+    """Takes the model's arguments, and calls a graph with the tensors in these arguments."""
 
     def __init__(self, graph: nn.Module, inputs: Any) -> None:
         super().__init__()
@@ -276,7 +294,7 @@ class _Called(nn.Module):
         self._leaves_of: Callable[..., list[Any]] = lambda *called: tree.flatten_up_to(called)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the graph on inputs of the traced structure."""
+        """Run the graph on arguments with the same pytree structure as the traced inputs."""
         return self.graph(*self._leaves_of(args, kwargs))
 
 
@@ -291,13 +309,13 @@ def traced(model: nn.Module, inputs: Any, first: nn.Module) -> list[fx.Node]:
     with _tracing:
         nodes = list(_Around(inputs, model, first).trace(model).nodes)
     for node in nodes:
-        node.meta.pop("is_wrapped", None)  # or torch.fx would wrap torch's functions again
-    # Leave out unused queries of the number of samples.
+        node.meta.pop("is_wrapped", None)  # otherwise, torch.fx would wrap functions again
+    # Leave out unused calls of size(), which `_Input.shape` has recorded.
     return [one for one in nodes if (one.op, one.target) != ("call_method", "size") or one.users]
 
 
 class _Around(fx.Tracer):
-    """Traces the modules that contain a layer; records the other modules as single calls."""
+    """Traces the modules that contain the layer `first`; records other modules as single calls."""
 
     def __init__(self, inputs: Any, model: nn.Module, first: nn.Module) -> None:
         super().__init__(autowrap_functions=tuple(getattr(torch, name) for name in _FACTORIES))
@@ -319,13 +337,13 @@ class _Around(fx.Tracer):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Record a module call of the tracing thread; execute a call of another thread."""
+        """Record a module call of the tracing thread; execute module calls of other threads."""
         if get_ident() != self._thread:
             return forward(*args, **kwargs)
         return super().call_module(m, forward, args, kwargs)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Return True if a call of the module is one node of the graph."""
+        """Return whether a call of the module `m` becomes a single node of the graph."""
         return m not in self._around
 
     def create_args_for_root(

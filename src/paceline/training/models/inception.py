@@ -37,7 +37,10 @@ _halving_pool = partial(nn.MaxPool2d, 3, stride=2, ceil_mode=True)
 
 
 class InceptionBlock(nn.Module):
-    """Four parallel branches, concatenated along the channels; `widths`: a row of `_WIDTHS`."""
+    """Four parallel branches, concatenated along the channels.
+
+    `widths`: the channels of the block's convolutions, a row of `_WIDTHS`.
+    """
 
     def __init__(self, in_channels: int, widths: tuple[int, ...]) -> None:
         super().__init__()
@@ -55,7 +58,7 @@ class InceptionBlock(nn.Module):
         self.out_channels = one + three + five + projection
 
     def forward(self, x: Tensor) -> Tensor:
-        """Concatenate the branches."""
+        """Return the outputs of all branches, concatenated along the channels."""
         return torch.cat([branch(x) for branch in self.children()], dim=1)
 
 
@@ -80,7 +83,7 @@ class GoogLeNet(nn.Sequential):
 
 
 _Size = int | tuple[int, int]
-# Output channels, size and stride of a convolution.
+# A convolution: output channels, kernel size, and stride (1 if omitted).
 _Convolution = tuple[int, _Size] | tuple[int, _Size, int]
 
 
@@ -117,7 +120,7 @@ class Branches(nn.Module):
         self.branches = nn.ModuleList(branches)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Concatenate the branches."""
+        """Return the outputs of all branches, concatenated along the channels."""
         return torch.cat([branch(x) for branch in self.branches], dim=1)
 
 

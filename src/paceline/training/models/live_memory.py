@@ -14,9 +14,9 @@ from paceline.training.models.flops import stored_nbytes
 
 _Slice = tuple[StorageWeakRef, int, tuple[int, ...]]
 
-_BLOCK = 16  # oneDNN pads the number of channels to a multiple of this
+_BLOCK = 16  # oneDNN pads the number of channels to a multiple of 16
 _FEW_CHANNELS = 4  # oneDNN does not reorder inputs with fewer channels
-# Operations that first copy a non-contiguous gradient.
+# Operations that copy their gradient input if it is not contiguous.
 _GATHERING = (
     *(torch.ops.aten.avg_pool2d_backward, torch.ops.aten.max_pool2d_with_indices_backward),
     torch.ops.aten.convolution_backward,
@@ -30,11 +30,11 @@ class LiveMemory:
     def __init__(self) -> None:
         self.nbytes = 0
         self.peak_nbytes = 0
-        # Keep the weak references, because a deleted weak reference never calls `_gone`.
+        # Store the weak references: a weak reference that is deleted would never call `_gone`.
         self._alive: dict[weakref.ref[torch.UntypedStorage], int] = {}
 
     def made(self, tensors: Sequence[Tensor], inputs: Sequence[Tensor] = ()) -> None:
-        """Count the new storages of an operation's results; storages of `inputs` are not new."""
+        """Count the storages of an operation's results, except the storages of its inputs."""
         strided = [tensor for tensor in inputs if tensor.layout == torch.strided]
         before = {tensor.untyped_storage()._cdata for tensor in strided}
         for tensor in tensors:
@@ -51,7 +51,7 @@ class LiveMemory:
         self.peak_nbytes = max(self.peak_nbytes, self.nbytes + workspace_nbytes)
 
     def lap(self) -> int:
-        """Return the peak since the last call, and reset it."""
+        """Return the peak in bytes since the previous call of `lap`, and reset the peak."""
         self.update_peak()
         peak, self.peak_nbytes = self.peak_nbytes, self.nbytes
         return peak
@@ -61,8 +61,8 @@ class LiveMemory:
 
 
 def workspace_nbytes(func: OpOverload, args: Sequence[Any]) -> int:
-    """Return the temporary bytes that an operation allocates and frees."""
-    if func.overloadpacket in _LSTM_KERNELS:  # the gates of all time steps
+    """Return the bytes of temporary memory that an operation uses internally."""
+    if func.overloadpacket in _LSTM_KERNELS:  # memory for the gates of all time steps
         inputs, _, of_states = args[:3]
         return int(inputs[..., 0].nbytes * of_states.shape[0])
     if func.overloadpacket not in _GATHERING:
@@ -84,11 +84,11 @@ def _blocked_nbytes(tensor: Tensor) -> int:
 
 
 class SegmentActivations:
-    """Finds tensors that a segment of the forward pass makes, and that are read later.
+    """Records which tensors each segment of the forward pass makes, and which are read later.
 
     A segment is the part of the forward pass that belongs to one layer. A tensor counts once, for
-    the last segment that changed it. Set `in_backward` before the backward pass: then a storage
-    that is read counts as kept for the backward pass.
+    the last segment that changed it. Set `in_backward` before the backward pass: from then on, the
+    storages that are read count as kept for the backward pass.
     """
 
     def __init__(self) -> None:
@@ -99,7 +99,7 @@ class SegmentActivations:
         self._kept: dict[int, dict[StorageWeakRef, int]] = defaultdict(dict)
 
     def read(self, tensors: Sequence[Tensor], outside: bool = False) -> None:
-        """Record a read of tensors by the current segment or, if `outside`, by the caller."""
+        """Record that the current segment or, if `outside`, the model's caller reads tensors."""
         for tensor in tensors:
             storage = storage_of(tensor)
             maker = None if storage is None else self._maker.get(storage)
@@ -113,7 +113,7 @@ class SegmentActivations:
                 self._read[maker][part] = (stored_nbytes(tensor), limit)
 
     def made(self, tensors: Sequence[Tensor]) -> None:
-        """Record that the current segment of forward made tensors."""
+        """Record that the current forward segment made tensors; does nothing in backward."""
         for tensor in () if self.in_backward else tensors:
             storage = storage_of(tensor)
             if storage is not None:
@@ -136,7 +136,7 @@ class SegmentActivations:
 
 def storage_of(tensor: Tensor) -> StorageWeakRef | None:
     """Return the identity of a tensor's storage; None if the tensor is not strided."""
-    # A weak reference keeps the storage's address from being reused, but does not keep its memory.
+    # A weak reference lets the storage's data be freed, but keeps its address from being reused.
     if tensor.layout != torch.strided:
         return None
     return StorageWeakRef(tensor.untyped_storage())

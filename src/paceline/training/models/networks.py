@@ -22,7 +22,7 @@ _BLOCKS = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 51
 def he_normal_(model: nn.Module) -> None:
     """Initialise convolutions and linear layers as He et al. 2015, with zero biases.
 
-    PyTorch's default variance is a sixth of this, which is too small for VGG-16 to learn.
+    PyTorch's default variance is a sixth of He's variance, too small for VGG-16 to learn.
     """
     for module in model.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
@@ -50,7 +50,7 @@ class LeNet5(nn.Sequential):
         self.fc5 = nn.Linear(84, num_classes)
 
 
-# The constants are those of Caffe.
+# Local response normalisation with the constants of Caffe.
 response_norm = partial(nn.LocalResponseNorm, size=5, alpha=1e-4, beta=0.75, k=1.0)
 
 
@@ -81,8 +81,8 @@ def _wide_classifier(inputs: int, num_classes: int) -> nn.Sequential:
 class AlexNet(nn.Sequential):
     """AlexNet on one device, as in Caffe's bvlc_alexnet: (N, 3, 227, 227) to (N, `num_classes`).
 
-    The second, the fourth and the fifth convolution have two groups each, as on the two GPUs of
-    the original.
+    The second, the fourth and the fifth convolution have two groups each, because the original
+    network was divided between two GPUs.
     """
 
     def __init__(self, num_classes: int = 1000) -> None:
@@ -139,7 +139,7 @@ class MLP(nn.Sequential):
 
     @staticmethod
     def check(widths: Sequence[int]) -> None:
-        """Raise InvalidInput unless `widths` are at least two positive numbers."""
+        """Raise InvalidInput unless `widths` has at least two numbers, all of them positive."""
         if len(widths) < 2 or min(widths) < 1:
             shown = "-".join(map(str, widths))
             raise InvalidInput("model", "must have at least two positive widths", got=shown)
@@ -179,7 +179,7 @@ def _conv_norm(in_channels: int, out_channels: int, size: int, stride: int = 1) 
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions with a shortcut."""
+    """Residual block of two 3x3 convolutions and a shortcut."""
 
     expansion = 1
 
@@ -195,7 +195,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions with a shortcut; the first convolution has the stride."""
+    """Residual block of 1x1, 3x3 and 1x1 convolutions; the first convolution has the stride."""
 
     expansion = 4
 

@@ -1,7 +1,7 @@
 """Emulate another device: paced models sleep, stretched models compute and then sleep.
 
 A paced model has the layers and parameters of a real model, and produces gradients of the same
-sizes in the same order. Gradient hooks, copies and the exchange are the code of real training.
+sizes in the same order. Gradient hooks, copies and the exchange run as in real training.
 
 Within a phase (forward, backward, update), each paced layer sleeps until a deadline: the previous
 layer's deadline plus the layer's time. Late wake-ups therefore do not accumulate. CPU work in a
@@ -9,7 +9,7 @@ gradient's hook overlaps with the next layers, as if these layers were queued on
 
 A stretched model computes a layer, and then waits. As in `describe` and the recorder, a layer
 begins in forward when its module is called, and ends in backward when its gradient is ready. The
-wait delays the gradient as much as on the slower device.
+wait delays the gradient as much as a slower device would.
 """
 
 import time
@@ -32,7 +32,7 @@ from paceline.core.workload import Layer, Workload
 from paceline.training.models.halves import Halves
 from paceline.training.models.layers import ROOT, LayerModule, layers_of
 
-QUEUED_S = 1e-3  # time of the kernels in a GPU's queue: some tens of kernels, each at least 10 us
+QUEUED_S = 1e-3  # work in a GPU's queue: some tens of kernels of at least 10 us each
 
 
 class _PhaseClock:
@@ -41,11 +41,11 @@ class _PhaseClock:
         self._woke = 0.0
 
     def begin(self) -> None:
-        """Begin a phase now."""
+        """Begin a phase (forward, backward or update): the first layer's time starts now."""
         self._deadline = self._woke = time.monotonic()
 
     def resume(self) -> None:
-        """Ignore the time since `begin`, so that the next layer does not count as late."""
+        """Ignore the CPU work since `begin`, so that `spend` does not count the CPU as late."""
         self._woke = time.monotonic()
 
     def spend(self, seconds: float) -> None:
@@ -64,16 +64,16 @@ class _PhaseClock:
 
 
 class _PacedModule(nn.Module):
-    """A module of the paced model; layer names such as "features.0" define the module tree."""
+    """A module of the paced model, placed in the module tree by its name ("features.0")."""
 
     def forward(self, clock: _PhaseClock, seconds: float) -> None:
-        """Sleep for a layer's time; called as a module, so that hooks run."""
+        """Sleep for `seconds`; training calls the module, so that its forward hooks run."""
         clock.spend(seconds)
 
 
 @dataclass(frozen=True, eq=False)
 class _PacedLayer:
-    """A layer's module, times, parameters and gradients."""
+    """A layer's module, forward and backward times, parameters and their gradients."""
 
     module: nn.Module
     forward_s: float
@@ -101,8 +101,9 @@ class PacedModel(nn.Module):
     `forward_s`, `backward_s`: seconds of each layer of `workload.layers` (`core.cost.LayerTimes`).
     For this model, `layers_of` returns layers and parameters with the real model's names and
     shapes, in forward order. Gradients become ready in the workload's backward order; the gradients
-    of one layer become ready together. `gradient_like(p)` returns the gradient of a parameter; each
-    backward pass copies this gradient. Without `gradient_like`, gradients are zero.
+    of one layer become ready together. `output_shape`: shape of the output for one sample.
+    `gradient_like(p)` returns the gradient of a parameter; each backward pass copies this gradient.
+    Without `gradient_like`, gradients are zero.
 
     Raises InvalidInput for parameters other than float32.
     """
@@ -128,31 +129,31 @@ class PacedModel(nn.Module):
         """Return zeros (N, *output_shape) for inputs (N, ...); backward makes all gradients."""
         self._clock.begin()
         scores = torch.zeros(len(inputs), *self._output_shape)
-        # The backward nodes of the scores sleep, and return the gradients of the parameters.
+        # Give the scores a backward node per layer, which sleeps and returns the gradients.
         for number in reversed(self._backward_order):
             scores = _Backward.apply(  # type: ignore[no-untyped-call]
                 scores, self, number, *self._paced[number].parameters
             )
         self._clock.resume()
         for layer in self._paced:
-            if layer.module is self:  # the hooks of this model have already run
+            if layer.module is self:  # calling this model again would run its hooks twice
                 self._clock.spend(layer.forward_s)
             else:
                 layer.module(self._clock, layer.forward_s)
         return scores
 
     def gradients_of(self, number: int) -> Iterator[Tensor]:
-        """Sleep for the time of a layer's backward, and return the layer's gradients."""
+        """Sleep for the backward time of layer `number`, and return the layer's gradients."""
         if number == self._backward_order[0]:
             self._clock.begin()
         self._clock.spend(self._paced[number].backward_s)
-        # Return a new alias each time, because autograd copies a tensor that is still referenced.
-        # An exchange may overwrite gradients, so return a copy if their values matter.
+        # Return new aliases (`detach`), because autograd copies a gradient that is referenced
+        # elsewhere. If the values matter, return copies, because an exchange may overwrite them.
         hand_out = torch.clone if self._gradient_like else Tensor.detach
         return map(hand_out, self._paced[number].gradients)
 
     def _layer(self, layer: Layer, forward_s: float, backward_s: float) -> _PacedLayer:
-        """Create a layer, with its module and missing parent modules."""
+        """Create a layer: its module, missing parent modules, parameters and gradients."""
         path = [] if layer.name == ROOT else layer.name.split(".")
         module = _submodule(self, path, _PacedModule)
         parameters = []
@@ -162,7 +163,7 @@ class PacedModel(nn.Module):
                 raise InvalidInput(self._name, problem)
             parameters.append(nn.Parameter(torch.zeros(parameter.shape)))
             module.register_parameter(parameter.name.rpartition(".")[2], parameters[-1])
-        # Do not register these as buffers, because DistributedDataParallel broadcasts buffers.
+        # Gradients are not buffers, because DistributedDataParallel would broadcast buffers.
         like = self._gradient_like or torch.zeros_like
         gradients = tuple(like(one.detach()) for one in parameters)
         return _PacedLayer(module, forward_s, backward_s, tuple(parameters), gradients)
@@ -177,17 +178,17 @@ class PacedSGD(torch.optim.Optimizer):
         self._clock = _PhaseClock()
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Sleep for the time of a weight update; training passes no `closure`."""
+        """Sleep for the time of a weight update; `closure` is not called."""
         self._clock.begin()
         self._clock.spend(self._update_s)
 
 
 class PacedWhole(nn.Module):
-    """Holds both halves' parameters under the whole model's names."""
+    """Holds the parameters of a body and a head under the whole model's names."""
 
     def __init__(self, body: PacedModel, head: PacedModel) -> None:
         super().__init__()
-        # List the halves' layers, because training calls their modules, not those of this model.
+        # List the layers of body and head, because training calls these modules, not this model's.
         self.layers: tuple[LayerModule, ...] = (*layers_of(body), *layers_of(head))
         for name, parameter in chain(body.named_parameters(), head.named_parameters()):
             *path, own = name.split(".")
@@ -204,7 +205,7 @@ def _submodule(module: nn.Module, path: Sequence[str], make: Callable[[], nn.Mod
 
 
 class _ZeroGradients(torch.autograd.Function):
-    """Returns zero gradients for activations, and passes the scores' gradients to the head."""
+    """In backward, returns zeros for the activations, and the scores' gradients unchanged."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, activations: Tensor) -> Tensor:
@@ -213,7 +214,7 @@ class _ZeroGradients(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *of_scores: Tensor) -> tuple[Tensor | None, ...]:
-        # Autograd avoids a copy only for an unreferenced tensor.
+        # detach() makes an alias, which autograd need not copy: nothing else references it.
         return of_scores[0], _zeros(ctx.shape).detach()
 
 
@@ -227,18 +228,18 @@ def paced_halves(
     backward_s: Sequence[float],
     gradient_like: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[PacedWhole, Halves]:
-    """Return a paced model and its halves; errors are those of `PacedModel`.
+    """Return a paced model, and its body and head as `Halves`.
 
     `forward_s`, `backward_s`: seconds of the body's layers, then of the head's layers, in forward
     order. Activations and their gradients are zeros of the real size. `gradient_like` supplies the
-    body's gradients; the head's gradients are zero.
+    body's gradients; the head's gradients are zero. Raises the errors of `PacedModel`.
     """
     count = len(body_workload.layers)
     values = head_workload.input_nbytes // (torch.float32.itemsize * body_workload.batch_size)
     times = forward_s[:count], backward_s[:count]
     body = PacedModel(body_workload, *times, (values,), gradient_like)
     head = PacedModel(head_workload, forward_s[count:], backward_s[count:])
-    # Connect the head's backward with the activations.
+    # Make the head's output depend on the activations, so that these get (zero) gradients.
     head.register_forward_hook(lambda _, inputs, scores: _ZeroGradients.apply(scores, inputs[0]))  # type: ignore[no-untyped-call]
     in_body, in_head = (tuple(name for name, _ in half.named_parameters()) for half in (body, head))
     return PacedWhole(body, head), Halves(body, head, in_body, in_head, (values,))
@@ -248,7 +249,7 @@ class Stretched:
     """Hooks that slow down each layer of `model` by `factor`, in both passes.
 
     Results are bit-identical. An operation without parameters counts as part of the previous layer.
-    The loss, the weight update and gradient hooks are not slowed down. `remove` frees the model.
+    The loss, the weight update and gradient hooks are not slowed down. `remove` removes the hooks.
     Raises InvalidInput for a factor below 1, and for a model on a GPU: a GPU queues work, so the
     time of a layer is unknown.
     """
@@ -260,22 +261,23 @@ class Stretched:
             if parameter.device.type != "cpu":
                 raise InvalidInput("model", "must be on the CPU", got=str(parameter.device))
         self._factor = factor
-        self._since: float | None = None  # when the current layer began
-        self._owed_s = 0.0  # negative after oversleeping
+        self._since: float | None = None  # time when the current layer began
+        self._owed_s = 0.0  # time still to sleep; negative after oversleeping
         self._backward: int | None = None
         self._handles: list[RemovableHandle] = []
         add = self._handles.append
-        self._nodes: list[Node] = []  # keep the nodes alive, with their hooks
+        self._nodes: list[Node] = []  # references, so that autograd keeps the nodes and their hooks
         layers = layers_of(model)
         for layer in layers:
             # Wait before other hooks run, so that a recorder begins the layer after the wait.
             add(layer.module.register_forward_pre_hook(self._pay, prepend=True))
-        # Of hooks with `prepend`, the newest runs first: on a layer, `_restart` before `_pay`.
+        # The newest prepended hook runs first: if the model itself is a layer, `_restart` runs
+        # before `_pay`.
         add(model.register_forward_pre_hook(self._restart, prepend=True))
         add(model.register_forward_hook(self._returned))
         for _, parameter in (own for layer in layers for own in layer.parameters):
             add(parameter.register_hook(self._pay))
-            # A post hook of the accumulation node runs after all gradient hooks.
+            # This hook of the AccumulateGrad node runs after all hooks of the gradient.
             self._nodes.append(get_gradient_edge(parameter).node)
             add(self._nodes[-1].register_hook(self._restart))
 
@@ -286,7 +288,7 @@ class Stretched:
         self._handles, self._nodes = [], []
 
     def _pay(self, *_: Any) -> None:
-        """End a layer by sleeping in proportion to its work; then begin the next layer."""
+        """Sleep in proportion to a layer's computing time; then begin timing the next layer."""
         now = time.monotonic()
         if self._since is not None:
             self._owed_s += (self._factor - 1) * (now - self._since)
@@ -303,11 +305,11 @@ class Stretched:
                 leaf.register_hook(self._reached)
 
     def _reached(self, gradient: Tensor) -> None:
-        """Begin a layer when a backward pass begins, at the first gradient of an output."""
+        """Begin timing a backward pass when the first gradient of an output is ready."""
         task: int = torch._C._current_graph_task_id()
         if task != self._backward:
             self._backward, self._since = task, time.monotonic()
 
     def _restart(self, *_: Any) -> None:
-        """Begin the next layer without a sleep: the time of other hooks belongs to no layer."""
+        """Begin timing the next layer without sleeping: time of other hooks belongs to no layer."""
         self._since = time.monotonic()

@@ -5,8 +5,9 @@ creation, and finds the numbers of the head's tensors. The second build draws th
 numbers as without sharding, but leaves the head's tensors on the meta device: an operation that
 fills such a tensor runs on a temporary CPU tensor, of which only this rank's rows are kept.
 
-The head's tensors must be made by `torch.empty`, as in torch's layers, and filled as a whole. If
-building the model reads such a tensor, the whole model is built, and then cut layer by layer.
+This requires that the head's tensors are made by `torch.empty`, as in torch's layers, and filled as
+a whole. If building the model reads such a tensor, the whole model is built instead, and then this
+rank's rows are copied layer by layer.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -25,13 +26,13 @@ from paceline.training.models.live_memory import storage_of
 
 Build = Callable[[], nn.Module]
 _EMPTY = torch.ops.aten.empty.memory_format
-# Operations whose result does not depend on the tensor's previous values.
+# In-place operations whose result does not depend on the tensor's previous values.
 _FILLING = ("aten::normal_", "aten::uniform_", "aten::zero_", "aten::fill_", "aten::copy_")
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A rank's part of a layer's outputs: `size` outputs, beginning with number `first`."""
+    """A rank's part of a layer's outputs: the outputs from `first` to `first + size - 1`."""
 
     first: int
     size: int
@@ -49,7 +50,7 @@ class Sharding:
 
     @classmethod
     def even(cls, num_outputs: int, workers: int) -> Self:
-        """Divide the outputs evenly; if a remainder is left, the first ranks get larger shards."""
+        """Divide outputs evenly among workers; the first ranks get one more if there is a rest."""
         return cls(apportion(num_outputs, [1.0] * workers))
 
     @property
@@ -63,7 +64,7 @@ class Sharding:
 
 
 class _WholeTensorRead(Exception):
-    """The model read a tensor of which this rank keeps only some rows."""
+    """Building the model has read a tensor of which this rank keeps only some rows."""
 
 
 def build_sharded(build: Build, shards: Mapping[str, Shard], seed: int) -> nn.Module:
@@ -87,9 +88,9 @@ def build_sharded(build: Build, shards: Mapping[str, Shard], seed: int) -> nn.Mo
 
 
 def _numbered(build: Build, shards: Mapping[str, Shard]) -> dict[int, Shard]:
-    """Return the shards of the head's tensors, by the tensors' numbers in order of creation.
+    """Map each tensor of the head to its shard; key n is the n-th tensor that the model creates.
 
-    Returns {} if the model cannot be built on the meta device; then the model is built whole.
+    Returns {} if the model cannot be built on the meta device; then the whole model is built.
     """
     mode = _KeepRows({})
     with suppress(Exception), torch.device("meta"), torch.random.fork_rng(devices=[]), mode:
@@ -124,7 +125,7 @@ def _cut(model: nn.Module, shards: Mapping[str, Shard], mode: "_KeepRows") -> No
 
 @dataclass
 class _ShardedTensor:
-    """A tensor of the head on the meta device; `values`: this rank's rows, None before the fill."""
+    """A head tensor on the meta device; `values`: this rank's rows, None until it is filled."""
 
     tensor: Tensor
     shard: Shard
@@ -132,9 +133,9 @@ class _ShardedTensor:
 
 
 class _KeepRows(TorchDispatchMode):
-    """Keeps only a shard's rows of some tensors.
+    """A context in which only this rank's rows of the head's tensors are kept.
 
-    `wanted`: shards, by the tensors' numbers in order of creation by `torch.empty`. `made`: the
+    `wanted`: maps n to the shard of the n-th tensor that `torch.empty` creates. `made`: the
     storages of all tensors that `torch.empty` has created.
     """
 
@@ -146,7 +147,7 @@ class _KeepRows(TorchDispatchMode):
         self._tensors: dict[StorageWeakRef | None, _ShardedTensor] = {}
 
     def rows_of(self, tensor: Tensor) -> Tensor | None:
-        """Return this rank's rows of a tensor, or None if the tensor is whole."""
+        """Return this rank's rows of a tensor, or None if the tensor is not sharded."""
         if (found := self._find(tensor)) is None:
             return None
         return self._give_up() if found.values is None else found.values
@@ -154,7 +155,7 @@ class _KeepRows(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Run the operation; fill a temporary CPU tensor instead of a tensor of the head."""
+        """Run the operation; if it fills a head tensor, fill a temporary CPU tensor instead."""
         kwargs = kwargs or {}
         if func is _EMPTY:
             shard = self._wanted.get(len(self.made))

@@ -60,7 +60,7 @@ class FeedForward(nn.Sequential):
 
 
 class PreNormBlock(nn.Module):
-    """Pre-norm block of GPT-2 and ViT."""
+    """Transformer block with layer norm before attention and before the feed-forward network."""
 
     def __init__(
         self,
@@ -147,7 +147,8 @@ class GPT(nn.Sequential):
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=_DEVIATION)
-        # The sum of all residual branches, two per block, has the scale of a single branch.
+        # Scale the weights so that the sum of all residual branches (two per block) has the
+        # variance of a single branch.
         for block in blocks:
             for layer in (block.attention.output, block.feed_forward.output):
                 nn.init.normal_(layer.weight, std=_DEVIATION / sqrt(2 * num_layers))
@@ -168,7 +169,7 @@ class PatchEmbedding(nn.Module):
         self.patches = nn.Conv2d(channels, width, kernel_size=patch, stride=patch)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Map (B, channels, height, width) to (B, T, C). Raises InvalidInput for another size."""
+        """Map (B, channels, height, width) to (B, T, C); InvalidInput for another image size."""
         if tuple(images.shape[1:]) != self.image:
             problem = f"must be {self.image} for this ViT"
             raise InvalidInput("input_shape", problem, got=tuple(images.shape[1:]))

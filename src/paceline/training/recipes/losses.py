@@ -1,8 +1,8 @@
 """Losses and scores of classifiers and language models.
 
 For classification, outputs are scores (N, C), and targets are int64 class numbers (N,), or bool
-rows (N, C) for several labels per sample. For language models, outputs are logits (..., V), and
-targets are int64 (...), the next tokens or the masked tokens.
+rows (N, C) if a sample can have several labels. For language models, outputs are logits (..., V),
+and targets are int64 (...), the next tokens or the masked tokens.
 """
 
 from math import log
@@ -17,7 +17,7 @@ from paceline.training.data.text import IGNORED
 
 
 def class_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean cross entropy of class numbers."""
+    """Return the mean cross entropy, in nats; targets are class numbers."""
     return cross_entropy(outputs, targets)
 
 
@@ -27,7 +27,7 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def label_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the softmax cross entropy with equal weights for each of a sample's labels.
+    """Return the mean softmax cross entropy; all labels of a sample have equal weights.
 
     This is the loss of Ma, Rusu et al. 2020. A sample without labels has zero loss and gradient.
     """
@@ -52,14 +52,15 @@ def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def bits_per_byte(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return `next_token_loss` in bits per token; use it if tokens are bytes."""
+    """Return `next_token_loss` in bits per token, which are bits per byte if tokens are bytes."""
     return next_token_loss(logits, targets) / log(2)
 
 
 def check_classes(name: str, outputs: Any, targets: Tensor, num_classes: int) -> None:
     """Raise InvalidInput unless a model returns a score for each class or vocabulary token.
 
-    A model may return more scores than there are classes, unless samples have several labels.
+    `name`: name of the model in errors. A model may return more scores than there are classes, but
+    not if a sample can have several labels.
     """
     has_labels = targets.dtype == torch.bool
     num_dims = targets.ndim if has_labels else targets.ndim + 1

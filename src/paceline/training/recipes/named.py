@@ -1,4 +1,4 @@
-"""Look up recipes by name: built-in models with data, or package.module:factory."""
+"""Look up recipes by name: a built-in model with its data, or "package.module:factory"."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ from paceline.training.recipes.recipe import NAMELESS, Loss, Recipe, new_model
 
 _Found = TypeVar("_Found")
 _TEXTS = ("text", "masked-text")  # data sets with bytes as tokens
-_GIVEN = "given-recipe"  # prefix of temporary names in the settings of runs
+_GIVEN = "given-recipe"  # prefix of the temporary names that `given` makes
 _given: dict[str, Recipe] = {}
 
 
@@ -43,7 +43,7 @@ _given: dict[str, Recipe] = {}
 def given(recipe: Recipe) -> Iterator[str]:
     """Register a recipe object under a temporary name for this process and its forks.
 
-    The name has the form of "package.module:name", with a hyphen that no real module name has.
+    The name is like "given-recipe:NAME"; its hyphen prevents confusion with "package.module:name".
     """
     kind = recipe.name or getattr(recipe.model, "__name__", "").removeprefix("<lambda>")
     kind = re.sub(r"[^\w.-]+", "-", kind).strip("-") or "model"
@@ -57,17 +57,17 @@ def given(recipe: Recipe) -> Iterator[str]:
 
 
 def is_given(name: str) -> bool:
-    """Return whether `name` is a temporary name that `given` has registered."""
+    """Return whether `given` has registered a recipe under the temporary name `name`."""
     return name in _given
 
 
 def recipe_of(model: str, data: str | None, seed: int, loaded: Dataset | None = None) -> Recipe:
     """Look up a recipe by model name; `data` overrides the model's usual data set.
 
-    `model`: a built-in name, or "package.module:name", the place of a user's recipe, or of a user's
-    function or class that makes a recipe or model. `seed` determines the data's split. `loaded`:
-    the data set, if already loaded. Raises InvalidInput for an unknown name, or if the model does
-    not fit the data.
+    `model`: a built-in name, or "package.module:name" for a user's recipe, model class, or function
+    that returns a recipe or model. `seed` determines the split into training and test samples.
+    `loaded`: the data set, if already loaded. Raises InvalidInput for an unknown name, or if the
+    model does not fit the data.
     """
     found = own_recipe(model)
     if found is not None:
@@ -79,7 +79,7 @@ def recipe_of(model: str, data: str | None, seed: int, loaded: Dataset | None = 
     if loaded is None:
         shape = None if is_any_width else architecture.input_shape
         loaded = load(data or usual_for(model).data, shape, seed)
-    if is_any_width:  # one input for each value of a sample
+    if is_any_width:  # the first layer has one input for each value of a sample
         widths = prod(loaded.sample_shape), *MLP_WIDTHS[1:]
         architecture = find("-".join([ANY_WIDTH, *map(str, widths)]))
     num_classes = None if architecture.num_classes is None else loaded.num_classes
@@ -88,7 +88,7 @@ def recipe_of(model: str, data: str | None, seed: int, loaded: Dataset | None = 
 
 
 def own_recipe(model: str) -> Recipe | None:
-    """Return the user's recipe named `model`; None if this is a model's name.
+    """Return the user's recipe that has the name `model`; None if a model has this name.
 
     Raises InvalidInput if the user's factory fails, or returns neither a recipe nor a model.
     """
@@ -102,7 +102,7 @@ def own_recipe(model: str) -> Recipe | None:
 
 
 def takes_any_data(model: str) -> bool:
-    """Return whether a model accepts any float data, unlike recipes and token models."""
+    """Return whether a model accepts any float data set; recipes and language models do not."""
     return own_recipe(model) is None and find(model).input_dtype.is_floating_point
 
 
@@ -115,12 +115,12 @@ def _of_user(name: str) -> Recipe | None:
         return found
     is_class = isinstance(found, type) and issubclass(found, nn.Module)
     if is_class or isinstance(found, nn.Module) or not callable(found):
-        return None  # a model, or an error that `find` reports
+        return None  # a model, or an object for which `find` raises InvalidInput
     try:
         with torch.random.fork_rng(devices=[]):
             made = found()
     except InvalidInput as error:
-        if error.field == NAMELESS:  # raised by Recipe itself
+        if error.field == NAMELESS:  # raised by Recipe, which does not know `name`
             raise InvalidInput.of(error.message_for(name)) from error
         raise InvalidInput(name, str(error)) from error
     except (Exception, SystemExit) as error:
@@ -132,7 +132,7 @@ def _of_user(name: str) -> Recipe | None:
 
 
 def recipe_of_data(data: Dataset) -> Recipe:
-    """Return a recipe without a model; the types of inputs and targets select the loss."""
+    """Return a recipe for a data set, without a model; the data's types select loss and score."""
     inputs, targets = data.train.__getitems__([0])
     loss: Loss = class_loss
     score: Loss | None = accuracy
@@ -156,8 +156,8 @@ def workload_of(
 ) -> Workload:
     """Describe a training step of a model or recipe, given as an object or by name.
 
-    `input_shape`: shape of one sample. Built-in models have a default shape, and a recipe defines
-    the shape itself. Raises InvalidInput if the shape is unknown or does not fit.
+    `input_shape`: shape of one sample. Built-in models have a default shape; for a recipe,
+    `input_shape` must be None. Raises InvalidInput if the shape is unknown or does not fit.
     """
     if isinstance(model, nn.Module):
         return describe(model, _example(batch_size, input_shape))
@@ -166,7 +166,7 @@ def workload_of(
         assert isinstance(model, str)
         return (_of_name if ":" in model else _of_built_in)(model, batch_size, input_shape)
     if input_shape is not None:
-        raise InvalidInput("input_shape", "cannot be combined with a recipe")
+        raise InvalidInput("input_shape", "cannot be combined with a recipe, which defines it")
     own = partial(describe, name=recipe.name or NAMELESS)
     described = tried_with(recipe, own, num_samples=batch_size)
     return replace(described, target_nbytes=recipe.target_nbytes(batch_size))
@@ -176,7 +176,7 @@ def _of_name(model: str, batch_size: int, input_shape: tuple[int, ...] | None) -
     return tried_with(model, partial(describe, name=model), input_shape, batch_size)
 
 
-# Plans need the same workloads repeatedly, and built-in models never change.
+# Cached, because plans need the same workloads repeatedly; built-in models never change.
 _of_built_in = lru_cache(maxsize=256)(_of_name)
 
 
@@ -188,10 +188,10 @@ def tried_with(
 ) -> _Found:
     """Call `attempt(model, inputs)` with a new model in training mode; return its result.
 
-    A model that is given as an object is copied. The model and inputs are on the meta device. If
-    this attempt fails for a user's model, a second attempt runs on the CPU, and its errors are
-    raised. `num_samples` is 2 by default, because batch norm needs two samples. Other arguments are
-    those of `workload_of`.
+    If `model` is an nn.Module, `attempt` gets a copy. The model and inputs are on the meta device.
+    If `attempt` fails for a user's model, it is called again with model and inputs on the CPU, and
+    errors of this call are raised. `input_shape`: shape of one sample, required for an nn.Module.
+    `num_samples`: batch size of the inputs, 2 by default, because batch norm needs two samples.
     """
     recipe = own_recipe(model) if isinstance(model, str) else model
 
@@ -208,10 +208,10 @@ def tried_with(
                 example = _example(num_samples, shape, architecture.input_dtype)
             return attempt(own.train(), tree_map(lambda leaf: leaf.to(device), example))
 
-    with torch.random.fork_rng(devices=[]):  # do not advance the program's random numbers
+    with torch.random.fork_rng(devices=[]):  # leave the program's random numbers unchanged
         try:
             return run("meta")
-        except Exception:  # a user's model may need tensor values
+        except Exception:  # a user's model may read tensor values, which meta tensors lack
             if isinstance(model, str) and ":" not in model:
                 raise
             return run("cpu")
@@ -222,5 +222,5 @@ def _example(
 ) -> Tensor:
     if shape is None:
         hint = "for example 3x224x224"
-        raise InvalidInput("input_shape", "is required for a model of your own", hint=hint)
+        raise InvalidInput("input_shape", "is required for your own model", hint=hint)
     return torch.zeros(batch_size, *shape, dtype=dtype)

@@ -18,16 +18,16 @@ from paceline.core.names import did_you_mean, not_known
 from paceline.core.settings import TrainSettings
 from paceline.training.recipes.recipe import OptimizerFactory, ScheduleFactory
 
-_SETTING_OF = {"lr": "learning_rate", "momentum": "momentum"}  # optimizer arguments: their settings
+_SETTING_OF = {"lr": "learning_rate", "momentum": "momentum"}  # argument of optimizers: setting
 _CLOSURE = "requires a closure, which computes the loss several times in a step"
 _SPARSE = "requires sparse gradients, but exchanged gradients are dense"
 _ANYTHING = inspect.Parameter.VAR_KEYWORD
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, _ANYTHING)
 _POSITIONS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY)
 _PARTS = ("param_groups", "step", "zero_grad")  # attributes that training uses
-_Fields = Mapping[str, inspect.Parameter]  # an optimizer's arguments, except the parameters
+_Fields = Mapping[str, inspect.Parameter]  # an optimizer's arguments after the model parameters
 _STRICT = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)
-# Factors of the learning rate, by the completed share of the steps after warm-up.
+# Factor of the learning rate, as a function of the completed share of the steps after warm-up.
 _SHARES: dict[str, Callable[[float], float]] = {
     "constant": lambda done: 1.0,
     "cosine": lambda done: (1 + cos(pi * done)) / 2,
@@ -53,13 +53,13 @@ def optimizer_of(
     momentum: float | None,
     options: Mapping[str, Any] = {},
 ) -> OptimizerFactory:
-    """Return a factory for the named optimizer.
+    """Return a function that creates the named optimizer for given parameters.
 
     `name`: a class of torch.optim, in upper or lower case, or a user's "package.module:factory".
-    The factory is called with the parameters and the given fields, including lr and momentum. If
-    `learning_rate` or `momentum` is None, the optimizer's default applies.
+    `options`: other keyword arguments of the class or factory. If `learning_rate` or `momentum` is
+    None, the optimizer's default applies.
 
-    Raises InvalidInput for an unknown name or field, or an invalid value. The returned factory
+    Raises InvalidInput for an unknown name or option, or an invalid value. The returned function
     raises InvalidInput if the optimizer refuses the parameters.
     """
     is_of_user = ":" in name
@@ -87,14 +87,14 @@ def optimizer_of(
 def checked_optimizer(name: str, factory: Callable[..., Any]) -> OptimizerFactory:
     """Wrap an optimizer factory with validation; `name` is used in errors.
 
-    The result raises InvalidInput if the factory fails or returns no usable optimizer.
+    The returned factory raises InvalidInput if `factory` fails or returns no usable optimizer.
     """
 
     def make(parameters: Iterable[nn.Parameter]) -> Optimizer:
         try:
             made: Optimizer = factory(parameters)
         except Exception as error:
-            raise InvalidInput("optimizer", f"{name}: {first_line(error)}") from error
+            raise InvalidInput("optimizer", f"{name} failed: {first_line(error)}") from error
         if missing := [part for part in _PARTS if not hasattr(made, part)]:
             kind, parts = type(made).__name__, ", ".join(missing)
             raise InvalidInput("optimizer", f"{name} returned {kind}, which has no {parts}")
@@ -131,10 +131,10 @@ def _needs_closure(kind: type[Optimizer]) -> bool:
 
 
 def _fields_of(factory: Callable[..., Any]) -> _Fields:
-    """Return all arguments of a factory except the first, which is for the model's parameters."""
+    """Return the arguments of an optimizer factory, except the first (the model's parameters)."""
     try:
         signature = inspect.signature(factory, eval_str=True)
-    except (NameError, TypeError):  # annotations that cannot be evaluated here
+    except (NameError, TypeError):  # an annotation cannot be evaluated
         signature = inspect.signature(factory)
     except ValueError:  # C functions may have no signature
         return {"": inspect.Parameter("fields", _ANYTHING)}
@@ -146,13 +146,14 @@ def _takes_any(fields: _Fields) -> bool:
 
 
 def _checked(field: str, value: Any, fields: _Fields) -> Any:
-    """Check an option; a list becomes a tuple if the field's default is a tuple.
+    """Check the value of an optimizer's argument `field`, and return the value.
 
-    Raises InvalidInput if there is no such field, or if the value does not have the field's type.
+    A list becomes a tuple if the argument's default is a tuple. Raises InvalidInput if the
+    optimizer has no such argument, or if the value does not have the argument's type.
     """
     option = f"optimizer_options.{field}"
     if field in _SETTING_OF:
-        raise InvalidInput(option, "cannot be an option", hint=f"use setting {_SETTING_OF[field]}")
+        raise InvalidInput(option, "is not an option", hint=f"use setting {_SETTING_OF[field]}")
     known = {key: one for key, one in fields.items() if one.kind not in (*_POSITIONS, _ANYTHING)}
     if field not in known:
         if _takes_any(fields):
@@ -176,7 +177,7 @@ def _checked(field: str, value: Any, fields: _Fields) -> Any:
 def _try_out(
     factory: Callable[..., Any], own: Mapping[str, Any], options: Mapping[str, Any]
 ) -> None:
-    """Create a trial optimizer; raise an InvalidInput that names the option it refuses."""
+    """Create a trial optimizer; if this fails, raise InvalidInput with the refused option."""
 
     def refusal(fields: Mapping[str, Any]) -> str | None:
         matrix = nn.Parameter(torch.zeros(2, 2))  # some optimizers accept only matrices
@@ -196,17 +197,17 @@ def _try_out(
 
 
 def schedule_of(name: str, warmup_steps: int) -> ScheduleFactory:
-    """Return a factory for the named schedule.
+    """Return a function that creates the named schedule for an optimizer and a number of steps.
 
     `name`: constant, cosine or linear, or a user's "package.module:factory". The user's factory is
     called with the optimizer and the number of steps.
 
-    In the first W = `warmup_steps` steps t = 0, 1, ..., a named schedule multiplies the optimizer's
-    learning rate by (t + 1) / W. In later steps t of N, with p = (t - W) / (N - W), the factor is
-    1 (constant), (1 + cos(pi * p)) / 2 (cosine), or 1 - p (linear).
+    Let t = 0, ..., N - 1 be the steps of the run, and W = `warmup_steps`. While t < W, the built-in
+    schedules multiply the learning rate by (t + 1) / W. Then, with p = (t - W) / (N - W), the
+    factor is 1 (constant), (1 + cos(pi * p)) / 2 (cosine), or 1 - p (linear).
 
-    Raises InvalidInput for an unknown name. The factory raises InvalidInput if the warm-up is not
-    shorter than the run, or if creating the schedule fails.
+    Raises InvalidInput for an unknown name. The returned function raises InvalidInput if the
+    warm-up is not shorter than the run, or if creating the schedule fails.
     """
     if ":" in name:
         if warmup_steps:
@@ -221,7 +222,7 @@ def schedule_of(name: str, warmup_steps: int) -> ScheduleFactory:
             problem = f"must be less than the {num_steps} steps of the run"
             raise InvalidInput("warmup_steps", problem, got=warmup_steps)
 
-        # torch omits a plain function from the schedule's state, so this state fits into JSON.
+        # Use a plain function: torch omits it from the schedule's state, which then fits into JSON.
         def factor(step: int) -> float:
             if step < warmup_steps:
                 return (step + 1) / warmup_steps
@@ -229,8 +230,8 @@ def schedule_of(name: str, warmup_steps: int) -> ScheduleFactory:
 
         try:
             return LambdaLR(optimizer, factor)
-        except TypeError as error:  # an optimizer that only resembles torch's
-            raise InvalidInput("schedule", first_line(error)) from error
+        except TypeError as error:  # the optimizer is not a torch Optimizer
+            raise InvalidInput("schedule", f"{name} failed: {first_line(error)}") from error
 
     return make
 
@@ -238,15 +239,15 @@ def schedule_of(name: str, warmup_steps: int) -> ScheduleFactory:
 def checked_schedule(name: str, factory: Callable[..., Any]) -> ScheduleFactory:
     """Wrap a scheduler factory with validation; `name` is used in errors.
 
-    The result raises InvalidInput if the factory fails, or does not return a scheduler of
-    torch that depends on the step alone.
+    The returned factory raises InvalidInput if `factory` fails, or does not return an LRScheduler
+    that depends only on the step.
     """
 
     def make(optimizer: Optimizer, num_steps: int) -> LRScheduler:
         try:
             made = factory(optimizer, num_steps)
         except Exception as error:
-            raise InvalidInput("schedule", f"{name}: {first_line(error)}") from error
+            raise InvalidInput("schedule", f"{name} failed: {first_line(error)}") from error
         if isinstance(made, ReduceLROnPlateau):
             raise InvalidInput("schedule", f"{name} returned ReduceLROnPlateau, which needs a loss")
         if not isinstance(made, LRScheduler):

@@ -22,7 +22,7 @@ from paceline.training.recipes.losses import check_classes
 Loss = Callable[[Any, Any], Tensor]
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 ScheduleFactory = Callable[[Optimizer, int], LRScheduler]
-NAMELESS = "the recipe"  # name in error messages
+NAMELESS = "the recipe"  # name of a recipe without a name in error messages
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -32,7 +32,7 @@ class Recipe:
     `model()` builds a new model, after torch's random numbers are seeded. `train` and `test` are
     map-style data sets. `loss(outputs, targets)` and `score(outputs, targets)` return a 0-d tensor,
     the mean over a batch's samples. `optimizer(parameters)` and `schedule(optimizer, num_steps)`
-    are used unless the run's settings select others. `collate` makes a batch from a list of
+    are defaults, which the run's settings can override. `collate` makes a batch from a list of
     samples. `num_classes`: number of classes, if targets are class numbers. `name` is used in
     messages.
     """
@@ -51,7 +51,7 @@ class Recipe:
     test_samples: IndexedSamples | None = field(init=False)
 
     def __post_init__(self) -> None:
-        """Raise InvalidInput if a data set is empty or not map-style."""
+        """Set `samples`, `test_samples`; InvalidInput if a data set is empty or not map-style."""
         name = self.name or NAMELESS
         object.__setattr__(self, "samples", batches_of(self.train, self.collate, name))
         tested = None if self.test is None else batches_of(self.test, self.collate, name)
@@ -59,7 +59,7 @@ class Recipe:
 
     @property
     def score_name(self) -> str:
-        """The name of the score's function, or "score" for a lambda; "loss" without a score."""
+        """The name of the score function; "score" for a lambda; "loss" if there is no score."""
         if self.score is None:
             return "loss"
         name = getattr(self.score, "__name__", type(self.score).__name__)
@@ -77,7 +77,7 @@ class Recipe:
         return self.first(num_samples).inputs
 
     def target_nbytes(self, num_samples: int) -> int | None:
-        """Return the bytes of the targets of `num_samples` samples; None for class numbers."""
+        """Return the size of `num_samples` targets in bytes; None if targets are class numbers."""
         leaves = tree_leaves(self.first(1).targets)
         kinds = [(leaf.ndim, leaf.dtype) for leaf in leaves]
         if self.num_classes is not None and kinds == [(1, torch.int64)]:
@@ -86,7 +86,7 @@ class Recipe:
 
     @cached_property
     def tokens_per_sample(self) -> int | None:
-        """The number of tokens in a sample; None unless a sample is a vector of integers."""
+        """The number of tokens in a sample; None if inputs are not vectors of integers."""
         first = tree_leaves(self.example(1))[0]
         is_tokens = first.ndim == 2 and not (first.is_floating_point() or first.is_complex())
         return first.shape[1] if is_tokens else None
@@ -114,7 +114,10 @@ def built(recipe: Recipe, seed: int) -> nn.Module:
 
 
 def check_fit(recipe: Recipe, model: nn.Module, samples: IndexedSamples, part: str) -> None:
-    """Raise InvalidInput if model, loss or score fail on the first sample."""
+    """Raise InvalidInput if model, loss or score fail on the first sample.
+
+    `part`: "train" or "test", for errors.
+    """
     device = next(model.parameters()).device
     inputs, targets = Batch.of(samples.__getitems__([0])).to(device)
     try:
@@ -132,10 +135,13 @@ def check_fit(recipe: Recipe, model: nn.Module, samples: IndexedSamples, part: s
 
 
 def scalar_of(what: str, function: Loss, outputs: Any, targets: Any) -> Tensor:
-    """Compute a loss or score (`what` in errors); raise InvalidInput unless it is a scalar."""
+    """Compute a loss or score; raise InvalidInput if the result is not a floating-point scalar.
+
+    `what`: name of the loss or score in errors.
+    """
     try:
         value = function(outputs, targets)
-    except torch.OutOfMemoryError:  # out of memory is not the function's fault
+    except torch.OutOfMemoryError:  # not a fault of the loss or score
         raise
     except Exception as error:
         raise InvalidInput(
@@ -150,7 +156,10 @@ def scalar_of(what: str, function: Loss, outputs: Any, targets: Any) -> Tensor:
 
 
 def learnable_loss(name: str, loss: Loss, outputs: Any, targets: Any) -> Tensor:
-    """Compute the loss of recipe `name`; raise InvalidInput if the model does not affect it."""
+    """Compute a recipe's loss; raise InvalidInput if the loss does not depend on the model.
+
+    `name`: name of the recipe in errors.
+    """
     value = scalar_of(f"loss of {name}", loss, outputs, targets)
     if not value.requires_grad:
         hint = "compute it from the outputs, without detach or torch.no_grad"
@@ -161,7 +170,7 @@ def learnable_loss(name: str, loss: Loss, outputs: Any, targets: Any) -> Tensor:
 
 
 def described(value: Any) -> str:
-    """Describe in one line the types and shapes of a pytree's leaves."""
+    """Return the types and shapes of a pytree's leaves as text, such as "(float32 2x3, int)"."""
     if isinstance(value, Tensor):
         shape = "x".join(map(str, value.shape)) or "scalar"
         return f"{str(value.dtype).removeprefix('torch.')} {shape}"
