@@ -100,6 +100,11 @@ class Attempt:
             time.sleep(_POLL_S)
         return True
 
+    def sleep(self, seconds: float) -> bool:
+        """Wait for some seconds; return False if the command ends first."""
+        until_s = time.monotonic() + seconds
+        return self.wait_until(lambda: time.monotonic() >= until_s)
+
     def draw(self, choice: random.Random) -> tuple[int, str] | None:
         """Draw a random role and process: (process id, role), or None if none runs."""
         found = self.processes()

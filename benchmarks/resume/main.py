@@ -147,11 +147,11 @@ class Runs:
         run = _run_in(output)
         begun_at = 0 if run is None else max(_steps(run))
         if draw < _AT_THE_START:
-            _sleep(attempt, self.choice.uniform(0.0, 6.0))
+            attempt.sleep(self.choice.uniform(0.0, 6.0))
         else:
             attempt.wait_until(lambda: _has_begun(attempt, output))
             left_s = self.trained_s * (1 - begun_at / self.num_steps)
-            _sleep(attempt, left_s * self.choice.random())
+            attempt.sleep(left_s * self.choice.random())
             if draw > 1 - _AT_A_WRITING:
                 attempt.wait_until(lambda: _is_writing(attempt, output))
         when = _when(attempt, output)
@@ -219,11 +219,6 @@ def _when(attempt: Attempt, output: Path) -> str:
     if _is_writing(attempt, output):
         return WRITING
     return BETWEEN if _steps(run) else BEFORE
-
-
-def _sleep(attempt: Attempt, seconds: float) -> None:
-    until_s = time.monotonic() + seconds
-    attempt.wait_until(lambda: time.monotonic() >= until_s)
 
 
 def text(name: str, figures: dict[str, Any]) -> str:
