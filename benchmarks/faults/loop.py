@@ -59,7 +59,7 @@ _CASES = {
         "train small:plain --strategy local --workers 2 --strategy-option sync_every=5 --epochs 100"
     ),
     "wheel, hub apart": Case(
-        "hub small:plain --strategy wheel --workers 2 --strategy-option lanes=1 --epochs 60 "
+        "hub small:plain --workers 2 --strategy-option lanes=1 --epochs 60 "
         "--listen tcp://127.0.0.1:0 --keys keys --wait 20",
         "hub",
         num_workers=2,
