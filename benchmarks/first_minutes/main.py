@@ -18,11 +18,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from figures import Part, shown, spread, table
-from paceline.records.result import RunResult
 
 _ROOT = Path(__file__).parents[2]
 _DEADLINE_S = 900.0
-_TAKES_A_CORE = "while True: pass"
 _COMMANDS = {
     "paceline --help": "--help",
     "paceline plan alexnet --machine two-hosts-gigabit": (
@@ -49,34 +47,6 @@ def clone(quick: bool) -> dict[str, Any]:
             first_s, again_s = _demo(folder), _demo(folder)
         runs.append({"cloned_s": cloned_s, "first_demo_s": first_s, "second_demo_s": again_s})
     return {"runs": runs}
-
-
-def demos(quick: bool) -> dict[str, Any]:
-    """Return each demo's predicted step, predicted range and measured step.
-
-    Half of the demos run next to a program that keeps a core busy.
-    """
-    count = 1 if quick else 10
-    with _cloned() as (folder, _):
-        _demo(folder)  # installs
-        quiet = [_told(folder) for _ in range(count)]
-        with subprocess.Popen([sys.executable, "-c", _TAKES_A_CORE]) as work:
-            try:
-                beside = [_told(folder) for _ in range(count)]
-            finally:
-                work.kill()
-    return {"quiet": quiet, "beside a program that takes a core": beside}
-
-
-def _told(folder: Path) -> dict[str, float]:
-    _demo(folder)
-    newest = max(folder.glob("runs/*/result.json"), key=lambda path: path.stat().st_mtime)
-    result = RunResult.model_validate_json(newest.read_text())
-    predicted, span = result.predicted_step_s, result.predicted_range_s
-    if predicted is None or span is None or result.step_s is None:
-        sys.exit(f"{newest}: has no prediction beside a measured step")
-    known = {"predicted_s": predicted, "least_s": span[0], "most_s": span[1]}
-    return known | {"measured_s": result.step_s}
 
 
 @contextmanager
@@ -171,22 +141,8 @@ def _commands(figures: dict[str, Any]) -> str:
     return table("Commands that measure nothing, s", ("", "of processors", "elapsed"), lines)
 
 
-def _demos(figures: dict[str, Any]) -> str:
-    lines = []
-    for name, runs in figures.items():
-        inside = sum(run["least_s"] <= run["measured_s"] <= run["most_s"] for run in runs)
-        widths = [run["most_s"] / run["predicted_s"] - 1 for run in runs]
-        errors = [abs(run["predicted_s"] / run["measured_s"] - 1) for run in runs]
-        span = f"±{min(widths):.0%} to ±{max(widths):.0%}"
-        off = f"{median(errors):.0%}, at most {max(errors):.0%}"
-        lines.append((name, f"{inside} of {len(runs)}", span, off))
-    head = ("", "median within the range", "range", "off by")
-    return table("The demo's prediction beside what it then measured", head, lines)
-
-
 PARTS = {
     "clone": Part(clone, _clone, "The demo of a clone"),
     "installed": Part(installed, _installed, "A first plan"),
     "commands": Part(commands, _commands, "Commands"),
-    "demos": Part(demos, _demos, "Twenty demos"),
 }
