@@ -25,7 +25,7 @@ from paceline.rpc.keys import generate_keys
 from rpc_exchange import Proxy
 
 _HERE = Path(__file__).parent
-_MODULES = _HERE.parent / "resume"  # its recipes train in seconds
+_MODULES = _HERE.parents[1] / "tests"  # small_recipes train in seconds
 _SEED = 1
 _DEADLINE_S, _STEPS = 4.0, 4000
 _TRAINED = "--batch-size 24 --profile-s 0.2 --timeout 4 --checkpoint-every 1s --output runs"
@@ -42,24 +42,28 @@ class Case(NamedTuple):
 
 
 _CASES = {
-    "allreduce": Case("train small:with_dropout --strategy allreduce --workers 2 --epochs 100"),
-    "host": Case("train small:with_dropout --strategy host --workers 3 --epochs 100"),
-    "tree": Case("train small:with_dropout --strategy tree --workers 2 --epochs 100"),
-    "subbatch": Case("train small:classes --strategy subbatch --workers 2 --epochs 60"),
+    "allreduce": Case(
+        "train small_recipes:with_dropout --strategy allreduce --workers 2 --epochs 100"
+    ),
+    "host": Case("train small_recipes:with_dropout --strategy host --workers 3 --epochs 100"),
+    "tree": Case("train small_recipes:with_dropout --strategy tree --workers 2 --epochs 100"),
+    "subbatch": Case("train small_recipes:classes --strategy subbatch --workers 2 --epochs 60"),
     "hogbatch": Case(
-        "train small:classes --strategy hogbatch --workers cpu:1 --epochs 60 "
+        "train small_recipes:classes --strategy hogbatch --workers cpu:1 --epochs 60 "
         "--strategy-option policy=hogbatch",
         "coordinator",
     ),
     "wheel": Case(
-        "train small:plain --strategy wheel --workers 2 --strategy-option lanes=1 --epochs 40",
+        "train small_recipes:plain --strategy wheel --workers 2 --epochs 40 "
+        "--strategy-option lanes=1",
         "hub",
     ),
     "local": Case(
-        "train small:plain --strategy local --workers 2 --strategy-option sync_every=5 --epochs 100"
+        "train small_recipes:plain --strategy local --workers 2 --epochs 100 "
+        "--strategy-option sync_every=5"
     ),
     "wheel, hub apart": Case(
-        "hub small:plain --workers 2 --strategy-option lanes=1 --epochs 60 "
+        "hub small_recipes:plain --workers 2 --strategy-option lanes=1 --epochs 60 "
         "--listen tcp://127.0.0.1:0 --keys keys --wait 20",
         "hub",
         num_workers=2,

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from attempt import Attempt, Ended
 from figures import Part, table
 
-HERE = Path(__file__).parent
+_MODULES = Path(__file__).parents[2] / "tests"  # small_recipes train in seconds
 STARTING = "while it starts"
 BEFORE = "before the first checkpoint"
 WRITING = "while one is written"
@@ -43,21 +43,22 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "host": Case("small:with_dropout --strategy host --workers 2", 8),
-    "tree": Case("small:with_dropout --strategy tree --workers 2"),
-    "allreduce": Case("small:with_dropout --strategy allreduce --workers 3"),
+    "host": Case("small_recipes:with_dropout --strategy host --workers 2", 8),
+    "tree": Case("small_recipes:with_dropout --strategy tree --workers 2"),
+    "allreduce": Case("small_recipes:with_dropout --strategy allreduce --workers 3"),
     "allreduce-onebit": Case(
-        "small:with_dropout --strategy allreduce --workers 2 --strategy-option codec=onebit"
+        "small_recipes:with_dropout --strategy allreduce --workers 2 --strategy-option codec=onebit"
     ),
     "subbatch-onebit": Case(
-        "small:classes --strategy subbatch --workers 2 --strategy-option gradients=onebit"
+        "small_recipes:classes --strategy subbatch --workers 2 --strategy-option gradients=onebit"
     ),
     "hogbatch": Case(
-        "small:classes --strategy hogbatch --workers cpu:1 --strategy-option policy=hogbatch",
+        "small_recipes:classes --strategy hogbatch --workers cpu:1 "
+        "--strategy-option policy=hogbatch",
         lead="coordinator",
     ),
     "wheel": Case(  # workers have no common steps, so the interval is a time
-        "small:plain --strategy wheel --workers 1 --strategy-option lanes=1 "
+        "small_recipes:plain --strategy wheel --workers 1 --strategy-option lanes=1 "
         "--strategy-option staleness=0 --strategy-option head=head",
         every="0.2s",
         lead="hub",
@@ -75,7 +76,7 @@ class Run:
 
     def _train(self, words: str) -> Attempt:
         command = f"-m paceline train {words}".split()
-        return Attempt(command, self._output.parent, self._case.lead, HERE)
+        return Attempt(command, self._output.parent, self._case.lead, _MODULES)
 
     def resume(self) -> None:
         """Continue the run with `--resume`."""
