@@ -156,7 +156,7 @@ def measure(name: str, quick: bool) -> dict[str, Any]:
     ends: list[dict[str, Any]] = []
 
     def num_left() -> int:
-        return num_kills - sum(one["when"] != AFTER for one in kills)
+        return num_kills - len([one for one in kills if one["when"] != AFTER])
 
     with tempfile.TemporaryDirectory() as folder:
         whole = Run(case, Path(folder) / "undisturbed")
