@@ -100,6 +100,11 @@ class Attempt:
             time.sleep(_POLL_S)
         return True
 
+    def sleep(self, seconds: float) -> bool:
+        """Wait for some seconds; return False if the command ends first."""
+        until_s = time.monotonic() + seconds
+        return self.wait_until(lambda: time.monotonic() >= until_s)
+
     def draw(self, choice: random.Random) -> tuple[int, str] | None:
         """Draw a random role and process: (process id, role), or None if none runs."""
         found = self.processes()
@@ -108,24 +113,12 @@ class Attempt:
         role = choice.choice(sorted(set(found.values())))
         return choice.choice(sorted(pid for pid, own in found.items() if own == role)), role
 
-    def kill_one(self, choice: random.Random) -> str | None:
-        """Kill a random process of a random role; return the role, None if none runs."""
-        found = self.draw(choice)
-        if found is None:
-            return None
-        with suppress(ProcessLookupError):
-            os.kill(found[0], signal.SIGKILL)
-        return found[1]
-
-    def said_so_far(self) -> str:
-        """Return the stderr output so far, at most 1 MiB."""
-        return os.pread(self._said.fileno(), 1 << 20, 0).decode(errors="replace")
-
     def port(self, within_s: float = 120.0) -> int | None:
         """Wait until a hub listens; return its port, None on end or timeout."""
         until_s = time.monotonic() + within_s
         while self.is_running and time.monotonic() < until_s:
-            if found := _LISTENS.search(self.said_so_far()):
+            said = os.pread(self._said.fileno(), 1 << 20, 0).decode(errors="replace")
+            if found := _LISTENS.search(said):
                 return int(found[1])
             time.sleep(0.05)
         return None
@@ -180,10 +173,7 @@ def peak_nbytes(pid: int) -> int:
 
 
 def processes_of(temporary: str) -> list[int]:
-    """Return the running processes whose environment has this folder as TMPDIR.
-
-    This finds processes of all sessions, but no zombies.
-    """
+    """Return the running processes, but no zombies, whose TMPDIR is this folder."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):

@@ -13,58 +13,63 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from attempt import Attempt, Ended
 from paceline.rpc.keys import generate_keys
-from proxy import Proxy
+from rpc_exchange import Proxy
 
 _HERE = Path(__file__).parent
-_MODULES = _HERE.parent / "resume"  # its recipes train in seconds
-_DEADLINE_S = 4.0
-_COMMAND = ("-m", "paceline")
-_TRAINED = (
-    *("--batch-size", "24", "--profile-s", "0.2", "--timeout", str(_DEADLINE_S)),
-    *("--checkpoint-every", "1s"),
-)
+_MODULES = _HERE.parents[1] / "tests"  # small_recipes train in seconds
+_SEED = 1
+_DEADLINE_S, _STEPS = 4.0, 4000
+_TRAINED = "--batch-size 24 --profile-s 0.2 --timeout 4 --checkpoint-every 1s --output runs"
+_OWN_LOOP = "a user's loop"
+_OWN_ENDS_S = 240.0  # if torchrun is killed, its ranks train to their last step
 
 
 class Case(NamedTuple):
-    """A recipe, its options and number of epochs, and the role of its first process."""
+    """A command of paceline, the role of its first process, and its number of separate workers."""
 
-    recipe: str
-    options: str
-    epochs: int
+    words: str
     lead: str = "launcher"
+    num_workers: int = 0
 
 
-_LAUNCHED = {
-    "allreduce": Case("with_dropout", "--strategy allreduce --workers 2", 100),
-    "host": Case("with_dropout", "--strategy host --workers 3", 100),
-    "tree": Case("with_dropout", "--strategy tree --workers 2", 100),
-    "subbatch": Case("classes", "--strategy subbatch --workers 2", 60),
+_CASES = {
+    "allreduce": Case(
+        "train small_recipes:with_dropout --strategy allreduce --workers 2 --epochs 100"
+    ),
+    "host": Case("train small_recipes:with_dropout --strategy host --workers 3 --epochs 100"),
+    "tree": Case("train small_recipes:with_dropout --strategy tree --workers 2 --epochs 100"),
+    "subbatch": Case("train small_recipes:classes --strategy subbatch --workers 2 --epochs 60"),
     "hogbatch": Case(
-        "classes",
-        "--strategy hogbatch --workers cpu:1 --strategy-option policy=hogbatch",
-        60,
+        "train small_recipes:classes --strategy hogbatch --workers cpu:1 --epochs 60 "
+        "--strategy-option policy=hogbatch",
         "coordinator",
     ),
-    "wheel": Case("plain", "--strategy wheel --workers 2 --strategy-option lanes=1", 40, "hub"),
-    "local": Case("plain", "--strategy local --workers 2 --strategy-option sync_every=5", 100),
+    "wheel": Case(
+        "train small_recipes:plain --strategy wheel --workers 2 --epochs 40 "
+        "--strategy-option lanes=1",
+        "hub",
+    ),
+    "local": Case(
+        "train small_recipes:plain --strategy local --workers 2 --epochs 100 "
+        "--strategy-option sync_every=5"
+    ),
+    "wheel, hub apart": Case(
+        "hub small_recipes:plain --workers 2 --strategy-option lanes=1 --epochs 60 "
+        "--listen tcp://127.0.0.1:0 --keys keys --wait 20",
+        "hub",
+        num_workers=2,
+    ),
+    _OWN_LOOP: Case("", "torchrun"),
 }
-_SERVED = {
-    "wheel, hub apart": Case("plain", "--strategy wheel --strategy-option lanes=1", 60, "hub"),
-}
-_OWN_LOOP = "a user's loop"
-_NAMES = (*_LAUNCHED, *_SERVED, _OWN_LOOP)
-_OWN_STEPS, _OWN_RANKS, _SERVED_WORKERS = 4000, 2, 2
-_OWN_ENDS_S = 240.0  # if torchrun is killed, its ranks train to their last step
 _KINDS = {  # with their relative frequencies
     "KILL": 5,
     "TERM": 4,
@@ -74,32 +79,35 @@ _KINDS = {  # with their relative frequencies
     "STOP, CONT": 3,
 }
 _PROXY_KINDS = {"cut": 5, "hold": 4}
+_SIGNALS = {"KILL": signal.SIGKILL, "TERM": signal.SIGTERM, "INT": signal.SIGINT}
+_CODES = {"INT": 130, "TERM": 143}
 _STOPPED_S = (0.2, 3 * _DEADLINE_S)
 _LATEST_S = 14.0  # latest moment of the first fault; runs are about this long
 _ENDS_S = 240.0  # a run that takes seconds on an idle machine counts as hanging after this,
 _SAVED_S = 60.0  # unless it wrote to its folder this recently: checkpoints are due every second
 _AT_ONCE, _MOST_S = 2, 7200.0  # trials at a time, and the limit of all
-_CODES = {"INT": 130, "TERM": 143}
+Fault = dict[str, Any]
 
 
 class Trial:
     """The commands of one run: the first writes the result, the others are its workers.
 
-    `proxies` connect the workers to their hub; `stack` closes them.
+    `proxies` connect separate workers to their hub; `stack` closes them.
     """
 
     def __init__(self, stack: ExitStack, name: str, folder: Path) -> None:
-        self.name, self.folder = name, folder
-        self.output = folder / "runs"
+        self.case, self.folder, self._stack = _CASES[name], folder, stack
         self.proxies: list[Proxy] = []
         self.workers: list[Attempt] = []
-        if name in _LAUNCHED:
-            self.first = self._launched(_LAUNCHED[name])
-        elif name in _SERVED:
-            self.first = self._served(_SERVED[name])
-            stack.callback(self._close_proxies)
+        if name == _OWN_LOOP:
+            program = f"{_HERE / 'own_loop.py'} {_STEPS} {_DEADLINE_S}"
+            words = f"-m torch.distributed.run --standalone --nproc-per-node 2 {program}"
         else:
-            self.first = self._own_loop()
+            words = f"-m paceline {self.case.words} {_TRAINED}"
+        if self.case.num_workers:
+            generate_keys(folder / "keys")
+        gone_s = {"gone_s": _OWN_ENDS_S} if name == _OWN_LOOP else {}
+        self.first = Attempt(words.split(), folder, self.case.lead, _MODULES, **gone_s)
 
     @property
     def attempts(self) -> list[Attempt]:
@@ -108,111 +116,70 @@ class Trial:
 
     def join(self) -> None:
         """Start the workers of a separate hub, each behind a proxy, once the hub listens."""
-        if self.name not in _SERVED or (port := self.first.port()) is None:
-            return
-        for number in range(_SERVED_WORKERS):
-            self.proxies.append(Proxy(port))
-            arguments = (
-                *(*_COMMAND, "worker", "--connect", f"tcp://127.0.0.1:{self.proxies[-1].port}"),
-                *("--worker-ids", str(number), "--keys", "keys", "--device", "cpu"),
-                *("--threads", "1", "--timeout", str(_DEADLINE_S)),
+        port = self.first.port() if self.case.num_workers else None
+        for number in range(self.case.num_workers if port else 0):
+            self.proxies.append(proxy := Proxy(port))
+            self._stack.callback(proxy.close)
+            words = (
+                f"-m paceline worker --connect tcp://127.0.0.1:{proxy.port} --keys keys "
+                f"--worker-ids {number} --device cpu --threads 1 --timeout {_DEADLINE_S}"
             )
-            self.workers.append(Attempt(arguments, self.folder, f"worker {number}", _MODULES))
+            self.workers.append(Attempt(words.split(), self.folder, f"worker {number}", _MODULES))
 
-    def _launched(self, case: Case) -> Attempt:
-        return Attempt((*_COMMAND, "train", *self._asked(case)), self.folder, case.lead, _MODULES)
-
-    def _served(self, case: Case) -> Attempt:
-        generate_keys(self.folder / "keys")
-        arguments = (
-            *(*_COMMAND, "hub", *self._asked(case), "--workers", str(_SERVED_WORKERS)),
-            *("--listen", "tcp://127.0.0.1:0", "--keys", "keys", "--wait", "20"),
-        )
-        return Attempt(arguments, self.folder, case.lead, _MODULES)
-
-    def _own_loop(self) -> Attempt:
-        arguments = (
-            *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(_OWN_RANKS)),
-            *(str(_HERE / "own_loop.py"), str(_OWN_STEPS), str(_DEADLINE_S)),
-        )
-        return Attempt(arguments, self.folder, "torchrun", _MODULES, _OWN_ENDS_S)
-
-    def _asked(self, case: Case) -> tuple[str, ...]:
-        recipe, options = f"small:{case.recipe}", case.options.split()
-        epochs = ("--epochs", str(case.epochs), "--output", str(self.output))
-        return (recipe, *options, *_TRAINED, *epochs)
-
-    def _close_proxies(self) -> None:
-        for proxy in self.proxies:
-            proxy.close()
+    def goes_on(self) -> bool:
+        """Return whether the run wrote to its folder in the last `_SAVED_S` seconds."""
+        saved = [path.stat().st_mtime for path in self.folder.glob("runs/*/*")]
+        return time.time() - max(saved, default=0.0) < _SAVED_S
 
 
-@dataclass
-class Fault:
-    """A fault: its kind, the role of its victim, its time and its duration."""
-
-    kind: str
-    role: str
-    at_s: float
-    for_s: float = 0.0
-
-
-@dataclass
-class Judged:
-    """A trial: its faults, how it ended, and violations as sentences (`wrong`)."""
-
-    case: str
-    seed: int
-    faults: list[Fault] = field(default_factory=list)
-    code: int = 0
-    outcome: str = ""
-    seconds: float = 0.0
-    wrong: list[str] = field(default_factory=list)
-
-
-def measure(num_faults: int, seed: int) -> dict[str, Any]:
+def measure(num_faults: int) -> dict[str, Any]:
     """Run two trials at a time, up to `num_faults` faults or two hours; return all trials."""
-    judged, numbers = list[Judged](), count(seed)
+    judged, numbers, names = list[dict[str, Any]](), count(_SEED), list(_CASES)
     until_s = time.monotonic() + _MOST_S
 
     def go_on() -> None:
-        while sum(len(one.faults) for one in judged) < num_faults and time.monotonic() < until_s:
+        while sum(len(one["faults"]) for one in judged) < num_faults:
+            if time.monotonic() > until_s:
+                break
             number = next(numbers)
-            judged.append(tried(_NAMES[number % len(_NAMES)], number))
-            print(json.dumps(asdict(judged[-1])), file=sys.stderr, flush=True)
+            judged.append(_tried(names[number % len(names)], number))
+            print(json.dumps(judged[-1]), file=sys.stderr, flush=True)
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         for done in [pool.submit(go_on) for _ in range(_AT_ONCE)]:
             done.result()
-    return {"seed": seed, "trials": [asdict(one) for one in judged]}
+    return {"seed": _SEED, "trials": judged}
 
 
-def tried(name: str, seed: int) -> Judged:
+def _tried(name: str, seed: int) -> dict[str, Any]:
     """Run a case, inject faults, and judge its end."""
     choice = random.Random(f"{name} {seed}")  # noqa: S311 - no secret
-    judged = Judged(name, seed)
+    faults: list[Fault] = []
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        trial = Trial(stack, name, Path(folder))
-        began_s = time.monotonic()
+        trial, began_s = Trial(stack, name, Path(folder)), time.monotonic()
         joining = threading.Thread(target=trial.join)
         joining.start()
         pause_s = choice.uniform(0.0, _LATEST_S)
         for _ in range(choice.choice((1, 1, 2, 3))):
-            _sleep(trial, pause_s)
-            if not trial.first.is_running:
+            if not trial.first.sleep(pause_s):
                 break
-            if (fault := _happen(trial, choice, began_s)) is not None:
-                judged.faults.append(fault)
+            at_s = time.monotonic() - began_s
+            if (fault := _happen(trial, choice)) is not None:
+                faults.append(fault | {"at_s": at_s})
             pause_s = choice.uniform(0.0, 4.0)
         ends = _ends(trial, joining)
-        judged.seconds = time.monotonic() - began_s
-        _judge(judged, trial, ends)
-    return judged
+        seconds = time.monotonic() - began_s
+        wrong = list(_violations(trial, faults, ends))
+        code = -1 if ends[0] is None else ends[0].code
+        if code == 0 and name != _OWN_LOOP and not any(Path(folder).glob("runs/*/result.json")):
+            wrong.append("exit code 0, and no result")
+    outcome = "failed" if wrong else "ended in order" if code else "recovered"
+    about = {"case": name, "seed": seed, "faults": faults, "code": code, "outcome": outcome}
+    return {**about, "seconds": seconds, "wrong": wrong}
 
 
-def _happen(trial: Trial, choice: random.Random, began_s: float) -> Fault | None:
+def _happen(trial: Trial, choice: random.Random) -> Fault | None:
     """Inject one fault; return None if its victim has already ended."""
-    at_s = time.monotonic() - began_s
     kinds = _KINDS | (_PROXY_KINDS if trial.proxies else {})
     kind = choice.choices(list(kinds), list(kinds.values()))[0]
     for_s = choice.uniform(*_STOPPED_S)
@@ -220,25 +187,24 @@ def _happen(trial: Trial, choice: random.Random, began_s: float) -> Fault | None
         proxy = choice.choice(trial.proxies)
         if kind == "cut":
             proxy.cut()
-        else:
-            proxy.hold()
-            threading.Timer(for_s, proxy.go_on).start()
-        return Fault(kind, "connection", at_s, for_s if kind == "hold" else 0.0)
+            return {"kind": kind, "role": "connection", "for_s": 0.0}
+        proxy.stop()
+        threading.Timer(for_s, proxy.go_on).start()
+        return {"kind": kind, "role": "connection", "for_s": for_s}
     attempt = choice.choice(trial.attempts)
-    found = attempt.draw(choice)
-    if found is None:
+    if (found := attempt.draw(choice)) is None:
         return None
     pid, role = found
-    signals = {"STOP, CONT": signal.SIGSTOP, "KILL": signal.SIGKILL}
-    number = signals.get(kind) or (signal.SIGINT if "INT" in kind else signal.SIGTERM)
     with suppress(ProcessLookupError):
         if kind.endswith("to all"):
-            os.killpg(attempt.process.pid, number)
-            return Fault(kind, attempt.lead, at_s)
-        os.kill(pid, number)
+            os.killpg(attempt.process.pid, _SIGNALS[kind.split()[0]])
+            return {"kind": kind, "role": attempt.lead, "for_s": 0.0}
         if kind == "STOP, CONT":
+            os.kill(pid, signal.SIGSTOP)
             threading.Timer(for_s, _continue, (pid,)).start()
-        return Fault(kind, role, at_s, for_s if kind == "STOP, CONT" else 0.0)
+            return {"kind": kind, "role": role, "for_s": for_s}
+        os.kill(pid, _SIGNALS[kind])
+        return {"kind": kind, "role": role, "for_s": 0.0}
     return None
 
 
@@ -247,90 +213,49 @@ def _continue(pid: int) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
-def _sleep(trial: Trial, seconds: float) -> None:
-    until_s = time.monotonic() + seconds
-    while trial.first.is_running and time.monotonic() < until_s:
-        time.sleep(0.01)
-
-
 def _ends(trial: Trial, joining: threading.Thread) -> list[Ended | None]:
     """Wait for all commands to end; kill commands that hang, and return None for each."""
     joining.join()
     until_s = time.monotonic() + _ENDS_S
     while any(one.is_running for one in trial.attempts):
-        if time.monotonic() > until_s and not _goes_on(trial):
+        if time.monotonic() > until_s and not trial.goes_on():
             break
         time.sleep(0.05)
-    hang = {id(one) for one in trial.attempts if one.is_running}
-    for one in trial.attempts:
-        if id(one) in hang:
+    hang = [one.is_running for one in trial.attempts]
+    for one, hangs in zip(trial.attempts, hang, strict=True):
+        if hangs:
             one.process.kill()
     ends = [one.end() for one in trial.attempts]
-    return [None if id(one) in hang else end for one, end in zip(trial.attempts, ends, strict=True)]
+    return [None if hangs else end for hangs, end in zip(hang, ends, strict=True)]
 
 
-def _goes_on(trial: Trial) -> bool:
-    """Whether the run wrote to its folder in the last `_SAVED_S` seconds."""
-    saved = [path.stat().st_mtime for path in trial.output.glob("*/*")]
-    return time.time() - max(saved, default=0.0) < _SAVED_S
-
-
-def _judge(judged: Judged, trial: Trial, ends: list[Ended | None]) -> None:
-    """Record in `judged` how the trial ended, and the violations."""
+def _violations(trial: Trial, faults: list[Fault], ends: list[Ended | None]) -> Iterator[str]:
+    """Yield a sentence for each hang, leftover, unclear end, and incomplete file."""
     for attempt, end in zip(trial.attempts, ends, strict=True):
         if end is None:
-            judged.wrong.append(f"the {attempt.lead} hangs")
+            yield f"the {attempt.lead} hangs"
             continue
-        judged.wrong += [f"left of the {attempt.lead}: {one}" for one in end.left]
-        judged.wrong += _misspoken(judged, attempt.lead, end)
-    first = ends[0]
-    judged.code = -1 if first is None else first.code
-    judged.wrong += _halves(trial.output)
-    is_whole = trial.name == _OWN_LOOP or any(trial.output.glob("*/result.json"))
-    if judged.code == 0 and not is_whole:
-        judged.wrong.append("exit code 0, and no result")
-    recovered = judged.code == 0
-    judged.outcome = "failed" if judged.wrong else "recovered" if recovered else "ended in order"
+        yield from (f"left of the {attempt.lead}: {one}" for one in end.left)
+        if attempt.lead != "torchrun":  # a user's loop ends as any Python program does
+            yield from _misspoken(attempt.lead, faults, end)
+    for path in trial.folder.glob("runs/*/*.json"):
+        try:
+            json.loads(path.read_text())
+        except ValueError:
+            yield f"{path.name} is not whole"
 
 
-def _misspoken(judged: Judged, lead: str, end: Ended) -> list[str]:
-    """Return the violations in a command's exit code and stderr."""
-    if lead == "torchrun":  # a user's loop ends as any Python program does
-        return []
-    wrong = []
+def _misspoken(lead: str, faults: list[Fault], end: Ended) -> Iterator[str]:
+    """Yield the violations in a command's stderr and exit code."""
     if "Traceback" in end.said or "Fatal Python error" in end.said:
-        wrong.append(f"a traceback of the {lead}: {end.said[-1500:]}")
+        yield f"a traceback of the {lead}: {end.said[-1500:]}"
     lines = [one for one in end.said.splitlines() if one.startswith("paceline: ")]
     # Other ranks may also print why they stop, if they notice the fault before they are ended.
     others = [one for one in lines if not re.match(r"paceline: worker \d+ stops: ", one)]
     if end.code > 0 and (not lines or len(others) > 1):
-        wrong.append(f"{len(lines)} lines say why the {lead} ended with {end.code}: {lines[:3]}")
-    told = [one for one in judged.faults if one.role == lead and one.kind[:4] != "STOP"]
-    asked = {_CODES[kind] for one in told for kind in _CODES if kind in one.kind}
-    killed = any(one.kind == "KILL" and one.role == lead for one in judged.faults)
-    if end.code < 0 and not killed:
-        wrong.append(f"the {lead} ended by signal {-end.code}")
-    if asked and end.code not in {0, *asked} and not killed and len(judged.faults) == 1:
-        wrong.append(f"the {lead} ended with {end.code} and not with {sorted(asked)}")
-    return wrong
-
-
-def _halves(output: Path) -> list[str]:
-    """Return a violation for each incomplete JSON file in the runs' folders."""
-    wrong = []
-    for path in output.glob("*/*.json"):
-        try:
-            json.loads(path.read_text())
-        except ValueError:
-            wrong.append(f"{path.name} is not whole")
-    return wrong
-
-
-def counts(trials: list[dict[str, Any]]) -> dict[str, Counter[str]]:
-    """Count the faults and the outcomes of trials by case."""
-    found: dict[str, Counter[str]] = {}
-    for one in trials:
-        own = found.setdefault(one["case"], Counter())
-        own["faults"] += len(one["faults"])
-        own[one["outcome"]] += 1
-    return found
+        yield f"{len(lines)} lines give the reason why the {lead} ended: {lines[:3]}"
+    kinds = [one["kind"].split()[0] for one in faults if one["role"] == lead]
+    if end.code < 0 and "KILL" not in kinds:
+        yield f"the {lead} ended by signal {-end.code}"
+    if len(faults) == len(kinds) == 1 and end.code not in (0, _CODES.get(kinds[0], end.code)):
+        yield f"the {lead} ended with {end.code} after {kinds[0]}"

@@ -18,11 +18,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from figures import Part, shown, spread, table
-from paceline.records.result import RunResult
 
 _ROOT = Path(__file__).parents[2]
 _DEADLINE_S = 900.0
-_TAKES_A_CORE = "while True: pass"
 _COMMANDS = {
     "paceline --help": "--help",
     "paceline plan alexnet --machine two-hosts-gigabit": (
@@ -32,7 +30,6 @@ _COMMANDS = {
         "plan alexnet --machine cluster-16384 --workers 16384 --batch-size 262144"
     ),
 }
-_REPEATS, _QUICK_REPEATS = 9, 2
 _MINE = """
 from torch import nn
 
@@ -50,34 +47,6 @@ def clone(quick: bool) -> dict[str, Any]:
             first_s, again_s = _demo(folder), _demo(folder)
         runs.append({"cloned_s": cloned_s, "first_demo_s": first_s, "second_demo_s": again_s})
     return {"runs": runs}
-
-
-def demos(quick: bool) -> dict[str, Any]:
-    """Return each demo's predicted step, predicted range and measured step.
-
-    Half of the demos run next to a program that keeps a core busy.
-    """
-    count = 1 if quick else 10
-    with _cloned() as (folder, _):
-        _demo(folder)  # installs
-        quiet = [_told(folder) for _ in range(count)]
-        with subprocess.Popen([sys.executable, "-c", _TAKES_A_CORE]) as work:
-            try:
-                beside = [_told(folder) for _ in range(count)]
-            finally:
-                work.kill()
-    return {"quiet": quiet, "beside a program that takes a core": beside}
-
-
-def _told(folder: Path) -> dict[str, float]:
-    _demo(folder)
-    newest = max(folder.glob("runs/*/result.json"), key=lambda path: path.stat().st_mtime)
-    result = RunResult.model_validate_json(newest.read_text())
-    predicted, span = result.predicted_step_s, result.predicted_range_s
-    if predicted is None or span is None or result.step_s is None:
-        sys.exit(f"{newest}: has no prediction beside a measured step")
-    known = {"predicted_s": predicted, "least_s": span[0], "most_s": span[1]}
-    return known | {"measured_s": result.step_s}
 
 
 @contextmanager
@@ -107,8 +76,7 @@ def commands(quick: bool) -> dict[str, Any]:
     """Return the CPU time and the elapsed time of each command."""
     program, found = Path(sys.executable).with_name("paceline"), {}
     for name, words in _COMMANDS.items():
-        count = _QUICK_REPEATS if quick else _REPEATS
-        taken = [_timed(Path.cwd(), program, *words.split()) for _ in range(count)]
+        taken = [_timed(Path.cwd(), program, *words.split()) for _ in range(2 if quick else 9)]
         elapsed, processor = zip(*taken, strict=True)
         found[name] = {"processor_s": spread(processor), "elapsed_s": spread(elapsed)}
     return found
@@ -116,23 +84,20 @@ def commands(quick: bool) -> dict[str, Any]:
 
 def installed(quick: bool) -> dict[str, Any]:
     """Return the seconds of installing the wheel with dependencies, and of a first plan."""
-    with TemporaryDirectory() as name:
-        folder = Path(name)
-        pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps")
-        _timed(folder, *pip, "--wheel-dir", folder, _ROOT)
-        (wheel,) = folder.glob("paceline-*.whl")
-        return {"runs": [_first_time(wheel, folder / str(i)) for i in range(1 if quick else 2)]}
-
-
-def _first_time(wheel: Path, folder: Path) -> dict[str, float]:
-    folder.mkdir()
-    (folder / "mine.py").write_text(_MINE)
-    _timed(folder, sys.executable, "-m", "venv", "env")
-    programs = folder / "env" / "bin"
-    pip = (programs / "python", "-m", "pip", "install", "--quiet")
-    installed_s, _ = _timed(folder, *pip, "-c", _ROOT / "constraints.txt", f"{wheel}[data]")
-    plan = (programs / "paceline", "plan", "mine:net", "--data", "digits")
-    return {"installed_s": installed_s, "planned_s": _timed(folder, *plan)[0]}
+    runs = []
+    for _ in range(1 if quick else 2):
+        with TemporaryDirectory() as name:
+            folder, programs = Path(name), Path(name) / "env" / "bin"
+            (folder / "mine.py").write_text(_MINE)
+            build = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps")
+            _timed(folder, *build, "--wheel-dir", folder, _ROOT)
+            (wheel,) = folder.glob("paceline-*.whl")
+            _timed(folder, sys.executable, "-m", "venv", "env")
+            pip = (programs / "python", "-m", "pip", "install", "--quiet")
+            installed_s, _ = _timed(folder, *pip, "-c", _ROOT / "constraints.txt", f"{wheel}[data]")
+            plan = (programs / "paceline", "plan", "mine:net", "--data", "digits")
+            runs.append({"installed_s": installed_s, "planned_s": _timed(folder, *plan)[0]})
+    return {"runs": runs}
 
 
 def _timed(folder: Path, *command: object) -> tuple[float, float]:
@@ -141,8 +106,7 @@ def _timed(folder: Path, *command: object) -> tuple[float, float]:
     words = [str(part) for part in command]
     subprocess.run(words, cwd=folder, stdout=subprocess.DEVNULL, timeout=_DEADLINE_S, check=True)
     after = os.times()
-    used_s = after.children_user - before.children_user
-    used_s += after.children_system - before.children_system
+    used_s = sum(after[2:4]) - sum(before[2:4])  # of children, in user and system mode
     return time.monotonic() - began_s, used_s
 
 
@@ -177,29 +141,8 @@ def _commands(figures: dict[str, Any]) -> str:
     return table("Commands that measure nothing, s", ("", "of processors", "elapsed"), lines)
 
 
-def _demos(figures: dict[str, Any]) -> str:
-    lines = []
-    for name, runs in figures.items():
-        inside = sum(run["least_s"] <= run["measured_s"] <= run["most_s"] for run in runs)
-        widths = [run["most_s"] / run["predicted_s"] - 1 for run in runs]
-        errors = [abs(run["predicted_s"] / run["measured_s"] - 1) for run in runs]
-        narrow = sum(width <= 0.155 for width in widths)
-        lines.append(
-            (
-                name,
-                f"{inside} of {len(runs)}",
-                f"±{min(widths):.0%} to ±{max(widths):.0%}",
-                f"{narrow} of {len(runs)}",
-                f"{median(errors):.0%}, at most {max(errors):.0%}",
-            )
-        )
-    head = ("", "median within the range", "range", "at most ±15 %", "off by")
-    return table("The demo's prediction beside what it then measured", head, lines)
-
-
 PARTS = {
     "clone": Part(clone, _clone, "The demo of a clone"),
     "installed": Part(installed, _installed, "A first plan"),
     "commands": Part(commands, _commands, "Commands"),
-    "demos": Part(demos, _demos, "Twenty demos"),
 }

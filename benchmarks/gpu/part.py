@@ -12,7 +12,6 @@ import signal
 import sys
 from datetime import UTC, datetime
 from importlib import import_module
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,6 @@ from torch.utils import collect_env
 
 from paceline.links.devices import Device, device_of, gpus
 from paceline.measure.this_machine import facts
-
-_PACKAGES = ("triton", "bitsandbytes", "numpy")
 
 
 class PartFailedError(Exception):
@@ -52,7 +49,11 @@ class Part:
             "smoke": smoke,
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "machine": facts(self.gpus[0]) | {"num_gpus": len(self.gpus)},
-            "versions": _versions(),
+            "versions": {
+                "cuda": torch.version.cuda,
+                "nccl": str(torch.cuda.nccl.version()) if dist.is_nccl_available() else None,
+                "driver": collect_env.get_nvidia_driver_version(collect_env.run),
+            },
         }
         self.write("unfinished")
 
@@ -81,18 +82,6 @@ class Part:
         beside = self._path.with_suffix(".tmp")
         beside.write_text(json.dumps(content, indent=2) + "\n")
         beside.replace(self._path)
-
-
-def _versions() -> dict[str, str | None]:
-    nccl = torch.cuda.nccl.version() if dist.is_nccl_available() else None
-    known = {one.metadata["Name"]: one.version for one in distributions()}
-    return {
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "nccl": None if nccl is None else ".".join(map(str, nccl)),
-        "driver": collect_env.get_nvidia_driver_version(collect_env.run),
-        **{name: known.get(name) for name in _PACKAGES},
-    }
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """Run a part in a separate process with a deadline, and summarise all parts.
 
 At the deadline, the part and all processes that it started are killed, including those in other
-sessions: GPU tests start commands that would otherwise keep the GPU busy.
+sessions, which would otherwise keep the GPU busy.
 """
 
 import json
@@ -10,7 +10,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
@@ -20,7 +20,7 @@ from attempt import end_all
 from figures import table
 from paceline.links.processes import TERMINATION_S, reason
 
-_CHILD = Path(__file__).with_name("part.py")
+_CHILD = str(Path(__file__).with_name("part.py"))
 _MOST_SAID = 10_000  # characters
 _WARNING = (
     "**Simulated, or with --smoke: this shows that everything works. The figures mean nothing.**"
@@ -32,7 +32,8 @@ def run(path: Path, module: str, deadline_s: float, *, smoke: bool) -> bool:
     path.unlink(missing_ok=True)  # remove results of an earlier run
     print(f"\n== {path.stem}: at most {deadline_s:g} s", flush=True)
     begun = time.monotonic()
-    code, said = _ended([module, str(path), *(["--smoke"] if smoke else [])], deadline_s)
+    command = [sys.executable, _CHILD, module, str(path), *(["--smoke"] if smoke else [])]
+    code, said = _ended(command, deadline_s)
     content: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     outcome = {None: "ended at its deadline", 0: "done"}.get(code, "failed")
     content |= {
@@ -49,18 +50,13 @@ def run(path: Path, module: str, deadline_s: float, *, smoke: bool) -> bool:
     return code == 0
 
 
-def _ended(arguments: list[str], deadline_s: float) -> tuple[int | None, str]:
+def _ended(command: list[str], deadline_s: float) -> tuple[int | None, str]:
     """Run part.py; return its exit code (None after the deadline) and its stderr."""
     with TemporaryDirectory() as place, TemporaryFile("w+", errors="replace") as stderr:
-        process, code = None, None
+        environment = os.environ | {"TMPDIR": place}
+        known = {"cwd": place, "env": environment, "start_new_session": True}
+        process, code = subprocess.Popen(command, stderr=stderr, **known), None
         try:
-            process = subprocess.Popen(
-                [sys.executable, str(_CHILD), *arguments],
-                cwd=place,
-                env=os.environ | {"TMPDIR": place},
-                stderr=stderr,
-                start_new_session=True,
-            )
             with suppress(subprocess.TimeoutExpired):
                 code = process.wait(deadline_s)
             if code is None:
@@ -69,8 +65,7 @@ def _ended(arguments: list[str], deadline_s: float) -> tuple[int | None, str]:
                     process.wait(TERMINATION_S)
         finally:
             end_all(place)
-            if process is not None:
-                process.wait()
+            process.wait()
         stderr.seek(0)
         said = stderr.read()
     sys.stderr.write(said)
@@ -82,9 +77,15 @@ def summary(folder: Path, names: Iterable[str]) -> str:
     paths = [folder / f"{name}.json" for name in names]
     found = [json.loads(path.read_text()) for path in paths if path.exists()]
     claims_nothing = any(one.get("simulated") or one.get("smoke") for one in found)
+    places: dict[str, list[str]] = {}  # parts by machine and versions
+    for one in found:
+        about = one.get("machine", {}) | one.get("versions", {})
+        place = ", ".join(f"{key} {value}" for key, value in about.items() if value is not None)
+        places.setdefault(place, []).append(f"{one['part']} ({one.get('date', 'no date')})")
     head = ("part", "outcome", "s", "figures")
     drawn = table("Evidence from a GPU", head, [_row(one) for one in found])
-    return "\n\n".join([*([_WARNING] if claims_nothing else []), drawn, *_places(found)])
+    where = [f"{', '.join(own)}: {place or 'unknown machine'}" for place, own in places.items()]
+    return "\n\n".join([*([_WARNING] if claims_nothing else []), drawn, *where])
 
 
 def _row(content: Mapping[str, Any]) -> tuple[str, ...]:
@@ -93,14 +94,3 @@ def _row(content: Mapping[str, Any]) -> tuple[str, ...]:
     cells = "<br>".join([*figures, *why]).replace("|", "/")
     seconds = f"{content['seconds']:.0f}" if "seconds" in content else "-"  # interrupted
     return content["part"], content["outcome"], seconds, cells
-
-
-def _places(found: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a line for each machine and its versions, with its parts and their dates."""
-    places: dict[str, list[str]] = {}
-    for one in found:
-        about = one.get("machine", {}) | one.get("versions", {})
-        place = ", ".join(f"{key} {value}" for key, value in about.items() if value is not None)
-        places.setdefault(place, []).append(f"{one['part']} ({one.get('date', 'no date')})")
-    for place, parts in places.items():
-        yield f"{', '.join(parts)}: {place or 'nothing is known of the machine'}"

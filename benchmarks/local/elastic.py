@@ -24,14 +24,14 @@ import psutil
 
 from figures import shown, spread, table
 
-HERE = Path(__file__).parent
+_WORKER = str(Path(__file__).with_name("elastic_worker.py"))
 _SEED, _WORKERS, _SYNC_EVERY = 17, 3, 20
 _KINDS = {"kill": 40, "short stop": 15, "long stop": 20, "cut": 25}
 _DO = {"kill": "SIGKILL", "short stop": "SIGSTOP", "long stop": "SIGSTOP", "cut": "raise"}
 _STOPPED_S = {"short stop": (0.2, 1.5), "long stop": (8.0, 10.0)}  # an exchange's deadline is 5 s
 _PLACES = ("start", "headers", "mean")
 _CALM = 3  # exchanges with all workers before a fault
-_POLL_S, _HANGS_S, _ENDS_S = 0.05, 120.0, 120.0
+_HANGS_S = 120.0
 _WAYS = {
     "torchft DiLoCo": ("torchft",),
     "LocalUpdates": ("paceline",),
@@ -50,53 +50,21 @@ class Fault(NamedTuple):
     lasts_s: float
 
 
-def drawn(num_faults: int) -> list[Fault]:
-    """Return faults in a random order, on random workers, at random places."""
-    chance = random.Random(_SEED)  # noqa: S311
-    kinds = [kind for kind, count in _KINDS.items() for _ in range(count)]
-    chance.shuffle(kinds)
-    if num_faults < len(kinds):
-        kinds = [*_KINDS, *kinds][:num_faults]
-    found = []
-    for kind in kinds:
-        worker, after = chance.randrange(_WORKERS), chance.choice(_PLACES)
-        lasts_s = chance.uniform(*_STOPPED_S.get(kind, (0.0, 0.0)))
-        found.append(Fault(kind, worker, after, lasts_s))
-    return found
-
-
-@contextmanager
-def lighthouse(min_replicas: int = 1) -> Iterator[str]:
-    """Start a lighthouse; yield its address."""
-    os.environ.setdefault("RUST_LOG", "error")
-    program = (
-        "import signal; from torchft.coordination import LighthouseServer as Server;"
-        f"one = Server(bind='127.0.0.1:0', min_replicas={min_replicas}, join_timeout_ms=60000,"
-        " quorum_tick_ms=50, heartbeat_timeout_ms=2000); print(one.address(), flush=True);"
-        "signal.pause()"
-    )
-    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    try:
-        yield f"http://127.0.0.1:{process.stdout.readline().strip().rpartition(':')[2]}"
-    finally:
-        process.kill()
-        process.wait()
-
-
 class Site:
     """A worker, whose process is restarted after it was killed."""
 
     def __init__(self, number: int, folder: Path, *arguments: str) -> None:
         self.name, self._folder, self._arguments = str(number), folder, arguments
         self.num_started = 0
-        self.process = self._start()
+        self.start()
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def start(self) -> None:
+        """Start the worker's process."""
         self.num_started += 1
         kind, *rest = self._arguments
-        command = [sys.executable, str(HERE / "elastic_worker.py"), kind, self.name, *rest]
+        command = [sys.executable, _WORKER, kind, self.name, *rest]
         with (self._folder / f"{self.name}.log").open("ab") as said:
-            return subprocess.Popen(command, cwd=self._folder, stdout=said, stderr=said)
+            self.process = subprocess.Popen(command, cwd=self._folder, stdout=said, stderr=said)
 
     def told(self) -> list[dict[str, Any]]:
         """Return the JSON lines that all processes of this worker have written."""
@@ -107,64 +75,93 @@ class Site:
             if line.endswith("\n")
         ]
 
-    def order(self, fault: Fault) -> None:
-        """Order a fault for the worker's next exchange."""
-        aside = self._folder / f"{self.name}.aside"
+    def suffer(self, fault: Fault) -> bool:
+        """Cause a fault in the next exchange, and wait for its end; return False on a hang."""
+        order = self._folder / f"{self.name}.order"
+        aside = order.with_suffix(".aside")
         aside.write_text(json.dumps({"after": fault.after, "do": _DO[fault.kind]}))
-        aside.rename(self._folder / f"{self.name}.order")
-
-    def has_read_its_order(self) -> bool:
-        """Return whether the worker has read its last order."""
-        return not (self._folder / f"{self.name}.order").exists()
-
-    def is_stopped(self) -> bool:
-        """Return whether a signal has stopped the process."""
-        return psutil.Process(self.process.pid).status() == psutil.STATUS_STOPPED
+        aside.rename(order)
+        if fault.kind == "cut":
+            return _awaited(lambda: not order.exists())
+        if fault.kind == "kill":
+            happened = _awaited(self.has_ended)
+            self.start()
+            return happened
+        status = psutil.Process(self.process.pid).status
+        happened = _awaited(lambda: status() == psutil.STATUS_STOPPED)
+        time.sleep(fault.lasts_s)
+        self.process.send_signal(signal.SIGCONT)
+        return happened
 
     def has_ended(self) -> bool:
         """Return whether the process has ended."""
         return self.process.poll() is not None
 
-    def revive(self) -> None:
-        """Restart the process if it has ended."""
-        if self.has_ended():
-            self.process = self._start()
 
-    def close(self) -> None:
-        """End the process."""
-        self.process.kill()
-        self.process.wait()
+def _drawn(quick: bool) -> list[Fault]:
+    """Return faults in a random order, on random workers, at random places."""
+    chance = random.Random(_SEED)  # noqa: S311
+    kinds = list(_KINDS) if quick else list(Counter(_KINDS).elements())
+    found = []
+    for kind in chance.sample(kinds, len(kinds)):
+        lasts_s = chance.uniform(*_STOPPED_S.get(kind, (0.0, 0.0)))
+        found.append(Fault(kind, chance.randrange(_WORKERS), chance.choice(_PLACES), lasts_s))
+    return found
 
 
-def _awaited(condition: Callable[[], bool], deadline_s: float = _HANGS_S) -> bool:
+@contextmanager
+def _sites(count: int, *arguments: str) -> Iterator[tuple[Path, list[Site]]]:
+    """Start a lighthouse and workers in a temporary folder; kill the workers at the end."""
+    os.environ.setdefault("RUST_LOG", "error")  # read by the import
+    from torchft.coordination import LighthouseServer
+
+    server = LighthouseServer(
+        bind="127.0.0.1:0",
+        min_replicas=1 if count == _WORKERS else count,
+        join_timeout_ms=60_000,
+        quorum_tick_ms=50,
+        heartbeat_timeout_ms=2000,
+    )
+    port = server.address().rpartition(":")[2]
+    os.environ["TORCHFT_LIGHTHOUSE"] = f"http://127.0.0.1:{port}"
+    with tempfile.TemporaryDirectory() as name:
+        sites = [Site(number, Path(name), *arguments) for number in range(count)]
+        try:
+            yield Path(name), sites
+        finally:
+            for site in sites:
+                site.process.kill()
+                site.process.wait()
+            server.shutdown()
+
+
+def _awaited(condition: Callable[[], bool]) -> bool:
     """Wait for a condition; return False if it is not true by the deadline."""
-    until = time.monotonic() + deadline_s
+    until_s = time.monotonic() + _HANGS_S
     while not condition():
-        if time.monotonic() > until:
+        if time.monotonic() > until_s:
             return False
-        time.sleep(_POLL_S)
+        time.sleep(0.05)
     return True
 
 
 def faults(quick: bool) -> dict[str, Any]:
-    """Train with faults; return the number of faults, hangs, exchanges and kept steps."""
-    planned = drawn(5 if quick else sum(_KINDS.values()))
-    started = time.monotonic()
-    with tempfile.TemporaryDirectory() as name, lighthouse() as address:
-        folder = Path(name)
-        os.environ["TORCHFT_LIGHTHOUSE"] = address
-        sites = [Site(number, folder, "faults", str(_SYNC_EVERY)) for number in range(_WORKERS)]
-        try:
-            num_hangs = sum(not _struck(sites, fault) for fault in planned)
-            num_hangs += not _awaited(lambda: _is_calm(sites))
-            (folder / "end").touch()
-            num_hangs += sum(not _awaited(site.has_ended, _ENDS_S) for site in sites)
-            found = _figures(folder, sites)
-        finally:
-            for site in sites:
-                site.close()
-    struck = Counter(fault.kind for fault in planned)
-    return {"seconds": time.monotonic() - started, "struck": struck, "hangs": num_hangs, **found}
+    """Train with faults; return what happened, and what the workers kept."""
+    planned, started = _drawn(quick), time.monotonic()
+    with _sites(_WORKERS, "faults", str(_SYNC_EVERY)) as (folder, sites):
+        num_hangs = sum(not _survived(sites, fault) for fault in planned)
+        num_hangs += not _awaited(lambda: _is_calm(sites))
+        (folder / "end").touch()
+        num_hangs += sum(not _awaited(site.has_ended) for site in sites)
+        computed = sum(path.stat().st_size for path in folder.glob("*.steps"))
+        found = _figures([site.told() for site in sites], computed)
+    return {
+        "seconds": time.monotonic() - started,
+        "struck": Counter(fault.kind for fault in planned),
+        "hangs": num_hangs,
+        **found,
+        "processes": sum(site.num_started for site in sites),
+    }
 
 
 def _is_calm(sites: list[Site]) -> bool:
@@ -176,47 +173,39 @@ def _is_calm(sites: list[Site]) -> bool:
     )
 
 
-def _struck(sites: list[Site], fault: Fault) -> bool:
+def _survived(sites: list[Site], fault: Fault) -> bool:
     """Cause a fault once all workers exchange; return False if anything hangs."""
     site = sites[fault.worker]
     if not _awaited(lambda: _is_calm(sites)):
         return False
     count = len(site.told())
-    site.order(fault)
-    if fault.kind == "kill":
-        happened = _awaited(site.has_ended)
-        site.revive()
-    elif fault.kind == "cut":
-        happened = _awaited(site.has_read_its_order)
-    else:
-        happened = _awaited(site.is_stopped)
-        time.sleep(fault.lasts_s)
-        site.process.send_signal(signal.SIGCONT)
-    return happened and _awaited(lambda: len(site.told()) > count + _CALM)
+    return site.suffer(fault) and _awaited(lambda: len(site.told()) > count + _CALM)
 
 
-def _figures(folder: Path, sites: list[Site]) -> dict[str, Any]:
-    told = [site.told() for site in sites]
-    kept: dict[int, float] = {}
+def _figures(told: list[list[dict[str, Any]]], computed: int) -> dict[str, Any]:
+    """Return what the workers' lines and their number of computed steps show."""
+    rows = [row for own in told for row in own]
+    kept = {
+        (row["number"], worker): row["kept"]
+        for worker, own in enumerate(told)
+        for row in own
+        if "kept" in row
+    }
     digests: dict[int, set[str]] = defaultdict(set)
-    for row in (row for own in told for row in own):
-        if "kept" in row:
-            kept[row["number"]] = max(row["kept"], kept.get(row["number"], 0.0))
+    for row in rows:
         if "digest" in row:
             digests[row["number"]].add(row["digest"])
-    ends = [row for own in told for row in own if "bits" in row]
-    computed = sum(path.stat().st_size for path in folder.glob("*.steps"))
+    ends = [row for row in rows if "bits" in row]
     return {
-        "exchanges": len(kept),
+        "exchanges": len({number for number, _ in kept}),
         "differing": sum(len(own) > 1 for own in digests.values()),
-        "repaired": sum(row.get("repaired", 0) for own in told for row in own),
+        "repaired": sum(row.get("repaired", 0) for row in rows),
         "ended": len(ends),
         "last_bits": len({row["bits"] for row in ends}),
         "computed": computed,
         "kept": sum(kept.values()),
         "efficiency": sum(kept.values()) / computed,
-        "states_taken": sum(row.get("taken", False) for own in told for row in own),
-        "processes": sum(site.num_started for site in sites),
+        "states_taken": sum(row.get("taken", False) for row in rows),
         "loss": ends[0]["loss"] if ends else None,
     }
 
@@ -227,7 +216,11 @@ def beside_torchft(quick: bool) -> dict[str, Any]:
     rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for seed in range(1 if quick else _REPEATS):
         for name, (by, *codec) in _WAYS.items():
-            rows[name].append(_trained(by, str(num_steps), str(every), str(seed), *codec))
+            with _sites(2, by, str(num_steps), str(every), str(seed), *codec) as (folder, sites):
+                for site in sites:
+                    if site.process.wait(10 * _HANGS_S):
+                        sys.exit((folder / f"{site.name}.log").read_text()[-3000:])
+                rows[name].append(_of_both([site.told()[-1] for site in sites]))
     return {
         name: {
             "tokens_per_s": spread([one["tokens_per_s"] for one in own]),
@@ -238,24 +231,8 @@ def beside_torchft(quick: bool) -> dict[str, Any]:
     }
 
 
-def _trained(*arguments: str) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as name, lighthouse(min_replicas=2) as address:
-        folder = Path(name)
-        os.environ["TORCHFT_LIGHTHOUSE"] = address
-        sites = [Site(number, folder, *arguments) for number in range(2)]
-        try:
-            for site in sites:
-                if site.process.wait(_ENDS_S * 10):
-                    sys.exit((folder / f"{site.name}.log").read_text()[-3000:])
-            rows = [site.told()[-1] for site in sites]
-        finally:
-            for site in sites:
-                site.close()
-    return {
-        "tokens_per_s": sum(row["tokens_per_s"] for row in rows),
-        "nbytes_per_exchange": rows[0]["nbytes_per_exchange"],
-        "loss": rows[0]["loss"],
-    }
+def _of_both(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return rows[0] | {"tokens_per_s": sum(row["tokens_per_s"] for row in rows)}
 
 
 def text_of_faults(figures: dict[str, Any]) -> str:

@@ -13,18 +13,16 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from hashlib import sha256
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 import torchft
 from sized_gpt import tiny
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed import TCPStore
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
@@ -34,55 +32,38 @@ import paceline
 from paceline.links.failpoints import ARMED
 from paceline.training.recipes.optimizers import schedule_of
 
-LOOPBACK, DEADLINE_S, QUORUM_S = "127.0.0.1", 5, 300
-BATCH_SIZE, TOKENS_BATCH_SIZE = 48, 16
-_RATE, _WIDTH = 0.003, 32
+_LOOPBACK, _DEADLINE, _QUORUM = "127.0.0.1", timedelta(seconds=5), timedelta(seconds=300)
+_BATCH_SIZE, _TOKENS_BATCH_SIZE, _WIDTH = 48, 16, 32
 _STEP_S = 0.02  # slept instead of computing a larger model, because processes share two cores
 _TEST_BATCH_SIZE, _TEST_BATCHES = 64, 20
+_OUTER_RATE, _OUTER_MOMENTUM = 0.7, 0.5
 
 
-def telling(name: str) -> Callable[..., object]:
-    """Return a function that writes its arguments as a line of JSON to this process's file."""
-    file = Path(f"{name}.{os.getpid()}.jsonl").open("a", buffering=1)  # noqa: SIM115
-    return lambda **values: file.write(json.dumps(values) + "\n")
+def say(name: str, **values: object) -> None:
+    """Append a line of JSON to this process's file."""
+    with Path(f"{name}.{os.getpid()}.jsonl").open("a") as file:
+        file.write(json.dumps(values) + "\n")
 
 
-class CountingGloo(torchft.ProcessGroupGloo):
-    """Counts what this worker sends in all-reduces, by the formula of a ring."""
-
-    nbytes_sent = 0
-
-    def allreduce(self, tensors: list[Tensor], opts: object) -> Any:
-        """Count the bytes, and all-reduce as the base class does."""
-        size = self.size()
-        self.nbytes_sent += sum(2 * (size - 1) * one.nbytes // size for one in tensors)
-        return super().allreduce(tensors, opts)
-
-
-def manager_of(name: str, process_group: torchft.ProcessGroupGloo, **functions: Any) -> Any:
+def manager_of(name: str, **functions: Any) -> Any:
     """Return a manager whose replica group is this process, with its own store."""
-    store = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
+    store = TCPStore(_LOOPBACK, 0, is_master=True, wait_for_workers=False)
     made = torchft.Manager(
-        pg=process_group,
+        pg=torchft.ProcessGroupGloo(timeout=_DEADLINE),
         **({"load_state_dict": None, "state_dict": None} | functions),
         min_replica_size=1,
         use_async_quorum=False,
-        timeout=timedelta(seconds=DEADLINE_S),
-        quorum_timeout=timedelta(seconds=QUORUM_S),
+        timeout=_DEADLINE,
+        quorum_timeout=_QUORUM,
         replica_id=name,
         rank=0,
         world_size=1,
-        store_addr=LOOPBACK,
+        store_addr=_LOOPBACK,
         store_port=store.port,
-        hostname=LOOPBACK,
+        hostname=_LOOPBACK,
     )
     made.store_of_worker = store  # keep the store alive as long as the manager
     return made
-
-
-def gloo() -> CountingGloo:
-    """Return a process group with this benchmark's deadline."""
-    return CountingGloo(timeout=timedelta(seconds=DEADLINE_S))
 
 
 def train_among_faults(name: str, every: int) -> None:
@@ -92,18 +73,18 @@ def train_among_faults(name: str, every: int) -> None:
     file, so that steps of killed processes are counted, too.
     """
     steps = Path(f"{name}.{os.getpid()}.steps").open("ab", 0)  # noqa: SIM115
-    sizes = pairwise((_WIDTH, 256, 256, 8))
-    layers = [layer for own in sizes for layer in (nn.Linear(*own), nn.ReLU())]
-    model = nn.Sequential(*layers[:-1])
+    hidden = (nn.Linear(_WIDTH, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU())
+    model = nn.Sequential(*hidden, nn.Linear(256, 8))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    batches = DataLoader(_samples(4800, 0), BATCH_SIZE, shuffle=True)
-    manager, say = manager_of(name, gloo()), telling(name)
+    batches = DataLoader(_samples(4800, 0), _BATCH_SIZE, shuffle=True)
+    manager = manager_of(name)
     updates = paceline.LocalUpdates(model, optimizer, every, codec="e3m0+feedback", manager=manager)
     exchange = updates._workers.exchange
 
     def recorded(given: Any) -> Any:
         found = exchange(given)
         say(
+            name,
             number=found.given.number,
             kept=found.given.weight if found.mean is not None else 0.0,
             workers=updates._workers.count,
@@ -125,11 +106,11 @@ def train_among_faults(name: str, every: int) -> None:
                 optimizer.step()
                 if updates.num_exchanges != known:
                     known = updates.num_exchanges
-                    say(number=known - 1, digest=updates._averaging.digest)
+                    say(name, number=known - 1, digest=updates._averaging.digest)
                     if Path("end").exists():
                         break
     bits = sha256(b"".join(one.detach().numpy().tobytes() for one in model.parameters()))
-    say(bits=bits.hexdigest(), loss=_loss(model, _samples(480, 1), mse_loss))
+    say(name, bits=bits.hexdigest(), loss=_loss(model, _samples(480, 1), mse_loss))
     manager.shutdown()
 
 
@@ -155,20 +136,20 @@ def train_small_gpt(
     torch.manual_seed(seed)
     model = task.model()
     order = torch.Generator().manual_seed(2 * seed + int(name))
-    batches = iter(DataLoader(task.train, TOKENS_BATCH_SIZE, shuffle=True, generator=order))
-    optimizer = torch.optim.AdamW(model.parameters(), _RATE)
+    batches = iter(DataLoader(task.train, _TOKENS_BATCH_SIZE, shuffle=True, generator=order))
+    optimizer = torch.optim.AdamW(model.parameters(), 0.003)
     schedule = schedule_of("cosine", num_steps // 15)(optimizer, num_steps)
-    process_group, say = gloo(), telling(name)
+    # Both workers of a ring all-reduce send as many bytes as the parameters have.
+    nbytes_per_exchange: float = sum(one.nbytes for one in model.parameters())
     if by == "paceline":
-        manager = manager_of(name, process_group)
-        outer = {"outer_learning_rate": 0.7, "outer_momentum": 0.5}
-        loop: Any = paceline.LocalUpdates(
-            model, optimizer, every, codec=codec, manager=manager, **outer
-        )
+        manager = manager_of(name)
+        outer = {"outer_learning_rate": _OUTER_RATE, "outer_momentum": _OUTER_MOMENTUM}
+        options = {"codec": codec, "manager": manager, **outer}
+        loop: Any = paceline.LocalUpdates(model, optimizer, every, **options)
     else:
-        loop, manager = _diloco(name, model, optimizer, every, process_group)
-    started, num_tokens = 0.0, 0
+        loop, manager = _diloco(name, model, optimizer, every)
     with loop:
+        started, num_tokens = 0.0, 0
         for step in range(num_steps):
             if step == every:  # all workers are present from the first exchange on
                 started, num_tokens = time.monotonic(), 0
@@ -179,58 +160,48 @@ def train_small_gpt(
             schedule.step()
             num_tokens += inputs.numel()
         seconds = time.monotonic() - started
-    is_ours = isinstance(loop, paceline.LocalUpdates)
-    nbytes = loop.statistics().bytes_sent if is_ours else process_group.nbytes_sent
+    if isinstance(loop, paceline.LocalUpdates):
+        nbytes_per_exchange = loop.statistics().bytes_sent / (num_steps / every)
     say(
+        name,
         tokens_per_s=num_tokens / seconds,
-        nbytes_per_exchange=nbytes / (num_steps / every),
+        nbytes_per_exchange=nbytes_per_exchange,
         loss=_loss(model, task.test, task.loss),
     )
     manager.shutdown()
 
 
-def _diloco(
-    name: str, model: nn.Module, optimizer: Any, every: int, process_group: CountingGloo
-) -> tuple[Any, Any]:
-    outer = torch.optim.SGD(model.parameters(), 0.7, momentum=0.5, nesterov=True)
+def _diloco(name: str, model: nn.Module, optimizer: Any, every: int) -> tuple[Any, Any]:
+    rate = {"lr": _OUTER_RATE, "momentum": _OUTER_MOMENTUM, "nesterov": True}
+    outer = torch.optim.SGD(model.parameters(), **rate)
     parts = {"model": model, "inner": optimizer, "outer": outer}
 
     def load(state: dict[str, Any]) -> None:
         for key, part in parts.items():
             part.load_state_dict(state[key])
 
-    manager = manager_of(
-        name,
-        process_group,
-        load_state_dict=load,
-        state_dict=lambda: {key: part.state_dict() for key, part in parts.items()},
-    )
+    def state() -> dict[str, Any]:
+        return {key: part.state_dict() for key, part in parts.items()}
+
+    manager = manager_of(name, load_state_dict=load, state_dict=state)
     return DiLoCo(manager, [model], optimizer, outer, every, pin_memory=False), manager
 
 
 @torch.no_grad()
 def _loss(model: nn.Module, data: Any, loss: Any) -> float:
+    """Return the mean loss of the first batches of the data."""
     model.eval()
-    losses = []
-    for inputs, targets in DataLoader(data, _TEST_BATCH_SIZE):
-        losses.append(float(loss(model(inputs), targets)))
-        if len(losses) == _TEST_BATCHES:
-            break
+    batches = zip(range(_TEST_BATCHES), DataLoader(data, _TEST_BATCH_SIZE), strict=False)
+    losses = [float(loss(model(inputs), targets)) for _, (inputs, targets) in batches]
     return sum(losses) / len(losses)
 
 
-def main() -> None:
-    """Train as the command line requests."""
+if __name__ == "__main__":
     torch.set_num_threads(1)
-    what, name, *rest = sys.argv[1:]
+    what, worker, *rest = sys.argv[1:]
     if what == "faults":
-        train_among_faults(name, int(rest[0]))
+        train_among_faults(worker, int(rest[0]))
     else:
-        num_steps, every, seed, *codec = rest
-        train_small_gpt(what, name, int(num_steps), int(every), int(seed), *codec)
+        train_small_gpt(what, worker, *map(int, rest[:3]), *rest[3:])
     sys.stdout.flush()
     os._exit(0)  # threads of torchft's timers may still run
-
-
-if __name__ == "__main__":
-    main()

@@ -1,15 +1,12 @@
 """Measure local updates: step speed, time to a loss, and loss by round length.
 
-Two hosts are network namespaces and need root; the parts loss, inner, elastic, 0.1m, 1m and 10m
-need no root. A part of a size and a link, such as "1m 1gbit", needs the figures of part 1m.
+Two hosts are network namespaces and need root; the parts loss, elastic, 0.1m, 1m and 10m need no
+root. A part of a size and a link, such as "1m 1gbit", needs the figures of part 1m.
 """
 
 from functools import partial
 
 import elastic
-import exchange
-import inner
-import lora
 import loss
 import steps_to_loss
 import time_to_loss
@@ -18,7 +15,6 @@ import two_hosts
 import uneven
 from figures import Part, Picture
 
-_WIRES = ("1gbit", "100mbit")
 PARTS = {
     "elastic, faults": Part(elastic.faults, elastic.text_of_faults),
     "elastic, torchft": Part(elastic.beside_torchft, elastic.text_beside),
@@ -27,16 +23,13 @@ PARTS = {
             partial(time_to_loss.measure, size, wire), partial(time_to_loss.text, f"{size} {wire}")
         )
         for size in steps_to_loss.CASES
-        for wire in _WIRES
+        for wire in time_to_loss.WIRES
     },
     **{
         size: Part(partial(steps_to_loss.measure, case), partial(steps_to_loss.text, size))
         for size, case in steps_to_loss.CASES.items()
     },
     two_hosts.PART: Part(two_hosts.measure, two_hosts.text),
-    "lora": Part(lora.part, lora.text),
-    "exchange": Part(exchange.part, exchange.text),
-    "inner": Part(inner.part, inner.text),
     "loss": Part(loss.measure, loss.text),
     "uneven": Part(uneven.part, uneven.text),
 }

@@ -21,7 +21,7 @@ from command import paceline
 from figures import table
 
 _HERE = Path(__file__).parent
-_WIRES = {"1gbit": "117 MB/s", "100mbit": "11.7 MB/s"}
+WIRES = {"1gbit": "117 MB/s", "100mbit": "11.7 MB/s"}
 _DDP = ("DDP 1 MB", "DDP 25 MB", "DDP, fp16 hook")
 _CODECS = ("allreduce, dynamic8", "allreduce, dynamic4")  # if unmeasured, they need free's steps
 _MACHINE = _HERE.parents[1] / "machines" / "two-hosts-gigabit.toml"
@@ -43,7 +43,7 @@ def _planned(part: str, wire: str, alone_s: float, among: set[str]) -> str:
     speed = f"{case.batch_size / alone_s}/s@{case.batch_size}"
     with TemporaryDirectory() as folder:
         machine = Path(folder) / "hosts.toml"
-        machine.write_text(_MACHINE.read_text().replace(_WIRES["1gbit"], _WIRES[wire]))
+        machine.write_text(_MACHINE.read_text().replace(WIRES["1gbit"], WIRES[wire]))
         asked = ("--machine", machine, "--measured", speed, "--workers", 2)
         sizes = ("--batch-size", 2 * case.batch_size)
         plans = paceline("plan", f"sized_gpt:{case.model}", *asked, *sizes, cwd=_HERE)["plans"]

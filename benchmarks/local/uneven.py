@@ -5,19 +5,16 @@ and on both; the slow host runs a quarter of the steps in each round. Runs of tw
 a full schedule, show when both hosts reach the lone host's loss.
 """
 
+import time
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import slow_host
 import torch
 from hosts import TwoHosts, on_hosts
 from sized_gpt import small
-from slow_host import ALONE, SLOWER
 from steps_to_loss import steps_needed
-from torch import Tensor
 from torch.utils.data import DataLoader
 
 from figures import table
@@ -27,7 +24,8 @@ from paceline.links.group import Group
 from paceline.training.recipes.optimizers import schedule_of
 from paceline.training.recipes.recipe import Recipe
 
-_LENGTHS = {ALONE: 1.0, "both, as long": 1.0, "both, shorter": 0.85}  # times the lone host's steps
+_ALONE, _SLOWER = "the fast host alone", 4
+_LENGTHS = {_ALONE: 1.0, "both, as long": 1.0, "both, shorter": 0.85}  # times the lone host's steps
 _BATCH_SIZE, _LEARNING_RATE = 16, 0.002
 _NUM_STEPS, _SYNC_EVERY, _REPEATS = 600, 20, 3
 
@@ -40,56 +38,67 @@ def part(quick: bool) -> dict[str, Any]:
 
 def measure(group: Group, quick: bool) -> dict[str, Any]:
     """Return each run's steps of the fast host, tokens of all hosts, seconds, and loss."""
-    num_steps, every, repeats = (3 * SLOWER, SLOWER, 1) if quick else (_NUM_STEPS, _SYNC_EVERY, 3)
-    run = partial(_run, small(), group, num_steps, every)
-    return slow_host.in_turns(group, _LENGTHS, repeats, run)
+    num_steps, every = (3 * _SLOWER, _SLOWER) if quick else (_NUM_STEPS, _SYNC_EVERY)
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in _LENGTHS}
+    for seed in range(1 if quick else _REPEATS):
+        for name, length in _LENGTHS.items():
+            group.barrier()
+            if group.rank == 0 or name != _ALONE:
+                steps = round(length * num_steps / _SLOWER) * _SLOWER
+                is_alone = name == _ALONE
+                runs[name].append(_run(small(), group, steps, every, seed, is_alone=is_alone))
+    group.barrier()
+    return runs
 
 
 def _run(
-    recipe: Recipe, group: Group, most_steps: int, sync_every: int, name: str, seed: int
+    recipe: Recipe, group: Group, num_steps: int, sync_every: int, seed: int, *, is_alone: bool
 ) -> dict[str, float]:
-    """Train for the length `name`; the slow host runs a quarter of the steps."""
-    num_steps = round(_LENGTHS[name] * most_steps / SLOWER) * SLOWER
-    slower = 1 if group.rank == 0 else SLOWER
+    """Train for `num_steps` steps of the fast host; the slow host runs a quarter of the steps."""
+    slower = 1 if group.rank == 0 else _SLOWER
     own_steps = num_steps // slower
     torch.manual_seed(seed)
     model = recipe.model()
     optimizer = torch.optim.AdamW(model.parameters(), _LEARNING_RATE)
     schedule = schedule_of("cosine", own_steps // 15)(optimizer, own_steps)
-
-    def step(batch: list[Tensor]) -> None:
-        recipe.loss(model(batch[0]), batch[1]).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        schedule.step()
-
-    known = {"codec": "dynamic4", "num_steps": own_steps}
+    order = torch.Generator().manual_seed(2 * seed + group.rank)
+    batches = DataLoader(recipe.train, _BATCH_SIZE, shuffle=True, drop_last=True, generator=order)
+    known: dict[str, Any] = {"codec": "dynamic4", "num_steps": own_steps}
     every = sync_every // slower
-    updates = nullcontext() if name == ALONE else LocalUpdates(model, optimizer, every, **known)
-    with updates:
-        order = torch.Generator().manual_seed(2 * seed + group.rank)
-        batches = DataLoader(
-            recipe.train, _BATCH_SIZE, shuffle=True, drop_last=True, generator=order
-        )
-        seconds = slow_host.train(batches, step, own_steps, is_slow=slower > 1)
-    windows = num_steps * (1.0 if name == ALONE else 1 + 1 / SLOWER) * _BATCH_SIZE
+    with nullcontext() if is_alone else LocalUpdates(model, optimizer, every, **known):
+        started_s = time.monotonic()
+        for _, (inputs, targets) in zip(range(own_steps), batches, strict=False):
+            busy_s = time.process_time()
+            recipe.loss(model(inputs), targets).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+            time.sleep((slower - 1) * (time.process_time() - busy_s))
+        seconds = time.monotonic() - started_s
+    windows = num_steps * (1.0 if is_alone else 1 + 1 / _SLOWER) * _BATCH_SIZE
     tokens = windows * recipe.example(1).shape[1]
-    alone = Group.alone(torch.device("cpu"), group.deadline_s)
-    loss, _ = evaluate(model, recipe.test_samples, alone, recipe)
-    own = loss / len(recipe.test_samples)
-    return {"steps": num_steps, "tokens": tokens, "seconds": seconds, "loss": own}
+    lone = Group.alone(torch.device("cpu"), group.deadline_s)
+    loss = evaluate(model, recipe.test_samples, lone, recipe)[0] / len(recipe.test_samples)
+    return {"steps": num_steps, "tokens": tokens, "seconds": seconds, "loss": loss}
 
 
 def text(figures: dict[str, Any]) -> str:
     """Return the table."""
-    lines = [
-        (name, str(own[0]["steps"]), *cells)
-        for (name, *cells), own in zip(slow_host.lines(figures), figures.values(), strict=True)
-    ]
+    speeds = {
+        name: [one["tokens"] / one["seconds"] for one in own] for name, own in figures.items()
+    }
+    lines = []
+    for name, own in figures.items():
+        times = sorted(a / b for a, b in zip(speeds[name], speeds[_ALONE], strict=True))
+        between = "" if name == _ALONE else f" [{times[0]:.2f}, {times[-1]:.2f}]"
+        seconds = median(one["seconds"] for one in own)
+        losses = " ".join(f"{one['loss']:.3f}" for one in own)
+        speed = f"{median(speeds[name]):,.0f}", f"{median(times):.2f}{between}"
+        lines.append((name, str(own[0]["steps"]), *speed, f"{seconds:.1f}", losses))
     head = ("gpt-1m, 1 Gbit/s, 4:1", "steps", "tokens/s", "times the fast host", "s", "test loss")
     alone, *both = figures.values()
-    losses = {str(own[0]["steps"]): [one["loss"] for one in own] for own in both}
-    needed = steps_needed(losses, [one["loss"] for one in alone])
+    losses_of = {str(own[0]["steps"]): [one["loss"] for one in own] for own in both}
+    needed = steps_needed(losses_of, [one["loss"] for one in alone])
     shares = []
     for seed, (one, steps) in enumerate(zip(alone, needed, strict=True)):
         step_s = median(own[seed]["seconds"] / own[seed]["steps"] for own in both)

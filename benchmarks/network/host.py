@@ -6,16 +6,7 @@ from collections.abc import Sequence
 
 from paceline.core.errors import PacelineError
 
-_TOOLS = {
-    "ip": "iproute2",
-    "tc": "iproute2",
-    "unshare": "util-linux",
-    "nsenter": "util-linux",
-    "setpriv": "util-linux",
-    "taskset": "util-linux",
-    "mount": "util-linux",
-    "timeout": "coreutils",
-}
+_TOOLS = ("ip", "tc", "unshare", "nsenter", "setpriv", "taskset", "mount", "timeout")
 _UNSHARE = ("unshare", "--net", "--pid", "--mount-proc", "--fork", "--kill-child")
 # The mounts show the host's interfaces, and give it separate shared memory. `read` returns at a
 # line, or at the end of input when the owner ends.
@@ -30,9 +21,8 @@ class NoTestBed(PacelineError):
 
 def missing() -> str | None:
     """Describe in one line why this machine or user cannot build hosts; None if it can."""
-    absent = [f"{tool} ({package})" for tool, package in _TOOLS.items() if not shutil.which(tool)]
-    if absent:
-        return f"the network test bed needs {', '.join(absent)}"
+    if absent := [tool for tool in _TOOLS if not shutil.which(tool)]:
+        return f"the network test bed needs {', '.join(absent)} (iproute2, util-linux, coreutils)"
     trial = subprocess.run([*_UNSHARE, "true"], capture_output=True, text=True)
     if trial.returncode:
         return f"the network test bed needs root, to make namespaces: {trial.stderr.strip()}"

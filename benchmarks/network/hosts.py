@@ -12,11 +12,9 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory, TemporaryFile
-from types import TracebackType
-from typing import Any, Self
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple, Self
 
 from host import Host, NoTestBed, checked, missing
 from wire import ADDRESSES, INTERFACE, bits_per_s, queueing, segment_bytes
@@ -45,8 +43,7 @@ exit $code
 """
 
 
-@dataclass(frozen=True)
-class Finished:
+class Finished(NamedTuple):
     """The highest exit code of a host's ranks, and their interleaved stdout and stderr.
 
     A rank that a signal ended has exit code 128 + signal. `code` is TIMED_OUT if the ranks reached
@@ -58,8 +55,7 @@ class Finished:
     err: str
 
 
-@dataclass(frozen=True)
-class Traffic:
+class Traffic(NamedTuple):
     """Bytes of the frames that a host has sent and received, including headers."""
 
     sent: int
@@ -98,12 +94,7 @@ class TwoHosts:
             self._hosts, self._close = hosts, built.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._hosts.clear()
         self._close.close()
 
@@ -179,7 +170,6 @@ class TwoHosts:
         command += [str(here.pid), str(there.pid), *wire]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             try:
-                assert process.stdout is not None
                 if process.stdout.readline() != "ready\n":
                     raise NoTestBed("a wire with a latency needs /dev/net/tun")
                 yield
@@ -226,30 +216,20 @@ def _pins(cores: tuple[int, int] | None) -> list[list[str]]:
 
 def _finished(commands: list[list[str]], variables: dict[str, str]) -> list[Finished]:
     """Run the commands concurrently; kill those that still run if an error occurs."""
-    with ExitStack() as files:
+    with TemporaryDirectory() as name, ExitStack() as stack:
         # Files, because a rank that writes to a full pipe would block.
-        outputs = [[files.enter_context(TemporaryFile()) for _ in range(2)] for _ in commands]
-        processes: list[subprocess.Popen[bytes]] = []
-        try:
-            for command, (out, err) in zip(commands, outputs, strict=True):
-                processes.append(
-                    subprocess.Popen(
-                        command,
-                        env=variables,
-                        stdin=subprocess.DEVNULL,
-                        stdout=out,
-                        stderr=err,
-                        start_new_session=True,
-                    )
-                )
-            codes = [process.wait() for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
-        for file in (file for pair in outputs for file in pair):
-            file.seek(0)
-        texts = [[file.read().decode(errors="replace") for file in pair] for pair in outputs]
+        outputs = [
+            [Path(name, f"{i}.{kind}") for kind in ("out", "err")] for i in range(len(commands))
+        ]
+        started = []
+        for command, paths in zip(commands, outputs, strict=True):
+            out, err = (stack.enter_context(path.open("wb")) for path in paths)
+            known = {"env": variables, "stdin": subprocess.DEVNULL, "start_new_session": True}
+            started.append(subprocess.Popen(command, stdout=out, stderr=err, **known))
+            stack.callback(started[-1].wait)
+            stack.callback(started[-1].kill)
+        codes = [process.wait() for process in started]
+        texts = [[path.read_text(errors="replace") for path in paths] for paths in outputs]
     return [Finished(code, *pair) for code, pair in zip(codes, texts, strict=True)]
 
 

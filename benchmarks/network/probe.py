@@ -8,34 +8,34 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
 from threading import Thread
 
 _CHUNK = 1 << 18
 _PATIENCE_S = 30.0
+_IS_FIRST = os.environ["RANK"] == "0"
 
 
 def connect() -> socket.socket:
     """Connect rank 1 to rank 0, which listens."""
     address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-    if os.environ["RANK"] == "0":
+    if _IS_FIRST:
         with socket.create_server(address) as server:
             connection, _ = server.accept()
     else:
-        connection = _dialled(address)
+        until_s = time.monotonic() + _PATIENCE_S
+        while (connection := _dialled(address)) is None:  # the other host is not listening yet
+            if time.monotonic() > until_s:
+                raise TimeoutError("rank 0 does not listen")
+            time.sleep(0.02)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection
 
 
-def _dialled(address: tuple[str, int]) -> socket.socket:
-    deadline = time.monotonic() + _PATIENCE_S
-    while True:
-        try:
-            return socket.create_connection(address, timeout=None)
-        except ConnectionRefusedError:  # the other host is not listening yet
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.02)
+def _dialled(address: tuple[str, int]) -> socket.socket | None:
+    try:
+        return socket.create_connection(address, timeout=None)
+    except ConnectionRefusedError:
+        return None
 
 
 def receive(connection: socket.socket, nbytes: int) -> None:
@@ -50,7 +50,7 @@ def receive(connection: socket.socket, nbytes: int) -> None:
 
 def one_way(connection: socket.socket, data: bytes) -> None:
     """Send the data from rank 0 to rank 1, which answers with a byte."""
-    if os.environ["RANK"] == "0":
+    if _IS_FIRST:
         connection.sendall(data)
         receive(connection, 1)
     else:
@@ -68,19 +68,16 @@ def both_ways(connection: socket.socket, data: bytes) -> None:
     receive(connection, 1)
 
 
-WAYS: dict[str, Callable[[socket.socket, bytes], None]] = {"one": one_way, "both": both_ways}
-
-
 def main(way: str, nbytes: int, repeats: int) -> None:
     """Repeat a transfer; rank 0 prints the seconds of each repeat as JSON."""
-    data = bytes(nbytes)
+    data, transfer = bytes(nbytes), both_ways if way == "both" else one_way
     seconds = []
     with connect() as connection:
         for _ in range(repeats):
             started = time.perf_counter()
-            WAYS[way](connection, data)
+            transfer(connection, data)
             seconds.append(time.perf_counter() - started)
-    if os.environ["RANK"] == "0":
+    if _IS_FIRST:
         print(json.dumps(seconds))
 
 

@@ -4,16 +4,20 @@ Each case is a simulated run (long_run.py), because a real one would train for h
 writes its page, and a new tab of headless Chromium opens the page. Requires chromium.
 """
 
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from browser import Browser
 from figures import Part, shown, spread, table
 from long_run import write_long_run
 from paceline.report import write_report
+
+sys.path.append(str(Path(__file__).parents[2] / "tests"))
+
+from browser import Browser
 
 _CASES = {"20 steps, 2 workers": (20, 2), "1,000 steps, 4 workers": (1000, 4)}
 _REPEATS = 11

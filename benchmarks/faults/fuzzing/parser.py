@@ -3,7 +3,6 @@
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 
 from hypothesis import strategies as st
@@ -13,27 +12,14 @@ from fuzzing.changes import Changes, several
 from paceline.core.errors import PacelineError
 
 _LONGEST = 4100  # characters of a clear error
-# Module names, not modules: a process imports only the module of its parser.
-_MODULES = {
-    "fuzzing.records": (
-        *("machine", "configuration", "option", "result", "trace", "report", "compare", "journal"),
-    ),
-    "fuzzing.tensors": (
-        *("libsvm", "packed libsvm", "images", "tokens"),
-        *("checkpoint", "checkpoint values"),
-    ),
-    "fuzzing.wire": ("frame", "record", "part"),
-}
-FRAMES = _MODULES["fuzzing.wire"]
-NAMES = tuple(name for names in _MODULES.values() for name in names)
 
 
 @dataclass(frozen=True)
 class Parser:
     """A parser of files, or of frames and records in memory.
 
-    `seeds` returns valid inputs; it may write to the given folder. `parse` writes the input to the
-    given folder if necessary, and returns a validated object or raises a PacelineError. `weight` is
+    `seeds` returns valid inputs; it may write to the given folder. `parse` writes the input to a
+    folder in it if necessary, and returns a validated object or raises a PacelineError. `weight` is
     the parser's relative share of the inputs of all files, or of all frames.
     """
 
@@ -70,9 +56,3 @@ def on_file(name: str, read: Callable[[Path], object]) -> Callable[[bytes, Path]
         return read(path)
 
     return parse
-
-
-def parser_of(name: str) -> Parser:
-    """Import and return the parser with this name."""
-    module = next(module for module, names in _MODULES.items() if name in names)
-    return {one.name: one for one in import_module(module).PARSERS}[name]

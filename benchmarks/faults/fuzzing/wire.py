@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from fuzzing.changes import BYTES, FLIPS, JSON, Change
+from fuzzing.changes import BYTES, FLIPS, JSON, Change, behind_one_byte
 from fuzzing.parser import Parser
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import DeviceKind
@@ -146,12 +146,8 @@ def _part(data: bytes, folder: Path) -> object:
     return half
 
 
-def _behind_one_byte(change: Change) -> Change:
-    return lambda data: data[:1] + change(data[1:])
-
-
 PARSERS = (
     Parser("frame", 5, _frame_seeds, FLIPS | _SUMMED, _frame),
-    Parser("record", 3, _record_seeds, JSON.map(_behind_one_byte), _record),
-    Parser("part", 1, _part_seeds, BYTES.map(_behind_one_byte), _part),
+    Parser("record", 3, _record_seeds, JSON.map(behind_one_byte), _record),
+    Parser("part", 1, _part_seeds, BYTES.map(behind_one_byte), _part),
 )

@@ -6,45 +6,58 @@ steps in DistributedDataParallel with one rank show the cost of hooks, copies an
 buckets.
 """
 
-import gc
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from evidence.hidden import BATCH_SIZES, SMOKE_SIZES, task_of
 from part import Part
 from torch.nn.parallel import DistributedDataParallel
 
-import steps
 from figures import shown, spread
-from paceline.links.devices import Device
-from ranks import in_turns
-from steps import Task, Trainee, Wrap
+from paceline.links.devices import Device, device_of
+from paceline.links.group import Group
+from ranks import in_turns, on_ranks, timed
+from steps import alone, ddp, taken
 
+_HERE = Path(__file__).parent
 _NBYTES, _SMOKE_NBYTES = 2**28, 2**16  # of a copy
 _BUCKETS_MB = (1, 25, 1000)
-_ROUNDS, _BLOCK_S = 4, 0.15  # a block of steps lasts 0.15 s if nothing else runs
+_ROUNDS, _NUM_STEPS = 4, 5
 _OUTLASTING = 2.0  # duration of the copies, relative to the steps alone
-_NUM_WARM_UP = 3
 _ALONE, _COPIES = "alone", "copies"
 
 
 def run(part: Part) -> None:
     """Measure steps of each model during copies, and with each bucket size."""
-    device = part.device
-    copies = Copies(device, _SMOKE_NBYTES if part.smoke else _NBYTES)
-    rounds, block_s = (2, 0.0) if part.smoke else (_ROUNDS, _BLOCK_S)
-    with _one_rank(device):
-        for name in SMOKE_SIZES if part.smoke else BATCH_SIZES:
-            task = task_of(name, part.smoke, device.torch_device)
-            found = _beside(task, device, copies, rounds, block_s)
-            part.keep(f"{name}, beside", found, _beside_line(found))
-            found = _in_buckets(task, device, rounds, block_s)
-            part.keep(f"{name}, in buckets", found, _buckets_line(found))
+    for name in SMOKE_SIZES if part.smoke else BATCH_SIZES:
+        found = on_ranks(_HERE.parent, "evidence.beside", 1, part.smoke, 1, case=name)
+        part.keep(f"{name}, beside", found["beside"], _beside_line(found["beside"]))
+        part.keep(f"{name}, in buckets", found["in_buckets"], _buckets_line(found["in_buckets"]))
+
+
+def measure(group: Group, smoke: bool, name: str) -> dict[str, Any]:
+    """Return a model's step times alone, during copies, and with each bucket size."""
+    wraps = {_ALONE: alone, **{f"{mb} MB": ddp(mb) for mb in _BUCKETS_MB}}
+    task = task_of(name, smoke, group.device)
+    found = taken(task, wraps, group, _ROUNDS, 2 if smoke else _NUM_STEPS)
+    in_buckets = {
+        way: {
+            "seconds": spread(list(chain.from_iterable(found.blocks[way]))),
+            "buckets": _num_buckets(trainee.parallel),
+        }
+        for way, trainee in found.trainees.items()
+    }
+    device = device_of(group.device)
+    copies = Copies(device, _SMOKE_NBYTES if smoke else _NBYTES)
+    return {
+        "beside": _beside(found.trainees[_ALONE].step, device, copies),
+        "in_buckets": in_buckets,
+    }
 
 
 class Copies:
@@ -83,45 +96,22 @@ class Copies:
         return not any(end.query() for end in self._ends)
 
 
-def _beside(
-    task: Task, device: Device, copies: Copies, rounds: int, block_s: float
-) -> dict[str, Any]:
+def _beside(step: Callable[[], object], device: Device, copies: Copies) -> dict[str, Any]:
     """Return the step times alone and during copies."""
-    trainee = _warm(task, device, steps.alone)
-    num_steps = _steps_of(trainee, device, block_s)
-    alone_s = _timed(trainee, device, num_steps)
-    num_copies = 2 + math.ceil(_OUTLASTING * alone_s / copies.once_s)
+    steps = timed(step, 0, device.current_stream().synchronize)  # waits for no other stream
+    num_copies = 2 + math.ceil(_OUTLASTING * sum(steps(_NUM_STEPS)) / copies.once_s)
     seconds: dict[str, list[float]] = {_ALONE: [], _COPIES: []}
     outlasted = True
-    for name in in_turns(seconds, rounds):
+    for name in in_turns(seconds, _ROUNDS):
         if name == _COPIES:
             copies.begin(num_copies)
-        seconds[name].append(_timed(trainee, device, num_steps) / num_steps)
-        if name == _COPIES:
-            outlasted &= copies.are_busy
-            device.synchronize()
+        seconds[name].append(sum(steps(_NUM_STEPS)) / _NUM_STEPS)
+        outlasted &= name == _ALONE or copies.are_busy
+        device.synchronize()
     found: dict[str, Any] = {name: {"seconds": spread(own)} for name, own in seconds.items()}
     middle = found[_ALONE]["seconds"]["median"]
-    longer = [one / middle - 1 for one in seconds[_COPIES]]
-    found[_COPIES] |= {"beside_exchange": spread(longer), "outlasted_steps": outlasted}
-    return found
-
-
-def _in_buckets(task: Task, device: Device, rounds: int, block_s: float) -> dict[str, Any]:
-    """Return the step times on one rank, without DDP and with each bucket size."""
-    trainees = {_ALONE: _warm(task, device, steps.alone)}
-    for mb in _BUCKETS_MB:
-        trainees[f"{mb} MB"] = _warm(task, device, steps.ddp(mb))
-    num_steps = _steps_of(trainees[_ALONE], device, block_s)
-    steps_s: dict[str, list[float]] = {name: [] for name in trainees}
-    for name in in_turns(trainees, rounds):
-        steps_s[name].append(_timed(trainees[name], device, num_steps) / num_steps)
-    found = {
-        name: {"seconds": spread(steps_s[name]), "buckets": _num_buckets(trainee.parallel)}
-        for name, trainee in trainees.items()
-    }
-    trainees.clear()
-    gc.collect()  # free modules in reference cycles: the next model needs the memory
+    longer = spread([one / middle - 1 for one in seconds[_COPIES]])
+    found[_COPIES] |= {"beside_exchange": longer, "outlasted_steps": outlasted}
     return found
 
 
@@ -133,45 +123,12 @@ def _num_buckets(parallel: object) -> int:
     return len(str(sizes).split(","))
 
 
-def _warm(task: Task, device: Device, wrap: Wrap) -> Trainee:
-    trainee = Trainee(task, wrap)
-    for _ in range(_NUM_WARM_UP):
-        trainee.step()
-    device.synchronize()
-    return trainee
-
-
-def _steps_of(trainee: Trainee, device: Device, block_s: float) -> int:
-    """Return the number of steps that take `block_s` seconds, at least two."""
-    return max(2, math.ceil(block_s / (_timed(trainee, device, 2) / 2)))
-
-
-def _timed(trainee: Trainee, device: Device, num_steps: int) -> float:
-    """Return the seconds of `num_steps` steps, without waiting for other streams."""
-    begun = time.perf_counter()
-    for _ in range(num_steps):
-        trainee.step()
-    device.current_stream().synchronize()
-    return time.perf_counter() - begun
-
-
-@contextmanager
-def _one_rank(device: Device) -> Iterator[None]:
-    """Initialise a process group with one rank."""
-    here = {"device_id": device.torch_device} if device.backend == "nccl" else {}
-    dist.init_process_group(device.backend, store=dist.HashStore(), rank=0, world_size=1, **here)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
 def _beside_line(found: Mapping[str, Any]) -> str:
     row = found[_COPIES]
     ended = "" if row["outlasted_steps"] else " (the copies ended before)"
     share = shown(row["beside_exchange"], 1e2, 1)
-    alone = shown(found[_ALONE]["seconds"], 1e3, 1)
-    return f"alone {alone} ms; beside copies {share} % longer{ended}"
+    alone_ms = shown(found[_ALONE]["seconds"], 1e3, 1)
+    return f"alone {alone_ms} ms; beside copies {share} % longer{ended}"
 
 
 def _buckets_line(found: Mapping[str, Any]) -> str:

@@ -1,71 +1,46 @@
 """Compare the samples/s of `hogbatch` on CPU+GPU and GPU alone.
 
-One worker on all CPU cores but two, and one on GPU 0, train the covtype network for some seconds,
-with the batch sizes of Ma, Rusu et al. 2020, table II: 1 to 64 samples per thread, 64 to 8192 on
-the GPU.
+One worker on all CPU cores but two, and one on GPU 0, train the covtype network, with the batch
+sizes of Ma, Rusu et al. 2020, table II: 1 to 64 samples per thread, 64 to 8192 on the GPU.
 """
 
 import os
-import sys
-import time
-from pathlib import Path
-from typing import Any
 
 from part import Part
 
+from command import paceline
 from figures import shown, spread
-from paceline.links.forkserver import open_server
-from paceline.links.processes import KEEPING_MEMORY
+from papers.lookalike import covtype_like
 
-sys.path.append(str(Path(__file__).parents[2] / "hogbatch"))
-
-from cases import runner_of, settings, trained
-
-_RATE = 0.1  # small, so that the loss stays finite
-_BATCHES = {"cpu_batch": (1, 64), "gpu_batch": (64, 8192)}
-_SMOKE_BATCHES = {"cpu_batch": (1, 16), "gpu_batch": (16, 256)}
-_EPOCHS, _SMOKE_EPOCHS = 100, 1  # a GPU alone makes few updates in each
-_PROFILE_S, _SMOKE_PROFILE_S = 1.0, 0.1
 _FREE_CORES = 2  # for the coordinator and the process that feeds the GPU
-_REPEATS, _RUN_S = 3, 3.0  # runs of a variant, and the limit of one run's training
-_WORKER = "paceline.strategies.hogbatch.worker"
+_REPEATS, _NUM_SAMPLES = 2, 125_000
+_EPOCHS = {"GPU alone": 40, "CPU+GPU": 30, "adaptive": 2}  # some seconds of training
 
 
 def run(part: Part) -> None:
     """Train each variant for some seconds."""
     cores = max(1, len(os.sched_getaffinity(0)) - _FREE_CORES)
     both = f"cpu:{cores},gpu:0"
-    ways = {"GPU alone": ("gpu:0", "cpu_gpu"), "CPU+GPU": (both, "cpu_gpu")}
-    ways["adaptive"] = both, "adaptive"
-    repeats = 1 if part.smoke else _REPEATS
-    # Workers require this environment, and a fork server with another one does not fork them.
-    with open_server([_WORKER], KEEPING_MEMORY | os.environ | {"OMP_NUM_THREADS": "1"}):
-        for name, (workers, policy) in ways.items():
-            found = [_trained(workers, policy, part.smoke) for _ in range(repeats)]
-            samples_per_s = spread([one["samples_per_s"] for one in found])
-            busy = ", ".join(f"{who} {one:.0%}" for who, one in found[0]["utilisation"].items())
-            line = f"{shown(samples_per_s, 1, 0)} samples/s, busy: {busy}"
-            part.keep(name, {"samples_per_s": samples_per_s, "runs": found}, line)
-
-
-def _trained(workers: str, policy: str, smoke: bool) -> dict[str, Any]:
-    """Train until the time limit; return the speed, the loss and each worker's part."""
-    batches = _SMOKE_BATCHES if smoke else _BATCHES
-    wanted = settings(
-        smoke,
-        workers=workers,
-        options={"policy": policy, **batches},
-        learning_rate=_RATE,
-        batch_size=batches["gpu_batch"][1],
-        epochs=_SMOKE_EPOCHS if smoke else _EPOCHS,
-        profile_s=_SMOKE_PROFILE_S if smoke else _PROFILE_S,
-    )
-    with runner_of(wanted) as runner:
-        until = time.monotonic() + _RUN_S
-        outcome = trained(runner, lambda _: time.monotonic() > until)
-    return {
-        "samples_per_s": outcome.samples_per_s,
-        "loss": outcome.epochs[-1].test_loss,
-        "updates": dict(outcome.updates.by_worker),
-        "utilisation": dict(outcome.utilisation),
-    }
+    batches = {"cpu_batch": "[1, 16]" if part.smoke else "[1, 64]"}
+    batches["gpu_batch"] = "[16, 256]" if part.smoke else "[64, 8192]"
+    network = "mlp-64-128-10" if part.smoke else "covtype-mlp"
+    data = "digits" if part.smoke else covtype_like(_NUM_SAMPLES)
+    for name, epochs in _EPOCHS.items():
+        policy = "adaptive" if name == "adaptive" else "cpu_gpu"
+        options = {"policy": policy, **batches}
+        runs = [
+            paceline(
+                *("train", network, "--data", data, "--strategy", "hogbatch"),
+                *("--workers", "gpu:0" if name == "GPU alone" else both),
+                *(f"--strategy-option={key}={value}" for key, value in options.items()),
+                *("--batch-size", 256 if part.smoke else 8192, "--momentum", 0),
+                *("--learning-rate", 0.1, "--epochs", 1 if part.smoke else epochs),
+                *("--profile-s", 0.1 if part.smoke else 1, "--checkpoint-every", "never"),
+            )
+            for _ in range(1 if part.smoke else _REPEATS)
+        ]
+        kept = [{key: one[key] for key in ("samples_per_s", "utilisation")} for one in runs]
+        samples_per_s = spread([one["samples_per_s"] for one in kept])
+        busy = ", ".join(f"{who} {one:.0%}" for who, one in kept[0]["utilisation"].items())
+        line = f"{shown(samples_per_s, 1, 0)} samples/s, busy: {busy}"
+        part.keep(name, {"samples_per_s": samples_per_s, "runs": kept}, line)
