@@ -146,7 +146,10 @@ def check_numbers(
     most_depth: int = MOST_DEPTH,
     path: tuple[str, ...] = (),
 ) -> None:
-    """Raise InvalidInput for a number that is not finite or is huge, and for deep nesting."""
+    """Raise InvalidInput for infinite, NaN or huge numbers, and for deep nesting, in `value`.
+
+    `path`: keys that lead from the document `what` to `value`, for the error.
+    """
     problem = ""
     if isinstance(value, dict | list):
         if len(path) == most_depth:

@@ -50,7 +50,7 @@ class ComputeStep:
         return update_cost(self.workload)
 
     def tasks(self, step: int, worker: int) -> Iterator[Task]:
-        """Yield a worker's load, forward and backward tasks of a step."""
+        """Yield a worker's load, forward and backward tasks in one step."""
         on = (compute_lane(self.devices[worker].name),)
         done = TaskId(step, Kind.LOAD, "", worker)
         updated = (TaskId(step - 1, Kind.STEP, "", worker),) if step else ()
