@@ -35,7 +35,7 @@ def apportion(
     parts = [able[rank] if rank in full else 0 for rank in range(len(exact))]
     for rank in others:
         parts[rank] = int(left * exact[rank] / total)
-    # Rounding down has left fewer samples than there are workers: assign them one by one.
+    # Rounding down has left over a few samples, fewer than workers: assign them one by one.
     for _ in range(num_samples - sum(parts)):
         able_to = [rank for rank, part in enumerate(parts) if part < able[rank]]
         parts[min(able_to, key=lambda rank: (parts[rank] + 1) / exact[rank])] += 1
@@ -45,7 +45,7 @@ def apportion(
 _FIRST_INTERVAL = 4
 _LONGEST_INTERVAL = 64
 _TOLERANCE = 0.05  # smallest relative gain in step time for which shares change at first
-_LEAST_PART = 0.4  # the tolerance shrinks with longer intervals, but not below this multiple
+_LEAST_PART = 0.4  # long intervals reduce the tolerance, but not below this times `_TOLERANCE`
 _REGAINED = 0.99  # multiplies the seconds per sample of a rank without samples at each `record`
 
 

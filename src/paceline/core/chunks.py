@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 def chunks(num_layers: int, size: int) -> list[range]:
-    """Group layers into chunks of `size`; the layers with the last gradients stay single.
+    """Group layers into chunks of `size`; layers whose gradients come last stay single.
 
     Layers are numbered from 0 in the order in which backward computes their gradients. The single
     layers are the remainder of `num_layers` / `size` or, without a remainder, the last `size`
@@ -207,7 +207,7 @@ def predict(
 
 
 def candidates(num_layers: int) -> tuple[int, ...]:
-    """Return the chunk sizes to predict: 1, 2, 3, 4, 6, 8, 12, ... as far as below `num_layers`.
+    """Return the chunk sizes to predict: 1, 2, 3, 4, 6, 8, 12, ..., up to `num_layers` - 1.
 
     Leaves out sizes in between, because step times change little between neighbouring sizes.
     """

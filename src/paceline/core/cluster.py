@@ -133,7 +133,7 @@ class Cluster(Machine):
             raise ValueError("groups: cannot be combined with levels")
         names = [self.hosts[0].name, *(level.name for level in self.levels)]
         if len(set(names)) != len(names):
-            raise ValueError(f"levels: names must be unique, and not the host's (got {names})")
+            raise ValueError(f"levels: names must differ, also from the host's (got {names})")
         return self
 
     @property

@@ -105,7 +105,8 @@ class Coding:
         latency_s = ring.seconds(0)
         line = LinearTime(latency_s, (ring.seconds(nbytes) - latency_s) / nbytes)
         plain_s = line.latency_s + nbytes * line.seconds_per_byte
-        count = nbytes // (nbytes // count)  # unchanged, unless values differ in size
+        # If values have different sizes, assume that all have the mean size, rounded down.
+        count = nbytes // (nbytes // count)
         return encoded_s(count, ring.num_ranks, line, self.speed, self.wire_format) < plain_s
 
 

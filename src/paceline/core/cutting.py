@@ -12,7 +12,7 @@ from paceline.core.workload import Workload
 
 def _as_name(value: object) -> object:
     """Convert an index in `nn.Sequential` to a layer's name."""
-    if isinstance(value, float):  # 7.1 and 7.10 would be the same float
+    if isinstance(value, float):  # layers 7.1 and 7.10 would be the same float
         raise InvalidInput("head", "needs quotes", got=value, hint=f"""write head='"{value}"'""")
     return str(value) if type(value) is int else value
 
@@ -32,8 +32,9 @@ def with_refused_cuts(
     """Try to split the model before different layers, until one split succeeds.
 
     Returns the workload; its `refused_cuts` lists the layers before which the split failed.
-    `first_of(workload, config)` chooses the next layer, which is not in `refused_cuts`.
-    `config.head`: the layer chosen by the user, or None. Raises InvalidInput if no split succeeds.
+    `first_of(workload, config)` chooses the next layer, which is not in `refused_cuts`;
+    `attempt(layer)` splits the model before this layer. `config.head`: the layer chosen by the
+    user, or None. Raises InvalidInput if no split succeeds.
     If only the split before the user's layer fails, the error suggests another layer.
     """
     try:

@@ -48,7 +48,7 @@ def line_through(measured: ExchangeSamples) -> LinearTime:
 
 
 def linked(machine: Machine, pairs: Iterable[Sequence[Station]], each: LinearTime) -> Machine:
-    """Return the machine with equal links between all pairs of stations.
+    """Return the machine with equal links, one between the two stations of each pair.
 
     `each`: latency and seconds per byte of each link. On a single host, messages keep the ranks'
     cores busy.

@@ -41,7 +41,7 @@ class Losses(Fact):
 
     @classmethod
     def none(cls, source: str, unrest: float = 0.0) -> Self:
-        """Return zero losses, for a machine whose measured figures include them."""
+        """Return zero losses, for a machine whose measured speeds already include its losses."""
         return cls(beside_exchange=0.0, spread=0.0, unrest=unrest, source=source)
 
     def slowdown(

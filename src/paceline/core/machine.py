@@ -207,7 +207,7 @@ class Machine(Fact):
         return copied
 
     def with_each(self, parts: Literal["hosts", "devices", "links"], **facts: object) -> Self:
-        """Return a copy; set the fields `facts` of all its hosts, devices or links (`parts`)."""
+        """Return a copy whose hosts, devices or links (`parts`) all get field values `facts`."""
         changed = tuple(part.model_copy(update=facts) for part in getattr(self, parts))
         return self.model_copy(update={parts: changed})
 

@@ -98,7 +98,7 @@ def validated(kind: type[_T], values: Any, prefix: str = "") -> _T:
 
 
 def fault_of(error: ValidationError) -> ErrorDetails:
-    """Return the first error; if a field is missing, an unknown field that may be misspelt."""
+    """Return the first error; prefer an unknown field to a missing one, which it may misspell."""
     first, *others = error.errors(include_url=False)
     if first["type"] != "missing":
         return first

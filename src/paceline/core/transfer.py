@@ -15,7 +15,7 @@ from paceline.core.ring_search import rings_at_once
 
 
 class Transfer(NamedTuple):
-    """The resources and cost of a transfer."""
+    """A transfer of bytes: the resources that it holds, and its cost."""
 
     on: tuple[Resource, ...]
     cost: Cost

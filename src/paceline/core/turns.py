@@ -19,8 +19,8 @@ _HOPELESS_AT_FIRST = 1.5  # this factor for the very first turn, which may inclu
 _NUM_SETTLING = 3
 _CHANGE = 0.1  # relative change of step times after which alternatives are timed again
 _LARGE_CHANGE = 0.25  # this relative change for the first steps after the choice
-_SIGNIFICANT = 1.645  # standard deviations: one-sided 5 %
-_CERTAIN = 3.0  # standard deviations: `Watch` repeats its test hundreds of times
+_SIGNIFICANT = 1.645  # limit of the rank-sum test in standard deviations: one-sided 5 %
+_CERTAIN = 3.0  # stricter limit for `Watch`, which repeats the test hundreds of times
 
 
 class Turns:

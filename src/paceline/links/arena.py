@@ -191,7 +191,10 @@ class Arena:
         self._opened().post(chunk)
 
     def publish(self) -> None:
-        """Mark the next chunk as summed over all machines (see `held`); call on the first rank."""
+        """Mark the next chunk as summed over all machines.
+
+        Only with `held`: the first rank of each machine calls this method.
+        """
         self._check_open()
         self._opened().publish()
 

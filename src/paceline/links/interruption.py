@@ -32,8 +32,8 @@ _MARGIN_STEPS = 2
 class Interruption:
     """A signal handler that records the first signal as `number`.
 
-    `worker`: the name of a worker that was the only receiver of the signal. `before`: the previous
-    handlers by signal number, which handle later signals; with None, later signals are ignored.
+    `worker`: name of the worker that alone received the signal, if known. `before`: the previous
+    handlers by signal number, which handle later signals; None: ignore later signals.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Interruption:
         self._is_signalled = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal to this process."""
+        """Record the first signal; pass later signals on to the previous handlers, if set."""
         if self._is_signalled and self.before is not None:
             pass_on(self.before[number], number, frame)
         self._is_signalled = True

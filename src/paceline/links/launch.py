@@ -31,7 +31,7 @@ def launch(command: Sequence[str], num_workers: int, port: int = 0) -> None:
     and WorkersFailed if workers ended with an error or after a signal.
     """
     if not 0 <= port < 2**16:
-        raise InvalidInput("port", "must be 0 to 65535", got=port)
+        raise InvalidInput("port", "must be from 0 to 65535", got=port)
     try:
         listener = socket.create_server((_LOOPBACK, port))  # sets SO_REUSEADDR
     except OSError as error:

@@ -113,7 +113,7 @@ def handle_in_worker() -> None:
 def _handle(handler: Handler) -> None:
     for number in SIGNALS:
         signal.signal(number, handler)
-    # Signals may be blocked since this process was started, see `blocked`.
+    # The parent process may have started this process inside `blocked`, so unblock signals.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 

@@ -106,7 +106,10 @@ def timed(works: Sequence[Work], clock: Clock, rounds: int) -> list[list[float]]
 
 @dataclass(frozen=True)
 class Sampler:
-    """Repeats work for about `seconds_each`, equally often on all ranks; collective."""
+    """Repeats work for about `seconds_each`, equally often on all ranks.
+
+    All ranks must call each method together.
+    """
 
     group: Group
     clock: Clock
@@ -117,7 +120,7 @@ class Sampler:
         return self.in_turns([work])[0]
 
     def in_turns(self, works: Sequence[Work]) -> list[list[float]]:
-        """Repeat works in turns, so that disturbances affect all; return each work's seconds."""
+        """Repeat works in turns, so that disturbances affect all of them; return their seconds."""
         for work in works:
             work()  # the first call allocates memory and chooses kernels
         first = timed(works, self.clock, 1)
