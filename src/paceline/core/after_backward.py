@@ -1,7 +1,7 @@
 """Compute how long an exchange continues after backward (Le et al. 2018, section 3.2).
 
     T_BP    backward of one worker alone                                         (definition 3.1)
-    T_BP^i  from backward's start until all workers have layer i's sum           (definition 3.2)
+    T_BP^i  from backward's start until all workers have layer i's gradient sum  (definition 3.2)
     T       the largest T_BP^i: backward with the exchange of strategy `host`    (definition 3.3)
     T'      backward, then the exchange of strategy `tree`                       (definition 3.4)
 
@@ -22,9 +22,9 @@ class AfterBackward:
     """Seconds of a step's backward pass and gradient exchange.
 
     `backward_s`: the backward pass (in the paper: T_BP). `sync_s`: synchronisations of the GPU with
-    its host (the sum of t_as). `left_s`: from the end of backward to the weight update. `total_s`:
-    from the start of backward to the weight update (T or T'). `exchange_s`: time during which any
-    exchange runs. `hidden_s`: the part of `exchange_s` before the end of backward.
+    its host (in the paper: the sum of t_as). `left_s`: from the end of backward to the weight
+    update. `total_s`: from the start of backward to the weight update (T or T'). `exchange_s`: time
+    during which any exchange runs. `hidden_s`: the part of `exchange_s` before backward ends.
     """
 
     backward_s: float

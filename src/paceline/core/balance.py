@@ -22,7 +22,7 @@ def apportion(
     ]
     if sum(able) < num_samples:
         raise ValueError(f"most: must sum to at least {num_samples} samples (got {able})")
-    # A worker whose part would exceed its limit gets the limit; the other workers share the rest.
+    # A worker whose share would exceed its limit gets the limit; the others divide the rest.
     full: set[int] = set()
     while True:
         others = [rank for rank, speed in enumerate(exact) if speed and rank not in full]
@@ -35,7 +35,7 @@ def apportion(
     parts = [able[rank] if rank in full else 0 for rank in range(len(exact))]
     for rank in others:
         parts[rank] = int(left * exact[rank] / total)
-    # Rounding down has left fewer samples than there are workers: assign them one by one.
+    # Rounding down has left over a few samples, fewer than workers: assign them one by one.
     for _ in range(num_samples - sum(parts)):
         able_to = [rank for rank, part in enumerate(parts) if part < able[rank]]
         parts[min(able_to, key=lambda rank: (parts[rank] + 1) / exact[rank])] += 1
@@ -44,21 +44,20 @@ def apportion(
 
 _FIRST_INTERVAL = 4
 _LONGEST_INTERVAL = 64
-_TOLERANCE = 0.05  # least relative gain for which shares change after the first interval
-_LEAST_PART = 0.4  # long intervals reduce `_TOLERANCE` at most to this part
-_REGAINED = 0.99  # factor of an idle rank's seconds per sample in each call of `record`
+_TOLERANCE = 0.05  # smallest relative gain in step time for which shares change at first
+_LEAST_PART = 0.4  # long intervals reduce the tolerance, but not below this times `_TOLERANCE`
+_REGAINED = 0.99  # multiplies the seconds per sample of a rank without samples at each `record`
 
 
 class Balance:
     """Searches for shares of a batch with which all ranks finish at the same time.
 
-    `shares`: the current shares, equal at first; the caller may set others. `most`: the largest
-    share that each rank's memory allows. The caller passes each rank's seconds per sample to
-    `record` every `interval` steps. `record`
-    changes the shares only if the slowest rank would finish earlier by more than a tolerance, so
-    that noise does not change batches. The tolerance shrinks as `interval` grows, because longer
-    measurements have less noise. Shares need several calls to converge, because fixed costs make
-    seconds per sample depend on the share.
+    `shares`: each rank's number of samples, equal at first; the caller may set other numbers.
+    `most`: the largest number that each rank's memory allows. Every `interval` steps the caller
+    passes each rank's seconds per sample to `record`. This method changes the shares only if the
+    slowest rank would finish earlier by more than a tolerance, so that noise does not change them.
+    The tolerance shrinks as `interval` grows, because longer measurements have less noise. Shares
+    need several calls to converge, because fixed costs make seconds per sample depend on the share.
     """
 
     def __init__(
@@ -88,7 +87,7 @@ class Balance:
         return self._judge()
 
     def exclude(self, rank: int) -> tuple[int, ...]:
-        """Exclude a rank from all further batches, and return the shares."""
+        """Give a rank no more samples, and return the new shares."""
         self._excluded.add(rank)
         return self._judge()
 

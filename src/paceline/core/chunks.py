@@ -1,7 +1,8 @@
 """Chunks of layers whose gradients are exchanged together, and searches for the best size.
 
 Searches run during training, and measure the time of steps (Le et al. 2018, sections 4.1 and 4.2).
-They try only sizes below the number of layers: larger sizes form the same chunks as size 1.
+They try only sizes below the number of layers: with any larger size, as with size 1, every layer is
+a chunk (see `chunks`).
 """
 
 from abc import ABC, abstractmethod
@@ -12,7 +13,7 @@ from typing import NamedTuple
 
 
 def chunks(num_layers: int, size: int) -> list[range]:
-    """Group layers into chunks of `size`; layers whose gradients are ready last stay single.
+    """Group layers into chunks of `size`; layers whose gradients come last stay single.
 
     Layers are numbered from 0 in the order in which backward computes their gradients. The single
     layers are the remainder of `num_layers` / `size` or, without a remainder, the last `size`
@@ -23,11 +24,11 @@ def chunks(num_layers: int, size: int) -> list[range]:
     return together + [range(i, i + 1) for i in range(whole * size, num_layers)]
 
 
-_STRIDE = 3  # a search first measures every third candidate
+_STRIDE = 3  # a search first measures every third candidate size
 
 
 class Trial(NamedTuple):
-    """A measured chunk size: predicted and measured seconds per step; None: not predicted."""
+    """A measured chunk size, with predicted (or None) and measured seconds per step."""
 
     chunk: int
     predicted_s: float | None
@@ -73,8 +74,8 @@ class ChunkTuner(ABC):
 class RuntimeSearch(ChunkTuner):
     """Algorithm 1 of Le et al. 2018 (section 4.2), with the paper's names and line numbers.
 
-    Tries sizes 1, 2, ... `step`, then multiples of `step`, and ends at size `num_layers` or at the
-    best size + `step` * `range`, whichever is less. Trials have the mean seconds of their steps.
+    Tries sizes 1, 2, ... `step`, then multiples of `step`. Ends when the size reaches `num_layers`,
+    or the best size so far + `step` * `range`. A trial's time is the mean over its steps.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class RuntimeSearch(ChunkTuner):
         self._best_chunk, self._lapse_min = 1, inf
 
     def _judge(self, seconds: Sequence[float]) -> None:
-        """Carry out lines 8 to 24. If line 8 ends the search, `seconds` are not used."""
+        """Carry out lines 8 to 24 of Algorithm 1; if line 8 ends the search, ignore `seconds`."""
         if self.chunk < self._best_chunk + self._step * self._range:
             lapse = fsum(seconds)
             self.trials += (Trial(self.chunk, None, lapse / self.interval),)
@@ -97,7 +98,7 @@ class RuntimeSearch(ChunkTuner):
                 self._lapse_min = lapse
                 self._best_chunk = self.chunk
             self.chunk += 1 if self.chunk < self._step else self._step
-            # Unlike the paper, stop at `num_layers`: larger sizes form the same chunks as size 1.
+            # Unlike the paper, stop at `num_layers`: larger sizes would equal size 1 (`chunks`).
             if self.chunk < self._num_layers:
                 return
         self.chunk, self.done = self._best_chunk, True
@@ -144,7 +145,7 @@ class LearnedSearch(PredictedSearch):
     def __init__(self, num_layers: int, interval: int = 10, learning: int = 3) -> None:
         super().__init__({1: 0.0}, learning)
         self._num_layers, self._after = num_layers, interval
-        self._times: list[Sequence[ChunkTimes]] | None = []  # None: the steps are over
+        self._times: list[Sequence[ChunkTimes]] | None = []  # None after these steps
         self.done = num_layers == 1
 
     def record(self, seconds: float, times: Sequence[ChunkTimes] = ()) -> None:
@@ -159,7 +160,7 @@ class LearnedSearch(PredictedSearch):
             return
         predicted = predict(median(seconds), self._times, candidates(self._num_layers))
         self._times = None
-        # Continue as a search of these predictions, with no trials yet.
+        # From now on, search like `PredictedSearch`, with these predictions and no trials yet.
         super().__init__(predicted, self._after)
 
 
@@ -206,9 +207,9 @@ def predict(
 
 
 def candidates(num_layers: int) -> tuple[int, ...]:
-    """Return the chunk sizes to predict: those of 1, 2, 3, 4, 6, 8, 12, ... below `num_layers`.
+    """Return the chunk sizes to predict: 1, 2, 3, 4, 6, 8, 12, ..., up to `num_layers` - 1.
 
-    Sizes between these are left out, because step times change little from one to the next.
+    Leaves out sizes in between, because step times change little between neighbouring sizes.
     """
     sizes, power = {1}, 2
     while power < num_layers:

@@ -7,8 +7,8 @@ r"""Clusters of equal nodes, declared as one node and levels of switches.
     nodes     n n n    n n n   n n n      n n n   n n n   n n n
 
 If every device has a worker, all nodes do the same work at the same time, so a plan contains only
-the tasks of one node. The price of an exchange depends on the number of ranks in the cluster, and
-on the routes between a few nodes, which include every kind of route in the cluster.
+the tasks of one node. The time of an exchange follows from the number of ranks in the cluster, and
+from the routes between a few nodes, chosen so that they include every kind of route.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,10 +23,11 @@ from paceline.core.facts import BytesPerSecond, Fact, Name, Seconds, Source
 from paceline.core.machine import Device, Host, Machine, RingPeers, Station, Switch
 from paceline.core.network import Hop, Link
 
-# Maximum number of workers planned one by one, which takes about 5 s. The second limit applies to
-# symmetric strategies if workers do not fill all nodes: these strategies may try many chunk sizes.
+# Maximum number of workers whose tasks are planned individually, which takes about 5 s. The second
+# limit is for strategies in which all workers do the same, if workers do not fill all nodes: such
+# strategies may plan many chunk sizes.
 _MOST_EXPANDED, _MOST_UNEVEN = 512, 128
-_KINDS = 2  # two members below each switch suffice to include every kind of route
+_KINDS = 2  # planned members of each switch: two suffice to include every kind of route
 
 
 class Level(Fact):
@@ -34,9 +35,9 @@ class Level(Fact):
 
     On the first level the members are nodes; on other levels they are switches of the level below.
     A member has one link to its switch, which all nodes below the member share. The link's rate in
-    each direction is `bandwidth_bytes_per_s` / `oversubscription`. `oversubscription`: the rate at
-    which members can send / the rate at which switches forward. `share`, `latency_s`, `rails` and
-    `rdma`: as in `Link`.
+    each direction is `bandwidth_bytes_per_s` / `oversubscription`. `oversubscription`: ratio of the
+    rate at which a switch's members can send to the rate at which the switch forwards. `share`,
+    `latency_s`, `rails` and `rdma`: as in `Link`.
     """
 
     name: Name
@@ -50,7 +51,7 @@ class Level(Fact):
     source: Source
 
     def link(self, between: tuple[str, str]) -> Link:
-        """Return the link of a member with its switch."""
+        """Return the link between a member and its switch, `between` being their names."""
         return Link(
             between=between,
             bandwidth_bytes_per_s=self.bandwidth_bytes_per_s / self.oversubscription,
@@ -65,7 +66,8 @@ class Level(Fact):
 class Symmetric(Machine):
     """A few nodes of a cluster, which represent all `num_nodes` nodes with workers.
 
-    A plan has workers only on the first host's devices. `groups` divides all `num_nodes` nodes.
+    A plan has workers only on the first host's devices. `groups` (see `Machine`) divides all
+    `num_nodes` nodes, not only those in `hosts`.
     """
 
     num_nodes: Annotated[int, Field(ge=1)]
@@ -93,19 +95,22 @@ class Symmetric(Machine):
         return self._representatives
 
     def peers(self, stations: Sequence[Station]) -> RingPeers:
-        """Return the ring of this machine's hosts or, if `stations` are devices, its devices.
+        """Return the ring of all hosts or all devices, like `stations`, the first host's ranks.
 
-        The number of ranks is that of all `num_nodes` nodes.
+        Its number of ranks counts the ranks of all `num_nodes` nodes.
         """
         alike = self.hosts if isinstance(stations[0], Host) else self.devices
         return RingPeers(tuple(alike), self.num_nodes * len(stations))
 
     def flow(self, level: int) -> tuple[tuple[Hop, ...], Mapping[Hop, int]]:
-        """Return the first host's route in the ring of `level`, and the messages on each hop."""
+        """Return the first host's route to the next in a group, and each hop's message count.
+
+        `level`: index in `groups` of the groups that form the ring, as in `Machine.flow`.
+        """
         apart = prod(min(size, _KINDS) for size in self.groups[:level])
         route = self.route(self.hosts[0], self.hosts[apart])
-        # The route goes up through switches and down again; links carry all messages of the nodes
-        # below them.
+        # The route goes up through switches and down again. A link to a higher switch carries the
+        # messages of all nodes below it.
         shares = [prod(self.groups[:below]) for below in range(level + 1)]
         return route, dict(zip(route, [*shares, *reversed(shares)], strict=True))
 
@@ -128,7 +133,7 @@ class Cluster(Machine):
             raise ValueError("groups: cannot be combined with levels")
         names = [self.hosts[0].name, *(level.name for level in self.levels)]
         if len(set(names)) != len(names):
-            raise ValueError(f"levels: names must be unique, and not the host's (got {names})")
+            raise ValueError(f"levels: names must differ, also from the host's (got {names})")
         return self
 
     @property
@@ -182,7 +187,7 @@ class Cluster(Machine):
     def _nodes(
         self, num_nodes: int, sizes: Sequence[int], groups: tuple[int, ...]
     ) -> dict[str, Any]:
-        """Return the fields of a machine; a switch on level i has up to `sizes[i]` members."""
+        """Return a machine's fields; each switch of level i has at most `sizes[i]` members."""
         names = [f"{self.hosts[0].name}{i}" for i in range(num_nodes)]
         nodes = [self._node(name) for name in names]
         parts = {field: [part for node in nodes for part in node[field]] for field in nodes[0]}
@@ -197,9 +202,9 @@ class Cluster(Machine):
         return fields | {"name": self.name, "groups": groups, "losses": self.losses}
 
     def _node(self, name: str) -> dict[str, list[Any]]:
-        """Return the parts of the node `name`: hosts, devices, switches and links by field.
+        """Return copies of the declared node's hosts, devices, switches and links, by field.
 
-        The host is called `name`; the names of other parts begin with `name`.
+        The copied host is called `name`; the names of the other copies begin with `name`.
         """
 
         def renamed(own: str) -> str:

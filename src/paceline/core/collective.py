@@ -1,4 +1,4 @@
-"""Plan an all-reduce: one task or, with a codec, three kinds of tasks for each piece.
+"""Plan an all-reduce: one transfer or, with a codec, encode, transfer and decode each piece.
 
     worker0 compute   [encode 0.0][encode 0.1]           [decode 0.0]           [decode 0.1]
     exchange                      [reduce 0.0           ][reduce 0.1           ]
@@ -30,9 +30,9 @@ def encoded_s(
     """Return the seconds of an encoded all-reduce of `count` values.
 
     `exchange`: time of an all-reduce without a codec. Each piece has the latencies of `exchange`
-    and of the codec. If the codec does not encode sums, pieces are gathered, which takes half the
-    time of an all-reduce of `world_size` encoded pieces. Encoding does not overlap with messages,
-    because it uses the cores on which backward runs.
+    and of the codec. If the codec does not encode sums, ranks all-gather the encoded pieces, which
+    takes half the time of an all-reduce of `world_size` times their bytes. Encoding does not
+    overlap with messages, because it uses the cores on which backward runs.
     """
     sizes = pieces(count)
     if wire_format.encodes_sums:
@@ -51,8 +51,8 @@ def encoded_s(
 def num_decoded(count: int, world_size: int, wire_format: WireFormat) -> float:
     """Return how many values each rank decodes in an encoded all-reduce of `count` values.
 
-    If sums are encoded, a rank decodes all sums, and its shard as sent by each other rank. If not,
-    it decodes the values of all ranks.
+    If the codec encodes sums, a rank decodes all sums, and every other rank's values of its shard.
+    If not, a rank decodes all values of all ranks.
     """
     return (2 - 1 / world_size if wire_format.encodes_sums else world_size) * count
 
@@ -69,8 +69,8 @@ class CodecWorker(NamedTuple):
 class Coding:
     """The codec of an exchange, its speed on the slowest worker, and its workers, `coders`.
 
-    `chosen`: whether the user's codec is "auto", so that only exchanges that become faster are
-    encoded.
+    `chosen`: whether the user's codec is "auto", which encodes an exchange only if that makes the
+    exchange faster.
     """
 
     wire_format: WireFormat
@@ -80,7 +80,7 @@ class Coding:
 
     @classmethod
     def by(cls, codec: str, stations: Mapping[int, Station]) -> "Coding":
-        """Return the coding of workers that encode on the given devices or hosts, `stations`.
+        """Return the coding for workers that encode on `stations`, a device or host per worker.
 
         Raises InvalidInput if the codec's encoded size or a station's codec speed is unknown.
         """
@@ -105,7 +105,8 @@ class Coding:
         latency_s = ring.seconds(0)
         line = LinearTime(latency_s, (ring.seconds(nbytes) - latency_s) / nbytes)
         plain_s = line.latency_s + nbytes * line.seconds_per_byte
-        count = nbytes // (nbytes // count)  # the same, unless element sizes differ
+        # If values have different sizes, assume that all have the mean size, rounded down.
+        count = nbytes // (nbytes // count)
         return encoded_s(count, ring.num_ranks, line, self.speed, self.wire_format) < plain_s
 
 
@@ -119,14 +120,14 @@ class CollectivePiece(NamedTuple):
 
 
 def _agreed(transfer: Transfer) -> Transfer:
-    """Add the latency of two small transfers, in which ranks agree on the pieces' sizes."""
+    """Add the latency of two small transfers, in which ranks agree on the pieces' bytes."""
     more = Cost(num_calls=2 * transfer.cost.num_calls)
     return transfer._replace(cost=transfer.cost + more)
 
 
 @dataclass(frozen=True)
 class Collective:
-    """A collective of all ranks; values are encoded only if `coders` is not empty."""
+    """A collective of all ranks; the workers `coders` encode values (empty: no codec)."""
 
     kind: Kind
     pieces: tuple[CollectivePiece, ...]
@@ -139,8 +140,8 @@ class Collective:
     ) -> "Collective":
         """Plan the all-reduce of `count` gradient values of `nbytes` in total.
 
-        `coding`: the codec; None: no codec. If the links were measured with the codec, transfers
-        include encoding and decoding.
+        `part`: the layer, bucket or chunk in task names. `coding`: the codec; None: no codec. If
+        the links were measured with the codec, transfers include encoding and decoding.
         """
         if coding is None or not coding.encodes(ring, nbytes, count):
             return cls(kind, (CollectivePiece(part, ring.reduction(nbytes), Cost(), Cost()),), ())
@@ -177,8 +178,9 @@ class Collective:
     ) -> Iterator[Task]:
         """Yield the transfers, each followed by its decoding tasks.
 
-        The first transfer starts after `last`; each later one, after the previous transfer. A
-        transfer also waits until all ranks have encoded the piece; without a codec, for `ready`.
+        The first transfer starts after the tasks `last`, each later transfer after the previous
+        one. A transfer also waits for all ranks' encoding of its piece or, without a codec, for the
+        tasks `ready`.
         """
         before = tuple(dict.fromkeys(ready))
         decoded: tuple[tuple[TaskId, ...], ...] = ((),) * len(self.coders)
@@ -202,7 +204,7 @@ class Collective:
         return tuple(self._id(step, kind, piece, coder.worker) for coder in self.coders)
 
     def sent(self, step: int) -> TaskId:
-        """Return the identity of the last transfer."""
+        """Return the last piece's transfer."""
         return self._id(step, self.kind, self.pieces[-1])
 
     def result(self, step: int, number: int) -> TaskId:

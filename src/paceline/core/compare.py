@@ -86,7 +86,7 @@ def breakdown(timeline: Timeline) -> Breakdown:
 
 
 def _of_device(timeline: Timeline, device: str, spans: Iterable[Span]) -> Breakdown:
-    """Return a device's breakdown over the steps of `Timeline.steps_of`."""
+    """Return a device's mean breakdown over its typical steps (`Timeline.steps_of`)."""
     steps, of_kind = timeline.steps_of(device), defaultdict[Kind, list[Span]](list)
     for span in spans:
         of_kind[span.kind].append(span)
@@ -106,7 +106,7 @@ def _of_device(timeline: Timeline, device: str, spans: Iterable[Span]) -> Breakd
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """A quantity in both timelines, in seconds per step.
+    """A quantity of both compared timelines, in seconds per step.
 
     `error`: (`left_s` - `right_s`) / `right_s`; None if `right_s` is zero.
     """

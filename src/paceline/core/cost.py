@@ -15,7 +15,7 @@ from paceline.core.workload import Workload
 class CostModel(Protocol):
     """Predicts the seconds of tasks.
 
-    Tasks that differ only in step, worker and order must get the same seconds.
+    Must predict the same seconds for tasks that differ only in step, worker and predecessors.
     """
 
     def seconds(self, task: Task) -> float:
@@ -55,7 +55,7 @@ def compute_lane(device: str) -> Resource:
 
 
 def exchange_lane(owner: str) -> Resource:
-    """Return the resource that a device or host holds during an exchange, so that they queue."""
+    """Return the resource that makes the exchanges of a device or host run one after another."""
     return Resource(owner, Lane.EXCHANGE)
 
 
@@ -103,7 +103,7 @@ def computing_on(device: Device, host: Host, devices: Sequence[Device]) -> tuple
 
 
 def core_lanes(devices: Sequence[Device]) -> list[Resource]:
-    """Return the resource that each CPU device holds while it computes."""
+    """Return the compute lanes of those `devices` that are CPU devices."""
     return [compute_lane(device.name) for device in devices if device.kind == DeviceKind.CPU]
 
 
@@ -185,14 +185,14 @@ class Roofline:
 
     @cached_property
     def _paces(self) -> dict[tuple[Resource, ...], tuple[tuple[Rate, ...], bool]]:
-        """Cached results of `_pace`: a plan has thousands of tasks but few sets of resources."""
+        """Results of `_pace` by `on`: thousands of tasks use only a few sets of resources."""
         return {}
 
     def _pace(self, on: tuple[Resource, ...]) -> tuple[tuple[Rate, ...], bool]:
         """Return the rates that limit tasks on these resources, and whether links limit them."""
         held = [resource for resource in on if resource in self.rates]
         links = tuple(self.rates[resource] for resource in held if resource.lane is Lane.WIRE)
-        # A device that is held together with memory or a codec does not add to the price.
+        # A device held together with its memory or codec takes no time (see the class).
         beside = [resource for resource in held if resource.lane is not Lane.COMPUTE]
         return links or tuple(self.rates[resource] for resource in beside or held), bool(links)
 
@@ -201,8 +201,8 @@ class Roofline:
 class ProfiledCost:
     """Predicts a task's seconds by the durations that a profile measured.
 
-    `otherwise`: cost model of tasks that were not measured, and of the synchronisations with the
-    host that a plan adds to measured tasks.
+    `otherwise`: cost model for tasks that were not measured, and for synchronisations of a GPU with
+    its host, which a plan may add to measured tasks.
     """
 
     durations: Mapping[PriceKey, float]
@@ -221,7 +221,7 @@ class ProfiledCost:
 
 @dataclass(frozen=True)
 class Slowed:
-    """Multiplies the seconds of computing tasks in `model` by `factor`."""
+    """Multiplies the seconds that `model` predicts for computing tasks by `factor`."""
 
     model: CostModel
     factor: float
@@ -233,7 +233,7 @@ class Slowed:
 
 
 class Totals(NamedTuple):
-    """The total seconds of each phase of a step; None: unknown."""
+    """Total seconds of each phase of a step; None if unknown."""
 
     forward_s: float | None = None
     backward_s: float | None = None
@@ -254,9 +254,9 @@ class LayerTimes(NamedTuple):
 def layer_times(workload: Workload, rate: Rate, totals: Totals = UNSCALED) -> LayerTimes:
     """Predict the seconds of each layer on a device with the given rate.
 
-    If `totals` has the seconds of a phase, the layers' seconds in this phase are scaled to this
-    sum. A device's rate is `Roofline.of(machine).rates[compute_lane(device.name)]`. Raises
-    ValueError if a phase has a positive total, but all layers take no time.
+    If `totals` has the seconds of a phase, scales the layers' seconds in this phase so that they
+    add up to the total. A device's rate is `Roofline.of(machine).rates[compute_lane(device.name)]`.
+    Raises ValueError if a phase has a positive total, but no layer takes time in this phase.
     """
 
     def seconds(phase: str, costs: Iterable[Cost], total_s: float | None) -> tuple[float, ...]:
@@ -296,5 +296,5 @@ class PacedDevice:
     totals: Totals = UNSCALED
 
     def times(self, workload: Workload) -> LayerTimes:
-        """Return the seconds of each layer on the device for a worker's share of a step."""
+        """Return each layer's seconds on the device; `workload`: one worker's part of a step."""
         return layer_times(workload, self.rate, self.totals)

@@ -1,4 +1,4 @@
-"""Find a layer before which a model can be split into its first part, body, and its last, head."""
+"""Find a layer before which a model can be split into body (first layers) and head (the rest)."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,28 +12,30 @@ from paceline.core.workload import Workload
 
 def _as_name(value: object) -> object:
     """Convert an index in `nn.Sequential` to a layer's name."""
-    if isinstance(value, float):  # 7.1 and 7.10 would be the same float
+    if isinstance(value, float):  # layers 7.1 and 7.10 would be the same float
         raise InvalidInput("head", "needs quotes", got=value, hint=f"""write head='"{value}"'""")
     return str(value) if type(value) is int else value
 
 
-LOSS = "loss"  # the name of a head without layers
+LOSS = "loss"  # in place of a layer's name: the head has no layers, and computes only the loss
 LayerName = Annotated[str, BeforeValidator(_as_name)]
-# Chooses the head's first layer by a strategy's criteria; InvalidInput if no layer meets them.
+# Function (workload, config) that returns the head's first layer, chosen by a strategy's criteria;
+# raises InvalidInput if no layer meets them.
 FirstOf = Callable[[Workload, Any], str]
-# Splits the model before a layer; InvalidInput if that is impossible.
+# Function that splits the model before the named layer; raises InvalidInput if it cannot.
 Attempt = Callable[[str], object]
 
 
 def with_refused_cuts(
     workload: Workload, config: Any, first_of: FirstOf, attempt: Attempt
 ) -> Workload:
-    """Split the model before one layer after another until a split succeeds.
+    """Try to split the model before different layers, until one split succeeds.
 
-    Returns the workload; its `refused_cuts` has the layers before which the split failed.
-    `first_of(workload, config)` chooses a layer that is not in `refused_cuts`. `config.head`: the
-    user's choice of layer, or None. Raises InvalidInput if no split succeeds. If the split before
-    the user's layer fails, the error suggests a layer before which a split succeeds.
+    Returns the workload; its `refused_cuts` lists the layers before which the split failed.
+    `first_of(workload, config)` chooses the next layer, which is not in `refused_cuts`;
+    `attempt(layer)` splits the model before this layer. `config.head`: the layer chosen by the
+    user, or None. Raises InvalidInput if no split succeeds.
+    If only the split before the user's layer fails, the error suggests another layer.
     """
     try:
         return _tried(workload, config, first_of, attempt)

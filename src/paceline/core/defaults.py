@@ -17,7 +17,7 @@ class Usual(NamedTuple):
 
 # Defaults by the prefix of a built-in model's name; the first match counts.
 _BY_PREFIX = {
-    "alexnet": Usual(learning_rate=0.001),  # diverges at 0.05
+    "alexnet": Usual(learning_rate=0.001),  # diverges at the usual 0.05
     "gpt2": Usual("text", "adamw", 6e-4),  # Brown et al. 2020, table 2.1, for the smallest model
     "gpt": Usual("text", "adamw", 1e-3),
     "vit": Usual("digits", "adamw", 1e-3),
@@ -33,7 +33,7 @@ def usual_for(model: str) -> Usual:
 
 
 def completed(settings: TrainSettings) -> TrainSettings:
-    """Replace None in the data, optimizer, rate, momentum and schedule by defaults of the model.
+    """Replace None in data, optimizer, learning rate, momentum and schedule by model defaults.
 
     If the optimizer is neither the model's default nor SGD, the learning rate and momentum stay
     None, which selects the optimizer's own defaults.

@@ -4,7 +4,7 @@
     worker 1 is out of memory at mine.py:12: CUDA out of memory. Tried to allocate 2.00 GiB ...
     output: no space left on device: runs/report.html (worker 0); free space, or ...
 
-This module does not import torch: names and texts identify torch's errors.
+This module does not import torch: it recognises torch's errors by their class names and texts.
 """
 
 import errno
@@ -66,7 +66,7 @@ def flag_of(name: str) -> str:
 
 
 def _as_typed(error: InvalidInput) -> str:
-    """Return the error's message, with the option in place of a field that the user set by it."""
+    """Return the error's message; if the user typed the field's option, name the option instead."""
     setting, _, key = error.field.partition(".")
     flag = flag_of(setting)
     is_typed = flag in os.environ.get(TYPED, "").split()
@@ -101,8 +101,8 @@ def exit_code(error: BaseException) -> int:
 def place_of(error: BaseException) -> str | None:
     """Return FILE:LINE of the innermost user code in the error's traceback.
 
-    None if the traceback contains no user code, or if the error is of Paceline code that user code
-    called.
+    None if the traceback contains no user code, or if Paceline code that user code called raised
+    the error.
     """
     found = None
     for frame, line in traceback.walk_tb(error.__traceback__):
@@ -123,7 +123,7 @@ def _is_full_memory(error: BaseException) -> bool:
 
 
 def _from_here(name: str) -> str:
-    """Return a file's path, relative if it is below the current folder."""
+    """Return a file's path, relative to the current folder if the file is below that folder."""
     path = Path(name)
     try:
         return str(path.relative_to(Path.cwd()))

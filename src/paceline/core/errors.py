@@ -46,7 +46,7 @@ class InvalidInput(PacelineError):
         super().__init__(self.message_for(field))
 
     def message_for(self, field: str) -> str:
-        """Return the message, with another name for the field."""
+        """Return the message with `field` in place of the field's name."""
         got = "" if self.got is _NOT_GIVEN else f" (got {self.got!r})"
         between = " " if self.problem.startswith(_VERBS) else ": "
         hint = f"; {self.hint}" if self.hint else ""
@@ -54,12 +54,12 @@ class InvalidInput(PacelineError):
 
     @classmethod
     def of(cls, message: str) -> Self:
-        """Create the error from the text that another process sent."""
+        """Create the error from its message, which another process sent."""
         return cls(*_parted(message))
 
 
 def _parted(message: str) -> tuple[str, str]:
-    """Split a message into its field, which may be empty, and its problem."""
+    """Split an InvalidInput's message into field (may be empty) and problem."""
     if (match := _FIELD.match(message)) is None:
         return "", message
     return match[1], message[match.end() :]
@@ -72,7 +72,7 @@ class WorkerLost(PacelineError):
 class WorkersFailed(PacelineError):
     """The workers ended with an error or by a signal.
 
-    `reason`: description of the error, if known. `is_said`: whether the workers already printed it.
+    `reason`: description of the error, if known. `is_said`: whether a worker has printed it.
     """
 
     def __init__(self, exit_code: int, reason: str | None = None, *, is_said: bool = True) -> None:

@@ -48,10 +48,10 @@ def line_through(measured: ExchangeSamples) -> LinearTime:
 
 
 def linked(machine: Machine, pairs: Iterable[Sequence[Station]], each: LinearTime) -> Machine:
-    """Return the machine with equal links between all pairs of stations.
+    """Return the machine with equal links, one between the two stations of each pair.
 
-    `each`: time of a message of any size on a link. On a single host, the cores of the ranks
-    transfer the messages.
+    `each`: latency and seconds per byte of each link. On a single host, messages keep the ranks'
+    cores busy.
     """
     places = ([place_of(end) for end in pair] for pair in pairs)
     links = tuple(
@@ -70,7 +70,10 @@ def linked(machine: Machine, pairs: Iterable[Sequence[Station]], each: LinearTim
 def in_ring(
     machine: Machine, measured: ExchangeSamples, config: object = None, *, at_once: bool = False
 ) -> Machine:
-    """Return the machine with a ring of links fitted to exchanges measured with `config`."""
+    """Return the machine with a ring of links fitted to all-reduces, measured with `config`.
+
+    `config`: a strategy's options, which may include `codec`. `at_once`: see `linked_in_ring`.
+    """
     codec = getattr(config, "codec", None)
     return linked_in_ring(machine, machine.devices, line_through(measured), codec, at_once=at_once)
 
@@ -90,7 +93,7 @@ def linked_in_ring(
     which GPUs send in both directions of the ring concurrently.
     """
     pairs = neighbours(stations)
-    # The cost of an exchange of one byte: the number of messages, and bytes on the busiest link.
+    # Plan the exchange of one byte to get the number of messages, and bytes on the busiest link.
     unit_machine = linked(machine, pairs, LinearTime(0.0, 1.0))
     ring = (Ring.at_once if at_once else Ring.over)(unit_machine, stations, ())
     known = None if codec is None else wire_format(codec)

@@ -41,7 +41,7 @@ class Losses(Fact):
 
     @classmethod
     def none(cls, source: str, unrest: float = 0.0) -> Self:
-        """Return zero losses, for a machine whose measured figures include them."""
+        """Return zero losses, for a machine whose measured speeds already include its losses."""
         return cls(beside_exchange=0.0, spread=0.0, unrest=unrest, source=source)
 
     def slowdown(
@@ -59,7 +59,7 @@ class Losses(Fact):
 
 
 def largest_of(count: int) -> float:
-    """Return the expected maximum of `count` standard normal numbers (Blom)."""
+    """Return the expected maximum of `count` standard normal numbers (Blom's approximation)."""
     return _NORMAL.inv_cdf((count - 0.375) / (count + 0.25)) if count > 1 else 0.0
 
 
@@ -70,11 +70,11 @@ _PUBLISHED = (
     "the published tables in benchmarks/scaling_tables; "
     "beside copies: 9.0 and 7.6 % on one H100, benchmarks/gpu"
 )
-# CPU devices also process TCP traffic. AlexNet on two hosts at 1 Gbit/s: an exchange of 2.2 s took
-# 1.2 s of processor time, and with dynamic8 an exchange of 0.55 s took 0.3 s.
+# CPU devices also process TCP traffic: 1.2 s of processor time for an exchange of 2.2 s, and 0.3 s
+# for an exchange of 0.55 s with codec dynamic8 (AlexNet on two hosts at 1 Gbit/s).
 CORES_BETWEEN_HOSTS = Losses(
     beside_exchange=0.55, spread=0.03, source="measured: processor time of steps, benchmarks/codecs"
 )
-# Exchanges between hosts cost less, because network adapters transfer the bytes.
+# An exchange between hosts slows GPUs less than one within a host: network adapters transfer bytes.
 WITHIN_A_HOST = Losses(beside_exchange=0.85, beside_copies=0.09, spread=0.03, source=_PUBLISHED)
 BETWEEN_HOSTS = Losses(beside_exchange=0.4, beside_copies=0.09, spread=0.03, source=_PUBLISHED)

@@ -113,19 +113,19 @@ Station = Device | Host  # a sender or receiver of messages
 
 
 def place_of(station: Station) -> str:
-    """Return the name by which links refer to a device or host; a CPU device is at its host."""
+    """Return the name by which links refer to a device or host; for a CPU device, its host's."""
     if isinstance(station, Device) and station.kind == DeviceKind.CPU:
         return station.host
     return station.name
 
 
-_CAST_NBYTES = 6  # bytes read and written for each value
+_CAST_NBYTES = 6  # bytes read and written per value by the kernel `cast`
 
 
 def codec_speed(station: Station, wire_format: WireFormat) -> CodecSpeed:
-    """Return the speed of a device or host with a codec; InvalidInput if it is not known.
+    """Return the speed at which a device or host runs a codec; InvalidInput if it is unknown.
 
-    If the machine file has no speed of kernel `cast` for a GPU, assumes memory bandwidth.
+    If the machine file lacks the speed of kernel `cast` on a GPU, memory bandwidth determines it.
     """
     kernel = wire_format.kernel
     if kernel not in station.codecs:
@@ -143,13 +143,13 @@ def codec_speed(station: Station, wire_format: WireFormat) -> CodecSpeed:
     return station.codecs[kernel]
 
 
-_MOST_LISTED = 12  # maximum number of names in an error
+_MOST_LISTED = 12  # maximum number of names that an error lists
 
 
 class RingPeers(NamedTuple):
-    """The stations of a ring in order, and the ring's number of ranks.
+    """The devices or hosts of a ring in order (`stations`), and the ring's number of ranks.
 
-    A few stations may represent many equal ones, so there can be more ranks than stations.
+    In a large cluster, a few stations represent many equal ones, so there are more ranks.
     """
 
     stations: tuple[Station, ...]
@@ -160,8 +160,8 @@ class Machine(Fact):
     """The hosts, devices and links of a plan; devices are in rank order.
 
     `groups`: for hierarchical exchanges, the number of consecutive hosts in a group, of groups in a
-    larger group, and so on; the product is the number of hosts. `losses`: time losses of real
-    steps; None selects the values published for similar machines.
+    larger group, and so on; the product is the number of hosts. `losses`: why real steps take
+    longer than plans; None selects the values published for similar machines.
     """
 
     name: Annotated[Name, Field(examples=["my-machine"])]
@@ -207,7 +207,7 @@ class Machine(Fact):
         return copied
 
     def with_each(self, parts: Literal["hosts", "devices", "links"], **facts: object) -> Self:
-        """Return a copy in which all hosts, devices or links have the fields `facts`."""
+        """Return a copy whose hosts, devices or links (`parts`) all get field values `facts`."""
         changed = tuple(part.model_copy(update=facts) for part in getattr(self, parts))
         return self.model_copy(update={parts: changed})
 
@@ -255,11 +255,11 @@ class Machine(Fact):
         return RingPeers(tuple(stations), len(stations))
 
     def flow(self, level: int) -> tuple[tuple[Hop, ...], Mapping[Hop, int]]:
-        """Return the first host's route in the ring of `level`, and the messages on each hop.
+        """Return the route from the first host to the next in its ring, and each hop's messages.
 
-        `self.groups[level]` groups of hosts form a ring, in which each host sends to the host in
-        the same place of the next group. All hosts send concurrently. Raises InvalidInput if hosts
-        are not linked.
+        `self.groups[level]` groups of hosts form a ring, in which each host sends to the host at
+        the same position in the next group. All hosts send concurrently, so a hop may carry several
+        messages. Raises InvalidInput if hosts are not linked.
         """
         hosts, size, apart = self.hosts, self.groups[level], prod(self.groups[:level])
         load: Counter[Hop] = Counter()

@@ -1,4 +1,4 @@
-"""Links between named places, and the routes over them."""
+"""Links between places (hosts, devices and switches, by name), and the routes over them."""
 
 import heapq
 import itertools
@@ -81,7 +81,7 @@ class Network:
         if (start, goal) in self._routes:
             return self._routes[start, goal]
         heap: list[tuple[int, int, float, int, str, tuple[Hop, ...]]] = [(0, 0, 0.0, 0, start, ())]
-        sequence = itertools.count(1)  # equally good routes keep the order of links
+        sequence = itertools.count(1)  # breaks ties in favour of the earlier link
         visited: set[str] = set()
         found = None
         while heap:

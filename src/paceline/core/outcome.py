@@ -44,9 +44,9 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes sent for one purpose, such as activations: counted and planned.
+    """Bytes sent for one purpose, such as activations: as counted and as planned.
 
-    `travels`: False if sender and receiver are the same process.
+    `travels`: False if sender and receiver are the same process, so that nothing is sent.
     """
 
     purpose: str
@@ -120,9 +120,9 @@ class Updates:
 class UnevenWorker:
     """A worker of a run on unequal devices: its device, its speed, and its share of the updates.
 
-    `spec`: the worker in setting `workers`, such as "gpu:0". `tried_samples_per_s`: speed in the
-    trial before training; None without a trial. `updates_share`: the worker's share of all updates.
-    `predicted_share`: the share that was predicted; None without a prediction.
+    `spec`: the worker's entry in setting `workers`, such as "gpu:0". `tried_samples_per_s`: speed
+    in the trial before training; None without a trial. `updates_share`: the worker's share of all
+    updates. `predicted_share`: prediction of `updates_share`; None without a prediction.
     """
 
     name: str
@@ -136,7 +136,7 @@ class UnevenWorker:
 
 @dataclass(frozen=True)
 class ChunkTrial:
-    """A chunk size tried by a search, with seconds per step."""
+    """A chunk size tried by a search, with predicted and rehearsed seconds per step."""
 
     chunk: int
     predicted_s: float
@@ -144,7 +144,7 @@ class ChunkTrial:
 
 
 def is_share(score: str) -> bool:
-    """Return whether the score of this name is a share of the samples, and shown in percent."""
+    """Return whether the score named `score` is a share of samples, to be shown in percent."""
     return score in _SHARES
 
 

@@ -103,7 +103,7 @@ class TaskId(NamedTuple):
 
 
 class PriceKey(NamedTuple):
-    """The key of a measured duration; `owner` is the owner of the task's first resource."""
+    """Key to look up a task's measured duration; `owner`: owner of the task's first resource."""
 
     owner: str
     kind: Kind
@@ -208,8 +208,8 @@ class Plan:
     def priced_alike(self) -> tuple[list[Task], list[int]]:
         """One task of each group of equally priced tasks, and every task's group number.
 
-        Tasks of a group differ only in step, worker and order, so cost models give them the same
-        seconds. Steps repeat, so even a long plan has few groups.
+        Tasks of a group differ only in step, worker and predecessors, so cost models predict the
+        same seconds for them. Steps repeat, so even a long plan has few groups.
         """
         numbers: dict[tuple[object, ...], int] = defaultdict(count().__next__)
         # Compare costs by identity: all steps refer to the same `Cost` objects, and hashing a cost

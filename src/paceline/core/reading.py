@@ -98,7 +98,7 @@ def validated(kind: type[_T], values: Any, prefix: str = "") -> _T:
 
 
 def fault_of(error: ValidationError) -> ErrorDetails:
-    """Return the first error; if a field is missing, an unknown field that may be misspelt."""
+    """Return the first error; prefer an unknown field to a missing one, which it may misspell."""
     first, *others = error.errors(include_url=False)
     if first["type"] != "missing":
         return first
@@ -146,7 +146,10 @@ def check_numbers(
     most_depth: int = MOST_DEPTH,
     path: tuple[str, ...] = (),
 ) -> None:
-    """Raise InvalidInput for a number that is not finite or is huge, and for deep nesting."""
+    """Raise InvalidInput for infinite, NaN or huge numbers, and for deep nesting, in `value`.
+
+    `path`: keys that lead from the document `what` to `value`, for the error.
+    """
     problem = ""
     if isinstance(value, dict | list):
         if len(path) == most_depth:

@@ -32,11 +32,11 @@ class OuterStep(NamedTuple):
 
 
 AVERAGE = OuterStep(1.0, 0.0)
-_OFTEN = 2  # most inner steps in a round for which averaging is better than momentum
+_OFTEN = 2  # in rounds of up to this many inner steps, averaging is better than momentum
 _FEW_ROUNDS, _OF_FEW = 100, OuterStep(0.9, 0.4)
 _MANY_ROUNDS, _OF_MANY = 5000, OuterStep(0.6, 0.9)
-# Increase of the rate when the number of workers doubles: the best rates in DiLoCo's scaling laws
-# (arXiv 2503.09799) were 0.6 for two workers and 0.8 for eight.
+# Increase of the outer learning rate when the number of workers doubles: the best rates in DiLoCo's
+# scaling laws (arXiv 2503.09799) were 0.6 for two workers and 0.8 for eight.
 _RATE_PER_DOUBLING = 0.1
 
 
@@ -47,9 +47,9 @@ class Rounds:
     `sync_every`: a worker's mean number of inner steps in a round. `fragments`: number of groups of
     layers; each group is exchanged once per round, one group after another. `delay`: number of
     inner steps that a worker takes while a fragment is exchanged. `mixing`: after an exchange, a
-    worker's parameters are this share of its own and the rest of the exchanged ones. If `mixing` is
-    None, the worker instead adds the difference of exchanged and sent parameters to its own, and so
-    keeps the steps that it took during the exchange. `codec`: codec of outer gradients. `outer`:
+    worker sets its parameters to `mixing` * own + (1 - `mixing`) * exchanged parameters. If
+    `mixing` is None, the worker instead adds (exchanged - sent) parameters to its own, and so keeps
+    the steps that it took during the exchange. `codec`: codec of outer gradients. `outer`:
     "average" or "nesterov"; "auto" chooses by the number of rounds. `outer_learning_rate` and
     `outer_momentum`: replace the values that `outer` selects.
     """
@@ -81,7 +81,7 @@ class Rounds:
         return (fragment + 1) * self.sync_every // self.fragments
 
     def outer_step(self, workers: int, num_rounds: float | None) -> OuterStep:
-        """Return the outer step for a number of workers and of rounds; None: unknown."""
+        """Return the outer step for a number of workers and of rounds (None: unknown)."""
         meets_often = self.outer == "auto" and (workers == 1 or self.sync_every <= _OFTEN)
         if self.outer == "average" or meets_often:
             chosen = AVERAGE

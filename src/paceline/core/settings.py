@@ -17,7 +17,8 @@ LARGEST_FLOAT32 = 3.4e38
 _SECONDS_OF = {"s": 1.0, "min": 60.0, "h": 3600.0}
 _STEPS = re.compile("[0-9]{1,18}")
 _TIME = re.compile(rf"([0-9]{{1,18}}(?:\.[0-9]{{1,18}})?) ?({'|'.join(_SECONDS_OF)})")
-_MOST_WORKERS, _LONGEST_LIST = 10**6, 100_000  # largest number; longest list in characters
+# Limits of setting `workers`: the largest number, and the characters of the longest list.
+_MOST_WORKERS, _LONGEST_LIST = 10**6, 100_000
 Seconds = Annotated[float, Field(gt=0, le=LONGEST_S)]
 Milliseconds = Annotated[float, Field(gt=0, le=1e3 * LONGEST_S)]
 Shape = tuple[Annotated[int, Field(ge=1)], ...]
@@ -96,15 +97,15 @@ class RunSettings(Record):
 
     model: Model
     strategy: str = Field(
-        "allreduce", description="Strategy of training; auto selects the fastest by forecast."
+        "allreduce", description="Parallel strategy; auto selects the one predicted to be fastest."
     )
     options: dict[str, Any] = Field(
         {}, description="Option of the strategy, such as chunk=4MiB; can be repeated."
     )
     workers: int | str = Field(
-        2, description="Number of workers; for hogbatch, or a list of devices: cpu:4,gpu:0."
+        2, description="Number of workers. hogbatch also accepts a list of devices: cpu:4,gpu:0."
     )
-    batch_size: int = Field(64, ge=1, description="Samples in a step, over all workers.")
+    batch_size: int = Field(64, ge=1, description="Samples per step, summed over all workers.")
     codec: str | None = Field(
         None,
         description="Codec, such as dynamic8; with wheel, gradients=half,activations=dynamic8.",
@@ -113,10 +114,10 @@ class RunSettings(Record):
         None, description="Give each worker a share of the batch in proportion to its speed."
     )
     exchange_alone: bool = Field(
-        False, description="Run the gradient exchange with one worker, to measure its overhead."
+        False, description="Exchange gradients even with one worker, to measure the overhead."
     )
     profile_s: float = Field(
-        4.0, ge=0, le=LONGEST_S, description="Seconds of the profile before planning."
+        4.0, ge=0, le=LONGEST_S, description="Seconds to profile the model before planning."
     )
     deadline_s: Seconds = Field(
         30.0, description="Seconds without an answer after which a worker counts as lost."
@@ -198,16 +199,19 @@ class TrainSettings(RunSettings):
         1, ge=1, description="Number of micro-batches that each worker computes in a step."
     )
     clip_norm: float | None = Field(
-        None, gt=0, le=LARGEST_FLOAT32, description="Largest allowed total norm of the gradients."
+        None,
+        gt=0,
+        le=LARGEST_FLOAT32,
+        description="Maximum total norm of the gradients; larger gradients are scaled down.",
     )
     evaluate_every: int | None = Field(
-        None, ge=1, description="Number of steps between evaluations. Each epoch ends with one."
+        None, ge=1, description="Steps between evaluations, in addition to one after each epoch."
     )
     seed: int = Field(
         0,
         ge=0,
         lt=2**63,
-        description="Seed of the weights, of the split and of the order of samples.",
+        description="Random seed of initial weights, data split and sample order.",
     )
     keep_all: bool = Field(False, description="Use all workers, even if fewer would train faster.")
     checkpoint_every: Annotated[str, BeforeValidator(_read_interval)] = Field(
@@ -218,7 +222,7 @@ class TrainSettings(RunSettings):
         None, description="Folder of a run to continue, with its settings unless overridden."
     )
     max_restarts: int = Field(
-        0, ge=0, description="Maximum number of restarts after losses of workers."
+        0, ge=0, description="Maximum number of restarts of a run that has lost a worker."
     )
     elastic: bool = Field(
         False, description="Let workers leave and join during training; requires strategy local."
@@ -262,13 +266,19 @@ class RehearseSettings(RunSettings):
     ] = Field(
         None, description="Slow all layers by a factor (4), or by one factor per worker (1,4)."
     )
-    forward_ms: Milliseconds | None = Field(None, description="Milliseconds of a forward pass.")
-    backward_ms: Milliseconds | None = Field(None, description="Milliseconds of a backward pass.")
-    update_ms: Milliseconds | None = Field(None, description="Milliseconds of an optimizer step.")
+    forward_ms: Milliseconds | None = Field(
+        None, description="Milliseconds of a forward pass on --device."
+    )
+    backward_ms: Milliseconds | None = Field(
+        None, description="Milliseconds of a backward pass on --device."
+    )
+    update_ms: Milliseconds | None = Field(
+        None, description="Milliseconds of an optimizer step on --device."
+    )
     input_shape: InputShape = None
     steps: int = Field(20, ge=3, description="Number of steps to time.")
     profile_s: float = Field(
-        2.0, ge=0, le=LONGEST_S, description="Seconds of the profile before the rehearsal."
+        2.0, ge=0, le=LONGEST_S, description="Seconds to profile the model before the rehearsal."
     )
 
     @model_validator(mode="after")

@@ -13,8 +13,8 @@ from paceline.core.cost import CostModel
 from paceline.core.plan import Plan, without_collection
 from paceline.core.timeline import Origin, Span, Timeline
 
-LOOKED_AT = 4  # number of compared periods; concurrent work extends over at most three
-_ROUNDING = 1e-12  # tolerance for equal periods, relative to the window
+LOOKED_AT = 4  # number of periods to compare; concurrent tasks belong to at most three periods
+_ROUNDING = 1e-12  # tolerance for equal periods, relative to the timeline's makespan
 Times = tuple[list[float], list[float]]  # when each task starts, and when it ends
 
 
@@ -87,8 +87,8 @@ def steady_period(
 ) -> float | None:
     """Return the seconds per step if the last steps of a timeline repeat, otherwise None.
 
-    If they repeat, a longer timeline would only add copies of them. `alike`: number of steps after
-    which the plan repeats (a period). `looked_at`: number of last periods that are compared.
+    If these steps repeat, a longer timeline would only add copies of them. `alike`: number of steps
+    after which the plan repeats (a period). `looked_at`: number of periods that must be equal.
     """
     # Leave out the last period, because no later period overlaps with it.
     first = (num_steps // alike - looked_at - 1) * alike

@@ -50,7 +50,7 @@ class ComputeStep:
         return update_cost(self.workload)
 
     def tasks(self, step: int, worker: int) -> Iterator[Task]:
-        """Yield a worker's load, forward and backward tasks of a step."""
+        """Yield a worker's load, forward and backward tasks in one step."""
         on = (compute_lane(self.devices[worker].name),)
         done = TaskId(step, Kind.LOAD, "", worker)
         updated = (TaskId(step - 1, Kind.STEP, "", worker),) if step else ()
@@ -218,10 +218,10 @@ class HostMemory:
         return tuple(made)
 
     def copies(self, device: Device) -> Callable[[int], tuple[Transfer, Transfer | None]]:
-        """Return a function that returns a device's copies of a number of bytes.
+        """Return a function of a number of bytes, which returns `device`'s copies of these bytes.
 
-        The function returns the copy to the device's host, and the copy back; for a CPU device, the
-        copy back is None.
+        The copies are that to the device's host, and that back to the device; for a CPU device,
+        the copy back is None.
         """
         host = self.machine.host_of(device)
         if device.kind == DeviceKind.CPU:

@@ -44,7 +44,7 @@ class Span(NamedTuple):
         return self.id.name
 
     def moved(self, by_s: float) -> "Span":
-        """Return the span shifted by some seconds."""
+        """Return the span shifted by `by_s` seconds."""
         return self._replace(start_s=self.start_s + by_s, end_s=self.end_s + by_s)
 
     @property
@@ -60,8 +60,8 @@ Interval = tuple[float, float]
 class Timeline:
     """The spans of some consecutive steps: predicted, rehearsed or measured.
 
-    `interval`: the first start and the last end of the spans. If it is given, `spans` is not
-    iterated before first use, because a planner needs only the makespan of most simulations.
+    `interval`: the first start and the last end of the spans. If `interval` is set, the iterable of
+    spans is read only when needed: of most simulations, a planner needs only the makespan.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ from paceline.core.ring_search import rings_at_once
 
 
 class Transfer(NamedTuple):
-    """The resources and cost of a transfer."""
+    """A transfer of bytes: the resources that it holds, and its cost."""
 
     on: tuple[Resource, ...]
     cost: Cost
@@ -50,9 +50,9 @@ def message_lanes(one: Host, other: Host) -> tuple[Resource, ...]:
 def message_tasks(
     sent: TaskId, ways: Sequence[Transfer], after: tuple[TaskId, ...]
 ) -> tuple[Task, ...]:
-    """Return the tasks of a message, which has arrived when all of them are done.
+    """Return the tasks of a message, which has arrived when all of these tasks are done.
 
-    `ways`: the transfer of the message, called `sent`, and then the CPU work of hosts.
+    `ways`: the message's transfer, whose task is `sent`, and then the CPU work of `handling`.
     """
     handled = (sent._replace(part=f"{sent.part} on {on[0].owner}") for on, _ in ways[1:])
     ids = (sent, *handled)
@@ -102,7 +102,7 @@ class Ring:
         if not all(isinstance(one, Device) and one.kind is DeviceKind.GPU for one in stations):
             return cls.over(machine, stations, cores)
         peers = machine.peers(stations)
-        # If each station represents several, rings over direct links would miss routes to them.
+        # If a station represents several others, direct links would miss the routes to those.
         orders = rings_at_once(machine, stations) if peers.num_ranks == len(stations) else []
         if orders:
             routes = tuple(machine.route(*pair) for order in orders for pair in neighbours(order))
@@ -140,7 +140,7 @@ class Ring:
 
     @cached_property
     def _by_pace(self) -> dict[_Pace, tuple[Hop, ...]]:
-        """One route for each latency and seconds per byte, because most routes are equal."""
+        """A route for each different (latency, seconds per byte), because most routes are equal."""
         found: dict[_Pace, tuple[Hop, ...]] = {}
         for hops in self.routes:
             latency_s = sum(hop.link.latency_s for hop in hops)
@@ -248,7 +248,7 @@ class Shares:
         memories = tuple(Resource(host.name, Lane.REDUCE) for host in self.hosts)
         there, back = [], []
         num_shares = 1
-        # The factor by which a server has more bytes if only some hosts are servers.
+        # If only some hosts are servers, each server has this many times the bytes.
         busier = prod(ring.num_ranks for ring in self.levels) / self.num_servers
         for level, ring in enumerate(self.levels):
             nbytes = self.nbytes / num_shares

@@ -15,12 +15,12 @@ from statistics import median
 
 WORTH = 0.02  # least gain over a simpler alternative
 HOPELESS = 1.15  # alternatives slower than the fastest by this factor have no further turns
-_HOPELESS_AT_FIRST = 1.5  # the same for the first turn, which may warm the run up
+_HOPELESS_AT_FIRST = 1.5  # this factor for the very first turn, which may include warm-up
 _NUM_SETTLING = 3
-_CHANGE = 0.1  # relative change of steps after which the choice is made again
-_LARGE_CHANGE = 0.25  # the same for steps right after the choice
-_SIGNIFICANT = 1.645  # standard deviations: one-sided 5 %
-_CERTAIN = 3.0  # standard deviations: `Watch` repeats its test hundreds of times
+_CHANGE = 0.1  # relative change of step times after which alternatives are timed again
+_LARGE_CHANGE = 0.25  # this relative change for the first steps after the choice
+_SIGNIFICANT = 1.645  # limit of the rank-sum test in standard deviations: one-sided 5 %
+_CERTAIN = 3.0  # stricter limit for `Watch`, which repeats the test hundreds of times
 
 
 class Turns:
@@ -73,7 +73,7 @@ class Turns:
         self._choose()
 
     def drop(self) -> None:
-        """Remove the alternative of this turn, which cannot be used here."""
+        """Remove the alternative of this turn, because it has turned out to be unusable."""
         del self._steps[self.name]
         self._left = [name for name in self._left if name != self.name]
         self._choose()
@@ -101,9 +101,9 @@ class Turns:
 
 
 class Choice(Turns):
-    """Uses the fastest of several alternatives, and chooses again when steps change.
+    """Uses the fastest of several alternatives, and chooses again when step times change.
 
-    `slow`: alternatives known to be slower than another one; they are timed only if steps change.
+    `slow`: alternatives known to be slower than another, and timed only when step times change.
     """
 
     def __init__(self, names: Sequence[str], slow: Collection[str] = ()) -> None:
@@ -120,7 +120,8 @@ class Choice(Turns):
     def add(self, seconds: Sequence[float], *, is_steady: bool = True) -> None:
         """Add the seconds of the last `num_steps` steps.
 
-        `is_steady`: False if a search changes settings of these steps; such steps are not compared.
+        `is_steady`: False if a search is changing the settings of these steps, so that their times
+        cannot show whether the machine has changed.
         """
         if not self.settled:
             super().add(seconds[-self.num_timed :])
@@ -131,7 +132,7 @@ class Choice(Turns):
             self._restart(self._names)
 
     def drop(self) -> None:
-        """Remove the current alternative, which cannot be used here."""
+        """Remove the current alternative, because it has turned out to be unusable."""
         self._names.remove(self.name)
         super().drop()
         self._watch = Watch()
@@ -147,9 +148,9 @@ class Choice(Turns):
 
 
 class Watch:
-    """Detects slower or faster steps; the caller checks after every `num_steps` steps.
+    """Detects that steps become slower or faster; the caller checks every `num_steps` steps.
 
-    `before`: seconds of the steps by which the alternative was chosen.
+    `before`: seconds of the chosen alternative's steps during the choice.
     """
 
     num_steps = 50
@@ -158,10 +159,10 @@ class Watch:
         self._before, self._first = before, list[float]()
 
     def has_changed(self, seconds: Sequence[float]) -> bool:
-        """Whether these steps differ by more than 10 % from the steps of the first call.
+        """Whether these steps differ by more than 10 % from those of the first call.
 
-        Steps of the first call may differ by up to 25 % from `before`, in which threads and caches
-        were used by other alternatives, too.
+        The first call allows 25 % and compares with `before`, because other alternatives then used
+        the threads and caches, too.
         """
         if self._first:
             return _differ(seconds, self._first, _CHANGE)

@@ -43,8 +43,8 @@ class WireFormat:
     `kernel`: the code that encodes and decodes; codecs with the same kernel are equally fast.
     `block_nbytes`: bytes of a block's scales. `encodes_sums`: whether an all-reduce encodes sums,
     too; if not, every rank receives the encoded values of all other ranks. `remembers`: whether a
-    tensor's encoding error is added to its next values (error feedback). `share`: share of the
-    values that is sent; None: all values. `header_nbytes`: bytes before the values.
+    tensor's encoding error is added to its values of the next step (error feedback). `share`: share
+    of the values that is sent; None: all values. `header_nbytes`: bytes before the values.
     """
 
     name: str

@@ -60,7 +60,7 @@ class _PeerProcesses:
         return self._members[local_rank].title
 
     def why_lost(self, lost: Sequence[tuple[int, Fault]], step: int, deadline_s: float) -> str:
-        """Return an error text that names the dead ranks, or else the silent ranks."""
+        """Return an error text that names the dead ranks or, if none is dead, the silent ranks."""
         dead = [self.name(local_rank) for local_rank, fault in lost if fault is Fault.DIED]
         if dead:
             return f"{', '.join(dead)} died in the middle of the run"
@@ -118,8 +118,8 @@ class Arena:
         held = len(place.leaders) > 1 if held is None else held
         fd = share(group, place, arena_nbytes(*sizes))
         problem = None
-        # If each rank has its own core, a waiting rank spins longer before it sleeps. Not in a held
-        # arena: there a thread waits while its rank computes, so spinning would slow down the rank.
+        # If each rank has its own core, a waiting rank spins longer before it sleeps. Not with
+        # `held`: then a thread waits while its rank computes, and would slow the rank by spinning.
         own_core = place.num_cores >= len(place.members) and not held
         two_cores = place.num_cores >= 2 * len(place.members)
         scale = 1 / group.world_size if scale is None else scale
@@ -143,7 +143,10 @@ class Arena:
         self._discarded: StepDiscarded | None = None
 
     def shared_result(self, step: int) -> Tensor:
-        """Return the sums of a step, uint8 [slot_nbytes], in memory that only the leader writes."""
+        """View the sums of a step, uint8 [slot_nbytes], that all local ranks share.
+
+        Only the machine's first rank may write to them.
+        """
         return torch.from_numpy(self._opened().shared_result(step % 2))
 
     def result(self, step: int) -> Tensor:
@@ -151,11 +154,11 @@ class Arena:
         return torch.from_numpy(self._opened().result(step % 2))
 
     def refresh(self, step: int) -> int:
-        """Undo this rank's writes to a step's `result`; return the number of bytes undone."""
+        """Undo this rank's writes to its view `result`; return the number of bytes undone."""
         return self._opened().refresh(step % 2)
 
     def set_chunks(self, chunks: Sequence[Sequence[tuple[int, int, torch.dtype]]]) -> None:
-        """Set each chunk's segments, which must not overlap; all ranks call it between steps.
+        """Set each chunk's segments, which must not overlap; call on all ranks, between steps.
 
         A segment is a tuple: byte offset in each rank's slot, number of values, and dtype.
         """
@@ -172,13 +175,13 @@ class Arena:
         self._discarded = None
 
     def copy_in(self, sources: Sequence[tuple[int, Tensor]]) -> None:
-        """Copy dense host tensors, in their memory order, to byte offsets of this rank's slot."""
+        """Copy pairs (byte offset, dense host tensor), in memory order, into this rank's slot."""
         self._opened().copy_in(
             self.local_rank, [(offset, *_bytes_of(source)) for offset, source in sources]
         )
 
     def copy_out(self, step: int, offset: int, target: Tensor) -> None:
-        """Fill a dense host tensor, in its memory order, from byte `offset` of the result."""
+        """Fill dense host tensor `target`, in memory order, from byte `offset` of the sums."""
         address, nbytes = _bytes_of(target)
         self._opened().copy_out(step % 2, offset, address, nbytes)
 
@@ -188,7 +191,10 @@ class Arena:
         self._opened().post(chunk)
 
     def publish(self) -> None:
-        """Mark the next chunk as summed over all machines; a held arena's leader calls this."""
+        """Mark the next chunk as summed over all machines.
+
+        Only with `held`: the first rank of each machine calls this method.
+        """
         self._check_open()
         self._opened().publish()
 
@@ -263,7 +269,7 @@ class Arena:
                 raise WorkerLost(self._peers.why_lost(lost, self._step, self._deadline_s))
 
     def _leave_discarded(self) -> StepDiscarded:
-        """Wait until no rank works on the discarded step; return the error to raise."""
+        """Wait until no rank works on the discarded step; return StepDiscarded to raise."""
         native = self._opened()
         if self._discarded is None:
             culprit = self._peers.name(native.discarded_by())

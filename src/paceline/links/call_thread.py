@@ -22,8 +22,8 @@ class CallThread:
 
     Unlike a thread of a ThreadPoolExecutor, it does not keep the process alive while it waits for a
     lost rank. By default, all calls after a failed call fail with the same error, because their
-    collectives would not match the other ranks' collectives. `goes_on`: make the other calls even
-    after a failed call.
+    collectives would not match the other ranks' collectives. `goes_on`: if True, make later calls
+    even after a failed call.
     """
 
     def __init__(self, name: str, device: torch.device = _CPU, *, goes_on: bool = False) -> None:
@@ -31,7 +31,7 @@ class CallThread:
         self._calls = queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
-        # A daemon thread inside torch at interpreter exit would abort the process.
+        # Close at exit: a daemon thread still inside torch would then abort the process.
         atexit.register(self.close)
 
     def submit(self, call: Callable[[], T]) -> Future[T]:

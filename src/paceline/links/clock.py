@@ -45,7 +45,7 @@ class DeviceClock(Clock):
         self._device = device
         device.synchronize()
         shortest_s = inf
-        # Of several events, use the one that the host noticed with the least delay.
+        # Record several events; as first anchor, use the one that the host noticed soonest.
         for _ in range(_NUM_ORIGINS):
             before_s = time.monotonic_ns() * 1e-9
             event = device.record(timed=True)
@@ -91,7 +91,7 @@ class TrainingClock:
 
     @property
     def epoch_ns(self) -> int:
-        """The nanoseconds of the current epoch."""
+        """Nanoseconds of training in the current epoch, until the last `stop`."""
         return self.trained_ns - self._epoch_began_ns
 
     def begin_epoch(self) -> None:
@@ -107,13 +107,13 @@ class TrainingClock:
         self.trained_ns = self.at(time.monotonic_ns())
 
     def at(self, moment_ns: int) -> int:
-        """Convert a time of the monotonic clock to training time."""
+        """Convert nanoseconds of the monotonic clock to nanoseconds of training."""
         return moment_ns - self._offset_ns
 
     def state(self) -> list[int]:
-        """Return the values for `restore`."""
+        """Return the clock's values, which `restore` sets in another process."""
         return [self.trained_ns, self._epoch_began_ns]
 
     def restore(self, state: list[int]) -> None:
-        """Continue from the values of `state`."""
+        """Set the clock to values that `state` returned."""
         self.trained_ns, self._epoch_began_ns = state

@@ -17,10 +17,10 @@ _before_sharing: list[tuple[set[int], int]] = []
 def share_cores(device: torch.device) -> None:
     """Pin this rank to its share of the machine's cores, with one thread per core.
 
-    Without pinning, a message wakes the receiving rank on the sender's core. There the rank waits
+    Without pinning, a message wakes the receiving rank on the sender's core, where the rank waits
     until the sender's time slice ends. Does nothing for a single rank, or if the device is a GPU.
-    Pins no existing threads. If there are more ranks than cores, or if the user has set an
-    affinity, pins nothing. If the user has set OMP_NUM_THREADS, keeps the number of threads.
+    Does not pin if there are more ranks than cores, or if the user has set an affinity; never pins
+    existing threads. If the user has set OMP_NUM_THREADS, keeps the number of threads.
     """
     num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     usable = os.sched_getaffinity(0)

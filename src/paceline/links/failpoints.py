@@ -24,7 +24,7 @@ _visits: Counter[str] = Counter()
 
 
 def reach(name: str, **where: Any) -> None:
-    """Perform the action that a test has armed at this place, if any."""
+    """Perform the action that a test has armed for this name and these arguments, if any."""
     armed = os.environ.get(ARMED)
     if not armed:
         return

@@ -21,7 +21,7 @@ SIGNALLED = "paceline/signalled"  # the signal that the launcher sends to all ra
 STOPPED = "paceline/stopped"  # the line that rank 0 printed when the run stopped
 _FAILED = "paceline/failed"  # the number of failed ranks
 _LEFT = "paceline/left"  # the first signal that ended a rank
-_SPEAKER = "paceline/speaker"  # the rank that prints its own error
+_SPEAKER = "paceline/speaker"  # the first failed rank, if it prints its own error
 _REPORT_S = 3.0  # deadline for the first failed rank's output; less than the launcher's _GRACE_S
 
 
@@ -31,7 +31,7 @@ def published(store: Store, key: str) -> str | None:
 
 
 def publish(store: Store | None, key: str, value: object = "") -> None:
-    """Publish a value to the launcher and all ranks, if they have a store."""
+    """Publish a value under `key` to the launcher and all ranks; without a store, do nothing."""
     if store is not None:
         with suppress(RuntimeError):  # the process that keeps the store may have ended
             store.set(key, str(value))
@@ -73,7 +73,7 @@ def _told_by(
     error: Exception | SystemExit, group: Group, lost_in_torch: bool
 ) -> WorkerLost | WorkersFailed | None:
     store = group.store
-    assert store is not None  # the group of `process_group` has a store
+    assert store is not None  # groups made by `rendezvous.process_group` have a store
     number = published(store, _LEFT) or (published(store, SIGNALLED) if lost_in_torch else None)
     if number is not None:
         return WorkersFailed(128 + int(number))

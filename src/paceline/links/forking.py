@@ -46,7 +46,7 @@ _CHECK_S = 60.0  # deadline for `main` in a fork; long, because the driver may b
 
 @contextmanager
 def forked_from_here() -> Iterator[None]:
-    """Start processes as forks of this process, until the end of the block, which ends them.
+    """Start processes as forks of this process inside the block; kill them at its end.
 
     Raises InvalidInput if GPUs would not work in a fork, and OSError if no process can start.
     """
@@ -63,7 +63,7 @@ def forked_from_here() -> Iterator[None]:
 
 @contextmanager
 def _server(listener: socket.socket) -> Iterator[None]:
-    """Run a fork server, forked from this process, that ends with the forking thread."""
+    """Run a fork server inside the block, forked from this process by a separate thread."""
     _flush()
     parent, forked, is_over = os.getpid(), Future[int](), threading.Event()
 
@@ -113,7 +113,7 @@ def _check() -> None:
 
 
 def main() -> None:
-    """Exit with code 1 unless this fork can compute on all of its devices.
+    """Check that this fork can compute on all of its devices; if not, exit with code 1.
 
     A fork cannot use GPUs if the parent had initialised CUDA. On a machine with GPUs, a fork cannot
     run backward() if the parent had run backward(), which starts a thread per GPU.
@@ -130,7 +130,7 @@ def main() -> None:
 def _serve(listener: socket.socket, parent: int, mask: Iterable[int]) -> NoReturn:
     """Serve as the fork server until `parent` ends; in a fork, run the requested module.
 
-    Ends the process without exit handlers. `mask`: the signals that stay blocked.
+    Ends the process without running exit handlers. `mask`: signals that stay blocked in forks.
     """
     code: object = 1
     try:
@@ -166,11 +166,11 @@ def _run_module(request: ForkRequest) -> None:
     """Turn this fork into the requested process, and run its module."""
     _detach_descriptors(request.received)
     become(request)
-    # The user's program may have replaced these streams.
+    # The user's program may have replaced sys.stdin, sys.stdout and sys.stderr.
     for fd, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         new = open(fd, mode, buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
         setattr(sys, name, new)
-    # malloc reads its environment variables only at a program's start.
+    # malloc reads these environment variables only at a program's start, so set them in the fork.
     for variable, number in _MALLOPT.items():
         ctypes.CDLL(None).mallopt(number, min(int(os.environ[variable]), 2**31 - 1))
     sys.argv = request.command[1 + len(OF_WORKERS) :]
@@ -185,7 +185,7 @@ def _detach_descriptors(kept: Collection[int]) -> None:
     """
     nothing = os.open(os.devnull, os.O_RDWR)
     for fd in [int(path.name) for path in _OPEN.iterdir()]:
-        with suppress(OSError):  # the descriptor that listed the folder is closed by now
+        with suppress(OSError):  # `iterdir` has already closed the descriptor of the folder
             mode = os.fstat(fd).st_mode
             if stat.S_ISREG(mode) and fd not in kept:
                 _reposition(fd)
@@ -195,7 +195,7 @@ def _detach_descriptors(kept: Collection[int]) -> None:
 
 
 def _reposition(fd: int) -> None:
-    """Reopen a file opened for reading, so that other processes do not move its position."""
+    """Reopen a file that is open for reading, so that this fork has its own file position."""
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     if flags & os.O_ACCMODE != os.O_RDONLY:
         return

@@ -43,7 +43,7 @@ from paceline.native import die_with_parent
 
 ADDRESS = "PACELINE_FORK_SERVER"
 MAX_NBYTES = 2**20  # size limit of a request
-OF_WORKERS = ["-m", "paceline.links.processes"]  # how every `module_command` begins after `python`
+OF_WORKERS = ["-m", "paceline.links.processes"]  # first arguments in every `module_command`
 _MAX_FDS = 64
 # Environment variables that take effect only while libraries are loaded.
 _READ_ONCE = re.compile(r"(ATEN|GOMP|KMP|LD|MALLOC|MKL|OMP|OPENBLAS|TORCH)_|PYTHON(?!PATH$)")
@@ -56,7 +56,8 @@ _CREDENTIALS = struct.Struct("3i")  # a peer's process number, user id and group
 class ForkRequest:
     """A request to fork a process.
 
-    `fds`: the new process's descriptor numbers. `received`: the descriptors' numbers in the server.
+    `fds`: numbers that the passed descriptors get in the new process. `received`: their numbers in
+    the server.
     """
 
     command: list[str]
@@ -69,7 +70,7 @@ class ForkRequest:
 
 @contextmanager
 def open_server(modules: Sequence[str], environment: Mapping[str, str]) -> Iterator[None]:
-    """Run a fork server that imports `modules`, unless a fork server is already running."""
+    """Run a fork server that imports `modules` inside the block, unless a server already runs."""
     if ADDRESS in os.environ:
         yield
         return
@@ -94,7 +95,7 @@ def open_server(modules: Sequence[str], environment: Mapping[str, str]) -> Itera
 
 
 def listen() -> tuple[str, socket.socket]:
-    """Listen on a socket with a new abstract address, which leaves no file."""
+    """Listen on a Unix socket with a new abstract address, which needs no file; return both."""
     address = f"paceline-{secrets.token_hex(16)}"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind("\0" + address)
@@ -128,7 +129,7 @@ class ForkServer:
     """Forks a child for each request on a socket.
 
     `environment`: the environment in which this process loaded libraries. The server refuses
-    requests that change a variable that libraries read while loading. With None, it accepts all.
+    requests that change a variable that libraries read while loading; None: accepts all requests.
     """
 
     def __init__(
@@ -144,7 +145,7 @@ class ForkServer:
         """Fork processes on request; in a forked process, return the request for that process."""
         while self._forked is None:
             for key, _ in self._selector.select():
-                # An earlier event of this loop may have closed the connection of this event.
+                # Handling an earlier event may have closed this event's connection.
                 if self._forked is None and self._selector.get_map().get(key.fd) is key:
                     key.data(key.fileobj)
         # The child closes the server's descriptors.
@@ -265,7 +266,7 @@ def retitle(command: Sequence[str]) -> None:
 
 
 def run_module(arguments: Sequence[str]) -> None:
-    """Run a module or FILE.py as Python would; of an imported module, only call `main`."""
+    """Run a module or FILE.py as Python would; if the module is imported, call its `main`."""
     sys.argv = list(arguments)
     what = sys.argv[0]
     if what.endswith(".py"):
@@ -285,7 +286,7 @@ def main() -> None:
     """Import the modules named in the arguments, and serve on the inherited listening socket."""
     fd, parent, *modules = sys.argv[1:-1]
     die_with_parent(int(parent))
-    # Only the forked processes handle signals to the process group.
+    # Ctrl-C signals the whole process group; only the forked processes handle it.
     signal.pthread_sigmask(signal.SIG_BLOCK, signals.SIGNALS)
     environment = dict(os.environ)
     # Imports may count GPUs. Let PyTorch count through NVML, because counting through CUDA would

@@ -116,7 +116,7 @@ class Group:
         return [row.numpy().tobytes() for row in rows]
 
     def check(self, problem: str | None) -> None:
-        """Raise InvalidInput on all ranks if a rank has a problem."""
+        """Raise InvalidInput on all ranks if any rank passes a `problem`; collective."""
         for found in self.gather(problem):
             if found is not None:
                 raise InvalidInput.of(found)
@@ -162,7 +162,7 @@ class Group:
         found, own = [], self.members[self.rank]
         for one in self.members:
             if one.place != own.place:
-                continue  # on this machine, `one.pid` is not that rank's process
+                continue  # `one.pid` is a process number of another machine or container
             try:
                 state = psutil.Process(one.pid).status()
             except psutil.NoSuchProcess:
@@ -172,10 +172,10 @@ class Group:
         return ", ".join(found)
 
     def died(self, is_said: Callable[[], bool] = lambda: False) -> str | None:
-        """Return an error text that names dead ranks on this machine.
+        """Return an error text that names the dead ranks on this machine.
 
-        Waits up to a second for a dead rank. Returns None if there is none, or once `is_said()`
-        returns True because another rank has published the error.
+        Waits up to a second, because the kernel may report a death late. Returns None if no rank
+        is dead, or once `is_said()` returns True because another rank has published the error.
         """
         until = time.monotonic() + _SETTLING_S
         while not is_said() and time.monotonic() < until:

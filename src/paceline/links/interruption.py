@@ -22,18 +22,18 @@ from paceline.links.group import Group
 from paceline.links.signals import CommandHandler, handled_by, participle, pass_on
 
 _KEY = "paceline/stop"  # the number of the last step, and the signal
-# The signal that a rank received. That rank also sets the key paceline/stop_asked/RANK.
+# Key of the signal that some rank received. This rank also sets the key paceline/stop_asked/RANK.
 _ASKED_KEY = "paceline/stop_asked"
 _POLL_S = 0.25
-_MARGIN_S = 1.0  # within this time each rank polls at least once
+_MARGIN_S = 1.0  # each rank polls the store at least once in this time
 _MARGIN_STEPS = 2
 
 
 class Interruption:
-    """A signal handler that notes the first signal, `number`.
+    """A signal handler that records the first signal as `number`.
 
-    `worker`: the name of a worker that was the only receiver of the signal. `before`: the previous
-    handlers by signal number, which handle later signals; with None, later signals are ignored.
+    `worker`: name of the worker that alone received the signal, if known. `before`: the previous
+    handlers by signal number, which handle later signals; None: ignore later signals.
     """
 
     def __init__(self) -> None:
@@ -43,12 +43,12 @@ class Interruption:
         self._is_signalled = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal to this process."""
+        """Record the first signal; pass later signals on to the previous handlers, if set."""
         if self._is_signalled and self.before is not None:
             pass_on(self.before[number], number, frame)
         self._is_signalled = True
         self.number = self.number or number
-        self.worker = None  # this process got a signal, so no worker is the only receiver
+        self.worker = None  # no longer the only receiver, because this process got a signal, too
         for one in (self.before or {}).values():
             if isinstance(one, CommandHandler):
                 one.received = one.received or number
@@ -71,11 +71,10 @@ _interruptible: list[Interruption] = []  # not empty while this process trains
 
 @contextmanager
 def interruptible(*, raises_again: bool = False) -> Iterator[Interruption]:
-    """Note SIGINT and SIGTERM inside the block instead of ending the process.
+    """Record SIGINT and SIGTERM inside the block, so that they do not end the process.
 
-    With `raises_again`, only the first signal is noted, and later signals go to the previous
-    handlers. Outside the main thread nothing is noted, because only the main thread can set
-    signal handlers.
+    `raises_again`: record only the first signal, and pass later signals to the previous handlers.
+    Outside the main thread, records no signals, because only the main thread can set handlers.
     """
     noted = Interruption()
     if threading.current_thread() is not threading.main_thread():
@@ -95,11 +94,11 @@ def interruptible(*, raises_again: bool = False) -> Iterator[Interruption]:
         finally:
             _interruptible.pop()
             if noted.requested and not raises_again:
-                before.clear()  # the run stops, so ignore the same signal from the launcher
+                before.clear()  # keep `noted` as handler: it ignores the launcher's same signal
 
 
 def stop_by_worker_signal(number: int, worker: str) -> None:
-    """Stop the run because a worker received a signal; before training, end the command."""
+    """Stop the run after a signal to `worker`; if training has not begun, end the command."""
     if _interruptible:
         noted = _interruptible[-1]
         if not noted.requested:
@@ -122,8 +121,8 @@ class StopAgreement:
     def __init__(self, group: Group, interruption: Interruption, num_steps: int) -> None:
         self._group, self._interruption = group, interruption
         self._polled_s, self._polled = time.monotonic(), num_steps
-        # Mean seconds per step in the fastest interval between two polls. The mean over the run
-        # would be too long after a pause of the store's process, because steps were slow then.
+        # Mean seconds per step in the fastest interval between two polls. The mean over all steps
+        # would be too large if the store's process had paused, because steps waited for it.
         self._step_s = math.inf
         self._last: int | None = None
         self._agreed: int | None = None  # the signal that stops all ranks

@@ -1,4 +1,4 @@
-"""Start this machine's workers with torchrun's environment; none outlives the run."""
+"""Start this machine's workers with torchrun's environment; no worker outlives the run."""
 
 import os
 import socket
@@ -31,7 +31,7 @@ def launch(command: Sequence[str], num_workers: int, port: int = 0) -> None:
     and WorkersFailed if workers ended with an error or after a signal.
     """
     if not 0 <= port < 2**16:
-        raise InvalidInput("port", "must be 0 to 65535", got=port)
+        raise InvalidInput("port", "must be from 0 to 65535", got=port)
     try:
         listener = socket.create_server((_LOOPBACK, port))  # sets SO_REUSEADDR
     except OSError as error:
@@ -64,7 +64,7 @@ def launch(command: Sequence[str], num_workers: int, port: int = 0) -> None:
 
 
 def store_on(listener: socket.socket) -> Store:
-    """Return a TCPStore on this socket, because its own socket would listen on all addresses."""
+    """Return a TCPStore that uses `listener`; a socket of TCPStore would accept any address."""
     host, port = listener.getsockname()
     store: Store = dist.TCPStore(  # type: ignore[attr-defined] # exported, but not declared
         host,
@@ -108,9 +108,9 @@ class _PassedOn(Interruption):
 
 
 def _is_saving(store: Store, workers: Sequence[Process], code: int) -> bool:
-    """Return True if all workers have agreed to save their state.
+    """Return True if the workers have agreed on a last step, after which they save their state.
 
-    Otherwise sends all workers the signal that ended one of them with exit code `code`.
+    If not, sends all workers the signal that ended one worker, whose exit code is `code`.
     """
     if is_agreed(store):
         return True
@@ -124,7 +124,8 @@ def _stop(
 ) -> WorkersFailed:
     """Return the error of a run that a signal ended.
 
-    `passed`: the signal passed on to all workers, if any. `said`: rank 0's last line, if any.
+    `failed`: workers that ended with a code other than 0. `passed`: the signal passed on to all
+    workers, if any. `said`: the line that rank 0 printed about the stop, if any.
     """
     if said is not None:
         return WorkersFailed(128 + passed if passed else failed[0].poll() or 0, said)

@@ -1,4 +1,4 @@
-"""Worker processes of this machine, which exchange packets over sockets and files in memory.
+"""Start workers on this machine, and exchange packets over sockets and files in memory.
 
     process, wire = workers.launch(settings, fds)         # python -m package.module WIRE
     workers.add(PacketWorker(0, process, wire))
@@ -8,7 +8,7 @@
     settings, wire = Wire.to_starter(sys.argv[1])         # in the worker
 
 A packet takes a tenth of the time of a message over TCP. An empty packet means that the process has
-ended. Messages are pickled: one process has started the other, and both belong to one user.
+ended. Messages are pickled, which is safe, because one process has started the other.
 """
 
 import os
@@ -61,7 +61,10 @@ class Wire:
 
     @classmethod
     def to_starter(cls, argument: str) -> tuple[Any, Self]:
-        """Return a worker's settings and wire, from its only command-line argument."""
+        """Return this worker's settings, and its wire to the process that started it.
+
+        `argument`: the worker's only command-line argument.
+        """
         report_signals()
         connection, file = map(int, argument.split(","))
         wire = cls(socket.socket(fileno=connection), file)
@@ -109,9 +112,9 @@ class Wire:
 
 @dataclass(eq=False)
 class PacketWorker:
-    """A worker process and its wire.
+    """A worker process, and this process's wire to it.
 
-    `awaited_since_s`: the time since which an answer is awaited; inf if none is awaited.
+    `awaited_since_s`: monotonic time since when this process awaits an answer; inf if it does not.
     """
 
     number: int
@@ -127,7 +130,7 @@ class PacketWorker:
         return f"worker {self.number} (process {self.process.pid})"
 
     def send(self, message: object) -> None:
-        """Send a message and expect an answer; `poll` reports a process that has ended."""
+        """Send a message and expect an answer; if the process has ended, `poll` reports it."""
         self.awaited_since_s = time.monotonic()
         with suppress(ConnectionError):
             self.wire.send(message)
@@ -137,7 +140,7 @@ W = TypeVar("W", bound=PacketWorker)
 
 
 class PacketWorkers(Generic[W]):
-    """Worker processes of one module; a worker without an answer in `deadline_s` is lost."""
+    """Workers that run `module`; a worker that does not answer within `deadline_s` is lost."""
 
     def __init__(self, module: str, deadline_s: float) -> None:
         self._module, self._deadline_s = module, deadline_s
@@ -162,7 +165,7 @@ class PacketWorkers(Generic[W]):
         return [worker for worker in self.workers if not worker.is_ended]
 
     def launch(self, settings: object, fds: Sequence[int]) -> tuple[Process, Wire]:
-        """Start a process that inherits `fds` and reads `settings`; return process and wire."""
+        """Start a process that inherits `fds` and reads `settings`; return it and its wire."""
         file = os.memfd_create("paceline-worker", os.MFD_CLOEXEC)
         self._files.callback(os.close, file)
         os.fchmod(file, 0o600)
@@ -212,7 +215,7 @@ class PacketWorkers(Generic[W]):
                 yield worker, None, f"did not answer within {allowed_s:g} s"
 
     def end(self, worker: W) -> str:
-        """End a worker's process if it still runs; return words that describe its end."""
+        """Kill a worker if it still runs; return a predicate such as "was ended by SIGKILL"."""
         self._selector.unregister(worker.wire)
         self._close(worker)
         self._signals.ended(worker.process, f"worker {worker.number}")
@@ -224,7 +227,7 @@ class PacketWorkers(Generic[W]):
         worker.process.close()
 
     def stop(self, message: object) -> list[Any]:
-        """Send `message` to end all running workers; return their final values, None on error."""
+        """End all running workers by `message`; return each one's final value, None on error."""
         stopped = self.running
         for worker in stopped:  # send to all before waiting, so that they end in parallel
             worker.send(message)

@@ -30,8 +30,8 @@ from paceline.links import signals
 from paceline.links.forkserver import ADDRESS, MAX_NBYTES, OF_WORKERS, ForkRequest, run_module
 from paceline.native import die_with_parent
 
-# malloc keeps freed memory for the next step, because each page returned to the kernel would cost a
-# page fault when it is used again.
+# Environment variables with which malloc keeps freed memory for the next step: each page returned
+# to the kernel would cost a page fault when it is used again.
 KEEPING_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(2**32), "MALLOC_MMAP_THRESHOLD_": str(2**30)}
 STANDARD_ERROR = 2
 TERMINATION_S = 2.0  # time for a process to end its own children and write its results
@@ -256,7 +256,7 @@ def output(
     command: Sequence[str], deadline_s: float, termination_s: float = 5.0
 ) -> subprocess.CompletedProcess[str]:
     """Return a command's exit code and output; raise TimeoutError if it exceeds `deadline_s`."""
-    # Use files in memory, because a full pipe would block the process until a reader came.
+    # Use files in memory: with pipes, the process would block once a pipe is full.
     with _memory_file() as out, _memory_file() as err:
         process = start(command, stdout=out.fileno(), stderr=err.fileno())
         try:
@@ -275,7 +275,7 @@ def _memory_file() -> TextIO:
 
 
 def main() -> None:
-    """Run the module in the first argument, until the process that started it ends."""
+    """Run the module named in the first argument; die with the process that started this one."""
     signals.handle_in_worker()
     die_with_parent(int(os.environ[PARENT]))
     run_module(sys.argv[1:])

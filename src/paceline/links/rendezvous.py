@@ -65,7 +65,7 @@ def process_group(
             if instead is None:
                 raise
             raise instead from error
-        # Not after an error: destroying the group would wait for peers that may be gone.
+        # Only without an error: destroying the group would wait for peers that may be gone.
         dist.destroy_process_group()
 
 
@@ -155,7 +155,7 @@ def with_own_connections(group: Group) -> Group:
     """Return a CPU group with separate gloo connections; all its ranks call this together."""
     if group.world_size == 1:
         return group
-    name = group.gather(uuid.uuid4().hex)[0]  # torch's names recur after a group has ended
+    name = group.gather(uuid.uuid4().hex)[0]  # PyTorch reuses the names of ended groups
     store = PrefixStore(f"paceline/{name}", _get_default_store())
     timeout = timedelta(seconds=group.deadline_s)
     own: Any = dist.ProcessGroupGloo(store, group.rank, group.world_size, timeout)
@@ -165,13 +165,13 @@ def with_own_connections(group: Group) -> Group:
 
 
 def _initialise(own: Device, timeout: timedelta | None) -> tuple[Store, tuple[Member, ...]]:
-    """Initialise torch.distributed from torchrun's environment; return the store and the ranks.
+    """Initialise torch.distributed from torchrun's environment; return the store and all ranks.
 
     Waits until all ranks are initialised: otherwise a rank could leave while another rank still
     connects to it, and gloo would fail there with "connectFullMesh failed".
     """
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    # Meet first: ranks with different backends would wait for each other forever.
+    # First check that all ranks use one backend: otherwise, they would wait for each other forever.
     here = myself(rank, own.torch_device)
     store, members = _meet(here, world_size, timeout or default_pg_timeout)
     dist.init_process_group(
@@ -190,7 +190,7 @@ def _timeout_of(process_group: dist.ProcessGroup | None, device: torch.device) -
     """Return the timeout of a process group's backend for tensors on `device`."""
     group: Any = process_group or dist.group.WORLD
     carried = group._device_types
-    # gloo does not list all device types whose tensors are in host memory.
+    # gloo also serves some device types that it does not list: their tensors are in host memory.
     found = next((one for one in carried if one.type == device.type), carried[0])
     timeout: timedelta = group._get_backend(found).options._timeout
     return timeout
@@ -199,7 +199,7 @@ def _timeout_of(process_group: dist.ProcessGroup | None, device: torch.device) -
 def device_of_rank() -> torch.device:
     """Return this rank's GPU, or the CPU if the machine has no GPU.
 
-    Raises InvalidInput if the machine has GPUs, but fewer than ranks.
+    Raises InvalidInput if the machine has GPUs, but fewer GPUs than ranks.
     """
     found = gpus()
     if not found:
@@ -209,7 +209,7 @@ def device_of_rank() -> torch.device:
 
 
 def check_gpus(num_workers: int) -> None:
-    """Raise InvalidInput if this machine has GPUs, but fewer than workers."""
+    """Raise InvalidInput if this machine has GPUs, but fewer than `num_workers`."""
     num_found = num_gpus()
     if 0 < num_found < num_workers:
         hint = "each worker needs one; set CUDA_VISIBLE_DEVICES= to train on CPU cores"

@@ -48,8 +48,8 @@ def find_local_ranks(group: Group) -> LocalRanks:
         os.write(fd, nonce)
         usable = sorted(os.sched_getaffinity(0))
         rows = group.gather([fd, nonce.hex(), usable])
-        # If /proc shows another PID namespace, the members' process numbers name other processes
-        # there. Then this rank reads no other rank's memory.
+        # If /proc shows another PID namespace, it has other processes under the members' process
+        # numbers, so this rank must not read there.
         lower = rows[: group.rank] if _PROC_SELF.readlink().name == str(os.getpid()) else []
         reached = [
             rank

@@ -74,7 +74,7 @@ class CommandHandler:
             self.stop(number)
 
     def stop(self, number: int, why: str = "") -> NoReturn:
-        """Raise Stopped; if the process still runs after 20 s, end it."""
+        """Raise Stopped; end the process if it still runs 20 s later."""
         self._is_closing = True
         _thread.start_new_thread(self._leave_late, (number,))  # takes no locks, unlike `threading`
         raise Stopped(number, why)
@@ -86,7 +86,7 @@ class CommandHandler:
         os._exit(128 + number)
 
     def unraisable(self, lost: "sys.UnraisableHookArgs") -> None:
-        """End the command if Stopped was raised where Python ignores exceptions."""
+        """End the command if Python ignored a Stopped, as in `__del__`; set as unraisablehook."""
         if isinstance(lost.exc_value, Stopped):
             self.received = lost.exc_value.number
             self.leave()
@@ -113,7 +113,7 @@ def handle_in_worker() -> None:
 def _handle(handler: Handler) -> None:
     for number in SIGNALS:
         signal.signal(number, handler)
-    # Signals may be blocked since this process was started, see `blocked`.
+    # The parent process may have started this process inside `blocked`, so unblock signals.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 

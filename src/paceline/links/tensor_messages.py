@@ -45,7 +45,7 @@ def broadcast_tensors(tensors: Mapping[str, Tensor], group: Group) -> Tensors:
 
 
 def spec_of(tensors: Tensors) -> Spec:
-    """Return the tensors' names, dtypes and shapes, which a receiver needs."""
+    """Return the tensors' names, dtypes and shapes, from which a receiver allocates tensors."""
     return [
         (name, str(one.dtype).removeprefix("torch."), list(one.shape))
         for name, one in tensors.items()

@@ -19,7 +19,7 @@ class LaneStopped(Exception):
 
 
 class Turns:
-    """Gives lanes (threads) turns on a device in a fixed order; a lane can leave the order."""
+    """Lets one lane (thread) at a time use a device, in a fixed order that lanes can leave."""
 
     def __init__(self, lanes: Sequence[int]) -> None:
         self._order = list(lanes)

@@ -1,4 +1,4 @@
-"""Report signals that a worker receives to the hub or coordinator that started the worker.
+"""Report the signals of workers to the hub or coordinator that started the workers.
 
     hub      signals = WorkerSignals(); process = signals.start("package.module", settings)
     worker   report_signals()                  # writes its signals into the pipe
@@ -39,7 +39,7 @@ class WorkerSignals:
         )
 
     def poll(self, names: Mapping[int, str]) -> None:
-        """Stop the run if a worker has reported a signal; `names`: workers by process number."""
+        """Stop the run if a worker has reported a signal; `names`: worker by process number."""
         if self._writing < 0:
             return
         try:

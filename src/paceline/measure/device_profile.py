@@ -1,4 +1,4 @@
-"""Profile an asynchronous run's devices and their links to hubs, and describe its machine."""
+"""Profile the devices of an asynchronous run and their links to hubs (parameter servers)."""
 
 import os
 import time
@@ -29,23 +29,23 @@ from paceline.measure.devices import codec_speed, copy_speed
 from paceline.measure.this_machine import Speed, device_here, host_here
 from paceline.measure.timing import MIN_SECONDS, CoreTime, lost_beside
 
-# A time is at most a century.
+# Upper limit of times: a century.
 Seconds = Annotated[float, Field(ge=0, le=3.2e9, allow_inf_nan=False)]
 PerSecond = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
 _NUM_WARM_UP, _MAX_ROUNDS, _NUM_PINGS = 2, 200, 20
 _NETWORK = Path("/proc/self/ns/net")
-_MOST_PARTS = 100_000  # limit of the entries in `seconds`
-_MOST_BELOW = 1000  # limit of the profiles in `below`
+_MOST_PARTS = 100_000  # maximum number of entries in a profile's `seconds`
+_MOST_BELOW = 1000  # maximum number of profiles in a profile's `below`
 _SOURCE = "measured by the workers before this run"
-# Each process has two threads for messages: ZeroMQ's thread encrypts, another checks and copies.
+# Number of a process's threads for messages: one of ZeroMQ encrypts, another checks and copies.
 _MESSAGE_THREADS = 2
 
 
 class HubLink(Record):
-    """The latency of small messages between a worker and its hub, and the speed of large ones.
+    """Latency and bytes per second of messages between a worker and its hub (parameter server).
 
     `core_bytes_per_s`: bytes per second that one core of the worker sends or receives.
-    `lost_beside`: share of its speed that computation loses while messages use the same cores.
+    `lost_beside`: share of speed that computation loses while messages use the same cores.
     """
 
     latency_s: Seconds
@@ -59,7 +59,7 @@ class DeviceProfile(Record):
 
     `host`: identity of the host and its network namespace. `seconds`: kind, layer and duration of
     each part of a step. `codecs`: for each kernel, the values per second that the device encodes
-    and decodes. `running`: share of the step time in which the device had a core; it is below 1 if
+    and decodes. `running`: share of the step time in which the device had a core; below 1 if
     there are more devices than cores. `unrest`: relative spread of the step times
     (`unrest_between`). `copy_bytes_per_s`: speed of copies from a GPU to its host. `below`: in the
     profile of a hub that is itself a worker, the profiles of the hub's workers.
@@ -118,7 +118,7 @@ def profile_device(
         # a container with its own network counts as a host
         host=f"{boot_id()} {_NETWORK.readlink()}",
         seconds=tuple((*key, value) for key, value in medians.items()),
-        # Codecs are measured on the CPU, and assumed to be equally fast on a GPU.
+        # Measured on the CPU; codecs on a GPU are assumed to be equally fast.
         codecs={wire_format(name).kernel: codec_speed(name) for name in set(codecs)},
         cores=len(os.sched_getaffinity(0)),
         running=min(1.0, busy_s / max(elapsed_s, MIN_SECONDS)),
@@ -128,12 +128,15 @@ def profile_device(
 
 
 def device_name(kind: str, number: int) -> str:
-    """Return a device's name in plans; the hub has number 0."""
+    """Return a device's name in plans, such as "gpu1"; number 0 is the hub."""
     return f"{kind}{number}"
 
 
 def message_speed(core_bytes_per_s: float, num_cores: int, num_processes: int) -> float:
-    """Return the bytes per second that a host's hubs and workers send and receive together."""
+    """Return the total bytes per second of messages of a host's hubs and workers.
+
+    `num_processes`: number of these hubs and workers.
+    """
     return core_bytes_per_s * min(num_cores, _MESSAGE_THREADS * num_processes)
 
 
@@ -159,7 +162,7 @@ class ProfiledDevices:
 
     @cached_property
     def _shown(self) -> dict[int, DeviceProfile]:
-        """The profiles for the plan; if layers are paced, each device gets a core, but no link."""
+        """Profiles to plan with; if layers are paced, without links and with a core per device."""
         if not self.is_paced:
             return dict(self.profiles)
         idle = {"cores": len(self.profiles), "link": None}
@@ -168,8 +171,7 @@ class ProfiledDevices:
     def calibrated(self, workload: Workload) -> PricedMachine:
         """Return the machine, and the seconds that each device takes for each part of a step."""
         shown = self._shown
-        # Exclude hosts with a single core: there, the plan runs messages and computation in
-        # sequence.
+        # Exclude single-core hosts, where the plan runs messages and computation in sequence.
         sharing = [one for number, one in shown.items() if number and one.cores > 1]
         lost = max((one.link.lost_beside for one in sharing if one.link), default=0.0)
         # Exclude hubs: their tasks are so short that the spread of their times says little.
@@ -186,7 +188,7 @@ class ProfiledDevices:
             links=tuple(self._links(names)),
             losses=Losses(beside_exchange=lost, spread=0.0, unrest=unrest, source=_SOURCE),
         )
-        # Exclude waits for a core: the plan runs devices that share cores one after another.
+        # Subtract waits for a core: the plan itself runs devices that share a core in sequence.
         durations = {
             PriceKey(names[number], kind, part): seconds
             * (one.running if self._shares_cores(one) else 1.0)
@@ -196,9 +198,9 @@ class ProfiledDevices:
         return PricedMachine(machine, ProfiledCost(durations, Roofline.of(machine)))
 
     def _host(self, host: str) -> Host:
-        """Return a host with the cores available to its devices.
+        """Return the host with identity `host`, and the cores available to its devices.
 
-        Its `message_bytes_per_s` is None if no messages are sent between hosts.
+        The host's `message_bytes_per_s` is None if no messages are sent between hosts.
         """
         below = ((self.profiles[number], self.profiles[hub]) for number, hub in self.hub_of.items())
         speeds = (
@@ -217,16 +219,16 @@ class ProfiledDevices:
     def _links(self, names: Mapping[int, str]) -> Iterable[Link]:
         """Return the links between hosts, and between GPUs and their hosts.
 
-        If several devices have probed a link, one probe counts. In a tree of hubs, it is the
-        fastest, because hubs probe while other devices measure. With a single hub, whose workers
-        probe one after another, it is the first.
+        If several devices have measured a link, one result counts. In a tree of hubs this is the
+        fastest, because hubs measure while other devices are busy. With a single hub it is the
+        first, because workers measure one after another.
         """
         links: dict[tuple[str, str], Link] = {}
         is_tree = any(self.hub_of.values())
         for number, hub in self.hub_of.items():
             one = self.profiles[number]
             between = (self._hosts[self.profiles[hub].host], self._hosts[one.host])
-            assert one.link is not None  # the gate refuses profiles without a link
+            assert one.link is not None  # a hub refuses workers' profiles without a link
             link = _link(between, one.link.bytes_per_s, one.link.latency_s)
             known = links.setdefault(between, link)
             if is_tree and link.bandwidth_bytes_per_s > known.bandwidth_bytes_per_s:

@@ -24,14 +24,14 @@ _NUM_VALUES_ALONE = 1 << 18
 _COPIED_VALUES = 1 << 22
 _NUM_SUMMED = 64
 _COPY_NBYTES = 128 * 2**20
-_SHARE_OF_MEMORY = 16  # all ranks' copies use at most a 16th of the host's memory
+_SHARE_OF_MEMORY = 16  # copies of all ranks together use at most a 16th of the host's memory
 # Representative codecs of each kernel; all codecs of a kernel are about equally fast.
 CODECS: dict[Kernel, tuple[str, ...]] = {
     "eightbit": ("dynamic8",),
     "fourbit": ("e3m0",),
     "cast": ("half", "bfloat16"),
     "onebit": ("onebit",),
-    # the speed depends on the share of values sent; 1 % as in Strom 2015
+    # The speed depends on the share of values that is sent: 1 %, as in Strom 2015.
     "threshold": ("threshold:1@0.01",),
 }
 
@@ -67,14 +67,14 @@ class DeviceFigures(BaseModel, frozen=True):
 
 
 def measure_device(sampler: Sampler, device: torch.device) -> DeviceFigures:
-    """Measure this rank's device, while the other ranks do the same."""
+    """Measure this rank's device, while the other ranks measure theirs."""
     # Large layers on a GPU, where kernel launches would dominate the time of small layers.
     is_large = device_of(device).memory_nbytes() is not None
     num_images, num_rows, numel = (64, 2048, 1 << 26) if is_large else (8, 256, 1 << 24)
     value = torch.ones(1, device=device)
 
     def trained(layer: nn.Module, shape: tuple[int, ...], flops: int) -> Spread:
-        """Return flops per second; a forward pass has `flops`, a backward pass twice as many."""
+        """Return a layer's flops per second: `flops` in forward, twice as many in backward."""
         inputs = torch.randn(shape, device=device, requires_grad=True)
         sources = [inputs, *layer.to(device).parameters()]
         gradient = torch.ones_like(layer(inputs))
@@ -166,7 +166,7 @@ def _values(codec: str, like: Tensor) -> Tensor:
 def codec_speed(name: str, num_values: int = _NUM_VALUES_ALONE) -> tuple[float, float]:
     """Return the values per second that this process encodes and decodes on the CPU.
 
-    The time includes the allocation of memory, which the system provides page by page.
+    Times include the allocation of memory, because the system provides new memory page by page.
     """
     codec, values = find_codec(name), _values(name, torch.empty(num_values))
     payload = codec.encode(values)

@@ -18,7 +18,7 @@ from paceline.links.devices import device_of
 from paceline.links.group import Group
 from paceline.native import instruction_sets
 
-# speed of a memory or link whose time is contained in another measurement
+# Speed of a memory or link whose time another measurement already includes
 UNLIMITED_BYTES_PER_S = 1e18
 _PROFILED = "measured by the profile of this run"
 
@@ -34,8 +34,8 @@ class Speed:
     def of(cls, workload: Workload, seconds: float) -> "Speed":
         """Return the speed at which forward and backward passes of all layers take `seconds`.
 
-        Each layer is limited either by arithmetic or by memory traffic, so both rates of the speed
-        are above the averages over all layers.
+        Arithmetic limits some layers and memory traffic limits others, so both rates are higher
+        than total flops / `seconds` and total bytes / `seconds`.
         """
         parts = [cost for layer in workload.layers for cost in (layer.forward, layer.backward)]
         whole = sum(parts, Cost())
@@ -50,8 +50,8 @@ class Speed:
 def this_machine(group: Group, speeds: Sequence[Speed]) -> Machine:
     """Return a machine with a device per rank and a host per container, but without links.
 
-    Ranks in different containers do not share memory. A strategy's `calibrate` adds links. All
-    hosts get the memory bandwidth that the slowest device reached, which is a lower bound.
+    Containers count as hosts, because their ranks do not share memory. A strategy's `calibrate`
+    adds links. All hosts get the slowest device's memory bandwidth, which is a lower bound.
     """
     kind = device_of(group.device).kind
     places = [member.place for member in group.members]

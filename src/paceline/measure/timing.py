@@ -25,12 +25,12 @@ from paceline.links.group import Group
 FEWEST_ROUNDS = 3  # so that the median ignores one outlier
 MIN_SECONDS = 1e-9
 _MOST_ROUNDS = 400
-# below 1, because computation gets some time even if an exchange keeps all cores busy
+# maximum of `lost_beside`: computation gets some time even if an exchange keeps all cores busy
 _MOST_LOST = 0.95
 
 Item = TypeVar("Item")
 Work = Callable[[], object]
-# for each round of a rank: seconds of the step, followed by seconds of other work
+# One list per round of a rank: seconds of the step, followed by seconds of other work
 Rounds = list[list[float]]
 
 
@@ -65,7 +65,7 @@ def seconds_between(clock: Clock, marks: Iterable[Any]) -> list[float]:
 
 
 def median_s(work: Work, num_rounds: int = FEWEST_ROUNDS) -> float:
-    """Return the median seconds of some calls of `work`, which must be synchronous."""
+    """Return the median seconds of `num_rounds` calls of `work`, which must be synchronous."""
     seconds = []
     for _ in range(num_rounds):
         started = time.perf_counter()
@@ -106,7 +106,10 @@ def timed(works: Sequence[Work], clock: Clock, rounds: int) -> list[list[float]]
 
 @dataclass(frozen=True)
 class Sampler:
-    """Repeats work for about `seconds_each`, equally often on all ranks; collective."""
+    """Repeats work for about `seconds_each`, equally often on all ranks.
+
+    All ranks must call each method together.
+    """
 
     group: Group
     clock: Clock
@@ -117,7 +120,7 @@ class Sampler:
         return self.in_turns([work])[0]
 
     def in_turns(self, works: Sequence[Work]) -> list[list[float]]:
-        """Repeat works in turns, so that disturbances affect all; return each work's seconds."""
+        """Repeat works in turns, so that disturbances affect all of them; return their seconds."""
         for work in works:
             work()  # the first call allocates memory and chooses kernels
         first = timed(works, self.clock, 1)
@@ -129,8 +132,8 @@ class Sampler:
     def of_last(self, works: Sequence[Work], ranks: Collection[int]) -> list[list[float]]:
         """Return the seconds of collectives among `ranks`; other ranks do nothing.
 
-        Of a round's times on the ranks, the shortest is used: that of the last rank to join, which
-        does not wait.
+        A round's result is the shortest time on any of these ranks, because it is the time of the
+        last rank to join, which does not wait for others.
         """
         own = self.in_turns(works if self.group.rank in ranks else [idle] * len(works))
         rows = self.group.gather(own)
@@ -147,8 +150,8 @@ def idle() -> None:
 def rounds_of_all(take: Callable[[], Rounds], group: Group) -> list[Rounds]:
     """Return the rounds of all ranks; collective.
 
-    `take()` measures some rounds, equally many on each rank. If step times vary much, it is called
-    twice.
+    `take()` measures some rounds, equally many on each rank. If step times vary by more than
+    `BUSY`, `take()` is called once more, and all rounds are returned.
     """
     rows: list[Rounds] = group.gather(take())
     if unrest_of(rows) <= BUSY:

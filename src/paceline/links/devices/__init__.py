@@ -1,8 +1,9 @@
 """The devices of this process, with one small interface (`Device`) for CPU and GPUs.
 
-    with (device := device_of(tensor.device)).use(copies):  # a stream
-        there.copy_(here, non_blocking=True)
-        copied = device.record()
+    device = device_of(tensor.device)
+    with device.use(copies):                        # copies: a stream of the device
+        target.copy_(source, non_blocking=True)
+        copied = device.record()                    # an event after the copy
     device.current_stream().wait_event(copied)
 
 Supported devices are the CPU and NVIDIA's GPUs; tests add a simulated GPU.
@@ -43,12 +44,12 @@ def gpus() -> tuple[torch.device, ...]:
 
 
 def first_device() -> torch.device:
-    """Return this process's first GPU as `gpus` does, or the CPU if there is no GPU."""
+    """Return the first GPU of `gpus()`, or the CPU if there is no GPU."""
     return next(iter(gpus()), torch.device("cpu"))
 
 
 def device_named(name: str) -> torch.device:
-    """Return the torch device with a name such as cpu or cuda:0, if it is usable."""
+    """Return the torch device named "cpu", "cuda:0" or similar; InvalidInput if not usable."""
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
@@ -63,10 +64,10 @@ def current_gpu() -> torch.device:
 
 
 def num_gpus() -> int:
-    """Return the number of GPUs that this process's children see.
+    """Return the number of GPUs that this process's children see, without initialising CUDA.
 
-    Does not initialise CUDA, because forks could not use GPUs afterwards, and therefore does not
-    detect an old driver; `gpus` does. Raises InvalidInput if GPUs exist but PyTorch finds none.
+    After CUDA is initialised, forks cannot use GPUs. Raises InvalidInput if GPUs exist but PyTorch
+    finds none. Unlike `gpus`, does not detect an old driver.
     """
     return len(cuda.found_gpus(usable=False))
 

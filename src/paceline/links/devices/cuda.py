@@ -25,7 +25,8 @@ _HIDDEN = ("", "-1")  # values of CUDA_VISIBLE_DEVICES that hide all GPUs
 def found_gpus(*, usable: bool) -> tuple[torch.device, ...]:
     """Return the NVIDIA GPUs; raise InvalidInput if GPUs exist but PyTorch finds none.
 
-    `usable`: check that PyTorch can use the GPUs, which initialises CUDA; else only ask the driver.
+    `usable`: if True, check that PyTorch can use the GPUs, which initialises CUDA; if False, only
+    ask the driver.
     """
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")  # torch only warns about an old driver
@@ -37,10 +38,10 @@ def found_gpus(*, usable: bool) -> tuple[torch.device, ...]:
 
 
 def can_fork() -> bool:
-    """Return True if forks of this process can use GPUs: it has not initialised CUDA.
+    """Return True if forks of this process can use GPUs, because it has not initialised CUDA.
 
-    PyTorch reports this only in a fork, so this function forks a process. Returns False, too, if
-    that process does not end in time, for example because a library's fork handler hangs.
+    PyTorch tells this only in a fork, so this function forks a process. Also returns False if the
+    forked process does not end in time, for example because a library's fork handler hangs.
     """
     pid = os.fork()
     if pid == 0:
@@ -108,7 +109,7 @@ class CudaDevice(Device):
         assert stream is None or isinstance(stream, torch.cuda.Stream)
         own: AbstractContextManager[object]
         own = nullcontext() if stream is None else torch.cuda.stream(stream)
-        # Set the device, too: `own` restores the stream only of the device that was current.
+        # Set the device first, so that `own` saves and restores the current stream of this GPU.
         with torch.cuda.device(self.torch_device), own:
             yield
 

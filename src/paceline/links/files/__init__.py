@@ -14,7 +14,7 @@ from paceline.core.reading import LARGEST_NUMBER, read_toml
 def read_file(path: Path, most: int) -> bytes:
     """Return the content of a regular file.
 
-    Raises InvalidInput if it has more than `most` bytes, is no regular file or cannot be read.
+    Raises InvalidInput if `path` has more than `most` bytes, is no regular file or is unreadable.
     """
     try:
         opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)

@@ -7,14 +7,14 @@ _MIB = 2**20
 MACHINE = 4 * _MIB  # 512 devices with their links and codecs take 0.5 MiB
 CONFIGURATION = _MIB
 RESULT = 64 * _MIB  # 100,000 epochs take 20 MiB
-TRACE = 256 * _MIB  # a million spans
+TRACE = 256 * _MIB  # enough for a million spans
 JOURNAL = 64 * _MIB
 JOURNAL_HEADER = _MIB
 MANIFEST = _MIB
 CHECKPOINT_VALUES = 256 * _MIB  # includes the order of millions of samples
 
-UNPACKED_AT_LEAST = 4 * _MIB  # limit of an unpacked file if the packed file is small
-DENSE_AT_LEAST = 64 * _MIB  # limit of dense values if the sparse text is short
+UNPACKED_AT_LEAST = 4 * _MIB  # an unpacked file may have this size, however small the packed file
+DENSE_AT_LEAST = 64 * _MIB  # dense values may have this size, however short the sparse text
 MOST_UNPACKED = 200  # largest ratio of unpacked to packed size; repetitive text reaches 100
 MOST_DENSE = 2000  # largest ratio of dense bytes to sparse bytes; data set news20 reaches 770
 PIXELS = 2**26  # largest image in pixels; scaling an image down takes 3 or 4 bytes per pixel
