@@ -5,8 +5,8 @@ learns the digits in float32. In the last epoch, copies of all tensors that mode
 data-parallel workers would exchange are encoded and decoded; training continues with the originals.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,15 +15,11 @@ from torch.nn.functional import cross_entropy
 
 from figures import table
 from paceline.codecs.blockwise import EightBit
-from paceline.codecs.codec import Codec
 from paceline.codecs.quantization import TABLES
 from paceline.training.data import ShardedBatches, load
 
 _EPOCHS, _BATCH_SIZE, _LEARNING_RATE = 30, 64, 0.003
 _HIDDEN, _NUM_CLASSES, _DROPOUT = 1024, 10, (0.2, 0.3, 0.3)
-_OFFSET = 10.0  # "while other numbers used an exponent offset of 10^1"
-_BLOCKS, _WHOLE = "blocks", "whole"
-_SCALED = ("dynamic8", "linear8")  # section 3.4 divides values by the tensor's largest magnitude
 # Table 2, "MNIST model parallel" and "MNIST data parallel": relative errors of three layers in %.
 _PRINTED = {
     "activations": {
@@ -39,26 +35,10 @@ _PRINTED = {
         "static8": "4 / 4 / 5",
     },
 }
-_KEYS = ("what", "layer", "type", "scale")
-_LAYERS = ("input", "hidden", "scores")
-_PARAMETERS = ("first.weight", "first.bias", "last.weight", "last.bias")
+_Means = dict[str, dict[str, dict[str, float]]]  # by purpose, layer or parameter, and type
 
 
-@dataclass
-class _Errors:
-    """Relative errors of nonzero values that were encoded and decoded."""
-
-    count: int = 0
-    total: float = 0.0
-
-    def add(self, values: Tensor, coded: Tensor) -> None:
-        """Add the errors of the decoded values `coded`."""
-        values, coded = values[values != 0].double(), coded[values != 0].double()
-        self.count += len(values)
-        self.total += float(((coded - values) / values).abs().sum())
-
-
-class _Seen(nn.Module):
+class _Network(nn.Module):
     """The network; `seen` has the layers' outputs of the last forward in training mode."""
 
     def __init__(self) -> None:
@@ -82,32 +62,44 @@ class _Seen(nn.Module):
 
 
 def measure(quick: bool) -> dict[str, Any]:
-    """Return mean errors by purpose, layer, type and scale, and the test accuracy."""
+    """Return the test accuracy, and mean relative errors of nonzero values."""
     epochs = 1 if quick else _EPOCHS
     torch.manual_seed(0)
-    digits, model = load("digits"), _Seen()
-    found: dict[tuple[str, str, str, str], _Errors] = {}
-
-    def look() -> None:
-        for what, of, tensor in _travelling(model):
-            for name, scale, codec in _codecs(tensor):
-                errors = found.setdefault((what, of, name, scale), _Errors())
-                flat = tensor.flatten()
-                errors.add(flat, codec.decode(codec.encode(flat)))
-
-    _train(model, digits.train[:], epochs, look)
+    digits, model = load("digits"), _Network()
+    inputs, targets = digits.train[:]
+    optimizer = torch.optim.RMSprop(model.parameters(), _LEARNING_RATE)
+    batches = ShardedBatches(len(targets), _BATCH_SIZE, 0, 1, 0)
+    errors: dict[tuple[str, str, str], list[Tensor]] = defaultdict(list)
+    for epoch in range(epochs):
+        batches.set_epoch(epoch)
+        for rows in batches:
+            cross_entropy(model(inputs[rows]), targets[rows]).backward()
+            if epoch == epochs - 1:
+                for key, relative in _errors(model):
+                    errors[key].append(relative)
+            optimizer.step()
+            optimizer.zero_grad()
     model.eval()
     images, labels = digits.test[:]
     with torch.no_grad():
         accuracy = float((model(images).argmax(1) == labels).double().mean())
-    rows = [
-        dict(zip(_KEYS, key, strict=True)) | {"relative": errors.total / errors.count}
-        for key, errors in found.items()
-    ]
-    return {"epochs": epochs, "accuracy": accuracy, "rows": rows}
+    found: _Means = defaultdict(lambda: defaultdict(dict))
+    for (what, part, name), own in errors.items():
+        found[what][part][name] = float(torch.cat(own).mean())
+    return {"epochs": epochs, "accuracy": accuracy, "errors": found}
 
 
-def _travelling(model: _Seen) -> Iterator[tuple[str, str, Tensor]]:
+def _errors(model: _Network) -> Iterator[tuple[tuple[str, str, str], Tensor]]:
+    """Yield (purpose, layer or parameter, type) and errors of all tensors to exchange."""
+    for what, part, values in _travelling(model):
+        flat = values.flatten()
+        for name in TABLES:
+            codec, nonzero = EightBit(name), flat != 0
+            coded = codec.decode(codec.encode(flat))[nonzero].double()
+            yield (what, part, name), (coded / flat[nonzero].double() - 1).abs()
+
+
+def _travelling(model: _Network) -> Iterator[tuple[str, str, Tensor]]:
     """Yield (purpose, layer or parameter, values) of all tensors that workers would exchange."""
     for layer, values in model.seen.items():
         yield "activations", layer, values.detach()
@@ -116,52 +108,27 @@ def _travelling(model: _Seen) -> Iterator[tuple[str, str, Tensor]]:
         yield "gradients", name, parameter.grad
 
 
-def _codecs(values: Tensor) -> Iterator[tuple[str, str, Codec]]:
-    """Yield each type with block scales, as in Paceline, and one scale (section 3.4)."""
-    largest = float(values.abs().max())
-    for name in TABLES:
-        yield name, _BLOCKS, EightBit(name)
-        if largest:
-            yield name, _WHOLE, EightBit(name, offset=largest if name in _SCALED else _OFFSET)
-
-
-def _train(
-    model: nn.Module, samples: tuple[Tensor, Tensor], epochs: int, look: Callable[[], None]
-) -> None:
-    inputs, targets = samples
-    optimizer = torch.optim.RMSprop(model.parameters(), _LEARNING_RATE)
-    batches = ShardedBatches(len(targets), _BATCH_SIZE, 0, 1, 0)
-    for epoch in range(epochs):
-        batches.set_epoch(epoch)
-        for rows in batches:
-            cross_entropy(model(inputs[rows]), targets[rows]).backward()
-            if epoch == epochs - 1:
-                look()
-            optimizer.step()
-            optimizer.zero_grad()
-
-
 def text(figures: dict[str, Any]) -> str:
     """Return the tables of errors."""
-    known = {tuple(row[key] for key in _KEYS): row["relative"] for row in figures["rows"]}
-    parts = {"activations": _LAYERS, "activation_gradients": _LAYERS, "gradients": _PARAMETERS}
     said = (
         f"{_HIDDEN:,} rectifiers, {figures['epochs']} epochs, test accuracy "
         f"{figures['accuracy']:.2%}. Table 2 has three figures for each type, of three layers it "
         "does not name, on MNIST, both of activations and of gradients, and no errors of what "
         "comes back. Of 784x1024x10 only two layers have gradients."
     )
-    return "\n\n".join([*(_of(known, what, own) for what, own in parts.items()), said])
+    return "\n\n".join([*(_of(what, own) for what, own in figures["errors"].items()), said])
 
 
-def _of(known: dict[tuple[str, str, str, str], float], what: str, parts: Sequence[str]) -> str:
-    printed, lines = _PRINTED.get(what), []
-    for name in TABLES:
-        ours = (
-            " / ".join(f"{100 * known[what, part, name, scale]:.3g}" for part in parts)
-            for scale in (_BLOCKS, _WHOLE)
+def _of(what: str, errors: dict[str, dict[str, float]]) -> str:
+    """Return the table of a purpose."""
+    printed = _PRINTED.get(what, {})
+    lines = [
+        (
+            name,
+            printed.get(name, "-"),
+            " / ".join(f"{100 * errors[part][name]:.3g}" for part in errors),
         )
-        lines.append((name, *([printed[name]] if printed else []), *ours))
-    head = ("type", *(["printed (MNIST)"] if printed else []))
-    title = f"{what.capitalize()}: mean relative error, %, of {' / '.join(parts)}"
-    return table(title, (*head, "in blocks of 1,024", "one scale, as section 3.4"), lines)
+        for name in TABLES
+    ]
+    title = f"{what.capitalize()}: mean relative error, %, of {' / '.join(errors)}"
+    return table(title, ("type", "printed (MNIST)", "in blocks of 1,024"), lines)
