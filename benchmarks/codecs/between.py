@@ -8,10 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pays
-import torch
-import torch.distributed as dist
 from hosts import TwoHosts, on_hosts
-from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
 from figures import shown, table
@@ -51,24 +48,12 @@ def _wraps(rate: str, quick: bool) -> dict[str, Wrap]:
     """Return the wrapper of each variant; the ranks of "apart" exchange nothing."""
     slow = rate == "100mbit"
     wraps: dict[str, Wrap] = {"apart": alone, **buckets((25,) if slow else (25, 100))}
-    if not slow:
-        wraps["a hook that sends nothing"] = ddp(25, _as_it_is)
     wraps["DDP 25 MB, fp16_compress_hook"] = ddp(25, fp16_compress_hook)
     for codec in ("dynamic8", "e3m0", *(() if slow or quick else ("auto",))):
         wraps[codec] = ddp(25, codec)
     if rate != "loopback":
         wraps["host, dynamic8"] = ours("host", codec="dynamic8", chunk=1)
     return wraps
-
-
-def _as_it_is(
-    state: object,
-    bucket: dist.GradBucket,  # type: ignore[name-defined] # exported, but not declared
-) -> torch.futures.Future[Tensor]:
-    """Return a bucket unchanged, as if its exchange took no time."""
-    future: torch.futures.Future[Tensor] = torch.futures.Future()
-    future.set_result(bucket.buffer())
-    return future
 
 
 def text(rate: str, figures: dict[str, Any]) -> str:

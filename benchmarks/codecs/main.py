@@ -1,4 +1,4 @@
-"""Measure the speed, errors and accuracy of codecs against alternatives in the same run.
+"""Measure the speed and accuracy of codecs against alternatives in the same run.
 
 The environment variable OMP_NUM_THREADS sets the threads of our kernels and of bitsandbytes.
 """
@@ -9,7 +9,6 @@ import accuracy
 import between
 import pays
 import speed
-import table2
 
 import learning
 from figures import Part, Picture
@@ -23,7 +22,6 @@ _PLACES = {
 
 PARTS = {
     "kernels": Part(speed.measure, speed.text, "Kernels on the CPU"),
-    "table2": Part(table2.measure, table2.text, "Table 2 of the paper"),
     "training": Part(accuracy.part, learning.text, "Training"),
     **{
         rate: Part(
