@@ -1,10 +1,12 @@
 """Time sums of float32 gradients by the arena, gloo and OpenMPI, and by memory bandwidth."""
 
 import ctypes
+import json
+import subprocess
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-import mpi
 import torch
 import torch.distributed as dist
 
@@ -16,6 +18,8 @@ from steps import exchanging
 LARGE, SMALL = 60_000_000, 60_000  # numbers of values: about AlexNet and LeNet-5
 _NUM_BLOCKS, _NUM_SUMS = 12, {LARGE: 5, SMALL: 200}
 _COPIES = ("memcpy", "copy_")
+_HERE = Path(__file__).parent
+_MPI = _HERE.parents[1] / "build" / "mpi" / "bin"  # a virtual environment of its own
 
 
 def measure(group: Group, quick: bool) -> dict[str, Any]:
@@ -25,21 +29,26 @@ def measure(group: Group, quick: bool) -> dict[str, Any]:
 
 
 def _case(count: int, group: Group, quick: bool) -> dict[str, Any]:
-    arena = _open(count, group)
+    arena = Arena(group, 4 * count, max_chunks=1, num_flags=0, deadline_s=DEADLINE_S)
+    arena.set_chunks([[(0, count, torch.float32)]])
+    arena.slot.view(torch.float32).fill_(group.rank + 1)
     gradients = torch.zeros(count)
     everyone = group.world_size
     variants = [
         Variant("arena", timed(exchanging(arena), 1), everyone),
         Variant("gloo", timed(lambda: dist.all_reduce(gradients), 1), everyone),
     ]
-    if mpi.installed():
+    if (_MPI / "mpirun").exists():
         variants.append(Variant("openmpi", partial(_openmpi, everyone, count), 1))
     if count == LARGE:
         # One copy per core: more copies cannot use more memory bandwidth.
         variants += _copies(count, min(everyone, num_cores()))
     num_blocks, num_sums = (2, 3) if quick else (_NUM_BLOCKS, _NUM_SUMS[count])
     blocks = alternate(variants, group, num_blocks, num_sums)
-    _check(arena, count, everyone)
+    for parity in (0, 1):
+        means = arena.shared_result(parity).view(torch.float32)
+        if not bool((means[:count] == (everyone + 1) / 2).all()):
+            raise RuntimeError("the arena's result is not the mean of the ranks' values")
     arena.close()
     if group.rank != 0:
         return {}
@@ -49,39 +58,29 @@ def _case(count: int, group: Group, quick: bool) -> dict[str, Any]:
     return rows
 
 
-def _open(count: int, group: Group) -> Arena:
-    """Return an arena in which all gradients of a rank are its number, counted from 1."""
-    arena = Arena(group, 4 * count, max_chunks=1, num_flags=0, deadline_s=DEADLINE_S)
-    arena.set_chunks([[(0, count, torch.float32)]])
-    arena.slot.view(torch.float32).fill_(group.rank + 1)
-    return arena
-
-
-def _check(arena: Arena, count: int, num_ranks: int) -> None:
-    for parity in (0, 1):
-        means = arena.shared_result(parity).view(torch.float32)
-        if not bool((means[:count] == (num_ranks + 1) / 2).all()):
-            raise RuntimeError("the arena's result is not the mean of the ranks' values")
-
-
 def _openmpi(num_ranks: int, count: int, num_times: int) -> list[float]:
-    """Time sums on OpenMPI ranks, which our rank 0 starts."""
+    """Time sums on OpenMPI ranks, which our rank 0 starts; return its rank 0's seconds."""
+    # Ranks pin themselves, because mpirun would not bind two ranks to one core.
+    cpus = [str(cpu_of(rank)) for rank in range(num_ranks)]
+    launcher = [str(_MPI / "mpirun"), "--allow-run-as-root", "--oversubscribe"]
+    program = [str(_MPI / "python"), str(_HERE / "mpi_rank.py"), str(count), str(num_times), *cpus]
+    command = [*launcher, "--listen-to", "none", "-n", str(num_ranks), *program]
     with unpinned():
-        return mpi.sums([cpu_of(rank) for rank in range(num_ranks)], count, num_times)
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    seconds: list[float] = json.loads(done.stdout)
+    return seconds
 
 
 def _copies(count: int, num_ranks: int) -> list[Variant]:
     """Return two variants of a copy; the faster one depends on the machine."""
     source, target = torch.ones(count), torch.zeros(count)
 
-    def copy() -> None:
-        target.copy_(source)
-
     def memcpy() -> None:
         ctypes.memmove(target.data_ptr(), source.data_ptr(), source.nbytes)
 
-    ways = dict(zip(_COPIES, (memcpy, copy), strict=True))
-    return [Variant(name, timed(way, 1), num_ranks) for name, way in ways.items()]
+    ways = (memcpy, partial(target.copy_, source))
+    named = zip(_COPIES, ways, strict=True)
+    return [Variant(name, timed(way, 1), num_ranks) for name, way in named]
 
 
 def _limit(rows: dict[str, Any], count: int, num_ranks: int) -> dict[str, float]:
