@@ -37,7 +37,7 @@ _ONE_BIT = (FLOAT32, "onebit", "onebit without error feedback")
 
 
 def part(quick: bool) -> dict[str, Any]:
-    """Return the test accuracy of two ranks with each codec, and F-tests."""
+    """Return the test accuracy of two ranks with each codec, and an F-test."""
     return tested(on_ranks(Path(__file__).parent, "accuracy", NUM_RANKS, quick))
 
 

@@ -17,7 +17,7 @@ from steps import Task
 
 _TABLE_3 = Totals(forward_s=0.0506, backward_s=0.104, update_s=0.0051)
 _ALEXNET, _LENET = "AlexNet, {} images a rank", "LeNet-5, {} images a rank"
-_NAMES = ("host", "host, copied", "DDP, copied", "auto")
+_NAMES = ("host", "auto")
 # Title; (batch per rank, blocks, steps per block); variants; DDP buckets in MB.
 _CASES = {
     "alexnet": (_ALEXNET, ((16, 8, 3), (4, 12, 3)), _NAMES, (10, 25, 100)),

@@ -26,7 +26,7 @@ _PRINTED = "Section 3.4 prints F(4,4) = 0.54, p = 0.71 for model parallelism on 
 
 
 def part(quick: bool) -> dict[str, Any]:
-    """Return the accuracies of two ranks, and F-tests."""
+    """Return the accuracies of two ranks, and an F-test."""
     return tested(on_ranks(Path(__file__).parent, "model_parallel", NUM_RANKS, quick))
 
 
