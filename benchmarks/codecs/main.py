@@ -7,11 +7,10 @@ from functools import partial
 
 import accuracy
 import between
-import pays
 import speed
 
 import learning
-from figures import Part, Picture
+from figures import Part
 
 _PLACES = {
     "1gbit": "two hosts at 1 Gbit/s",
@@ -32,4 +31,3 @@ PARTS = {
         for rate, place in _PLACES.items()
     },
 }
-PICTURES = {"docs/images/codecs-pay.svg": Picture(pays.drawn)}
