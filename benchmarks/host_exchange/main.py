@@ -9,7 +9,7 @@ from figures import Part, shown, table
 from ranks import on_ranks
 
 _HERE = Path(__file__).parent
-_RATIOS = ("ms, median [quartiles]", "times the arena's", "block by block")
+_OF_SUMS = ("ms, median [quartiles]", "times the arena's", "block by block")
 _OF_STEPS = ("ms a step, median [quartiles]", "times host's", "block by block")
 
 
@@ -27,17 +27,8 @@ def of_sums(figures: Mapping[str, Any]) -> str:
     """Return the tables of sums."""
     parts = []
     for case, rows in _cases(figures):
-        limit = rows.get("limit")
-        known = {name: row for name, row in rows.items() if name != "limit"}
-        lines = [(name, shown(row["seconds"], 1e3), *_ratios(row)) for name, row in known.items()]
-        parts.append(table(case, ("way", *_RATIOS), lines))
-        if limit:
-            parts.append(
-                f"Copying on all cores at once moves {limit['bandwidth_bytes_per_s'] / 1e9:.1f} "
-                f"GB/s, read and written; at that speed the sum would take "
-                f"{limit['seconds'] * 1e3:.2f} ms. The arena reaches {limit['share_reached']:.0%} "
-                "of it."
-            )
+        lines = [(name, shown(row["seconds"], 1e3), *_ratios(row)) for name, row in rows.items()]
+        parts.append(table(case, ("way", *_OF_SUMS), lines))
     return "\n\n".join(parts)
 
 

@@ -1,6 +1,5 @@
-"""Time sums of float32 gradients by the arena, gloo and OpenMPI, and by memory bandwidth."""
+"""Time sums of float32 gradients by the arena, gloo and OpenMPI."""
 
-import ctypes
 import json
 import subprocess
 from functools import partial
@@ -12,19 +11,18 @@ import torch.distributed as dist
 
 from paceline.links.arena import Arena
 from paceline.links.group import Group
-from ranks import DEADLINE_S, Variant, alternate, compare, cpu_of, num_cores, timed, unpinned
+from ranks import DEADLINE_S, Variant, alternate, compare, cpu_of, timed, unpinned
 from steps import exchanging
 
-LARGE, SMALL = 60_000_000, 60_000  # numbers of values: about AlexNet and LeNet-5
-_NUM_BLOCKS, _NUM_SUMS = 12, {LARGE: 5, SMALL: 200}
-_COPIES = ("memcpy", "copy_")
+_LARGE, _SMALL = 60_000_000, 60_000  # numbers of values: about AlexNet and LeNet-5
+_NUM_BLOCKS, _NUM_SUMS = 12, {_LARGE: 5, _SMALL: 200}
 _HERE = Path(__file__).parent
 _MPI = _HERE.parents[1] / "build" / "mpi" / "bin"  # a virtual environment of its own
 
 
 def measure(group: Group, quick: bool) -> dict[str, Any]:
     """Time a large sum and, with two ranks, a small sum."""
-    counts = (LARGE, SMALL) if group.world_size == 2 else (LARGE,)
+    counts = (_LARGE, _SMALL) if group.world_size == 2 else (_LARGE,)
     return {f"{count:,} float32": _case(count, group, quick) for count in counts}
 
 
@@ -40,9 +38,6 @@ def _case(count: int, group: Group, quick: bool) -> dict[str, Any]:
     ]
     if (_MPI / "mpirun").exists():
         variants.append(Variant("openmpi", partial(_openmpi, everyone, count), 1))
-    if count == LARGE:
-        # One copy per core: more copies cannot use more memory bandwidth.
-        variants += _copies(count, min(everyone, num_cores()))
     num_blocks, num_sums = (2, 3) if quick else (_NUM_BLOCKS, _NUM_SUMS[count])
     blocks = alternate(variants, group, num_blocks, num_sums)
     for parity in (0, 1):
@@ -50,12 +45,7 @@ def _case(count: int, group: Group, quick: bool) -> dict[str, Any]:
         if not bool((means[:count] == (everyone + 1) / 2).all()):
             raise RuntimeError("the arena's result is not the mean of the ranks' values")
     arena.close()
-    if group.rank != 0:
-        return {}
-    rows = compare(blocks, "arena")
-    if count == LARGE:
-        rows["limit"] = _limit(rows, count, everyone)
-    return rows
+    return {} if group.rank else compare(blocks, "arena")
 
 
 def _openmpi(num_ranks: int, count: int, num_times: int) -> list[float]:
@@ -69,28 +59,3 @@ def _openmpi(num_ranks: int, count: int, num_times: int) -> list[float]:
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     seconds: list[float] = json.loads(done.stdout)
     return seconds
-
-
-def _copies(count: int, num_ranks: int) -> list[Variant]:
-    """Return two variants of a copy; the faster one depends on the machine."""
-    source, target = torch.ones(count), torch.zeros(count)
-
-    def memcpy() -> None:
-        ctypes.memmove(target.data_ptr(), source.data_ptr(), source.nbytes)
-
-    ways = (memcpy, partial(target.copy_, source))
-    named = zip(_COPIES, ways, strict=True)
-    return [Variant(name, timed(way, 1), num_ranks) for name, way in named]
-
-
-def _limit(rows: dict[str, Any], count: int, num_ranks: int) -> dict[str, float]:
-    """Compute a sum's seconds for n reads and one write at the faster copy's bandwidth."""
-    nbytes = 4 * count
-    fastest = min(rows[name]["seconds"]["median"] for name in _COPIES)
-    bandwidth = 2 * nbytes * min(num_ranks, num_cores()) / fastest
-    seconds = (num_ranks + 1) * nbytes / bandwidth
-    return {
-        "bandwidth_bytes_per_s": bandwidth,
-        "seconds": seconds,
-        "share_reached": seconds / rows["arena"]["seconds"]["median"],
-    }
