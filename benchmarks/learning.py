@@ -116,7 +116,7 @@ def accuracies(
     quick: bool,
     trained: Callable[[Task, int, str, int], float],
 ) -> dict[str, Any]:
-    """Return the settings of each task, and the test accuracies of each codec by seed.
+    """Return the settings of each task, the test accuracies of each codec by seed, and an F-test.
 
     `trained(task, epochs, codec, seed)` trains a model and returns its accuracy.
     """
@@ -125,37 +125,33 @@ def accuracies(
         seeds, epochs = (range(2), 1) if quick else (range(_NUM_SEEDS), task.epochs)
         num_parameters = sum((one + 1) * other for one, other in pairwise(task.widths))
         num_parameters += sum(one.numel() for one in task.body().parameters())
+        found = {
+            codec: [trained(task, epochs, codec, seed) for seed in seeds] for codec in codecs[name]
+        }
         figures[name] = {
             "batch_size": task.batch_size,
             "epochs": epochs,
             "learning_rate": task.learning_rate,
             "num_parameters": num_parameters,
-            "accuracies": {
-                codec: [trained(task, epochs, codec, seed) for seed in seeds]
-                for codec in codecs[name]
-            },
+            "accuracies": found,
+            "test_of_all_types": _tested(found),
         }
     return figures
 
 
-def tested(figures: dict[str, Any]) -> dict[str, Any]:
-    """Add to each task a one-way analysis of variance of float32 and the four 8-bit types.
+def _tested(accuracies: Mapping[str, Sequence[float]]) -> dict[str, Any] | None:
+    """Test whether float32's mean and those of the 8-bit types, if there are any, are equal.
 
-    It tests whether the mean accuracies are equal.
+    It is a one-way analysis of variance.
     """
     from scipy.stats import f_oneway
 
-    for task in figures.values():
-        own = task["accuracies"]
-        types = [own[name] for name in TABLES if name in own]
-        if not types:
-            continue
-        groups = [own[FLOAT32], *types]
-        found = f_oneway(*groups)
-        degrees = [len(groups) - 1, sum(map(len, groups)) - len(groups)]
-        p = float(found.pvalue)
-        task["test_of_all_types"] = {"f": float(found.statistic), "p": p, "degrees": degrees}
-    return figures
+    groups = [accuracies[name] for name in (FLOAT32, *TABLES) if name in accuracies]
+    if len(groups) == 1:
+        return None
+    found = f_oneway(*groups)
+    degrees = [len(groups) - 1, sum(map(len, groups)) - len(groups)]
+    return {"f": float(found.statistic), "p": float(found.pvalue), "degrees": degrees}
 
 
 def text(figures: dict[str, Any]) -> str:
@@ -176,9 +172,9 @@ def _of_task(name: str, task: dict[str, Any]) -> str:
     )
     seeds = (f"seed {seed}" for seed in range(len(known[FLOAT32])))
     found = table(title, ["codec", *seeds, "mean", "deviation"], lines)
-    if "test_of_all_types" not in task:
-        return found
     together = task["test_of_all_types"]
+    if together is None:
+        return found
     between, within = together["degrees"]
     said = f"F({between},{within}) = {together['f']:.2f}, p = {together['p']:.2f}"
     return f"{found}\n\nfloat32 and the four 8-bit types together: {said}."
