@@ -6,6 +6,7 @@ would exchange are encoded and decoded; training continues with the originals.
 """
 
 from collections import defaultdict
+from itertools import product
 from typing import Any
 
 import torch
@@ -37,6 +38,11 @@ def measure(quick: bool) -> dict[str, Any]:
     # In 784x1024x10, only the scores are left for the third dropout share.
     layers = (nn.Flatten(), next(drops), first, nn.ReLU(), next(drops), last, next(drops))
     model = nn.Sequential(*layers)
+    parameters = {
+        f"{name}.{kind}": parameter
+        for name, layer in {"first": first, "last": last}.items()
+        for kind, parameter in layer.named_parameters()
+    }
     inputs, targets = digits.train[:]
     optimizer = torch.optim.RMSprop(model.parameters(), _LEARNING_RATE)
     batches = ShardedBatches(len(targets), _BATCH_SIZE, 0, 1, 0)
@@ -45,10 +51,9 @@ def measure(quick: bool) -> dict[str, Any]:
         batches.set_epoch(epoch)
         for rows in batches:
             cross_entropy(model(inputs[rows]), targets[rows]).backward()
-            for layer, name in ((first, "first"), (last, "last")) if epoch == epochs - 1 else ():
-                for kind, parameter in layer.named_parameters():
-                    for codec in TABLES:
-                        errors[f"{name}.{kind}"][codec].append(_relative(codec, parameter.grad))
+            if epoch == epochs - 1:
+                for (part, parameter), codec in product(parameters.items(), TABLES):
+                    errors[part][codec].append(_relative(codec, parameter.grad))
             optimizer.step()
             optimizer.zero_grad()
     model.eval()
