@@ -1,4 +1,4 @@
-"""Compare test accuracies after training with encoded values and with float32, by F-tests.
+"""Compare test accuracies after training with encoded values and with float32, by an F-test.
 
 The tasks are digits and synthetic 3x32x32 images: an image is the sum of one of ten smooth patterns
 (its class), a weaker pattern of another class, both randomly shifted with wrap-around, and noise.
@@ -116,7 +116,7 @@ def accuracies(
     quick: bool,
     trained: Callable[[Task, int, str, int], float],
 ) -> dict[str, Any]:
-    """Return the settings of each task, and the test accuracies of each codec by seed.
+    """Return the settings of each task, the test accuracies of each codec by seed, and an F-test.
 
     `trained(task, epochs, codec, seed)` trains a model and returns its accuracy.
     """
@@ -125,36 +125,30 @@ def accuracies(
         seeds, epochs = (range(2), 1) if quick else (range(_NUM_SEEDS), task.epochs)
         num_parameters = sum((one + 1) * other for one, other in pairwise(task.widths))
         num_parameters += sum(one.numel() for one in task.body().parameters())
+        found = {
+            codec: [trained(task, epochs, codec, seed) for seed in seeds] for codec in codecs[name]
+        }
         figures[name] = {
             "batch_size": task.batch_size,
             "epochs": epochs,
             "learning_rate": task.learning_rate,
             "num_parameters": num_parameters,
-            "accuracies": {
-                codec: [trained(task, epochs, codec, seed) for seed in seeds]
-                for codec in codecs[name]
-            },
+            "accuracies": found,
+            "test_of_all_types": _tested(found),
         }
     return figures
 
 
-def tested(figures: dict[str, Any]) -> dict[str, Any]:
-    """Add F-tests to each task, which compare each codec's accuracies with float32's."""
-    for task in figures.values():
-        own = task["accuracies"]
-        exact = own[FLOAT32]
-        task["tests"] = {
-            codec: _f_test([exact, ours]) for codec, ours in own.items() if codec != FLOAT32
-        }
-        types = [own[name] for name in TABLES if name in own]
-        task["test_of_all_types"] = _f_test([exact, *types]) if types else None
-    return figures
+def _tested(accuracies: Mapping[str, Sequence[float]]) -> dict[str, Any] | None:
+    """Test whether float32's mean and those of the 8-bit types, if there are any, are equal.
 
-
-def _f_test(groups: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """Run a one-way analysis of variance, which tests whether the groups' means are equal."""
+    It is a one-way analysis of variance.
+    """
     from scipy.stats import f_oneway
 
+    groups = [accuracies[name] for name in (FLOAT32, *TABLES) if name in accuracies]
+    if len(groups) == 1:
+        return None
     found = f_oneway(*groups)
     degrees = [len(groups) - 1, sum(map(len, groups)) - len(groups)]
     return {"f": float(found.statistic), "p": float(found.pvalue), "degrees": degrees}
@@ -166,24 +160,20 @@ def text(figures: dict[str, Any]) -> str:
 
 
 def _of_task(name: str, task: dict[str, Any]) -> str:
-    exact = task["accuracies"][FLOAT32]
-    lines = []
-    for codec, own in task["accuracies"].items():
-        test = task["tests"].get(codec)
-        cells = [*(f"{100 * one:.2f}" for one in own), f"{100 * mean(own):.2f}"]
-        cells += [f"{100 * stdev(own):.2f}"]
-        cells += [f"{test['f']:.2f}", f"{test['p']:.2g}"] if test else ["", ""]
-        within = "yes" if min(exact) <= mean(own) <= max(exact) else "no"
-        lines.append([codec, *cells, within])
+    known = task["accuracies"]
+    lines = [
+        (codec, *(f"{100 * one:.2f}" for one in (*own, mean(own), stdev(own))))
+        for codec, own in known.items()
+    ]
     title = (
         f"{name}: test accuracy in %, {task['num_parameters']:,} parameters, "
         f"{task['epochs']} epochs, batches of {task['batch_size']} on {NUM_RANKS} ranks, learning "
         f"rate {task['learning_rate']}"
     )
-    head = ["codec", *(f"seed {seed}" for seed in range(len(exact)))]
-    head += ["mean", "deviation", "F", "p", "mean within float32's runs"]
-    found, together = table(title, head, lines), task["test_of_all_types"]
-    if not together:
+    seeds = (f"seed {seed}" for seed in range(len(known[FLOAT32])))
+    found = table(title, ["codec", *seeds, "mean", "deviation"], lines)
+    together = task["test_of_all_types"]
+    if together is None:
         return found
     between, within = together["degrees"]
     said = f"F({between},{within}) = {together['f']:.2f}, p = {together['p']:.2f}"

@@ -66,11 +66,6 @@ def unpinned() -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def num_cores() -> int:
-    """Return the number of physical cores for ranks."""
-    return len(physical_cores(_USABLE))
-
-
 @dataclass(frozen=True)
 class Variant:
     """A variant to measure: `run(n)` runs it n times and returns each run's seconds.

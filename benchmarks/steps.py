@@ -184,10 +184,8 @@ def wraps(group: Group, *names: str, buckets_mb: Sequence[int] = _BUCKETS_MB) ->
     known: dict[str, Wrap] = {
         "host": ours("host", chunk=1),
         "host, chunk auto": ours("host", chunk="auto"),
-        "host, copied": ours("host", chunk=1, gradient_as_bucket_view=False),
         "tree": ours("tree"),
         "auto": ours("auto"),
-        "DDP, copied": DistributedDataParallel,
     }
     idle: dict[str, Wrap] = {"lone": alone, "apart": alone}
     idle["together"] = partial(Together, group=group)

@@ -25,9 +25,3 @@ def box(
         f'<rect x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" height="{height:.1f}" '
         f'fill="{colour}"{seen}/>'
     )
-
-
-def path(points: list[tuple[float, float]], style: str) -> str:
-    """Return a line through points."""
-    drawn = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
-    return f'<path d="M{drawn}" fill="none" {style}/>'

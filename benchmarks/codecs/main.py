@@ -1,4 +1,4 @@
-"""Measure the speed, errors and accuracy of codecs against alternatives in the same run.
+"""Measure the speed and accuracy of codecs against alternatives in the same run.
 
 The environment variable OMP_NUM_THREADS sets the threads of our kernels and of bitsandbytes.
 """
@@ -7,12 +7,10 @@ from functools import partial
 
 import accuracy
 import between
-import pays
 import speed
-import table2
 
 import learning
-from figures import Part, Picture
+from figures import Part
 
 _PLACES = {
     "1gbit": "two hosts at 1 Gbit/s",
@@ -23,7 +21,6 @@ _PLACES = {
 
 PARTS = {
     "kernels": Part(speed.measure, speed.text, "Kernels on the CPU"),
-    "table2": Part(table2.measure, table2.text, "Table 2 of the paper"),
     "training": Part(accuracy.part, learning.text, "Training"),
     **{
         rate: Part(
@@ -34,4 +31,3 @@ PARTS = {
         for rate, place in _PLACES.items()
     },
 }
-PICTURES = {"docs/images/codecs-pay.svg": Picture(pays.drawn)}

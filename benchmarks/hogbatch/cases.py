@@ -1,13 +1,12 @@
-"""Set up and time runs on the paper's network for covtype and similar data."""
+"""Set up and time runs on the paper's network for covtype, and on a smaller one, to a loss."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from math import log
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 from paceline.core.errors import InvalidInput
 from paceline.core.outcome import Epoch, Outcome
@@ -17,20 +16,18 @@ from paceline.links.group import Group
 from paceline.records.settings import configuration, validated_settings
 from paceline.strategies.hogbatch import STRATEGY
 from paceline.strategies.hogbatch.run import HogbatchRunner, start
-from paceline.strategies.hogbatch.statistics import BatchRecord
 from paceline.training.data import load
-from paceline.training.models import find
 from papers.lookalike import covtype_like
 
-_MODEL, NUM_SAMPLES = "covtype-mlp", 125_000  # a fifth are test samples
-RACE_MODEL, NUM_OF_RACE = "mlp-54-256-256-2", 25_000  # smaller, for a hundred runs
-QUICK_MODEL, QUICK_DATA = "mlp-64-128-10", "digits"
+_MODEL, _NUM_SAMPLES = "covtype-mlp", 125_000  # a fifth are test samples
+_RACE_MODEL, _NUM_OF_RACE = "mlp-54-256-256-2", 25_000  # smaller, for a hundred runs
+_QUICK_MODEL, _QUICK_DATA = "mlp-64-128-10", "digits"
 
 
 def settings(quick: bool, **values: Any) -> TrainSettings:
     """Return a run's settings; `quick` selects a small network and data, `values` override."""
-    model = QUICK_MODEL if quick else _MODEL
-    data = QUICK_DATA if quick else covtype_like(NUM_SAMPLES)
+    model = _QUICK_MODEL if quick else _MODEL
+    data = _QUICK_DATA if quick else covtype_like(_NUM_SAMPLES)
     given = {"model": model, "data": data, "profile_s": 1.0, "keep_all": True}
     given["momentum"] = 0.0  # the paper trains without momentum
     return validated_settings(given | {"strategy": "hogbatch"} | values)
@@ -56,30 +53,6 @@ def trained(
     return runner.outcome()
 
 
-def race(quick: bool, **values: Any) -> TrainSettings:
-    """Return the settings of a run to a target loss."""
-    model = QUICK_MODEL if quick else RACE_MODEL
-    return settings(quick, **({"model": model, "data": race_data(quick)} | values))
-
-
-def race_data(quick: bool) -> str:
-    """Return the data spec of a run to a target loss."""
-    return QUICK_DATA if quick else covtype_like(NUM_OF_RACE)
-
-
-@cache
-def dataset(quick: bool, seed: int) -> Any:
-    """Load the data of a run to a target loss."""
-    return load(race_data(quick), None, seed)
-
-
-def race_model(quick: bool) -> nn.Module:
-    """Build the network of a run to a target loss, with the weights of seed 0."""
-    torch.manual_seed(0)
-    network = find(QUICK_MODEL if quick else RACE_MODEL)
-    return network.build(dataset(quick, 0).num_classes)
-
-
 class Goal(NamedTuple):
     """A target test loss, and the maximum number of epochs."""
 
@@ -87,13 +60,35 @@ class Goal(NamedTuple):
     epochs: int
 
 
-def seconds_to(goal: Goal, wanted: TrainSettings) -> dict[str, float | None]:
-    """Train until the goal; return the seconds of training, and other figures of the run.
+def goal_of(quick: bool) -> Goal:
+    """Return the goal of a run to a target loss."""
+    return Goal(0.6, 4) if quick else Goal(0.28, 12)
 
-    `epoch_s`: mean time of an epoch. `seconds` is None if the run misses the goal; all values are
-    None if the loss is not finite.
+
+def race_settings(quick: bool, **values: Any) -> TrainSettings:
+    """Return the settings of a run to a target loss."""
+    model, data = race(quick)
+    return settings(quick, model=model, data=data, epochs=goal_of(quick).epochs, **values)
+
+
+def race(quick: bool) -> tuple[str, str]:
+    """Return the model and the data of a run to a target loss."""
+    if quick:
+        return _QUICK_MODEL, _QUICK_DATA
+    return _RACE_MODEL, covtype_like(_NUM_OF_RACE)
+
+
+@cache
+def dataset(data: str, seed: int) -> Any:
+    """Load data once."""
+    return load(data, None, seed)
+
+
+def seconds_to(goal: Goal, wanted: TrainSettings) -> dict[str, float | None]:
+    """Train until the goal; return its time, as `reached` does, and the samples/s.
+
+    All values are None if the loss is not finite.
     """
-    start_loss = log(dataset(wanted.data == QUICK_DATA, wanted.seed).num_classes)
     try:
         with runner_of(wanted) as runner:
             outcome = trained(runner, lambda epoch: epoch.test_loss <= goal.loss)
@@ -102,37 +97,23 @@ def seconds_to(goal: Goal, wanted: TrainSettings) -> dict[str, float | None]:
             raise
         return {"seconds": None, "epoch_s": None, "samples_per_s": None}
     tested = [(epoch.seconds, epoch.test_loss) for epoch in outcome.epochs]
-    return {**reached(goal, start_loss, tested), "samples_per_s": outcome.samples_per_s}
+    num_classes = dataset(wanted.data, wanted.seed).num_classes
+    return {**reached(goal, num_classes, tested), "samples_per_s": outcome.samples_per_s}
 
 
 def reached(
-    goal: Goal, start_loss: float, tested: list[tuple[float, float]]
+    goal: Goal, num_classes: int, tested: Sequence[tuple[float, float]]
 ) -> dict[str, float | None]:
-    """Return the seconds to the goal, and the mean seconds of an epoch."""
-    epoch_s = sum(seconds for seconds, _ in tested) / len(tested)
-    return {"seconds": _crossing_s(goal, start_loss, tested), "epoch_s": epoch_s}
+    """Return the seconds to the goal, None if it was missed, and the mean seconds of an epoch.
 
-
-def _crossing_s(goal: Goal, start_loss: float, tested: list[tuple[float, float]]) -> float | None:
-    """Interpolate the time at which the test loss crosses the goal; None if it never does.
-
-    `tested`: each epoch's seconds and its final test loss. `start_loss`: loss before training.
+    `tested`: each epoch's seconds and its final test loss. The time at which the loss crosses the
+    goal is interpolated.
     """
-    began_s, before = 0.0, start_loss
+    epoch_s = sum(seconds for seconds, _ in tested) / len(tested)
+    began_s, before = 0.0, log(num_classes)
     for seconds, loss in tested:
         if loss <= goal.loss:
-            return began_s + seconds * (before - goal.loss) / (before - loss)
+            share = (before - goal.loss) / (before - loss)
+            return {"seconds": began_s + seconds * share, "epoch_s": epoch_s}
         began_s, before = began_s + seconds, loss
-    return None
-
-
-def gaps_s(batches: list[BatchRecord]) -> list[float]:
-    """Return the pauses, in seconds, between each worker's consecutive batches of an epoch."""
-    last: dict[int, BatchRecord] = {}
-    found = []
-    for batch in batches:
-        before = last.get(batch.worker)
-        if before is not None and before.epoch == batch.epoch:
-            found.append(batch.started_s - before.ended_s)
-        last[batch.worker] = batch
-    return found
+    return {"seconds": None, "epoch_s": epoch_s}

@@ -1,24 +1,20 @@
-"""Compare hogbatch with torch's Hogwild recipe, and minibatch SGD in torch and TensorFlow."""
+"""Compare hogbatch with torch's Hogwild recipe, and with minibatch SGD in one torch process."""
 
-import json
 import os
-import subprocess
-import sys
 import time
-from math import log
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from threading import BrokenBarrierError
 from typing import Any
 
-import numpy as np
 import torch
 import torch.multiprocessing as mp
-from cases import Goal, dataset, race, race_model, reached, seconds_to
-from target import GOAL, QUICK_GOAL
+from cases import dataset, goal_of, race, race_settings, reached, seconds_to
+from target import shown
 from torch import nn
 
+from figures import table
 from paceline.links.cores import physical_cores
 from paceline.training.data.sampler import shuffled
+from paceline.training.models import find
 from paceline.training.recipes.losses import class_loss
 
 _BATCH, _RATE = 64, 0.5
@@ -27,65 +23,33 @@ _WAITING_S = 300.0
 
 def measure(quick: bool) -> dict[str, Any]:
     """Return each method's seconds per epoch and to the target loss."""
-    goal = QUICK_GOAL if quick else GOAL
-    common: dict[str, Any] = {"learning_rate": _RATE, "epochs": goal.epochs}
+    given: dict[str, Any] = {"workers": "cpu:1,cpu:1", "options": {"policy": "hogbatch"}}
+    wanted = race_settings(quick, learning_rate=_RATE, **given)
     return {
-        "hogbatch, two workers": seconds_to(
-            goal, race(quick, workers="cpu:1,cpu:1", options={"policy": "hogbatch"}, **common)
-        ),
-        "torch's Hogwild recipe, two processes": _recipe(2, goal, quick),
-        "torch, one process": _recipe(1, goal, quick),
-        "TensorFlow, one process": _tensorflow(goal, quick),
+        "hogbatch, two workers": seconds_to(goal_of(quick), wanted),
+        "torch's Hogwild recipe, two processes": _recipe(2, quick),
+        "torch, one process": _recipe(1, quick),
     }
 
 
-def _tensorflow(goal: Goal, quick: bool) -> dict[str, Any]:
-    """Train the same network in TensorFlow, if TENSORFLOW_PYTHON names an interpreter."""
-    python = os.environ.get("TENSORFLOW_PYTHON")
-    if python is None:
-        sys.stderr.write("TensorFlow is left out: TENSORFLOW_PYTHON names no interpreter with it\n")
-        return {"seconds": None, "epoch_s": None}
-    data = dataset(quick, 0)
-    model = race_model(quick)
-    layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
-    (inputs, targets), (test_inputs, test_targets) = (
-        part.__getitems__(range(len(part))) for part in (data.train, data.test)
-    )
-    arrays = {"inputs": inputs, "targets": targets}
-    arrays |= {"test_inputs": test_inputs, "test_targets": test_targets}
-    arrays |= {f"w{i}": layer.weight.detach().T for i, layer in enumerate(layers)}
-    arrays |= {f"b{i}": layer.bias.detach() for i, layer in enumerate(layers)}
-    with TemporaryDirectory() as folder:
-        file = Path(folder) / "problem.npz"
-        np.savez(file, layers=len(layers), **{name: one.numpy() for name, one in arrays.items()})
-        words = [str(one) for one in (file, _RATE, _BATCH, goal.epochs, goal.loss)]
-        done = subprocess.run(
-            [python, str(Path(__file__).with_name("tf_sgd.py")), *words],
-            capture_output=True,
-            text=True,
-            timeout=_WAITING_S,
-            check=True,
-        )
-    return reached(goal, log(data.num_classes), json.loads(done.stdout)["tested"])
-
-
-def _recipe(num_processes: int, goal: Goal, quick: bool) -> dict[str, float | None]:
+def _recipe(num_processes: int, quick: bool) -> dict[str, float | None]:
     """Train as in torch's Hogwild example: share_memory(), and one optimizer per process."""
     context = mp.get_context("spawn")
-    model = race_model(quick)
+    name, data = race(quick)
+    torch.manual_seed(0)
+    model = find(name).build(dataset(data, 0).num_classes)
     model.share_memory()
-    barrier, stop = context.Barrier(num_processes + 1), context.Event()
+    barrier = context.Barrier(num_processes + 1)
     processes = [
-        context.Process(target=_train, args=(rank, num_processes, model, barrier, stop, quick))
+        context.Process(target=_train, args=(rank, num_processes, model, barrier, data))
         for rank in range(num_processes)
     ]
     for process in processes:
         process.start()
     try:
         barrier.wait(_WAITING_S)
-        return _supervise(model, barrier, stop, goal, quick)
+        return _supervise(model, barrier, data, quick)
     finally:
-        stop.set()
         barrier.abort()
         for process in processes:
             process.join(10)
@@ -93,12 +57,11 @@ def _recipe(num_processes: int, goal: Goal, quick: bool) -> dict[str, float | No
                 process.kill()
 
 
-def _supervise(
-    model: nn.Module, barrier: Any, stop: Any, goal: Goal, quick: bool
-) -> dict[str, float | None]:
+def _supervise(model: nn.Module, barrier: Any, data: str, quick: bool) -> dict[str, float | None]:
+    """Time epochs of the processes, and test the loss between them."""
     tested: list[tuple[float, float]] = []
-    data = dataset(quick, 0)
-    inputs, targets = data.test.__getitems__(range(len(data.test)))
+    goal, loaded = goal_of(quick), dataset(data, 0)
+    inputs, targets = loaded.test.__getitems__(range(len(loaded.test)))
     for _ in range(goal.epochs):
         barrier.wait(_WAITING_S)
         began = time.monotonic()
@@ -108,23 +71,20 @@ def _supervise(
             tested.append((seconds, float(class_loss(model(inputs), targets))))
         if tested[-1][1] <= goal.loss:
             break
-    return reached(goal, log(data.num_classes), tested)
+    return reached(goal, loaded.num_classes, tested)
 
 
-def _train(
-    rank: int, world_size: int, model: nn.Module, barrier: Any, stop: Any, quick: bool
-) -> None:
-    from threading import BrokenBarrierError
-
+def _train(rank: int, world_size: int, model: nn.Module, barrier: Any, data: str) -> None:
+    """Train epochs until the barrier is broken."""
     cores = physical_cores(os.sched_getaffinity(0))
     os.sched_setaffinity(0, cores[rank % len(cores)])
     torch.set_num_threads(1)
-    samples = dataset(quick, 0).train
+    samples = dataset(data, 0).train
     optimizer = torch.optim.SGD(model.parameters(), _RATE)
+    epoch = 0
     try:
         barrier.wait(_WAITING_S)
-        epoch = 0
-        while not stop.is_set():
+        while True:
             barrier.wait(_WAITING_S)
             order = torch.from_numpy(shuffled(len(samples), 0, epoch))
             for rows in order[rank::world_size].split(_BATCH):
@@ -136,3 +96,9 @@ def _train(
             epoch += 1
     except BrokenBarrierError:
         return
+
+
+def text(figures: dict[str, Any]) -> str:
+    """Return the table."""
+    rows = [(way, shown(row["epoch_s"]), shown(row["seconds"])) for way, row in figures.items()]
+    return table("Public alternatives", ("way", "s an epoch", "s to the target"), rows)

@@ -3,32 +3,31 @@
 from statistics import median
 from typing import Any
 
-from cases import Goal, race, seconds_to
+from cases import goal_of, race_settings, seconds_to
 
-RATIOS = (4, 16)
-RATES = (0.1, 0.2, 0.5, 1.0, 2.0)
-SEEDS = range(5)
-ALONE_SIZES, QUICK_SIZES = (4, 16, 64, 256), (16,)
-GOAL, QUICK_GOAL = Goal(0.28, 12), Goal(0.6, 4)
-BATCH = 64
-SPREAD = 4  # maximum over minimum batch size of `adaptive`
-TUNED = 100  # seed that selects rates and batch sizes; not in the results
+from figures import table
+
+_RATIOS, _RATES, _SEEDS = (4, 16), (0.1, 0.2, 0.5, 1.0, 2.0), range(5)
+_ALONE_SIZES, _QUICK_SIZES = (4, 16, 64, 256), (16,)
+_BATCH = 64
+_SPREAD = 4  # maximum over minimum batch size of `adaptive`
+_TUNED = 100  # seed that selects rates and batch sizes; not in the results
 
 
 def measure(quick: bool) -> dict[str, Any]:
     """Return each method's seconds by seed, with its best learning rate of the grid.
 
-    Seed `TUNED`, which is not in the results, selects the rates, and the batch size with which the
-    fast worker alone needs the least time. This size is the maximum of `adaptive`, and the size of
-    fixed equal batches.
+    A seed that is not in the results selects the rates, and the batch size with which the fast
+    worker alone needs the least time. This size is the maximum of `adaptive`, and the size of fixed
+    equal batches.
     """
-    sizes = QUICK_SIZES if quick else ALONE_SIZES
+    sizes = _QUICK_SIZES if quick else _ALONE_SIZES
     alone = {size: _way(_equal("cpu:1", size), quick) for size in sizes}
     reached = [size for size in sizes if alone[size]["rate"] is not None]
     most = min(reached, key=lambda size: alone[size]["tuned"]["seconds"])
-    least = max(1, most // SPREAD)
+    least = max(1, most // _SPREAD)
     found: dict[str, Any] = {}
-    for ratio in RATIOS[:1] if quick else RATIOS:
+    for ratio in _RATIOS[:1] if quick else _RATIOS:
         both = f"cpu:1,cpu:1@slow={ratio}"
         adaptive = {"policy": "adaptive", "cpu_batch": [least, most]}
         ways = {
@@ -56,14 +55,13 @@ def _faster(alone: list[float | None], pair: list[float | None]) -> dict[str, fl
 
 
 def _way(way: dict[str, Any], quick: bool) -> dict[str, Any]:
-    goal = QUICK_GOAL if quick else GOAL
-    rates, seeds = (RATES[2:3], range(1)) if quick else (RATES, SEEDS)
+    rates, seeds = (_RATES[2:3], range(1)) if quick else (_RATES, _SEEDS)
 
     def run(rate: float, seed: int) -> dict[str, float | None]:
-        known = {"learning_rate": rate, "seed": seed, "batch_size": BATCH, "epochs": goal.epochs}
-        return seconds_to(goal, race(quick, **known, **way))
+        known = {"learning_rate": rate, "seed": seed, "batch_size": _BATCH}
+        return seconds_to(goal_of(quick), race_settings(quick, **known, **way))
 
-    tried = {rate: run(rate, TUNED) for rate in rates}
+    tried = {rate: run(rate, _TUNED) for rate in rates}
     reached = {rate: one["seconds"] for rate, one in tried.items() if one["seconds"] is not None}
     if not reached:
         return {"rate": None, "seconds": [None for _ in seeds], "median_s": None, "tuned": None}
@@ -72,3 +70,29 @@ def _way(way: dict[str, Any], quick: bool) -> dict[str, Any]:
     known = [one for one in took if one is not None]
     middle = median(known) if len(known) == len(took) else None
     return {"rate": best, "seconds": took, "median_s": middle, "tuned": tried[best]}
+
+
+def text(figures: dict[str, Any]) -> str:
+    """Return the table."""
+    rows = [
+        (
+            *(ratio, way, shown(row["rate"]), shown(row["median_s"])),
+            *(", ".join(map(shown, row["seconds"])), _times(row.get("faster"))),
+        )
+        for ratio, ways in figures.items()
+        for way, row in ways.items()
+    ]
+    head = ("speeds", "way", "learning rate", "median s", "s of each seed", "times as fast")
+    return table("Time to the target loss", head, rows)
+
+
+def _times(faster: dict[str, float] | None) -> str:
+    """Format the speed-up over the fast worker alone: of the medians, and its range."""
+    if faster is None:
+        return "-"
+    return f"{faster['of_medians']:.2f} ({faster['least']:.2f} to {faster['most']:.2f})"
+
+
+def shown(value: float | None) -> str:
+    """Format seconds or a rate for a table."""
+    return "not reached" if value is None else f"{value:.3g}"

@@ -1,97 +1,61 @@
-"""Time sums of float32 gradients by the arena, gloo and OpenMPI, and by memory bandwidth."""
+"""Time sums of float32 gradients by the arena, gloo and OpenMPI."""
 
-import ctypes
+import json
+import subprocess
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-import mpi
 import torch
 import torch.distributed as dist
 
 from paceline.links.arena import Arena
 from paceline.links.group import Group
-from ranks import DEADLINE_S, Variant, alternate, compare, cpu_of, num_cores, timed, unpinned
+from ranks import DEADLINE_S, Variant, alternate, compare, cpu_of, timed, unpinned
 from steps import exchanging
 
-LARGE, SMALL = 60_000_000, 60_000  # numbers of values: about AlexNet and LeNet-5
-_NUM_BLOCKS, _NUM_SUMS = 12, {LARGE: 5, SMALL: 200}
-_COPIES = ("memcpy", "copy_")
+_LARGE, _SMALL = 60_000_000, 60_000  # numbers of values: about AlexNet and LeNet-5
+_NUM_BLOCKS, _NUM_SUMS = 12, {_LARGE: 5, _SMALL: 200}
+_HERE = Path(__file__).parent
+_MPI = _HERE.parents[1] / "build" / "mpi" / "bin"  # a virtual environment of its own
 
 
 def measure(group: Group, quick: bool) -> dict[str, Any]:
     """Time a large sum and, with two ranks, a small sum."""
-    counts = (LARGE, SMALL) if group.world_size == 2 else (LARGE,)
+    counts = (_LARGE, _SMALL) if group.world_size == 2 else (_LARGE,)
     return {f"{count:,} float32": _case(count, group, quick) for count in counts}
 
 
 def _case(count: int, group: Group, quick: bool) -> dict[str, Any]:
-    arena = _open(count, group)
+    arena = Arena(group, 4 * count, max_chunks=1, num_flags=0, deadline_s=DEADLINE_S)
+    arena.set_chunks([[(0, count, torch.float32)]])
+    arena.slot.view(torch.float32).fill_(group.rank + 1)
     gradients = torch.zeros(count)
     everyone = group.world_size
     variants = [
         Variant("arena", timed(exchanging(arena), 1), everyone),
         Variant("gloo", timed(lambda: dist.all_reduce(gradients), 1), everyone),
     ]
-    if mpi.installed():
+    if (_MPI / "mpirun").exists():
         variants.append(Variant("openmpi", partial(_openmpi, everyone, count), 1))
-    if count == LARGE:
-        # One copy per core: more copies cannot use more memory bandwidth.
-        variants += _copies(count, min(everyone, num_cores()))
     num_blocks, num_sums = (2, 3) if quick else (_NUM_BLOCKS, _NUM_SUMS[count])
     blocks = alternate(variants, group, num_blocks, num_sums)
-    _check(arena, count, everyone)
-    arena.close()
-    if group.rank != 0:
-        return {}
-    rows = compare(blocks, "arena")
-    if count == LARGE:
-        rows["limit"] = _limit(rows, count, everyone)
-    return rows
-
-
-def _open(count: int, group: Group) -> Arena:
-    """Return an arena in which all gradients of a rank are its number, counted from 1."""
-    arena = Arena(group, 4 * count, max_chunks=1, num_flags=0, deadline_s=DEADLINE_S)
-    arena.set_chunks([[(0, count, torch.float32)]])
-    arena.slot.view(torch.float32).fill_(group.rank + 1)
-    return arena
-
-
-def _check(arena: Arena, count: int, num_ranks: int) -> None:
     for parity in (0, 1):
         means = arena.shared_result(parity).view(torch.float32)
-        if not bool((means[:count] == (num_ranks + 1) / 2).all()):
+        if not bool((means[:count] == (everyone + 1) / 2).all()):
             raise RuntimeError("the arena's result is not the mean of the ranks' values")
+    arena.close()
+    return {} if group.rank else compare(blocks, "arena")
 
 
 def _openmpi(num_ranks: int, count: int, num_times: int) -> list[float]:
-    """Time sums on OpenMPI ranks, which our rank 0 starts."""
+    """Time sums on OpenMPI ranks, which our rank 0 starts; return its rank 0's seconds."""
+    # Ranks pin themselves, because mpirun would not bind two ranks to one core.
+    cpus = [str(cpu_of(rank)) for rank in range(num_ranks)]
+    launcher = [str(_MPI / "mpirun"), "--allow-run-as-root", "--oversubscribe"]
+    program = [str(_MPI / "python"), str(_HERE / "mpi_rank.py"), str(count), str(num_times), *cpus]
+    command = [*launcher, "--listen-to", "none", "-n", str(num_ranks), *program]
     with unpinned():
-        return mpi.sums([cpu_of(rank) for rank in range(num_ranks)], count, num_times)
-
-
-def _copies(count: int, num_ranks: int) -> list[Variant]:
-    """Return two variants of a copy; the faster one depends on the machine."""
-    source, target = torch.ones(count), torch.zeros(count)
-
-    def copy() -> None:
-        target.copy_(source)
-
-    def memcpy() -> None:
-        ctypes.memmove(target.data_ptr(), source.data_ptr(), source.nbytes)
-
-    ways = dict(zip(_COPIES, (memcpy, copy), strict=True))
-    return [Variant(name, timed(way, 1), num_ranks) for name, way in ways.items()]
-
-
-def _limit(rows: dict[str, Any], count: int, num_ranks: int) -> dict[str, float]:
-    """Compute a sum's seconds for n reads and one write at the faster copy's bandwidth."""
-    nbytes = 4 * count
-    fastest = min(rows[name]["seconds"]["median"] for name in _COPIES)
-    bandwidth = 2 * nbytes * min(num_ranks, num_cores()) / fastest
-    seconds = (num_ranks + 1) * nbytes / bandwidth
-    return {
-        "bandwidth_bytes_per_s": bandwidth,
-        "seconds": seconds,
-        "share_reached": seconds / rows["arena"]["seconds"]["median"],
-    }
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    seconds: list[float] = json.loads(done.stdout)
+    return seconds

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from paceline.core import cost as costs
 from paceline.core.chunks import RuntimeSearch
-from paceline.core.machine import Machine
 from paceline.core.plan import Kind, Plan, PriceKey
 from paceline.core.simulate import period
 from paceline.core.strategy import Window
@@ -158,16 +157,10 @@ _COMPUTE = _FORWARD + _BACKWARD
 BESIDE_OTHERS = (_COMPUTE + _UPDATE) / TABLE_2[TREE, "alexnet", 1]
 
 
-@cache
-def machine() -> Machine:
-    """Return the paper's machine."""
-    return find_machine("power8-p100")
-
-
-@cache
-def rate() -> costs.Rate:
-    """Return a P100's arithmetic and memory rates, as reached with AlexNet."""
-    return costs.Roofline.of(machine()).rates[costs.compute_lane(machine().devices[0].name)]
+_MACHINE = find_machine("power8-p100")
+_PRICES = costs.Roofline.of(_MACHINE)
+# A P100's arithmetic and memory rates, as reached with AlexNet.
+_RATE = _PRICES.rates[costs.compute_lane(_MACHINE.devices[0].name)]
 
 
 def update_s(workload: Workload) -> float:
@@ -188,7 +181,7 @@ def times_alone(name: str) -> costs.LayerTimes:
         rest_s * _BACKWARD / _COMPUTE,
         update_s(known.workload),
     )
-    return known.merged(costs.layer_times(known.fine, rate(), totals))
+    return known.merged(costs.layer_times(known.fine, _RATE, totals))
 
 
 @cache
@@ -198,53 +191,37 @@ def times_of_resnet(batch_size: int) -> costs.LayerTimes:
     # each call has a latency, fitted to GoogLeNet's iteration in table 2.
     fine = network("googlenet").fine
     num_calls = sum(layer.forward.num_calls + layer.backward.num_calls for layer in fine.layers)
-    without = costs.layer_times(fine, replace(rate(), call_latency_s=0.0))
+    without = costs.layer_times(fine, replace(_RATE, call_latency_s=0.0))
     rest_s = TABLE_2[TREE, "googlenet", 1] / 1e3 - update_s(fine)
     call_s = (rest_s - fsum(without.forward_s) - fsum(without.backward_s)) / num_calls
     known = network("resnet152", batch_size)
-    times = costs.layer_times(known.fine, replace(rate(), call_latency_s=call_s))
+    times = costs.layer_times(known.fine, replace(_RATE, call_latency_s=call_s))
     return known.merged(times._replace(update_s=update_s(known.workload)))
 
 
-@dataclass(frozen=True)
-class Iteration:
-    """A training iteration of a network with known layer times, on several GPUs."""
+def step_ms(
+    known: CountedNetwork, alone: costs.LayerTimes, strategy: str, workers: int, chunk: int = 1
+) -> float:
+    """Return the milliseconds of a training step on several GPUs.
 
-    network: CountedNetwork
-    times: costs.LayerTimes
-    strategy: str
-    workers: int
-    chunk: int = 1
+    `alone`: layer times on one GPU.
+    """
+    work = known.workload
 
-    def plan(self, num_steps: int) -> Plan:
-        """Return the plan of `num_steps` steps."""
-        work, window = self.network.workload, Window(num_steps)
-        if self.strategy == HOST:
-            config = HostReduce(workers=self.workers, chunk=self.chunk)
-            return host.plan(work, machine(), config, window)
-        return tree.plan(work, machine(), Tree(workers=self.workers), window)
+    def planned(num_steps: int) -> Plan:
+        window = Window(num_steps)
+        if strategy == HOST:
+            return host.plan(work, _MACHINE, HostReduce(workers=workers, chunk=chunk), window)
+        return tree.plan(work, _MACHINE, Tree(workers=workers), window)
 
-    @property
-    def cost(self) -> costs.ProfiledCost:
-        """The cost model of all tasks."""
-        durations: dict[PriceKey, float] = {}
-        for device in machine().devices:
-            durations[PriceKey(device.name, Kind.LOAD)] = 0.0  # loaded during the previous step
-            durations[PriceKey(device.name, Kind.STEP)] = BESIDE_OTHERS * self.times.update_s
-            for i, layer in enumerate(self.network.workload.layers):
-                forward_s, backward_s = self.times.forward_s[i], self.times.backward_s[i]
-                forward, backward = (
-                    PriceKey(device.name, kind, layer.name)
-                    for kind in (Kind.FORWARD, Kind.BACKWARD)
-                )
-                durations[forward] = BESIDE_OTHERS * forward_s
-                durations[backward] = BESIDE_OTHERS * backward_s
-        return costs.ProfiledCost(durations, costs.Roofline.of(machine()))
-
-    @property
-    def step_ms(self) -> float:
-        """Milliseconds of an iteration in the steady state."""
-        return 1e3 * period(self.plan, self.cost, _WINDOW)
+    durations: dict[PriceKey, float] = {}
+    for device in _MACHINE.devices:
+        durations[PriceKey(device.name, Kind.LOAD)] = 0.0  # loaded during the previous step
+        durations[PriceKey(device.name, Kind.STEP)] = BESIDE_OTHERS * alone.update_s
+        for kind, times in ((Kind.FORWARD, alone.forward_s), (Kind.BACKWARD, alone.backward_s)):
+            for layer, seconds in zip(work.layers, times, strict=True):
+                durations[PriceKey(device.name, kind, layer.name)] = BESIDE_OTHERS * seconds
+    return 1e3 * period(planned, costs.ProfiledCost(durations, _PRICES), _WINDOW)
 
 
 def paper() -> Paper:
@@ -252,8 +229,8 @@ def paper() -> Paper:
     return paper_of(
         "cgdp",
         {
-            "table 2": lambda strategy, name, workers: (
-                Iteration(network(name), times_alone(name), strategy, workers).step_ms
+            "table 2": lambda strategy, name, workers: step_ms(
+                network(name), times_alone(name), strategy, workers
             ),
             "table 5": less_memory_mb,
             "section 5.3": _gain_of_best_chunk,
@@ -276,7 +253,7 @@ def _gain_of_best_chunk(name: str) -> float:
     """Return the step time with chunk size 1, the paper's best, over our shortest time."""
     known, alone = network(name), times_alone(name)
     sizes = range(1, len(known.workload.layers))
-    times = [Iteration(known, alone, HOST, _MAX_WORKERS, size).step_ms for size in sizes]
+    times = [step_ms(known, alone, HOST, _MAX_WORKERS, size) for size in sizes]
     return times[0] / min(times)
 
 
@@ -284,7 +261,7 @@ def _gain_of_best_chunk(name: str) -> float:
 def resnet_step_ms(strategy: str, chunk: int = 1, batch_size: int = _BATCH_SIZE) -> float:
     """Return the milliseconds of a step of ResNet-152 on four GPUs."""
     known, times = network("resnet152", batch_size), times_of_resnet(batch_size)
-    return Iteration(known, times, strategy, _MAX_WORKERS, chunk).step_ms
+    return step_ms(known, times, strategy, _MAX_WORKERS, chunk)
 
 
 def _resnet(what: str, *of: int) -> float | str:
@@ -299,8 +276,5 @@ def _resnet(what: str, *of: int) -> float | str:
             search.record(resnet_step_ms(HOST, search.chunk))
         return str(search.chunk)
     chunk, *others = of
-    if what == "against the tree":
-        other_ms = resnet_step_ms(TREE, batch_size=_FIGURE_2)
-    else:
-        other_ms = min(resnet_step_ms(HOST, size, _FIGURE_2) for size in others or _SIZES)
+    other_ms = min(resnet_step_ms(HOST, size, _FIGURE_2) for size in others or _SIZES)
     return "faster" if resnet_step_ms(HOST, chunk, _FIGURE_2) < other_ms else "slower"

@@ -86,7 +86,11 @@ def paper() -> Paper:
     covtype = DATA_SETS[0]
     together, adaptive = run(covtype, "cpu_gpu"), run(covtype, "adaptive")
     cpu = utilisation(together[1])["cpu0"] * THREADS / CPU_THREADS / WAITING
-    beside, alone = kernels(*together), kernels(*run_alone(covtype, covtype.gpu_batch[1]))
+    beside = kernels(*together)
+    gpu = devices("gpu0")
+    config = Hogbatch(workers=1, policy="hogbatch", gpu_depth=GPU_DEPTH)
+    batches = plan(workload(covtype, covtype.gpu_batch[1]), gpu, config, Window(8))
+    alone = kernels(batches, simulate(batches, Roofline.of(gpu)))
 
     def cpu_updates(policy: PolicyName, name: str) -> str:
         (data,) = (one for one in DATA_SETS if one.name == name)
@@ -163,13 +167,6 @@ def run(data: DataSet, policy: PolicyName) -> tuple[Plan, Timeline]:
     return tasks, simulate_until(tasks, machine, HORIZON_S)
 
 
-def run_alone(data: DataSet, size: int) -> tuple[Plan, Timeline]:
-    """Return the plan and the timeline of the GPU alone with batches of `size` samples."""
-    machine, config = devices("gpu0"), Hogbatch(workers=1, policy="hogbatch", gpu_depth=GPU_DEPTH)
-    tasks = plan(workload(data, size), machine, config, Window(8))
-    return tasks, simulate(tasks, Roofline.of(machine))
-
-
 def kernels(tasks: Plan, timeline: Timeline) -> float:
     """Return the GPU's utilisation, as its driver counts it: the time share with a running kernel.
 
@@ -183,15 +180,8 @@ def kernels(tasks: Plan, timeline: Timeline) -> float:
 
 def configuration(data: DataSet, policy: PolicyName) -> Hogbatch:
     """Return the paper's configuration of CPU and GPU for a data set (table II)."""
-    cpu, gpu = data.cpu_batch, data.gpu_batch
-    return Hogbatch(
-        workers=2,
-        policy=policy,
-        threads=THREADS,
-        cpu_batch=cpu,
-        gpu_batch=gpu,
-        gpu_depth=GPU_DEPTH,
-    )
+    batches = {"cpu_batch": data.cpu_batch, "gpu_batch": data.gpu_batch}
+    return Hogbatch(workers=2, policy=policy, threads=THREADS, gpu_depth=GPU_DEPTH, **batches)
 
 
 def cpu_share(data: DataSet, policy: PolicyName) -> float:

@@ -17,7 +17,6 @@ from paceline.links.files import written_whole
 
 Values = NDArray[np.float32]
 Random = np.random.Generator
-Function = Callable[[Values], Values]
 
 NUM_FEATURES = 54
 _NUM_LATENT = 4  # latent variables that correlate a sample's features
@@ -58,15 +57,20 @@ def samples(num_samples: int) -> tuple[Values, NDArray[np.int64]]:
     return np.concatenate(inputs)[:num_samples], classes
 
 
-def draws(random: Random) -> Callable[[Random, int], Values]:
-    """Return a sampler: 10 values in (0, 1), one-hot area (4) and one-hot soil (40)."""
-    mixing = random.standard_normal((_NUM_LATENT, 10), dtype=np.float32)
-    choices = [random.standard_normal((_NUM_LATENT, count), dtype=np.float32) for count in (4, 40)]
+@cache
+def task() -> tuple[Callable[[Random, int], Values], Callable[[Values], Values]]:
+    """Return a sampler of inputs (n, 54), and a function for P(second class) (n, 1).
+
+    Inputs are 10 values in (0, 1), one-hot area (4) and one-hot soil (40). The teacher's scores
+    have a linear and a nonlinear part.
+    """
+    random = _random(0, _TASK, 0)
+    mixing = _normal(random, _NUM_LATENT, 10)
+    choices = [_normal(random, _NUM_LATENT, count) for count in (4, 40)]
 
     def draw(random: Random, num_samples: int) -> Values:
-        latent = random.standard_normal((num_samples, _NUM_LATENT), dtype=np.float32)
-        noise = random.standard_normal((num_samples, 10), dtype=np.float32)
-        parts = [_sigmoid(0.7 * (latent @ mixing) + noise)]
+        latent = _normal(random, num_samples, _NUM_LATENT)
+        parts = [_sigmoid(0.7 * (latent @ mixing) + _normal(random, num_samples, 10))]
         for loadings in choices:
             # Gumbel-max draws a class with these log-probabilities, which follow Zipf's law.
             count = loadings.shape[1]
@@ -75,40 +79,33 @@ def draws(random: Random) -> Callable[[Random, int], Values]:
             parts.append(np.eye(count, dtype=np.float32)[chances.argmax(axis=1)])
         return np.concatenate(parts, axis=1)
 
-    return draw
-
-
-@cache
-def task() -> tuple[Callable[[Random, int], Values], Function]:
-    """Return a sampler of inputs (n, 54), and a function for P(second class) (n, 1).
-
-    The teacher's scores have a linear and a nonlinear part.
-    """
-    random = _random(0, _TASK, 0)
-    draw = draws(random)
     pilot = draw(random, _NUM_PILOTS)
     scale = 1 / np.maximum(pilot.std(axis=0), _LEAST_SPREAD)
-    drawn = random.standard_normal((NUM_FEATURES, _NUM_UNITS), dtype=np.float32)
-    axis = scale[:, None] * drawn / np.sqrt(np.float32(NUM_FEATURES))
-    straight, bent = (random.standard_normal((_NUM_UNITS, 1), dtype=np.float32) for _ in range(2))
-    shift = random.standard_normal(_NUM_UNITS, dtype=np.float32)
+    units = _normal(random, NUM_FEATURES, _NUM_UNITS)
+    axis = scale[:, None] * units / np.sqrt(np.float32(NUM_FEATURES))
+    straight, bent = (_normal(random, _NUM_UNITS, 1) for _ in range(2))
+    shift = _normal(random, _NUM_UNITS)
     centre = pilot.mean(axis=0) @ axis
 
     def parts(inputs: Values) -> tuple[Values, Values]:
         units = inputs @ axis - centre
         return units @ straight, np.sin(2 * units + shift) @ bent
 
-    factors = [
+    line, curve = (
         _SHARPNESS * np.sqrt(np.float32(share)) / part.std(axis=0)
         for share, part in zip((1 - _CURVED, _CURVED), parts(pilot), strict=True)
-    ]
+    )
 
     def scores(inputs: Values) -> Values:
-        line, curve = parts(inputs)
-        return line * factors[0] + curve * factors[1]
+        linear, nonlinear = parts(inputs)
+        return linear * line + nonlinear * curve
 
     offset = _offset_for(scores(pilot), _SECOND_CLASS)
     return draw, lambda inputs: _sigmoid(scores(inputs) + offset)
+
+
+def _normal(random: Random, *shape: int) -> Values:
+    return random.standard_normal(shape, dtype=np.float32)
 
 
 def _sigmoid(values: Values) -> Values:

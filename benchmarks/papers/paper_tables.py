@@ -9,15 +9,18 @@ The file NAME.toml next to this module has the printed values of a paper. Each o
 """
 
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
+from figures import table
+
 _HERE = Path(__file__).parent
-_COLUMNS = ("", "printed", "ours", "error")
-_HEADLINES = ("", "predicted", "error", "choices")
+_MARKS = "<!-- tables -->\n", "<!-- /tables -->"
+# Values of a table's cells: by cell name, or a function of the cell's arguments `of`.
+Ours = Mapping[str, float | str] | Callable[..., float | str]
 
 
 class PaperCell(NamedTuple):
@@ -40,7 +43,7 @@ class PaperCell(NamedTuple):
         return self.printed == self.ours if isinstance(self.printed, str) else None
 
     def texts(self) -> tuple[str, ...]:
-        """Return a table row with the columns `_COLUMNS`."""
+        """Return a table row: name, printed, ours, error."""
         if self.agrees is None:
             said = "" if self.error is None else f"{self.error:+.1%}"
         else:
@@ -61,15 +64,6 @@ class Paper(NamedTuple):
     name: str
     tables: tuple[PaperTable, ...]
 
-    @property
-    def cells(self) -> tuple[PaperCell, ...]:
-        """All cells of all tables."""
-        return tuple(cell for table in self.tables for cell in table.cells)
-
-
-# Values of a table's cells: by cell name, or a function of the cell's arguments `of`.
-Ours = Mapping[str, float | str] | Callable[..., float | str]
-
 
 @cache
 def read_printed(name: str) -> dict[str, Any]:
@@ -77,71 +71,64 @@ def read_printed(name: str) -> dict[str, Any]:
     return tomllib.loads((_HERE / f"{name}.toml").read_text(encoding="utf-8"))
 
 
-def printed_values(name: str, table: str) -> dict[tuple[Any, ...], Any]:
+def printed_values(name: str, title: str) -> dict[tuple[Any, ...], Any]:
     """Return the printed values of a paper's table, by the arguments `of` of our value.
 
     A cell without arguments has the key `(name,)`.
     """
-    (found,) = (one for one in read_printed(name)["tables"] if one["name"] == table)
+    (found,) = (one for one in read_printed(name)["tables"] if one["name"] == title)
     return {tuple(row.get("of", [row["cell"]])): row["printed"] for row in found["cells"]}
 
 
 def paper_of(name: str, ours: Mapping[str, Ours]) -> Paper:
     """Return a paper with our values of its predicted cells, which are given by table name."""
-    tables = {table["name"]: table for table in read_printed(name)["tables"]}
+    tables = {one["name"]: one for one in read_printed(name)["tables"]}
     found = []
-    for table, own in ours.items():
+    for title, own in ours.items():
         cells = (
-            PaperCell(row["cell"], row["printed"], _value(own, row))
-            for row in tables[table]["cells"]
+            PaperCell(
+                row["cell"],
+                row["printed"],
+                own[row["cell"]] if isinstance(own, Mapping) else own(*row["of"]),
+            )
+            for row in tables[title]["cells"]
             if row["kind"] == "predicted"
         )
-        found.append(PaperTable(tables[table]["title"], tuple(cells)))
+        found.append(PaperTable(tables[title]["title"], tuple(cells)))
     return Paper(name, tuple(found))
-
-
-def _value(ours: Ours, row: Mapping[str, Any]) -> float | str:
-    return ours[row["cell"]] if isinstance(ours, Mapping) else ours(*row["of"])
 
 
 def headlines(papers: Sequence[Paper]) -> str:
     """Format a Markdown table of each paper's errors, and of all papers if several."""
-    rows = [_headline(paper.name, paper.cells) for paper in papers]
+    cells = {paper.name: [cell for one in paper.tables for cell in one.cells] for paper in papers}
     if len(papers) > 1:
-        rows.append(_headline("all papers", [cell for paper in papers for cell in paper.cells]))
-    return _table(_HEADLINES, rows)
-
-
-def _headline(name: str, cells: Iterable[PaperCell]) -> tuple[str, ...]:
-    errors = [abs(cell.error) for cell in cells if cell.error is not None]
-    choices = [cell.agrees for cell in cells if cell.agrees is not None]
-    error = f"{mean(errors):.1%}" if errors else ""
-    return name, str(len(errors)), error, f"{sum(choices)} of {len(choices)}" if choices else ""
+        cells["all papers"] = [cell for own in cells.values() for cell in own]
+    rows = []
+    for name, own in cells.items():
+        errors = [abs(cell.error) for cell in own if cell.error is not None]
+        choices = [cell.agrees for cell in own if cell.agrees is not None]
+        error = f"{mean(errors):.1%}" if errors else ""
+        agreed = f"{sum(choices)} of {len(choices)}" if choices else ""
+        rows.append((name, str(len(errors)), error, agreed))
+    return table("", ("", "predicted", "error", "choices"), rows)
 
 
 def markdown(paper: Paper) -> str:
     """Format a paper's tables and its errors as Markdown."""
-    blocks = [
-        f"**{table.title}**\n\n{_table(_COLUMNS, [cell.texts() for cell in table.cells])}"
-        for table in paper.tables
-    ]
+    head = ("", "printed", "ours", "error")
+    blocks = [table(one.title, head, [cell.texts() for cell in one.cells]) for one in paper.tables]
     return "\n\n".join([*blocks, headlines([paper])])
 
 
 def fill_page(paper: Paper) -> None:
     """Write a paper's tables into its page, NAME.md."""
     path = _HERE / f"{paper.name}.md"
-    before, _, rest = path.read_text().partition("<!-- tables -->\n")
-    after = rest.partition("<!-- /tables -->")[2]
-    path.write_text(f"{before}<!-- tables -->\n{markdown(paper)}\n<!-- /tables -->{after}")
+    before, begin, rest = path.read_text().partition(_MARKS[0])
+    _, end, after = rest.partition(_MARKS[1])
+    path.write_text(f"{before}{begin}{markdown(paper)}\n{end}{after}")
 
 
 def _shown(value: float | str) -> str:
     if isinstance(value, str):
         return value
     return f"{value:,.10g}" if float(value).is_integer() else f"{value:.4g}"
-
-
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    head = [f"| {' | '.join(columns)} |", "|---|" + "---:|" * (len(columns) - 1)]
-    return "\n".join([*head, *(f"| {' | '.join(row)} |" for row in rows)])

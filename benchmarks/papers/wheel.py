@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 from functools import cached_property, partial
-from math import ceil, prod
+from math import ceil
 
 from paceline.core.cost import Roofline, link_lane
 from paceline.core.machine import Machine
-from paceline.core.plan import Cost, Kind, Plan, TaskId
+from paceline.core.plan import Kind, Plan, TaskId
 from paceline.core.simulate import period, simulate
 from paceline.core.strategy import Window
-from paceline.core.workload import Layer, Parameter, Workload
+from paceline.core.workload import Workload
 from paceline.records.machine_file import find_machine
 from paceline.strategies.allreduce import plan as allreduce
 from paceline.strategies.allreduce.config import AllReduce
@@ -17,7 +17,7 @@ from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.plan import plan
 from paceline.strategies.wheel.split import split
 from paceline.training.recipes.named import workload_of
-from papers.paper_tables import Paper, paper_of, printed_values, read_printed
+from papers.paper_tables import Paper, paper_of, printed_values
 
 _BATCH = 256
 _NUM_ITERATIONS = 20  # 5,120 images, section 4.3
@@ -62,21 +62,6 @@ def figure_8(runs: "Runs") -> dict[str, float]:
         "Wheel, two GPUs": runs.images_s(_TWO_GPUS),
         "Wheel, four GPUs": runs.images_s(_FOUR_GPUS),
     }
-
-
-def ungrouped_alexnet() -> Workload:
-    """Return AlexNet as in Table 1: without groups, which Caffe's has in three convolutions.
-
-    Layers have no costs, because Table 1 is only about bytes.
-    """
-    layers = []
-    for layer in read_printed("wheel")["layers"]:
-        shape = tuple(layer["weight"])
-        parameters = (Parameter("weight", shape), Parameter("bias", shape[:1]))
-        nbytes = 4 * _BATCH * prod(layer["output"])
-        layers.append(Layer(layer["name"], parameters, nbytes, Cost(), Cost()))
-    order = tuple(reversed(range(len(layers))))
-    return Workload("alexnet", _BATCH, tuple(layers), order, 4 * _BATCH * prod((3, 227, 227)))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from rich.console import Console
 
 import lanes
-from paceline.planner import Forecast, forecast
+from paceline.planner import forecast
 from paceline.planner.drawing import some_step
 from paceline.records.machine_file import find_machine
 from paceline.strategies import STRATEGIES
@@ -52,31 +52,21 @@ SCENES = (
 )
 
 
-def predicted(scene: Scene) -> Forecast:
-    """Return the forecast of AlexNet for a scene."""
-    strategy = STRATEGIES[scene.strategy]
+def drawn(scene: Scene) -> str:
+    """Return a predicted step of AlexNet as SVG, with title and legend."""
+    strategy, machine = STRATEGIES[scene.strategy], find_machine(scene.machine)
     rounds = {} if scene.sync_every is None else {"sync_every": scene.sync_every}
     config = strategy.config(workers=scene.workers, **rounds)
-    workload = workload_of("alexnet", scene.batch_size, None)
-    samples = scene.batch_size * scene.workers
-    machine = find_machine(scene.machine)
     chosen = sorted(machine.devices, key=lambda device: device.name not in scene.devices)
     machine = machine.model_copy(update={"devices": tuple(chosen)})
-    return forecast(workload, machine, strategy, config, samples)
-
-
-def drawn(scene: Scene) -> str:
-    """Return the picture of a scene as SVG, with title and legend."""
-    found = predicted(scene)
+    workload = workload_of("alexnet", scene.batch_size, None)
+    found = forecast(workload, machine, strategy, config, scene.batch_size * scene.workers)
     title = f"{scene.strategy}: AlexNet on {scene.machine}, {scene.workers} workers, "
     title += f"{1e3 * found.step_s:.4g} ms a step, predicted"
-    period_s = found.step_s * (scene.sync_every or 1)
     tracks = {str(lane): track for lane, track in found.timeline.tracks.items()}
-    names = scene.lanes.split()
-    if missing := [lane for lane in names if lane not in tracks]:
-        sys.exit(f"{scene.strategy}: no lane {missing[0]!r}; known: {', '.join(tracks)}")
-    rows = [(lane, tracks[lane]) for lane in names]
-    return lanes.picture(title, rows, *some_step(found.timeline, period_s))
+    rows = [(lane, tracks[lane]) for lane in scene.lanes.split()]
+    stretch = some_step(found.timeline, found.step_s * (scene.sync_every or 1))
+    return lanes.picture(title, rows, *stretch)
 
 
 def terminal() -> str:

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 from figures import Part, table
 from paceline.core.errors import InvalidInput
-from paceline.core.losses import Losses
 from paceline.planner import Forecast, forecast
 from paceline.planner.device_speed import DeviceRate, calibrated
 from paceline.records.catalogue import EqualDevices
@@ -25,7 +24,6 @@ from paceline.strategies import STRATEGIES
 from papers.networks import step_of
 
 HERE = Path(__file__).parent
-_NO_LOSSES = Losses.none("the naive predictor")
 _TUNED, _CHECKED = "tuned", "checked"
 _EVERY = 20
 _STRATEGY = STRATEGIES["allreduce"]
@@ -33,10 +31,10 @@ Family = dict[str, Any]
 
 
 class Cell(NamedTuple):
-    """Samples/s with more than one device: printed, predicted, and by two naive predictors.
+    """Samples/s with more than one device: printed, predicted, and N times one device (`linear`).
 
     `range_share`: half width of the predicted range, relative to the predicted step. `method`: see
-    `method_of`. `linear` is N times one device; `in_turn` exchanges only after computing.
+    `method_of`.
     """
 
     half: str
@@ -47,7 +45,6 @@ class Cell(NamedTuple):
     ours: float
     range_share: float
     linear: float
-    in_turn: float
 
     @property
     def is_in_range(self) -> bool:
@@ -87,18 +84,13 @@ def cells_of(family: Family) -> list[Cell]:
     for count, printed in family["cells"]:
         if count == 1:
             continue
-        step = _planned(family, count, alone, None)
-        # `in_turn` computes without losses, and then exchanges all gradients.
-        parts_of_step = _planned(family, count, alone, _NO_LOSSES).breakdown
-        size = family["batch_per_device"]
-        in_turn = count * size / (size / alone + parts_of_step.communication_s)
+        step = _planned(family, count, alone)
         own = half_of(family), source_of(family), method_of(family), count, printed
-        naive = count * alone, in_turn
-        found.append(Cell(*own, step.samples_per_s, step.range_share, *naive))
+        found.append(Cell(*own, step.samples_per_s, step.range_share, count * alone))
     return found
 
 
-def _planned(family: Family, count: int, alone: float, losses: Losses | None) -> Forecast:
+def _planned(family: Family, count: int, alone: float) -> Forecast:
     """Return the forecast for allreduce, as `paceline.plan(..., measured=...)` computes it."""
     size, per_host = family["batch_per_device"], family["devices_per_host"]
     hosts = -(-count // per_host)
@@ -111,7 +103,7 @@ def _planned(family: Family, count: int, alone: float, losses: Losses | None) ->
         rails=family.get("rails", 1) if hosts > 1 else 1,
     )
     described = partial(step_of, family["model"])
-    machine = equal.machine("published", losses)
+    machine = equal.machine("published")
     machine = calibrated(machine, described, DeviceRate(alone, size), size)
     part = machine.for_workers(count, _STRATEGY.planning.symmetric)
     config = _STRATEGY.config(workers=count, codec=family.get("gradients"))
@@ -157,18 +149,15 @@ def _errors(title: str, what: str, cells: Sequence[Cell], keys: Iterable[Any]) -
     groups = defaultdict(list)
     for cell, key in zip(cells, keys, strict=True):
         groups[key].append(cell)
-    head = (what, "cells", "ours", "median", "bias", "in range", "N times one", "in turn")
+    head = (what, "cells", "ours", "median", "bias", "in range", "N times one")
     lines = []
     for key, own in [*sorted(groups.items()), ("all", list(cells))]:
         ours = [one.ours / one.printed - 1 for one in own]
-        naive = (
-            f"{mean(abs(getattr(one, field) / one.printed - 1) for one in own):.1%}"
-            for field in ("linear", "in_turn")
-        )
+        naive = f"{mean(abs(one.linear / one.printed - 1) for one in own):.1%}"
         error = f"{mean(map(abs, ours)):.1%}"
         middle, bias = f"{median(map(abs, ours)):.1%}", f"{mean(ours):+.1%}"
         within = f"{mean(one.is_in_range for one in own):.0%}"
-        lines.append((str(key), str(len(own)), error, middle, bias, within, *naive))
+        lines.append((str(key), str(len(own)), error, middle, bias, within, naive))
     return table(title, head, lines)
 
 

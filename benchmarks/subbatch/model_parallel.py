@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import learning
-from learning import FLOAT32, NUM_RANKS, Task, accuracies, fit, tasks, tested
+from learning import FLOAT32, NUM_RANKS, Task, accuracies, fit, tasks
 from paceline.codecs import all_gather
 from paceline.codecs.quantization import TABLES
 from paceline.links.group import Group
@@ -26,8 +26,8 @@ _PRINTED = "Section 3.4 prints F(4,4) = 0.54, p = 0.71 for model parallelism on 
 
 
 def part(quick: bool) -> dict[str, Any]:
-    """Return the accuracies of two ranks, and F-tests."""
-    return tested(on_ranks(Path(__file__).parent, "model_parallel", NUM_RANKS, quick))
+    """Return the accuracies of two ranks, and an F-test."""
+    return on_ranks(Path(__file__).parent, "model_parallel", NUM_RANKS, quick)
 
 
 def text(figures: dict[str, Any]) -> str:

@@ -9,7 +9,6 @@ from typing import Any
 
 from hosts import TwoHosts, on_hosts
 
-from command import paceline
 from figures import Part, shown, table
 from ranks import on_ranks
 
@@ -30,34 +29,10 @@ def stall(quick: bool) -> dict[str, Any]:
     return on_ranks(_HERE, "checkpoints_of_gpt", 2, quick)
 
 
-def ten_minutes(quick: bool) -> dict[str, Any]:
-    """Train `gpt` for about ten minutes, and return its bits per byte by steps."""
-    steps, every = (4, 2) if quick else (800, 100)
-    result = paceline(
-        *("train", "gpt", "--strategy=host", "--workers=2", "--batch-size=16"),
-        *(f"--steps={steps}", f"--evaluate-every={every}", f"--checkpoint-every={every}"),
-        *("--schedule=cosine", f"--warmup-steps={max(1, steps // 16)}"),
-    )
-    curve = [[one["num_steps"], one["score"]] for one in result["evaluations"]]
-    seconds = sum(epoch["seconds"] for epoch in result["epochs"])
-    speeds = {name: result[name] for name in ("step_s", "tokens_per_s")}
-    return {"curve": curve, "seconds": seconds, **speeds}
-
-
 def _of_checkpoints(figures: dict[str, Any]) -> str:
     lines = [(name, shown(figures[name], 1e3, 0)) for name in ("step", "stall")]
     share = f"{figures['share_of_a_step']:.1%} of a step for {figures['nbytes'] / 1e6:,.0f} MB"
     return table(f"checkpoints of gpt-30m on 2 ranks: {share}", ("", "ms"), lines)
-
-
-def _of_curve(figures: dict[str, Any]) -> str:
-    title = (
-        f"gpt, 3.3 M parameters, batches of 16 windows of 256 bytes, 2 workers of one core: "
-        f"{figures['seconds']:.0f} s, {figures['tokens_per_s']:,.0f} tokens/s"
-    )
-    steps, bits = zip(*figures["curve"], strict=True)
-    cells = [["bits per byte", *(f"{one:.3f}" for one in bits)]]
-    return table(title, ["steps", *map(str, steps)], cells)
 
 
 def _of_steps(part: str, figures: dict[str, Any]) -> str:
@@ -80,5 +55,4 @@ PARTS = {
         for wire in _WIRES
     },
     "checkpoints": Part(stall, _of_checkpoints),
-    "ten minutes": Part(ten_minutes, _of_curve),
 }

@@ -8,15 +8,13 @@ from typing import Any
 
 from ddp import ALONE, FLOAT32, FP16
 from hosts import TwoHosts
-from hub_and_bodies import carried_out, idle, on_ranks
+from hub_and_bodies import LANES, carried_out, idle, on_ranks
 
 from figures import table
 
-MODEL = "paceline.training.models.networks:AlexNet"  # with 1,000 classes
-_RATE, _SAMPLES, _LANES = "200mbit", 16, 2
+_MODEL = "paceline.training.models.networks:AlexNet"  # with 1,000 classes
+_RATE, _SAMPLES = "200mbit", 16
 _ENCODED = "gradients=dynamic8,parameters=half,activations=dynamic8,activation_gradients=dynamic8"
-
-
 _CASES: dict[str, tuple[tuple[int, ...], str | None]] = {  # the host of each body, and the codecs
     "wheel, a body beside the hub's host": ((1,), None),
     "wheel, a body on each host": ((1, 0), None),
@@ -27,10 +25,9 @@ _CASES: dict[str, tuple[tuple[int, ...], str | None]] = {  # the host of each bo
 
 def measure(quick: bool) -> dict[str, Any]:
     """Return samples per second of all methods, and the idle shares of wheel's devices."""
-    cases = dict(list(_CASES.items())[:2]) if quick else _CASES
-    steps = 6 if quick else 20
+    cases = list(_CASES.items())[: 2 if quick else None]
     with TwoHosts(_RATE) as hosts:
-        wheels = {name: _wheel(hosts, *case, steps) for name, case in cases.items()}
+        wheels = {name: _wheel(hosts, *case, 6 if quick else 20) for name, case in cases}
         case = {"batch_size": _SAMPLES, "device": None, "hooks": [FP16], "blocks": 4, "steps": 1}
         rows = on_ranks(hosts, case, quick)
     for row in rows.values():
@@ -41,17 +38,15 @@ def measure(quick: bool) -> dict[str, Any]:
 def _wheel(
     hosts: TwoHosts, bodies: tuple[int, ...], codec: str | None, steps: int
 ) -> dict[str, Any]:
-    workers = _LANES * len(bodies)
+    workers = LANES * len(bodies)
     batch = workers * _SAMPLES
-    data = f"synthetic:3x227x227,samples={batch * steps}"
-    sizes = ("--batch-size", str(batch), "--epochs", "1", "--momentum", "0.9")
-    words = ["hub", MODEL, "--data", data, *sizes, "--learning-rate", "0.0001"]
-    words += ["--codec", codec] if codec else []
-    result = carried_out(hosts, words, bodies, workers=workers, lanes=_LANES)
-    step_s, predicted_s = result["step_s"], result["predicted_step_s"]
+    words = ["hub", _MODEL, "--data", f"synthetic:3x227x227,samples={batch * steps}"]
+    words += ["--batch-size", str(batch), "--epochs", "1", "--momentum", "0.9"]
+    words += ["--learning-rate", "0.0001", *(["--codec", codec] if codec else [])]
+    result = carried_out(hosts, words, bodies)
     return {
-        "samples_per_s": batch / step_s,
-        "predicted_samples_per_s": batch / predicted_s,
+        "samples_per_s": batch / result["step_s"],
+        "predicted_samples_per_s": batch / result["predicted_step_s"],
         **idle(result),
         "wire_nbytes": sum(result["wire_nbytes"]) / result["updates"]["count"] * workers,
         "staleness": result["updates"]["mean_staleness"],
@@ -59,10 +54,9 @@ def _wheel(
 
 
 def text(figures: dict[str, Any]) -> str:
-    """Return the tables."""
-    wheels, rows = figures["wheel"], figures["ddp"]
-    plain = rows[FLOAT32]["samples_per_s"]
-    hook = rows[FP16]["samples_per_s"]
+    """Return the table."""
+    rows = figures["wheel"] | figures["ddp"]
+    plain, hook = (rows[name]["samples_per_s"] for name in (FLOAT32, FP16))
     lines = [
         (
             name,
@@ -70,10 +64,10 @@ def text(figures: dict[str, Any]) -> str:
             f"{row['samples_per_s'] / plain:.2f}",
             f"{row['samples_per_s'] / hook:.2f}",
             f"{row['predicted_samples_per_s']:.2f}" if "predicted_samples_per_s" in row else "",
-            ", ".join(f"{share:.0%}" for share in row.get("idle", {}).values()),
+            ", ".join(f"{share:.1%}" for share in row.get("idle", {}).values()),
             "" if name == ALONE else f"{row['wire_nbytes'] / 1e6:.1f}",
         )
-        for name, row in (wheels | rows).items()
+        for name, row in rows.items()
     ]
     head = ("", "samples/s", "times DDP float32", "times its hook", "predicted", "idle", "MB")
     return table("AlexNet, 16 images a worker, 200 Mbit/s", head, lines)

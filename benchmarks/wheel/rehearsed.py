@@ -1,98 +1,46 @@
-"""Rehearse figure 8 of Du et al. 2017: AlexNet on K40c, 256 images per worker, 1 Gbit/s.
+"""Rehearse the machines of Du et al. 2017, figure 8: AlexNet on K40c, 256 images per worker.
 
-Two hosts have one core each; layers are paced, everything else is real. With four devices, the
-first host has two: the hub, and a body that the hub reaches without the network (section 4.1).
+Two hosts at 1 Gbit/s have one core each; layers are paced, everything else is real. With four
+devices, the first host has two: the hub, and a body that the hub reaches without the network
+(section 4.1). The paper's own time to hand over between workers is left out.
 """
 
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
-from ddp import ALONE, FLOAT32, FP16
+from ddp import ALONE, FP16
 from hosts import TwoHosts
-from hub_and_bodies import carried_out, idle, on_ranks
+from hub_and_bodies import LANES, carried_out, idle, on_ranks
 
 from command import paceline
 from figures import table
-from papers.paper_tables import printed_values
-from papers.wheel import Runs, figure_8
 
 _RATE, _SAMPLES, _IMAGES, _DEVICE = "1gbit", 256, 5120, "k40-gigabit/gpu0"
 _NUM_DEVICES = 4
-_FILE = Path(__file__).parents[2] / "machines" / "k40-gigabit.toml"
-_CALL = re.compile(r"^call_latency_s = .*$", re.MULTILINE)
-
-
-class _Bar(NamedTuple):
-    """A bar of strategy wheel: the hosts of its bodies, and its name in figure 8, if any.
-
-    Bars of figure 8 include the paper's hand-over time; the other bars include only ours.
-    """
-
-    name: str
-    printed: str | None
-    workers: int
-    lanes: int
-    bodies: tuple[int, ...]
-
-
-_ALONE = ("one device, nothing cut", "Caffe")
-_BARS = (
-    _Bar("partitioned over two devices", "partitioned, two GPUs", 1, 1, (1,)),
-    _Bar("wheel, two devices", "Wheel, two GPUs", 2, 2, (1,)),
-    _Bar("wheel, four devices", "Wheel, four GPUs", 6, 2, (1, 0, 1)),
-    _Bar("wheel, two devices, our handing over", None, 2, 2, (1,)),
-    _Bar("wheel, four devices, our handing over", None, 6, 2, (1, 0, 1)),
-)
+_ALONE = "one device, nothing cut"
+_BARS = {"wheel, two devices": (1,), "wheel, four devices": (1, 0, 1)}  # the host of each body
 
 
 def measure(quick: bool) -> dict[str, Any]:
-    """Return seconds for 5,120 images: printed, planned, predicted by the run, rehearsed."""
+    """Return seconds for 5,120 images: predicted by the run, and rehearsed."""
     steps = 3 if quick else 20
-    printed, planned = printed_values("wheel", "figure 8"), figure_8(Runs.calibrated())
-
-    def known(bar: str | None) -> dict[str, float]:
-        return {"printed_s": printed[bar,], "planned_s": planned[bar]} if bar else {}
-
-    with _papers_k40() as device:
-        sizes = ("--workers", 1, "--batch-size", _SAMPLES, "--steps", steps)
-        alone = paceline("rehearse", "alexnet", "--device", device, *sizes)
-        bars = {_ALONE[0]: _seconds(alone, 1) | known(_ALONE[1])}
-        with TwoHosts(_RATE) as hosts:
-            for bar in _BARS:
-                own = _DEVICE if bar.printed is None else device
-                bars[bar.name] = _wheel(hosts, bar, own, steps) | known(bar.printed)
-            case = {"batch_size": _SAMPLES, "device": device, "hooks": [FP16]}
-            case |= {"blocks": 4, "steps": 2}
-            rows = on_ranks(hosts, case, quick, per_host=_NUM_DEVICES // 2)
-    for name in (ALONE, FLOAT32, FP16):
-        images = rows[name]["samples"]
-        rows[name]["images_s"] = _IMAGES / images * rows[name]["seconds"]["median"]
+    words = ("rehearse", "alexnet", "--device", _DEVICE, "--steps", steps)
+    alone = paceline(*words, "--workers", 1, "--batch-size", _SAMPLES)
+    bars = {_ALONE: _seconds(alone, 1)}
+    with TwoHosts(_RATE) as hosts:
+        for name, bodies in _BARS.items():
+            workers = LANES * len(bodies)
+            sizes = ("--strategy", "wheel", "--batch-size", _SAMPLES * workers)
+            result = carried_out(hosts, [*words, *sizes], bodies)
+            bars[name] = {**_seconds(result, workers), **idle(result)}
+        case = {"batch_size": _SAMPLES, "device": _DEVICE, "hooks": [FP16]}
+        case |= {"blocks": 4, "steps": 2}
+        rows = on_ranks(hosts, case, quick, per_host=_NUM_DEVICES // 2)
+    for row in rows.values():
+        row["images_s"] = _IMAGES / row["samples"] * row["seconds"]["median"]
     return {"bars": bars, "beside": rows}
 
 
-@contextmanager
-def _papers_k40() -> Iterator[str]:
-    """Yield a device of a temporary machine file, with the hand-over time of `papers.wheel`."""
-    sync_s = Runs.calibrated().machine.devices[0].sync_latency_s or 0.0
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / _FILE.name
-        added = rf'\g<0>\nsync_latency_s = "{1e6 * sync_s:.6f} us"'
-        path.write_text(_CALL.sub(added, _FILE.read_text()))
-        yield f"{path}:gpu0"
-
-
-def _wheel(hosts: TwoHosts, bar: _Bar, device: str, steps: int) -> dict[str, Any]:
-    sizes = ("--batch-size", str(_SAMPLES * bar.workers), "--steps", str(steps))
-    words = ("rehearse", "alexnet", "--strategy", "wheel", "--device", device, *sizes)
-    result = carried_out(hosts, words, bar.bodies, workers=bar.workers, lanes=bar.lanes)
-    return {**_seconds(result, bar.workers), **idle(result), "faults": len(result["faults"])}
-
-
-def _seconds(result: dict[str, Any], workers: int) -> dict[str, float]:
+def _seconds(result: dict[str, Any], workers: int) -> dict[str, Any]:
     """Scale the seconds of a step of all workers to 5,120 images."""
     steps = _IMAGES / _SAMPLES / workers
     return {
@@ -104,40 +52,23 @@ def _seconds(result: dict[str, Any], workers: int) -> dict[str, float]:
 
 
 def text(figures: dict[str, Any]) -> str:
-    """Return the tables."""
-    bars, beside = figures["bars"], figures["beside"]
-    alone_s = bars[_ALONE[0]]["rehearsed_s"]
+    """Return the table."""
+    bars = figures["bars"]
+    alone_s = bars[_ALONE]["rehearsed_s"]
     lines = [
         (
             name,
-            f"{bar['printed_s']:.2f}" if "printed_s" in bar else "",
-            f"{bar['planned_s']:.2f}" if "planned_s" in bar else "",
             f"{bar['predicted_s']:.2f}",
             f"{bar['rehearsed_s']:.2f} [{bar['quartile1_s']:.2f}, {bar['quartile3_s']:.2f}]",
             f"{bar['predicted_s'] / bar['rehearsed_s'] - 1:+.1%}",
-            f"{bar['rehearsed_s'] / bar['printed_s'] - 1:+.1%}" if "printed_s" in bar else "",
             f"{alone_s / bar['rehearsed_s']:.2f}",
+            ", ".join(f"{share:.1%}" for share in bar.get("idle", {}).values()),
         )
         for name, bar in bars.items()
     ]
-
-    def times(row: dict[str, Any]) -> str:
-        return f"{alone_s / row['images_s']:.2f}"
-
-    lines += [
-        (f"{name}, four devices", "", "", "", f"{row['images_s']:.2f}", "", "", times(row))
-        for name, row in beside.items()
-        if name != ALONE
-    ]
-    head = ("", "printed", "planned", "predicted", "rehearsed", "error", "of printed", "times one")
-    title = "Figure 8: seconds of 5,120 images"
-    return f"{table(title, head, lines)}\n\n{_idle(bars)}"
-
-
-def _idle(bars: dict[str, Any]) -> str:
-    lines = [
-        (name, device, f"{bar['predicted_idle'].get(device, 0):.1%}", f"{idle:.1%}")
-        for name, bar in bars.items()
-        for device, idle in bar.get("idle", {}).items()
-    ]
-    return table("Idle devices", ("", "device", "predicted", "rehearsed"), lines)
+    for name, row in figures["beside"].items():
+        if name != ALONE:
+            times = f"{alone_s / row['images_s']:.2f}"
+            lines.append((f"{name}, four devices", "", f"{row['images_s']:.2f}", "", times, ""))
+    head = ("", "predicted", "rehearsed", "error", "times one", "idle")
+    return table("Figure 8: seconds of 5,120 images", head, lines)

@@ -8,13 +8,9 @@ from typing import Any
 
 from ddp import FLOAT32
 from hosts import TwoHosts
-from hub_and_bodies import carried_out, on_ranks
+from hub_and_bodies import LANES, carried_out, on_ranks
 
 from figures import table
-from paceline.strategies.wheel.config import Wheel
-from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, messages, split
-from papers.paper_tables import read_printed
-from papers.wheel import ungrouped_alexnet
 
 _SAMPLES, _DEVICE = 256, "k40-gigabit/gpu0"
 _PACE = ("--forward-ms", "20", "--backward-ms", "40", "--update-ms", "1")
@@ -26,53 +22,41 @@ def measure(quick: bool) -> dict[str, Any]:
     """Return the bytes per update, measured and by the formula."""
     fewest, more = (6, 4) if quick else (_FEWEST, _MORE)
     with TwoHosts(None) as hosts:
-        few, few_nbytes, first = _wheel(hosts, fewest)
-        many, many_nbytes, _ = _wheel(hosts, fewest + more)
+        few, few_nbytes = _wheel(hosts, fewest)
+        many, many_nbytes = _wheel(hosts, fewest + more)
         case = {"batch_size": _SAMPLES, "device": _DEVICE, "hooks": [], "blocks": 3, "steps": 2}
         ddp = on_ranks(hosts, case, quick)[FLOAT32]["wire_nbytes"]
-    updates = many["updates"]["count"] - few["updates"]["count"]
+    count = many["updates"]["count"]
+    updates = count - few["updates"]["count"]
     purposes = {
         row["purpose"]: {
-            "nbytes": row["nbytes"] / many["updates"]["count"],
-            "formula_nbytes": row["planned_nbytes"] / many["updates"]["count"],
+            "nbytes": row["nbytes"] / count,
+            "formula_nbytes": row["planned_nbytes"] / count,
             "travels": row["travels"],
         }
         for row in many["traffic"]
     }
     return {
-        "head": first,
+        "head": many["config"]["head"],
         "purposes": purposes,
         "with_headers_nbytes": (sum(many["wire_nbytes"]) - sum(few["wire_nbytes"])) / updates,
         "interface_nbytes": (many_nbytes - few_nbytes) / updates,
         "data_parallel_nbytes": ddp,
-        "ungrouped": _ungrouped(),
     }
 
 
-def _wheel(hosts: TwoHosts, steps: int) -> tuple[dict[str, Any], int, str]:
-    """Return a run's result, the bytes at host 0's interface, and the head's first layer."""
+def _wheel(hosts: TwoHosts, steps: int) -> tuple[dict[str, Any], int]:
+    """Return a run's result, and the bytes at host 0's interface."""
     words = ("rehearse", "alexnet", "--strategy", "wheel", "--device", _DEVICE, *_PACE)
-    sizes = ("--batch-size", str(2 * _SAMPLES), "--steps", str(steps), "--profile-s", "0")
+    sizes = ("--batch-size", LANES * _SAMPLES, "--steps", steps, "--profile-s", "0")
     before = hosts.nbytes()[0]
-    result = carried_out(hosts, [*words, *sizes], (1,), workers=2, lanes=2)
+    result = carried_out(hosts, [*words, *sizes], (1,))
     counted = hosts.nbytes()[0] - before
-    return result, counted.sent + counted.received, result["config"]["head"]
-
-
-def _ungrouped() -> dict[str, float]:
-    """Return Table 1's totals in millions of values, printed and by the formula."""
-    printed = read_printed("wheel")["table_1_totals"]
-    config = Wheel()
-    sent = messages(split(ungrouped_alexnet(), config), config)
-    return {
-        "printed_hybrid": printed["hybrid"],
-        "printed_data": printed["data"],
-        "hybrid": sum(sent[one].num_values for one in (*TO_HUB, *FROM_HUB)) / 1e6,
-    }
+    return result, counted.sent + counted.received
 
 
 def text(figures: dict[str, Any]) -> str:
-    """Return the tables."""
+    """Return the table, and the bytes of data parallelism."""
     purposes, counted = figures["purposes"], figures["interface_nbytes"]
     travels = [row for row in purposes.values() if row["travels"]]
     formula = sum(row["formula_nbytes"] for row in travels)
@@ -80,9 +64,7 @@ def text(figures: dict[str, Any]) -> str:
         (
             name,
             "on the wire" if row["travels"] else "within the hub",
-            _mb(row["nbytes"]),
-            _mb(row["formula_nbytes"]),
-            "",
+            *(_mb(row["nbytes"]), _mb(row["formula_nbytes"]), ""),
         )
         for name, row in purposes.items()
     ]
@@ -98,13 +80,10 @@ def text(figures: dict[str, Any]) -> str:
     ]
     head = ("purpose", "where", "MB an update", "by the formula", "more")
     title = f"AlexNet, {_SAMPLES} images a worker; the head begins with {figures['head']}"
-    ddp, ungrouped = figures["data_parallel_nbytes"], figures["ungrouped"]
+    ddp = figures["data_parallel_nbytes"]
     said = (
         f"Data parallelism (DDP float32, a rank on each host): {_mb(ddp)} MB a step by the "
-        f"interface, {ddp / counted:.1f} times as many. Table 1, whose AlexNet has no groups: "
-        f"{ungrouped['printed_data']:g} M and {ungrouped['printed_hybrid']:g} M values, "
-        f"{ungrouped['printed_data'] / ungrouped['printed_hybrid']:.1f} times; by the formula "
-        f"{ungrouped['hybrid']:.1f} M."
+        f"interface, {ddp / counted:.1f} times as many."
     )
     return f"{table(title, head, lines)}\n\n{said}"
 
