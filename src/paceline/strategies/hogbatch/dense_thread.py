@@ -121,7 +121,8 @@ def _is_plain_sgd(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> b
     if type(optimizer) is not torch.optim.SGD or hooks or "step" in own:
         return False
     group, *others = optimizer.param_groups
-    is_whole = sorted(map(id, group["params"])) == sorted(map(id, parameters))  # no tied weights
+    # Each parameter must occur once, so tied weights are refused.
+    is_whole = sorted(map(id, group["params"])) == sorted(map(id, parameters))
     return is_whole and not others and all(group[name] == one for name, one in _PLAIN.items())
 
 

@@ -103,10 +103,11 @@ class _Thread:
         self._dense = DenseThread.of(*own)
 
     def train(self, rows: Tensor, rate: float, started_ns: int, traced: bool) -> _Result:
-        """Train on a part of a batch; if `traced`, in PyTorch, whose hooks record the layers.
+        """Train on a part of a batch; if `traced`, use PyTorch, whose hooks record the layers.
 
-        Returns the sum of the losses, and the times of the start and of the ends of forward pass,
-        backward pass and step; each end before and after the wait that simulates a slower device.
+        Returns the sum of the losses, and times in ns: the start, then two times each for the
+        forward pass, the backward pass and the step: its end, and the end of the wait after it. If
+        the loss is not finite, only the forward pass runs.
         """
         self._learner.set_rate(rate)
         value, backward, step = self._forward(rows, traced)
