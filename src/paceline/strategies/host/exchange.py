@@ -161,7 +161,7 @@ class HostExchange(Exchange):
         return [changed > 0 for changed in transfer.changed_on_any(self._arena, self._step)]
 
     def times(self) -> list[ChunkTimes]:
-        """Return for each chunk of the last step when all ranks had posted it, and its sum ended."""
+        """Return when each chunk of the last step was posted by all ranks, and when summed."""
         return [
             ChunkTimes(chunk.nbytes, *self._arena.times(chunk.number)) for chunk in self._chunks
         ]

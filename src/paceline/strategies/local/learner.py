@@ -35,7 +35,7 @@ class LocalReplica(SingleReplica):
         self.learner: LocalModel | None = None
 
     def exchange_state(self) -> Tensors:
-        """Return this rank's parameters, buffers and optimizer state, which differ between ranks."""
+        """Return what differs between ranks: own parameters, buffers and optimizer state."""
         return {} if self.learner is None else self.learner.own_state()
 
     def load_exchange_state(self, state: Tensors) -> None:
@@ -131,7 +131,7 @@ class LocalModel(WholeModel):
         self._num_taken = self.updates.num_steps
 
     def own_state(self) -> Tensors:
-        """Return this rank's parameters, buffers and optimizer state, which differ between ranks."""
+        """Return what differs between ranks: own parameters, buffers and optimizer state."""
         optimizer, _ = optimizer_state(self._optimizer, list(self._model.named_parameters()))
         own = {
             "updates": self.updates.state_dict()["own"],
