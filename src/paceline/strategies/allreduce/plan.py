@@ -83,7 +83,7 @@ def plan(workload: Workload, machine: Machine, config: AllReduce, window: Window
 
 
 def _copied(workload: Workload, devices: Sequence[Device], traffic: int) -> Workload:
-    """Add the memory traffic of copies into buckets to the backward pass; not if all are GPUs.
+    """Add the traffic of copying gradients into buckets to backward, unless all are GPUs.
 
     `traffic`: bytes read and written per byte of a gradient.
     """

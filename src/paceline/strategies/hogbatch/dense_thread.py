@@ -101,7 +101,7 @@ class DenseThread:
         return momentum
 
     def _forget(self, optimizer: Optimizer) -> None:
-        self.__dict__.pop("_chain", None)  # the loaded state has new momentum tensors
+        self.__dict__.pop("_chain", None)  # rebuild it: the loaded state has new momentum tensors
 
 
 def _are_plain_samples(samples: TensorSamples, layers: Sequence[nn.Linear]) -> bool:
@@ -149,7 +149,7 @@ def _flattens_samples(leaf: nn.Module) -> bool:
 
 
 def _leaves_of(model: nn.Module) -> list[nn.Module]:
-    """Return the innermost modules of nested `nn.Sequential`; any other module in a list."""
+    """Return the modules in nested `nn.Sequential`, in order; for any other module, itself."""
     runs_its_modules = isinstance(model, nn.Sequential) and all(
         getattr(type(model), name) is getattr(nn.Sequential, name)
         for name in ("forward", "__iter__", "__call__")

@@ -65,9 +65,9 @@ class GpuReplica:
     must be in pinned memory. Bool tensors are not shared, because they cannot be added.
 
     A batch whose loss is not finite changes neither the shared model nor the model of later
-    batches: its update is zero, and its optimizer step uses zero gradients. `optimizers`: a list of
-    the only optimizer. `copy_in`: the stream that copies samples and the model to the GPU.
-    `copy_out`: the stream that copies updates to the host.
+    batches: its update is zero, and its optimizer step uses zero gradients. `optimizers`: a list
+    with the replica's optimizer. `copy_in`: the stream that copies samples and the model to the
+    GPU. `copy_out`: the stream that copies updates to the host.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class GpuReplica:
         self._num_places = max(1, depth - 1)
         # After this event of the compute stream, `_copied` may be overwritten.
         self._taken: Event | None = None
-        # The shared memory, its copy on the device, and the replica's memory.
+        # The shared model's memory, a copy of it on the GPU, and the memory of the GPU's replica.
         self._shared, self._copied = shared.memory, shared.memory.to(device.torch_device)
         self._own = self._copied.clone()
         changes = [torch.empty_like(self._own) for _ in range(self._num_places)]

@@ -141,7 +141,10 @@ class BatchTasks:
         return made
 
     def _others(self, task: Task, made: Sequence[Task]) -> tuple[TaskId, ...]:
-        """Return the tasks of earlier batches for which `task` waits; `made`: its batch so far."""
+        """Return the tasks of earlier batches for which `task` waits.
+
+        `made`: the tasks that precede `task` in its batch.
+        """
         if not made:
             return self._last(1, Kind.H2D) + self._last(self._depth)
         if task.part == MODEL:
@@ -150,9 +153,9 @@ class BatchTasks:
         return self._last(1, Kind.STEP) if begins else ()
 
     def _last(self, before: int, kind: Kind | None = None) -> tuple[TaskId, ...]:
-        """Return the last task, with `kind` the last of this kind, of the batch n - `before`.
+        """Return the last task of batch n - `before`, where n is the next batch; () if unknown.
 
-        Batch n is the next batch. Returns () if no such task is known.
+        `kind`: consider only tasks of this kind.
         """
         batch = self._latest[-before] if 0 < before <= len(self._latest) else []
         return tuple(task.id for task in batch if kind in (None, task.kind))[-1:]

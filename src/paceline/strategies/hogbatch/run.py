@@ -176,7 +176,7 @@ class HogbatchRunner:
         return State(own | tensors, parts)
 
     def restore(self, state: State) -> None:
-        """Restore a `state`; must be called before the workers start.
+        """Restore what `state` returned; must be called before the workers start.
 
         If the workers differ from the saved workers, all optimizers and random number generators
         start fresh. Raises InvalidInput if another strategy or run wrote the state, if the model or

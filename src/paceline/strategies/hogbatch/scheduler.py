@@ -2,7 +2,7 @@
 
 next_work(worker)         return ExecuteWork: the worker's next samples and learning rate
 complete(worker, result)  count the worker's oldest batch as done
-drop(worker)              remove a lost worker; its unfinished samples are free again
+drop(worker)              remove a lost worker, and unassign its unfinished samples
 """
 
 import warnings
@@ -30,7 +30,7 @@ _PREFETCHED_S = 0.05  # seconds of work per worker sent in advance; a request ta
 # Prefetched work is at most 1/10 of the epoch's remaining time. So at the end of an epoch no worker
 # waits long for batches that another worker has prefetched.
 _LEFT_OVER_PREFETCHED = 10
-_OWN_FIELDS = ("params", "lr", "initial_lr")  # not compared: a schedule may change no other fields
+_OWN_FIELDS = ("params", "lr", "initial_lr")  # a schedule must leave all other fields unchanged
 _NS = 1e-9
 # Attributes of `BatchScheduler` (_COUNTS) and `WorkerProgress` that a checkpoint contains.
 _COUNTS = ("epoch", "loss_sum", "num_reported", "num_batches", "num_updates")
@@ -126,7 +126,7 @@ class WorkerProgress:
         self._begin(num_others)
 
     def complete(self, result: BatchResult, num_others: int) -> ExecuteWork:
-        """Remove and return the oldest batch; `num_others`: see `assign`."""
+        """Remove and return the oldest batch; `num_others`: other workers' updates so far."""
         work = self.assigned.popleft()
         # Batches of a GPU overlap, so a batch's time begins at the end of the previous batch.
         took_ns = result.ended_ns - max(result.started_ns, self.ended_ns)
@@ -147,12 +147,13 @@ class BatchScheduler:
     A batch is a range of positions in the epoch's random order of samples.
 
     `epoch_sizes`: the number of samples of each epoch. `committed`: a shared tensor, to which each
-    worker writes the number of its last completed batch. In the current epoch: `free`: the
-    unassigned ranges, ascending; `num_done`: number of samples trained on; `num_reported`: number
-    of samples with a known loss; `loss_sum`: sum of these losses. In the run: `num_batches`,
-    `num_updates`. `active`: the workers that get batches, in the policy's order. `policy`: None
-    before the speed trials. `rate_at`: returns the factor of the learning rate after a number of
-    samples of the run.
+    worker writes the number of its last completed batch. `active`: the workers that get batches, in
+    the policy's order. `policy`: None before the speed trials. `rate_at`: returns the factor of the
+    learning rate after a number of samples of the run.
+
+    For the current epoch, `free` has the unassigned ranges in ascending order, `num_done` counts
+    samples trained on, `num_reported` counts samples with a known loss, and `loss_sum` sums these
+    losses. `num_batches` and `num_updates` count over the whole run.
     """
 
     def __init__(
@@ -298,7 +299,10 @@ class BatchScheduler:
         }
 
     def restore(self, values: Mapping[str, Any]) -> None:
-        """Restore a `state`; raise InvalidInput if the saved run has other epoch sizes."""
+        """Restore what `state` returned.
+
+        Raises InvalidInput if the saved epochs differ in size from this run.
+        """
         epoch = values["counts"]["epoch"]
         begun = slice(epoch + 1)
         sizes, before = self._epoch_sizes[begun], values["epoch_sizes"][begun]

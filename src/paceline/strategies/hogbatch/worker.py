@@ -141,7 +141,7 @@ class _Executor:
     def _try(self) -> messages.SpeedTrial:
         """Measure the time of a small and of a large batch, on a copy of the model.
 
-        The small batch has a sample per thread (one on a GPU), the large one has `batch_size`.
+        The small batch has one sample per CPU thread or one per GPU, the large one `batch_size`.
         """
         number, spec, _, _, training = self._settings
         num_samples, settings = len(self._shared[messages.ORDER]), training.settings
@@ -183,7 +183,7 @@ def main() -> None:
     if settings.cores:
         os.sched_setaffinity(0, settings.cores)
     if settings.spec.kind == DeviceKind.CPU:
-        torch.set_num_threads(1)  # the replica has its own threads
+        torch.set_num_threads(1)  # `CpuReplica` has its own threads
     else:
         workers = parse_workers(settings.training.settings.workers)
         torch.set_num_threads(adding_threads(workers, len(os.sched_getaffinity(0))))

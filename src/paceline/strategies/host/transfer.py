@@ -72,7 +72,7 @@ class CpuTransfer:
         self._own = {slot.index: slot.of(arena.slot) for slot in layout.slots}
 
     def begin(self, step: int, chunks: Sequence[Chunk], recorder: Recorder | None) -> None:
-        """Do nothing: only a GPU prepares its copies back; `receive` waits for all chunks."""
+        """Do nothing, because `receive` waits for all chunks and then copies the means."""
 
     def send(self, chunk: Chunk, recorder: Recorder | None) -> None:
         """Copy the chunk's gradients into this rank's part of the arena, and post the chunk."""
@@ -97,7 +97,7 @@ class CpuTransfer:
         """Do nothing, because `send` returns only after posting its chunk."""
 
     def count_times(self) -> None:
-        """Do nothing, because `HostExchange` counts all times."""
+        """Do nothing, because `HostExchange` itself measures a CPU worker's times."""
 
     @torch.no_grad()
     def receive(self, step: int) -> None:
@@ -217,7 +217,7 @@ class DeviceTransfer:
             self._gather(chunk)
         gathered = self._device.record(timed=True)
         self._now.gathers[chunk.number] = begin, gathered
-        self._to_host.wait_event(gathered)  # not for kernels that are queued later
+        self._to_host.wait_event(gathered)  # does not wait for later kernels
         with self._device.use(self._to_host):
             with noted(recorder, Kind.D2H, str(chunk.number), alone=True):
                 bytes_of(chunk, self._arena.slot).copy_(

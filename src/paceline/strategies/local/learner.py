@@ -35,7 +35,7 @@ class LocalReplica(SingleReplica):
         self.learner: LocalModel | None = None
 
     def exchange_state(self) -> Tensors:
-        """Return what differs between ranks: own parameters, buffers and optimizer state."""
+        """Return this rank's parameters, buffers and optimizer; they differ between ranks."""
         return {} if self.learner is None else self.learner.own_state()
 
     def load_exchange_state(self, state: Tensors) -> None:
@@ -123,7 +123,7 @@ class LocalModel(WholeModel):
     def _load(self, state: State) -> None:
         own = state.own_part(_PART)
         if "tensors" not in own:
-            raise InvalidInput("resume", "the checkpoint has another Paceline version's format")
+            raise InvalidInput("resume", "requires the Paceline version that wrote the checkpoint")
         super()._load(state)
         self._loaded = together(own, state.file(_PART))
         self.updates.load_state_dict(self._loaded)
@@ -131,7 +131,7 @@ class LocalModel(WholeModel):
         self._num_taken = self.updates.num_steps
 
     def own_state(self) -> Tensors:
-        """Return what differs between ranks: own parameters, buffers and optimizer state."""
+        """Return this rank's parameters, buffers and optimizer; they differ between ranks."""
         optimizer, _ = optimizer_state(self._optimizer, list(self._model.named_parameters()))
         own = {
             "updates": self.updates.state_dict()["own"],

@@ -177,7 +177,7 @@ def _spans_of_fragment(
 
     start_s = times.trained_from_s
     if before is not None and turn.overlapped:
-        if is_first:  # the plan has no exchange before the first fragment: one span for all steps
+        if is_first:  # as in the plan, one span for all steps before the run's first exchange
             start_s = before.copied_s
         else:
             yield span(Kind.TRAIN, f"{part}.overlapped", before.copied_s, before.due_s)

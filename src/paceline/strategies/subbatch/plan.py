@@ -123,8 +123,8 @@ def memory(workload: Workload, machine: Machine, config: SubBatch) -> Mapping[st
     needed = {device.name: max(in_head, replica_nbytes(body)) for device in devices}
     for layer in head:
         outputs = num_outputs(layer)
-        # `devices` may omit nodes that equal the first node; workers of this node have the largest
-        # shares, so these suffice.
+        # The first node's devices may represent equal nodes. Its workers have the largest shares,
+        # so ignore the shares of other nodes.
         for device, own in zip(devices, shares(outputs, workers), strict=False):
             needed[device.name] += state_nbytes([layer]) * own // outputs
     return needed

@@ -135,7 +135,7 @@ def _calibrated(
 
 
 def planned_nbytes(workload: Workload, machine: Machine, config: SubBatch) -> dict[str, float]:
-    """Return the planned bytes that each worker sends in a step, by purpose."""
+    """Return the planned bytes that each worker sends per step, by purpose such as "loss"."""
     if len(machine.devices) > 1:
         # An exchange task counts all bytes that a host sends, so plan a separate host per worker.
         names = [f"host{i}" for i in range(len(machine.devices))]

@@ -153,7 +153,7 @@ class SplitTrainer:
 
     @property
     def sent_nbytes(self) -> dict[str, float]:
-        """Mean number of bytes that this rank sends in a step, by purpose."""
+        """Mean number of bytes that this rank sends per step, by purpose such as "activations"."""
         sent = {
             "activations": self.sent.activations_sent,
             "activation_gradients": self.sent.activation_gradients_sent,
