@@ -47,7 +47,7 @@ class ProcessSettings(NamedTuple):
 
 
 class Command(Enum):
-    """A command without fields: to stop, try the speed, or save or load the worker's state."""
+    """A command without fields: stop, measure the speed, save or load the worker's state."""
 
     STOP = "stop"
     TRY = "try"

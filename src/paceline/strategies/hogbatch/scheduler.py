@@ -301,7 +301,7 @@ class BatchScheduler:
     def restore(self, values: Mapping[str, Any]) -> None:
         """Restore what `state` returned.
 
-        Raises InvalidInput if the saved epochs differ in size from this run.
+        Raises InvalidInput if the saved epochs differ in size from those of this run.
         """
         epoch = values["counts"]["epoch"]
         begun = slice(epoch + 1)

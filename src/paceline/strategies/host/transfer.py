@@ -103,7 +103,7 @@ class CpuTransfer:
     def receive(self, step: int) -> None:
         """Wait for the sums of all chunks; replace gradients that any rank changed by the means."""
         self._arena.wait_step()
-        # If the program has written into a view, copying is cheaper than views from now on.
+        # If the program writes into views, use copies from now on, which cost less than page faults.
         if self._as_views and self._arena.refresh(step):
             self._as_views = False
         changed = changed_on_any(self._arena, step)
@@ -144,7 +144,7 @@ class CpuTransfer:
 
 @dataclass
 class _StepTimes:
-    """The CUDA events of a step, from which the times of its exchange are computed.
+    """The GPU events of a step, from which the times of its exchange are computed.
 
     `gathers`: by chunk number, the events before and after gathering the chunk's gradients.
     `copied`: by chunk number, the event after the copy back. `end`: after the scatter of the means.
