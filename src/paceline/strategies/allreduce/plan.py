@@ -3,9 +3,10 @@
     worker0 compute   load  fwd1 fwd2 fwd3 | bwd3 bwd2 bwd1 |          step
     exchange                                      [bucket 0] [bucket 1]
 
-A bucket is reduced after all workers have computed all its gradients, and after the previous bucket
-has been reduced. The weight update waits for the last bucket. CPU workers copy gradients into
-buckets during backward. With a codec (`core.collective`) they also copy the decoded gradients.
+The all-reduce of a bucket starts after all workers have computed all gradients of the bucket, and
+after the all-reduce of the previous bucket. The weight update waits for the last bucket. CPU
+workers copy gradients into buckets during backward. With a codec (`core.collective`) they also copy
+the decoded gradients.
 """
 
 from collections import Counter
@@ -24,7 +25,7 @@ from paceline.core.workload import Layer, Workload
 from paceline.strategies.allreduce.config import AllReduce
 
 _MIB = 2**20
-_ENCODABLE = (2, 4)  # element sizes of float32 and of the types that convert to it exactly
+_ENCODABLE = (2, 4)  # element sizes in bytes: float32, and types that convert to float32 exactly
 _COPIED = 2  # bytes of memory traffic per copied byte
 
 
@@ -43,8 +44,8 @@ _Exchanges = tuple[tuple[Bucket, Collective], ...]
 def buckets(ready: Sequence[Layer], bucket_mb: int | None) -> list[Bucket]:
     """Return the buckets that DistributedDataParallel uses after its first iteration.
 
-    `ready`: layers in backward order. A parameter is added to the open bucket of its element size,
-    until the bucket reaches its capacity.
+    `ready`: layers in backward order. A bucket has parameters of one element size, and is complete
+    once it reaches its capacity.
     """
     capacities = [_MIB, 25 * _MIB] if bucket_mb is None else [bucket_mb * _MIB]
     closed: list[Bucket] = []
@@ -82,7 +83,10 @@ def plan(workload: Workload, machine: Machine, config: AllReduce, window: Window
 
 
 def _copied(workload: Workload, devices: Sequence[Device], traffic: int) -> Workload:
-    """Add copies to backward, unless all workers are GPUs; `traffic`: bytes per gradient byte."""
+    """Add the traffic of copying gradients into buckets to backward, unless all are GPUs.
+
+    `traffic`: bytes read and written per byte of a gradient.
+    """
     if all(device.kind == DeviceKind.GPU for device in devices):
         return workload
     layers = tuple(
@@ -100,7 +104,7 @@ def _step_tasks(compute: ComputeStep, exchanges: _Exchanges, step: int) -> Itera
         for task in compute.tasks(step, worker):
             yield task
             if task.kind is Kind.BACKWARD:
-                # Encoding begins in the hook of the bucket's last gradient.
+                # DistributedDataParallel encodes a bucket in the hook of its last gradient.
                 for exchange in completed.get(task.part, ()):
                     yield from exchange.encodes(step, worker, task.id)
     last: tuple[TaskId, ...] = ()

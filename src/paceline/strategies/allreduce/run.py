@@ -14,7 +14,7 @@ from paceline.strategies.allreduce.config import AllReduce
 def method(
     config: AllReduce, compression: Compression | None = None, chunk: Chunking | None = None
 ) -> Method:
-    """Return torch's all-reduce as the method; `compression` replaces the codec in `config`."""
+    """Return the exchange method; `compression` replaces `config.codec`, `chunk` is ignored."""
     if compression is None and config.codec is not None:
         compression = Compression(config.codec)
     return Method("allreduce", compression=compression)

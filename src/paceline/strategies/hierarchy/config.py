@@ -8,7 +8,7 @@ from pydantic.dataclasses import dataclass
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Hierarchy:
-    """Sum gradients in each host's memory, then among groups of hosts, level by level.
+    """Sum gradients in each host's memory, then among groups of hosts, then groups of groups.
 
     `chunk`: number of layers exchanged together. `between`: how hosts exchange their sums. With
     "rings" every worker receives all sums and updates its weights. With "servers" each host is the

@@ -6,14 +6,16 @@
     host exchange                                    [out 0][out 1][in 1][in 0]
     gpu0 h2d                                                                   [h2d 0]
 
-The drawing shows only the first of several chunks. One ring over all hosts would have a latency
-that grows with their number; rings over groups have the latency of their few members.
+The drawing shows only the first of several chunks. `out 0` is the reduce-scatter in the smallest
+groups of hosts, `out 1` that between these groups; `in 1` and `in 0` are the all-gathers back
+(`core.transfer.Shares`). The latency of one ring over all hosts would grow with the number of
+hosts; the latency of these rings grows only with the size of the groups.
 
 With `between="servers"` (`core.transfer`) the hosts form the tree of parameter servers of Du et al.
 2017, section 3.4, with synchronous updates. Every host serves a share of the parameters, so no host
-is a bottleneck. A worker then copies the received parameters into its model. The plan gives this
-copy the cost of a weight update. Otherwise several workers would seem faster than a single worker,
-although the single worker could also replace its update by a copy.
+is a bottleneck. Servers update the parameters, and workers only copy them into their models. Still,
+the plan gives this copy the cost of a weight update, because otherwise plans with servers would
+seem faster than a single worker only by leaving out the update.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +35,8 @@ _SERVED = 3  # values that a server keeps per parameter: parameter, gradient sum
 def plan(workload: Workload, machine: Machine, config: Hierarchy, window: Window) -> Plan:
     """Plan `window.num_steps` steps on the first `config.workers` devices.
 
-    A device of `machine` may represent several equal nodes.
+    If `machine` is a `Symmetric`, its first host represents all nodes with workers. Raises
+    InvalidInput if `servers` is set for several levels of groups, or exceeds the number of hosts.
     """
     devices = machine.first_devices(config.workers)
     exchanges: tuple[ChunkExchange, ...] = ()
@@ -43,7 +46,7 @@ def plan(workload: Workload, machine: Machine, config: Hierarchy, window: Window
         num_servers = _num_servers(config, num_hosts)
         levels = rings(machine, memory.hosts, devices) if num_hosts > 1 else ()
         if len(levels) > 1 and config.servers is not None:
-            problem = f"cannot be set on {machine.name}, whose hosts form groups of groups"
+            problem = f"cannot be set on {machine.name}, whose network has several levels of groups"
             raise InvalidInput("servers", problem, hint="omit it")
 
         def between(chunk: str, layers: Sequence[Layer]) -> Shares:
@@ -70,10 +73,10 @@ def variants(workers: int) -> list[Hierarchy]:
 
 
 def memory(workload: Workload, machine: Machine, config: Hierarchy) -> Mapping[str, int]:
-    """Return the bytes of each worker's replica, and of gradients and weights in host memory.
+    """Return the bytes needed on each worker's device and in each host's memory.
 
-    A host keeps the gradients of each of its workers, and their sum; a server also keeps its share
-    of the parameters, gradient sums and momentum.
+    A device stores a replica. A host stores the gradients of each of its workers, and their sum; a
+    server also stores its share of the parameters, gradient sums and momentum.
     """
     devices = machine.first_devices(config.workers)
     needed = dict.fromkeys((device.name for device in devices), replica_nbytes(workload))

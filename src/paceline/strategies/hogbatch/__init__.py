@@ -8,7 +8,7 @@ _PLANNING = Planning(
     plan.plan,
     memory=plan.memory,
     calibrate=None,
-    # These policies suit devices of different speeds.
+    # The planner compares the two policies that suit devices of different speeds.
     variants=lambda workers: [Hogbatch(workers, policy) for policy in ("adaptive", "cpu_gpu")],
     is_asynchronous=True,
 )

@@ -78,7 +78,7 @@ class Hogbatch:
         return self.gpu_depth if kind == DeviceKind.GPU else 1
 
     def weighted(self, spec: "WorkerSpec", num_updates: int) -> float:
-        """Return the number of updates that a policy counts: `beta` for each update of a CPU."""
+        """Return `num_updates` as policies count it: times `beta` on a CPU, unchanged on a GPU."""
         return num_updates * (self.beta if spec.kind == DeviceKind.CPU else 1.0)
 
 
@@ -106,7 +106,7 @@ class WorkerSpec:
         return self.threads if self.kind == DeviceKind.CPU else 0
 
     def num_updates(self, size: int) -> int:
-        """Return the number of updates of a batch: one on a GPU, one per used thread on a CPU."""
+        """Return how often a batch updates the model: once per CPU thread used, once on a GPU."""
         return min(self.threads, size)
 
     def name(self, number: int) -> str:

@@ -41,7 +41,7 @@ _LOG = "log/batches_s"
 
 @dataclass(eq=False, kw_only=True)
 class WorkerProcess(PacketWorker):
-    """A worker process and its progress; its module `MODULE` is run with `ProcessSettings`."""
+    """A worker process that runs `python -m MODULE`, and its progress."""
 
     MODULE = "paceline.strategies.hogbatch.worker"
     progress: WorkerProgress
@@ -53,7 +53,10 @@ class WorkerProcess(PacketWorker):
 
 
 class KnownWorker(NamedTuple):
-    """A worker of this run or of the run it resumes; `name`: device name in results."""
+    """A worker of this run, or of an interrupted run that this run resumes.
+
+    `name`: device name in results. `tried_samples_per_s`: measured speed; None without a trial.
+    """
 
     name: str
     spec: str
@@ -65,8 +68,8 @@ class Coordinator:
 
     `epoch_sizes`: the number of samples in each epoch. `between`: a callback that is called after
     each poll of the workers; it may call `pause`, or raise an exception to end training. `log`: the
-    batches of all epochs. `lost`: for each lost worker, its name and why it was lost. `past`: the
-    workers that a resumed run had before it was interrupted.
+    completed batches of all epochs. `lost`: a text per lost worker, with its name and the reason.
+    `past`: in a resumed run, the workers that trained before the interruption.
     """
 
     def __init__(
@@ -95,7 +98,7 @@ class Coordinator:
 
     @property
     def known(self) -> list[KnownWorker]:
-        """All workers of the run, including those in `past`, by number."""
+        """All workers of the run in ascending order of their numbers, including those in `past`."""
         found = list(self.past)
         for one in (worker.progress for worker in self.processes.workers):
             speed = one.trial.samples_per_s if one.trial else None
@@ -114,7 +117,7 @@ class Coordinator:
         for number, spec in enumerate(specs, len(self.past)):
             count, depth = spec.num_cores, self._config.depth_of(spec.kind)
             if count > len(free):
-                count = 0  # the kernel chooses the worker's cores
+                count = 0  # too few free cores: leave the choice of cores to the kernel
             cores, free = tuple(cpu for core in free[:count] for cpu in core), free[count:]
             settings = messages.ProcessSettings(number, spec, depth, cores, training)
             fds = training.parameters.fd, training.data.fd
@@ -123,11 +126,11 @@ class Coordinator:
             self.processes.add(WorkerProcess(number, process, wire, progress=progress))
 
     def try_speeds(self) -> list[messages.SpeedTrial]:
-        """Wait until all workers are ready, then run all speed trials at the same time.
+        """Wait until all workers are ready, then let all measure their batch times at once.
 
         Raises WorkerLost if no worker starts, and InvalidInput if a worker rejects its settings.
         """
-        # Run all trials at once, because workers that share cores or memory slow each other down.
+        # Measure all at once, because workers that share cores or memory slow each other down.
         self._poll(lambda: all(worker.is_ready for worker in self.processes.running))
         self._ask(self.processes.running, messages.Command.TRY)
         trials = (one.progress.trial for one in self.processes.running)
@@ -140,7 +143,7 @@ class Coordinator:
             worker.progress.trial = None
 
     def begin(self) -> None:
-        """Create the policy for the running workers, and send resumed workers their states."""
+        """Create the policy for the running workers; send saved states to workers that have one."""
         self.scheduler.choose_policy([one.progress for one in self.processes.running])
         loading = [one for one in self.processes.running if one.number in self._resumed]
         for worker in loading:
@@ -151,7 +154,7 @@ class Coordinator:
         self._ask(loading, messages.Command.LOAD)
 
     def train_epoch(self, epoch: int, order: Tensor) -> tuple[float, float]:
-        """Train once on the samples in this order; return the mean loss and the seconds.
+        """Train once on the samples in this order; return the mean loss and the seconds it took.
 
         Raises InvalidInput if a loss is not finite, and WorkerLost if no worker is left.
         """
@@ -224,20 +227,20 @@ class Coordinator:
                 worker.send(work)
 
     def _drop(self, worker: WorkerProcess, why: str) -> None:
-        """Continue without a lost worker; other workers get its unfinished samples."""
+        """Continue without a lost worker, and assign its unfinished samples to other workers."""
         self.lost.append(reason := f"{worker.title} {why}")
         for work, result in self.scheduler.drop(worker.progress, time.monotonic_ns()):
             self._log(worker, work, result)
         if not self.processes.running:
             raise WorkerLost(f"{reason}; no worker is left")
         logger.warning("%s: continuing without it", reason)
-        # A message to a busy worker would extend its deadline.
+        # Only to idle workers, because a message to a busy worker would extend its deadline.
         self._hand_out([one for one in self.processes.running if not one.progress.assigned])
 
     def state(self) -> tuple[Tensors, dict[str, Any]]:
         """Pause the workers, and return the state for a checkpoint, without the model."""
         self.pause()
-        # A copy, because the log cannot grow while a tensor uses its memory.
+        # Copy the log, because a bytearray cannot grow while a tensor uses its memory.
         log, workers = bytearray(self.log.packed), list[dict[str, Any]]()
         tensors = {_LOG: torch.frombuffer(log, dtype=torch.uint8) if log else torch.empty(0).byte()}
         for worker in self._ask(self.processes.running, messages.Command.SAVE):

@@ -101,7 +101,7 @@ class DenseThread:
         return momentum
 
     def _forget(self, optimizer: Optimizer) -> None:
-        self.__dict__.pop("_chain", None)  # the loaded state has new momentum tensors
+        self.__dict__.pop("_chain", None)  # rebuild it: the loaded state has new momentum tensors
 
 
 def _are_plain_samples(samples: TensorSamples, layers: Sequence[nn.Linear]) -> bool:
@@ -121,7 +121,8 @@ def _is_plain_sgd(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> b
     if type(optimizer) is not torch.optim.SGD or hooks or "step" in own:
         return False
     group, *others = optimizer.param_groups
-    is_whole = sorted(map(id, group["params"])) == sorted(map(id, parameters))  # no tied weights
+    # Each parameter must occur once, so tied weights are refused.
+    is_whole = sorted(map(id, group["params"])) == sorted(map(id, parameters))
     return is_whole and not others and all(group[name] == one for name, one in _PLAIN.items())
 
 
@@ -148,7 +149,7 @@ def _flattens_samples(leaf: nn.Module) -> bool:
 
 
 def _leaves_of(model: nn.Module) -> list[nn.Module]:
-    """Return the innermost modules of nested `nn.Sequential`; any other module in a list."""
+    """Return the modules in nested `nn.Sequential`, in order; for any other module, itself."""
     runs_its_modules = isinstance(model, nn.Sequential) and all(
         getattr(type(model), name) is getattr(nn.Sequential, name)
         for name in ("forward", "__iter__", "__call__")

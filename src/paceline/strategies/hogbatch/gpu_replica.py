@@ -61,13 +61,13 @@ class GpuReplica:
     """Trains a copy of the shared model on a GPU, and adds updates to the shared model.
 
     The host adds each update with PyTorch's CPU threads and without locks, so no worker waits for
-    another worker. With `depth` 1, a batch's copies, compute and sum do not overlap. `shared` must
-    be in pinned memory. Bool tensors are not shared, because they cannot be added.
+    another worker. With `depth` 1, a batch's copies, compute and update do not overlap. `shared`
+    must be in pinned memory. Bool tensors are not shared, because they cannot be added.
 
     A batch whose loss is not finite changes neither the shared model nor the model of later
-    batches: its update is zero, and its optimizer step uses zero gradients. `optimizers`: a list of
-    the only optimizer. `copy_in`: the stream that copies samples and the model to the GPU.
-    `copy_out`: the stream that copies updates to the host.
+    batches: its update is zero, and its optimizer step uses zero gradients. `optimizers`: a list
+    with the replica's optimizer. `copy_in`: the stream that copies samples and the model to the
+    GPU. `copy_out`: the stream that copies updates to the host.
     """
 
     def __init__(
@@ -83,11 +83,11 @@ class GpuReplica:
         self._depth, self._device, self._worker = depth, device, worker
         self.compute, self.copy_in = device.current_stream(), device.new_stream()
         self.copy_out = device.new_stream()
-        # The number of batches that are begun and not finished is at most the number of places.
+        # Each batch that is begun and not finished uses one of the (change, update) buffers below.
         self._num_places = max(1, depth - 1)
-        # An event after which the copies of the shared model may be overwritten.
+        # After this event of the compute stream, `_copied` may be overwritten.
         self._taken: Event | None = None
-        # The shared memory, its copy on the device, and the replica's memory.
+        # The shared model's memory, a copy of it on the GPU, and the memory of the GPU's replica.
         self._shared, self._copied = shared.memory, shared.memory.to(device.torch_device)
         self._own = self._copied.clone()
         changes = [torch.empty_like(self._own) for _ in range(self._num_places)]
@@ -235,7 +235,7 @@ class GpuReplica:
 
 @torch.no_grad()
 def clear_gradients(parameters: Sequence[nn.Parameter], where: Tensor) -> None:
-    """Set all gradients to zero if `where`, a scalar that stays on the device, is true."""
+    """Set all gradients to zero if `where`, a bool scalar on the device, is true; never wait."""
     for parameter in parameters:
         if (gradient := parameter.grad) is not None:
             values = gradient._values() if gradient.is_sparse else gradient

@@ -47,7 +47,7 @@ class ProcessSettings(NamedTuple):
 
 
 class Command(Enum):
-    """A command without fields: to stop, try the speed, or save or load the worker's state."""
+    """A command without fields: stop, measure the speed, save or load the worker's state."""
 
     STOP = "stop"
     TRY = "try"
@@ -89,7 +89,7 @@ class ExecuteWork(NamedTuple):
 
 
 class BatchResult(NamedTuple):
-    """The result of a batch.
+    """The result of a batch; all times are nanoseconds of CLOCK_MONOTONIC.
 
     `loss`: the sum of the samples' losses; NaN if unknown. `started_ns`: when the worker began to
     read the model. `begun_ns`: when it began to compute. `stepped_ns`: when the optimizer step

@@ -85,7 +85,7 @@ class BatchCosts:
     shared: bool
 
     def tasks(self, size: int) -> list[Task]:
-        """Return the tasks of the worker's first batch, in order and not yet linked."""
+        """Return the tasks of the worker's first batch in order, without dependencies."""
         device, host = self.device, self.machine.host_of(self.device)
         compute, exchange = compute_lane(device.name), exchange_lane(device.name)
 
@@ -106,7 +106,7 @@ class BatchCosts:
         to_host = (Resource(device.name, Lane.D2H), *lanes_of(self.machine.route(device, host)))
         return [
             samples,
-            # on the exchange lane, so that no update is added during the copy
+            # also occupies the exchange, so that no update is added during the copy
             task(Kind.H2D, MODEL, copied, *to_gpu, exchange),
             *training,
             task(Kind.D2H, "update", copied, *to_host),
@@ -115,10 +115,11 @@ class BatchCosts:
 
 
 class BatchTasks:
-    """Makes a worker's batch tasks; each task waits for the previous task of its batch.
+    """Makes the tasks of a worker's batches, with their dependencies.
 
-    With `depth` 1, a batch also waits for the end of the previous batch. With a larger `depth`,
-    three tasks of batch n also wait for tasks of earlier batches:
+    Each task waits for the previous task of its batch. With `depth` 1, a batch also waits for the
+    end of the previous batch. With a larger `depth`, three tasks of batch n also wait for tasks of
+    earlier batches:
 
         copy of the samples    the copies of batch n - 1, and the end of batch n - depth
         copy of the model      the end of batch n - depth + 1
@@ -130,7 +131,7 @@ class BatchTasks:
         self._latest: deque[list[Task]] = deque(maxlen=depth)  # tasks of the latest batches
 
     def next(self, first: Sequence[Task]) -> list[Task]:
-        """Return the next batch's tasks; `first`: tasks of a first batch of equal size."""
+        """Return the next batch's tasks; `first`: a batch of equal size by `BatchCosts.tasks`."""
         made: list[Task] = []
         for task in first:
             after = tuple(one.id for one in made[-1:]) + self._others(task, made)
@@ -140,7 +141,10 @@ class BatchTasks:
         return made
 
     def _others(self, task: Task, made: Sequence[Task]) -> tuple[TaskId, ...]:
-        """Return the tasks of earlier batches that `task` waits for."""
+        """Return the tasks of earlier batches for which `task` waits.
+
+        `made`: the tasks that precede `task` in its batch.
+        """
         if not made:
             return self._last(1, Kind.H2D) + self._last(self._depth)
         if task.part == MODEL:
@@ -149,7 +153,10 @@ class BatchTasks:
         return self._last(1, Kind.STEP) if begins else ()
 
     def _last(self, before: int, kind: Kind | None = None) -> tuple[TaskId, ...]:
-        """Return the last task, or the last of a kind, of the batch `before` batches ago."""
+        """Return the last task of batch n - `before`, where n is the next batch; () if unknown.
+
+        `kind`: consider only tasks of this kind.
+        """
         batch = self._latest[-before] if 0 < before <= len(self._latest) else []
         return tuple(task.id for task in batch if kind in (None, task.kind))[-1:]
 
@@ -166,11 +173,11 @@ def plan(workload: Workload, machine: Machine, config: Hogbatch, window: Window)
 
 
 def memory(workload: Workload, machine: Machine, config: Hogbatch) -> dict[str, int]:
-    """Return the bytes that each worker's device needs, and the host for the shared model.
+    """Return the bytes needed on each worker's device, and on the host for the shared model.
 
-    A worker stores the activations of its largest batch; a CPU worker also a gradient per thread; a
-    GPU also the replica, its gradient, the copy of the shared model, the samples of `gpu_depth`
-    batches, and the changes of `gpu_depth` - 1 batches (at least one).
+    A worker stores the activations of its largest batch. A CPU worker also stores a gradient per
+    thread. A GPU also stores its replica, a gradient, a copy of the shared model, the samples of
+    `gpu_depth` batches, and the updates of `gpu_depth` - 1 batches (at least one).
     """
     workers = PricedWorkers(workload, machine, config)
     model, depth = workload.gradient_nbytes, config.gpu_depth
@@ -187,7 +194,7 @@ def memory(workload: Workload, machine: Machine, config: Hogbatch) -> dict[str, 
 
 
 def _spec(machine: Machine, device: Device, config: Hogbatch) -> WorkerSpec:
-    """Return the worker on a device; without `threads`, CPU devices divide the cores evenly."""
+    """Return a device's worker; by default, a host's CPU devices divide its cores evenly."""
     if device.kind == DeviceKind.GPU:
         return WorkerSpec(DeviceKind.GPU)
     place = (device.host, device.kind)
@@ -197,10 +204,10 @@ def _spec(machine: Machine, device: Device, config: Hogbatch) -> WorkerSpec:
 
 
 class PricedBatch(NamedTuple):
-    """A worker's tasks for a first batch of `size` samples, and each task's seconds.
+    """The tasks of a worker's batch of `size` samples, and the seconds of each task.
 
-    `period_s`: seconds between the ends of successive batches. `computing_s`: seconds in which a
-    batch computes.
+    `period_s`: seconds between the ends of successive batches. `computing_s`: sum of the seconds of
+    the compute tasks.
     """
 
     size: int
@@ -213,10 +220,10 @@ class PricedBatch(NamedTuple):
 class PricedWorkers:
     """Simulates how the coordinator assigns batches to workers on a machine's first devices.
 
-    `specs`: the workers of a run, whose GPUs always copy the shared model. By default there are
-    `config.workers` workers. `batch(worker, size)` returns a worker's `PricedBatch`.
-    `num_updates`: each worker's number of updates so far. `computing_s`: the seconds in which each
-    worker computes its assigned batches.
+    `specs`: the workers of a real run, in which a GPU copies the shared model even if it is the
+    only worker. By default `config.workers` workers are planned. `batch(worker, size)` returns a
+    worker's `PricedBatch`. `num_updates`: each worker's number of updates so far. `computing_s`:
+    for each worker, the sum of `PricedBatch.computing_s` so far.
     """
 
     def __init__(
@@ -257,7 +264,8 @@ class PricedWorkers:
                 busy[resource] += task_s
         period_s = whole_s = fsum(seconds)
         if depth > 1:
-            # The copy of the model for batch n + depth - 1 waits for the end of batch n.
+            # The copy of the model for batch n + depth - 1 waits for the end of batch n. So
+            # depth - 1 periods are at least the time of a batch without the copy of its samples.
             most_s = (whole_s - seconds[0]) / (depth - 1)
             period_s = max(*busy.values(), most_s, whole_s / depth)
         computing_s = busy[compute_lane(self.devices[worker].name)]
@@ -273,16 +281,16 @@ class PricedWorkers:
         return batch
 
     def complete(self, worker: int) -> int:
-        """Count a worker's oldest batch as done; return the batch's size, 0 without a batch."""
+        """Count a worker's oldest batch as done; return its size, or 0 if none is assigned."""
         size = self._assigned[worker].popleft() if self._assigned[worker] else 0
         self.num_updates[worker] += self.specs[worker].num_updates(size)
         return size
 
     def _expected(self, worker: int) -> list[float]:
-        """Return the updates that each worker will have made when `worker` begins its next batch.
+        """Estimate how many updates each worker has made when `worker` begins its next batch.
 
-        By then `worker` has completed its assigned batches; every other worker has completed all
-        but its newest batch.
+        Assumes that `worker` has then completed its assigned batches, and every other worker all
+        of its assigned batches but the newest. Counts as in `Hogbatch.weighted`.
         """
         found = []
         for other, (spec, assigned) in enumerate(zip(self.specs, self._assigned, strict=True)):
@@ -295,9 +303,9 @@ class PricedWorkers:
 class EventLoop:
     """Simulates a run: the next batch goes to the worker that first requests work.
 
-    An event is (time, task's index in the plan, worker): at this time the task is ready. If the
-    index is `_ASKS`, the worker requests work instead. Tasks that are ready at the same time start
-    in the plan's order, as in the simulator.
+    An event is (time, index, worker): at this time, the task with this index in the plan is ready.
+    With index `_ASKS`, the worker requests work. Tasks that are ready at the same time start in
+    the plan's order, as in the simulator.
     """
 
     def __init__(self, workers: PricedWorkers) -> None:
@@ -314,7 +322,8 @@ class EventLoop:
     def tasks(self, num_samples: float = inf, horizon_s: float = inf) -> Iterator[Task]:
         """Return the tasks, batch by batch, in the order in which batches are assigned.
 
-        `num_samples`: the run ends after this number of samples; tasks that end later are left out.
+        `num_samples`: the run ends once this number of samples is done; tasks that end after the
+        run are left out.
         `horizon_s`: no batch is assigned at or after this time.
         """
         end_s, num_done = inf, 0
@@ -346,14 +355,14 @@ class EventLoop:
         self._last.add(len(self._tasks) - 1)
 
     def _queue_if_ready(self, time_s: float, place: int, worker: int) -> None:
-        """Queue a task for the time when its parents end, if all parents have started."""
+        """Queue task number `place` for the end of its parents, if all parents have started."""
         after = self._tasks[place].after
         if all(parent in self._ends_s for parent in after):
             ready_s = max([time_s, *(self._ends_s[parent] for parent in after)])
             heappush(self._events, (ready_s, place, worker))
 
     def _start(self, time_s: float, place: int, worker: int) -> None:
-        """Simulate a ready task, which runs as soon as its resources are free."""
+        """Simulate task number `place`, ready at `time_s`, as soon as its resources are free."""
         task = self._tasks[place]
         end_s = max([time_s, *(self._free_s[resource] for resource in task.on)])
         end_s += self._seconds[place]

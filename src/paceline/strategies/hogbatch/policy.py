@@ -1,7 +1,7 @@
 """Built-in and user-defined policies for batch sizes (Ma, Rusu et al. 2020, section VI).
 
-The coordinator and the plan ask the same policy for the size of each batch. The arguments are each
-worker's number of updates (u in algorithm 2) and the size of each worker's latest batch (b).
+The coordinator and the plan use the same policy. It chooses the size of a batch by each worker's
+number of updates (u in algorithm 2) and the size of each worker's latest batch (b).
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -103,10 +103,11 @@ class _Thread:
         self._dense = DenseThread.of(*own)
 
     def train(self, rows: Tensor, rate: float, started_ns: int, traced: bool) -> _Result:
-        """Train on a part of a batch; if `traced`, in PyTorch, whose hooks record the layers.
+        """Train on a part of a batch; if `traced`, use PyTorch, whose hooks record the layers.
 
-        Returns the sum of the losses, and the times of the start and of the ends of forward pass,
-        backward pass and step; each end before and after the wait that simulates a slower device.
+        Returns the sum of the losses, and times in ns: the start of the batch; then for forward,
+        backward and step the end of this phase, and the end of the simulated wait after it. If the
+        loss is not finite, only the forward pass runs.
         """
         self._learner.set_rate(rate)
         value, backward, step = self._forward(rows, traced)
@@ -131,7 +132,7 @@ class _Thread:
         return float(loss.detach()), loss.backward, self._learner.step
 
     def _wait(self, since_ns: int) -> tuple[int, int]:
-        """Wait for `slow` - 1 times the time since `since_ns`; return the times around the wait."""
+        """Wait for `slow` - 1 times the time since `since_ns`; return the wait's begin and end."""
         now = time.monotonic_ns()
         if self._slow == 1:
             return now, now

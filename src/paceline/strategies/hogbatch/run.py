@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 
 _MODEL, _PART = "model", "hogbatch"  # names of this strategy's files in a checkpoint
 _MOST_THREADS_PER_CORE = 4
-_SLACK_S = 1e-3  # a layer's hook runs shortly after the layer
+_SLACK_S = 1e-3  # tolerated error of traced times: a layer's hook runs shortly after the layer
 
 
 @contextmanager
@@ -107,12 +107,15 @@ class HogbatchRunner:
         self._all_epochs = speed_trial.Epochs(self.workload, session.config, *counts)
 
     def measure(self) -> PricedMachine:
-        """Start workers, end those that do not help; return a machine with the others' speeds."""
+        """Start the workers, end workers that do not speed up the run, and begin training.
+
+        Returns a machine with the measured speeds of the remaining workers, and a cost model.
+        """
         if self._session.resumed is not None:
             self.restore(self._session.resumed)
         coordinator, settings = self.coordinator, self._settings
         coordinator.start(self._specs)
-        # Computed while the workers start.
+        # Create the schedule while the workers start.
         num_steps = -(-sum(self._sizes) // settings.batch_size)
         rates = ScheduledRate(*learning_by(self._recipe, settings, num_steps), settings.batch_size)
         coordinator.scheduler.rate_at = rates.factor
@@ -147,7 +150,7 @@ class HogbatchRunner:
     def epochs(self) -> Iterator[Epoch]:
         """Train each epoch and yield its result; a caller may stop early and call `outcome`."""
         progress, recipe = self._session.progress, self._recipe
-        # The shared model is on the CPU.
+        # Test on the CPU, because the shared model is in host memory.
         alone = replace(self._session.group, device=torch.device("cpu"))
         learning = learning_of(recipe, self._settings)
         progress.begin(sum(self._sizes), "samples")
@@ -173,7 +176,7 @@ class HogbatchRunner:
         return State(own | tensors, parts)
 
     def restore(self, state: State) -> None:
-        """Restore a `state`; must be called before the workers start.
+        """Restore what `state` returned; must be called before the workers start.
 
         If the workers differ from the saved workers, all optimizers and random number generators
         start fresh. Raises InvalidInput if another strategy or run wrote the state, if the model or
@@ -206,7 +209,7 @@ class HogbatchRunner:
         traced = Timeline((span for spans, _ in left for span in spans), Origin.MEASURED)
         workers = [one.progress for one in coordinator.processes.workers]
         trials = [one.trial for one in workers if one.trial is not None]
-        prediction = speed_trial.Prediction(0.0, {}, {})  # none
+        prediction = speed_trial.Prediction(0.0, {}, {})  # no prediction
         # Predictions assume that all workers train from the first epoch to the last.
         if not coordinator.lost and not coordinator.past and len(trials) == len(workers):
             prediction = speed_trial.predict(self._all_epochs, trials)

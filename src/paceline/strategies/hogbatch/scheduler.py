@@ -2,7 +2,7 @@
 
 next_work(worker)         return ExecuteWork: the worker's next samples and learning rate
 complete(worker, result)  count the worker's oldest batch as done
-drop(worker)              remove a lost worker; its unfinished samples are free again
+drop(worker)              remove a lost worker, and unassign its unfinished samples
 """
 
 import warnings
@@ -26,13 +26,13 @@ from paceline.strategies.hogbatch.policy import Policy, policy_of
 
 MOST_REPORTED = 32  # maximum number of batches in one message of a worker
 _MOST_TRACED = 50  # maximum number of traced batches per worker
-_PREFETCHED_S = 0.05  # seconds of work sent in advance, because a request takes about 0.3 ms
+_PREFETCHED_S = 0.05  # seconds of work per worker sent in advance; a request takes about 0.3 ms
 # Prefetched work is at most 1/10 of the epoch's remaining time. So at the end of an epoch no worker
 # waits long for batches that another worker has prefetched.
 _LEFT_OVER_PREFETCHED = 10
-_OWN_FIELDS = ("params", "lr", "initial_lr")  # fields that a schedule may change
+_OWN_FIELDS = ("params", "lr", "initial_lr")  # a schedule must leave all other fields unchanged
 _NS = 1e-9
-# The fields of a scheduler and of a worker that a checkpoint contains.
+# Attributes of `BatchScheduler` (_COUNTS) and `WorkerProgress` that a checkpoint contains.
 _COUNTS = ("epoch", "loss_sum", "num_reported", "num_batches", "num_updates")
 WORKER_COUNTS = ("num_updates", "size", "staleness")
 
@@ -126,7 +126,7 @@ class WorkerProgress:
         self._begin(num_others)
 
     def complete(self, result: BatchResult, num_others: int) -> ExecuteWork:
-        """Remove and return the oldest batch; `num_others`: see `assign`."""
+        """Remove and return the oldest batch; `num_others`: other workers' updates so far."""
         work = self.assigned.popleft()
         # Batches of a GPU overlap, so a batch's time begins at the end of the previous batch.
         took_ns = result.ended_ns - max(result.started_ns, self.ended_ns)
@@ -144,15 +144,16 @@ class WorkerProgress:
 class BatchScheduler:
     """Assigns samples to workers and counts completed batches.
 
-    Each sample of an epoch is assigned once, as a part of a range of the epoch's sample order.
+    A batch is a range of positions in the epoch's random order of samples.
 
     `epoch_sizes`: the number of samples of each epoch. `committed`: a shared tensor, to which each
-    worker writes the number of its last completed batch. `free`: the epoch's unassigned ranges in
-    ascending order. `num_done`: the number of its used samples. `num_reported`: the number of its
-    samples with a known loss. `loss_sum`: the sum of these losses. `num_batches`, `num_updates`:
-    counts of the run. `active`: the workers that get batches, in the policy's order. `policy`: None
-    before the speed trials. `rate_at`: returns the learning rate's factor after a number of samples
-    of the run.
+    worker writes the number of its last completed batch. `active`: the workers that get batches, in
+    the policy's order. `policy`: None before the speed trials. `rate_at`: returns the factor of the
+    learning rate after a number of samples of the run.
+
+    For the current epoch, `free` has the unassigned ranges in ascending order, `num_done` counts
+    samples trained on, `num_reported` counts samples with a known loss, and `loss_sum` sums these
+    losses. `num_batches` and `num_updates` count over the whole run.
     """
 
     def __init__(
@@ -174,21 +175,21 @@ class BatchScheduler:
 
     @property
     def is_epoch_done(self) -> bool:
-        """Whether all samples of the current epoch have been used."""
+        """Whether the workers have trained on all samples of the current epoch."""
         return self.num_done == self._epoch_sizes[self.epoch]
 
     @property
     def _first_sample(self) -> int:
-        """The number of samples of the run before the current epoch."""
+        """The number of samples in all epochs before the current epoch."""
         return sum(self._epoch_sizes[: self.epoch])
 
     @property
     def mean_loss(self) -> float:
-        """The mean loss of the samples trained on in the current epoch."""
+        """The mean loss of the samples of the current epoch whose loss is known; 0 for none."""
         return self.loss_sum / max(1, self.num_reported)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Begin an epoch, all of whose samples are free."""
+        """Begin an epoch: none of its samples is assigned."""
         self.epoch, self.free, self.num_done = epoch, [range(self._epoch_sizes[epoch])], 0
         self.loss_sum, self.num_reported = 0.0, 0
 
@@ -241,11 +242,10 @@ class BatchScheduler:
         return len(assigned_s) < MOST_REPORTED and sum(assigned_s) < most_s
 
     def expected_updates(self, worker: WorkerProgress) -> list[float]:
-        """Return each active worker's expected number of updates when `worker` begins a new batch.
+        """Estimate how many updates each active worker has made when `worker` begins a new batch.
 
-        That is when all batches assigned to `worker` are done. A batch is done, but unreported, if
-        its number is at most the worker's value in `committed`. For the numbers see
-        `Hogbatch.weighted`.
+        A new batch begins when all batches assigned to `worker` are done. Batches up to a worker's
+        number in `committed` are done, even if not yet reported. Counts as in `Hogbatch.weighted`.
         """
         done = {one: int(self._committed[one.number]) for one in self.active}
         unfinished = (work for work in worker.assigned if work.batch > done[worker])
@@ -276,7 +276,7 @@ class BatchScheduler:
     def drop(self, worker: WorkerProgress, now_ns: int) -> list[tuple[ExecuteWork, BatchResult]]:
         """Remove a lost worker; return its committed but unreported batches, with results.
 
-        The samples of the worker's other batches become free again.
+        The samples of the worker's unfinished batches can be assigned again.
         """
         # The policy must leave out the lost worker before its samples are assigned again.
         self.choose_policy([one for one in self.active if one is not worker])
@@ -299,7 +299,10 @@ class BatchScheduler:
         }
 
     def restore(self, values: Mapping[str, Any]) -> None:
-        """Restore a `state`; raise InvalidInput if the saved run has other epoch sizes."""
+        """Restore what `state` returned.
+
+        Raises InvalidInput if the saved epochs differ in size from those of this run.
+        """
         epoch = values["counts"]["epoch"]
         begun = slice(epoch + 1)
         sizes, before = self._epoch_sizes[begun], values["epoch_sizes"][begun]

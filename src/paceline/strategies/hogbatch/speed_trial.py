@@ -29,7 +29,7 @@ _SOURCE = "measured by the workers' trials before this run"
 _FREE = LinearTime(0.0, 1 / UNLIMITED_BYTES_PER_S)  # zero, because trials include the copies
 _LEAST_SHARE = 1e-3  # least fraction of a batch's time that the fit assigns to arithmetic
 _GAIN = 1.001  # smaller gains are rounding errors
-_MOST_JUDGED_EPOCHS = 3  # more than one, as the policy still changes batch sizes in the first epoch
+_MOST_JUDGED_EPOCHS = 3  # epochs simulated; more than one, as the policy adapts in the first epoch
 _MOST_JUDGED_BATCHES = 5000  # batches simulated before an epoch's middle is extrapolated
 
 
@@ -51,7 +51,7 @@ def machine_of(workload: Workload, trials: Sequence[SpeedTrial]) -> Machine:
 
 
 def _rate(workload: Workload, trial: SpeedTrial) -> tuple[float, float]:
-    """Fit flops/s and seconds per call to a trial."""
+    """Fit a device's flops/s and seconds per call to a trial, and return both."""
     points = []
     for size, batch_s in trial.seconds.items():
         own = [cost for _, _, cost in computed(workload, trial.spec.threads, size)]
@@ -105,11 +105,10 @@ class Prediction(NamedTuple):
 
 
 def admit(epochs: Epochs, trials: Sequence[SpeedTrial]) -> dict[int, str]:
-    """Return why workers are not admitted, by worker number, slowest worker first.
+    """Return the workers without which the run is at least as fast.
 
-    A worker is not admitted if the run is as fast without the worker. Judges workers from the
-    slowest to the fastest, until a worker helps or one is left. `trials`: trials that all workers
-    ran at the same time.
+    Maps a worker's number to a reason for the user. Tests workers from the slowest to the fastest,
+    until a worker speeds up the run or one is left. `trials`: all workers' simultaneous trials.
     """
     remaining, useless = list(trials), {}
     together = predict(epochs, remaining).samples_per_s
@@ -171,7 +170,10 @@ def predict(epochs: Epochs, trials: Sequence[SpeedTrial]) -> Prediction:
 
 
 def _epoch_seconds(workers: PricedWorkers, num_samples: int) -> tuple[float, float]:
-    """Simulate an epoch batch by batch; return its simulated and its extrapolated seconds."""
+    """Simulate an epoch batch by batch; return the simulated and the extrapolated seconds.
+
+    The epoch takes the sum of both.
+    """
     left, num_batches, extrapolated_s = num_samples, 0, 0.0
     free = [(0.0, worker) for worker in range(len(workers.specs))]
     while left:

@@ -1,7 +1,8 @@
 """A worker process, which requests batches and trains on them until it gets Command.STOP.
 
-The coordinator runs `python -m paceline.strategies.hogbatch.worker WIRE`. At the end the worker
-writes its traced spans and its peak memory in bytes to the wire's file.
+The coordinator runs `python -m paceline.strategies.hogbatch.worker WIRE`; WIRE holds the
+descriptors of a `Wire`, a socket and a shared file. At the end the worker writes its traced spans
+and its peak memory in bytes to this file.
 """
 
 import os
@@ -110,9 +111,10 @@ class _Executor:
             select.select([self._wire], [], [], _POLL_S)
 
     def _obey(self, command: messages.Command) -> messages.Command | messages.SpeedTrial:
-        """Obey a command other than to stop, and return the answer.
+        """Execute a command other than STOP, and return the answer to the coordinator.
 
-        The states of optimizers and random number generators are in the wire's file.
+        SAVE writes the states of optimizers and random number generators to the file that the
+        worker shares with the coordinator; LOAD reads them.
         """
         if command is messages.Command.TRY:
             return self._try()
@@ -137,9 +139,9 @@ class _Executor:
             self._unreported.append(result)
 
     def _try(self) -> messages.SpeedTrial:
-        """Time batches of one sample per thread and of the settings' size, on a copy of the model.
+        """Measure the time of a small and of a large batch, on a copy of the model.
 
-        A GPU counts as one thread.
+        The small batch has one sample per CPU thread or one per GPU, the large one `batch_size`.
         """
         number, spec, _, _, training = self._settings
         num_samples, settings = len(self._shared[messages.ORDER]), training.settings
@@ -181,7 +183,7 @@ def main() -> None:
     if settings.cores:
         os.sched_setaffinity(0, settings.cores)
     if settings.spec.kind == DeviceKind.CPU:
-        torch.set_num_threads(1)  # the replica has its own threads
+        torch.set_num_threads(1)  # `CpuReplica` has its own threads
     else:
         workers = parse_workers(settings.training.settings.workers)
         torch.set_num_threads(adding_threads(workers, len(os.sched_getaffinity(0))))
@@ -192,7 +194,7 @@ def main() -> None:
     except ConnectionError:
         return  # the coordinator has ended, or dropped this worker
     except (Exception, SystemExit) as error:
-        with suppress(ConnectionError):  # another worker failed first
+        with suppress(ConnectionError):  # the coordinator ended after another worker's failure
             wire.send(Failure.of(error, settings.number))
         sys.exit(exit_code(error))
     wire.write((spans, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))

@@ -21,10 +21,11 @@ def _check_chunk(chunk: object) -> object:
 class HostReduce:
     """Sum gradients in host memory, `chunk` layers at a time.
 
-    `chunk`: number of layers, or a search during training for the best number. "search" uses
-    Algorithm 1 of Le et al. 2018; its increment is `search_step` layers, and its range is
-    `search_range`. "predicted" starts at the predicted best number. `interval`: training steps
-    with each number that a search tries. `codec`: compresses the sums sent between hosts.
+    `chunk`: number of layers, or the name of a search, which finds the fastest number during
+    training. "search": Algorithm 1 of Le et al. 2018, with increment `search_step` and range
+    `search_range`, both in layers. "predicted": a search that starts at the predicted best number.
+    `interval`: training steps for each number that a search tries. `codec`: compresses the sums
+    that hosts exchange.
     """
 
     workers: _Positive = 2
@@ -36,5 +37,5 @@ class HostReduce:
 
     @property
     def first_chunk(self) -> int:
-        """Layers per chunk in the first step; 1 if the number is searched."""
+        """Layers per chunk in the first step; 1 if `chunk` is a search."""
         return 1 if isinstance(self.chunk, str) else self.chunk

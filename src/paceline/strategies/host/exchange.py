@@ -1,9 +1,10 @@
 """Sum gradients in host memory during backward (Le et al. 2018, sections 3.1 and 4.1).
 
 Each rank copies a chunk of gradients to shared memory as soon as backward has computed the chunk
-(B-4-2 in the paper's algorithm), and idle ranks sum it (B-4-3). Every rank receives the sums
-(B-5-1) and updates its own parameters (P-3). The first rank of a machine is the machine's leader.
-Several leaders all-reduce their machines' sums.
+(B-4-2 in the paper's algorithm), and posts it: tells the other ranks that the copy is complete.
+Idle ranks sum chunks that all ranks have posted (B-4-3). Every rank receives the sums (B-5-1) and
+updates its own parameters (P-3). The first rank of a machine is the machine's leader. If there are
+several machines, their leaders all-reduce the sums, and publish each result to their machine.
 """
 
 import time
@@ -37,8 +38,8 @@ _NO_DISCARD = "a step on several machines cannot be discarded; end the run"
 class HostExchange(Exchange):
     """One rank's exchange of gradients through the arena, the shared memory of its machine.
 
-    `as_views`: after an exchange, a CPU worker's gradients are views of the arena. They are
-    overwritten two steps later. With a codec, only leaders have a compressed all-reduce.
+    `as_views`: after an exchange, a CPU worker's gradients are views of the arena, which are
+    overwritten two steps later. `compression`: codec of the sums that leaders exchange.
     """
 
     name = "host"
@@ -58,10 +59,10 @@ class HostExchange(Exchange):
         self._pinned: list[Callable[[], None]] = []
 
     def open(self, layout: Layout) -> None:
-        """Create the arena, which later layouts of the same gradients reuse.
+        """Create the arena; later layouts of the same gradients use the same arena.
 
-        Raises InvalidInput if this rank's parameters are on several devices, and on all ranks if a
-        rank cannot get memory.
+        Raises InvalidInput if this rank's parameters are on several devices. If any rank cannot get
+        memory, all ranks raise InvalidInput.
         """
         _check_one_device(layout)
         sizes = layout.nbytes, len(layout.layers), layout.num_flags
@@ -72,14 +73,14 @@ class HostExchange(Exchange):
             if self._compression is not None:
                 self._guard = NonFiniteGuard(self._compression.on_nonfinite)
                 self._guard.watch(slot.parameter for slot in layout.slots)
-        # Use a NumPy view, because setting a single element of a tensor takes microseconds.
+        # Set flags through a NumPy view: setting a single element of a tensor takes microseconds.
         self._flags = self._arena.flags.numpy()
         self._device = device_of(layout.slots[0].parameter.device)
         self._pin()
         self._set_layout(layout)
 
     def _pin(self) -> None:
-        """Pin the arena for a GPU; raise InvalidInput on all ranks if a rank fails."""
+        """Pin the arena's memory for a GPU; if any rank fails, raise InvalidInput on all ranks."""
         problem = None
         try:
             for part in (self._arena.slot, *map(self._arena.shared_result, (0, 1))):
@@ -101,7 +102,7 @@ class HostExchange(Exchange):
 
     def arrange(self, layout: Layout, chunks: Sequence[Chunk]) -> None:
         """Exchange these chunks from the next step on."""
-        # A tuner often changes the chunks; the layout then stays the same.
+        # A tuner often changes the chunks without a new layout: keep the transfer and its buffers.
         if layout is not self._layout:
             self._set_layout(layout)
         self._chunks = tuple(chunks)
@@ -118,7 +119,7 @@ class HostExchange(Exchange):
             self._between.begin(self._step, self._chunks, self.recorder)
 
     def ready(self, chunk: Chunk, touched: Sequence[bool]) -> None:
-        """Copy the chunk to the arena, and post it."""
+        """Copy the chunk's gradients to the arena, and tell the other ranks when this is done."""
         started = time.monotonic()
         row, parity = self._arena.local_rank, self._step % 2
         for slot in chunk.slots:
@@ -127,7 +128,7 @@ class HostExchange(Exchange):
         self._took(exposed_s=time.monotonic() - started)
 
     def _took(self, exposed_s: float = 0.0, hidden_s: float = 0.0) -> None:
-        """Add to the times of a CPU's exchange; a GPU's exchange is timed by events."""
+        """Add seconds to a CPU worker's exchange times; a GPU's times come from its events."""
         if not self._device.is_asynchronous:
             self._times.exposed_s += exposed_s
             self._times.hidden_s += hidden_s
@@ -155,12 +156,12 @@ class HostExchange(Exchange):
             if self.recorder is not None:
                 self.recorder.add_exchange(Kind.REDUCE, str(chunk.number), posted, summed)
                 if self._between is not None and not self._between.is_leader:
-                    # The leader records its messages; this rank records the wait for the messages.
+                    # Only the leader sends messages; other ranks record their wait as SEND.
                     self.recorder.add_exchange(Kind.SEND, str(chunk.number), summed, ended)
         return [changed > 0 for changed in transfer.changed_on_any(self._arena, self._step)]
 
     def times(self) -> list[ChunkTimes]:
-        """Return two times per chunk of the last step: posted by all ranks, and summed."""
+        """Return when each chunk of the last step was posted by all ranks, and when summed."""
         return [
             ChunkTimes(chunk.nbytes, *self._arena.times(chunk.number)) for chunk in self._chunks
         ]
@@ -173,7 +174,7 @@ class HostExchange(Exchange):
             raise InvalidInput("exchange", "backward has failed on this rank", hint=_NO_DISCARD)
 
     def statistics(self) -> Statistics:
-        """Return the traffic and time so far, including a GPU's running exchange."""
+        """Return the traffic and time so far; wait for the end of a GPU's last exchange."""
         if self._layout is not None:
             self._transfer.count_times()
         nbytes = sum(chunk.nbytes for chunk in self._chunks) * self._step
@@ -183,13 +184,13 @@ class HostExchange(Exchange):
         if self._between is None or self._guard is None:
             return Statistics(*known)
         encoded, found = self.encoded, (self._guard.num_nonfinite, self._guard.num_skipped)
-        # Only leaders know which measurements led to the choice of the codec.
+        # `why` tells how the codec was chosen; only leaders measure, so others name the request.
         why = encoded.why if encoded else f"{self._between.codec}: requested"
         share = encoded.codecs.sent_share if encoded else None
         return Statistics(*known, why, *found, sent_share=share)
 
     def _num_nonfinite(self) -> int:
-        """Return the number of values in this step's sums that became NaN."""
+        """Return how many of this step's summed gradient values are NaN."""
         result = self._arena.shared_result(self._step)
         return sum(
             slot.parameter.numel()
@@ -217,8 +218,8 @@ class HostExchange(Exchange):
 class LeaderAllReduce:
     """All-reduces sums between machines during backward; each machine's leader runs a thread.
 
-    All ranks must call the constructor together. With a codec, a chunk can be sent while another
-    chunk is decoded.
+    All ranks must call the constructor together. With a codec, sending a chunk and decoding the
+    previous chunk overlap.
     """
 
     def __init__(self, arena: Arena, group: Group, compression: Compression | None) -> None:
@@ -245,7 +246,10 @@ class LeaderAllReduce:
             self._thread = CallThread("between")
 
     def begin(self, step: int, chunks: tuple[Chunk, ...], recorder: Recorder | None) -> None:
-        """Begin a step; each chunk is exchanged as soon as this machine has summed it."""
+        """Begin a step: the leader's thread exchanges each chunk once this machine has summed it.
+
+        Raises InvalidInput if there is a codec and a gradient is not float32.
+        """
         if self.codec is not None and chunks is not self._chunks:
             for slot in (slot for chunk in chunks for slot in chunk.slots):
                 if slot.dtype != torch.float32:
@@ -257,11 +261,11 @@ class LeaderAllReduce:
             self._exchanged = self._thread.submit(partial(self._exchange, step, chunks, recorder))
 
     def finish(self) -> None:
-        """Wait until all chunks of the step are published; raise the thread's error, if any."""
+        """On a leader, wait until its thread has published all sums; raise the thread's error."""
         if self._exchanged is None:
             return
         try:
-            # The thread waits up to the deadline for each chunk.
+            # The thread may wait for up to one deadline per chunk.
             self._exchanged.result(self._deadline_s * (len(self._chunks) + 1))
         except StepDiscarded as error:
             raise InvalidInput("exchange", str(error), hint=_NO_DISCARD) from error
@@ -281,7 +285,8 @@ class LeaderAllReduce:
         for chunk in chunks:
             self._arena.wait_chunk(chunk.number)
             started = time.monotonic()
-            if chunk is chunks[-1]:  # all ranks have posted the last chunk, so all flags are set
+            # Once all ranks have posted the last chunk, the flags of changed gradients are final.
+            if chunk is chunks[-1]:
                 changed = torch.tensor(
                     transfer.changed_on_any(self._arena, step), dtype=torch.uint8
                 )
@@ -291,8 +296,8 @@ class LeaderAllReduce:
             if self.encoded is not None:
                 # Do not wait here, so that the next chunk is sent while this chunk is decoded.
                 sums = _without_gaps(chunk, result)
-                # Error feedback is kept by this name. The name contains the number of values in
-                # the chunk, because a tuner may change the chunks.
+                # The codec keeps error feedback by this name. The name contains the number of
+                # values, because a tuner may change the size of the chunk with this number.
                 work = self.encoded.reduce(f"chunk{chunk.number}of{len(sums)}", sums)
                 pending.append(work.future.then(publish))
                 continue
@@ -300,7 +305,7 @@ class LeaderAllReduce:
                 dist.all_reduce(sums, group=self._leaders)
             publish()
         for future in pending:
-            future.wait()  # raises the error of the exchange, if any
+            future.wait()  # raises the exchange's error, if any
 
     def _publish(
         self,
@@ -310,7 +315,7 @@ class LeaderAllReduce:
         exchanged: torch.futures.Future[Tensor] | None = None,
     ) -> None:
         if exchanged is not None:
-            exchanged.value()  # raises the error of the exchange, so the chunk is not published
+            exchanged.value()  # raises the exchange's error, so a failed chunk is not published
         if recorder is not None:
             recorder.add_exchange(Kind.SEND, str(chunk.number), started, time.monotonic())
         self._arena.publish()
@@ -325,7 +330,7 @@ def _check_one_device(layout: Layout) -> None:
 
 
 def _without_gaps(chunk: Chunk, result: Tensor) -> Tensor:
-    """Return the chunk's sums as one flat tensor, with zeros in gaps between slots."""
+    """Return the chunk's sums as one flat tensor; zero the alignment gaps between parameters."""
     for slot, following in pairwise(chunk.slots):
         result[slot.offset + slot.nbytes : following.offset].zero_()
     [sums] = _parts_of(chunk, result)
@@ -333,7 +338,7 @@ def _without_gaps(chunk: Chunk, result: Tensor) -> Tensor:
 
 
 def _parts_of(chunk: Chunk, result: Tensor) -> list[Tensor]:
-    """Return the chunk's sums as a flat tensor, or as one per slot if dtypes differ."""
+    """Return the chunk's sums: one flat tensor, or one per parameter if their dtypes differ."""
     dtypes = {slot.dtype for slot in chunk.slots}
     if len(dtypes) == 1:
         return [transfer.bytes_of(chunk, result).view(dtypes.pop())]

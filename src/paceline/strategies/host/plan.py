@@ -6,8 +6,8 @@
     gpu0 h2d                                               [h2d 0][h2d 1] [h2d 2]
 
 The module `core.step` explains the drawing. If there are several hosts, they all-reduce their sums
-in a ring. With a codec (`core.collective`), the first worker of each host encodes these sums. If
-this worker is a GPU, the host encodes instead.
+in a ring. With a codec (`core.collective`), the first worker of each host encodes these sums; if
+this worker is a GPU, the host's CPU does.
 """
 
 from collections import Counter
@@ -43,10 +43,11 @@ def plan(workload: Workload, machine: Machine, config: HostReduce, window: Windo
 
 
 def memory(workload: Workload, machine: Machine, config: HostReduce) -> Mapping[str, int]:
-    """Return the bytes that training needs on each device and host.
+    """Return the bytes that training needs, by name of device or host.
 
-    A GPU has a replica, and a buffer of all gradients. A host has the gradients of each of its
-    workers, and the sums of two steps, because a fast worker may begin the next step early.
+    A worker's device stores a replica; a GPU also a buffer of all gradients. A host stores the
+    gradients of each of its workers, and the sums of two steps, because a fast worker may begin the
+    next step early.
     """
     devices = machine.first_devices(config.workers)
     needed = dict.fromkeys((device.name for device in devices), replica_nbytes(workload))
@@ -80,7 +81,7 @@ def _between_hosts(
     ring = Ring.over(machine, memory.hosts, core_lanes(memory.devices))
     ring = replace(ring, held=ring.held + waiting(memory.devices))
     if config.codec is not None:
-        # If the host's first worker is a GPU, the host encodes the sums, which are in its memory.
+        # The sums are in host memory, so if a host's first worker is a GPU, the host's CPU encodes.
         stations: dict[str, tuple[int, Station]] = {}
         for worker, device in enumerate(memory.devices):
             station = device if device.kind == DeviceKind.CPU else machine.host_of(device)

@@ -17,7 +17,7 @@ from paceline.strategies.host.exchange import HostExchange
 def method(
     config: HostReduce, compression: Compression | None = None, chunk: Chunking | None = None
 ) -> Method:
-    """Return the exchange through host memory; `compression` and `chunk` replace settings."""
+    """Return the exchange method; `compression` and `chunk` replace the settings in `config`."""
     if compression is None and config.codec is not None:
         compression = Compression(config.codec)
     make = partial(HostExchange, compression=compression)
@@ -32,7 +32,10 @@ def replica(
     init_sync: bool = True,
     tuner: ChunkTuner | None = None,
 ) -> ModelReplica:
-    """Wrap the module, so that its gradients are averaged; `tuner` searches the chunk size."""
+    """Wrap the module, so that its gradients are averaged over the group.
+
+    `tuner`: searches the chunk size during training; by default, chunks keep the configured size.
+    """
     found = method(config, chunk=None if tuner is None else lambda num_layers: tuner)
     return Synchronized(
         module, found, group=group, init_sync=init_sync, gradient_as_bucket_view=True

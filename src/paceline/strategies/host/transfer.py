@@ -11,8 +11,8 @@ chunk.
 
 In the backward hook of a chunk's last gradient, the compute stream gathers the chunk's gradients
 into the buffer, and after backward it scatters the means. The host does not wait for the GPU during
-backward: a thread posts a chunk after its copy to the arena's pinned memory, and another thread
-starts the copy back after the sum.
+backward: once a chunk is in the arena's pinned memory, a thread posts it (tells the other ranks
+that it is there), and another thread starts the copy back after the sum.
 """
 
 from collections import defaultdict
@@ -57,9 +57,9 @@ def changed_on_any(arena: Arena, step: int) -> list[int]:
 class CpuTransfer:
     """Copies a CPU worker's gradients into the arena, and the means back.
 
-    `as_views`: gradients become copy-on-write views of the means, which saves the copy back. Once
-    the program modifies gradients in place, for example to clip them, means are copied instead,
-    because page faults would cost more.
+    `as_views`: gradients become copy-on-write views of the means, which saves the copy back. After
+    the program has modified gradients in place, for example to clip them, means are copied, because
+    the page faults of writing to views would cost more.
     """
 
     def __init__(self, arena: Arena, layout: Layout, as_views: bool) -> None:
@@ -72,11 +72,11 @@ class CpuTransfer:
         self._own = {slot.index: slot.of(arena.slot) for slot in layout.slots}
 
     def begin(self, step: int, chunks: Sequence[Chunk], recorder: Recorder | None) -> None:
-        """Do nothing, because `receive` waits for all chunks."""
+        """Do nothing, because `receive` waits for all chunks and then copies the means."""
 
     def send(self, chunk: Chunk, recorder: Recorder | None) -> None:
-        """Copy the chunk's gradients into this rank's slot, and post the chunk."""
-        # Record directly, because `noted` would take as long as the copy of a small chunk.
+        """Copy the chunk's gradients into this rank's part of the arena, and post the chunk."""
+        # Call the recorder directly: the wrapper `noted` takes as long as copying a small chunk.
         name = str(chunk.number)
         copying = recorder.join_exchange(name, Kind.D2H, alone=True) if recorder else None
         sources = []
@@ -94,16 +94,16 @@ class CpuTransfer:
         self._arena.post(chunk.number)
 
     def arrive(self) -> None:
-        """Do nothing, because `send` has posted the chunk."""
+        """Do nothing, because `send` returns only after posting its chunk."""
 
     def count_times(self) -> None:
-        """Do nothing, because `HostExchange` counts all times."""
+        """Do nothing, because `HostExchange` itself measures a CPU worker's times."""
 
     @torch.no_grad()
     def receive(self, step: int) -> None:
-        """Wait for the step, and replace gradients that changed on any rank by their means."""
+        """Wait for the sums of all chunks; replace gradients that any rank changed by the means."""
         self._arena.wait_step()
-        # If the program has written into a view, copying is cheaper than views from now on.
+        # If the program writes into views, use copies from now on, cheaper than page faults.
         if self._as_views and self._arena.refresh(step):
             self._as_views = False
         changed = changed_on_any(self._arena, step)
@@ -116,12 +116,12 @@ class CpuTransfer:
                 self._copy_out(slot, step)
 
     def abandon(self) -> None:
-        """Do nothing, because there is no thread."""
+        """Do nothing, because no thread or copy of a discarded step can still run."""
 
     def _copy_out(self, slot: Slot, step: int) -> None:
         gradient = slot.parameter.grad
         if gradient is None or gradient.stride() != slot.stride or self._is_view(gradient, slot):
-            # A later step would overwrite a view of the arena.
+            # Do not copy into a view of the arena, because a later step would overwrite it.
             gradient = slot.parameter.grad = torch.empty_like(slot.parameter)
         self._arena.copy_out(step, slot.offset, gradient)
 
@@ -144,7 +144,7 @@ class CpuTransfer:
 
 @dataclass
 class _StepTimes:
-    """The events of a step on the GPU's streams.
+    """The GPU events of a step, from which the times of its exchange are computed.
 
     `gathers`: by chunk number, the events before and after gathering the chunk's gradients.
     `copied`: by chunk number, the event after the copy back. `end`: after the scatter of the means.
@@ -156,14 +156,15 @@ class _StepTimes:
     end: Event = field(init=False)
 
     def exposed_s(self) -> float:
-        """Return the seconds of gathering plus the seconds from the end of backward to `end`."""
+        """Return the seconds of gathering, plus those between the end of backward and `end`."""
         alone = [*self.gathers.values(), (self.backward_end, self.end)]
         return sum(begin.elapsed_time(end) for begin, end in alone) * 1e-3
 
     def hidden_s(self) -> float:
-        """Return the seconds during backward in which a chunk was exchanged.
+        """Return the seconds during backward in which at least one chunk was exchanged.
 
-        A chunk's exchange begins after its gathering, so it includes waits for earlier chunks.
+        A chunk's exchange lasts from the end of its gathering to the end of its copy back, so it
+        includes waits for earlier chunks.
         """
         exchanges = [(self.gathers[number][1], end) for number, end in sorted(self.copied.items())]
         first, _ = exchanges[0]
@@ -177,7 +178,7 @@ class _StepTimes:
 
 
 class DeviceTransfer:
-    """Copies a GPU's gradients to pinned memory of the arena, and the means back."""
+    """Copies a GPU's gradients to the arena's pinned memory, and copies the means back."""
 
     def __init__(
         self, arena: Arena, layout: Layout, times: OverlapTimes, deadline_s: float
@@ -193,7 +194,7 @@ class DeviceTransfer:
         self._parts = {slot.index: slot.of(self._buffer) for slot in layout.slots}
         # The buffer may be overwritten after this event.
         self._free = self._device.record()
-        # After an error, as in a discarded step, the threads accept further calls.
+        # `goes_on`: the threads accept further calls after an error, such as a discarded step.
         self._poster = CallThread("post", goes_on=True)
         self._fetcher = CallThread("fetch", goes_on=True)
         self._posted: list[Future[None]] = []
@@ -209,14 +210,14 @@ class DeviceTransfer:
 
     def send(self, chunk: Chunk, recorder: Recorder | None) -> None:
         """Queue a chunk's copy to the host after the work of the current stream."""
-        # On another stream, the scatter of the previous step's means may still read the buffer.
+        # The scatter of the previous step's means may still read the buffer on another stream.
         self._device.current_stream().wait_event(self._free)
         begin = self._device.record(timed=True)
         with recorder.recorded(Role.PAUSE, Kind.D2H) if recorder is not None else nullcontext():
             self._gather(chunk)
         gathered = self._device.record(timed=True)
         self._now.gathers[chunk.number] = begin, gathered
-        self._to_host.wait_event(gathered)  # does not wait for kernels that are queued later
+        self._to_host.wait_event(gathered)  # does not wait for later kernels
         with self._device.use(self._to_host):
             with noted(recorder, Kind.D2H, str(chunk.number), alone=True):
                 bytes_of(chunk, self._arena.slot).copy_(
@@ -244,11 +245,12 @@ class DeviceTransfer:
             raise error
 
     def receive(self, step: int) -> None:
-        """Queue the copies of the means to gradients that changed on any rank.
+        """Wait for the sums of all chunks; queue copies of the means to gradients that changed.
 
-        The host does not wait for these copies, so it can queue the optimizer's kernels.
+        A gradient counts as changed if it changed on any rank. The host does not wait for these
+        copies, so it can queue the optimizer's kernels.
         """
-        # Wait for the fetching thread first: it must not wait for chunks after the step has ended.
+        # First join the fetching thread, which must not wait for chunks after `wait_step` returns.
         if error := self._join(self._fetched):
             raise error
         self._arena.wait_step()
@@ -270,7 +272,7 @@ class DeviceTransfer:
         copy_all(gradients, [self._parts[slot.index] for slot in slots])
 
     def count_times(self) -> None:
-        """Wait until the GPU has completed the latest step, and count the step's times."""
+        """Wait until the GPU has completed the latest step; add its times to the total."""
         if self._latest is not None:
             self._latest.end.synchronize()
         self._count_latest()
@@ -285,12 +287,15 @@ class DeviceTransfer:
         """Wait until the threads and copies of a discarded step have ended."""
         self._join(self._posted)
         self._join(self._fetched)
-        # Copies back must end, because they would overwrite the next step's gradients in the
-        # buffer. Copies to the host have ended, because the posting thread waited for them.
+        # Wait for copies back to the GPU, which could overwrite the next step's gradients in the
+        # buffer. Copies to the host have ended, because the posting thread waits for each.
         self._to_device.synchronize()
 
     def _join(self, calls: list[Future[None]]) -> BaseException | None:
-        """Wait for calls of a thread, and return their first error."""
+        """Wait for a thread's calls and forget them; return the first error, None if none failed.
+
+        Raises WorkerLost if a call does not end within two deadlines.
+        """
         within_s = 2 * self._deadline_s  # a call itself may wait for one deadline
         try:
             errors = [call.exception(within_s) for call in calls]
@@ -325,8 +330,8 @@ class DeviceTransfer:
 def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     """Copy tensors with few kernels.
 
-    `_foreach_copy_` uses a kernel per tensor if dtypes or strides in its lists differ. So this
-    function calls it once per pair of dtypes, and copies tensors with other strides separately.
+    `_foreach_copy_` needs a kernel per tensor if dtypes or strides in its lists differ. So call it
+    once per pair of dtypes, and copy tensors separately if source and target strides differ.
     """
     lists = defaultdict[object, tuple[list[Tensor], list[Tensor]]](lambda: ([], []))
     for target, source in zip(targets, sources, strict=True):

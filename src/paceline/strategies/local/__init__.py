@@ -1,4 +1,4 @@
-"""Strategy local: rounds of local (inner) steps and one exchange (DiLoCo, arXiv 2311.08105)."""
+"""Strategy local: workers train alone and average parameters once per round of steps (DiLoCo)."""
 
 from functools import partial
 

@@ -10,6 +10,10 @@ from paceline.core.rounds import Rounds
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Local(Rounds):
-    """Train in rounds: a worker takes inner steps, and exchanges each model fragment once."""
+    """Options of strategy local, as in DiLoCo (arXiv 2311.08105).
+
+    In a round, a worker takes `sync_every` inner steps, which are ordinary steps on its own
+    replica, and exchanges each fragment of the model once. For the options see `Rounds`.
+    """
 
     workers: Annotated[int, Field(ge=1)] = 2

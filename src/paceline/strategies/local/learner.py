@@ -35,11 +35,11 @@ class LocalReplica(SingleReplica):
         self.learner: LocalModel | None = None
 
     def exchange_state(self) -> Tensors:
-        """Return the state that only this rank has between two exchanges."""
+        """Return this rank's parameters, buffers and optimizer; they differ between ranks."""
         return {} if self.learner is None else self.learner.own_state()
 
     def load_exchange_state(self, state: Tensors) -> None:
-        """Load this rank's own state, saved by a run with the same number of ranks."""
+        """Load what `exchange_state` returned on this rank, in a run with as many ranks."""
         if self.learner is not None:
             self.learner.load_own(state)
 
@@ -49,13 +49,13 @@ class LocalReplica(SingleReplica):
         return self.learner.updates.statistics()
 
     def close(self) -> None:
-        """End the exchanges."""
+        """Abort exchanges that still run."""
         if self.learner is not None:
             self.learner.updates.abort()
 
 
 class LocalModel(WholeModel):
-    """Takes the inner steps of a rank.
+    """Takes the inner steps of a rank, and exchanges parameters once per round.
 
     A checkpoint contains the averaged model, from which any number of ranks can resume, and each
     rank's parameters and optimizer state, from which the same number of ranks resumes bit for bit.
@@ -92,9 +92,9 @@ class LocalModel(WholeModel):
             self.updates.stand_in_for_gradients(make)
 
     def _step(self, source: Iterator[Share]) -> Tensor:
-        """Take an inner step and return its weighted mean loss.
+        """Take an inner step; return the mean loss times this rank's weight in the batch.
 
-        Returns 0 for a step that the other workers took before this worker joined.
+        Returns 0 for steps that the other workers took before this worker joined.
         """
         share = next(source)
         self._num_taken += 1
@@ -112,8 +112,8 @@ class LocalModel(WholeModel):
 
     def _state(self) -> State:
         with self.updates.averaged():
-            # Copy, because this rank's own parameters replace the averaged parameters in the model
-            # before the file is written.
+            # Copy, because the model gets back this rank's own parameters after this block, which
+            # is before the checkpoint is written.
             tensors, parts = super()._state()
             tensors = {name: one.clone() for name, one in tensors.items()}
         values, found = apart(self.updates.state_dict() | {"own": None})
@@ -123,7 +123,7 @@ class LocalModel(WholeModel):
     def _load(self, state: State) -> None:
         own = state.own_part(_PART)
         if "tensors" not in own:
-            raise InvalidInput("resume", "the checkpoint is from another version of Paceline")
+            raise InvalidInput("resume", "requires the Paceline version that wrote the checkpoint")
         super()._load(state)
         self._loaded = together(own, state.file(_PART))
         self.updates.load_state_dict(self._loaded)
@@ -131,7 +131,7 @@ class LocalModel(WholeModel):
         self._num_taken = self.updates.num_steps
 
     def own_state(self) -> Tensors:
-        """Return the state that only this rank has between two exchanges."""
+        """Return this rank's parameters, buffers and optimizer; they differ between ranks."""
         optimizer, _ = optimizer_state(self._optimizer, list(self._model.named_parameters()))
         own = {
             "updates": self.updates.state_dict()["own"],
@@ -144,7 +144,7 @@ class LocalModel(WholeModel):
         return {_VALUES: torch.frombuffer(text, dtype=torch.uint8), **tensors}
 
     def load_own(self, state: Tensors) -> None:
-        """Load this rank's own state, saved by a run with the same number of ranks."""
+        """Load what `own_state` returned on this rank, in a run with as many ranks."""
         own = together(loads(state[_VALUES].numpy().tobytes()), state)
         self.updates.load_state_dict(self._loaded | {"own": own["updates"]})
         self.updates.load_own_parameters(own["parameters"])

@@ -17,8 +17,8 @@ from paceline.core.wire_format import wire_format
 from paceline.core.workload import Workload
 from paceline.strategies.local.config import Local
 
-# A row applies up to these ratios (log2) between row and run: the first is the ratio of parameters,
-# the second the ratio of steps per round and the ratio of workers.
+# A row of the table applies to a run if the log2 of their ratio is at most this: `_NEAR_MODEL` for
+# the number of parameters, `_NEAR` for the number of workers and the steps per round.
 _NEAR_MODEL, _NEAR = 2.0, 1.0
 _Count = Annotated[int, Field(ge=1)]
 _Steps = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -26,11 +26,12 @@ _Steps = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Row:
-    """A measurement of the steps to a loss (benchmarks/local/steps_to_loss.py).
+    """A measurement of the steps until a loss is reached (benchmarks/local/steps_to_loss.py).
 
-    `bits`: fewest bits per value of an outer gradient. `num_steps`: steps of synchronous training
-    to the loss. `steps`: steps of local updates, divided by `num_steps`; the median of `seeds`
-    runs. `low`, `high`: the range of these runs.
+    `parameters`: number of the model's parameters. `bits`: the fewest bits per value with which
+    outer gradients were exchanged. `num_steps`: steps that synchronous training needs. `steps`:
+    steps that local updates need, divided by `num_steps`; the median of `seeds` runs. `low`,
+    `high`: the range of these runs.
     """
 
     parameters: _Count
@@ -56,7 +57,7 @@ def rows() -> tuple[Row, ...]:
 
 
 def variants(workers: int) -> list[Local]:
-    """Return the default and all measured configurations, with this number of workers."""
+    """Return the default configuration, and all configurations in the table, for `workers`."""
     usual = Local(workers=workers)
     measured = (
         replace(usual, sync_every=row.sync_every, delay=row.delay, outer=row.outer)
@@ -66,9 +67,9 @@ def variants(workers: int) -> list[Local]:
 
 
 def steps_to_loss(workload: Workload, config: Local) -> StepsToLoss | None:
-    """Estimate the steps of local updates to a loss, divided by those of synchronous training.
+    """Estimate the factor by which local updates need more steps to a loss than synchronous SGD.
 
-    Returns None if no row of the table applies.
+    Returns None for a single worker, or if no row of the table applies.
     """
     near = [row for row in rows() if _is_near(row, workload.num_parameters, config)]
     if config.workers == 1 or not near:
@@ -83,9 +84,11 @@ def steps_to_loss(workload: Workload, config: Local) -> StepsToLoss | None:
 
 
 def _is_near(row: Row, num_parameters: int, config: Local) -> bool:
-    """Return True if the row applies to this model size and this configuration.
+    """Return whether the row applies to a model of this size and this configuration.
 
-    The outer step must be the same, and the row's exchanges at most as precise.
+    Requires similar sizes (`_NEAR`) and the same outer step. The run's delay, relative to its
+    round, must not exceed the row's. The run's codec must send all values with at least the row's
+    bits.
     """
     outer = config.outer, config.outer_learning_rate, config.outer_momentum, config.mixing
     if outer != (row.outer, None, None, None):

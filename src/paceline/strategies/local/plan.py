@@ -3,11 +3,12 @@
     worker 0 compute   train 0        | during 1 | step 0 | train 1        | during 0 | step 1 ...
     exchange                          [0         ]                         [1         ]
 
-The drawing has two fragments. A step of the plan is one round: each worker takes `sync_every` inner
-steps, and sends each fragment of the model once. With two fragments, the first is sent after half
-of the inner steps. While a fragment is exchanged, the worker takes `delay` further inner steps, and
-then waits. After the exchange it takes the outer step and loads the new outer parameters. All tasks
-of a fragment's exchange belong to the round in which the fragment was sent.
+The drawing has two fragments, 0 and 1. A step of the plan is one round: each worker takes
+`sync_every` inner steps, and sends each fragment of the model once. With two fragments, the first
+is sent after half of the inner steps. While a fragment is exchanged (`during`), the worker takes
+`delay` further inner steps, and then waits. After the exchange it takes the outer step (`step`) and
+loads the new outer parameters. All tasks of a fragment's exchange belong to the round in which the
+fragment was sent.
 """
 
 from collections.abc import Generator, Iterable, Iterator, Mapping
@@ -29,8 +30,8 @@ from paceline.strategies.local.config import Local
 
 _Ids = tuple[TaskId, ...]
 _FLOAT32_NBYTES = 4  # bytes per outer parameter, and per outer gradient without a codec
-# Memory accesses per value in an outer step. Outer gradient: 3 (two reads, one write). Mean: 1.
-# Momentum: 2. Outer parameters: 2. The worker's parameters: 1.
+# An outer step reads or writes this number of values per parameter: 3 for the outer gradient (two
+# reads, one write), 1 for the mean, 2 for momentum, 2 for outer and 1 for the worker's parameters.
 _STEP_TRAFFIC = 9
 _OUTER_STATE = 2  # values kept per parameter: outer parameter and momentum
 
@@ -53,7 +54,10 @@ def memory(workload: Workload, machine: Machine, config: Local) -> Mapping[str, 
 
 
 def fragments_of(workload: Workload, config: Local) -> tuple[tuple[Layer, ...], ...]:
-    """Assign layers with parameters to fragments in turn; raise InvalidInput if too few exist."""
+    """Deal the layers with parameters out to the fragments, one after another.
+
+    Raises InvalidInput if there are fewer such layers than fragments.
+    """
     layers = [layer for layer in workload.layers if layer.parameters]
     if len(layers) < config.fragments:
         problem = f"must be at most {len(layers)}, the layers with parameters of {workload.name}"
@@ -62,10 +66,10 @@ def fragments_of(workload: Workload, config: Local) -> tuple[tuple[Layer, ...], 
 
 
 def inner_step(workload: Workload, rate: costs.Rate) -> Cost:
-    """Return a worker's inner step as a single cost, for a device with the given rate.
+    """Return the cost of a worker's whole inner step, on a device with the given rate.
 
-    Its flops are the sum of all parts' seconds, times the device's flops/s. The parts' flops cannot
-    be added, because memory bandwidth instead of arithmetic limits some layers.
+    The flops are the sum of the seconds of all passes, times the device's flops/s. The flops of the
+    passes cannot be added, because memory bandwidth instead of arithmetic limits some layers.
     """
     step = ComputeStep(workload, ())
     passes = [cost for layer in workload.layers for cost in (layer.forward, layer.backward)]
@@ -78,9 +82,9 @@ def inner_step(workload: Workload, rate: costs.Rate) -> Cost:
 
 
 class Turn(NamedTuple):
-    """Numbers of inner steps before a fragment is sent.
+    """The numbers of inner steps between sending the previous fragment and sending a fragment.
 
-    `overlapped`: steps during the previous fragment's exchange. `alone`: steps after the exchange.
+    `overlapped`: steps during the previous fragment's exchange. `alone`: steps after that exchange.
     """
 
     overlapped: int
@@ -88,7 +92,7 @@ class Turn(NamedTuple):
 
 
 def turns(config: Local, num_steps: int) -> tuple[Turn, ...]:
-    """Return the inner steps before each fragment is sent, in a round of `num_steps`."""
+    """Return for each fragment the inner steps before it is sent, in a round of `num_steps`."""
     sent = [0, *(config.sent_after(fragment) for fragment in range(config.fragments))]
     scale = num_steps / config.sync_every
     counts = [round(after * scale) - round(before * scale) for before, after in pairwise(sent)]
@@ -97,10 +101,11 @@ def turns(config: Local, num_steps: int) -> tuple[Turn, ...]:
 
 
 class _Work(NamedTuple):
-    """A worker's resources and costs for a fragment; None if there is no such work.
+    """A worker's resources and costs for a fragment; a field is None if it has no work.
 
-    `overlapped`, `alone`: as in `Turn`. `first`: all inner steps before the run's first fragment is
-    sent. `step`: the outer step. `d2h`, `h2d`: copies between a GPU and its host.
+    `overlapped`, `alone`: the inner steps of the fragment's `Turn`. `first`: these together, for
+    the first fragment of a run, which no exchange precedes. `step`: the outer step. `d2h`, `h2d`:
+    copies between a GPU and its host.
     """
 
     overlapped: Transfer | None
@@ -112,9 +117,9 @@ class _Work(NamedTuple):
 
 
 class _Rounds:
-    """Makes the tasks of rounds.
+    """Makes the tasks of all rounds.
 
-    All rounds share the same Cost objects, because a plan compares costs by identity.
+    All rounds use the same Cost objects, because a plan compares costs by identity.
     """
 
     def __init__(self, workload: Workload, machine: Machine, config: Local, balanced: bool) -> None:
@@ -126,7 +131,7 @@ class _Rounds:
         own = [rates[costs.compute_lane(device.name)] for device in self.devices]
         inner = {rate: inner_step(workload, rate) for rate in dict.fromkeys(own)}
         steps = [config.sync_every] * len(own)
-        if balanced:  # a faster device's larger batches are planned as more steps
+        if balanced:  # plan a faster device's larger batches as more steps of equal size
             speeds = [1 / rate.seconds(inner[rate]) for rate in own]
             steps = [max(1, one) for one in apportion(sum(steps), speeds)]
         self.work = [
@@ -150,9 +155,9 @@ class _Rounds:
         ]
 
     def tasks(self, num_rounds: int) -> Iterator[Task]:
-        """Yield the tasks of a number of rounds."""
-        # For each worker, inner steps during an exchange wait for the tasks in `sent`, and inner
-        # steps after an exchange wait for the tasks in `ready`.
+        """Yield the tasks of `num_rounds` rounds."""
+        # Each worker's inner steps during an exchange wait for its tasks in `sent`, and inner steps
+        # after an exchange wait for its tasks in `ready`.
         ready: list[_Ids] = [()] * len(self.devices)
         sent: list[_Ids] = [()] * len(self.devices)
         last: _Ids = ()
@@ -179,7 +184,12 @@ class _Rounds:
     def _until_sent(
         self, number: int, fragment: int, worker: int, ready: _Ids, sent: _Ids
     ) -> Generator[Task, None, _Ids]:
-        """Yield a worker's inner steps, and the copy to the host; return the last tasks."""
+        """Yield a worker's inner steps before it sends a fragment, and a GPU's copy to the host.
+
+        `number`: number of the round. `sent`: the worker's last tasks before it sent the previous
+        fragment. `ready`: its last tasks after the exchange of that fragment. Returns the tasks
+        after which the fragment can be sent.
+        """
         work = self.work[worker][fragment]
         has_sent = number > 0 or fragment > 0
         if has_sent and work.overlapped is not None:
@@ -190,7 +200,7 @@ class _Rounds:
         return (yield from _chain(number, str(fragment), worker, trained, ready))
 
     def _work(self, config: Local, device: Device, num_steps: int, step: Cost) -> list[_Work]:
-        """Return a worker's costs for each fragment, in rounds of `num_steps`."""
+        """Return a worker's costs for each fragment; `num_steps`: inner steps per round."""
         work, on = [], (costs.compute_lane(device.name),)
 
         def steps(number: int) -> Transfer | None:
@@ -206,13 +216,13 @@ class _Rounds:
         return work
 
     def _outer_step(self, device: Device, count: int) -> Transfer:
-        """Return the outer step on `count` values, during which the device does not compute."""
+        """Return the outer step on `count` values; the device cannot train at the same time."""
         nbytes = _STEP_TRAFFIC * _FLOAT32_NBYTES * count
         if device.kind is DeviceKind.GPU:
             on = (costs.compute_lane(device.name), Resource(device.host, Lane.REDUCE))
             return Transfer(on, Cost(nbytes=nbytes, num_calls=1))
-        # On a single-core host, workers step one after another. Otherwise they step in parallel and
-        # share the host's memory bandwidth.
+        # On a single-core host, workers take their outer steps one after another. On other hosts
+        # they take them in parallel and share the host's memory bandwidth.
         lone_core = costs.lone_core(self.machine.host_of(device))
         shared = 1 if lone_core else self.memory.num_ranks[device.host]
         lanes = (*costs.copy_lanes(device), *lone_core)
@@ -226,7 +236,10 @@ def _chain(
     work: Iterable[tuple[Kind, Transfer | None]],
     before: _Ids,
 ) -> Generator[Task, None, _Ids]:
-    """Yield tasks in sequence; return the last task, or `before` if there are none."""
+    """Yield one task per transfer, in sequence; return the last task, or `before` for no tasks.
+
+    `number`: number of the round. `part`: the fragment. `before`: tasks before the first task.
+    """
     for kind, transfer in work:
         if transfer is not None:
             own = TaskId(number, kind, part, worker)

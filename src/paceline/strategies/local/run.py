@@ -38,7 +38,7 @@ from paceline.strategies.local.config import Local
 from paceline.strategies.local.learner import LocalModel, LocalReplica
 from paceline.strategies.local.plan import turns
 
-_MOST_ROUNDS = 5  # most rounds of a trace
+_MOST_ROUNDS = 5  # maximum number of rounds in a trace
 
 
 @contextmanager
@@ -59,7 +59,10 @@ class LocalRunner(ReplicaRunner):
     """Trains or rehearses this rank's replica."""
 
     def profile(self, beside: Iterable[tuple[Strategy, Any]]) -> Profile:
-        """Measure layers and exchanges; strategy local exchanges all layers at once."""
+        """Time layers, and the exchange of each (strategy, config) in `beside`.
+
+        The exchange of strategy local is measured for the whole model, without fragments and delay.
+        """
         whole = [
             (one, replace(config, fragments=1, delay=0) if isinstance(config, Local) else config)
             for one, config in beside
@@ -80,7 +83,7 @@ class LocalRunner(ReplicaRunner):
         assert self.profiled is not None
         device = self.profiled.machine.devices[session.group.rank]
         spans = tuple(spans_of(tuple(model.updates.log.latest), config, device, session.group.rank))
-        # The last step of each round takes longer, so report the mean step time of each round.
+        # The last step of a round includes the exchange, so report the mean step time per round.
         seconds = _means(trained.step_seconds, config.sync_every)
         offset = clock_offset(session.group)
         return replace(trained, spans=spans, offset=offset, step_seconds=seconds)
@@ -100,7 +103,8 @@ class ElasticRunner:
         assert session.elastic is not None
         self._session, self._elastic = session, session.elastic
         number, num_workers, _ = session.elastic
-        # The worker's number selects its share of each batch. Workers communicate through torchft.
+        # Give the worker its share of each batch by its number. Messages go through torchft, so
+        # this rank is not used for communication.
         as_rank = replace(session.group, rank=number, world_size=num_workers)
         self.setup = setup_of(replace(session, group=as_rank))
         self.workload = self.setup.workload
@@ -115,7 +119,7 @@ class ElasticRunner:
         """Do nothing, because a profile needs all workers, and others may already be training."""
 
     def train(self, config: Local) -> Outcome:
-        """Train from the step at which this worker joins to the run's last step."""
+        """Train from the step at which this worker joins until the run's last step."""
         session, (number, _, manager) = self._session, self._elastic
         recorder = Recorder(clock_for(session.group.device), "", 0)
         torch.manual_seed(getattr(session.settings, "seed", 0) + number)
@@ -137,7 +141,10 @@ class ElasticRunner:
 def spans_of(
     times: Sequence[ExchangeTimes], config: Local, device: Device, worker: int
 ) -> Iterator[Span]:
-    """Yield the spans of the last complete rounds, at most five, numbered from 0."""
+    """Yield the spans of up to five rounds, the last complete ones, numbered from 0.
+
+    `times`: the times of each fragment's exchange, in order.
+    """
     rounds = Counter(one.number // config.fragments for one in times)
     whole = sorted(number for number, count in rounds.items() if count == config.fragments)
     kept = whole[-_MOST_ROUNDS:]
@@ -154,7 +161,11 @@ def _spans_of_fragment(
     worker: int,
     first_round: int,
 ) -> Iterator[Span]:
-    """Yield a fragment's spans: inner steps before it is sent, exchange, and outer step."""
+    """Yield a fragment's spans: inner steps before it is sent, copies, exchange and outer step.
+
+    `before`: the times of the previous exchange; None for the first. `first_round`: number of the
+    first traced round.
+    """
     number, fragment = divmod(times.number, config.fragments)
     number, part = number - first_round, str(fragment)
     has_delay, is_gpu = config.delay > 0, device.kind is DeviceKind.GPU
@@ -166,7 +177,7 @@ def _spans_of_fragment(
 
     start_s = times.trained_from_s
     if before is not None and turn.overlapped:
-        if is_first:  # in a plan, no exchange precedes the first fragment of the first round
+        if is_first:  # as in the plan, one span for all steps before the run's first exchange
             start_s = before.copied_s
         else:
             yield span(Kind.TRAIN, f"{part}.overlapped", before.copied_s, before.due_s)
@@ -177,8 +188,8 @@ def _spans_of_fragment(
         yield span(Kind.STEP, part, times.averaged_s, times.stepped_s)
         yield span(Kind.H2D, part, times.loading_s, times.loaded_s, Lane.H2D)
     else:
-        # With a delay, the outer step overlaps with inner steps. So its time is part of the
-        # exchange's span, and the span of the outer step covers only the loading of parameters.
+        # With a delay, the outer step overlaps with inner steps. So the exchange's span includes
+        # the outer step, and the STEP span covers only the loading of parameters.
         stepping_s = times.loading_s if has_delay else times.averaged_s
         yield span(Kind.STEP, part, stepping_s, times.loaded_s)
     end_s = times.stepped_s if has_delay and not is_gpu else times.averaged_s

@@ -1,4 +1,4 @@
-"""Strategy subbatch: replicate the first layers, split the outputs of the last (Dettmers 2016)."""
+"""Strategy subbatch: replicate the first layers, split the last layers (Dettmers 2016)."""
 
 from paceline.core.strategy import Options, Planning, Running, Strategy
 from paceline.strategies.subbatch import plan

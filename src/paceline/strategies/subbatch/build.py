@@ -65,7 +65,7 @@ def split(
 
 
 def _tie(build: Callable[[], nn.Module]) -> str:
-    """Return a text that names a weight shared with an embedding; "" if there is none."""
+    """Return an error text if a head weight is tied to an embedding; "" if none is."""
     with suppress(Exception), torch.random.fork_rng(devices=[]), torch.device("meta"):
         return tied(build(), None)
     return ""
@@ -92,7 +92,9 @@ def describe_recipe(recipe: Recipe, num_samples: int) -> tuple[Workload, int]:
 def with_possible_cut(
     model: nn.Module, inputs: Any, workload: Workload, config: SubBatch
 ) -> Workload:
-    """Mark the layers at which the model cannot be cut in two, so that `head.cut` skips them.
+    """Return the workload with `refused_cuts`: layers at which the model cannot be cut in two.
+
+    `head.cut` skips these layers.
 
     `inputs`: model inputs of a few samples, on the device of `model`. Raises InvalidInput if the
     model cannot be cut at any layer.
@@ -113,7 +115,7 @@ def with_possible_cut(
 def check_row_wise(optimizer: Optimize) -> None:
     """Raise InvalidInput if an optimizer does not update each row of a weight independently.
 
-    Updates a test weight and bias as a whole and in two halves, and compares the results.
+    Updates a random weight and bias once as a whole and once as two halves, and compares both.
     """
     try:
         made, apart = _moves(optimizer, (4, 3), (4,))
@@ -133,7 +135,10 @@ def check_row_wise(optimizer: Optimize) -> None:
 
 
 def _moves(optimizer: Optimize, *shapes: tuple[int, ...]) -> tuple[str, bool]:
-    """Return the optimizer's name, and whether updating halves differs from updating the whole."""
+    """Return the optimizer's name, and whether updating halves differs from updating the whole.
+
+    `shapes`: the shapes of the test parameters.
+    """
     source = torch.Generator().manual_seed(0)
 
     def drawn() -> list[Tensor]:

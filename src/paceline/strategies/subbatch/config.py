@@ -27,7 +27,8 @@ class SubBatch:
 
     Every worker has a copy of the model's first layers, the body. The last layers are the head; a
     worker computes some outputs of every layer of the head.
-    `head`: name of the head's first layer; None: the longest run of linear layers at the end.
+
+    `head`: name of the head's first layer; None: as many of the last layers as can be split.
     `activations`: codec of the inputs that workers gather for a layer of the head.
     `activation_gradients`: codec of the gradients of these inputs.
     `gradients`: codec of the gradients of the body's parameters.
@@ -45,7 +46,11 @@ class SubBatch:
     sub_batch: Annotated[int, Field(ge=1)] | None = None
 
     def num_sub_batches(self, batch_size: int) -> int:
-        """Return the number of sub-batches per step; `batch_size`: most samples of a worker."""
+        """Return the number of sub-batches per step.
+
+        `batch_size`: samples of the worker with the most samples. Raises InvalidInput if
+        `sub_batch` does not have at least one sample per worker, or exceeds the batch.
+        """
         if self.sub_batch is None:
             return min(batch_size, self.workers)
         most = batch_size * self.workers

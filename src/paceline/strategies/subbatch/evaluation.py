@@ -23,9 +23,12 @@ _TEST_ROWS = 16384
 def evaluate(
     trainer: SplitTrainer, samples: IndexedSamples, score: Loss | None
 ) -> tuple[float, float]:
-    """Return loss and score, summed over this rank's samples; all ranks call it together."""
+    """Test this rank's part of `samples`; all ranks must call it together.
+
+    Returns the loss and the score, summed over this rank's samples.
+    """
     model, group = trainer.model, trainer.group
-    # Running statistics differ between ranks, so all ranks use the buffers of rank 0's body.
+    # BatchNorm's running statistics differ between ranks, so all ranks use those of rank 0.
     group.broadcast(model.body.buffers())
     model.body.eval()
     loss = of_score = 0.0
@@ -43,9 +46,12 @@ def evaluate(
 def _test(
     trainer: SplitTrainer, samples: IndexedSamples, shares: Sequence[range], score: Loss | None
 ) -> tuple[float, float]:
-    """Test some samples of each rank; return this rank's summed loss and score."""
+    """Test one batch; return the loss and score, summed over this rank's samples.
+
+    `shares`: for each rank, the indices of its samples in the batch.
+    """
     model, rank = trainer.model, trainer.group.rank
-    # A rank without samples runs sample 0, because a batch cannot be empty, and drops the result.
+    # A batch cannot be empty, so a rank without samples runs sample 0, and drops the result below.
     batch = Batch.of(samples.__getitems__(shares[rank] or [0]))
     batch = batch.to(trainer.group.device)
     share = Share(*batch, 1.0)
@@ -65,7 +71,7 @@ def _test(
         return loss, 0.0
     if score is bits_per_byte:
         return loss, loss / log(2)
-    # All ranks take part in gathering the logits.
+    # Gather before the return below, because all ranks must take part.
     rows = _gather(trainer, logits.t(), model.head[-1].sharding.sizes).t()[own_rows]
     if not own.num_samples:
         return loss, 0.0
@@ -84,7 +90,7 @@ def _logits(trainer: SplitTrainer, values: Tensor) -> Tensor:
 
 
 def _gather(trainer: SplitTrainer, values: Tensor, sizes: Sequence[int] | None = None) -> Tensor:
-    """Gather all ranks' rows; `sizes`: each rank's number of rows, or None for one each."""
+    """Gather the rows of all ranks; `sizes`: each rank's number of rows, by default one."""
     known = sizes or [1] * trainer.group.world_size
     exchange = RowExchange(None, trainer.thread.process_group, known, what="a test")
     return exchange.all_gather(values).wait()

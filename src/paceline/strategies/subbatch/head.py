@@ -30,11 +30,11 @@ class Cut:
 
 
 def cut(workload: Workload, first: str | None, workers: int) -> Cut:
-    """Return the body, and the head that begins with the layer `first`.
+    """Cut a model into its body, and a head that begins with the layer `first`.
 
     If `first` is None, the head is as long as possible. A head cannot begin with the model's first
-    layer, nor with a layer in `workload.refused_cuts`. Raises InvalidInput if a layer of the head
-    cannot be split.
+    layer, nor with a layer in `workload.refused_cuts`. Raises InvalidInput if there is no such
+    head, if a layer of it cannot be split, or if it has fewer outputs than there are workers.
     """
     start = _found(workload) if first is None else _named(workload, first)
     for layer in workload.layers[start:]:
@@ -51,7 +51,7 @@ def cut(workload: Workload, first: str | None, workers: int) -> Cut:
 
 
 def matrix_of(layer: Layer) -> Parameter | None:
-    """Return a linear layer's weight (outputs, inputs); None for a normalisation layer."""
+    """Return a linear layer's weight (outputs, inputs); None for BatchNorm1d."""
     return next((one for one in layer.parameters if len(one.shape) == 2), None)
 
 
@@ -61,7 +61,7 @@ def num_outputs(layer: Layer) -> int:
 
 
 def shares(count: int, workers: int) -> list[int]:
-    """Split `count` into nearly equal parts, larger parts first; parts of zero are left out."""
+    """Split `count` into up to `workers` nearly equal parts above 0, larger parts first."""
     whole, rest = divmod(count, workers)
     return [part for i in range(workers) if (part := whole + (i < rest))]
 
@@ -106,13 +106,13 @@ def _found(workload: Workload) -> int:
 
 
 def _comes_first(workload: Workload, start: int) -> bool:
-    """Return whether the backward pass reaches layers `start` to last before all others."""
+    """Return whether backward runs all layers from index `start` on before any earlier layer."""
     count = len(workload.layers)
     return workload.backward_order[: count - start] == tuple(range(count - 1, start - 1, -1))
 
 
 def _problem(workload: Workload, start: int) -> str | None:
-    """Return why the layers from `start` on cannot be split by outputs; None if they can."""
+    """Return why the layers from index `start` on cannot be split by outputs; None if they can."""
     before: Layer | None = None
     for layer in workload.layers[start:]:
         shapes = [parameter.shape for parameter in layer.parameters]
@@ -123,18 +123,18 @@ def _problem(workload: Workload, start: int) -> str | None:
             shown = ", ".join("x".join(map(str, shape)) for shape in shapes) or "none"
             return f"layer {layer.name!r} has parameters of shapes {shown}"
         if layer.kind not in _KINDS:
-            return f"layer {layer.name!r} is {layer.kind}"
+            return f"layer {layer.name!r} is {layer.kind}, neither Linear nor BatchNorm1d"
         if layer.kind == "Linear" and not matrices:
             return f"layer {layer.name!r} shares the weight of another layer"
         inputs = matrices[0][1] if matrices else shapes[0][0]
         if before is not None and inputs != num_outputs(before):
             return (
-                f"layer {layer.name!r} has {inputs} inputs, and {before.name!r} "
+                f"layer {layer.name!r} has {inputs} inputs, but {before.name!r} before it has "
                 f"{num_outputs(before)} outputs"
             )
         rows = _rows_of(layer, workload.batch_size)
         if not matrices and rows > 1:
-            return f"layer {layer.name!r} normalises {rows} rows of a sample"
+            return f"layer {layer.name!r} normalises {rows} rows per sample, and must have only one"
         if before is not None and rows != _rows_of(before, workload.batch_size):
             return f"layers {before.name!r} and {layer.name!r} differ in rows per sample"
         before = layer
@@ -148,10 +148,11 @@ def _rows_of(layer: Layer, batch_size: int) -> int:
 
 
 class LayerWork(NamedTuple):
-    """The costs of computing some outputs of a layer.
+    """The costs of computing some outputs of a layer, forward and backward.
 
-    A linear layer computes input gradients and weight gradients separately. Other layers compute
-    both in `backward_input`, and `backward_weight` is None.
+    For a linear layer, `backward_input` is the cost of its input gradients, and `backward_weight`
+    that of its weight gradients. For other layers, `backward_input` is the cost of both, and
+    `backward_weight` is None.
     """
 
     forward: Cost
@@ -159,17 +160,17 @@ class LayerWork(NamedTuple):
     backward_weight: Cost | None
 
     def with_update(self, update: Cost) -> Self:
-        """Add the cost of the weight update to the last part of the backward pass."""
+        """Add the cost of the weight update to the part of backward that computes its gradients."""
         if self.backward_weight is None:
             return self._replace(backward_input=self.backward_input + update)
         return self._replace(backward_weight=self.backward_weight + update)
 
 
 def layer_work(layer: Layer, share: float, part: float, accumulates: bool) -> LayerWork:
-    """Return a layer's costs for fraction `share` of its outputs and `part` of the samples.
+    """Return a layer's costs for the fraction `share` of its outputs and `part` of the samples.
 
-    The memory traffic of weights and weight gradients is equal for every `part`. `accumulates`:
-    backward adds the weight gradients to existing gradients, which must be read, too.
+    The memory traffic of weights and weight gradients does not depend on `part`. `accumulates`:
+    whether backward adds weight gradients to existing gradients, which it then also reads.
     """
     weights = layer.gradient_nbytes * share
     forward = _of(layer.forward, share, part, weights)
@@ -187,13 +188,13 @@ def layer_work(layer: Layer, share: float, part: float, accumulates: bool) -> La
 
 
 def update_work(layer: Layer, share: float) -> Cost:
-    """Return the cost of updating a share of a layer's outputs."""
+    """Return the cost of updating the weights of the fraction `share` of a layer's outputs."""
     whole = update_cost(Workload(layer.name, 1, (layer,), (0,), 0))
     return Cost(whole.flops * share, whole.nbytes * share, whole.num_calls)
 
 
 def _of(cost: Cost, share: float, part: float, weights: float) -> Cost:
-    """Scale a cost by `share` and `part`; `weights`: bytes that `part` does not scale."""
+    """Scale a cost by `share` and `part`; keep `weights` bytes of traffic unscaled by `part`."""
     fixed = min(weights, cost.nbytes * share)
     nbytes = fixed + (cost.nbytes * share - fixed) * part
     return Cost(cost.flops * share * part, nbytes, cost.num_calls)

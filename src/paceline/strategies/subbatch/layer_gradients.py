@@ -27,14 +27,14 @@ from paceline.record.recorder import Recorder
 class CommunicationThread:
     """Completes exchanges in order, in parallel with computation.
 
-    All ranks create it together, and begin their exchanges in the same order. The group's deadline
-    limits each wait. If an exchange fails, all later exchanges fail. `is_synchronous`: `begin`
-    waits for the end of its exchange, so that a profile can measure exchanges separately.
+    All ranks must create it together, and begin their exchanges in the same order. The group's
+    deadline limits each wait. If an exchange fails, all later exchanges fail. `is_synchronous`:
+    whether `begin` waits until its exchange ends, so that a profile can measure each exchange.
     """
 
     def __init__(self, group: Group) -> None:
         self._device = group.device
-        # Use a separate group, so that other collectives do not receive this thread's messages.
+        # A separate process group, so that no other collective receives this thread's messages.
         self.process_group: dist.ProcessGroup | None = None
         self.is_synchronous = False
         self._thread: CallThread | None = None
@@ -53,7 +53,9 @@ class CommunicationThread:
     ) -> Future[Tensor]:
         """Start an exchange by calling `post`, and return a future of the exchanged values.
 
-        Before the future is set, the thread calls `on_done(begin_s, end_s)`.
+        After the exchange, but before the future has its result, the thread calls
+        `on_done(begin_s, end_s)` with the monotonic times of its begin and end. Without other ranks
+        it is not called.
         """
         started = time.monotonic()
         begun = post()
@@ -63,7 +65,7 @@ class CommunicationThread:
             return future
         future = self._thread.submit(partial(self._finish, begun, started, on_done))
         if self.is_synchronous:
-            future.exception()  # wait only; the caller gets an error from the future
+            future.exception()  # only wait here: the future will raise an error in the caller
         return future
 
     def close(self) -> None:
@@ -82,7 +84,7 @@ class CommunicationThread:
 
 
 def begin_sum(values: Tensor, group: dist.ProcessGroup | None) -> Pending:
-    """Start to sum values over all ranks in place."""
+    """Start an all-reduce that sums `values` over all ranks in place."""
     work = dist.all_reduce(values, group=group, async_op=True)
     assert work is not None  # None only on a rank outside `group`
 
@@ -96,9 +98,9 @@ def begin_sum(values: Tensor, group: dist.ProcessGroup | None) -> Pending:
 class LayerGradients(Exchange):
     """Averages gradients layer by layer during backward.
 
-    `thread`: also used by the strategy's other exchanges. Without a codec, a layer's message also
-    has one flag per gradient: 1 if this rank changed the gradient. A gradient that no rank changed
-    is not modified. With a codec, all gradients are averaged.
+    `thread`: the thread that all exchanges of the strategy use. Without a codec, a layer's message
+    also has one flag per gradient: 1 if this rank changed the gradient. A gradient that no rank
+    changed is not modified. With a codec, there are no flags, and all gradients are averaged.
     """
 
     name = "subbatch"
@@ -115,7 +117,10 @@ class LayerGradients(Exchange):
             self.encoded = CodecAllReduce(codec, ranks, group.device, group.deadline_s)
 
     def open(self, layout: Layout) -> None:
-        """Raise InvalidInput unless all parameters have one real dtype; codecs require float32."""
+        """Check the parameters' dtypes.
+
+        Raises InvalidInput unless all have the same real dtype, which must be float32 for codecs.
+        """
         kinds = list(dict.fromkeys(slot.parameter.dtype for slot in layout.slots))
         encodable = self.encoded is None or kinds[0] == torch.float32
         if len(kinds) > 1 or kinds[0].is_complex or not encodable:
@@ -129,7 +134,10 @@ class LayerGradients(Exchange):
             self.encoded.begin_step()
 
     def ready(self, chunk: Chunk, touched: Sequence[bool]) -> None:
-        """Start averaging a layer's gradients; a synchronous thread postpones it to `finish`."""
+        """Start averaging a layer's gradients; with a synchronous thread, only note the layer.
+
+        `finish` then averages the noted layers after backward.
+        """
         if self._thread.is_synchronous:
             self._postponed.append(chunk)
         else:
@@ -159,7 +167,10 @@ class LayerGradients(Exchange):
         self._running.append((chunk, self._thread.begin(post, on_done)))
 
     def _begin_encoded(self, encoded: CodecAllReduce, layer: str, values: Tensor) -> Pending:
-        """Start to average values; all ranks raise NonFinite if a rank has a non-finite value."""
+        """Start to average values with the codec; `wait` on the result returns the means.
+
+        If any rank has a non-finite value, `wait` raises NonFinite on all ranks.
+        """
         work = encoded.reduce(layer, values, self._group.world_size)
 
         def finish() -> Tensor:
@@ -205,7 +216,7 @@ class LayerGradients(Exchange):
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes that this rank has sent so far; without a codec, computed for a ring all-reduce."""
+        """Bytes that this rank has sent; without a codec, calculated for a ring all-reduce."""
         encoded = self.encoded.bytes_sent if self.encoded else 0
         return encoded + self._nbytes // self._group.world_size
 

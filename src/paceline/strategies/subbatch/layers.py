@@ -22,17 +22,17 @@ from paceline.training.models.sharded import Shard, Sharding
 
 
 def dropout_seed(seed: int, step: int, name: str) -> int:
-    """Return the seed of a dropout mask; `name`: name of the dropout module."""
+    """Return the seed of a dropout mask; `seed`: of the run, `name`: name of the dropout module."""
     digest = hashlib.sha256(f"{seed}/{step}/{name}".encode()).digest()
     return int.from_bytes(digest[:7], "big")
 
 
 class DropoutMasks:
-    """The dropout masks of a step with `num_rows` rows over all ranks.
+    """The dropout masks of a step; `num_rows`: number of rows in the batch of all ranks.
 
-    Every rank draws the whole mask, which takes much less time than a linear layer. It is the mask
-    that `nn.Dropout` would draw on a CPU for the whole batch, in rank order, after
-    `torch.manual_seed(dropout_seed(seed, step, name))`.
+    Every rank draws the mask of the whole batch, which takes much less time than a linear layer.
+    The mask equals that of `nn.Dropout` on a CPU after
+    `torch.manual_seed(dropout_seed(seed, step, name))`, for the batch in rank order.
     """
 
     def __init__(self, seed: int, step: int, num_rows: int) -> None:
@@ -42,7 +42,11 @@ class DropoutMasks:
     def noise(
         self, name: str, p: float, num_outputs: int, rows: Tensor, shard: Shard, like: Tensor
     ) -> Tensor:
-        """Return the mask for these rows and outputs: 0 or 1 / (1 - p), in the dtype of `like`."""
+        """Return the factors 0 or 1 / (1 - p) for the outputs of `shard`, in the dtype of `like`.
+
+        `name`: name of the dropout module. `p`: its probability. `num_outputs`: outputs of the
+        whole layer. `rows`: indices of the rows in the batch.
+        """
         if name not in self._drawn:
             source = torch.Generator().manual_seed(dropout_seed(self._seed, self._step, name))
             kept = torch.empty(self._num_rows, num_outputs).bernoulli_(1 - p, generator=source)
@@ -53,7 +57,10 @@ class DropoutMasks:
 
 @dataclass
 class _Saved:
-    """The tensors of a sub-batch that a layer keeps for backward."""
+    """The tensors that a layer keeps for the backward pass of a sub-batch.
+
+    `leaf`: the autograd leaf: the outputs of a linear layer, the inputs of a BatchNorm1d.
+    """
 
     inputs: Tensor
     leaf: Tensor
@@ -62,7 +69,10 @@ class _Saved:
 
 
 class HeadLayer:
-    """Computes this rank's outputs of a layer of the head; `number`: number of a sub-batch."""
+    """Computes this rank's outputs of a layer of the head, sub-batch by sub-batch.
+
+    The argument `number` of its methods is the number of the sub-batch.
+    """
 
     def __init__(self, traced: TracedLayer, sharding: Sharding, rank: int) -> None:
         self.name, self.module, self.sharding = traced.name, traced.module, sharding
@@ -135,7 +145,10 @@ class HeadLayer:
 
     @torch.no_grad()
     def backward_weight(self, number: int, scale: float) -> None:
-        """Add `scale` times a linear layer's parameter gradients; call after `backward_input`."""
+        """Add `scale` times a linear layer's parameter gradients to the existing gradients.
+
+        Call it after `backward_input` of the same sub-batch.
+        """
         saved = self._saved.pop(number)
         assert saved.leaf_gradients is not None
         by_leaf = saved.leaf_gradients

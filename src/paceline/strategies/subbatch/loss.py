@@ -26,11 +26,12 @@ _INSTEAD = "use strategy allreduce, host or tree"
 
 
 def label_message(targets: Tensor, most: int, num_classes: int) -> Tensor:
-    """Return a rank's targets as a message: int64 of shape (1, 2 + most).
+    """Return a rank's targets as a message to all ranks: int64 of shape (1, 2 + most).
 
     `targets`: class numbers of shape (samples,) or (samples, tokens). `most`: maximum number of
-    rows per rank. The message has the number of samples, the number of rows, the targets, and zeros
-    as padding.
+    rows per rank. The message consists of the number of samples, the number of rows, the targets,
+    and zeros as padding. Raises InvalidInput if a class number is not below `num_classes`, if there
+    are too many rows, or if targets are not int64.
     """
     rows = targets.flatten()
     if rows.dtype != torch.int64:
@@ -38,8 +39,8 @@ def label_message(targets: Tensor, most: int, num_classes: int) -> Tensor:
     if len(rows) > most:
         raise InvalidInput(
             "data",
-            f"has {len(rows)} targets in {len(targets)} samples; if all samples were as long as "
-            f"the first, there would be at most {most}",
+            f"must have samples of equal length: {len(targets)} samples have {len(rows)} targets, "
+            f"but at most {most} if all are as long as the first",
             hint="pad all samples to one length",
         )
     known = rows[rows != IGNORED]
@@ -59,8 +60,8 @@ def label_message(targets: Tensor, most: int, num_classes: int) -> Tensor:
 class StepBatch:
     """The batch of a step over all ranks, cut into sub-batches.
 
-    `targets`: the targets of all rows, in rank order. `rows[rank][number]`: the rows of a rank in
-    sub-batch `number`, as indices in the batch. `num_counted`: number of rows that are not ignored.
+    `targets`: the targets of all rows, in rank order. `rows[rank][number]`: indices in the batch of
+    a rank's rows in sub-batch `number`. `num_counted`: number of rows that count in the loss.
     """
 
     targets: Tensor
@@ -82,24 +83,24 @@ class StepBatch:
         return cls(targets, tuple(rows), num_counted(targets))
 
     def sizes_of(self, number: int) -> tuple[int, ...]:
-        """Return for each rank its number of rows in a sub-batch."""
+        """Return each rank's number of rows in sub-batch `number`."""
         return tuple(len(parts[number]) for parts in self.rows)
 
     def rows_of(self, number: int) -> Tensor:
-        """Return the rows of a sub-batch as indices in the batch, in rank order."""
+        """Return the indices in the batch of the rows of sub-batch `number`, in rank order."""
         return torch.cat([parts[number] for parts in self.rows])
 
 
 def num_counted(targets: Tensor) -> int:
-    """Return the number of rows that are not ignored."""
+    """Return the number of rows that count in the loss: their target is not -100."""
     return int((targets != IGNORED).sum())
 
 
 def loss_terms(logits: Tensor, targets: Tensor, shard: Shard) -> Tensor:
-    """Return three terms per row of a rank's logits (N, size) for `CrossEntropy`: shape (N, 3).
+    """Return three terms per row, from which all ranks compute the loss: shape (N, 3).
 
-    The terms are the largest logit m, the sum s of exp(logit - m), and the target's logit t, which
-    is 0 if another rank has that logit.
+    `logits`: this rank's columns, of shape (N, size). The terms are the row's largest logit m, the
+    sum s of exp(logit - m), and the target's logit t, which is 0 if another rank has this logit.
     """
     largest = logits.amax(1)
     sums = (logits - largest.unsqueeze(1)).exp_().sum(1)
@@ -111,10 +112,10 @@ def loss_terms(logits: Tensor, targets: Tensor, shard: Shard) -> Tensor:
 
 @dataclass(frozen=True)
 class CrossEntropy:
-    """The loss of each row, and two values per row for the gradients: M and log S.
+    """The cross entropy of each row, and two values per row for its gradients.
 
-    `losses`: shape (N,), 0 for ignored rows. `largest`: M. `log_sum`: log S. All three fields are
-    computed from the terms m, s and t of all ranks (`loss_terms`):
+    `losses`: 0 for ignored rows. `largest`: M. `log_sum`: log S. All have shape (N,), and are
+    computed from the terms m, s and t (`loss_terms`) by maximum and sums over ranks:
 
         M = max m,    S = sum of s exp(m - M),    loss = log S + M - sum of t
     """
@@ -134,10 +135,10 @@ class CrossEntropy:
         return cls(losses.masked_fill_(targets == IGNORED, 0.0), whole, log_sum)
 
     def gradients(self, logits: Tensor, targets: Tensor, shard: Shard, scale: float) -> Tensor:
-        """Return the gradients of `scale` times the summed losses, for a rank's logits (N, size).
+        """Return the gradients of a rank's logits, of shape (N, size), for `scale` * sum(losses).
 
-        The gradient of a loss with respect to a logit is exp(logit - M) / S, minus 1 for the
-        target's logit.
+        The gradient of a row's loss with respect to a logit is exp(logit - M) / S, minus 1 for the
+        target's logit. `shard`: the rank's columns.
         """
         found = (logits - self.largest.unsqueeze(1)).sub_(self.log_sum.unsqueeze(1)).exp_()
         rows, places = _own_targets(targets, shard)
@@ -146,7 +147,7 @@ class CrossEntropy:
 
 
 def _own_targets(targets: Tensor, shard: Shard) -> tuple[Tensor, Tensor]:
-    """Return the rows with targets in `shard`, and the index of each target in `shard`."""
+    """Return the rows whose target is a column of `shard`, and the indices of these columns."""
     places = targets - shard.first
     rows = ((places >= 0) & (places < shard.size)).nonzero().flatten()
     return rows, places[rows]
@@ -155,13 +156,12 @@ def _own_targets(targets: Tensor, shard: Shard) -> tuple[Tensor, Tensor]:
 def check_objective(recipe: Recipe, outputs: Any, targets: Any) -> None:
     """Raise InvalidInput unless a recipe's loss is cross entropy with one target per row.
 
-    Only the shape of `outputs` is used. The recipe's score is called once, with zeros as outputs.
+    `outputs`: the model's outputs, of which only the shape is used. To check the recipe's score,
+    calls it once with zeros as outputs.
     """
     loss = recipe.loss
     if isinstance(targets, Tensor) and targets.dtype == torch.bool:
-        raise InvalidInput(
-            "data", "has several labels per sample, and subbatch needs one", hint=_INSTEAD
-        )
+        raise InvalidInput("data", "must have one label per sample, but has several", hint=_INSTEAD)
     of_tokens = loss is next_token_loss
     if not (of_tokens or loss in (class_loss, cross_entropy) or _is_plain(loss)):
         raise InvalidInput(

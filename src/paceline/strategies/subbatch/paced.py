@@ -21,10 +21,10 @@ SubBatchTimes = Callable[[int, int], tuple[float, float, float]]
 
 
 class PacedHeadLayer(HeadLayer):
-    """A layer that sleeps in each sub-batch instead of computing.
+    """A layer of the head that sleeps for given times instead of computing.
 
-    `num_inputs`: None for a BatchNorm1d. `times(number, num_rows)`: returns the seconds of forward,
-    input gradients and weight gradients in sub-batch `number`.
+    `num_inputs`: None for a BatchNorm1d. `times(number, num_rows)`: returns the seconds of the
+    forward pass, of input gradients and of weight gradients in sub-batch `number`.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class PacedHeadLayer(HeadLayer):
             module = nn.Linear(num_inputs, own, device="meta")
         super().__init__(TracedLayer(name, module), sharding, rank)
         self._times = times
-        self._num_rows: dict[int, int] = {}  # by sub-batch
+        self._num_rows: dict[int, int] = {}  # rows of each sub-batch
 
     def forward(self, number: int, inputs: Tensor, rows: Tensor, masks: DropoutMasks) -> Tensor:
         """Sleep as long as the forward pass would take, and return zeros instead of outputs."""
@@ -60,7 +60,7 @@ class PacedHeadLayer(HeadLayer):
 
 
 def paced_optimizer(each_s: float) -> Callable[[nn.Module], torch.optim.Optimizer]:
-    """Return a factory of optimizers that only sleep: `each_s` seconds per parameter value."""
+    """Return a factory of optimizers whose step sleeps `each_s` seconds per parameter value."""
     return lambda module: PacedSGD(
         list(module.parameters()), each_s * sum(one.numel() for one in module.parameters())
     )

@@ -3,12 +3,12 @@
     worker0 compute   load body's forward | head 0 | head 1 | ... | body's backward       |  step
     exchange                      [gather 0][gather 1] [return 0] [return P-1] [layer 2][layer 1]
 
-Each of K workers trains the body on a separate batch. For each of P sub-batches, all workers gather
-1/P of the activations of all bodies, run the head together, and return the activation gradients;
-meanwhile, workers send the next sub-batch. After the last sub-batch, workers run the backward pass
-of the body, and average its gradients layer by layer. Workers never send the head's parameter
-gradients. With `updates="sub-batch"`, a layer of the head is updated before it computes the next
-sub-batch.
+Each worker runs the body on a separate batch. For each of P sub-batches, all workers gather 1/P of
+the activations of all bodies, run the head together, and return the activation gradients (`return
+0` for sub-batch 0); meanwhile, they gather the next sub-batch. After the last sub-batch, workers
+run the backward pass of the body, and average its gradients layer by layer (`layer 2`). Workers
+never send the head's parameter gradients. With `updates="sub-batch"`, a layer of the head is
+updated before it computes the next sub-batch.
 
 A sub-batch in a head of two layers:
 
@@ -51,10 +51,10 @@ LOSS, LABELS = "loss", "labels"  # `Task.part` of these exchanges
 _LOSS_VALUES = 3  # values per row: largest logit, sum of exponentials, target's logit
 # Bytes of a target, and of a message's header, which has the numbers of samples and rows.
 _LABEL_NBYTES, _LABELS_HEADER = 8, 2 * 8
-# Element sizes that a codec of the body's gradients can encode: float32, and types that convert to
-# it exactly.
+# Element sizes in bytes that a codec of the body's gradients can encode: float32, and types that
+# convert to float32 exactly.
 _GRADIENTS = (2, 4)
-_FLOAT32 = (4,)  # element size that a codec of activations or their gradients can encode
+_FLOAT32 = (4,)  # element size in bytes that codecs of activations and their gradients can encode
 
 
 def weights_of(layer: str) -> str:
@@ -84,8 +84,8 @@ def plan(workload: Workload, machine: Machine, config: SubBatch, window: Window)
         coding = coding_of(config.gradients, parts.body, devices, _GRADIENTS)
         for layer in parts.body.in_backward_order:
             if layer.parameters:
-                # Without a codec, a message also has a flag per parameter, which tells whether its
-                # gradient has changed.
+                # Without a codec, a message also has a flag per parameter: whether this worker
+                # changed its gradient.
                 flags = [] if coding else [one.element_size for one in layer.parameters]
                 size = layer.gradient_nbytes + sum(flags), layer.num_parameters
                 gradients[layer.name] = Collective.over(
@@ -100,41 +100,41 @@ def plan(workload: Workload, machine: Machine, config: SubBatch, window: Window)
 
 
 def memory(workload: Workload, machine: Machine, config: SubBatch) -> Mapping[str, int]:
-    """Return the bytes that each device needs.
+    """Return the bytes that each device needs, by name.
 
-    A device has a replica of the body, a part of the head, and the gathered inputs of all
-    sub-batches. If each sub-batch updates the head, a device has the gathered inputs of only two
-    sub-batches at a time.
+    A device stores a replica of the body, its part of the head, and the gathered inputs of the
+    head's layers: of all sub-batches, or of two if each sub-batch updates the head.
     """
     devices = machine.first_devices(config.workers)
     parts = cut(workload, config.head, config.workers)
     body, head, workers = parts.body, parts.head, config.workers
-    # For a sub-batch, a device keeps the gathered inputs of linear layers and its own logits.
+    # In the head, a device keeps the gathered inputs of linear layers and its own logits.
     own_outputs = head[-1].activation_nbytes * _share(head[-1], workers)
     features = own_outputs
     for before, layer in zip([body.layers[-1], *head], head, strict=False):
         features += before.activation_nbytes if matrix_of(layer) is not None else 0
     num_passes = config.num_sub_batches(body.batch_size)
-    # The size of a sub-batch, relative to a worker's batch.
+    # The number of samples in a sub-batch, divided by that in a worker's batch.
     of_one = workers * -(-body.batch_size // num_passes) / body.batch_size
     kept = min(workers, 2 * of_one) if config.updates == "sub-batch" else workers
-    # While the head runs, the body has no gradients yet, but a sub-batch has gradients of logits.
+    # While the head runs, the body has no gradients yet, but a sub-batch has logit gradients.
     in_head = state_nbytes(body.layers) - body.gradient_nbytes + kept_nbytes(body.layers)
     in_head += round(features * kept + own_outputs * of_one) + body.input_nbytes
     needed = {device.name: max(in_head, replica_nbytes(body)) for device in devices}
     for layer in head:
         outputs = num_outputs(layer)
-        # `devices` may omit nodes that equal the first node, which has the largest shares.
+        # The first node's devices may represent equal nodes. Its workers have the largest shares,
+        # so ignore the shares of other nodes.
         for device, own in zip(devices, shares(outputs, workers), strict=False):
             needed[device.name] += state_nbytes([layer]) * own // outputs
     return needed
 
 
 def sizes(workload: Workload, config: SubBatch) -> Iterator[SubBatch]:
-    """Yield the configurations to compare: larger sub-batches first, and `config` last.
+    """Yield the configurations that the planner compares, which differ in the sub-batch's size.
 
-    The configurations before `config` have 1, 2, 4, ... sub-batches per step, but fewer than
-    `config` has. If the user has set `sub_batch`, only `config` is yielded.
+    Yields 1, 2, 4, ... sub-batches per step, as long as `config` has more, then `config`. If the
+    user has set `sub_batch`, yields only `config`.
     """
     most, own = workload.batch_size * config.workers, config.num_sub_batches(workload.batch_size)
     num_passes = 1
@@ -146,7 +146,10 @@ def sizes(workload: Workload, config: SubBatch) -> Iterator[SubBatch]:
 
 @dataclass(frozen=True)
 class _LayerPass:
-    """A sub-batch in a layer: a worker's costs, and the exchanges of inputs and gradients."""
+    """A sub-batch in a layer of the head: a worker's costs, and the layer's exchanges.
+
+    `gathered`: the all-gather of the inputs. `returned`: the reduce-scatter of their gradients.
+    """
 
     layer: str
     work: LayerWork
@@ -158,7 +161,7 @@ class _LayerPass:
 class _SubBatchPlan:
     """Makes the tasks of one sub-batch in the head.
 
-    `waits`: whether a layer waits until the previous sub-batch has updated the layer's weights.
+    `waits`: whether a layer waits until the previous sub-batch has updated this layer.
     """
 
     number: int
@@ -185,11 +188,11 @@ class _SubBatchPlan:
         return TaskId(step, Kind.BACKWARD, first.layer, worker, self.number)
 
     def updated(self, step: int, worker: int) -> list[TaskId]:
-        """Return the tasks that compute the parameter gradients of a worker's part of the head."""
+        """Return the tasks after which a worker has all parameter gradients of its head part."""
         return [self._gradients(step, part, worker, self.number) for part in self.parts]
 
     def _forward(self, step: int, part: _LayerPass, done: list[TaskId]) -> Iterator[Task]:
-        """Yield the tasks of a layer's forward pass; update `done`, the last task by worker."""
+        """Yield the tasks of a layer's forward pass; `done`: each worker's last task, updated."""
         if part.gathered is not None:
             for worker, ready in enumerate(done):
                 yield from part.gathered.encodes(step, worker, ready)
@@ -203,7 +206,7 @@ class _SubBatchPlan:
             done[worker] = own
 
     def _backward(self, step: int, part: _LayerPass, done: list[TaskId]) -> Iterator[Task]:
-        """Yield the tasks of a layer's backward pass; update `done`, the last task by worker."""
+        """Yield the tasks of a layer's backward pass; `done`: each worker's last task, updated."""
         for worker, device in enumerate(self.devices):
             on = (compute_lane(device.name),)
             own = TaskId(step, Kind.BACKWARD, part.layer, worker, self.number)
@@ -229,7 +232,7 @@ class _SubBatchPlan:
 def _sub_batches(
     parts: Cut, devices: tuple[Device, ...], config: SubBatch, ring: Ring | None
 ) -> Iterator[_SubBatchPlan]:
-    """Yield the sub-batches of a step; every worker gets the costs of the largest share."""
+    """Yield the sub-batches of a step; all workers have the costs of the largest head part."""
     workers, batch_size = config.workers, parts.body.batch_size
     updates_each = config.updates == "sub-batch"
     there, back = None, None
@@ -269,9 +272,10 @@ def _exchange(
     coding: Coding | None,
     num_encoded: int,
 ) -> Collective | None:
-    """Return an all-gather or reduce-scatter of all workers; None if `ring` is None.
+    """Return an all-gather or a reduce-scatter among all workers; None if `ring` is None.
 
-    A worker encodes `num_encoded` messages of `nbytes`, and decodes one message from every worker.
+    `number`: number of the sub-batch; None outside the head. `nbytes`: bytes of a worker's message.
+    With a codec, a worker encodes `num_encoded` messages, and decodes one from every worker.
     """
     if ring is None:
         return None
@@ -302,7 +306,11 @@ def _step_tasks(
     update: Cost,
     step: int,
 ) -> Iterator[Task]:
-    """Yield the tasks of a step; `gradients`: the all-reduces of the body, in backward order."""
+    """Yield the tasks of a step.
+
+    `labels`: the exchange of targets. `gradients`: the all-reduce of each layer of the body, in
+    backward order. `update`: cost of a worker's optimizer step.
+    """
     workers, body = compute.workers, compute.workload
     backward: list[list[Task]] = []
     for worker in workers:

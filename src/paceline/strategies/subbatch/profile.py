@@ -1,8 +1,8 @@
-"""Measure each part of a step separately, and count the bytes that the plan sends.
+"""Measure each part of a step separately, and count the bytes that workers send in a plan.
 
-The measured steps are real, but exchanges do not overlap with computation: each exchange ends
-before the next computation begins, and the body's gradients are exchanged after its backward pass.
-The overlap in normal steps is computed by simulating the plan.
+The profile runs real steps, but without overlap: each exchange ends before the next computation
+begins, and the body's gradients are exchanged after its backward pass. The overlap of normal steps
+follows from simulating the plan.
 """
 
 from collections.abc import Iterator
@@ -46,8 +46,8 @@ def profile(
 ) -> PricedMachine:
     """Measure steps for about `seconds`; return the machine and a cost model.
 
-    All ranks call it together. At the end, the model's parameters and buffers and the random number
-    generator have their earlier values again.
+    All ranks must call it together. Restores the model's parameters and buffers, and the random
+    number generator.
     """
     machine = this_machine(group, [ANY_SPEED] * group.world_size)
     with _restored(model.module), random_numbers_restored(()):
@@ -57,7 +57,7 @@ def profile(
 
 @contextmanager
 def _restored(module: nn.Module) -> Iterator[None]:
-    """Restore the values of parameters and buffers after the block, without gradients."""
+    """Restore the values of parameters and buffers after the block, and remove gradients."""
     tensors = [*module.parameters(), *module.buffers()]
     before = [tensor.detach().clone() for tensor in tensors]
     yield
@@ -105,12 +105,12 @@ def _traced(
 def _calibrated(
     timeline: Timeline, workload: Workload, machine: Machine, config: SubBatch
 ) -> PricedMachine:
-    """Return the machine, and a cost model with the median of the measured times."""
+    """Return the machine, and a cost model with the median measured time of each task."""
     spans = timeline.spans
     losses = machine.usual_losses.model_copy(update={"unrest": unrest_of_traced(spans)})
     machine = machine.model_copy(update={"losses": losses})
-    # All sub-batches have the same computing times. An exchange has no `owner`, because all workers
-    # take part in it.
+    # Sub-batches share a layer's compute time, so its key has no sub-batch. All workers take part
+    # in an exchange, so its key has no `owner`.
     computed = median_durations(
         [span for span in spans if span.kind in COMPUTE],
         lambda span: PriceKey(span.on[0].owner, span.kind, span.part),
@@ -120,7 +120,7 @@ def _calibrated(
         lambda span: PriceKey("", span.kind, span.part, span.sub_batch),
     )
     if len(machine.devices) > 1:
-        # The measured time of an exchange includes encoding and decoding, so these are free.
+        # Measured exchanges include encoding and decoding, so the plan must not add time for these.
         machine = linked_in_ring(machine, machine.devices, _ANY_LINE)
         codecs = dict.fromkeys(get_args(Kernel), _WITHIN_LINKS)
         machine = machine.with_each("hosts", codecs=codecs).with_each("devices", codecs=codecs)
@@ -135,9 +135,9 @@ def _calibrated(
 
 
 def planned_nbytes(workload: Workload, machine: Machine, config: SubBatch) -> dict[str, float]:
-    """Return the planned bytes that each worker sends in a step, by purpose."""
+    """Return the planned bytes that each worker sends per step, by purpose such as "loss"."""
     if len(machine.devices) > 1:
-        # An exchange task counts all bytes of a host, so give each worker a separate host.
+        # An exchange task counts all bytes that a host sends, so plan a separate host per worker.
         names = [f"host{i}" for i in range(len(machine.devices))]
         hosts = tuple(machine.hosts[0].model_copy(update={"name": name}) for name in names)
         devices = tuple(

@@ -1,4 +1,4 @@
-"""Run strategy subbatch: train or rehearse the body and a rank's outputs of the head's layers."""
+"""Run strategy subbatch: train or rehearse the body and this rank's part of the head."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,7 +32,7 @@ from paceline.strategies.subbatch.state import save
 from paceline.strategies.subbatch.trainer import SplitModel, SplitTrainer
 from paceline.training.recipes.named import recipe_of, tried_with, workload_of
 
-_PACED_COPIES = 3  # planned tensors per parameter: parameter, gradient, momentum
+_PACED_COPIES = 3  # tensors per parameter in a rehearsal's plan: parameter, gradient, momentum
 
 
 @contextmanager
@@ -67,8 +67,8 @@ class SplitRunner:
         device = self._machine.devices[group.rank].name
         recorder = Recorder(clock_for(group.device), device, group.rank)
         seed = getattr(session.settings, "seed", 0)
-        # Seed again, because the profile drew random numbers. Dropout in the body needs different
-        # masks on each rank.
+        # Seed again, so that training does not depend on the profile. Each rank has another seed,
+        # because dropout in the body needs different masks on each rank.
         torch.manual_seed(seed + group.rank)
         trainer = SplitTrainer(
             *(self._model, config, group, recorder, trainee.optimizer, seed),

@@ -35,20 +35,20 @@ from paceline.links.group import Group
 from paceline.training.models.sharded import Sharding
 
 _TRAINING = "training"  # name of the JSON part in this strategy's checkpoints
-# The sharding of each layer of the head, by name; a layer's tensors have one row per output.
+# By layer name, how each head layer is split among ranks; its tensors have one row per output.
 Head = Mapping[str, Sharding]
 
 
 @dataclass(frozen=True)
 class _SavedTensor:
-    """This rank's part of a tensor; `sharding` is None if its rows are not split."""
+    """This rank's part of a saved tensor; `sharding`: None if all ranks have the whole tensor."""
 
     tensor: Tensor
     sharding: Sharding | None
 
     @classmethod
     def of(cls, tensor: Tensor, name: str, head: Head) -> "_SavedTensor":
-        """Combine a tensor with the sharding of its layer; `name`: its parameter or buffer name."""
+        """Combine a tensor with its layer's sharding; `name`: of the parameter or buffer."""
         return cls(tensor, head.get(name.rpartition(".")[0]) if tensor.dim() else None)
 
     @property
@@ -60,7 +60,7 @@ class _SavedTensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
     def rows_of(self, rank: int) -> Tensor:
-        """Return a rank's rows; `tensor` must be the whole tensor."""
+        """Return the rows of `rank`; `self.tensor` must be the whole tensor, not a part."""
         return self.tensor if self.sharding is None else self.sharding.shard(rank)(self.tensor)
 
 
@@ -78,13 +78,16 @@ def save(path: Path, model: nn.Module, head: Head, group: Group) -> None:
         file.write(tensor_file.header({name: one.whole for name, one in tensors.items()}))
         for one in tensors.values():
             whole = _gathered(one, group)
-            assert whole is not None  # `_gathered` returns a tensor on rank 0
+            assert whole is not None  # this is rank 0, where `_gathered` returns a tensor
             file.writelines(tensor_file.pieces(whole))
 
 
 @dataclass(frozen=True)
 class SplitState:
-    """A rank's part of the state of training; all ranks call `gather` together."""
+    """Saves and loads a rank's part of the training state.
+
+    `optimizers`, `schedules`: by the name of the module that they update.
+    """
 
     model: nn.Module
     head: Head
@@ -93,7 +96,10 @@ class SplitState:
     group: Group
 
     def gather(self, num_steps: int) -> State:
-        """Return copies of the whole state on rank 0, and an empty state on other ranks."""
+        """Return copies of the whole state on rank 0, and an empty state on other ranks.
+
+        All ranks must call it together.
+        """
         saved = {f"model/{name}": one for name, one in _tensors(self.model, self.head).items()}
         values: dict[str, Json] = {}
         for updated, optimizer in self.optimizers.items():
@@ -112,7 +118,7 @@ class SplitState:
         return State({n: one for n, one in gathered.items() if one is not None}, {_TRAINING: parts})
 
     def load(self, state: State) -> int:
-        """Load this rank's part of a gathered state, and return the saved number of steps.
+        """Load this rank's part of a state from `gather`, and return the saved number of steps.
 
         Raises InvalidInput if the state is from another strategy, model, optimizer or scheduler.
         """
@@ -146,7 +152,7 @@ class SplitState:
         return _SavedTensor.of(tensor, name, self.head)
 
     def _kinds(self, values: Json) -> dict[str, str]:
-        """Return the shapes and dtypes of an optimizer's parameters as if they were not split."""
+        """Return the shapes and dtypes of an optimizer's parameters, before splitting, by name."""
         named = self.model.named_parameters()
         own = ((n, one) for n, one in named if n in values["parameters"])
         return {n: kind_of(_SavedTensor.of(one, n, self.head).whole) for n, one in own}

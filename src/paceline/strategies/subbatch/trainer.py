@@ -3,9 +3,9 @@
     main      body's forward | fc1/0 fc1/1 | fc2/0 fc2/1 | backward ... | body's backward | update
     thread    [labels]    [fc1/0][fc1/1]    [fc2/0][fc2/1]  [loss/0] ...
 
-While sub-batch 0 in layer fc1 (fc1/0) waits for an exchange, the next sub-batch computes. The order
-is the same on all ranks. If each sub-batch updates the head, the next sub-batch only sends
-activations in advance, and computes after the current sub-batch has ended.
+fc1/0 is sub-batch 0 in layer fc1 of the head. While it waits for an exchange, the next sub-batch
+computes. The order is the same on all ranks. If each sub-batch updates the head, the next sub-batch
+only sends its activations in advance, and computes after the current sub-batch has ended.
 """
 
 from collections.abc import Callable, Iterator
@@ -56,9 +56,10 @@ WHOLE, BODY = "model", "body"
 
 @dataclass(frozen=True)
 class SplitModel:
-    """A model on one rank: the body, and the rank's outputs of the head's layers.
+    """A model on one rank: the body, and this rank's part of each layer of the head.
 
-    `module`: contains both. `batch_size`: samples per step of the rank with the most samples.
+    `module`: contains body and head. `batch_size`: samples per step of the rank with the most
+    samples. `rows_per_sample`: 1, or the number of tokens per sample.
     """
 
     module: nn.Module
@@ -78,9 +79,9 @@ class SplitModel:
         return {layer.name: layer.sharding for layer in self.head}
 
     def activations(self, body: Callable[..., Tensor], share: Share, learning: Learning) -> Tensor:
-        """Return the body's outputs in the head's dtype.
+        """Run `body` on this rank's inputs, and return its outputs in the head's dtype.
 
-        Raises InvalidInput unless each row of the outputs has a target.
+        Raises InvalidInput unless there is a target for each row of the outputs.
         """
         with learning.autocast(share.targets.device):
             found = call(body, share.inputs)
@@ -152,7 +153,7 @@ class SplitTrainer:
 
     @property
     def sent_nbytes(self) -> dict[str, float]:
-        """Mean number of bytes that this rank sends in a step, by purpose."""
+        """Mean number of bytes that this rank sends per step, by purpose such as "activations"."""
         sent = {
             "activations": self.sent.activations_sent,
             "activation_gradients": self.sent.activation_gradients_sent,
@@ -162,13 +163,13 @@ class SplitTrainer:
         return {purpose: nbytes / max(1, self.num_steps) for purpose, nbytes in sent.items()}
 
     def num_copies(self, parameter: nn.Parameter) -> int:
-        """Count the tensors of a parameter's shape: parameter, gradient, optimizer state."""
+        """Count a parameter's tensors: itself, its gradient, optimizer state of the same shape."""
         kept = [one.state.get(parameter, {}).values() for one in self.optimizers.values()]
         tensors = [one for values in kept for one in values if isinstance(one, Tensor)]
         return 2 + sum(one.shape == parameter.shape for one in tensors)
 
     def state(self) -> State:
-        """Return the whole state on rank 0, and an empty state on other ranks; collective."""
+        """Return the whole state on rank 0, an empty state elsewhere; all ranks must call it."""
         return self._state.gather(self.num_steps)
 
     def load(self, state: State) -> None:
@@ -178,7 +179,8 @@ class SplitTrainer:
     def step(self, source: Iterator[Share]) -> Tensor:
         """Take a training step, and return the batch's mean loss as a 0-d tensor.
 
-        Raises NonFinite on all ranks if a value that is exchanged is not finite.
+        Raises NonFinite on all ranks if a rank sends a value that is not finite; gradients of the
+        body are checked only with a codec.
         """
         recorder, model = self.recorder, self.model
         with recorder.phase(Kind.LOAD):
@@ -194,13 +196,14 @@ class SplitTrainer:
             hint = "if the loss rose before, choose a smaller learning_rate"
             raise NonFinite(f"{error}; {hint}") from error
         with recorder.phase(Kind.BACKWARD):
-            # `gradients` belong to the mean loss of all ranks' rows, so ranks must sum the body's
-            # gradients. The exchange averages instead, so scale by the number of ranks.
+            # `gradients` are derivatives of the mean loss over the rows of all ranks, so the body's
+            # gradients must be summed over ranks. But replicas average, so scale by their number.
             activations.backward(gradients.view_as(activations) * self.group.world_size)
         with recorder.phase(Kind.STEP):
             if self.learning.clip_norm is not None:
                 self._clip(self.learning.clip_norm)
-            whole = next(iter(self.optimizers.values()))  # updates the whole model or its body
+            # The first optimizer updates the model, or the body if sub-batches update the head.
+            whole = next(iter(self.optimizers.values()))
             whole.step()
             whole.zero_grad()
             for schedule in self.schedules.values():
@@ -222,7 +225,7 @@ class SplitTrainer:
     def _run_head(
         self, activations: Tensor, batch: StepBatch, masks: DropoutMasks
     ) -> tuple[Tensor, Tensor]:
-        """Run the head forward and backward, and accumulate its parameters' gradients.
+        """Run all sub-batches through the head, and accumulate the gradients of its parameters.
 
         Returns the gradients (rows, features) of this rank's activations, and the mean loss.
         """
@@ -235,7 +238,7 @@ class SplitTrainer:
         if self.updates_each:
             next(running[0])
             for one, following in zip(running, [*running[1:], iter(())], strict=True):
-                next(following, None)  # begins to send the next sub-batch's activations
+                next(following, None)  # only begins to send the next sub-batch's activations
                 for _ in one:
                     pass
         else:
@@ -251,7 +254,10 @@ class SplitTrainer:
 
     @torch.no_grad()
     def _clip(self, most: float) -> None:
-        """Clip the whole model's gradient norm; ranks add the squared norms of their head parts."""
+        """Clip the gradient norm of the whole model to `most`.
+
+        To compute the norm, ranks sum the squared norms of their parts of the head.
+        """
         body, head = list(self.model.body.parameters()), self.model.head
         own = [parameter for layer in head for parameter in layer.parameters]
         of_body, squares = (_norm(part).square() for part in (body, own))
@@ -274,8 +280,8 @@ def _norm(parameters: list[nn.Parameter]) -> Tensor:
 class SubBatchPass:
     """Runs the forward and the backward pass of one sub-batch through the head.
 
-    After `run`, `gradients` are the gradients (N, features) of this rank's activations, and `loss`
-    is the sub-batch's part of the batch's mean loss.
+    `activations`: the outputs of this rank's body for the sub-batch, of shape (N, features). After
+    `run`, `gradients` are their gradients, and `loss` is the sub-batch's summand of the mean loss.
     """
 
     def __init__(
@@ -291,8 +297,8 @@ class SubBatchPass:
         self._rows = batch.rows_of(number)
         self._targets = batch.targets[self._rows]
         self._of_row = 1 / max(1, batch.num_counted)  # weight of a row in the batch's mean loss
-        # Gradients belong to the mean loss of the batch. For an update per sub-batch, `_scale`
-        # converts parameter gradients to gradients of the sub-batch's mean loss.
+        # Gradients are those of the batch's mean loss. If each sub-batch updates the head, `_scale`
+        # converts the head's parameter gradients to those of the sub-batch's mean loss.
         counted = num_counted(self._targets) if trainer.updates_each else 0
         self._updates = counted > 0
         self._scale = batch.num_counted / counted if counted else 1.0
@@ -300,7 +306,7 @@ class SubBatchPass:
         self.loss = activations.new_zeros(())
 
     def run(self) -> Iterator[None]:
-        """Run the sub-batch; at the start of each exchange, yield to other sub-batches."""
+        """Run the sub-batch; yield after beginning each exchange, so that others can compute."""
         values, last = self._activations, self._layers[-1]
         for place, layer in enumerate(self._layers):
             if layer.is_linear:
@@ -327,7 +333,7 @@ class SubBatchPass:
                 if self._updates and not layer.is_linear:
                     self._trainer.update(layer)
             if layer.is_linear:
-                # Send input gradients while computing weight gradients.
+                # Begin to send input gradients first, to overlap with computing weight gradients.
                 future = self._return(place, values)
                 with self._computing(Kind.BACKWARD, weights_of(layer.name)):
                     layer.backward_weight(self._number, self._scale)
@@ -344,7 +350,7 @@ class SubBatchPass:
             yield
 
     def _gather(self, place: int, values: Tensor) -> Future[Tensor]:
-        """Start gathering the inputs of a linear layer from all ranks.
+        """Start gathering the inputs of the linear layer number `place` from all ranks.
 
         The first layer gathers rows, because each rank has the body's outputs for some samples. A
         later layer gathers columns, because each rank has some outputs of the previous layer.
@@ -360,7 +366,10 @@ class SubBatchPass:
         return self._begin(Kind.SEND, name, partial(exchange.all_gather, values))
 
     def _return(self, place: int, gradients: Tensor) -> Future[Tensor]:
-        """Start summing a linear layer's input gradients on the ranks that sent the inputs."""
+        """Start a reduce-scatter: each input gradient is summed on the rank that sent the input.
+
+        `place`: number of the linear layer in the head.
+        """
         name, sizes = self._layers[place].name, self._batch.sizes_of(self._number)
         if place:
             gradients, sizes = gradients.t(), self._layers[place - 1].sharding.sizes

@@ -44,7 +44,7 @@ def children(rank: int, world_size: int) -> list[int]:
 
 
 class _Edge(NamedTuple):
-    """The messages between a worker and its parent, and the addition by the parent."""
+    """An edge of the tree: message up to the parent, addition by the parent, message down."""
 
     child: int
     parent: int
@@ -67,7 +67,7 @@ def plan(workload: Workload, machine: Machine, config: Tree, window: Window) -> 
 
 
 def memory(workload: Workload, machine: Machine, config: Tree) -> Mapping[str, int]:
-    """Return each device's bytes: replica, send buffer and, for a parent, receive buffer."""
+    """Return the bytes needed on each device: replica, send buffer, a parent's receive buffer."""
     devices = machine.first_devices(config.workers)
     nbytes = workload.gradient_nbytes if len(devices) > 1 else 0
     return {
@@ -77,7 +77,10 @@ def memory(workload: Workload, machine: Machine, config: Tree) -> Mapping[str, i
 
 
 def _upwards(num_workers: int) -> list[tuple[int, int]]:
-    """Return all pairs of a worker and its parent, sorted by rank difference."""
+    """Return all pairs (worker, its parent) in the order of messages up the tree.
+
+    Pairs with the smallest rank difference come first.
+    """
     pairs = [(child, p) for child in range(num_workers) if (p := parent(child)) is not None]
     return sorted(pairs, key=lambda pair: (pair[0] - pair[1], pair[0]))
 
@@ -109,11 +112,11 @@ def _step_tasks(compute: ComputeStep, edges: Sequence[_Edge], step: int) -> Iter
 
 
 def calibrate(machine: Machine, measured: ExchangeSamples, config: Tree | None = None) -> Machine:
-    """Fit a link per tree edge to measured exchanges; return the machine with these links.
+    """Return the machine with a link per tree edge; all links are fitted to measured exchanges.
 
-    For CPU workers on one host, the host's memory bandwidth is also fitted, because messages and
-    additions share it. For other workers, the time of additions follows from the memory bandwidth
-    in `machine`, and the links are fitted to the remaining time.
+    For CPU workers on one host, also fits the host's memory bandwidth, because messages and
+    additions share it. For other workers, computes the time of additions from the memory bandwidth
+    in `machine`, and fits the links to the remaining time.
     """
     devices = machine.devices
     pairs = [(devices[child], devices[above]) for child, above in _upwards(len(devices))]
@@ -138,7 +141,7 @@ def calibrate(machine: Machine, measured: ExchangeSamples, config: Tree | None =
 
 
 def _critical_path(machine: Machine) -> tuple[float, float]:
-    """Return the numbers of messages and additions on the critical path of an exchange."""
+    """Return the number of messages and the number of additions on an exchange's critical path."""
     layer = Layer("one", (Parameter("one", (1,)),), 0, Cost(), Cost())
     workload = Workload("one", 1, (layer,), (0,), 0)
     tasks = plan(workload, machine, Tree(workers=len(machine.devices)), Window(1))
@@ -149,7 +152,10 @@ def _critical_path(machine: Machine) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class _InMessages:
-    """A cost model whose unit of time is one message; computing takes no time."""
+    """A cost model whose unit of time is the time of a message; forward and backward take none.
+
+    `addition`: the time of an addition in this unit.
+    """
 
     addition: float
 

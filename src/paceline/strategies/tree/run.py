@@ -32,8 +32,8 @@ class FlatGradients:
 
     Its last values are counts: for each gradient, the number of ranks that changed the gradient.
 
-    `as_views`: after the first exchange, gradients are views of the buffer. `receives`: allocate a
-    second buffer for the gradients of children in the tree.
+    `as_views`: after the first exchange, gradients are views of the buffer. `receives`: whether
+    this rank has children in the tree, and so needs a second buffer for their gradients.
     """
 
     def __init__(
@@ -63,14 +63,14 @@ class FlatGradients:
         for slot, part in zip(self._slots, self._parts, strict=True):
             gradient = slot.parameter.grad
             if gradient is None:
-                # Clear the mean of the previous step from the buffer.
+                # Without a gradient, clear the previous step's mean from the buffer.
                 part.zero_()
             elif gradient is not part:
                 part.copy_(gradient)
         self._flags.copy_(torch.tensor([float(touched[slot.index]) for slot in self._slots]))
 
     def copy_out(self) -> list[int]:
-        """Replace gradients that changed on any rank by their means; return their indices."""
+        """Replace gradients that changed on any rank by means; return the parameters' indices."""
         indices = []
         for slot, part, count in zip(self._slots, self._parts, self._flags.tolist(), strict=True):
             if not count:
@@ -106,11 +106,11 @@ class TreeExchange(Exchange):
         self._flats: tuple[FlatGradients, ...] = ()
 
     def open(self, layout: Layout) -> None:
-        """Allocate the buffers; raise InvalidInput for a GPU's gradients in a gloo group."""
+        """Allocate the buffers; raise InvalidInput if a GPU's process group lacks NCCL."""
         group, needs_nccl = self._group, device_of(self._group.device).backend == "nccl"
         config = dist.get_backend_config(group.process_group) if group.exchanges else "nccl"
         if needs_nccl and "nccl" not in config:
-            problem = "is tree, which cannot send a GPU's gradients with gloo"
+            problem = "'tree' cannot send a GPU's gradients with gloo"
             hint = "create the process group with NCCL, or choose exchange='host'"
             raise InvalidInput("exchange", problem, hint=hint)
         self._flats = tuple(
@@ -177,7 +177,7 @@ class TreeExchange(Exchange):
 def method(
     config: Tree, compression: Compression | None = None, chunk: Chunking | None = None
 ) -> Method:
-    """Return the tree as the method of exchange; `compression` and `chunk` are ignored."""
+    """Return the exchange method 'tree'; `compression` and `chunk` are ignored."""
     return Method("tree", TreeExchange, takes_codec=False)
 
 
