@@ -1,4 +1,4 @@
-"""Define the messages between a hub and its workers, and check their values."""
+"""Define the topics of messages between hub and workers, and check gradients and codecs."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -44,7 +44,7 @@ OF_STEPS = (Topic.PARAMETERS, Topic.ACTIVATIONS, Topic.WHOLE_PARAMETERS, *UPDATE
 
 
 def take_gradients(names: Sequence[str], parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-    """Remove and return the gradients; raise InvalidInput if a gradient is sparse or missing."""
+    """Return the gradients and reset `grad`; InvalidInput for a sparse or missing gradient."""
     found = [parameter.grad for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None
@@ -61,7 +61,7 @@ def take_gradients(names: Sequence[str], parameters: Sequence[nn.Parameter]) -> 
 
 
 def check_codecs(config: Wheel, dtype: torch.dtype) -> None:
-    """Raise InvalidInput if a codec cannot encode `dtype`, or cannot serve its kind of message."""
+    """Raise InvalidInput for a model not in float32, or error feedback for other than gradients."""
     for purpose, codec in config.codecs.items():
         find_codec(codec)
         if dtype != torch.float32:
