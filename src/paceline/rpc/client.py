@@ -85,7 +85,7 @@ class Outbox:
             return self._next - 1
 
     def admit(self, message: Message) -> ReplyFuture:
-        """Wait until the limits on unanswered requests allow another, and append the request.
+        """Append a request, once the limits on unanswered requests allow another request.
 
         Raises InvalidInput if the request is too large, and HubRestarted if the hub was restarted.
         """
@@ -116,7 +116,7 @@ class Outbox:
             return future
 
     def take(self) -> ReplyFuture | None:
-        """Return the next request to send over this connection; None if there is none."""
+        """Return the next request to send over the current connection; None without requests."""
         with self.changed:
             for sequence, future in self._open.items():
                 if sequence > self._sent:
@@ -205,7 +205,7 @@ class Client:
             raise
 
     def request(self, message: Message) -> ReplyFuture:
-        """Wait until the limits on unanswered requests allow another, and send the request.
+        """Send a request, once the limits on unanswered requests allow another request.
 
         Raises the errors of `ReplyFuture.result`, and InvalidInput if the request is too large.
         """

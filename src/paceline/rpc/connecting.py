@@ -54,5 +54,5 @@ class WorkerProcessSettings(ConnectingWorkers):
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The numbers of the workers on this device."""
+        """The numbers of the workers that this process runs."""
         return self.workers

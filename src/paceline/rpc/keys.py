@@ -143,7 +143,10 @@ def bind_address(text: str, *, has_keys: bool) -> str:
 
 
 def connect_address(text: str, *, has_keys: bool) -> str:
-    """Check and return a hub's address; InvalidInput for no port, or no keys beyond loopback."""
+    """Check and return a hub's address.
+
+    Raises InvalidInput if the port is missing, or for another than a loopback address without keys.
+    """
     _, port = _host_and_port(text, "connect", has_keys=has_keys)
     if not port:
         raise InvalidInput("connect", "must have the hub's port", got=text)

@@ -41,7 +41,7 @@ def nonce_of(run_id: str) -> bytes:
 
 @dataclass(frozen=True)
 class Limits:
-    """The run of a server, and the limits on its workers.
+    """The name of a server's run, and the limits on the run's workers and messages.
 
     `max_message_nbytes`: the largest size of a request or reply. All unanswered requests of a
     worker together may have twice this size. `settings`: bytes that every worker receives.

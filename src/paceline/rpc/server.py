@@ -308,7 +308,7 @@ class Server:
         refused = "dropped a message" if kind is MessageKind.RESET else "refused a worker"
         self.refusals.warning(f"{refused} from {arrival.sender}: {why}")
         text = Message("", parts=(why.encode(errors="replace"),))
-        with suppress(Disconnected):  # the worker has closed the connection already
+        with suppress(Disconnected):  # raised if the worker has already closed the connection
             self._router.send(arrival.route, next(frames.split(FrameHeader(kind), text)))
 
     def _disconnect(self, session: WorkerSession) -> None:

@@ -1,4 +1,4 @@
-"""ZeroMQ sockets for both ends of a connection."""
+"""Configure ZeroMQ sockets for workers (`Connection`) and the hub (`Router`)."""
 
 import errno
 import os
@@ -52,7 +52,7 @@ class PollableEvent:
             os.eventfd_write(self._fd, 1)
 
     def clear(self) -> None:
-        """Reset the event."""
+        """Reset the event, so that polling waits again."""
         with suppress(BlockingIOError):
             os.eventfd_read(self._fd)
 

@@ -55,7 +55,7 @@ def buffers_of(half: nn.Module) -> memoryview:
 
 @torch.no_grad()
 def load_buffers(half: nn.Module, part: memoryview) -> None:
-    """Check received bytes of `buffers_of`, and copy the values into a module's buffers."""
+    """Check bytes that `buffers_of` has made, and copy their values into a module's buffers."""
     buffers = list(half.buffers())
     sizes = [buffer.nbytes for buffer in buffers]
     values = values_of(part, torch.uint8, sum(sizes))

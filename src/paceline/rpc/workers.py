@@ -146,7 +146,7 @@ class WorkerPool:
             raise
 
     def poll(self) -> list[tuple[int, str]]:
-        """Return (worker, reason) for each process that failed; stop the run at a signal."""
+        """Return number and reason of each worker whose process failed; end the run at a signal."""
         found: list[tuple[int, str]] = []
         names = {one: f"worker {listed(numbers)}" for one, numbers in self._processes.items()}
         self._signals.poll({process.pid: name for process, name in names.items()})
@@ -159,7 +159,7 @@ class WorkerPool:
         return found
 
     def close(self, wait_s: float = 0.0) -> None:
-        """End the processes that still run after `wait_s`."""
+        """Wait at most `wait_s` for the processes to exit, then end the remaining ones."""
         running = list(self._processes)
         self._processes.clear()
         processes.end(running, wait_s=wait_s, termination_s=0.0)

@@ -106,9 +106,9 @@ class Gate:
 class Answers:
     """Executes the requests of workers, and encodes the replies.
 
-    `waiting`: requests that had to wait; the hub tries to execute them again after each update.
+    `waiting`: requests that had to wait; the hub tries to execute them again after updates.
     `profiles`: the measured speed of each worker's device. `trace`: the recorded computation and
-    messages of the workers. `recorders`: record the hub's computation, one recorder per worker.
+    messages of finished workers. `recorders`: record the hub's computation, one per worker.
     `nbytes`: the bytes of messages by purpose (figure 2 of Du et al. 2017). `num_pushed`: the
     number of messages with gradients of the first layers.
     """
@@ -140,8 +140,8 @@ class Answers:
             copies, dtype = CopyLane(where), in_body[0].dtype
             return [Endpoint(spec.config.codecs, dtype, one, copies) for one in self.recorders]
 
-        # The head's device encodes and decodes activations and their gradients. The device that
-        # keeps the model (or the CPU) does so for the body's parameters and gradients.
+        # The head's device encodes and decodes activations and their gradients. The device in whose
+        # memory the server keeps the model does so for the body's parameters and gradients.
         self._of_head = self._of_server = endpoints_on(device)
         if job.kept_on != device:
             self._of_server = endpoints_on(job.kept_on)
@@ -193,7 +193,7 @@ class Answers:
         return within + self.children.traffic.rows(self._job.workload.gradient_nbytes)
 
     def report(self) -> ChildReport:
-        """Return the bytes of messages between this hub and its workers, for the parent hub."""
+        """Return the sent and planned bytes between this hub and its workers, for the parent."""
         counted, planned = self._nbytes_by_purpose()
         return ChildReport(nbytes=counted, planned_nbytes=planned, num_pushed=self.num_pushed)
 

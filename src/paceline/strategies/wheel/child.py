@@ -59,7 +59,7 @@ def take_part(
     job, server = _server_of(settings, client)
     spec, config = job.spec, job.spec.config
     # Without an address to listen on, which only rehearsals allow, the hub starts all workers on
-    # this machine's CPU, because the workers mostly sleep.
+    # this machine's CPU, which suffices because a rehearsal's workers mostly sleep.
     devices = ("cpu",) * len(config.workers_by_device) if settings.listen is None else ()
     with ExitStack() as stack:
         stack.callback(server.close)

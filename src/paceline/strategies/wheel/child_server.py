@@ -75,7 +75,7 @@ class ChildServer(ParameterServer):
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def may_begin(self, worker: int, step: int) -> bool:
-        """Return whether a worker may begin a step now, or must wait for workers or the parent."""
+        """Return whether a worker may begin a step now: not waiting for workers or the parent."""
         may = super().may_begin(worker, step)
         is_full = self._sum is not None and self._sum.count >= self._gather
         return may and not (self._exchange is not None and (self._waits or is_full))

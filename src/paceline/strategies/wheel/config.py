@@ -105,7 +105,7 @@ class Wheel:
 
     @property
     def of_root(self) -> "Wheel":
-        """The configuration of the root of a tree of hubs, whose workers are the child hubs."""
+        """The configuration of a tree's root hub, whose workers are the child hubs."""
         if not self.child_hubs:
             return self
         return replace(self, workers=self.child_hubs, lanes=1, child_hubs=0, gather=None)

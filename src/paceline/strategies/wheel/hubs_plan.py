@@ -87,7 +87,7 @@ class HubExchanges:
         return TaskId(step, Kind.REDUCE, SUM, worker)
 
     def add(self, step: int, worker: int, halves: tuple[TaskId, ...]) -> Iterator[Task]:
-        """Yield the sum of a worker's gradients; for a complete mean, also exchange and update.
+        """Yield the task that adds a worker's gradients and, if a mean is complete, its update.
 
         `halves`: the tasks after which the child hub has the gradients of body and head.
         """

@@ -253,7 +253,7 @@ def model_and_halves(
         return paced_halves(parts.body, parts.head, *times, gradient_like=like)
     device = torch.device("cpu") if spec.config.server_memory == "host" else device
     model = (built(recipe, spec.seed) if model is None else model).to(device).train()
-    rows = range(min(_NUM_EXAMPLES, len(recipe.samples)))  # inputs to try the cut
+    rows = range(min(_NUM_EXAMPLES, len(recipe.samples)))  # samples on which `cut` runs the model
     inputs, _ = Batch.of(recipe.samples.__getitems__(rows)).to(device)
     return model, cut(model, inputs, spec.head)
 

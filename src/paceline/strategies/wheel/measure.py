@@ -84,7 +84,7 @@ def calibrate(
     *,
     is_paced: bool,
 ) -> PricedMachine | None:
-    """Return the measured machine and its cost model; None if a profile is missing.
+    """Return the measured machine and its cost model; None if a device was not measured.
 
     `hub`: the measured speed of the hub's device. `workers`: the measurements by the first worker
     of each device; in a tree, by the child hubs. `is_paced`: True in rehearsals (layers sleep).

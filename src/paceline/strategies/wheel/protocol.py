@@ -44,7 +44,7 @@ OF_STEPS = (Topic.PARAMETERS, Topic.ACTIVATIONS, Topic.WHOLE_PARAMETERS, *UPDATE
 
 
 def take_gradients(names: Sequence[str], parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-    """Return the gradients and reset `grad`; InvalidInput for a sparse or missing gradient."""
+    """Take the gradients out of `grad`; InvalidInput if a gradient is sparse or missing."""
     found = [parameter.grad for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None
@@ -61,7 +61,11 @@ def take_gradients(names: Sequence[str], parameters: Sequence[nn.Parameter]) -> 
 
 
 def check_codecs(config: Wheel, dtype: torch.dtype) -> None:
-    """Raise InvalidInput for a model not in float32, or error feedback for other than gradients."""
+    """Check that the configured codecs can encode their messages.
+
+    Raises InvalidInput if `dtype` is not float32, or if messages other than gradients have a codec
+    with error feedback.
+    """
     for purpose, codec in config.codecs.items():
         find_codec(codec)
         if dtype != torch.float32:

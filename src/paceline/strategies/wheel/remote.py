@@ -11,7 +11,7 @@ from paceline.core.settings import Seconds
 from paceline.rpc.connecting import ConnectingWorkers
 from paceline.strategies.wheel.config import Wheel
 
-# Names of the modules that worker processes and child hubs run. Importing them would import torch.
+# Names of modules that worker processes and child hubs run; importing one would import torch.
 WORKING, SERVING = "paceline.strategies.wheel.worker", "paceline.strategies.wheel.child"
 _REFUSED = {  # options that a child hub cannot have, with hints
     "workers": "use --workers",
@@ -40,7 +40,7 @@ class ChildSettings(ConnectingWorkers):
     gather: int | None = Field(
         None,
         ge=1,
-        description="Average this many steps' gradients for the parent. Default: --workers.",
+        description="Send the mean gradients of this many steps at a time. Default: --workers.",
     )
     parent_keys: Path | None = Field(
         None, description="Folder with the parent's hub.pub, and a worker.key to connect to it."

@@ -83,7 +83,7 @@ class WheelRunner:
         self._server = ParameterServer(
             *(job.model, job.halves, optimizer),
             **jobs.server_options(job),
-            # A rehearsal's optimizer has no learning rate to divide.
+            # Do not divide the learning rate in a rehearsal, whose optimizer has none.
             updates_per_step=1 if job.spec.pace else job.spec.config.workers,
             schedule=job.schedule(optimizer),
         )
@@ -202,11 +202,11 @@ class WheelRunner:
         return simulate(planned, calibrated.cost), conform(planned, happened, _SLACK_S)
 
     def _step_seconds(self) -> list[float]:
-        """Return the seconds of each measured step; a step ends after an update of each worker.
+        """Return the seconds of each measured step: of as many updates as there are workers.
 
-        Unmeasured are the first steps, which are irregular, and the last, which no forward follows.
-        In a tree of hubs, an update may contain several steps or part of a step, so the seconds are
-        scaled to the number of samples in a batch.
+        The first steps, which are irregular, and the last step, which no forward follows, are not
+        measured. In a tree of hubs, an update may contain several steps or part of a step, so the
+        seconds are scaled to the number of samples in a batch.
         """
         spec, log = self._job.spec, self._hub.log
         workers = spec.config.workers
@@ -259,7 +259,7 @@ def _devices(session: TrainingSession) -> tuple[torch.device, tuple[str, ...]]:
     """
     config: Wheel = session.config
     num_bodies, cpu = ceil(config.workers / config.lanes), torch.device("cpu")
-    if session.is_rehearsal:  # workers mostly sleep
+    if session.is_rehearsal:  # CPUs suffice, because the workers mostly sleep
         return cpu, (str(cpu),) * num_bodies
     if session.settings.listen is not None:
         return first_device(), ()

@@ -34,7 +34,7 @@ from paceline.training.models.halves import Halves, trainable
 from paceline.training.recipes.recipe import described
 
 Watch = Callable[[int, int, Kind], AbstractContextManager[None]]
-ALL_WORKERS = "all workers"  # the only key of `Updates.staleness`: workers are not told apart
+ALL_WORKERS = "all workers"  # the only key in `Updates.staleness` of this strategy
 
 
 @dataclass
@@ -169,7 +169,7 @@ class ParameterServer:
         return self.version, tensor_parts.flatten(self._body)
 
     def vector_in(self, part: memoryview) -> Tensor:
-        """Decode the values of all parameters as a vector; InvalidInput for a wrong number."""
+        """Decode the values of all parameters as a vector; InvalidInput for a wrong size."""
         count, like = sum(one.numel() for one in self.parameters), self.parameters[0]
         return tensor_parts.values_of(part, like.dtype, count).to(like.device)
 

@@ -71,7 +71,7 @@ class HubTraffic:
 
 
 class ChildHubs:
-    """Answers the requests that child hubs send to this parent hub."""
+    """Answers child hubs' requests, at their parent hub."""
 
     def __init__(self, server: ParameterServer, num_steps: int) -> None:
         self._server, self._num_steps = server, num_steps
@@ -126,8 +126,8 @@ class ChildHubs:
         return found
 
 
-# A parent's reply with all parameters, and step numbers. If this hub has just joined, these are the
-# hub's next step and, if known, its workers' next steps; otherwise there are none.
+# A parent's reply with all parameters, and step numbers. If this hub has just joined, the numbers
+# are the hub's next step and, if known, its workers' next steps; otherwise there are no numbers.
 ParentReply = tuple[Message, tuple[int, ...]]
 
 
@@ -139,7 +139,7 @@ class ParentHub:
         self.traffic = HubTraffic()
 
     def begin(self, step: int) -> ParentReply:
-        """Join the parent's run after `step` steps, wait until it begins, and return the reply.
+        """Join the parent's run after `step` steps; once training begins, return the reply.
 
         Raises InvalidInput if the parent rejects this hub, and WorkerLost if it does not answer.
         """
@@ -168,9 +168,10 @@ class ParentHub:
     def measure(
         self, own: DeviceProfile, below: Sequence[DeviceProfile], whole_nbytes: int
     ) -> None:
-        """Measure the link to the parent; send it the speeds of this hub and its workers.
+        """Measure the link to the parent, and send the parent all measured speeds.
 
-        `own`, `below`: the measured speeds. `whole_nbytes`: the bytes of all parameters.
+        `own`: the speed of this hub's device. `below`: the speeds of its workers' devices.
+        `whole_nbytes`: the bytes of all parameters.
         """
 
         def exchange(up: int, down: int) -> None:
@@ -186,7 +187,7 @@ class ParentHub:
         self._ask(Message(Topic.PROFILE, parts=(told,)))
 
     def finish(self, step: int, report: ChildReport | None) -> None:
-        """Send the parent the report, and that all steps are done."""
+        """Tell the parent that all steps are done, and send the report, if any."""
         parts = [memoryview(Trace().as_json())]
         if report is not None:
             parts.append(memoryview(report.model_dump_json().encode()))

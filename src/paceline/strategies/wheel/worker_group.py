@@ -27,7 +27,7 @@ _MOST_LOST = 1000  # most recorded reasons in `lost`; a worker may be lost many 
 class ProgressDeadline:
     """Limits the time from a reply to a worker until its next request.
 
-    The limit is a multiple of the worker's median time, but at least `deadline_s`.
+    The limit is a multiple of the median of the worker's earlier times, but at least `deadline_s`.
     """
 
     def __init__(self, deadline_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -136,8 +136,8 @@ class WorkerGroup:
         self.deadline = ProgressDeadline(deadline_s, clock)
         self.is_own = pool is not None  # whether the hub has started the workers
         self._expected = set(range(len(workers.all)))
-        self.waiting: dict[int, RpcRequest] = {}  # unanswered requests to begin, by worker
-        self._returning: set[int] = set()  # workers that must repeat their step, before their BEGIN
+        self.waiting: dict[int, RpcRequest] = {}  # unanswered BEGIN requests, by worker
+        self._returning: set[int] = set()  # workers that must repeat a step and send BEGIN
         self._last_end = "all workers have ended"
         self._present_s = self._clock()  # the last time a worker was present
         self.has_begun = False
@@ -178,7 +178,7 @@ class WorkerGroup:
         self._admit_waiting()
 
     def wait(self, request: RpcRequest) -> None:
-        """Hold a worker's request to begin until the worker may begin."""
+        """Keep a worker's BEGIN request unanswered until the worker may begin."""
         self._returning.discard(request.worker)
         self.waiting[request.worker] = request
         if self.has_begun and not self._returning:
@@ -190,7 +190,7 @@ class WorkerGroup:
         self._workers.of(worker).is_done = True
 
     def restart(self) -> None:
-        """Let all training workers begin their step again, together."""
+        """Make all training workers repeat their current step, beginning together."""
         self._returning |= self._workers.live
         for worker in self._workers.live:
             self._workers.drop(worker)
@@ -202,7 +202,7 @@ class WorkerGroup:
             self.deadline.replied(request.worker)
 
     def drop(self, worker: int, why: str) -> None:
-        """Continue training without a worker, and log `why` the worker was lost."""
+        """Continue training without a worker, and log the reason, `why`."""
         self.deadline.forget(worker)
         self.waiting.pop(worker, None)
         was_training = worker in self._workers.live | self._returning
@@ -220,7 +220,8 @@ class WorkerGroup:
     def poll(self) -> Iterator[tuple[int, str]]:
         """Yield the number of each failed or late worker, and why; then let waiting workers begin.
 
-        The caller drops these workers. Raises WorkerLost if no worker is left or returns in time.
+        The caller drops these workers. Raises WorkerLost if all workers have ended, or if all are
+        lost and none has returned in time.
         """
         for worker, why in self._pool.poll() if self._pool else ():
             self._expected.discard(worker)
