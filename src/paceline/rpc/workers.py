@@ -24,7 +24,7 @@ from paceline.rpc.connecting import ConnectingWorkers
 from paceline.rpc.frames import Message
 from paceline.rpc.keys import load_worker_keys
 
-logger = logging.getLogger("paceline.worker")  # modules of workers also run as __main__
+logger = logging.getLogger("paceline.worker")  # __name__ may be __main__ in workers
 AGAIN, REFUSED, FAILED = "again", "refused", "failed"
 _Reply = TypeVar("_Reply")
 

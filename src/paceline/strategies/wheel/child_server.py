@@ -141,7 +141,7 @@ class ChildServer(ParameterServer):
         self.version = whole.version
         if not resume:
             return
-        self._sum = None  # this hub has joined the parent (again): its workers repeat these steps
+        self._sum = None  # this hub has joined the parent (again), so its workers repeat steps
         step, *progress = resume
         workers = self.workers.all
         known = progress if len(progress) == len(workers) else [step] * len(workers)

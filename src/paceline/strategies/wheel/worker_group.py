@@ -196,7 +196,7 @@ class WorkerGroup:
             self._workers.drop(worker)
 
     def reply(self, request: RpcRequest, reply: Message) -> None:
-        """Reply to a worker, and start its deadline if it is training."""
+        """Reply to a worker; if the worker is training, start the deadline of its next request."""
         self._rpc.reply(request, reply)
         if request.worker in self._workers.live:
             self.deadline.replied(request.worker)
