@@ -23,7 +23,10 @@ from paceline.training.recipes.recipe import Recipe, described
 
 
 class _Leaf(NamedTuple):
-    """A tensor of one sample, and its path in the pytree; `wire_dtype`: its dtype in messages."""
+    """Describes a tensor of one sample; `name`: its path in the sample's pytree.
+
+    `wire_dtype`: the dtype in messages.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -36,7 +39,7 @@ class _Leaf(NamedTuple):
 
 
 class _Structure(NamedTuple):
-    """The pytree of one sample's inputs or targets, and its tensors."""
+    """Describes the pytree of one sample's inputs or targets, and the pytree's tensors."""
 
     tree: TreeSpec
     leaves: tuple[_Leaf, ...]
@@ -54,7 +57,7 @@ class _Structure(NamedTuple):
         return cls(tree, tuple(own))
 
     def leaves_of(self, tree: Any) -> list[Tensor] | None:
-        """Return the tensors of a batch; None if their dtypes or shapes do not fit."""
+        """Return the tensors of a batch's inputs or targets; None for wrong dtypes or shapes."""
         try:
             found = self.tree.flatten_up_to(tree)
         except (ValueError, TypeError):
@@ -93,7 +96,7 @@ class BatchLayout:
         return len(self._targets.leaves)
 
     def as_json(self) -> dict[str, dict[str, str]]:
-        """Return the structure of inputs and targets, equal at the hub and its workers."""
+        """Return dtypes and shapes of inputs and targets; must be equal at hub and workers."""
         return {"inputs": self._inputs.as_json(), "targets": self._targets.as_json()}
 
     def check(self, batch: Batch) -> Batch:
@@ -116,7 +119,7 @@ class BatchLayout:
         )
 
     def check_parts(self, parts: Parts, count: int) -> None:
-        """Raise InvalidInput if the size of a message part does not fit `count` samples."""
+        """Raise InvalidInput if a received part has not the size of `count` samples' targets."""
         for part, own in zip(parts, self._targets.leaves, strict=True):
             expected = count * prod(own.shape) * own.wire_dtype.itemsize
             if part.nbytes != expected:
@@ -124,13 +127,16 @@ class BatchLayout:
                 raise InvalidInput(f"targets{own.name}", problem, got=part.nbytes)
 
     def targets(self, buffers: Sequence[Tensor], count: int) -> Any:
-        """Rebuild the targets of `count` samples; InvalidInput for an unknown class index."""
+        """Rebuild the targets of `count` samples from received bytes.
+
+        Raises InvalidInput for a class index out of range.
+        """
         leaves = [
             buffer.view(own.wire_dtype).to(own.dtype).view(count, *own.shape)
             for buffer, own in zip(buffers, self._targets.leaves, strict=True)
         ]
         if self._num_classes is not None:
-            # A loss on a GPU aborts the process if a class index is out of range.
+            # On a GPU, a class index out of range would make the loss abort the hub's process.
             (labels,) = leaves
             if not bool(((labels >= 0) & (labels < self._num_classes)).all()):
                 raise InvalidInput("targets", f"must be class indices below {self._num_classes}")

@@ -23,8 +23,8 @@ logger = logging.getLogger(__name__)
 
 _POLL_S = 0.25  # longest wait for a message between two checks of the deadline
 _WELCOME_S = 5.0
-_MIN_PAUSE_S, _MAX_PAUSE_S = 0.05, 1.0  # pause before the next connection
-_STABLE_S = 1.0  # a connection that lasted longer resets the pause
+_MIN_PAUSE_S, _MAX_PAUSE_S = 0.05, 1.0  # shortest and longest pause before the next connection
+_STABLE_S = 1.0  # after a connection that lasted longer, the pause is the shortest again
 _RESTARTED = "the hub was restarted or has dropped this worker; the worker repeats its step"
 
 
@@ -59,7 +59,7 @@ class ReplyFuture(Future[Message]):
 class Outbox:
     """A queue of a worker's requests, which keeps each request until its reply arrives.
 
-    `changed` guards all fields.
+    `changed`: the condition variable that guards all fields.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class Outbox:
         self.session = NO_NONCE
         self._open: dict[int, ReplyFuture] = {}  # requests without a reply, by ascending number
         self._sent = 0  # the number of the last request that was sent over this connection
-        self._next = 1  # the hub reports 0 before the first request
+        self._next = 1  # number of the next request; the hub reports 0 if it has received none
         self._max_message_nbytes = 0
         self._has_restarted = False
 
@@ -85,7 +85,7 @@ class Outbox:
             return self._next - 1
 
     def admit(self, message: Message) -> ReplyFuture:
-        """Wait until the limits on unanswered requests allow a request, and append it.
+        """Append a request, once the limits on unanswered requests allow another request.
 
         Raises InvalidInput if the request is too large, and HubRestarted if the hub was restarted.
         """
@@ -116,7 +116,7 @@ class Outbox:
             return future
 
     def take(self) -> ReplyFuture | None:
-        """Return the next request to send over this connection; None if there is none."""
+        """Return the next request to send over the current connection; None without requests."""
         with self.changed:
             for sequence, future in self._open.items():
                 if sequence > self._sent:
@@ -128,7 +128,7 @@ class Outbox:
         """Begin or resume a session; requests after `last_request` will be sent (again).
 
         Returns False if `session` replaces another session. Then all requests without a reply raise
-        HubRestarted; if there are none, the next call of `admit` raises it.
+        HubRestarted; if there are no such requests, the next call of `admit` raises HubRestarted.
         """
         with self.changed:
             before, self.session = self.session, session
@@ -151,7 +151,7 @@ class Outbox:
                 self.changed.notify_all()
 
     def fail(self, error: PacelineError) -> None:
-        """Make all pending and later requests raise `error`, or an earlier error of `fail`."""
+        """Make all pending and later requests raise `error`, or the error of the first `fail`."""
         with self.changed:
             self.failure = self.failure or error
             self._end(self.failure)
@@ -168,8 +168,8 @@ class Client:
     """Exchanges a worker's messages with the hub, and reconnects after a lost connection.
 
     `deadline_s`: the longest time without a message from the hub. `settings`: the bytes that the
-    hub sends to every worker. Raises InvalidInput if the hub refuses this worker, and WorkerLost if
-    no hub accepts this worker within `deadline_s`.
+    hub sends to each worker that joins. Raises InvalidInput if the hub refuses this worker, and
+    WorkerLost if no hub accepts this worker within `deadline_s`.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class Client:
         self.settings = b""
         self.sent_nbytes = self.received_nbytes = 0
         self._outbox = outbox = Outbox()
-        # The time of the last message to the hub, and of the last message from the hub.
+        # The times of the last message to the hub, and of the last message from the hub.
         self._sent_s = self._heard_s = self._clock()
         self._wakeup = PollableEvent()
         self._closing = threading.Event()
@@ -205,7 +205,7 @@ class Client:
             raise
 
     def request(self, message: Message) -> ReplyFuture:
-        """Wait until the limits on unanswered requests allow a request, and send it.
+        """Send a request, once the limits on unanswered requests allow another request.
 
         Raises the errors of `ReplyFuture.result`, and InvalidInput if the request is too large.
         """
@@ -222,7 +222,7 @@ class Client:
         self._wakeup.close()
 
     def _run(self) -> None:
-        """Connect to the hub, again after every lost connection, until `close` or the deadline."""
+        """Connect to the hub; reconnect after lost connections, until `close` or the deadline."""
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         pause_s = _MIN_PAUSE_S
         try:
@@ -275,7 +275,10 @@ class Client:
             self._poll(connection, min(left_s, _POLL_S), to_send=False)
 
     def _is_welcome(self, frame: Buffer, payload: Buffer) -> bool:
-        """Begin or resume the session if the message is a WELCOME; otherwise return False."""
+        """Return whether a message is a WELCOME, and if so, begin or resume the session.
+
+        Raises Disconnected for BUSY, and InvalidInput for REFUSED.
+        """
         try:
             header = frames.unpack(frame, payload)
             kind = int(header.kind)
@@ -293,7 +296,7 @@ class Client:
         self._heard_s = self._clock()
         self.received_nbytes += wire_nbytes(payload)
         session, max_nbytes, settings = frames.single_parts(header, payload, 3)
-        self.settings = settings  # set before `join` ends the wait in the constructor
+        self.settings = settings  # set first: after `join`, the constructor returns
         most = int.from_bytes(max_nbytes, "little")
         if not self._outbox.join(session, most, header.sequence):
             logger.warning("worker %d: the hub was restarted", self._worker)
@@ -325,7 +328,7 @@ class Client:
     def _poll(self, connection: Connection, timeout_s: float, *, to_send: bool) -> None:
         polled_s = self._clock()
         connection.poll(self._wakeup, timeout_s, to_send=to_send)
-        # If this process was stopped, that time must not count as silence of the hub.
+        # Time during which this process was suspended must not count as silence of the hub.
         self._heard_s += max(0.0, self._clock() - polled_s - timeout_s)
 
     def _send_requests(self, connection: Connection, outgoing: frames.PieceQueue) -> bool:
@@ -346,7 +349,7 @@ class Client:
     def _send_control(
         self, connection: Connection, kind: MessageKind, message: Message = frames.NO_CONTENT
     ) -> None:
-        """Send a one-piece message other than a request, unless the queue is full."""
+        """Send a one-piece message that is no request; drop the message if the queue is full."""
         header = self._header(kind, self._outbox.last)
         self._send(connection, next(frames.split(header, message)))
 

@@ -28,11 +28,11 @@ Numbers = Annotated[tuple[int, ...], BeforeValidator(_numbers)]
 
 
 class ConnectingWorkers(Record, ABC):
-    """Settings of a process that connects one or more workers to a hub."""
+    """Base of the settings of a process that connects one or more workers to a hub."""
 
     connect: str = Field(description="Address of the hub, such as tcp://10.0.0.1:5555.")
     keys: Path | None = Field(None, description="Folder of keys that `paceline keys` has written.")
-    run_name: str = Field(RUN, description="Name of the run, the same for the hub and its workers.")
+    run_name: str = Field(RUN, description="Name of the run; must be equal at hub and workers.")
     deadline_s: Seconds = Field(
         60.0, description="Time without an answer from the hub after which this process gives up."
     )
@@ -46,7 +46,7 @@ class ConnectingWorkers(Record, ABC):
 class WorkerProcessSettings(ConnectingWorkers):
     """Settings of `paceline worker`, and of the worker processes that a hub starts."""
 
-    workers: Numbers = Field((0, 1), description="Numbers of the workers on this device.")
+    workers: Numbers = Field((0, 1), description="Numbers of the workers that this process runs.")
     device: str | None = Field(
         None, description="Device, such as cpu or cuda:0. Default: a GPU if there is one."
     )
@@ -54,5 +54,5 @@ class WorkerProcessSettings(ConnectingWorkers):
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The numbers of the workers on this device."""
+        """The numbers of the workers that this process runs."""
         return self.workers

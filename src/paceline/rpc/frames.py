@@ -111,11 +111,11 @@ def unpack(frame: Buffer, piece: Buffer) -> FrameHeader:
     if memoryview(piece).nbytes != nbytes or zlib.crc32(piece) != checksum:
         raise ProtocolError(f"a piece of {nbytes} bytes, cut off or with a wrong checksum")
     if num_parts > MAX_PARTS or any(sizes[num_parts:]):
-        raise ProtocolError(f"{num_parts} parts: more than {MAX_PARTS}, or fewer than the sizes")
+        raise ProtocolError(f"{num_parts} parts: above {MAX_PARTS}, or below the number of sizes")
     total = sum(sizes)
     is_within = total <= MAX_MESSAGE_NBYTES and offset + nbytes <= total and nbytes <= PIECE_NBYTES
     if not is_within or (total and not nbytes):  # only an empty message has an empty piece
-        problem = f"a piece of {nbytes} bytes at byte {offset} of a message of {total} bytes"
+        problem = f"an invalid piece: {nbytes} bytes at byte {offset} of a {total}-byte message"
         raise ProtocolError(problem)
     if kind not in _KINDS:
         raise ProtocolError(f"unknown message kind {kind}")
@@ -147,10 +147,10 @@ def _verified(frame: Buffer) -> memoryview:
 class Message:
     """A request or a reply: a topic, and raw bytes in at most eight parts.
 
-    `codec`: the name of the codec that encoded the parts. The protocol does not use `step`,
-    `version` and `codec`. Parts are contiguous buffers, such as `memoryview(array)`, and are not
-    copied: the sender must not change a request before its reply arrives, nor a reply before the
-    worker acknowledges it. The receiver owns received parts.
+    `codec`: the name of the codec that encoded the parts. The protocol transmits `step`, `version`
+    and `codec`, but does not interpret them. Parts are contiguous buffers, such as
+    `memoryview(array)`, and are not copied: the sender must not change a request before its reply
+    arrives, nor a reply before the worker acknowledges it. The receiver owns received parts.
     """
 
     topic: str
@@ -184,11 +184,11 @@ class MessagePiece(NamedTuple):
 
 
 def split(header: FrameHeader, message: Message) -> Iterator[MessagePiece]:
-    """Yield the pieces of a message; its fields replace the fields of `header`."""
+    """Yield the pieces of a message; the message's fields replace those of `header`."""
     views = []
     for part in message.parts:
         view = memoryview(part)
-        # An empty view of several dimensions cannot be cast.
+        # memoryview.cast fails for an empty view of several dimensions.
         views.append(view.cast("B") if view.nbytes else memoryview(b""))
     header = replace(header, step=message.step, version=message.version, codec=message.codec)
     header = replace(header, topic=message.topic, sizes=tuple(view.nbytes for view in views))
@@ -212,7 +212,7 @@ class PieceQueue:
         self._first: MessagePiece | None = None
 
     def send(self, send: Callable[[MessagePiece], bool]) -> bool | None:
-        """Send the next piece; None if there is no message, and False if the piece was not sent."""
+        """Send the next piece; return None without a message, False if `send` has failed."""
         if self._first is None:
             self._first = next(self._pieces, None)
         if self._first is None and (following := self._next_message()) is not None:
@@ -242,7 +242,8 @@ class Assembly:
         constant = replace(header, offset=0, acknowledged=0)
         if self._first is None:
             self._first, self._filled = constant, 0
-            # Memory is mapped on the first write, so a message that never arrives takes none.
+            # np.empty uses physical memory only when it is written, so that a header which
+            # announces a large message that never arrives does not exhaust the memory.
             self._parts = [np.empty(nbytes, np.uint8) for nbytes in header.sizes]
         first = self._first
         if constant != first or header.offset != self._filled:

@@ -34,7 +34,7 @@ _ADDRESS = re.compile(r"tcp://(?:\[([\w.:%-]+)\]|([\w.%-]+)):(\d{1,5})", re.ASCI
 
 _LOCALHOST = "127.0.0.1"
 
-_ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # where libzmq looks for an authenticator
+_ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # address at which libzmq queries an authenticator
 _ZAP_VERSION = b"1.0"
 _KEY_NBYTES = 32  # size of a decoded key
 
@@ -57,7 +57,10 @@ class WorkerKeys:
 
 
 def generate_keys(folder: Path) -> tuple[Path, ...]:
-    """Write new keys for a hub and its workers; return the files. Overwrites no file."""
+    """Write new keys for a hub and its workers, and return the files' paths.
+
+    Raises InvalidInput if one of the files exists or cannot be written.
+    """
     _check_curve()
     written = []
     try:
@@ -128,8 +131,8 @@ def _check_curve() -> None:
 def bind_address(text: str, *, has_keys: bool) -> str:
     """Return the address that a hub binds, with 127.0.0.1 instead of localhost.
 
-    Raises InvalidInput unless the host is localhost or the IP address of one interface, which must
-    be a loopback address if the hub has no keys.
+    The host must be localhost or the IP address of one interface; without keys, it must be a
+    loopback address. Raises InvalidInput for all other hosts.
     """
     address, _ = _host_and_port(text, "listen", has_keys=True)
     if address is None or address.is_unspecified:
@@ -140,7 +143,10 @@ def bind_address(text: str, *, has_keys: bool) -> str:
 
 
 def connect_address(text: str, *, has_keys: bool) -> str:
-    """Check and return a hub's address; without keys, it must be a loopback address."""
+    """Check and return a hub's address.
+
+    Raises InvalidInput if the port is missing, or for another than a loopback address without keys.
+    """
     _, port = _host_and_port(text, "connect", has_keys=has_keys)
     if not port:
         raise InvalidInput("connect", "must have the hub's port", got=text)
@@ -155,7 +161,7 @@ def _host_and_port(
         raise InvalidInput(option, "must be an address such as tcp://10.0.0.1:5555", got=text)
     host = match[1] or match[2]
     address: IPv4Address | IPv6Address | None = None
-    with suppress(ValueError):  # a host name other than localhost
+    with suppress(ValueError):  # raised for a host name other than localhost
         address = ip_address(_LOCALHOST if host == "localhost" else host)
     if not has_keys and not (address and address.is_loopback):
         problem = "requires keys for every address except a loopback address"
@@ -168,7 +174,8 @@ class Authenticator:
     """The hub's side of ZeroMQ's authentication protocol (ZAP, RFC 27).
 
     libzmq asks the authenticator about every connection of `context` before reading a message.
-    `report` gets a sentence about each refused client.
+    `allowed`: the public keys of clients that may connect. `report`: called with a sentence about
+    each refused client.
     """
 
     def __init__(
@@ -180,7 +187,7 @@ class Authenticator:
         self.socket.bind(_ZAP_ENDPOINT)
 
     def answer(self) -> None:
-        """Tell libzmq whether a client may connect, if libzmq has asked.
+        """Answer libzmq's question whether a client may connect, if there is a question.
 
         The frames of the question are the version, the request, the domain, the client's address
         and routing id, the mechanism, and the credentials.

@@ -17,7 +17,7 @@ HEARTBEAT_S = 1.0
 SILENCE_S = 5.0  # a connection silent for five heartbeats counts as dead
 RECONNECT_S = 5.0  # a worker without a connection for this time is lost
 LOST_S = 60.0  # a connected worker without a message for this time is lost
-CREDIT_MESSAGES = 2  # unanswered requests of the largest size: one executes, one arrives
+CREDIT_MESSAGES = 2  # most unanswered requests of the largest size: one executes, one arrives
 
 _MAX_SETTINGS_NBYTES = 64 * 1024
 _MAX_RUN_ID = 200
@@ -28,7 +28,10 @@ MOST_TEXT = 300  # most characters of a peer's text in a log line or an error
 
 
 def nonce_of(run_id: str) -> bytes:
-    """Derive a run's nonce for headers from `run_id`; InvalidInput if `run_id` is invalid."""
+    """Hash a run's name to the 8 bytes that identify the run in message headers.
+
+    Raises InvalidInput for an invalid name.
+    """
     is_valid = run_id.isascii() and run_id.isprintable() and 0 < len(run_id) <= _MAX_RUN_ID
     if not is_valid:
         problem = f"must be 1 to {_MAX_RUN_ID} printable ASCII characters"
@@ -38,7 +41,7 @@ def nonce_of(run_id: str) -> bytes:
 
 @dataclass(frozen=True)
 class Limits:
-    """The run of a server, and the limits on its workers.
+    """The name of a server's run, and the limits on the run's workers and messages.
 
     `max_message_nbytes`: the largest size of a request or reply. All unanswered requests of a
     worker together may have twice this size. `settings`: bytes that every worker receives.
@@ -57,7 +60,7 @@ class Limits:
 
     @cached_property
     def nonce(self) -> bytes:
-        """The nonce that every header of the run has."""
+        """The 8 bytes that identify the run in every message header."""
         return nonce_of(self.run_id)
 
     def mismatch(self, worker: int, run_id: str, release: str) -> str:
@@ -72,7 +75,7 @@ class Limits:
 
 
 class RateLimitedLog:
-    """Logs the latest warning at most every five seconds, and how many were not logged."""
+    """Logs at most one warning per five seconds: the latest, and the number of omitted warnings."""
 
     def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
         self._logger, self._clock = logger, clock
@@ -82,14 +85,14 @@ class RateLimitedLog:
         self.num_total = 0
 
     def warning(self, text: str) -> None:
-        """Log a warning now, or hold it back for a later line."""
+        """Log a warning now, or keep it for `flush` if the last line is too recent."""
         self._latest = printable(text, MOST_TEXT)
         self._num_unlogged += 1
         self.num_total += 1
         self.flush()
 
     def flush(self) -> None:
-        """Log the warnings that were held back, unless the last line is too recent."""
+        """Log the latest unlogged warning, unless the last line in the log is too recent."""
         if not self._num_unlogged or self._clock() - self._logged_s < _LOG_PAUSE_S:
             return
         more = f" ({self._num_unlogged} similar)" if self._num_unlogged > 1 else ""

@@ -52,7 +52,7 @@ class Joined:
 
 @dataclass(frozen=True)
 class Lost:
-    """Reports a lost worker, whose open requests are void; `why`: such as "has left"."""
+    """Reports a lost worker, whose open requests are void; `why`: the reason, as "has left"."""
 
     worker: int
     why: str
@@ -125,11 +125,11 @@ class Server:
             return self._events.popleft() if self._events else None
 
     def wake(self) -> None:
-        """Add a Woken event; any thread may call it."""
+        """Queue a Woken event, so that `receive` returns; any thread may call `wake`."""
         self._put(Woken())
 
     def reply(self, request: RpcRequest, message: Message) -> None:
-        """Send a reply, unless the worker was lost; any thread may call it."""
+        """Send a reply, unless the worker was lost; any thread may call `reply`."""
         with self._lock:
             session = self._by_worker.get(request.worker)
             if session is not None and session.token == request.session:
@@ -234,7 +234,7 @@ class Server:
             raise ProtocolError(f"a {header.kind.name} of another run or worker")
         session.heard_s = self._clock()
         self.received_nbytes += wire_nbytes(payload)
-        # Acknowledge first, because this may make room in the window for this request.
+        # Acknowledge replies first: the number of unacknowledged replies limits further requests.
         session.acknowledge(header.acknowledged)
         if header.kind is MessageKind.REQUEST:
             message = session.receive(header, payload)
@@ -267,7 +267,8 @@ class Server:
             self._by_worker[header.worker] = session
             self._put(Joined(header.worker))
         session.acknowledge(header.acknowledged)
-        # A worker may repeat HELLO over one connection, for the same session or another session.
+        # Disconnect the sessions of both this connection and this worker: they may differ, because
+        # a client may repeat HELLO over one connection.
         for known in (self._by_route.get(arrival.route), session):
             if known is not None:
                 self._disconnect(known)
@@ -286,7 +287,7 @@ class Server:
         sequence: int = 0,
         message: Message = frames.NO_CONTENT,
     ) -> None:
-        """Send a one-piece message other than a reply, unless the queue is full."""
+        """Send a one-piece message that is no reply; drop the message if the queue is full."""
         header = FrameHeader(kind, self._limits.nonce, session.worker, sequence)
         self._send(session, next(frames.split(header, message)))
 
@@ -307,7 +308,7 @@ class Server:
         refused = "dropped a message" if kind is MessageKind.RESET else "refused a worker"
         self.refusals.warning(f"{refused} from {arrival.sender}: {why}")
         text = Message("", parts=(why.encode(errors="replace"),))
-        with suppress(Disconnected):  # the worker has closed the connection already
+        with suppress(Disconnected):  # raised if the worker has already closed the connection
             self._router.send(arrival.route, next(frames.split(FrameHeader(kind), text)))
 
     def _disconnect(self, session: WorkerSession) -> None:

@@ -13,9 +13,10 @@ from paceline.rpc.limits import Limits
 class WorkerSession:
     """One worker's requests and replies, over one connection or several.
 
-    A worker sends its requests in ascending order, and repeats interrupted requests in that order
-    over a new connection. So a request is new if its number is above `last_request`, the number of
-    the last complete request. The session keeps a reply until the worker acknowledges it.
+    A worker numbers its requests, sends them in ascending order, and repeats interrupted requests
+    in this order over a new connection. So a request is new if its number is above `last_request`,
+    the last request that arrived completely. The session keeps a reply until the worker
+    acknowledges the reply.
 
     `route`: the current connection, or None. `disconnected_s`: the time of the last disconnection.
     `heard_s`: the time of the worker's last message.
@@ -43,7 +44,7 @@ class WorkerSession:
         return sorted(self._replies)
 
     def connect(self, route: bytes | None) -> None:
-        """Use a new connection, and send unacknowledged replies again; None: disconnect."""
+        """Use connection `route`, and send unacknowledged replies again; None: no connection."""
         self.route = route
         self._assembly = frames.Assembly()
         self.outgoing = frames.PieceQueue(self._next_reply)
@@ -56,7 +57,7 @@ class WorkerSession:
 
         Raises ProtocolError if the piece is out of order, or if the request exceeds the limits.
         """
-        if header.sequence <= self.last_request:  # the worker lacks the reply
+        if header.sequence <= self.last_request:  # repeated, because the reply has not arrived
             self._queue_reply(header.sequence)
             return None
         # Check the limits before allocating memory for the request.

@@ -1,4 +1,4 @@
-"""ZeroMQ sockets for both ends of a connection."""
+"""Configure ZeroMQ sockets for workers (`Connection`) and the hub (`Router`)."""
 
 import errno
 import os
@@ -14,7 +14,7 @@ from paceline.rpc.frames import HEADER_NBYTES, PIECE_NBYTES, Buffer, MessagePiec
 from paceline.rpc.keys import Context, HubKeys, WorkerKeys
 from paceline.rpc.limits import QUEUED_PIECES
 
-_HANDSHAKE_MS = 5000  # then ZeroMQ closes the connection of a silent client
+_HANDSHAKE_MS = 5000  # after this time, ZeroMQ closes the connection of a silent client
 _CONNECT_MS = 5000
 _LINGER_MS = 200  # time to send BYE, so that the hub does not wait for a reconnection
 _CURVE_NBYTES = 64  # upper bound of CURVE's overhead, which counts as part of a frame
@@ -52,12 +52,12 @@ class PollableEvent:
             os.eventfd_write(self._fd, 1)
 
     def clear(self) -> None:
-        """Reset the event."""
+        """Reset the event, so that polling waits again."""
         with suppress(BlockingIOError):
             os.eventfd_read(self._fd)
 
     def close(self) -> None:
-        """Close the descriptor. Closing twice is fine."""
+        """Close the descriptor; a second call does nothing."""
         descriptor, self._fd = self._fd, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -76,7 +76,7 @@ class Connection:
     def __init__(self, context: Context, to: str) -> None:
         self._to = to
         self._socket = _new_socket(context, zmq.DEALER, to)
-        # After a reconnection, ZeroMQ would continue in the middle of a message.
+        # Disable reconnection, after which ZeroMQ would continue in the middle of a message.
         self._socket.set(zmq.RECONNECT_IVL, -1)
         self._socket.set(zmq.CONNECT_TIMEOUT, _CONNECT_MS)
         self._monitor = self._socket.get_monitor_socket(_EVENTS)
@@ -113,7 +113,7 @@ class Connection:
             yield frames[0].buffer, frames[1].buffer
 
     def poll(self, wakeup: PollableEvent, timeout_s: float, *, to_send: bool) -> None:
-        """Wait for a message or `wakeup`, and with `to_send` also for room in the queue.
+        """Wait for a message or `wakeup`, and with `to_send` also for room in the send queue.
 
         Raises Disconnected if the connection has ended, and InvalidInput for a refused key.
         """

@@ -32,7 +32,7 @@ def flatten(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def views(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """View a vector as tensors with the shapes of `like`; InvalidInput if it does not fit."""
+    """View a vector as tensors shaped as `like`; InvalidInput for another dtype or size."""
     sizes = [tensor.numel() for tensor in like]
     dtype = like[0].dtype if like else vector.dtype
     if vector.shape != (sum(sizes),) or vector.dtype != dtype:
@@ -55,7 +55,7 @@ def buffers_of(half: nn.Module) -> memoryview:
 
 @torch.no_grad()
 def load_buffers(half: nn.Module, part: memoryview) -> None:
-    """Load a module's buffers from the bytes of `buffers_of`, after `check_buffers`."""
+    """Check bytes that `buffers_of` has made, and copy their values into a module's buffers."""
     buffers = list(half.buffers())
     sizes = [buffer.nbytes for buffer in buffers]
     values = values_of(part, torch.uint8, sum(sizes))
@@ -131,7 +131,7 @@ class Endpoint:
     def message(
         self, purpose: Purpose, step: int, version: int, values: Tensor, before: Parts = ()
     ) -> Message:
-        """Encode values as a message, after the parts `before`.
+        """Encode values as a message whose first parts are `before`.
 
         Raises NonFinite if a codec cannot encode a value that is NaN or infinite.
         """
@@ -175,7 +175,7 @@ class Endpoint:
             # A synchronous copy: received memory is not pinned.
             moved = tuple(buffer.to(device.torch_device) for buffer in buffers)
         for buffer in moved:
-            device.keep(buffer)  # until this stream has decoded the buffer
+            device.keep(buffer)  # in memory until the current stream has decoded the buffer
         return moved
 
     def decode(

@@ -44,7 +44,7 @@ class ValueChecks:
             raise NonFinite(f"{problem}; lower learning_rate")
 
     def activations(self, who: str, worker: int, values: Tensor) -> None:
-        """Raise NonFinite or InvalidInput for activations that would spoil running means."""
+        """Raise NonFinite or InvalidInput for activations that would spoil running statistics."""
         if len(values):
             self.finite(who, "activations", [values])
             self._compare(who, "activations", worker, [values], len(values) ** 0.5)
@@ -78,7 +78,7 @@ class ValueChecks:
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
     """Return True if no value is NaN or infinite."""
-    # If the sum is finite, all values are. Check each value otherwise, as the sum may overflow.
+    # A finite sum implies finite values. Another sum may be an overflow, so check each value.
     return all(bool(one.sum().isfinite()) or bool(one.isfinite().all()) for one in tensors)
 
 
@@ -107,7 +107,7 @@ def _check_norm(what: str, norm: float, most: float, usual: float, whose: str) -
 
 
 def norm_of(vectors: Iterable[Tensor]) -> float:
-    """Return the norm of all values together; not finite if a value is not finite."""
+    """Return the Euclidean norm of all values together; not finite if a value is not finite."""
     return hypot(*map(_norm, vectors))
 
 
@@ -115,4 +115,5 @@ def _norm(vector: Tensor) -> float:
     norm = float(torch.linalg.vector_norm(vector))
     if isfinite(norm):
         return norm
-    return float(torch.linalg.vector_norm(vector, dtype=torch.float64))  # squares overflowed
+    # In the vector's dtype, the sum of squares may have overflowed.
+    return float(torch.linalg.vector_norm(vector, dtype=torch.float64))

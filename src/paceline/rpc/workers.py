@@ -1,7 +1,7 @@
 """Connect, start and end the worker processes of a hub.
 
-The hub starts a process for each device of its machine. The process runs a module, which calls
-`run_as_process`. On other machines, the user starts `paceline worker`.
+The hub starts a process for each device of its machine. The process runs a module whose `main`
+calls `run_as_process`. On other machines, the user starts `paceline worker`.
 """
 
 import json
@@ -24,7 +24,7 @@ from paceline.rpc.connecting import ConnectingWorkers
 from paceline.rpc.frames import Message
 from paceline.rpc.keys import load_worker_keys
 
-logger = logging.getLogger("paceline.worker")  # modules of workers also run as __main__
+logger = logging.getLogger("paceline.worker")  # __name__ may be __main__ in workers
 AGAIN, REFUSED, FAILED = "again", "refused", "failed"
 _Reply = TypeVar("_Reply")
 
@@ -39,19 +39,19 @@ def check_reply(reply: Message, hub: str = "") -> Message:
     `hub`: the text before the reason in WorkerRefused, such as "the parent hub: ".
     """
     if reply.topic == AGAIN:
-        raise HubRestarted("the hub lets this worker repeat its step")
+        raise HubRestarted("the hub requires this worker to repeat its step")
     if reply.topic == REFUSED:
         raise WorkerRefused.of(hub + bytes(reply.parts[0]).decode(errors="replace"))
     return reply
 
 
 def refusal(why: str) -> Message:
-    """Return the reply that refuses a worker; `why`: the reason."""
+    """Return the reply that refuses a worker; `why`: the reason, for the worker's user."""
     return Message(REFUSED, parts=(why.encode(),))
 
 
 def retry_after_restart(ask: Callable[[], _Reply]) -> _Reply:
-    """Return the result of `ask`, which sends requests, again after each restart of the hub."""
+    """Call `ask`, which sends requests, again after each restart of the hub; return its result."""
     while True:
         try:
             return ask()
@@ -61,7 +61,10 @@ def retry_after_restart(ask: Callable[[], _Reply]) -> _Reply:
 
 @contextmanager
 def connected(settings: ConnectingWorkers, folder: Path | None) -> Iterator[dict[int, Client]]:
-    """Connect workers to the hub, and yield their clients; report later errors to the hub."""
+    """Connect workers to the hub; yield the clients by worker number.
+
+    `folder`: the folder of keys. Reports errors in the `with` block to the hub.
+    """
     keys = None if folder is None else load_worker_keys(folder)
     clients: dict[int, Client] = {}
     with ExitStack() as stack:
@@ -110,7 +113,7 @@ _Settings = TypeVar("_Settings", bound=ConnectingWorkers)
 def run_as_process(
     work: Callable[[_Settings, Mapping[int, Client]], object], kind: type[_Settings]
 ) -> None:
-    """Read JSON settings from the command line, connect the clients, and run `work`."""
+    """Parse JSON settings in `sys.argv[1]` as `kind`, connect the workers, and run `work`."""
     report_signals()
     settings = kind.model_validate_json(sys.argv[1])
     shown = logging.StreamHandler()
@@ -129,7 +132,7 @@ def run_as_process(
 
 
 class WorkerPool:
-    """For each item of `settings`, starts a worker process that runs `module`."""
+    """Starts a worker process that runs `module` for each item of `settings`."""
 
     def __init__(self, module: str, settings: Sequence[ConnectingWorkers]) -> None:
         self._processes: dict[processes.Process, tuple[int, ...]] = {}  # worker numbers of each
@@ -143,7 +146,7 @@ class WorkerPool:
             raise
 
     def poll(self) -> list[tuple[int, str]]:
-        """Return each worker whose process has ended, and the reason; stop the run at a signal."""
+        """Return number and reason of each worker whose process failed; end the run at a signal."""
         found: list[tuple[int, str]] = []
         names = {one: f"worker {listed(numbers)}" for one, numbers in self._processes.items()}
         self._signals.poll({process.pid: name for process, name in names.items()})
@@ -156,7 +159,7 @@ class WorkerPool:
         return found
 
     def close(self, wait_s: float = 0.0) -> None:
-        """End the processes that still run after `wait_s`."""
+        """Wait at most `wait_s` for the processes to exit, then end the remaining ones."""
         running = list(self._processes)
         self._processes.clear()
         processes.end(running, wait_s=wait_s, termination_s=0.0)
@@ -164,5 +167,8 @@ class WorkerPool:
 
 
 def num_threads(num_devices: int) -> int:
-    """Return the number of CPU threads of each process: a hub, and a worker per device."""
+    """Divide this machine's cores among a hub and one worker process per device.
+
+    Returns the number of threads of each process.
+    """
     return max(1, len(physical_cores(sched_getaffinity(0))) // (num_devices + 1))

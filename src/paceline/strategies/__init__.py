@@ -1,6 +1,6 @@
 """Look up training strategies by name; each strategy has a folder in this package.
 
-The name `package.module:record` stands for a `Strategy` object of another package.
+The name `package.module:record` refers to the `Strategy` object `record` in another package.
 """
 
 from collections.abc import Mapping
@@ -16,15 +16,15 @@ STRATEGIES: dict[str, Strategy] = {
     for package in (allreduce, host, tree, wheel, subbatch, hogbatch, local, hierarchy)
 }
 
-# Strategies that exchange all gradients in each step, and so reach a loss after the same number of
-# steps as one worker. The exchange can be measured separately from computation.
+# Strategies that average the gradients of all workers in each step, and so need as many steps to a
+# given loss as one worker with the same batches. Their exchange can be measured without training.
 EXCHANGES = {
     name: one
     for name, one in STRATEGIES.items()
     if one.planning.calibrate and not one.planning.steps_to_loss
 }
 
-# Strategies that train without a hub or coordinator: all ranks are equal and take steps together.
+# Strategies without a hub or coordinator process: all ranks take each training step together.
 IN_STEP = {name: one for name, one in STRATEGIES.items() if one.running and not one.is_led}
 
 
@@ -33,8 +33,9 @@ def find_strategy(
 ) -> Strategy:
     """Look up a strategy by its name, or by `package.module:record`.
 
-    `among`: the allowed strategies by name; None allows all strategies. Raises InvalidInput for an
-    unknown name. `why`: the text of InvalidInput for a known strategy that is not allowed.
+    `among`: the allowed strategies by name; None: all. Strategies of other packages are always
+    allowed. Raises InvalidInput for an unknown name. `why`: the text of the InvalidInput for a
+    strategy that exists but is not in `among`.
     """
     known = STRATEGIES if among is None else among
     if name in known:
@@ -47,14 +48,14 @@ def find_strategy(
 
 
 def find_runnable(name: str) -> Strategy:
-    """Return a strategy that can train, or raise InvalidInput if it can only be planned."""
+    """Look up a strategy that can train; raise InvalidInput if `name` can only be planned."""
     runnable = {name: one for name, one in STRATEGIES.items() if one.running}
     return find_strategy(name, runnable, "cannot be run, only planned")
 
 
 def find_exchange(name: str) -> Strategy:
-    """Return a strategy whose exchange can be measured alone, or raise InvalidInput."""
-    return find_strategy(name, EXCHANGES, "has no exchange that can be measured alone")
+    """Look up a strategy that averages all gradients (`EXCHANGES`); InvalidInput for others."""
+    return find_strategy(name, EXCHANGES, "has no gradient exchange to measure without training")
 
 
 def _imported(name: str) -> Strategy:

@@ -8,19 +8,20 @@ The path of a gradient from a worker to the parameters:
     worker.py         BodyWorker._backward     autograd computes the gradients as one vector
     tensor_parts.py   Endpoint.message         a codec encodes the vector; the host gets a copy
                          |
-                         |  rpc: request in pieces, executed once
+                         |  rpc: the request is sent in pieces and executed once
                          v
     answers.py        Gate.check               the hub checks the request
     answers.py        Answers._update          a codec decodes the vector
     server.py         ParameterServer.update   joins body's and head's gradients of a step
     server.py         ParameterServer._apply   the optimizer takes a step; the version grows by 1
 
-In a tree of hubs, a child hub is a worker of a parent hub. Its `ChildServer._apply` adds the
-gradients to a sum instead, and sends the mean to the parent hub (`child_server`, `tree`).
+In a tree of hubs, a child hub acts as a worker of its parent hub. A child hub's `ChildServer` takes
+no optimizer steps: it sums the gradients of the child hub's workers, and sends the mean to the
+parent hub (`child_server`, `tree`).
 
 Planning uses `config`, `plan`, `split`, `routes` and `hubs_plan`. `job` builds the same model, body
-and head in every process. `run` trains or rehearses with this process as the hub; `child` runs a
-child hub.
+and head in every process. `run` makes this process the hub of a training run or of a rehearsal, in
+which layers sleep instead of computing; `child` makes this process a child hub.
 """
 
 from paceline.core.strategy import Options, Planning, Role, Running, Strategy

@@ -1,4 +1,4 @@
-"""Check and execute the requests of workers, and encode the replies.
+"""Check and execute workers' requests at the hub, and encode the replies.
 
 If a request is invalid, the hub drops the worker that sent it; the other workers continue.
 """
@@ -36,32 +36,32 @@ from paceline.strategies.wheel.worker_group import ProbeTurns, WorkerGroup
 
 _TRACE, _PROFILE = TypeAdapter(Trace), TypeAdapter(DeviceProfile)
 _REPORT = TypeAdapter(ChildReport)
-_ONCE = (Topic.ACTIVATIONS, Topic.GRADIENTS)  # topics that are refused for completed steps
+_ONCE = (Topic.ACTIVATIONS, Topic.GRADIENTS)  # requests that are refused for completed steps
 _OF_BODIES = (Topic.PARAMETERS, *_ONCE)
-_AHEAD = 1  # how many steps early a worker may fetch parameters
+_AHEAD = 1  # a request may be for this many steps after the worker's first incomplete step
 
 
 class Gate:
-    """Checks the requests of a run's workers; `version` returns the server's current version."""
+    """Checks whether a request is allowed now; `version` returns the number of updates so far."""
 
     def __init__(
         self, workers: Workers, num_steps: int, layout: str, version: Callable[[], int]
     ) -> None:
         self._workers, self._num_steps = workers, num_steps
         self._layout, self._version = layout, version
-        self._newest = 0  # highest version so far; a parent's restart may lower the version
+        self._newest = 0  # highest version so far; `version` may fall when a parent hub restarts
 
     def check(self, worker: int, message: Message) -> Topic:
-        """Return the topic of a request; InvalidInput if the worker must not send it now."""
+        """Return the topic of a request; raise InvalidInput if the request is not allowed now."""
         if message.topic not in ASKED:
-            raise InvalidInput("topic", "is not a request of workers", got=message.topic)
+            raise InvalidInput("topic", "is not a request that workers send", got=message.topic)
         topic = Topic(message.topic)
         self._newest = max(self._newest, self._version())
         if not 0 <= message.version <= self._newest:
             problem = f"version must be from 0 to {self._newest}"
             raise InvalidInput(topic, problem, got=message.version)
         if topic is Topic.PROBE:
-            return topic  # the field `step` of a PROBE is a number of bytes
+            return topic  # in a PROBE, `step` is a number of bytes: skip the checks of steps
         if not 0 <= message.step <= self._num_steps:
             raise InvalidInput(topic, f"step must be from 0 to {self._num_steps}", got=message.step)
         reached = self._workers.of(worker).next_step
@@ -75,25 +75,28 @@ class Gate:
         """Raise InvalidInput if a worker's description of the run differs from the hub's."""
         there = b"".join(message.parts[:1]).decode(errors="replace")
         if (found := difference(self._layout, there)) is not None:
-            raise InvalidInput("run", f"differs from the hub's: {found}")
+            raise InvalidInput("run", f"worker and hub have different settings or data: {found}")
 
     def profile(self, message: Message) -> DeviceProfile:
-        """Return the device profile in a message; raise InvalidInput if it is invalid."""
+        """Decode the measured speeds of a worker's device and link; InvalidInput for bad data."""
         (told,) = tensor_parts.parts_of(message, 1)
         found = read_record(_PROFILE, told, "profile")
         if any(one.link is None for one in (found, *found.below)):
-            raise InvalidInput("profile", "must have the measured link to the hub")
+            raise InvalidInput("profile", "must contain the measured speed of the link to the hub")
         if any(one.below for one in found.below):
-            raise InvalidInput("profile", "cannot have a child hub below a child hub")
+            raise InvalidInput("profile", "cannot contain a child hub below another child hub")
         return found
 
     def done(
         self, worker: int, message: Message, *, is_child: bool
     ) -> tuple[Trace, ChildReport | None]:
-        """Return the trace and the report, if any, in a DONE; InvalidInput if steps are left."""
+        """Decode a DONE request: a worker's trace and, from some child hubs, a report.
+
+        Raises InvalidInput if the worker has not completed all steps.
+        """
         completed = message.step if is_child else self._workers.of(worker).next_step
         if completed < self._num_steps:
-            raise InvalidInput("done", f"requires all {self._num_steps} steps", got=completed)
+            raise InvalidInput("done", f"requires {self._num_steps} completed steps", got=completed)
         traced, *told = tensor_parts.parts_of(message, *((1, 2) if is_child else (1,)))
         found = read_record(_TRACE, traced, "trace")
         found.check(worker, self._num_steps, (*TO_HUB, *FROM_HUB))
@@ -103,10 +106,11 @@ class Gate:
 class Answers:
     """Executes the requests of workers, and encodes the replies.
 
-    `waiting`: requests that the hub executes again later. `profiles`, `trace`: the measurements
-    from the workers. `recorders`: the traces of the hub's answers to each worker. `nbytes`: the
-    bytes of messages by purpose (figure 2 of Du et al. 2017). `num_pushed`: the number of messages
-    with gradients of the first layers.
+    `waiting`: requests that had to wait; the hub tries to execute them again after updates.
+    `profiles`: the measured speed of each worker's device. `trace`: the recorded computation and
+    messages of finished workers. `recorders`: record the hub's computation, one per worker.
+    `nbytes`: the bytes of messages by purpose (figure 2 of Du et al. 2017). `num_pushed`: the
+    number of messages with gradients of the first layers.
     """
 
     def __init__(
@@ -122,7 +126,7 @@ class Answers:
         spec, device = job.spec, job.device
         self.children = ChildHubs(server, spec.num_steps)
         self._gate = Gate(server.workers, spec.num_steps, job.layout, lambda: server.version)
-        self.waiting: list[RpcRequest] = []  # requests that came too early
+        self.waiting: list[RpcRequest] = []  # requests that cannot be executed yet
         self.profiles: dict[int, DeviceProfile] = {}
         self.trace = Trace()
         self.nbytes: Counter[Purpose] = Counter()
@@ -136,8 +140,8 @@ class Answers:
             copies, dtype = CopyLane(where), in_body[0].dtype
             return [Endpoint(spec.config.codecs, dtype, one, copies) for one in self.recorders]
 
-        # The head's device decodes activations. The server's device encodes the body's parameters
-        # and decodes its gradients.
+        # The head's device encodes and decodes activations and their gradients. The device in whose
+        # memory the server keeps the model does so for the body's parameters and gradients.
         self._of_head = self._of_server = endpoints_on(device)
         if job.kept_on != device:
             self._of_server = endpoints_on(job.kept_on)
@@ -145,12 +149,12 @@ class Answers:
     def execute(self, request: RpcRequest) -> Message | None:
         """Check and execute a request; return the reply, or None if the reply must wait.
 
-        Raises InvalidInput if the worker must not send this request now. Raises InvalidInput or
-        WorkerLost if the worker reports its failure.
+        Raises InvalidInput if the request is not allowed now. Raises InvalidInput or WorkerLost if
+        the request reports that the worker has failed.
         """
         worker, message = request.worker, request.message
         if message.topic in OF_STEPS and worker not in self._server.workers.live:
-            # The hub has dropped this worker or was restarted: the worker must begin again.
+            # The hub has dropped this worker, or was restarted: the worker must send BEGIN again.
             return Message(Topic.AGAIN, message.step)
         handlers: dict[Topic, Callable[[RpcRequest], Message | None]] = {
             Topic.PARAMETERS: self._fetch,
@@ -169,12 +173,12 @@ class Answers:
         return handlers[self._gate.check(worker, message)](request)
 
     def forget(self, worker: int) -> None:
-        """Drop a worker's waiting requests, and let other workers measure their links."""
+        """Drop a lost worker's waiting requests, and end its link measurement, if any."""
         self.waiting = [request for request in self.waiting if request.worker != worker]
         self.probes.forget(worker)
 
     def traffic(self) -> tuple[Traffic, ...]:
-        """Return the counted and planned bytes of messages, by purpose.
+        """Return the sent and the planned bytes of messages, by purpose.
 
         Messages between child hubs and their workers are included if the child hubs report them.
         """
@@ -189,14 +193,14 @@ class Answers:
         return within + self.children.traffic.rows(self._job.workload.gradient_nbytes)
 
     def report(self) -> ChildReport:
-        """Return the bytes of messages between this hub and its workers, for the parent hub."""
+        """Return the sent and planned bytes between this hub and its workers, for the parent."""
         counted, planned = self._nbytes_by_purpose()
         return ChildReport(nbytes=counted, planned_nbytes=planned, num_pushed=self.num_pushed)
 
     def _nbytes_by_purpose(self) -> tuple[Counter[Purpose], Counter[Purpose]]:
-        """Return the counted bytes, and the planned ones, by Table 1 of Du et al. 2017."""
+        """Return the sent bytes, and the bytes planned by Table 1 of Du et al. 2017."""
         job, spec = self._job, self._job.spec
-        sizes: Counter[int] = Counter()  # number of batches, by their size
+        sizes: Counter[int] = Counter()  # number of workers' batches of each size
         for worker in set(range(spec.config.workers)) - self.children.workers:
             each = [job.share(worker, step)[0] for step in range(job.steps_per_epoch)]
             whole, rest = divmod(spec.num_steps, len(each))
@@ -208,7 +212,10 @@ class Answers:
         return Counter(self.nbytes), planned
 
     def sent_share(self) -> SentShare | None:
-        """Compare a codec's declared share of sent gradients with the measured share."""
+        """Compare the share of gradient values that a codec declares to send with the sent share.
+
+        Returns None if no codec encodes gradients.
+        """
         config = self._job.spec.config
         size = messages(self._job.parts, config)[Purpose.GRADIENTS]
         if size.wire_format is None:
@@ -221,7 +228,10 @@ class Answers:
         return SentShare.of(config.gradients, measured)
 
     def _fetch(self, request: RpcRequest) -> Message | None:
-        """Reply with the current parameters of the body or, to a child hub, of all layers."""
+        """Reply with the parameters of the body or, to a child hub, of all layers.
+
+        Returns None if the worker is too far ahead of the others, and so must wait.
+        """
         worker, step = request.worker, request.message.step
         if not self._server.may_begin(worker, step):
             self.waiting.append(request)
@@ -234,12 +244,12 @@ class Answers:
         return reply
 
     def _answer(self, request: RpcRequest) -> Message:
-        """Run the head (the last layers) on received activations; return their gradients."""
+        """Run the head (last layers) on received activations; reply with activation gradients."""
         worker, message, at_s = request.worker, request.message, request.arrived_s
         endpoint, step = self._of_head[worker], message.step
         batches, parts = self._job.batches, tensor_parts.parts_of(message)
         if len(parts) <= batches.num_parts:
-            raise InvalidInput("activations", f"must have more than {batches.num_parts} parts")
+            raise InvalidInput("activations", f"must follow {batches.num_parts} parts of targets")
         count, weight = self._job.share(worker, step)
         of_targets, rest = parts[: batches.num_parts], parts[batches.num_parts :]
         for purpose in (Purpose.LABELS, Purpose.ACTIVATIONS):
@@ -262,7 +272,7 @@ class Answers:
         return reply
 
     def _update(self, request: RpcRequest) -> Message:
-        """Update all parameters with the gradients of a worker's step; return the reply."""
+        """Update all parameters with the gradients of a worker's step; reply with the version."""
         worker, message, step = request.worker, request.message, request.message.step
         endpoint, purpose = self._of_server[worker], Purpose.GRADIENTS
         values = endpoint.values(purpose, message, request.arrived_s, self._num_body)
@@ -304,7 +314,7 @@ class Answers:
         """Record that a worker is done; raise StepDiscarded if the hub has dropped the worker."""
         worker, message = request.worker, request.message
         if worker not in self._server.workers.live:
-            raise StepDiscarded(f"the hub dropped worker {worker} before it was done")
+            raise StepDiscarded(f"the hub dropped worker {worker} before the worker was done")
         is_child = worker in self.children.workers
         trace, report = self._gate.done(worker, message, is_child=is_child)
         self.trace.add(trace)

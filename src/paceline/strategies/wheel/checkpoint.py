@@ -1,10 +1,10 @@
 """The state of a parameter server in a checkpoint.
 
     model, optimizer, schedule    as in every strategy (`exchange.learner`)
-    random.safetensors            the states of random number generators; with random.json
+    random.safetensors, .json     the states of the random number generators
     server.json                   number of updates, progress of each worker, completed epochs
 
-A checkpoint has no half-done steps: in a resumed run, the workers repeat such steps.
+A checkpoint contains only completed steps: in a resumed run, workers repeat half-done steps.
 """
 
 from collections.abc import Sequence
@@ -20,14 +20,14 @@ from paceline.rpc.workers import difference
 from paceline.strategies.wheel.server import ALL_WORKERS, ParameterServer
 from paceline.strategies.wheel.staleness import WorkerProgress
 
-_SERVER = "server"  # the name of this strategy's JSON in a checkpoint
+_SERVER = "server"  # the server's progress is in server.json
 
 
 class ServerProgress(Record):
-    """The progress of a server after `version` updates.
+    """The progress of a parameter server after `version` updates.
 
-    `layout`: the description of the run, as JSON. `staleness[k]`: the number of updates whose
-    staleness was k.
+    `layout`: the settings, parameters and data of the run, as JSON. `staleness[k]`: the number of
+    updates with gradients of parameters that were k updates old.
     """
 
     layout: str
@@ -43,7 +43,7 @@ class ServerProgress(Record):
 
 
 def state_of(server: ParameterServer, layout: str, epochs: Sequence[Epoch] = ()) -> State:
-    """Return the state of the server and this process for a checkpoint."""
+    """Return a checkpoint's content: the server's state, and this process's random states."""
     learned = learned_state(server.model, server.optimizer, server.schedule)
     of_random, random = random_state(server.device)
     tensors = {f"random/{name}": tensor for name, tensor in of_random.items()}
@@ -67,7 +67,7 @@ def load(state: State, server: ParameterServer, layout: str) -> ServerProgress:
     progress = validated(ServerProgress, state.own_part(_SERVER), "resume: server.json: ")
     if (other := difference(layout, progress.layout)) is not None:
         hint = "to start a new run, omit --resume"
-        raise InvalidInput("resume", f"the checkpoint's run differs: {other}", hint=hint)
+        raise InvalidInput("resume", f"the checkpoint has other settings: {other}", hint=hint)
     load_learned_state(state, server.model, server.optimizer, server.schedule)
     restore_random_state(server.device, state.file("random"), state.parts["random"])
     server.restore(progress.version, progress.workers, progress.staleness)

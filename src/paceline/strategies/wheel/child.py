@@ -29,9 +29,11 @@ logger = logging.getLogger(__name__)
 class ChildResult(Record):
     """The updates and bytes of one child hub.
 
-    `updates`: the updates by this hub's workers. `num_pushed`: the number of mean gradients that
-    this hub sent to its parent. `traffic`: the bytes exchanged with its workers and child hubs.
-    `parent_traffic`: the bytes exchanged with its parent.
+    `updates`: counts of the updates by this hub's workers. `num_pushed`: the number of mean
+    gradients that this hub sent to its parent. `traffic`: the bytes exchanged with its workers and
+    child hubs, by purpose. `parent_traffic`: the bytes exchanged with its parent.
+    `wire_nbytes`, `parent_wire_nbytes`: the bytes sent and received, with headers. `lost`: the
+    reasons why workers were lost.
     """
 
     settings: ChildSettings
@@ -57,7 +59,7 @@ def take_part(
     job, server = _server_of(settings, client)
     spec, config = job.spec, job.spec.config
     # Without an address to listen on, which only rehearsals allow, the hub starts all workers on
-    # this machine's CPU, because the workers mostly sleep.
+    # this machine's CPU, which suffices because a rehearsal's workers mostly sleep.
     devices = ("cpu",) * len(config.workers_by_device) if settings.listen is None else ()
     with ExitStack() as stack:
         stack.callback(server.close)
@@ -88,7 +90,7 @@ def take_part(
 
 
 def _server_of(settings: ChildSettings, client: Client) -> tuple[jobs.TrainingJob, ChildServer]:
-    """Build the job and the server of a child hub from its parent's run."""
+    """Build a child hub's job (model and data) and server from its parent's run."""
     parent_spec = RunSpec.from_json(client.settings)
     job = jobs.child_job(settings, parent_spec)
     config = job.spec.config
@@ -106,7 +108,7 @@ def _server_of(settings: ChildSettings, client: Client) -> tuple[jobs.TrainingJo
 
 
 def main() -> None:
-    """Run a child hub with the settings in the command-line argument; called in a fork, too."""
+    """Run a child hub with the JSON settings in `sys.argv[1]`; forked processes call this, too."""
     run_as_process(take_part, ChildSettings)
 
 

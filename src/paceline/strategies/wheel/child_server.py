@@ -23,8 +23,8 @@ class ChildServer(ParameterServer):
     This server sums its workers' gradients, and sends the mean of `config.gathered` updates to the
     parent. At most one exchange with the parent runs at a time. With `staleness=0`, workers wait
     for the parent's reply; otherwise workers continue until the next sum is complete.
-    `num_steps`: the number of steps of each worker. `wake`: another thread calls it when
-    `poll_parent` can load a reply.
+    `num_steps`: the number of steps of each worker. `wake`: a function that another thread calls
+    when the parent's reply has arrived, so that `poll_parent` can load the reply.
     """
 
     def __init__(
@@ -50,11 +50,11 @@ class ChildServer(ParameterServer):
         self.wake: Callable[[], None] = lambda: None
 
     def begin(self) -> None:
-        """Wait until the parent begins, and load its parameters."""
+        """Join the parent's run, wait until training begins, and load the parent's parameters."""
         self._take(self.parent.begin(self.workers.completed))
 
     def poll_parent(self) -> bool:
-        """Load the parent's reply, if any has arrived; return whether the parent was restarted."""
+        """Load a reply of the parent, if one has arrived; return whether the parent restarted."""
         if self._exchange is None or not self._exchange.done():
             return False
         reply, self._exchange = self._exchange.result(), None
@@ -75,7 +75,7 @@ class ChildServer(ParameterServer):
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def may_begin(self, worker: int, step: int) -> bool:
-        """Return whether the worker may begin a step now."""
+        """Return whether a worker may begin a step now: not waiting for workers or the parent."""
         may = super().may_begin(worker, step)
         is_full = self._sum is not None and self._sum.count >= self._gather
         return may and not (self._exchange is not None and (self._waits or is_full))
@@ -92,14 +92,14 @@ class ChildServer(ParameterServer):
         self._count(mean.losses)
 
     def _count(self, losses: Mapping[int, LossSum]) -> None:
-        """Add the losses of an update, by epoch, to the sum; send the sum if it is complete."""
+        """Add the losses of an update, by epoch, to the sum; send the mean of a complete sum."""
         assert self._sum is not None
         for epoch, loss in losses.items():
             self._sum.losses[epoch] += loss
         self._send(self._gather)
 
     def _apply(self, version: int, gradients: list[Tensor]) -> None:
-        """Add gradients to the sum, instead of taking an optimizer step."""
+        """Add gradients of parameters of `version` to the sum; take no optimizer step."""
         vector = tensor_parts.flatten(gradients)
         if self._sum is None:
             self._sum = GradientSum(vector, version)
@@ -110,7 +110,7 @@ class ChildServer(ParameterServer):
         self._staleness[self.version - version] += 1
 
     def _send(self, least: int) -> None:
-        """Send the mean gradients, unless an exchange runs or the sum has fewer than `least`."""
+        """Send the mean gradients of at least `least` updates, if no exchange is running."""
         gradients = self._sum
         if self._exchange is not None or gradients is None or gradients.count < least:
             return
@@ -128,7 +128,7 @@ class ChildServer(ParameterServer):
         self._exchange.add_done_callback(lambda _: self.wake())
 
     def _wait_for_reply(self) -> None:
-        # Loop, because `poll_parent` may send the next gradients after a reply.
+        # Loop, because `poll_parent` may start the next exchange after it has loaded a reply.
         while self._exchange is not None:
             self._exchange.exception()
             self.poll_parent()
@@ -141,10 +141,10 @@ class ChildServer(ParameterServer):
         self.version = whole.version
         if not resume:
             return
-        self._sum = None  # the parent was restarted: all workers begin their steps again
+        self._sum = None  # this hub has joined the parent (again), so its workers repeat steps
         step, *progress = resume
         workers = self.workers.all
         known = progress if len(progress) == len(workers) else [step] * len(workers)
         for worker, own in zip(workers, known, strict=True):
-            if worker.next_step < self._num_steps:  # a worker that is done repeats no step
+            if worker.next_step < self._num_steps:  # workers that are done repeat no step
                 worker.next_step = max(own, step)

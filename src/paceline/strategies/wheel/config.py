@@ -13,8 +13,8 @@ from paceline.core.reading import read_record
 from paceline.core.settings import Record
 from paceline.core.wire_format import Purpose, check_codec
 
-# The default momentum of sgd. With stale gradients, lr / (1 - momentum) should be about half of the
-# value that is usual with momentum 0.9 (docs/strategies/wheel.md).
+# The default momentum of SGD. Stale gradients need about half of the usual lr / (1 - momentum): at
+# an equal lr, momentum 0.8 instead of 0.9 halves this ratio (docs/strategies/wheel.md).
 MOMENTUM = 0.8
 _Codec = Annotated[str, AfterValidator(check_codec)]
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -24,25 +24,25 @@ _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 class Wheel:
     """Where body (first layers) and head (last layers) of a model train, and with which codecs.
 
-    `workers`: the number of workers. Each worker trains the body; the hub runs the head.
+    `workers`: the number of workers. Each worker trains the body; the hub trains the head.
     `lanes`: the number of workers that alternate on one device. With `lanes=1`, a worker begins its
     next step after the update of its previous step.
     `hub`: the host of the parameter server and the head; None: the host of the first device. The
     head computes on the first device of this host, workers on the machine's other devices.
-    `child_hubs`: the number of child hubs in a tree of hubs. A child hub has a separate device and
-    an equal share of the workers.
-    `gather`: the number of steps whose mean gradients a child hub sends to its parent at a time;
-    None: one step per worker.
-    `head`: the name of the head's first layer; None: `split` chooses the layer. With "loss", the
-    body has all layers, so the run is asynchronous data parallelism.
+    `child_hubs`: the number of hubs between the workers and the root hub; 0: none. A child hub has
+    a separate device and an equal share of the workers.
+    `gather`: the number of workers' steps over which a child hub averages the gradients for its
+    parent; None: the number of its workers.
+    `head`: the name of the head's first layer; None: chosen to send few bytes (`split`). With
+    "loss", the body has all layers, so the run is asynchronous data parallelism.
     `server_memory`: where the server keeps parameters, optimizer state and waiting gradients. With
-    "host", the hub copies the head's parameters to the device for each answer (section 3.4.2).
+    "host", the hub copies the head's parameters to its device for each batch (section 3.4.2).
     `activations`, `activation_gradients`: the codecs of activations and their gradients.
     `parameters`, `gradients`: the codecs of the body's parameters and gradients.
     `staleness`: the most steps that a worker may be ahead of the slowest worker; None: no limit.
-    With 0, child hubs also wait for the parent's reply. Plans ignore other limits than 0.
-    `staleness_decay`: the learning rate of an update is divided by 1 + k * `staleness_decay` if the
-    parameters were updated k times since they were fetched for its gradients. Plans ignore it.
+    With 0, child hubs also wait for the parent's reply. Plans ignore limits above 0.
+    `staleness_decay`: divides the learning rate of an update by 1 + k * `staleness_decay`, where k
+    is the number of updates since the worker fetched its parameters. Plans ignore it.
     """
 
     workers: Annotated[int, Field(ge=1)] = 2
@@ -61,12 +61,12 @@ class Wheel:
 
     @property
     def codecs(self) -> dict[Purpose, str]:
-        """The name of the chosen codec for each purpose of messages."""
+        """The chosen codecs by purpose of message; purposes without a codec are left out."""
         named: dict[Purpose, str | None] = {one: getattr(self, one, None) for one in Purpose}
         return {purpose: codec for purpose, codec in named.items() if codec is not None}
 
     def check_tree(self) -> None:
-        """Raise InvalidInput if workers, lanes and child hubs do not fit together."""
+        """Raise InvalidInput if the values of workers, lanes, child_hubs or others conflict."""
         if self.gather is not None and not self.child_hubs:
             raise InvalidInput("gather", "requires child_hubs")
         if self.child_hubs and self.workers % self.child_hubs:
@@ -93,7 +93,10 @@ class Wheel:
 
     @property
     def workers_by_hub(self) -> dict[int, range]:
-        """The workers that each hub serves directly; the key is the number of the hub's device."""
+        """The workers that each hub serves directly; the key is the number of the hub's device.
+
+        With child hubs, the root serves no workers directly and is left out.
+        """
         if not self.child_hubs:
             return {0: range(self.workers)}
         own = self.workers_of_hub
@@ -102,7 +105,7 @@ class Wheel:
 
     @property
     def of_root(self) -> "Wheel":
-        """The configuration of the root of a tree of hubs, whose workers are the child hubs."""
+        """The configuration of a tree's root hub, whose workers are the child hubs."""
         if not self.child_hubs:
             return self
         return replace(self, workers=self.child_hubs, lanes=1, child_hubs=0, gather=None)
@@ -126,7 +129,7 @@ class Wheel:
 
 
 class PaceSpec(Record):
-    """The times that layers and updates take in a rehearsal.
+    """The times that layers and updates sleep in a rehearsal, instead of computing.
 
     `forward_s`, `backward_s`: the seconds of each layer for `samples` samples, in the order of the
     model. `update_s`: the seconds of an update. `input_shape`: the shape of a sample's input, if
@@ -146,10 +149,11 @@ class RunSpec(Record):
 
     The description contains neither secrets nor paths. `model`, `data`, `seed`: define the recipe
     (`paceline.training.recipes.named`). `config`: the configuration of this hub and its workers, in
-    which `head` is set. `boot_id`: identifies the clock of the hub's machine. `num_steps`: the
-    number of steps of the whole run. `pace`: in a rehearsal, the times of layers. `place`: (number,
-    count): this hub trains on part `number` of `count` equal parts of the samples. `tree`: in a
-    rehearsal, the configuration of the whole tree of hubs.
+    which `head` is set. `num_steps`: the number of steps of the whole run. `profile_s`: the time
+    for which each device measures its speed. `boot_id`: identifies the clock of the hub's machine.
+    `pace`: in a rehearsal, the times of layers. `place`: a pair (i, n): this hub's workers train on
+    part i of n equal parts of the samples. `tree`: in a rehearsal with child hubs, the
+    configuration of the whole tree.
     """
 
     strategy: Literal["wheel"] = "wheel"
@@ -180,12 +184,12 @@ class RunSpec(Record):
         return self.place[1] * self.config.workers
 
     def part(self, worker: int) -> int:
-        """Return which of the `num_parts` parts of a step's samples a worker trains on."""
+        """Return the index of the part, of `num_parts` parts, of a step's samples for a worker."""
         return self.place[0] * self.config.workers + worker
 
     @property
     def traced(self) -> range:
-        """The range of traced steps."""
+        """The numbers of the steps whose computation and messages are recorded."""
         return range(self.first_traced, self.first_traced + self.num_traced)
 
     @classmethod

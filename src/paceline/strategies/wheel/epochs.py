@@ -1,4 +1,4 @@
-"""Record at the hub: the updates, the epochs, the tests and the training time."""
+"""Count updates and epochs at the hub, test the model, and measure the training time."""
 
 import time
 from bisect import bisect
@@ -20,7 +20,7 @@ class EpochLog:
     """Records updates, and tests the model after each epoch and every `evaluate_every` steps.
 
     `test` returns the mean loss and the score on the test samples; None: the model is not tested.
-    `epochs`: the completed epochs of a resumed run.
+    `epochs`: in a resumed run, the epochs that were completed before.
     """
 
     def __init__(
@@ -38,8 +38,8 @@ class EpochLog:
         self._test, self._every = test, evaluate_every
         self.epochs, self.evaluations = [*epochs], list[Evaluation]()
         self.num_samples = 0
-        self.updates: list[tuple[float, int]] = []  # training time and samples after each update
-        self._losses: defaultdict[int, LossSum] = defaultdict(LossSum)  # by unfinished epoch
+        self.updates: list[tuple[float, int]] = []  # seconds and samples so far, at each update
+        self._losses: defaultdict[int, LossSum] = defaultdict(LossSum)  # of each unfinished epoch
         self._before_s = self._epochs_s
         self._began_s = self._paused_s = 0.0
         self._tested = 0  # the number of completed steps at the last test
@@ -50,7 +50,7 @@ class EpochLog:
 
     @property
     def trained_s(self) -> float:
-        """The seconds of training, without tests; training before a resume counts, too."""
+        """The seconds of training without tests, including training before a resume."""
         since_s = time.monotonic() - self._began_s - self._paused_s if self._began_s else 0.0
         return self._before_s + since_s
 
@@ -68,9 +68,10 @@ class EpochLog:
             self._progress.advance(loss.num_samples)
 
     def test(self, num_steps: int) -> bool:
-        """Test the model if a test is due after `num_steps` steps; return whether a test was due.
+        """Test the model if a test is due; return whether a test was due.
 
-        Raises InvalidInput if a loss is not finite.
+        `num_steps`: the number of steps that all workers have completed. Also ends the epochs that
+        these steps complete. Raises InvalidInput if a loss is not finite.
         """
         started_s, seconds, was = time.monotonic(), self.trained_s - self._epochs_s, self._tested
         is_over = num_steps == self._num_steps and num_steps % self._steps_per_epoch > 0
@@ -101,7 +102,7 @@ class EpochLog:
         return found
 
     def show(self, server: ParameterServer, nbytes: int) -> None:
-        """Show the recent training speed, the number of workers, and the bytes so far."""
+        """Show recent training speed, number of workers, staleness, and the bytes so far."""
         since_s = max(self._before_s, self.trained_s - _RATE_WINDOW_S)
         first = bisect(self.updates, since_s, key=lambda update: update[0])
         samples = self.num_samples - (self.updates[first - 1][1] if first else 0)

@@ -42,7 +42,7 @@ from paceline.strategies.wheel.worker_group import ProbeTurns, WorkerGroup
 logger = logging.getLogger(__name__)
 _LOOPBACK = "tcp://127.0.0.1:0"
 _POLL_S = 0.2
-_LEAVING_S = 5.0  # time that finished processes have to exit
+_LEAVING_S = 5.0  # how long the hub waits for its worker processes to exit
 
 
 class Hub:
@@ -97,13 +97,13 @@ class Hub:
     def wait_for_workers(self) -> DeviceProfile | None:
         """Serve until all workers are ready to begin, or for `settings.wait_s`.
 
-        Returns the profile of this hub's device, if the run measures devices. Raises InvalidInput
-        if a worker of this machine fails, and WorkerLost if no worker joins.
+        Returns the measured speed of this hub's device; None if the run does not measure devices.
+        Raises InvalidInput if a worker of this machine fails, and WorkerLost if no worker joins.
         """
         num_threads = torch.get_num_threads()
 
         def profile() -> DeviceProfile:
-            torch.set_num_threads(num_threads)  # this and the current device are per thread
+            torch.set_num_threads(num_threads)  # PyTorch has this setting per Python thread
             with device_of(self._job.device).use():
                 return profile_head(self._job)
 
@@ -148,7 +148,7 @@ class Hub:
                     self._on_first()
                     self._on_first = lambda: None
                 elif isinstance(event, Woken):
-                    # A restarted parent voids the summed gradients, so the workers begin again.
+                    # A restarted parent discards summed gradients, so workers repeat their steps.
                     if isinstance(self._server, ChildServer) and self._server.poll_parent():
                         self.group.restart()
                     self._go_on()
@@ -178,10 +178,10 @@ class Hub:
     def _refused(
         self, request: RpcRequest, error: InvalidInput | NonFinite | WorkerLost
     ) -> Message:
-        """Drop a worker after an invalid request or its failure; the worker may join again.
+        """Drop a worker that failed or sent an invalid request; return the refusal to send.
 
-        The run ends if this hub has started the worker, because the other workers would fail, too.
-        The run also ends if all live workers have sent NaN or infinite values.
+        The worker may join again. The run ends if this hub has started the worker, because the
+        other workers would fail, too, or if all live workers have sent NaN or infinite values.
         """
         reply, worker = refusal(str(error)), request.worker
         is_diverged = isinstance(error, NonFinite)

@@ -8,9 +8,9 @@
 
 A child hub sums its workers' gradients. After `gather` steps of workers, the child hub sends the
 mean gradients to the root. The root's optimizer takes a step, and the root replies with all
-parameters. A child hub has one exchange at a time. During an exchange, its workers continue until
-the next mean is complete. With `staleness=0`, workers wait for the end of each exchange, and
-all child hubs wait for the slowest child hub.
+parameters, which the child hub copies into its model. A child hub has one such exchange at a time.
+During an exchange, its workers continue until the next mean is complete. With `staleness=0`,
+workers wait for the end of each exchange, and all child hubs wait for the slowest child hub.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ from paceline.strategies.wheel.split import MessageSize
 
 GRADIENTS, PARAMETERS = "hubs_gradients", "hubs_parameters"
 SUM, COPY = "sum", "copy"
-# Memory traffic per byte of gradients: a sum reads twice and writes, a copy reads and writes.
+# Bytes read and written per byte of gradients: a sum reads two and writes one, a copy one and one.
 _SUM_TRAFFIC, _COPY_TRAFFIC = 3, 2
 
 
@@ -55,8 +55,7 @@ class _Child:
 class HubExchanges:
     """Plans the tasks of child hubs: sums of gradients, and exchanges with the root.
 
-    The id of a task in an exchange names the step and the worker whose gradients completed the
-    mean.
+    A task of an exchange has an id with the step and the worker whose gradients completed the mean.
     """
 
     def __init__(
@@ -88,7 +87,10 @@ class HubExchanges:
         return TaskId(step, Kind.REDUCE, SUM, worker)
 
     def add(self, step: int, worker: int, halves: tuple[TaskId, ...]) -> Iterator[Task]:
-        """Yield the task that sums a worker's gradients; if a mean is complete, also its update."""
+        """Yield the task that adds a worker's gradients and, if a mean is complete, its update.
+
+        `halves`: the tasks after which the child hub has the gradients of body and head.
+        """
         child, own = self._of_worker[worker], self.summed(step, worker)
         yield Task(own, child.copying, self._sum, halves)
         child.num_summed += 1
@@ -103,9 +105,9 @@ class HubExchanges:
         return TaskId(step, Kind.REDUCE, COPY, worker)
 
     def replies(self, step: int, workers: list[int]) -> Iterator[Task]:
-        """Yield the root's replies to child hubs that completed a mean in this step.
+        """Yield the root's replies to those child hubs whose mean one of `workers` completed.
 
-        The root sends these replies after the updates with all of these means.
+        The root sends all of these replies after the updates with all of these means.
         """
         hubs = {worker: self._of_worker[worker] for worker in workers}
         sent = [worker for worker in workers if self._copied(step, worker) in hubs[worker].copied]
@@ -116,9 +118,9 @@ class HubExchanges:
             yield Task(self._copied(step, worker), hubs[worker].copying, self._copy, arrived)
 
     def before_fetch(self, worker: int) -> tuple[TaskId, ...]:
-        """Return the exchange that a worker awaits before the next fetch of parameters, if any.
+        """Return the end of the exchange for which a worker's next fetch must wait, if any.
 
-        With `staleness=0`, this is the latest exchange, otherwise the exchange before it.
+        With `staleness=0`, the fetch waits for the latest exchange, otherwise for the one before.
         """
         child = self._of_worker[worker]
         number = child.num_summed // self._gather - (1 if self._waits else 2)

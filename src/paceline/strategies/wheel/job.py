@@ -45,10 +45,10 @@ from paceline.training.recipes.named import is_given, recipe_of, workload_of
 from paceline.training.recipes.recipe import Recipe, built
 
 NUM_WARM_UP, NUM_LAST = 2, 1  # unmeasured steps at the start and end of a run
-# Fewest messages with mean gradients that a child hub sends; two of the messages are measured.
+# Fewest means of gradients that a child hub sends in a rehearsal, so that two are measured.
 _FEWEST_MEANS = NUM_WARM_UP + NUM_LAST + 2
-_NUM_EXAMPLES = 2  # batch norm needs two samples
-_SPAN_NBYTES = 400  # upper bound of a traced span in JSON
+_NUM_EXAMPLES = 2  # samples to try a cut: batch norm needs two
+_SPAN_NBYTES = 400  # upper bound of the size of a recorded task in a trace's JSON
 _MIN_MESSAGE_NBYTES = 4 << 20
 
 
@@ -57,8 +57,8 @@ class TrainingJob:
     """The spec of a run, and the recipe, the model and its two halves built from the spec.
 
     `workload`: the layers, with their costs for one worker's share of a batch. `device`: the device
-    on which the head computes. `learning`: the loss of the head. `schedule`: the learning-rate
-    schedule of the optimizer.
+    on which the head computes. `optimizer`: makes the optimizer of a model. `learning`: the loss,
+    its precision and gradient clipping. `schedule`: makes an optimizer's learning-rate schedule.
     """
 
     spec: RunSpec
@@ -73,7 +73,7 @@ class TrainingJob:
 
     @cached_property
     def parts(self) -> Split:
-        """The workloads of body and head."""
+        """The layers of body and head, with their costs."""
         return split(self.workload, self.spec.config)
 
     @property
@@ -83,12 +83,12 @@ class TrainingJob:
 
     @cached_property
     def batches(self) -> BatchLayout:
-        """The structure of the batches."""
+        """The shapes and dtypes of a batch's inputs and targets."""
         return BatchLayout(self.recipe)
 
     @property
     def layout(self) -> str:
-        """The description of the run that all workers must share."""
+        """The description of the run, as JSON, which must be equal at the hub and all workers."""
         return layout_of(self.spec, self.halves, self.recipe, self.batches)
 
     @cached_property
@@ -98,13 +98,13 @@ class TrainingJob:
 
     @property
     def steps_per_epoch(self) -> int:
-        """The number of steps per epoch."""
+        """The number of steps in which all workers together train once on every sample."""
         return len(self._sharding)
 
     def share(self, worker: int, step: int) -> tuple[int, float]:
-        """Return a worker's number of samples in a step, and the factor of their mean loss.
+        """Return a worker's number of samples in a step, and the factor for their mean loss.
 
-        The factors give all samples of a step equal weight.
+        With the factors, all samples of a step have equal weight, although shares differ in size.
         """
         part, step = self.spec.part(worker), step % self.steps_per_epoch
         count = self._sharding.size_of(part, step)
@@ -124,7 +124,7 @@ class TrainingJob:
 def training_job(
     session: TrainingSession, settings: TrainSettings, device: torch.device
 ) -> TrainingJob:
-    """Load the data, build the model, and cut it in two; InvalidInput for unsuitable settings."""
+    """Load the data, build the model and cut it in two; InvalidInput for unsuitable settings."""
     if settings.listen is not None and is_given(settings.model):
         problem = "must be a name that workers on other machines can import"
         hint = "name it as package.module:factory"
@@ -139,10 +139,10 @@ def training_job(
     sizes = epoch_steps(len(batches), settings)
     own = {"model": settings.model, "data": settings.data, "precision": settings.precision}
     spec = _traced(session, split(workload, config), sizes, seed=settings.seed, **own)
-    # Schedules count updates; each step has one update per worker.
+    # Settings count steps, but schedules count updates: each step has one update per worker.
     counted: dict[str, Any] = {"warmup_steps": settings.warmup_steps * config.workers}
     is_sgd = settings.optimizer == "sgd" or (not settings.optimizer and not recipe.optimizer)
-    if settings.momentum == MOMENTUM and not is_sgd:  # this default is for sgd only
+    if settings.momentum == MOMENTUM and not is_sgd:  # the default MOMENTUM is for SGD only
         counted["momentum"] = None
     num_updates = spec.num_steps * config.workers
     optimizer, schedule = learning_by(recipe, settings.model_copy(update=counted), num_updates)
@@ -169,7 +169,7 @@ def rehearsal_job(session: TrainingSession, settings: RehearseSettings) -> Train
 
 
 def _check_long_enough(config: Wheel, num_steps: int) -> None:
-    """Raise InvalidInput if hubs exchange gradients too rarely in `num_steps` steps."""
+    """Raise InvalidInput if hubs exchange too few gradients in `num_steps` steps to be measured."""
     if config.child_hubs and num_steps * config.workers_of_hub // config.gathered < _FEWEST_MEANS:
         extra = NUM_WARM_UP + NUM_LAST
         least = ceil(_FEWEST_MEANS * config.gathered / config.workers_of_hub) - extra
@@ -178,12 +178,12 @@ def _check_long_enough(config: Wheel, num_steps: int) -> None:
 
 
 def child_job(settings: ChildSettings, parent: RunSpec) -> TrainingJob:
-    """Build a child hub's job from its parent's run; InvalidInput if they do not fit."""
+    """Build a child hub's job from its parent's run; InvalidInput if their settings conflict."""
     if parent.pace is None:
         config = settings.config(parent.head)
     elif parent.tree is None:
         raise InvalidInput("connect", "must be the address of a hub that rehearses with child_hubs")
-    else:  # use the root's configuration
+    else:  # in a rehearsal, the root configures its child hubs
         config = parent.tree.of_child
     place = (parent.part(settings.number), parent.num_parts)
     own = {"config": config, "place": place, "boot_id": boot_id(), "tree": None}
@@ -194,7 +194,7 @@ def child_job(settings: ChildSettings, parent: RunSpec) -> TrainingJob:
 
 
 def _job_in(spec: RunSpec, update_s: float = 0.0) -> TrainingJob:
-    """Build the job of a spec; its optimizer only sleeps, as a child hub's parent updates."""
+    """Build the job of a rehearsal or a child hub; its optimizer only sleeps, for `update_s`."""
     recipe, device, model = recipe_in(spec), torch.device("cpu"), None
     if spec.pace is not None:
         workload = workload_of(spec.model, spec.pace.samples, spec.pace.input_shape)
@@ -222,7 +222,7 @@ def server_options(job: TrainingJob) -> dict[str, Any]:
 
 
 def recipe_in(spec: RunSpec) -> Recipe:
-    """Return a run's recipe; in a rehearsal, samples and targets are zeros."""
+    """Return a run's recipe (model, data, loss); in a rehearsal, inputs and targets are zeros."""
     if spec.pace is None:
         return recipe_of(spec.model, spec.data, spec.seed)
     num_samples = spec.num_steps * spec.batch_size
@@ -242,8 +242,8 @@ def model_and_halves(
 ) -> tuple[nn.Module, Halves]:
     """Build a run's model, unless `model` is given, and cut it into halves.
 
-    `device`: where the head computes; the model is there or, with `server_memory="host"`, in main
-    memory. In a rehearsal, the layers of the model sleep.
+    `device`: where the head computes. The model is put on this device or, with
+    `server_memory="host"`, in main memory. In a rehearsal, the layers of the model sleep.
     """
     if (pace := spec.pace) is not None:
         workload = workload_of(spec.model, pace.samples, pace.input_shape)
@@ -253,31 +253,31 @@ def model_and_halves(
         return paced_halves(parts.body, parts.head, *times, gradient_like=like)
     device = torch.device("cpu") if spec.config.server_memory == "host" else device
     model = (built(recipe, spec.seed) if model is None else model).to(device).train()
-    rows = range(min(_NUM_EXAMPLES, len(recipe.samples)))  # inputs to try the cut
+    rows = range(min(_NUM_EXAMPLES, len(recipe.samples)))  # samples on which `cut` runs the model
     inputs, _ = Batch.of(recipe.samples.__getitems__(rows)).to(device)
     return model, cut(model, inputs, spec.head)
 
 
 def activations_of(halves: Halves, inputs: Any, learning: Learning) -> Tensor:
-    """Run the body; return the outputs in the dtype of the parameters, for a message."""
+    """Run the body (first layers); return its outputs in the dtype of the parameters."""
     with learning.autocast(tree_leaves(inputs)[0].device):
         activations: Tensor = call(halves.body, inputs)
     return activations.to(next(halves.body.parameters()).dtype)
 
 
 def layers_in(model: nn.Module, names: tuple[str, ...]) -> tuple[LayerModule, ...]:
-    """Return the model's layers whose first parameter is in `names`."""
+    """Return the layers of a model whose first parameter has one of the given names."""
     layers = model.layers if isinstance(model, PacedWhole) else layers_of(model)
     return tuple(layer for layer in layers if layer.parameters[0][0] in names)
 
 
 def layout_of(spec: RunSpec, halves: Halves, recipe: Recipe, batches: BatchLayout) -> str:
-    """Return the description of a run, as JSON, that worker and hub must share."""
+    """Return the description of a run, as JSON, which must be equal at worker and hub."""
     in_body = zip(halves.body_names, halves.body_parameters, strict=True)
     in_head = zip(halves.head_names, halves.head_parameters, strict=True)
     return json.dumps(
         {
-            # A hub that resumes after a restart of the machine has another boot_id.
+            # Exclude boot_id: it changes if a hub resumes after a restart of the machine.
             "settings": spec.model_dump(mode="json", exclude={"boot_id"}),
             "body": {name: f"{p.dtype} {list(p.shape)}" for name, p in in_body},
             "head": {name: f"{p.dtype} {list(p.shape)}" for name, p in in_head},
@@ -294,7 +294,7 @@ def _described(recipe: Recipe, model: nn.Module, size: int, name: str) -> Worklo
 
 
 def with_possible_cut(model: nn.Module, inputs: Any, workload: Workload, config: Wheel) -> Workload:
-    """Try cuts of the model until one succeeds; add the failed cuts to the workload.
+    """Try cuts of the model until one succeeds; return the workload with the failed cuts.
 
     `inputs`: a batch of at least two samples, on the model's device (meta is allowed).
     Raises InvalidInput if no cut is possible.
@@ -304,7 +304,7 @@ def with_possible_cut(model: nn.Module, inputs: Any, workload: Workload, config:
 
 
 def _tried(workload: Workload, config: Wheel, model: nn.Module, recipe: Recipe) -> Workload:
-    """Add failed cuts to the workload; InvalidInput names tied embeddings if no cut is possible."""
+    """Add failed cuts to the workload; InvalidInput names tied weights that prevent all cuts."""
     try:
         split(workload, config)
     except InvalidInput:
@@ -316,7 +316,7 @@ def _tried(workload: Workload, config: Wheel, model: nn.Module, recipe: Recipe) 
 
 
 def _traced(session: TrainingSession, parts: Split, sizes: Sequence[int], **fields: Any) -> RunSpec:
-    """Return the spec of a run whose epochs have `sizes` steps; `fields`: more of its fields."""
+    """Build the spec of a run; `sizes`: the steps of each epoch; `fields`: other fields."""
     named = replace(session.config, head=parts.first)
     epoch, step = traced_steps(sizes)
     return RunSpec(

@@ -1,4 +1,4 @@
-"""Measure the hub, and make a machine for plans from profiles of the hub and its workers."""
+"""Measure the hub's device, and describe the machine by measured devices and links, for plans."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -25,7 +25,7 @@ from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.server import ParameterServer
 from paceline.training.data.batch import Batch
 
-# The purpose of each kind of copy during an answer, and the device's lane for it in the trace.
+# For the copies while the hub answers a worker: what is copied, and the row (lane) in the trace.
 _COPIES = {
     Kind.H2D: (Purpose.HEAD_PARAMETERS, Lane.H2D),
     Kind.D2H: (Purpose.HEAD_GRADIENTS, Lane.D2H),
@@ -33,7 +33,10 @@ _COPIES = {
 
 
 def recorders_of(server: ParameterServer, window: range = ALL_STEPS) -> list[WorkerRecorder]:
-    """Record the server's forwards, backwards and updates; return a recorder per worker."""
+    """Record the server's forwards, backwards and updates; return one recorder per worker.
+
+    `window`: the numbers of the steps to record.
+    """
     model = server.model if server.lent is None else server.lent.model
     marks = LayerMarks(jobs.layers_in(model, server.halves.head_names), clock_for(server.device))
     name, workers = device_name(device_of(server.device).kind, 0), range(len(server.workers.all))
@@ -45,12 +48,12 @@ def recorders_of(server: ParameterServer, window: range = ALL_STEPS) -> list[Wor
 
 
 def profile_head(job: jobs.TrainingJob) -> DeviceProfile:
-    """Measure the hub's device, with a separate copy of the model."""
+    """Measure head, updates, copies and codecs on the hub's device, with a copy of the model."""
     spec, device = job.spec, job.device
     model, halves = jobs.model_and_halves(spec, job.recipe, device)
     optimizer = job.optimizer(model)
     for group in optimizer.param_groups:
-        group["lr"] = 0.0  # the parameters stay equal in all steps
+        group["lr"] = 0.0  # measured steps must not change the parameters
     options = jobs.server_options(replace(job, halves=halves))
     server = ParameterServer(model, halves, optimizer, **options)
     server.workers.add(0)
@@ -81,9 +84,10 @@ def calibrate(
     *,
     is_paced: bool,
 ) -> PricedMachine | None:
-    """Return the measured machine and its cost model; None if a profile is missing.
+    """Return the measured machine and its cost model; None if a device was not measured.
 
-    `workers`: the profiles of the first worker of each device; in a tree, of the child hubs.
+    `hub`: the measured speed of the hub's device. `workers`: the measurements by the first worker
+    of each device; in a tree, by the child hubs. `is_paced`: True in rehearsals (layers sleep).
     """
     profiles, hub_of = {0: hub}, dict[int, int]()
     by_device = config.workers_by_device

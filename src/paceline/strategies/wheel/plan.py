@@ -17,7 +17,8 @@ a run with a single worker then trains the model as if it were not cut.
 
 The server updates all parameters when it has the gradients of body and head of a step (section
 3.3). Server and head share the hub's device, and the head reads the parameters in place. In a tree
-of hubs (section 3.4.1) each worker has a child hub, and the server is at the root (`hubs_plan`).
+of hubs (section 3.4.1) a child hub runs the head for its workers, and the root the server
+(`hubs_plan`).
 """
 
 from collections import defaultdict
@@ -47,17 +48,17 @@ from paceline.strategies.wheel.routes import (
 )
 from paceline.strategies.wheel.split import MessageSize, messages, split
 
-_KEPT_BY_SERVER = 2  # the parameters and their momentum
+_KEPT_BY_SERVER = 2  # number of vectors of the model's size: the parameters and their momentum
 # A hub is a bottleneck if it is busy for at least this share of the plan. The share is below 1,
 # because only workers compute at the beginning and end of the plan.
 _SATURATED = 0.8
 _MOST_CHILD_HUBS = 8  # largest number of child hubs that a search tries
-_KEPT_BY_CHILD = 3  # the parameters, a sum and a mean
-_LENT = 2  # the head's parameters and their gradients
+_KEPT_BY_CHILD = 3  # number of vectors of the model's size: parameters, sum and mean of gradients
+_LENT = 2  # number of vectors of the head's size on its device: parameters and gradients
 
 
 def plan(workload: Workload, machine: Machine, config: Wheel, window: Window) -> Plan:
-    """Plan `window.num_steps` steps; in each step every worker trains on its share.
+    """Plan `window.num_steps` steps; in each step every worker trains on its share of a batch.
 
     Raises InvalidInput if the model has no suitable head, or if the machine lacks devices, links or
     the speed of a codec.
@@ -113,8 +114,8 @@ def placements(workload: Workload, config: Wheel) -> Iterator[Wheel]:
 def limit(machine: Machine, config: Wheel, timeline: Timeline) -> str | None:
     """Return a sentence about the hub if a hub is the bottleneck, otherwise None.
 
-    A hub is the bottleneck if its answers and updates take longer than a worker's device computes.
-    The ratio of these times is p k / t of section 3.4.1, but includes updates. If the ratio is
+    A hub is the bottleneck if its device computes longer than the average device of its workers.
+    The ratio of these times is p k / t of section 3.4.1, plus the time of updates. If the ratio is
     above 1, more workers do not help. A hub that often waits for messages is no bottleneck.
     """
     placement = place(machine, config)
@@ -143,11 +144,11 @@ def limit(machine: Machine, config: Wheel, timeline: Timeline) -> str | None:
 
 
 class _WindowTasks:
-    """Plans the tasks of a run without child hubs' exchanges, which `HubExchanges` plans."""
+    """Plans the tasks of a run, except exchanges between hubs, which `HubExchanges` plans."""
 
     def __init__(self, workload: Workload, machine: Machine, config: Wheel) -> None:
         self.placement, self.parts = place(machine, config), split(workload, config)
-        self.prefetches = config.lanes > 1  # workers fetch parameters in advance
+        self.prefetches = config.lanes > 1  # workers fetch parameters before their update is done
         placement, sent = self.placement, messages(self.parts, config)
         devices = list(dict.fromkeys((placement.hub, *placement.heads, *placement.lanes)))
         self._computing = {
@@ -164,10 +165,10 @@ class _WindowTasks:
         self.hubs: HubExchanges | None = None
         if config.child_hubs:
             self.hubs = HubExchanges(workload, machine, config, placement, self._updating)
-        # One object for each cost, because plans price each cost object once.
-        self._load = Cost(nbytes=2 * workload.input_nbytes, num_calls=1)  # read and written once
+        # Create each `Cost` once, because the planner caches the time of a `Cost` by its identity.
+        self._load = Cost(nbytes=2 * workload.input_nbytes, num_calls=1)  # reads and writes inputs
         self._update = costs.update_cost(workload)  # the update of body and head together
-        if isinstance(root, Host):  # sums in host memory have no call latency
+        if isinstance(root, Host):  # updates in main memory have no latency per kernel
             self._update = Cost(nbytes=self._update.nbytes)
         self._synced = {
             (layer.name, kind): _cost(layer, kind) + Cost(num_syncs=1)
@@ -209,7 +210,10 @@ class _WindowTasks:
         return update if self.hubs is None else self.hubs.summed(step, worker)
 
     def _begin(self, step: int, worker: int, before: TaskIds) -> Generator[Task, None, TaskIds]:
-        """Yield the tasks of a fetch and the body's forward pass; return the last task."""
+        """Yield a fetch of parameters, and the body's forward pass; return the last task.
+
+        `before`: the previous tasks of the worker's device.
+        """
         fetch = self._message(step, Purpose.PARAMETERS, worker)
         fetched = yield from fetch.tasks(self._before_fetch(step, worker))
         loaded = TaskId(step, Kind.LOAD, "", worker)
@@ -233,7 +237,7 @@ class _WindowTasks:
         return after
 
     def _answer(self, step: int, worker: int, forward: TaskIds) -> Generator[Task, None, TaskIds]:
-        """Yield an answer's tasks: receive activations, compute the head, send gradients.
+        """Yield the tasks of a hub's answer: receive activations, run the head, send gradients.
 
         Returns the tasks after which the server has the head's gradients or, for a head without
         layers, the activations. `forward`: the last task of the body's forward pass.
@@ -257,13 +261,16 @@ class _WindowTasks:
     def _lending(
         self, machine: Machine, hub: Device, server: Station, head: MessageSize
     ) -> dict[Purpose, tuple[RouteStage, ...]]:
-        """Return the routes of the head's parameters and gradients, if main memory keeps them."""
+        """Return the copies of the head's parameters and gradients between main memory and device.
+
+        The result is empty if the server keeps the head on the hub's device.
+        """
         if not (isinstance(server, Host) and head.num_values):
             return {}
         lane, on = Resource(hub.name, Lane.DOWNLOAD), self._computing[hub.name]
         *_, there = stages(machine, server, hub, lane, head)
         back, *_ = stages(machine, hub, server, lane, head)
-        return {  # both copies block the hub's thread
+        return {  # each copy blocks the hub's thread, and so its computation
             Purpose.HEAD_PARAMETERS: (there._replace(on=(*on, *there.on)),),
             Purpose.HEAD_GRADIENTS: (back._replace(on=(*on, *back.on)),),
         }
@@ -271,7 +278,10 @@ class _WindowTasks:
     def _backward(
         self, step: int, worker: int, before: TaskIds, answered: TaskIds
     ) -> Generator[Task, None, TaskIds]:
-        """Yield the body's backward pass and the update; return the pass's last task."""
+        """Yield the body's backward pass and the update; return the last task of the pass.
+
+        `before`: the previous tasks of the worker's device. `answered`: see `_answer`.
+        """
         after = (*before, *self._message(step, Purpose.ACTIVATION_GRADIENTS, worker).arrival)
         done = yield from self._layers(step, Kind.BACKWARD, self.parts.body, worker, after)
         arrived = yield from self._message(step, Purpose.GRADIENTS, worker).tasks(done)
@@ -285,14 +295,15 @@ class _WindowTasks:
     def _layers(
         self, step: int, kind: Kind, part: Workload, worker: int, after: TaskIds
     ) -> Generator[Task, None, TaskIds]:
-        """Yield a forward or backward pass of `part`, and return its last task.
+        """Yield a forward or backward pass of `part` (body or head), and return its last task.
 
-        A GPU may synchronise afterwards. Without layers, the result is `after`.
+        The pass begins after the tasks `after`, and returns `after` if `part` has no layers. A GPU
+        synchronises with the host at the end, except after the forward pass of the head.
         """
         is_body = part is self.parts.body
         device = (self.placement.bodies if is_body else self.placement.heads)[worker]
         layers = part.layers if kind is Kind.FORWARD else part.in_backward_order
-        # The host does not wait between the forward pass and the backward pass of the head.
+        # The host does not wait for the GPU between the head's forward and backward passes.
         hands_over = kind is Kind.BACKWARD or is_body
         for layer in layers:
             cost = _cost(layer, kind)

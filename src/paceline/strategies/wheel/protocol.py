@@ -1,4 +1,4 @@
-"""Define the messages between a hub and its workers, and check their values."""
+"""Define the topics of messages between hub and workers, and check gradients and codecs."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -44,7 +44,7 @@ OF_STEPS = (Topic.PARAMETERS, Topic.ACTIVATIONS, Topic.WHOLE_PARAMETERS, *UPDATE
 
 
 def take_gradients(names: Sequence[str], parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-    """Remove and return the gradients; raise InvalidInput if a gradient is sparse or missing."""
+    """Take the gradients out of `grad`; InvalidInput if a gradient is sparse or missing."""
     found = [parameter.grad for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None
@@ -61,7 +61,11 @@ def take_gradients(names: Sequence[str], parameters: Sequence[nn.Parameter]) -> 
 
 
 def check_codecs(config: Wheel, dtype: torch.dtype) -> None:
-    """Raise InvalidInput if a codec cannot encode `dtype`, or cannot serve its kind of message."""
+    """Check that the configured codecs can encode their messages.
+
+    Raises InvalidInput if `dtype` is not float32, or if messages other than gradients have a codec
+    with error feedback.
+    """
     for purpose, codec in config.codecs.items():
         find_codec(codec)
         if dtype != torch.float32:

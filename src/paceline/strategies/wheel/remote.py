@@ -1,4 +1,4 @@
-"""Join a run, as a worker or as a child hub; the run's hub is another process."""
+"""Define how a process joins the run of a hub in another process, as a worker or a child hub."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from paceline.core.settings import Seconds
 from paceline.rpc.connecting import ConnectingWorkers
 from paceline.strategies.wheel.config import Wheel
 
-# The modules of worker processes and child hubs, by name: an import would import torch, too.
+# Names of modules that worker processes and child hubs run; importing one would import torch.
 WORKING, SERVING = "paceline.strategies.wheel.worker", "paceline.strategies.wheel.child"
 _REFUSED = {  # options that a child hub cannot have, with hints
     "workers": "use --workers",
@@ -40,19 +40,19 @@ class ChildSettings(ConnectingWorkers):
     gather: int | None = Field(
         None,
         ge=1,
-        description="Number of steps in each mean of gradients for the parent. Default: --workers.",
+        description="Send the mean gradients of this many steps at a time. Default: --workers.",
     )
     parent_keys: Path | None = Field(
-        None, description="Folder of keys for the parent: its hub.pub, and a worker.key."
+        None, description="Folder with the parent's hub.pub, and a worker.key to connect to it."
     )
     workers: int = Field(
         2, ge=1, le=4096, description="Number of workers of this hub, on all machines."
     )
-    options: dict[str, Any] = Field({}, description="Fields of the strategy's configuration.")
+    options: dict[str, Any] = Field({}, description="Options of strategy wheel for this hub.")
     deadline_s: Seconds = Field(
         30.0, description="Time without an answer from the parent after which this hub gives up."
     )
-    wait_s: Seconds = Field(600.0, description="How long to wait for workers to join.")
+    wait_s: Seconds = Field(600.0, description="Longest time to wait for workers to join.")
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -60,7 +60,7 @@ class ChildSettings(ConnectingWorkers):
         return (self.number,)
 
     def config(self, head: str | None = None) -> Wheel:
-        """Return the configuration of this hub's workers, with the parent's `head`."""
+        """Return this hub's configuration with the parent's head; InvalidInput for bad options."""
         for name, hint in _REFUSED.items():
             if name in self.options:
                 raise InvalidInput("options", f"cannot set {name} for a child hub", hint=hint)

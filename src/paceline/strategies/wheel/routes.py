@@ -60,7 +60,10 @@ def place(machine: Machine, config: Wheel) -> DevicePlacement:
 
 
 class RouteStage(NamedTuple):
-    """One stage of a message's route; `handled`: the work of CPU cores for this stage."""
+    """One stage of a message's route, such as a copy from a GPU to its host.
+
+    `on`: what the stage occupies. `handled`: the work of CPU cores, which send and receive bytes.
+    """
 
     kind: Kind
     on: tuple[Resource, ...]
@@ -69,7 +72,10 @@ class RouteStage(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A message in a plan, of one step and one worker; `part`: the message's name in task ids."""
+    """A message of one step and one worker in a plan.
+
+    `way`: the stages of its route. `part`: the name of the message in the ids of its tasks.
+    """
 
     way: Sequence[RouteStage]
     step: int
@@ -77,7 +83,7 @@ class Message(NamedTuple):
     worker: int
 
     def tasks(self, after: TaskIds) -> Generator[Task, None, TaskIds]:
-        """Yield the tasks of all stages in order, after the tasks `after`; return the last ones."""
+        """Yield the tasks of all stages, which begin after `after`; return the last stage's ids."""
         for stage in self.way:
             own = self._stage(stage, after)
             yield from own
@@ -86,12 +92,12 @@ class Message(NamedTuple):
 
     @property
     def arrival(self) -> TaskIds:
-        """The last tasks of the message, after which the receiver can use the values."""
+        """The ids of the message's last tasks, after which the receiver can use the values."""
         return tuple(task.id for task in self._stage(self.way[-1], ()))
 
     @property
     def undecoded(self) -> "Message":
-        """This message without the stage that decodes it."""
+        """This message without its last stage, if that stage decodes the values."""
         is_decoded = self.way[-1].kind is Kind.DECODE
         return self._replace(way=self.way[:-1]) if is_decoded else self
 
@@ -129,7 +135,10 @@ def routes(
 def stages(
     machine: Machine, source: Station, target: Station, lane: Resource, message: MessageSize
 ) -> tuple[RouteStage, ...]:
-    """Return the stages of a message; the SEND stage occupies the upload or download `lane`."""
+    """Return the stages of a message from `source` to `target`.
+
+    `lane`: the worker's upload or download direction, which the SEND stage occupies.
+    """
     cost = Cost(nbytes=message.nbytes, num_calls=1)
     one, other = _host_of(machine, source), _host_of(machine, target)
     way = []
@@ -137,8 +146,8 @@ def stages(
     if from_gpu:
         lanes = lanes_of(machine.route(source, one))
         way.append(RouteStage(Kind.D2H, (Resource(source.name, Lane.D2H), *lanes), cost))
-    # Within a host, messages are copied in memory, except between two CPU devices, and on hosts for
-    # which the machine defines a link between processes.
+    # Messages within a host are copies in memory, with two exceptions that use a link: messages
+    # between two CPU devices, and hosts for which the machine defines a link between processes.
     in_memory = one == other and {_kind(source), _kind(target)} != {DeviceKind.CPU}
     if not in_memory or one.name in machine.network.within:
         route = machine.route(one if from_gpu else source, other if to_gpu else target)
@@ -158,7 +167,7 @@ def stages(
         return tuple(way)
     coding = Cost(flops=message.num_values, num_calls=len(pieces(message.num_values)))
     encode, decode = (
-        # On some devices, the measured times of links include encoding and decoding.
+        # No stage for devices whose measured link speed already includes encoding and decoding.
         ()
         if codec_speed(device, codec).is_within_links
         else (RouteStage(kind, costs.codec_lanes(device, codec.kernel, kind), coding),)
@@ -176,8 +185,8 @@ def server_of(machine: Machine, hub: Device, config: Wheel) -> Station:
 def updating_on(server: Station, computing: tuple[Resource, ...]) -> tuple[Resource, ...]:
     """Return the resources that a hub's updates and sums occupy.
 
-    A server in main memory occupies the host's memory, and also the device, because the device
-    waits for the update.
+    `computing`: the resources that computation on the hub's device occupies. A server in main
+    memory also occupies the host's memory; the device is still occupied, because it must wait.
     """
     if isinstance(server, Host):
         return (*computing, Resource(server.name, Lane.REDUCE))

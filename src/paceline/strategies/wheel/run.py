@@ -1,7 +1,8 @@
 """Run strategy wheel: this process is the hub, which starts workers or waits for them.
 
-In a rehearsal, stand-ins replace model, data and optimizer, and the model is not tested. In a
-rehearsal of a tree of hubs, this process is the root, whose workers are child hubs (`child`).
+In a rehearsal, layers and optimizer sleep instead of computing, the data are zeros, and the model
+is not tested. If the rehearsal has child hubs, this process is the root of the tree of hubs, and
+the child hubs are its workers (`child`).
 """
 
 import logging
@@ -48,18 +49,18 @@ from paceline.strategies.wheel.server import ParameterServer
 from paceline.strategies.wheel.split import TO_HUB, messages
 
 logger = logging.getLogger(__name__)
-_SLACK_S = 1e-3  # tolerance of comparisons: hooks record the end of a layer late
+_SLACK_S = 1e-3  # tolerance when comparing run and plan: hooks record the end of a layer late
 
 
 @contextmanager
 def start(session: TrainingSession) -> Iterator["WheelRunner"]:
-    """Yield the runner of a session; its processes end with the context."""
+    """Yield the runner of a session; its worker processes end with the `with` block."""
     with ExitStack() as stack:
         yield WheelRunner(session, stack)
 
 
 class WheelRunner:
-    """The hub of a training run or a rehearsal."""
+    """Runs the hub of a training run or a rehearsal, and collects the results."""
 
     def __init__(self, session: TrainingSession, stack: ExitStack) -> None:
         session.config.check_tree()
@@ -74,7 +75,7 @@ class WheelRunner:
             job = jobs.training_job(session, settings, device)
             test, every = self._test, settings.evaluate_every
         self._job, self.workload = job, job.workload
-        self._config = job.spec.tree or job.spec.config  # always names the head's first layer
+        self._config = job.spec.tree or job.spec.config  # here `head` is set, unlike the session's
         self.samples_per_step = len(job.recipe.samples) / job.steps_per_epoch
         self.about = _about(session, job)
         check_codecs(job.spec.config, job.halves.body_parameters[0].dtype)
@@ -82,7 +83,7 @@ class WheelRunner:
         self._server = ParameterServer(
             *(job.model, job.halves, optimizer),
             **jobs.server_options(job),
-            # A rehearsal's optimizer has no learning rate to divide.
+            # Do not divide the learning rate in a rehearsal, whose optimizer has none.
             updates_per_step=1 if job.spec.pace else job.spec.config.workers,
             schedule=job.schedule(optimizer),
         )
@@ -90,13 +91,13 @@ class WheelRunner:
             progress = load(session.resumed, self._server, job.layout)
             epochs = progress.epochs_over(job.steps_per_epoch)
         log = EpochLog(job, session.progress, test, every, epochs)
-        # Remote workers must know the run's name; workers of this machine get a unique name.
+        # Users give the run's name to remote workers; workers of this machine get a unique name.
         run_id = session.run_id if settings.listen is None else settings.run_name or RUN
         self._hub = Hub(stack, settings, run_id, job, self._server, log, devices=self._devices)
         self._calibrated: PricedMachine | None = None
 
     def measure(self) -> PricedMachine | None:
-        """Wait for the workers; return the measured machine, or None if a profile is missing."""
+        """Wait for the workers; return the measured machine; None if data are missing."""
         own, of_workers = self._hub.wait_for_workers(), self._hub.answers.profiles
         if own is not None:
             measured = self._job.workload, self._config, own, of_workers
@@ -104,7 +105,7 @@ class WheelRunner:
         return self._calibrated
 
     def train(self, config: Wheel) -> Outcome:
-        """Train or rehearse with the configuration of the session; `config` is unused."""
+        """Train or rehearse with the session's configuration; the argument `config` is ignored."""
         hub, session, settings = self._hub, self._session, self._session.settings
         with interruptible(raises_again=True) as interruption:
             if not isinstance(settings, TrainSettings):
@@ -124,7 +125,7 @@ class WheelRunner:
         return state_of(self._server, self._job.layout, self._hub.log.epochs)
 
     def _outcome(self) -> Outcome:
-        """End the processes, and return the outcome."""
+        """End the worker processes, and return the results and measurements of the run."""
         job, hub, log, trained_s = self._job, self._hub, self._hub.log, self._hub.log.trained_s
         spec, is_rehearsal, wire_nbytes = job.spec, self._session.is_rehearsal, hub.close()
         step_seconds = self._step_seconds()
@@ -151,7 +152,7 @@ class WheelRunner:
             epochs=() if is_rehearsal else tuple(log.epochs),
             evaluations=tuple(log.evaluations),
             score=score_of(job.recipe),
-            # Child hubs do not trace their workers.
+            # Child hubs record no traces of their workers, so run and plan cannot be compared.
             faults=None if spec.tree else tuple(faults),
             lost=tuple(hub.group.lost),
             peak_memory_bytes=(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,),
@@ -201,11 +202,11 @@ class WheelRunner:
         return simulate(planned, calibrated.cost), conform(planned, happened, _SLACK_S)
 
     def _step_seconds(self) -> list[float]:
-        """Return the seconds of each measured step, which has `workers` updates.
+        """Return the seconds of each measured step: of as many updates as there are workers.
 
-        The first steps are irregular, and no forward follows the last step, so these steps are not
+        The first steps, which are irregular, and the last step, which no forward follows, are not
         measured. In a tree of hubs, an update may contain several steps or part of a step, so the
-        seconds are scaled by the number of samples.
+        seconds are scaled to the number of samples in a batch.
         """
         spec, log = self._job.spec, self._hub.log
         workers = spec.config.workers
@@ -240,7 +241,7 @@ def _about(session: TrainingSession, job: jobs.TrainingJob) -> str:
 
 
 def _check_trained(config: Wheel, settings: TrainSettings) -> None:
-    """Raise InvalidInput if `child_hubs` is set, or if checkpoints depend on steps."""
+    """Raise InvalidInput if `child_hubs` is set, or if checkpoints are due after steps."""
     if config.child_hubs:
         hint = "start each child hub with paceline hub --parent"
         got = config.child_hubs
@@ -258,7 +259,7 @@ def _devices(session: TrainingSession) -> tuple[torch.device, tuple[str, ...]]:
     """
     config: Wheel = session.config
     num_bodies, cpu = ceil(config.workers / config.lanes), torch.device("cpu")
-    if session.is_rehearsal:  # workers mostly sleep
+    if session.is_rehearsal:  # CPUs suffice, because the workers mostly sleep
         return cpu, (str(cpu),) * num_bodies
     if session.settings.listen is not None:
         return first_device(), ()

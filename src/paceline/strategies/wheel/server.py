@@ -34,14 +34,14 @@ from paceline.training.models.halves import Halves, trainable
 from paceline.training.recipes.recipe import described
 
 Watch = Callable[[int, int, Kind], AbstractContextManager[None]]
-ALL_WORKERS = "all workers"  # the key of all workers' staleness in `Updates`
+ALL_WORKERS = "all workers"  # the only key in `Updates.staleness` of this strategy
 
 
 @dataclass
 class GradientSum:
     """The sum of the gradients of `count` steps, as a vector of all parameters' gradients.
 
-    The weight of a step in the sum is its number of samples, divided by the average number.
+    A step's weight in the sum is its number of samples divided by the average step's number.
     `version`: the version of the oldest parameters that workers used. `losses`: the sums of losses,
     by epoch.
     """
@@ -72,7 +72,7 @@ class LentHead:
     ) -> None:
         self.model, self.head = model, head.to(device)
         self._kept, self.device = kept, device
-        self.parameters = trainable(self.head)  # empty except during an answer
+        self.parameters = trainable(self.head)  # without values except during an answer
         self.empty()
 
     def fill(self) -> None:
@@ -150,7 +150,7 @@ class ParameterServer:
 
     @property
     def updates(self) -> Updates:
-        """Counts of updates by worker and by staleness, which a resumed run continues."""
+        """Counts of updates by worker and by staleness, including updates before a resume."""
         staleness = dict(sorted(self._staleness.items()))
         missed = sum(key * count for key, count in staleness.items())
         return Updates(
@@ -161,15 +161,15 @@ class ParameterServer:
         )
 
     def may_begin(self, worker: int, step: int) -> bool:
-        """Return whether the worker may begin a step now."""
+        """Return whether `config.staleness` allows the worker to begin this step now."""
         return self.workers.may_begin(worker, step)
 
     def body_parameters(self) -> tuple[int, Tensor]:
-        """Return the version, and a copy of the body's parameters as a vector."""
+        """Return the number of updates so far, and a copy of the body's parameters as a vector."""
         return self.version, tensor_parts.flatten(self._body)
 
     def vector_in(self, part: memoryview) -> Tensor:
-        """Decode a value for each parameter, on their device; InvalidInput for another number."""
+        """Decode the values of all parameters as a vector; InvalidInput for a wrong size."""
         count, like = sum(one.numel() for one in self.parameters), self.parameters[0]
         return tensor_parts.values_of(part, like.dtype, count).to(like.device)
 
@@ -194,7 +194,7 @@ class ParameterServer:
         with naming(who):
             of_inputs, loss, gradients = self._run_head(worker, step, share)
         self.checks.finite(who, "head's gradients", [of_inputs, *gradients])
-        # A share without samples has weight 0 and no loss.
+        # If a worker has no samples in this step, weight and loss are 0: do not divide by 0.
         num_samples = share.num_samples
         total = loss / weight * num_samples if weight else 0.0
         if not abs(total) <= LARGEST_LOSS * max(1, num_samples):
@@ -216,7 +216,7 @@ class ParameterServer:
         if half is None or half.step != step:
             raise StepDiscarded(f"{who}: the hub has dropped the step; the worker repeats it")
         if half.version != version:
-            problem = f"the gradients' version must be that of the activations, {half.version}"
+            problem = f"gradients and activations must have the same version, {half.version}"
             raise InvalidInput(who, problem, got=version)
         with naming(who):
             of_body = tensor_parts.views(gradients.detach(), self._body)
@@ -246,7 +246,7 @@ class ParameterServer:
         """Restore the version, the workers' progress, and the counts of staleness."""
         self.version, self._staleness = version, Counter(staleness)
         self.workers.all = [WorkerState(**asdict(one)) for one in workers]
-        if self.schedule is not None:  # determines the schedule's next learning rate
+        if self.schedule is not None:  # LRScheduler derives the learning rate from `last_epoch`
             self.schedule.last_epoch = version
         self.optimizer.zero_grad(set_to_none=True)
 
@@ -273,11 +273,11 @@ class ParameterServer:
         self._staleness[staleness] += 1
 
     def _run_head(self, worker: int, step: int, share: Share) -> tuple[Tensor, float, list[Tensor]]:
-        """Return the activation gradients, the weighted loss and the head's gradients."""
+        """Run the head; return activation gradients, weighted loss, and the head's gradients."""
         lent = self.lent
         if lent is None:
             return self._run(self.halves.head, self._head, worker, step, share)
-        # A head without layers has nothing to copy.
+        # Do not record copies of a head without layers, which has nothing to copy.
         watch: Watch = self.watch if lent.parameters else lambda *_: nullcontext()
         try:
             with watch(worker, step, Kind.H2D):
@@ -327,7 +327,7 @@ class ParameterServer:
 def _check_optimizer(
     optimizer: Optimizer, halves: Halves, staleness_decay: float, updates_per_step: int
 ) -> None:
-    """Raise InvalidInput if the optimizer is unsuitable or lacks a parameter."""
+    """Raise InvalidInput if the optimizer does not suit the server, or lacks a model parameter."""
     kind = type(optimizer).__name__
     if isinstance(optimizer, torch.optim.LBFGS | torch.optim.SparseAdam):
         raise InvalidInput("optimizer", "must use one dense gradient per step", got=kind)
@@ -342,4 +342,4 @@ def _check_optimizer(
     own = (*halves.body_parameters, *halves.head_parameters)
     for name, parameter in zip(names, own, strict=True):
         if id(parameter) not in updated:
-            raise InvalidInput("optimizer", f"lacks the model's parameter {name!r}", got=kind)
+            raise InvalidInput("optimizer", f"must have the model's parameter {name!r}", got=kind)

@@ -23,15 +23,16 @@ from paceline.core.workload import Layer, Workload
 from paceline.strategies.wheel.config import PaceSpec, Wheel
 
 LABEL_NBYTES = 4  # a class index is sent as a 32-bit integer
-_MATRIX = 2  # dimensions of a matrix
-# A layer multiplies each sample once if it has between 0.5 and 2 matrix products per sample.
+_MATRIX = 2  # dimensions of a matrix; a convolution's weight has more
+# A layer that applies its matrix once to each sample computes about one product of matrix and
+# vector per sample. An embedding computes none, and a layer on tokens computes several.
 _NO_PRODUCT, _SEVERAL = 0.5, 2
 TO_HUB = (Purpose.LABELS, Purpose.ACTIVATIONS, Purpose.GRADIENTS)
 FROM_HUB = (Purpose.ACTIVATION_GRADIENTS, Purpose.PARAMETERS)
 
 
 class MessageSize(NamedTuple):
-    """The size of a message, and the wire format if a codec encodes the message."""
+    """The size of a message, and its codec's wire format; None: values are sent unencoded."""
 
     num_values: int
     nbytes: int
@@ -51,7 +52,7 @@ class Split(NamedTuple):
 
     @classmethod
     def before(cls, workload: Workload, first: int) -> "Split":
-        """Split before layer number `first`; if there is no such layer, the head is the loss."""
+        """Split before the layer with index `first`; after the last, the head is only the loss."""
         layers, order = workload.layers, workload.backward_order
         handed_on = layers[first - 1].activation_nbytes
         in_body = tuple(i for i in order if i < first)
@@ -65,7 +66,7 @@ class Split(NamedTuple):
         )
 
     def resized(self, num_samples: int) -> "Split":
-        """Return the halves for another batch size; the costs of layers do not change."""
+        """Return the halves with sizes for another batch size, but unchanged costs of layers."""
         old, targets = self.body.batch_size, self.body.target_nbytes
         sizes: dict[str, Any] = {
             "batch_size": num_samples,
@@ -81,9 +82,9 @@ def split(workload: Workload, config: Wheel) -> Split:
     """Cut the model before `config.head`; without this setting, where messages are smallest.
 
     Without `config.head`, the head consists of fully-connected layers at the model's end. If such
-    a layer multiplies several places of a sample, such as tokens, the head is only the last layer.
-    The head is the loss alone if each cut is in `workload.refused_cuts` or sends more bytes than
-    data parallelism (Du et al. 2017, section 3.4.4).
+    a layer is applied to several positions of a sample (tokens), only the model's last layer is
+    allowed. The head is the loss alone if every cut has failed (`workload.refused_cuts`) or sends
+    more bytes than data parallelism (Du et al. 2017, section 3.4.4).
 
     Raises InvalidInput if `config.head` is unknown or is the first layer. Raises InvalidInput if
     the head would be the loss alone, and the outputs have more bytes than the parameters.
@@ -98,7 +99,8 @@ def split(workload: Workload, config: Wheel) -> Split:
         if crossing < sent[Purpose.HEAD_PARAMETERS].nbytes + sent[Purpose.HEAD_GRADIENTS].nbytes:
             return best
     whole = Split.before(workload, len(workload.layers))
-    # If the head is the loss alone, workers send the outputs and all gradients.
+    # With the loss alone as head, workers send the outputs in addition to all gradients, so accept
+    # only outputs with fewer bytes than the gradients.
     if refusal_of(workload, LOSS) is None and whole.head.input_nbytes < workload.gradient_nbytes:
         return whole
     if best is None and workload.refused_cuts:
@@ -107,7 +109,7 @@ def split(workload: Workload, config: Wheel) -> Split:
 
 
 def _index_of(workload: Workload, head: str) -> int:
-    """Return the index of the head's first layer."""
+    """Return the index of layer `head`; InvalidInput if the head cannot begin with this layer."""
     names = [layer.name for layer in workload.layers]
     if head == LOSS and LOSS not in names:
         return len(names)
@@ -180,8 +182,8 @@ def pace_of(
 def _possible(workload: Workload) -> Iterator[int]:
     """Yield the indices of layers with which the head may begin, from last to first.
 
-    The head has no embedding table and no convolution. Only the model's last layer may multiply
-    several places of a sample, such as tokens.
+    The head has no embedding table and no convolution. Only the model's last layer may be applied
+    to several positions of a sample, such as tokens.
     """
     layers = workload.layers
     is_unknown = not any(layer.forward.flops for layer in layers)
@@ -197,7 +199,7 @@ def _possible(workload: Workload) -> Iterator[int]:
 
 
 def _is_connected(workload: Workload, layer: Layer) -> bool:
-    """Return whether the layer's matrix multiplies each sample once."""
+    """Return whether the layer is fully-connected and applies its matrix once per sample."""
     matrix = max(layer.parameters, key=lambda parameter: len(parameter.shape))
     products = layer.forward.flops / (2 * matrix.numel * workload.batch_size)
     rows = layer.activation_nbytes / (matrix.shape[0] * matrix.element_size * workload.batch_size)

@@ -20,7 +20,7 @@ class LossSum:
 
 
 class HeadGradients(NamedTuple):
-    """Gradients and loss of the last layers, until the first layers' gradients arrive."""
+    """Holds gradients and loss of the last layers until the first layers' gradients arrive."""
 
     step: int
     version: int
@@ -76,7 +76,7 @@ class Workers:
 
     @property
     def first(self) -> int | None:
-        """The first worker that trains; buffers cannot be merged, so only its buffers count."""
+        """The lowest number of a training worker, if any; the hub uses this worker's buffers."""
         return min(self.live, default=None)
 
     @property
@@ -86,11 +86,11 @@ class Workers:
 
     @property
     def next_steps(self) -> list[int]:
-        """The first incomplete step of each worker."""
+        """The next step of each worker, in the order of workers."""
         return [one.next_step for one in self.all]
 
     def of(self, worker: int) -> WorkerState:
-        """Return a worker by its number."""
+        """Return the state of a worker; InvalidInput if there is no worker with this number."""
         if not 0 <= worker < len(self.all):
             raise InvalidInput("worker", f"must be below {len(self.all)}", got=worker)
         return self.all[worker]
@@ -106,7 +106,7 @@ class Workers:
         own.is_live, own.half = False, None
 
     def may_begin(self, worker: int, step: int) -> bool:
-        """Return whether no live worker is too far behind this step."""
+        """Return whether the slowest live worker is at most `staleness` steps behind this step."""
         own = self.of(worker)
         if self._staleness is None:
             return True

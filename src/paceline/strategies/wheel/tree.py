@@ -35,7 +35,7 @@ from paceline.strategies.wheel.staleness import LossSum
 
 logger = logging.getLogger(__name__)
 _MOST_BELOW = 1000  # most workers of a child hub
-_LOSS_FIELDS = 3  # an epoch, its number of samples, the sum of the samples' losses
+_LOSS_FIELDS = 3  # numbers sent for an epoch: the epoch, its samples, the sum of their losses
 
 
 class ChildReport(Record):
@@ -62,7 +62,7 @@ class HubTraffic:
         self.nbytes[message.topic] += memoryview(message.parts[0]).nbytes
 
     def rows(self, whole_nbytes: int) -> tuple[Traffic, ...]:
-        """Return the counted and planned bytes; `whole_nbytes`: the bytes of all parameters."""
+        """Return sent and planned bytes by topic; `whole_nbytes`: the bytes of all parameters."""
         return tuple(
             Traffic(topic.value, self.nbytes[topic], times * whole_nbytes)
             for topic in (Topic.WHOLE_PARAMETERS, Topic.WHOLE_GRADIENTS)
@@ -71,7 +71,7 @@ class HubTraffic:
 
 
 class ChildHubs:
-    """Answers the requests that child hubs send to this parent hub."""
+    """Answers child hubs' requests, at their parent hub."""
 
     def __init__(self, server: ParameterServer, num_steps: int) -> None:
         self._server, self._num_steps = server, num_steps
@@ -118,7 +118,7 @@ class ChildHubs:
         for epoch, num_samples, total in rows.view(-1, _LOSS_FIELDS).tolist():
             is_whole = epoch == int(epoch) and num_samples == int(num_samples)
             if not is_whole or not 0 <= epoch < self._num_steps or num_samples < 0:
-                problem = f"must not have {num_samples} samples in epoch {epoch}"
+                problem = f"cannot be of {num_samples} samples in epoch {epoch}"
                 raise InvalidInput("losses", problem)
             if abs(total) > LARGEST_LOSS * max(1, num_samples):
                 raise NonFinite("the training loss of a child hub is too large")
@@ -126,22 +126,22 @@ class ChildHubs:
         return found
 
 
-# The parent's reply with all parameters. A hub that joins also gets its next step, and then the
-# next step of each of its workers, if known.
+# A parent's reply with all parameters, and step numbers. If this hub has just joined, the numbers
+# are the hub's next step and, if known, its workers' next steps; otherwise there are no numbers.
 ParentReply = tuple[Message, tuple[int, ...]]
 
 
 class ParentHub:
-    """Sends requests to the parent; `layout`: the run's description, equal at both hubs."""
+    """Sends requests to the parent hub; `layout`: the run's description, equal at both hubs."""
 
     def __init__(self, client: Client, layout: str) -> None:
         self._client, self._layout = client, memoryview(layout.encode())
         self.traffic = HubTraffic()
 
     def begin(self, step: int) -> ParentReply:
-        """Join after `step` steps and wait until the parent begins; return its reply.
+        """Join the parent's run after `step` steps; once training begins, return the reply.
 
-        Raises InvalidInput if the parent rejects this hub, and WorkerLost without an answer.
+        Raises InvalidInput if the parent rejects this hub, and WorkerLost if it does not answer.
         """
 
         def join() -> ParentReply:
@@ -168,7 +168,11 @@ class ParentHub:
     def measure(
         self, own: DeviceProfile, below: Sequence[DeviceProfile], whole_nbytes: int
     ) -> None:
-        """Measure the link to the parent; send this hub's and its workers' profiles there."""
+        """Measure the link to the parent, and send the parent all measured speeds.
+
+        `own`: the speed of this hub's device. `below`: the speeds of its workers' devices.
+        `whole_nbytes`: the bytes of all parameters.
+        """
 
         def exchange(up: int, down: int) -> None:
             self._ask(Message(Topic.PROBE, down, parts=(memoryview(bytes(up)),)))
@@ -183,7 +187,7 @@ class ParentHub:
         self._ask(Message(Topic.PROFILE, parts=(told,)))
 
     def finish(self, step: int, report: ChildReport | None) -> None:
-        """Tell the parent that all steps are done."""
+        """Tell the parent that all steps are done, and send the report, if any."""
         parts = [memoryview(Trace().as_json())]
         if report is not None:
             parts.append(memoryview(report.model_dump_json().encode()))

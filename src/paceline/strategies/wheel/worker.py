@@ -55,7 +55,7 @@ _MIN_PROBE_NBYTES = 64 * 1024
 
 
 class Forward(NamedTuple):
-    """The result of a forward pass; `answer`: the future reply with activation gradients."""
+    """The result of a forward pass; `answer`: the hub's future reply, the activation gradients."""
 
     version: int
     outputs: Tensor
@@ -95,7 +95,7 @@ class BodyWorker:
         self._batch: Future[Batch] | None = None
 
     def run(self) -> None:
-        """Train on the worker's share of each step, starting at the step that the hub replies."""
+        """Train on the worker's share of each step, from the step in the hub's reply to BEGIN."""
         while True:
             self._turns.check()
             try:
@@ -105,14 +105,15 @@ class BodyWorker:
                 self._train()
                 self._turns.leave(self.worker)
                 trace, lead_s = Trace(), 0.0
-                if boot_id() != self._spec.boot_id:  # another machine, with another clock
+                if boot_id() != self._spec.boot_id:  # the hub's machine has another clock
                     lead_s = -lead_of(lambda: self._ask(Topic.CLOCK).step * 1e-9).ahead_s
                 trace.add(self._recorder.trace, lead_s)
                 self._ask(Topic.DONE, memoryview(trace.as_json()))
                 return
             except HubRestarted as error:
                 logger.info("worker %d, step %d: %s", self.worker, self._step, error)
-            # The hub waits for BEGIN from all workers, so let the device's other workers compute.
+            # Leave the turns: the hub waits for BEGIN from all workers, so that this device's other
+            # workers must get turns before this worker continues.
             self._turns.leave(self.worker)
             self._body.zero_grad()
 
@@ -162,7 +163,7 @@ class BodyWorker:
         while True:
             reply = self._result(forward.answer)
             self._recorder.received(self._step, purpose, forward.answer.arrived_s)
-            # Copy to the device now, while another worker computes.
+            # Copy before this worker's turn, while another worker computes on the device.
             buffers = self._endpoint.to_device(self._step, purpose, tensor_parts.parts_of(reply))
             if pushed is not None:
                 self._result(pushed)
@@ -188,7 +189,7 @@ class BodyWorker:
             self._turns.let_others(self.worker)
         reply = self._result(fetch)
         values = endpoint.values(Purpose.PARAMETERS, reply, fetch.arrived_s, self._num_values)
-        # Views of the reply's memory, to avoid a copy.
+        # Use views of the reply's memory as parameters, to avoid a copy.
         parts = tensor_parts.views(values, self._parameters)
         for parameter, part in zip(self._parameters, parts, strict=True):
             parameter.data = part
@@ -209,7 +210,10 @@ class BodyWorker:
         return Forward(reply.version, outputs, answer)
 
     def _backward(self, forward: Forward, codec: str, buffers: Sequence[Tensor]) -> ReplyFuture:
-        """Run the body's backward pass, and send the gradients to the hub."""
+        """Run the body's backward pass, and send the gradients to the hub.
+
+        `buffers`: the activation gradients, encoded with `codec`, on the device.
+        """
         step, outputs, purpose = self._step, forward.outputs, Purpose.ACTIVATION_GRADIENTS
         values = self._endpoint.decode(step, purpose, codec, buffers, outputs.numel())
         with self._recorder.work(step, Kind.BACKWARD):
@@ -250,7 +254,7 @@ def take_part(settings: WorkerProcessSettings, clients: Mapping[int, Client]) ->
         problem = f"must be {listed(expected)} on this device, because the hub has lanes={lanes}"
         raise InvalidInput("workers", problem, got=listed(workers))
     device = first_device() if settings.device is None else device_named(settings.device)
-    if spec.pace is not None:  # stand-ins sleep instead of computing
+    if spec.pace is not None:  # in a rehearsal, layers sleep instead of computing
         device = torch.device("cpu")
     if settings.threads:
         torch.set_num_threads(settings.threads)
@@ -267,7 +271,7 @@ def take_part(settings: WorkerProcessSettings, clients: Mapping[int, Client]) ->
 
 
 def main() -> None:
-    """Run workers with the settings in the command-line argument; called in a fork, too."""
+    """Run workers with the JSON settings in `sys.argv[1]`; forked processes call this, too."""
     run_as_process(take_part, WorkerProcessSettings)
 
 

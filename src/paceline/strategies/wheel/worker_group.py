@@ -17,17 +17,17 @@ from paceline.strategies.wheel.staleness import Workers
 logger = logging.getLogger(__name__)
 
 _KEPT = 32  # number of recorded times per worker, each from a reply to the next request
-_TIMES = 20.0  # a worker may take this multiple of its median time
+_TIMES = 20.0  # until its next request, a worker may take this multiple of its median time
 _TIMES_AT_FIRST = 10.0  # a worker's first request may take this multiple of `deadline_s`
 _DISMISSAL_S, _POLL_S = 2.0, 0.2
 _MOST_PROBES = 200  # most probes of one worker
-_MOST_LOST = 1000  # most recorded losses; a worker may return and be lost again many times
+_MOST_LOST = 1000  # most recorded reasons in `lost`; a worker may be lost many times
 
 
 class ProgressDeadline:
     """Limits the time from a reply to a worker until its next request.
 
-    The limit is a multiple of the worker's median time, but at least `deadline_s`.
+    The limit is a multiple of the median of the worker's earlier times, but at least `deadline_s`.
     """
 
     def __init__(self, deadline_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -97,17 +97,17 @@ class ProbeTurns:
         return Message("probe", parts=(memoryview(bytes(probe.step)),))
 
     def end(self, worker: int) -> None:
-        """Let another worker measure its link, if this worker was measuring."""
+        """End the worker's link measurement, if any, so that another worker may measure."""
         if self._worker == worker:
             self._worker = None
 
     def forget(self, worker: int) -> None:
-        """Remove a lost worker."""
+        """Forget a lost worker's probes, and end its link measurement, if any."""
         self._counts.pop(worker, None)
         self.end(worker)
 
     def end_overdue(self) -> bool:
-        """Stop waiting for a worker that sends no more probes; return whether there is one."""
+        """End a measurement without recent probes; return whether there was such a measurement."""
         is_overdue = self._worker is not None and self._clock() - self._asked_s > self._deadline_s
         if is_overdue:
             self._worker = None
@@ -134,14 +134,14 @@ class WorkerGroup:
         self._rpc, self._workers, self._pool = rpc, workers, pool
         self._wait_s, self._clock = wait_s, clock
         self.deadline = ProgressDeadline(deadline_s, clock)
-        self.is_own = pool is not None  # then the workers' values can be trusted
+        self.is_own = pool is not None  # whether the hub has started the workers
         self._expected = set(range(len(workers.all)))
-        self.waiting: dict[int, RpcRequest] = {}  # unanswered requests to begin, by worker
-        self._returning: set[int] = set()  # workers that were asked to restart the step
+        self.waiting: dict[int, RpcRequest] = {}  # unanswered BEGIN requests, by worker
+        self._returning: set[int] = set()  # workers that must repeat a step and send BEGIN
         self._last_end = "all workers have ended"
         self._present_s = self._clock()  # the last time a worker was present
         self.has_begun = False
-        self.lost: list[str] = []  # one reason per loss
+        self.lost: list[str] = []  # a reason for each time that a worker was lost
 
     @property
     def _is_any_present(self) -> bool:
@@ -162,7 +162,7 @@ class WorkerGroup:
 
     @property
     def is_ready(self) -> bool:
-        """True if training can begin; WorkerLost if no worker has joined in time, or is left."""
+        """True if training can begin; WorkerLost if no worker joined in time, or all have ended."""
         self._check_any_is_left()
         if self._missing and not self._is_late:
             return False
@@ -178,7 +178,7 @@ class WorkerGroup:
         self._admit_waiting()
 
     def wait(self, request: RpcRequest) -> None:
-        """Hold a worker's request to begin until the worker may begin."""
+        """Keep a worker's BEGIN request unanswered until the worker may begin."""
         self._returning.discard(request.worker)
         self.waiting[request.worker] = request
         if self.has_begun and not self._returning:
@@ -190,19 +190,19 @@ class WorkerGroup:
         self._workers.of(worker).is_done = True
 
     def restart(self) -> None:
-        """Let all training workers begin their step again, together."""
+        """Make all training workers repeat their current step, beginning together."""
         self._returning |= self._workers.live
         for worker in self._workers.live:
             self._workers.drop(worker)
 
     def reply(self, request: RpcRequest, reply: Message) -> None:
-        """Reply to a worker, and start its deadline if it is training."""
+        """Reply to a worker; if the worker is training, start the deadline of its next request."""
         self._rpc.reply(request, reply)
         if request.worker in self._workers.live:
             self.deadline.replied(request.worker)
 
     def drop(self, worker: int, why: str) -> None:
-        """Continue training without a worker, and log its loss."""
+        """Continue training without a worker, and log the reason, `why`."""
         self.deadline.forget(worker)
         self.waiting.pop(worker, None)
         was_training = worker in self._workers.live | self._returning
@@ -218,9 +218,10 @@ class WorkerGroup:
         )
 
     def poll(self) -> Iterator[tuple[int, str]]:
-        """Yield each failed or late worker, with the reason; then let waiting workers begin.
+        """Yield the number of each failed or late worker, and why; then let waiting workers begin.
 
-        The caller drops these workers. Raises WorkerLost if no worker is left or returns in time.
+        The caller drops these workers. Raises WorkerLost if all workers have ended, or if all are
+        lost and none has returned in time.
         """
         for worker, why in self._pool.poll() if self._pool else ():
             self._expected.discard(worker)
