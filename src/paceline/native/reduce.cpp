@@ -1,4 +1,5 @@
-// Divide chunks into blocks; claim and sum blocks in the threads of all ranks.
+// Divide chunks into blocks; claim and sum blocks in the threads of all ranks: a reducer thread per
+// rank, and the rank's own thread while the rank waits.
 
 #include <algorithm>
 #include <mutex>

@@ -1,4 +1,4 @@
-"""Decide which workers to use, by comparing the throughput with and without each worker."""
+"""Decide which ranks of a `DataParallel` get samples, by throughput with and without them."""
 
 from collections.abc import Sequence
 
