@@ -262,7 +262,7 @@ class Recorder:
     def join_exchange(
         self, part: str, kind: Kind = Kind.REDUCE, *, alone: bool = False
     ) -> Activity | None:
-        """Begin to record a collective or, if `alone`, this rank's own work for it (such as a copy).
+        """Begin to record a collective or, if `alone`, this rank's own work for it, like a copy.
 
         Returns the activity to pass to `leave_exchange`; None if not tracing.
         """
