@@ -55,7 +55,7 @@ _TRAIN = {
 _TEST = {"line": {"color": _VIOLET}, "marker": {"symbol": "circle", "size": 7}}
 _YELLOW, _SKY, _BLUE, _GREEN = "#f0e442", "#56b4e9", "#0072b2", "#009e73"
 _ORANGE, _VERMILLION, _PURPLE, _WINE = "#e69f00", "#d55e00", "#cc79a7", "#882255"
-COLOURS = (_BLUE, _VERMILLION, _GREEN, _PURPLE, _ORANGE, _SKY, _WINE)  # of lines, in this order
+COLOURS = (_BLUE, _VERMILLION, _GREEN, _PURPLE, _ORANGE, _SKY, _WINE)  # in order of use
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 _SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star")
 
@@ -119,7 +119,7 @@ def escaped(text: object) -> str:
 
 
 def unit_of(longest_s: float) -> tuple[str, float]:
-    """Choose s, ms or us for a time axis up to `longest_s`; return the unit and its seconds."""
+    """Choose the unit of a time axis: s, ms or us; return its name and its length in seconds."""
     if longest_s >= 1:
         return "s", 1.0
     return ("ms", 1e-3) if longest_s >= 1e-3 else ("us", 1e-6)
@@ -211,7 +211,7 @@ def _axis(settings: Described) -> Described:
 def _title(text: str, across: Sequence[float], top: float, *, is_left: bool) -> Described:
     """Return a panel's title as a plotly annotation: centred, or if `is_left` above row names.
 
-    `across`: start and end of the panel, as fractions of the width. `top`: its upper end.
+    `across`: left and right end of the panel. `top`: upper end. All are fractions of the figure.
     """
     place: Described = {"x": sum(across) / 2, "xanchor": "center"}
     if is_left:
@@ -234,7 +234,7 @@ def whole_numbers(highest: int) -> dict[str, Any]:
 
 
 def decades(values: Iterable[float]) -> dict[str, Any]:
-    """Return plotly settings for a logarithmic axis with the given values.
+    """Return plotly settings for a logarithmic axis that covers `values`.
 
     Ticks are at 1, 2 and 5 of each decade, or at 1 only if there are many decades.
     """

@@ -77,7 +77,7 @@ def nbytes(count: float) -> Quantity:
 
 
 def share(fraction: float, decimals: int = 1, signed: bool = False) -> Quantity:
-    """Format a fraction such as 0.1234 as "12.3 %"; if `signed`, with a + unless negative."""
+    """Format a fraction such as 0.1234 as "12.3 %", or "+12.3 %" if `signed`."""
     sign = "+" if signed else "-"
     percent = 100 * fraction
     text = f"{percent:{sign}z,.{decimals}f} %" if isfinite(fraction) else str(fraction)

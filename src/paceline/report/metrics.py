@@ -1,4 +1,4 @@
-"""Compute the numbers of runs, profiles, plans and studies that the rules of `advice` compare."""
+"""Compute metrics of runs, profiles, plans and studies, from which `advice` derives findings."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -100,9 +100,10 @@ def _of_step(result: RunResult, found: Metrics) -> None:
 
 
 def _of_other_plans(result: RunResult, found: Metrics) -> None:
-    """Add the predicted saving of the fastest other strategy to `found`.
+    """Add to `found` the relative step time that another strategy is predicted to save.
 
-    Adds nothing unless the predicted range of the other strategy's step is entirely lower.
+    Only the fastest other strategy is considered, and only if the predicted range of its step time
+    is entirely below the range of the run's strategy.
     """
     own, plans = result.predicted_range_s, () if result.is_rehearsal else result.plans
     same = [one for one in plans if one.workers == result.num_workers]
@@ -172,7 +173,7 @@ def _of_asynchronous(result: RunResult, found: Metrics) -> None:
     if travelling:
         most = max(travelling, key=lambda row: row.nbytes)
         found.values["sent_as_is"] = ratio(most.nbytes, sum(row.nbytes for row in travelling))
-        # If messages of this purpose can be compressed, `config` has their codec: None for none.
+        # `config` has a field for each purpose that supports a codec; None means no codec.
         if most.purpose in result.config and result.config[most.purpose] is None:
             found.words["purpose"] = most.purpose
 
@@ -272,9 +273,10 @@ def of_ranking(ranking: RankingRows, *, is_measured: bool) -> Metrics:
 
 
 def _of_other_training(ranking: RankingRows, best: PlanRow, found: Metrics) -> None:
-    """Add the time that other training, such as strategy local, saves until the same loss.
+    """Add to `found` how much less time a plan that changes training needs to the same loss.
 
-    `best`: the recommended plan. Considers plans whose number of steps to a loss is known.
+    Such a plan, for example with strategy local, must have a known number of steps to a loss.
+    `best`: the recommended plan, with which it is compared.
     """
 
     def rate(plan: PlanRow) -> float:
@@ -289,7 +291,7 @@ def _of_other_training(ranking: RankingRows, best: PlanRow, found: Metrics) -> N
 
 
 def of_rates(rates: Mapping[int, float], found: Metrics) -> None:
-    """Add the fraction of workers that hardly increase the throughput to `found`.
+    """Add to `found` the fraction of workers without which training is hardly slower.
 
     `rates`: best throughput for each number of workers.
     """
@@ -348,7 +350,7 @@ def comparable(cells: Iterable[ScaleCell]) -> list[TimedCell]:
 
 
 def _of_methods(cells: Sequence[TimedCell], first: TimedCell, found: Metrics) -> None:
-    """Add the time that the fastest strategy saves over the second fastest to `found`.
+    """Add to `found` the relative time that the fastest strategy saves over the second fastest.
 
     Adds nothing if the ranges of the two strategies' epoch times overlap. `first`: the fastest of
     all `cells`.

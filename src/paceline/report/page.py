@@ -55,7 +55,7 @@ def _environment() -> Environment:
 
 
 def _with_time(run_id: str) -> str:
-    """Return "Run" and the run's id, and the id's date and time in readable form, if any."""
+    """Format a run's id; one with a date as "Run 20261129-201332-gpt, 2026-11-29 20:13:32"."""
     shown = f"Run {run_id}"
     with suppress(ValueError):
         shown += datetime.strptime(run_id[:15], "%Y%m%d-%H%M%S").strftime(", %Y-%m-%d %H:%M:%S")
@@ -69,7 +69,7 @@ def _json(figure: Any, **_: object) -> str:
 def facts(
     settings: BaseModel, machine: Mapping[str, Any], peaks: Sequence[int] | None = None
 ) -> dict[str, list[tuple[str, str]]]:
-    """Return names and formatted values under "Settings" and under "Machine and versions".
+    """Return two lists of names and formatted values: "Settings" and "Machine and versions".
 
     Settings without a value are left out. `peaks`: peak memory of each worker in bytes, which is
     added to the facts of `machine`.

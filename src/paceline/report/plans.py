@@ -193,10 +193,9 @@ def of_second_machine(found: SecondMachine) -> Iterator[str]:
 
 
 def label(one: Requirement) -> str:
-    """Describe a requirement's exchange, such as "without a codec".
+    """Describe the exchange for which a second machine must meet `one`, as "without a codec".
 
-    A note is added if the number of steps to a loss is unknown, so that the requirement compares
-    samples/s.
+    A note is added if training's number of steps to a loss is unknown, so samples/s are compared.
     """
     text = {"plain": "without a codec", "codec": "with dynamic8", "local": "with strategy local"}
     return text[one.exchange] + (
@@ -207,7 +206,8 @@ def label(one: Requirement) -> str:
 def _refused(row: Refusal, plans: Sequence[PlanRow]) -> str:
     """Return a sentence with the reason why a strategy is refused on a number of workers.
 
-    Names a variant or a placement (the chosen devices) if `plans` has other plans of the strategy.
+    If `plans` has other plans of the strategy, the sentence names the refused variant or placement
+    (the chosen devices).
     """
     asked = row.strategy, row.workers
     planned = {plan.placement for plan in plans if (plan.strategy, plan.workers) == asked}
@@ -247,7 +247,7 @@ def present(
 def in_terminal(
     plans: Sequence[PlanRow], title: str, alone_samples_per_s: float | None
 ) -> Iterator[TerminalTable]:
-    """Yield the tables of `plan_tables` for a terminal; `title` precedes the first one's title."""
+    """Yield the tables of `plan_tables` for a terminal; the first title begins with `title`."""
     for name, table in plan_tables(plans, alone_samples_per_s).items():
         yield shown(f"{title}: {name.lower()}" if title else name, table, gap=1)
         title = ""
@@ -336,7 +336,7 @@ def _by_workers(plans: Sequence[PlanRow]) -> Described:
 
 
 def _second_machine(found: SecondMachine) -> Described:
-    """Draw the least bandwidth with which a second machine pays, against the machine's speed."""
+    """Draw the least bandwidth with which a second machine speeds up training, by its speed."""
     names = [str(Fraction(speed)) for speed in found.speeds]
     lines = []
     for i, one in enumerate(found.requirements):

@@ -112,7 +112,7 @@ def _by_workers(cells: Sequence[TimedCell], shown: Callable[[TimedCell, TimedCel
 
 
 def _overhead(alone: Sequence[TimedCell]) -> Table:
-    """Return a table of how much longer an epoch takes than with the fastest strategy.
+    """Return a table of how much longer each strategy's epoch takes than the fastest one's.
 
     Like table II of Mojumder et al. 2018. `alone`: the cells with one worker.
     """

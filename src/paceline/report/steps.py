@@ -16,7 +16,7 @@ _MOST_ROWS = 40
 _GAP = 58  # pixels between two panels, including the lower panel's title
 _MOST_LINES = 8
 _MOST_POINTS = 1000  # maximum points of a line
-_FEWEST = 4  # timelines whose devices have fewer steps are not drawn
+_FEWEST = 4  # draw a timeline only if a device has at least this many steps
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Excerpt:
     """An excerpt of a timeline with a few steps of one device.
 
     All times are in seconds from the start of the excerpt. Spans that extend beyond the excerpt are
-    not clipped. `step_ends_s`: ends of the steps, which are the device's weight updates. `rows`:
-    spans by resource, for at most _MOST_ROWS resources. `title`: such as "measured: 2 of 20 steps".
+    not clipped. `step_ends_s`: when each step's weight update ends. `rows`: spans by resource, for
+    at most _MOST_ROWS resources. `title`: such as "measured: 2 of 20 steps".
     """
 
     title: str
@@ -174,7 +174,7 @@ def _lines(seconds: Mapping[str, Sequence[float]]) -> Described:
 
 
 def thinned(values: Sequence[float], most: int) -> tuple[list[int], list[float]]:
-    """Replace each group of neighbours by its maximum, so that at most `most` values remain.
+    """Replace groups of adjacent values by their maxima, so that at most `most` values remain.
 
     Returns two lists: the positions of the maxima, counted from 1, and their values.
     """
