@@ -148,7 +148,7 @@ def with_options(
 def _declare(
     called: Callable[..., None], command: Callable[..., None], parameters: list[inspect.Parameter]
 ) -> None:
-    """Give `called`, for typer, the name and help of `command`, `parameters` and --config."""
+    """Give `called` what typer reads: name and help of `command`, `parameters`, and --config."""
     kind = inspect.Parameter.KEYWORD_ONLY
     config = inspect.Parameter("config", kind, annotation=Config, default=None)
     declared = [one.replace(kind=kind) for one in (*parameters, config)]

@@ -45,7 +45,7 @@ def hub(
     *,
     parent: Annotated[
         str | None,
-        option("URL", "Parent hub to work for, as tcp://10.0.0.1:5555?worker=0&keys=FOLDER."),
+        option("URL", "Parent hub to work for, such as tcp://10.0.0.1:5555?worker=0&keys=FOLDER."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -141,7 +141,7 @@ def worker(
         name = json.loads(clients[settings.numbers[0]].settings)["strategy"]
         running = find_runnable(name).running
         if running is None or running.remote is None:
-            raise InvalidInput("strategy", f"{name} of the hub supports no remote workers")
+            raise InvalidInput("strategy", f"{name}, used by the hub, supports no remote workers")
         working = import_module(running.remote).WORKING
         import_module(working).take_part(settings, clients)
     logger.info("workers %s: done", listed(settings.numbers))

@@ -94,7 +94,10 @@ def plan(
 
 def _check_profiled(settings: PlanSettings) -> None:
     """Raise InvalidInput if a setting was given that requires --machine, which is missing."""
-    hints = {"input_shape": "else the data set has a shape", "precision": "else it is float32"}
+    hints = {
+        "input_shape": "without --machine, the data set determines the shape",
+        "precision": "without --machine, it is float32",
+    }
     for name in ("input_shape", "measured", "precision"):
         if getattr(settings, name) != PlanSettings.model_fields[name].default:
             raise InvalidInput(name, "requires --machine", hint=hints.get(name, ""))

@@ -112,7 +112,7 @@ def _compare_losses(
 ) -> None:
     """Print tables of runs' losses and updates; write them to the HTML file `page`, if given.
 
-    `are_steps`: whether the runs' steps were printed before; JSON is then not printed again.
+    `are_steps`: whether the runs' steps were printed before; then no losses are printed as JSON.
     """
     from paceline.report.comparison import page_of, side_by_side, side_by_side_tables
     from paceline.report.page import write_page

@@ -105,10 +105,10 @@ def measure_offset(
 
 
 def lead_of(ask: Callable[[], float], now: Callable[[], float] = time.monotonic) -> ClockOffset:
-    """Measure how far a remote clock, which `ask()` reads, is ahead of the local clock.
+    """Measure how far a remote clock is ahead of the local clock.
 
-    `ask()` gets the remote time over the network. The error is at most half of the round trip, so
-    the fastest of several round trips is used.
+    `ask()` requests the remote time over the network; `now()` reads the local clock. The error is
+    at most half of a round trip, so the fastest of several round trips is used.
     """
     trips = []
     for _ in range(_NUM_PINGS):

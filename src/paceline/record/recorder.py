@@ -126,8 +126,8 @@ def layer_shares(
 
     In a forward pass, a layer lasts from its first call to the first call of the next layer. In a
     backward pass, it lasts from the end of the previous layer until its own last gradient is ready.
-    A layer without a mark lasts 0 s. In a forward pass, it follows the preceding layer in `layers`;
-    in a backward pass, it is at the end.
+    A layer without a mark lasts 0 s: in a forward pass directly after the preceding layer in
+    `layers`, in a backward pass at the end.
     """
     if kind is Kind.BACKWARD:
         last: dict[str, float] = {}
@@ -156,7 +156,7 @@ class Role(Enum):
     """What an activity does in its step, which determines how the activity becomes spans."""
 
     PHASE = "phase"
-    COLLECTIVE = "collective"  # an all-reduce, for example, from the time when this rank joins
+    COLLECTIVE = "collective"  # such as an all-reduce, from the time when this rank joins it
     ALONE = "alone"  # this rank's own work for an exchange, such as a copy
     PAUSE = "pause"  # part of a phase that is left out of the layers' spans
     SUB_BATCH = "sub-batch"
@@ -200,7 +200,7 @@ class Recorder:
     def start_trace(self, model: nn.Module | None = None, num_kept: int | None = None) -> None:
         """Begin to record phases, exchanges and the layers of `model`.
 
-        `num_kept`: number of last steps that are kept at least; None keeps all steps.
+        `num_kept`: minimum number of last steps to keep; None keeps all steps.
         """
         self.stop_trace()
         self._marks = LayerMarks(() if model is None else layers_of(model), self._marks.clock)
@@ -249,7 +249,7 @@ class Recorder:
         self._step += 1
         if self._kept is None:
             self._step_ends.append(self._marks.clock.mark())
-        elif self._step % self._kept == 0:  # not in every step: it visits all activities
+        elif self._step % self._kept == 0:  # rarely, because this visits all activities
             first = self._step - self._kept
             self._activities = [one for one in self._activities if one.step >= first]
             self._sums = [span for span in self._sums if span.step >= first]
@@ -318,8 +318,8 @@ class Recorder:
             between = [*pauses, *((copy.start_s, copy.end_s) for copy in inside)]
             for part, start, end in self._shares(phase, inside):
                 within = [one for one in between if start <= one[0] and one[1] <= end]
-                # Cut off copies and pauses. In backward they come first: the previous layer's hooks
-                # copy. In other phases they come last.
+                # Exclude copies and pauses. In backward they are at the start of a layer's time
+                # (copies by hooks of the previous layer), in other phases at the end.
                 if phase.kind is Kind.BACKWARD:
                     start = max((last for _, last in within), default=start)
                 else:
@@ -333,7 +333,7 @@ class Recorder:
         return Span(one.kind, one.step, one.part, worker, on, one.start, one.end, number)
 
     def _collective(self, one: Activity, backward: Mapping[int, Activity]) -> Span:
-        """Return the span of a collective, which has no worker; `backward`: backward by step."""
+        """Return the span of a collective; `backward`: the backward pass of each step."""
         start, on = one.start, (exchange_lane(self._device),)
         if one.step in backward:
             start = _end_of_layer(backward[one.step].borders, start)
@@ -375,7 +375,7 @@ class Recorder:
 
 
 def _end_of_layer(borders: Borders, moment: float) -> float:
-    """Return `moment` or, if it is between a layer's gradients, the time of its last gradient.
+    """Return `moment` or, if it is between gradients of a layer, the time of the layer's last one.
 
     Autograd may compute a layer's gradients together but return them one after the other, so a
     collective may start before the last gradient is returned. In a plan, however, all gradients of

@@ -90,7 +90,7 @@ _TRACE = TypeAdapter(_Trace)
 
 
 def read_trace(path: Path) -> dict[Origin, Timeline]:
-    """Read the timelines of a file by origin, such as measured.
+    """Read a file's timelines by origin: measured, rehearsed or predicted.
 
     Raises InvalidInput if the file is missing or invalid.
     """

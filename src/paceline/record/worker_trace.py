@@ -66,7 +66,9 @@ class Trace:
             is_known = one.purpose in purposes and one.worker == worker
             if not (is_known and 0 <= one.step <= num_steps and 0 <= one.at_s < inf):
                 shown = one._replace(purpose=one.purpose[:20])
-                raise InvalidInput("trace", "has an invalid or another worker's message", got=shown)
+                raise InvalidInput(
+                    "trace", "has a message that is invalid, or of another worker", got=shown
+                )
 
     def as_json(self) -> bytes:
         """Return the trace as JSON, to be sent to the hub."""
@@ -85,7 +87,7 @@ def _check_span(span: Span, worker: int) -> None:
     if not 0 <= span.step < 2**31 or len(span.part) > _LONGEST_NAME:
         raise InvalidInput("trace", f"has a span {where}: step out of range or name too long")
     if len(span.on) > _MOST_RESOURCES or any(len(one.owner) > _LONGEST_NAME for one in span.on):
-        raise InvalidInput("trace", f"has a span {where}: too many or too long resources")
+        raise InvalidInput("trace", f"has a span {where}: too many resources or too long names")
 
 
 class WorkerRecorder:
@@ -175,7 +177,7 @@ def timeline_of(
 
 
 def utilisation(timeline: Timeline, devices: Iterable[str]) -> dict[str, float]:
-    """Return the fraction of time in which each device computes, while its workers are traced.
+    """Return the fraction of time in which each device computes while all its workers are traced.
 
     Times when only some of a device's workers are traced are excluded, because the device then also
     computes untraced steps.

@@ -17,7 +17,7 @@ from paceline.links.devices import device_of, gpus
 from paceline.native import instruction_sets
 
 _CGROUP = Path("/sys/fs/cgroup/cpu.max")  # the container's CPU quota, which psutil does not report
-_BUSY_SHARE = 0.25  # warn if running processes would occupy more of the cores
+_BUSY_SHARE = 0.25  # warn if the load exceeds this fraction of the cores
 _SLOW_NETWORK_BIT_PER_S = 2.5e9
 _EXAMPLE_BITS = 100e6 * 32  # float32 gradients of 100 million parameters
 

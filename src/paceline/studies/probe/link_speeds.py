@@ -33,7 +33,7 @@ _SMALL_COPY_NBYTES, _LARGE_COPY_NBYTES = 4, 1 << 26
 class Links:
     """Measures the links of a machine; all ranks must call `measure` together.
 
-    `hosts`: ranks of each host. `on_host`, `on_device`: time work on the CPU and on the device.
+    `hosts`: ranks of each host. `on_host`, `on_device`: they time work on the CPU or the device.
     `method`: text with which each link's `source` begins.
     """
 
@@ -57,7 +57,7 @@ class Links:
         on_gpu = self._device.kind == DeviceKind.GPU
         links, devices = list[Link](), self.machine.devices
         for ranks in self.hosts:
-            if len(ranks) > 1 and not on_gpu:  # gloo messages between a host's CPU workers
+            if len(ranks) > 1 and not on_gpu:  # a host's CPU workers exchange by gloo, too
                 own = tuple(devices[rank] for rank in ranks)
                 host = self.machine.host_of(own[0])
                 part = self.machine.model_copy(update={"hosts": (host,), "devices": own})
@@ -113,7 +113,7 @@ class Links:
         Returns the mean seconds of the two directions, and a text with the rate of each direction.
         """
         here = torch.empty(nbytes, dtype=torch.uint8, device=self.group.device)
-        # Exchanges use pinned memory, too; CUDA copies other memory through a staging buffer.
+        # Use pinned memory, as exchanges do: CUDA copies other memory through a staging buffer.
         there = self._device.pinned_like(here)
         ways = [
             self.on_device.seconds(partial(target.copy_, source, non_blocking=True))

@@ -178,7 +178,7 @@ def measure(settings: ProbeSettings, usable: list[int], group: Group) -> Machine
 def _figures(
     place: LocalRanks, usable: list[int], on_device: Sampler, on_host: Sampler, group: Group
 ) -> description.RankFigures:
-    """Measure this rank's device, memory copies, sums and codecs; all ranks must call it together.
+    """Measure this rank's device, memory copies, sums and codecs, together with all other ranks.
 
     `place`: the ranks of this host. `usable`: the cores that this process may use.
     """

@@ -73,7 +73,7 @@ class ThroughTorch:
 
 
 def through_torch(step: Step, recorder: Annotating, model: nn.Module) -> ThroughTorch:
-    """Record steps with Paceline's recorder and torch.profiler at once; return the latter's times.
+    """Time steps with torch.profiler, while Paceline's recorder records the same steps.
 
     An unrecorded warm-up step comes first.
     """
@@ -91,7 +91,7 @@ def through_torch(step: Step, recorder: Annotating, model: nn.Module) -> Through
 
 
 def _of_averages(averages: Sequence[Any], spans: Sequence[Span]) -> ThroughTorch:
-    """Sort torch.profiler's averages by kind; compare phases with Paceline's spans of the steps."""
+    """Build the result from torch.profiler's averages and Paceline's spans of the same steps."""
     on_cpu = [one for one in averages if one.device_type == DeviceType.CPU]
     kernels = [one for one in averages if one.device_type != DeviceType.CPU]
     kernels = [one for one in kernels if not one.key.startswith(tuple(_BETWEEN))]

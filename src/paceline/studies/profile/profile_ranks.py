@@ -159,7 +159,7 @@ def _by_phase(blocks: Sequence[Sequence[Span]]) -> dict[Kind, list[float]]:
     for spans in blocks:
         steps: dict[tuple[Kind, int], float] = defaultdict(float)
         for span in spans:
-            if span.step:  # the first step of a block is not typical
+            if span.step:  # leave out step 0 of a block, which is not typical
                 steps[span.kind, span.step] += span.duration_s
         for (kind, _), seconds in steps.items():
             phases[kind].append(seconds)
@@ -169,7 +169,7 @@ def _by_phase(blocks: Sequence[Sequence[Span]]) -> dict[Kind, list[float]]:
 def _layers(found: profiled_steps.Findings) -> Iterator[profile.LayerRow]:
     seconds: dict[tuple[Kind, str], list[float]] = defaultdict(list)
     for span in chain.from_iterable(found.blocks.spans):
-        if span.step:  # the first step of a block is not typical
+        if span.step:  # leave out step 0 of a block, which is not typical
             seconds[span.kind, span.part].append(span.duration_s)
     for layer in found.subject.workload.layers:
         yield profile.LayerRow(

@@ -234,7 +234,7 @@ def measure(
 ) -> Blocks:
     """Take pairs of blocks, one plain and one recorded; all ranks must call this together.
 
-    `num_steps`: number of plain steps, and of recorded steps. The order within a pair alternates,
+    `num_steps`: least number of plain, and of recorded steps. The order within a pair alternates,
     so that a machine that slows down affects plain and recorded blocks equally. If the durations of
     plain steps vary too much, as many blocks again are taken.
     """

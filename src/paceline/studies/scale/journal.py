@@ -31,7 +31,7 @@ class JournalHeader(Record):
 
 
 class _Version(BaseModel):
-    """The version of Paceline, which study.json contains in every version."""
+    """The part of study.json that every version of Paceline can read: the version that wrote it."""
 
     paceline: str
 
@@ -85,9 +85,9 @@ class Journal:
 
 
 def _agreed(path: Path, header: JournalHeader) -> JournalHeader:
-    """Write `header` to a new file, or return the header that the file contains.
+    """Return the header in the file `path`; if there is no file, first write `header` to it.
 
-    Raises InvalidInput if that header has another version or other settings than `header`.
+    Raises InvalidInput if the file's header has another version or other settings than `header`.
     """
     if not path.exists():
         write_text(path, header.model_dump_json(indent=2) + "\n")

@@ -75,7 +75,7 @@ def study_model(settings: ScaleSettings) -> StudyModel:
 
     A model trained on random samples has one output for each class. Raises InvalidInput if the
     model cannot be built, if its input shape is unknown, or if the forward pass fails with every
-    batch size. A forward pass that fails with only some batch sizes raises no error here.
+    batch size. If the forward pass fails with some batch sizes only, their cells get the error.
     """
     shape: tuple[int, ...] | None = None
     if takes_any_data(settings.model):
@@ -137,7 +137,7 @@ class ScalingStudy:
             step = self.model.predicted(self.machine, run.method, workers, size)
             return {Origin.PREDICTED: step}
         try:
-            # Use the study's folder: if this study is killed, the next start removes the rest.
+            # Use a subfolder, which the next start of the study removes if this start is killed.
             with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=folder) as scratch:
                 arguments = study_runs.run_arguments(
                     run, self.settings, self.model.shape, Path(scratch)

@@ -31,7 +31,7 @@ class Crashed(Exception):
 
 @dataclass(frozen=True)
 class StudyRun:
-    """A training, rehearsal or forecast (see `source`) that measures a step for some cells.
+    """A training, rehearsal or forecast (see `source`) that finds the step time of a study's cells.
 
     Cells of strong and weak scaling with equal steps share a run: two workers that share a batch of
     32 take the same step as two workers with 16 samples each. The run yields a cell for each
@@ -201,7 +201,8 @@ def cell(
 ) -> ScaleCell:
     """Compute a cell, which describes an epoch, from the step of each repetition of a run.
 
-    `samples`: per epoch; with weak scaling per worker. `capacity_bytes`: a worker's memory.
+    `samples`: number per epoch, or with weak scaling per epoch and worker. `capacity_bytes`: memory
+    that is available to a worker.
     """
     number = point.steps_of(samples)
     _, middle_s, _ = quartiles([step.seconds for step in steps])
