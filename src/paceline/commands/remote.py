@@ -125,7 +125,7 @@ def worker(
     *,
     numbers: Annotated[str | None, option("INT,…", _NUMBERS, "--worker-ids")] = None,
 ) -> None:
-    """Run workers for a hub on one device. The hub sends the model, data and strategy."""
+    """Run workers on one device for a hub, which sends the model, data and strategy."""
     from paceline.core.reading import validated
     from paceline.links.devices import device_named
     from paceline.report.terminal import log_to_stderr

@@ -61,7 +61,7 @@ def scale(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Find epoch times for each strategy, number of workers and batch size."""
+    """Measure, rehearse or predict epoch times by strategy, number of workers and batch size."""
     from paceline.report.scale import cells_table, sentences
     from paceline.report.terminal import console
     from paceline.runs.launching import under_torchrun

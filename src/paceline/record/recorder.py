@@ -289,7 +289,7 @@ class Recorder:
             return None
         start = self._marks.clock.mark()
         activity = Activity(role, self._step, kind, part, start, None, sub_batch)
-        # Needs no lock: other threads may append at the same time, but append is atomic.
+        # Other threads may append at the same time; list.append is atomic, so no lock is needed.
         self._activities.append(activity)
         return activity
 

@@ -127,7 +127,7 @@ class ScalingStudy:
         """Carry out a run once; return its step by origin (measured, rehearsed or predicted).
 
         A child process trains or rehearses in a temporary subfolder of `folder`. `number`: number
-        of the repetition, from 1. Raises Crashed or InvalidInput if the run fails or is too slow.
+        of the repetition, from 1. Raises Crashed or InvalidInput if the run fails or times out.
         """
         size, workers = run.batch_size, run.workers
         if size < workers:
@@ -262,7 +262,7 @@ def _remove_scratch(folder: Path) -> None:
 
 
 def _measure(study: ScalingStudy, journal: Journal, screen: Console) -> None:
-    """Measure the cells that the journal lacks; show progress on `screen`."""
+    """Carry out the runs whose cells are not in the journal yet; show progress on `screen`."""
     known = {(cell.point, cell.kind) for cell in journal.cells}
     todo = [run for run in study_runs.runs(study.settings) if not known.issuperset(run.keys)]
     with progress.Progress(
