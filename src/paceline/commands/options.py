@@ -186,8 +186,8 @@ def _parameter(
     def completed(incomplete: str) -> list[str]:
         return [one for one in choices if one.startswith(incomplete)]
 
-    # Pydantic parses the value. Typer's default is None, so that options that the user did not give
-    # are not passed on, and a strategy can replace the default that the help shows.
+    # Pydantic parses the value. With None as typer's default, only options on the command line are
+    # passed on, so that a strategy can replace the default that the help shows.
     text = f"{field.description}{_shown_default(name, field, strategies)}"
     if name == "options" and without_option:
         names = ", ".join(without_option) if len(without_option) < 9 else "other keys of run.toml"

@@ -33,7 +33,7 @@ _SMALL_COPY_NBYTES, _LARGE_COPY_NBYTES = 4, 1 << 26
 class Links:
     """Measures the links of a machine; all ranks must call `measure` together.
 
-    `hosts`: ranks of each host. `on_host`, `on_device`: they time work on the CPU or the device.
+    `hosts`: ranks of each host. `on_host`, `on_device`: samplers that time work on each.
     `method`: text with which each link's `source` begins.
     """
 
@@ -173,7 +173,7 @@ def _link(ends: tuple[str, str], seconds: tuple[float, float]) -> Link:
 
 
 def measure_codec_latencies(sampler: Sampler) -> dict[Kernel, float]:
-    """Return, by codec, the seconds that encoding and decoding once add to a small all-reduce.
+    """Return, by codec, the seconds that one encoding and decoding adds to a small all-reduce.
 
     The result is half of the time that the codec adds, because an all-reduce encodes and decodes
     twice. Requires two or more ranks.
