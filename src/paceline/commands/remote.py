@@ -69,7 +69,7 @@ def hub(
 
 def _check_listen(values: Mapping[str, Any]) -> None:
     if "listen" not in values:
-        raise InvalidInput("listen", "is missing", hint="such as tcp://10.0.0.1:5555")
+        raise InvalidInput("listen", "is missing", hint="add --listen tcp://10.0.0.1:5555")
 
 
 def _parent(url: str) -> dict[str, Any]:
