@@ -105,7 +105,7 @@ def _agreed(path: Path, header: JournalHeader) -> JournalHeader:
                 ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
                 for value in (begun, asked)
             )
-            problem = f"has a study with other settings: {field} was {was}, but is now {now}"
+            problem = f"has a study with {field} {was}, but {field} is now {now}"
             raise InvalidInput("output", problem, hint="name another folder")
     return found
 
