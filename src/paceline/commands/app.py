@@ -1,7 +1,7 @@
-"""The typer application of all commands, and how errors are printed.
+"""Define the typer application with all commands, and print errors.
 
-A command's module is imported when the command is called, so that help is instant. --debug and
---help-all are accepted anywhere and removed before parsing.
+A command's module is imported only when the command is called, so that `paceline --help` is
+instant. --debug and --help-all are accepted anywhere and removed before parsing.
 """
 
 import os
@@ -28,9 +28,10 @@ _TRAIN, _MEASURE, _MACHINES = "Plan and train", "Measure and compare", "Several 
 
 
 class Command(NamedTuple):
-    """An entry in the list of commands.
+    """A command, as `paceline --help` lists it.
 
-    `module` defines a function with the command's name. `example`: arguments that the help shows.
+    `module`: module of this package that defines a function with the command's name. `panel`:
+    heading in the list. `example`: arguments of `paceline` that the command's help shows.
     """
 
     module: str
@@ -88,7 +89,7 @@ COMMANDS = {
 
 
 class _Commands(TyperGroup):
-    """Loads the arguments and options of the called command only."""
+    """Imports only the module of the called command, to load its arguments and options."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]
@@ -155,11 +156,14 @@ for _name, _command in COMMANDS.items():
 
 
 def run() -> int:
-    """Run the command line and return the exit code: 0 if the work was done, 2 for bad input."""
+    """Run the command line, print any error, and return the exit code.
+
+    The code is 0 if the work was done, 2 for bad input, and another number for other failures.
+    """
     words = ["--help" if one == "--help-all" else one for one in sys.argv[1:]]
     if "--debug" in words:
         words.remove("--debug")
-        os.environ[DEBUG] = "1"  # the workers print tracebacks, too
+        os.environ[DEBUG] = "1"  # the worker processes inherit this and print tracebacks, too
     os.environ[TYPED] = " ".join(one.partition("=")[0] for one in words if one.startswith("--"))
     try:
         code = app(words, standalone_mode=False, prog_name="paceline") or 0

@@ -1,6 +1,6 @@
-"""Make a command's options from the fields of its settings record.
+"""Make a command's options from the fields of its settings, a pydantic model.
 
-The description of a field becomes the help of its option.
+The description of a field becomes the help of the field's option.
 """
 
 import inspect
@@ -26,7 +26,7 @@ from paceline.strategies import STRATEGIES
 
 
 def option(metavar: str, text: str, *names: str) -> Any:
-    """Declare an option of a command with its help; the metavar of a flag is ""."""
+    """Declare a command's option with the help `text`; `metavar` must be "" for a flag."""
     return typer.Option(*names, metavar=metavar, help=text)
 
 
@@ -39,12 +39,12 @@ Config = Annotated[
     typer.Option(
         "--config",
         metavar="RUN.TOML",
-        help="File of settings, such as a run's run.toml; options replace its values.",
+        help="File of settings, such as a run's run.toml. Other options replace its values.",
         hidden=True,
     ),
 ]
-_TABLES = ("options", "optimizer_options")  # repeatable, FIELD=VALUE
-# Settings without an option; --strategy-option NAME=VALUE sets them.
+_TABLES = ("options", "optimizer_options")  # settings with a repeatable option, FIELD=VALUE
+# Settings that have no option of their own; --strategy-option NAME=VALUE sets them.
 _RARE = ("lighthouse", "worker_ids", "exchange_alone")
 # Panels of the help, in their order; options without a panel come first.
 _PANELS = {
@@ -102,13 +102,14 @@ def with_options(
     required: bool = True,
     strategy: Strategy | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorate a command with an option for every field of `settings`.
+    """Return a decorator that gives a command an option for every field of `settings`.
 
-    The command receives `values`, the fields given as options or in the --config file. The field
-    `model` becomes an argument. The fields in `_TABLES` become repeatable options. The fields in
-    `_RARE` and `leave_out` have no option; --strategy-option NAME=VALUE sets them. If `strategy` is
-    given, the command supports only this strategy, whose defaults the help shows. The keyword-only
-    parameters of the command become options, too.
+    The command is called with a dict of the fields given as options or in the --config file. The
+    field `model` becomes an argument; `required`: MODEL or --resume must be given. The fields in
+    `_TABLES` become repeatable options. The fields in `_RARE` and `leave_out` have no option;
+    --strategy-option NAME=VALUE sets them. If `strategy` is given, the command supports only this
+    strategy, whose defaults the help shows. The command's keyword-only parameters become options,
+    too.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -147,7 +148,7 @@ def with_options(
 def _declare(
     called: Callable[..., None], command: Callable[..., None], parameters: list[inspect.Parameter]
 ) -> None:
-    """Copy the name and help of `command` to `called`, and declare `parameters` and --config."""
+    """Give `called` what typer reads: name and help of `command`, `parameters`, and --config."""
     kind = inspect.Parameter.KEYWORD_ONLY
     config = inspect.Parameter("config", kind, annotation=Config, default=None)
     declared = [one.replace(kind=kind) for one in (*parameters, config)]
@@ -158,7 +159,7 @@ def _declare(
 
 
 def _by_panel(settings: type[BaseModel]) -> list[str]:
-    """Sort the fields by panel: first the model, then fields without a panel, then the panels."""
+    """Return the fields' names: the model, fields without a help panel, then panel by panel."""
     order = ["model", None, *_PANELS]
     return sorted(
         settings.model_fields,
@@ -169,7 +170,11 @@ def _by_panel(settings: type[BaseModel]) -> list[str]:
 def _parameter(
     name: str, field: FieldInfo, strategies: list[Strategy], without_option: list[str]
 ) -> inspect.Parameter:
-    """Return a field's typer parameter; the help of --strategy-option lists `without_option`."""
+    """Return the typer parameter (an argument or option) for a field of the settings.
+
+    `strategies`: those whose defaults the help shows. `without_option`: settings that the help of
+    --strategy-option lists, because they have no option of their own.
+    """
     kind = inspect.Parameter.KEYWORD_ONLY
     if name == "model":
         argument = typer.Argument(help=escape(field.description or ""), metavar="MODEL")
@@ -181,8 +186,8 @@ def _parameter(
     def completed(incomplete: str) -> list[str]:
         return [one for one in choices if one.startswith(incomplete)]
 
-    # Pydantic parses the value. The help shows the default, but typer's default is None, so that
-    # only given options are passed on: a strategy may have other defaults.
+    # Pydantic parses the value. With None as typer's default, only options on the command line are
+    # passed on, so that a strategy can replace the default that the help shows.
     text = f"{field.description}{_shown_default(name, field, strategies)}"
     if name == "options" and without_option:
         names = ", ".join(without_option) if len(without_option) < 9 else "other keys of run.toml"
@@ -201,7 +206,7 @@ def _parameter(
 
 
 def _metavar(name: str, field: FieldInfo) -> str:
-    """Return the form of an option's value: its choices, its unit or its type."""
+    """Return the placeholder of an option's value in the help: its choices, unit or type."""
     if name in _METAVARS:
         return _METAVARS[name]
     if choices := _choices(field.annotation):
@@ -216,7 +221,7 @@ def _shown_default(name: str, field: FieldInfo, strategies: list[Strategy]) -> s
     named = {one.name: one.options.defaults for one in strategies}
     own = {of: defaults[name] for of, defaults in named.items() if name in defaults}
     usual = field.default
-    if len(strategies) == 1:  # the command has only this strategy
+    if len(strategies) == 1:  # the command supports only one strategy
         usual, own = next(iter(own.values()), usual), {}
     more = [f"{value} with {strategy}" for strategy, value in own.items()]
     if not (field.is_required() or usual is None or usual is False or usual in ((), {})):
@@ -225,19 +230,22 @@ def _shown_default(name: str, field: FieldInfo, strategies: list[Strategy]) -> s
 
 
 def _choices(annotation: Any) -> tuple[str, ...]:
-    """Return the values of a Literal, alone or in a union with None."""
+    """Return the values of a Literal type, alone or in a union with None; () for other types."""
     if get_origin(annotation) is Literal:
         return get_args(annotation)
     return next(filter(None, map(_choices, get_args(annotation))), ())
 
 
 def _is_of(kind: type, annotation: Any) -> bool:
-    """Return whether `annotation` is `kind`, or a union that contains `kind`."""
+    """Return whether the type `annotation` is `kind`, or a union that contains `kind`."""
     return annotation is kind or any(_is_of(kind, one) for one in get_args(annotation))
 
 
 def fields_of(options: list[str] | None, name: str) -> dict[str, Any]:
-    """Parse the FIELD=VALUE pairs of a setting; a value that is not JSON is text."""
+    """Parse FIELD=VALUE options into a dict; a VALUE that is not JSON becomes a str.
+
+    `name`: the setting that the options belong to, for errors.
+    """
     values: dict[str, Any] = {}
     for option in options or ():
         field, equals, value = option.partition("=")
@@ -254,5 +262,5 @@ def fields_of(options: list[str] | None, name: str) -> dict[str, Any]:
 
 
 def print_json(value: Any) -> None:
-    """Print the JSON object of `--json`."""
+    """Print a value as one line of JSON, for the option --json."""
     sys.stdout.write(json.dumps(value) + "\n")

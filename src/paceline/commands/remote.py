@@ -33,7 +33,7 @@ _LEFT_OUT = (
     *("precision", "max_restarts", "schedule", "strategy", "tensorboard", "warmup_steps"),
     *("keep_checkpoints", "seed"),
 )
-# Parameters in the URL of --parent, and the matching fields of `ChildSettings`.
+# Parameters in the URL of --parent, and the fields of `ChildSettings` that they set.
 _OF_PARENT = {"worker": "number", "keys": "parent_keys", "gather": "gather"}
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ def hub(
     *,
     parent: Annotated[
         str | None,
-        option("URL", "URL of the parent hub: tcp://10.0.0.1:5555?worker=0&keys=FOLDER."),
+        option("URL", "Parent hub to work for, such as tcp://10.0.0.1:5555?worker=0&keys=FOLDER."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -69,7 +69,7 @@ def hub(
 
 def _check_listen(values: Mapping[str, Any]) -> None:
     if "listen" not in values:
-        raise InvalidInput("listen", "is missing", hint="--listen tcp://10.0.0.1:5555")
+        raise InvalidInput("listen", "is missing", hint="add --listen tcp://10.0.0.1:5555")
 
 
 def _parent(url: str) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def _serve_parent(values: dict[str, Any], as_json: bool) -> None:
     for name in values:
         if name not in (*_CHILD.ChildSettings.model_fields, "codec"):
             raise InvalidInput(
-                name, "cannot be combined with --parent", hint="only root hubs use it"
+                name, "cannot be combined with --parent", hint="set it at the root hub"
             )
     _check_listen(values)
     values = without_shorthands(values, _STRATEGY)
@@ -131,7 +131,7 @@ def worker(
     *,
     numbers: Annotated[str | None, option("INT,…", _NUMBERS, "--worker-ids")] = None,
 ) -> None:
-    """Run workers for a hub on one device. The hub sends the model, data and strategy."""
+    """Run workers on one device for a hub, which sends the model, data and strategy."""
     from paceline.core.reading import validated
     from paceline.links.devices import device_named
     from paceline.report.terminal import log_to_stderr
@@ -147,7 +147,7 @@ def worker(
         name = json.loads(clients[settings.numbers[0]].settings)["strategy"]
         running = find_runnable(name).running
         if running is None or running.remote is None:
-            raise InvalidInput("strategy", f"{name}, used by the hub, has no remote workers")
+            raise InvalidInput("strategy", f"{name}, used by the hub, supports no remote workers")
         working = import_module(running.remote).WORKING
         import_module(working).take_part(settings, clients)
     logger.info("workers %s: done", listed(settings.numbers))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _OF_HUBS = ("listen", "keys", "run_name", "wait_s")
 _RARE = ("run_name", "wait_s")
-# Modules to import once for all workers, so that torch's compiler, too, is imported only once.
+# Modules that the fork server imports once for all workers; they import torch's compiler, too.
 _IMPORTED = ("paceline.runs.launching", "paceline.exchange.synchronized")
 
 
@@ -38,9 +38,12 @@ def rehearse(values: dict[str, Any], *, as_json: Json = False) -> None:
 def _carry_out(
     verb: Literal["train", "plan", "rehearse"], values: Mapping[str, Any], **how: bool
 ) -> None:
-    """Validate the settings and run the workers; `how`: the other fields of `RunRequest`."""
-    # The fork server imports torch while this process does, and then forks the workers. Under
-    # torchrun this process is a rank, and starts no workers.
+    """Validate the settings, then train, plan or rehearse on this machine's workers.
+
+    `how`: further fields of `RunRequest`, such as `as_json`.
+    """
+    # The fork server imports torch at the same time as this process, and then forks the workers.
+    # Under torchrun, this process is a worker itself and starts none.
     under_torchrun = "RANK" in os.environ
     environment = KEEPING_MEMORY | os.environ
     with nullcontext() if under_torchrun else open_server(_IMPORTED, environment):
@@ -90,8 +93,11 @@ def plan(
 
 
 def _check_profiled(settings: PlanSettings) -> None:
-    """Raise InvalidInput for settings that require --machine."""
-    hints = {"input_shape": "omit it to use data's shape", "precision": "otherwise use float32"}
+    """Raise InvalidInput if a setting was given that requires --machine, which is missing."""
+    hints = {
+        "input_shape": "without --machine, the data set determines the shape",
+        "precision": "without --machine, it is float32",
+    }
     for name in ("input_shape", "measured", "precision"):
         if getattr(settings, name) != PlanSettings.model_fields[name].default:
             raise InvalidInput(name, "requires --machine", hint=hints.get(name, ""))

@@ -19,7 +19,7 @@ _STEP_BY_STEP = 2  # maximum number of runs whose steps are compared
 
 def probe(
     output: Annotated[
-        Path | None, option("PATH", "File to write; by default HOSTNAME.toml.")
+        Path | None, option("PATH", "Machine file to write. Default: HOSTNAME.toml.")
     ] = None,
     workers: Annotated[
         int | None,
@@ -56,17 +56,19 @@ def profile(values: dict[str, Any], *, as_json: Json = False) -> None:
 def scale(
     values: dict[str, Any],
     *,
-    output: Annotated[Path | None, option("PATH", "Folder of a new or interrupted study.")] = None,
+    output: Annotated[
+        Path | None, option("PATH", "Folder of the study. An interrupted study is continued.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure, rehearse or predict epochs for each strategy, number of workers and batch size."""
+    """Measure, rehearse or predict epoch times by strategy, number of workers and batch size."""
     from paceline.report.scale import cells_table, sentences
     from paceline.report.terminal import console
     from paceline.runs.launching import under_torchrun
     from paceline.studies.scale.study import run_study, usual_folder
 
     if under_torchrun():
-        raise InvalidInput("scale", "cannot run under torchrun")
+        raise InvalidInput("paceline scale", "starts workers itself; run it without torchrun")
     settings = validated(ScaleSettings, values)
     folder = output or usual_folder(settings)
     result = run_study(settings, folder, console(stderr=True))
@@ -88,7 +90,9 @@ def compare(
             help="Folders of runs; a single run is compared with its prediction.",
         ),
     ],
-    page: Annotated[Path | None, option("PATH", "Write an HTML page of all losses.")] = None,
+    page: Annotated[
+        Path | None, option("PATH", "HTML file to write, with the losses of all runs.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Compare runs with each other, or a run with its prediction."""
@@ -106,7 +110,10 @@ def compare(
 def _compare_losses(
     runs: Sequence[Path], page: Path | None, *, as_json: bool, are_steps: bool
 ) -> None:
-    """Print a table of runs' losses, updates and utilization; write a page if `page` is given."""
+    """Print tables of runs' losses and updates; write them to the HTML file `page`, if given.
+
+    `are_steps`: whether the runs' steps were printed before; then no losses are printed as JSON.
+    """
     from paceline.report.comparison import page_of, side_by_side, side_by_side_tables
     from paceline.report.page import write_page
     from paceline.report.terminal import console
@@ -120,7 +127,7 @@ def _compare_losses(
             out.print(table)
         if page is not None:
             out.print(f"written    {page}", soft_wrap=True)
-    elif not are_steps:  # no steps were compared: print the losses as JSON
+    elif not are_steps:  # if steps were compared, they have been printed as JSON
         print_json(sides.model_dump())
 
 
@@ -175,7 +182,7 @@ def report(
         Path | None, option("FOLDER", "Folder of a rehearsal to show next to the run.")
     ] = None,
 ) -> None:
-    """Rewrite a run's report.html from its result.json and trace.json, and print its path."""
+    """Write report.html again from a run's result.json and trace.json, and print its path."""
     from paceline.report import write_report
 
     typer.echo(write_report(folder, rehearsal))

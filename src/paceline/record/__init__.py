@@ -1,1 +1,1 @@
-"""Recordings: spans of a running model, merged over its ranks, and written as traces."""
+"""Record tasks of training as timed spans, merge the spans of all ranks, and write traces."""

@@ -18,7 +18,7 @@ _SPANS = TypeAdapter(list[Span])
 
 
 class ClockOffset(NamedTuple):
-    """How far a rank's clock is ahead of rank 0's clock, and the largest possible error."""
+    """How many seconds a rank's clock is ahead of rank 0's, and the largest possible error."""
 
     ahead_s: float
     error_s: float
@@ -27,9 +27,10 @@ class ClockOffset(NamedTuple):
 def gather_timeline(
     spans: Sequence[Span], offset: ClockOffset, group: Group, origin: Origin = Origin.MEASURED
 ) -> Timeline:
-    """Gather the spans of all ranks into one timeline that starts at 0; collective.
+    """Gather the spans of all ranks into one timeline that starts at 0 s.
 
-    Returns the timeline on every rank. `offset`: this rank's `clock_offset` during the recording.
+    All ranks must call this together; each gets the timeline. `offset`: the `clock_offset` of this
+    rank, measured close to the recording.
     """
     own = [span.moved(-offset.ahead_s) for span in spans]
     rows = group.gather(_SPANS.dump_python(own, mode="json"))
@@ -37,11 +38,11 @@ def gather_timeline(
 
 
 def merge(ranks: Iterable[Sequence[Span]], origin: Origin) -> Timeline:
-    """Merge the spans of all ranks into one timeline; all times must be of the same clock.
+    """Merge each rank's spans into one timeline; all times must be of the same clock.
 
-    Spans of several ranks with the same `id` are one collective. It starts when the last rank
-    joins. It ends when the first rank has the result; ranks that record a later end were busy with
-    other work.
+    Spans of several ranks with the same `id` are one collective. The collective starts when the
+    last rank joins, and ends when the first rank has the result. Ranks that recorded a later end
+    were busy with other work.
     """
     merged: dict[TaskId, Span] = {}
     for spans in ranks:
@@ -52,11 +53,11 @@ def merge(ranks: Iterable[Sequence[Span]], origin: Origin) -> Timeline:
                 on = tuple(dict.fromkeys((*other.on, *span.on)))
                 span = other._replace(on=on, start_s=start_s, end_s=end_s)
             merged[span.id] = span
-    # Concurrent transfers share the wire, so let each span begin where the previous span ends.
+    # Concurrent exchanges of a device share its link, so let each begin when the previous one ends.
     in_turn: list[Span] = []
     free: dict[str, float] = {}
     for span in sorted(merged.values(), key=lambda span: (span.start_s, span.end_s)):
-        # On lanes other than an exchange's, spans never overlap.
+        # Only exchange lanes can have overlapping spans.
         lanes = [r.owner for r in span.on if r == exchange_lane(r.owner)]
         start = max([span.start_s, *(free.get(lane, span.start_s) for lane in lanes)])
         end = max(start, span.end_s)
@@ -67,9 +68,10 @@ def merge(ranks: Iterable[Sequence[Span]], origin: Origin) -> Timeline:
 
 
 def clock_offset(group: Group) -> ClockOffset:
-    """Measure how far this rank's monotonic clock is ahead of rank 0's clock; collective.
+    """Measure how far this rank's monotonic clock is ahead of rank 0's clock.
 
-    Ranks on the same host as rank 0 use the same clock, so their offset is zero.
+    All ranks must call this together. Ranks on the same host as rank 0 use the same clock, so their
+    offset is zero.
     """
     offset = ClockOffset(0.0, 0.0)
     for member in group.members:
@@ -82,7 +84,7 @@ def clock_offset(group: Group) -> ClockOffset:
 def measure_offset(
     group: Group, rank: int, now: Callable[[], float] = time.monotonic
 ) -> ClockOffset:
-    """Measure how far `rank`'s clock is ahead of rank 0's; collective for these two ranks."""
+    """Measure how far `rank`'s clock is ahead of rank 0's; both ranks must call this together."""
     answer, found = torch.zeros(1, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
 
     def ask() -> float:
@@ -103,9 +105,10 @@ def measure_offset(
 
 
 def lead_of(ask: Callable[[], float], now: Callable[[], float] = time.monotonic) -> ClockOffset:
-    """Measure how far a remote clock, which `ask()` reads, is ahead of the local clock.
+    """Measure how far a remote clock is ahead of the local clock.
 
-    The error is at most half of the round trip, so the fastest of several round trips is used.
+    `ask()` requests the remote time over the network; `now()` reads the local clock. The error is
+    at most half of a round trip, so the fastest of several round trips is used.
     """
     trips = []
     for _ in range(_NUM_PINGS):

@@ -23,9 +23,9 @@ from paceline.core.timeline import Span
 from paceline.links.clock import Clock, DeviceClock
 from paceline.training.models.layers import LayerModule, layers_of
 
-# for each layer: its name, and its start or end (a clock mark, or seconds)
+# Pairs of a layer's name and of the layer's start or end, as a clock mark or in seconds.
 Borders = list[tuple[str, Any]]
-# for each layer: its name, and its start and end in seconds
+# Triples of a layer's name, and of the layer's start and end in seconds.
 Shares = list[tuple[str, float, float]]
 
 
@@ -41,7 +41,7 @@ class LayerMarks:
         self.backward: Borders = []
 
     def watch(self, wanted: bool) -> None:
-        """Discard all marks; if `wanted`, install the hooks that record marks, else remove them."""
+        """Discard all marks; install (if `wanted`) or remove the hooks that record marks."""
         self.forward, self.backward = [], []
         if wanted and not self._hooks:
             for layer in self._layers:
@@ -70,8 +70,8 @@ class LayerMarks:
 def _before_others(parameter: Tensor, hook: Callable[[Tensor], None]) -> RemovableHandle:
     """Register a hook on a parameter's gradient, to run before the parameter's other hooks.
 
-    Another hook may begin the exchange, and the operating system may suspend the thread in it. A
-    mark after this hook could be later than the start of the collective on another rank.
+    Another hook may begin the exchange, and the operating system may suspend the thread during that
+    hook. A mark made afterwards could be later than the start of the collective on another rank.
     """
     handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(hook)
     hooks = parameter._post_accumulate_grad_hooks
@@ -91,6 +91,7 @@ class Phase(NamedTuple):
     """A forward or backward pass, from `start_s` to `end_s`.
 
     `computed_s`: when the computation ended, before the wait that simulates a slower device.
+    `borders`: names of layers, with their marks in seconds.
     """
 
     kind: Kind
@@ -103,10 +104,13 @@ class Phase(NamedTuple):
 def layer_spans(
     step: int, worker: int, lane: Resource, names: Sequence[str], phases: Sequence[Phase]
 ) -> Iterator[Span]:
-    """Yield the spans of all layers in the given forward and backward passes."""
+    """Yield a span for each layer in each of the given forward and backward passes.
+
+    `names`: layers in the order of the forward pass. `lane`: resource that executes the layers.
+    """
     for kind, start_s, computed_s, end_s, borders in phases:
         if computed_s > start_s:
-            # A slower device slows all layers by the same factor.
+            # The simulated slower device computes all layers more slowly by the same factor.
             slow = (end_s - start_s) / (computed_s - start_s)
             slowed = [(part, start_s + (time_s - start_s) * slow) for part, time_s in borders]
         else:
@@ -122,8 +126,8 @@ def layer_shares(
 
     In a forward pass, a layer lasts from its first call to the first call of the next layer. In a
     backward pass, it lasts from the end of the previous layer until its own last gradient is ready.
-    A layer without a mark lasts 0 s. In a forward pass, it follows the preceding layer in `layers`;
-    in a backward pass, it is at the end.
+    A layer without a mark lasts 0 s: in a forward pass directly after the preceding layer in
+    `layers`, in a backward pass at the end.
     """
     if kind is Kind.BACKWARD:
         last: dict[str, float] = {}
@@ -149,20 +153,21 @@ def layer_shares(
 
 
 class Role(Enum):
-    """The role of an activity in its step; it determines the spans made from the activity."""
+    """What an activity does in its step, which determines how the activity becomes spans."""
 
     PHASE = "phase"
-    COLLECTIVE = "collective"  # from the time when this rank joins to the end of the collective
+    COLLECTIVE = "collective"  # such as an all-reduce, from the time when this rank joins it
     ALONE = "alone"  # this rank's own work for an exchange, such as a copy
-    PAUSE = "pause"  # time that belongs to no layer
+    PAUSE = "pause"  # part of a phase that is left out of the layers' spans
     SUB_BATCH = "sub-batch"
 
 
 @dataclass(slots=True)
 class Activity:
-    """A part of a traced step, between the clock marks `start` and `end`.
+    """A period of a traced step, between the clock marks `start` and `end`.
 
-    `borders`: marks of the layers in a forward or backward pass; empty for other activities.
+    `part`: name of the layer or message, as in the plan. `borders`: marks of the layers in a
+    forward or backward pass; empty for other activities.
     """
 
     role: Role
@@ -195,7 +200,7 @@ class Recorder:
     def start_trace(self, model: nn.Module | None = None, num_kept: int | None = None) -> None:
         """Begin to record phases, exchanges and the layers of `model`.
 
-        `num_kept`: at least this number of last steps is kept; None: all steps are kept.
+        `num_kept`: minimum number of last steps to keep; None keeps all steps.
         """
         self.stop_trace()
         self._marks = LayerMarks(() if model is None else layers_of(model), self._marks.clock)
@@ -210,22 +215,25 @@ class Recorder:
 
     @contextmanager
     def phase(self, kind: Kind, part: str = "") -> Iterator[None]:
-        """Record the `with` block as a phase; a phase with a `part` is not divided into layers."""
+        """Record the `with` block as a phase of the step, such as backward.
+
+        A phase that has a name (`part`) is not divided into layers.
+        """
         self.begin_phase(kind, part)
         yield
         self.end_phase()
 
     def begin_phase(self, kind: Kind, part: str = "") -> None:
-        """Begin to record a phase, which lasts until `end_phase`."""
+        """Begin to record a phase of the step, such as backward, which lasts until `end_phase`."""
         if self.tracing:
             self._marks.watch(not part)
             self._phase = self._begin(Role.PHASE, kind, part)
 
     def end_phase(self) -> None:
-        """End the current phase, if any."""
+        """Record the end of the current phase, if any."""
         phase, self._phase = self._phase, None
         self.leave_exchange(phase)
-        # In other phases, layers are called only by activation checkpointing.
+        # In backward, ignore calls of layers: activation checkpointing makes them.
         if phase is not None and phase.kind is Kind.FORWARD:
             phase.borders = self._marks.forward
         elif phase is not None and phase.kind is Kind.BACKWARD:
@@ -241,20 +249,20 @@ class Recorder:
         self._step += 1
         if self._kept is None:
             self._step_ends.append(self._marks.clock.mark())
-        elif self._step % self._kept == 0:  # only in some steps, because this visits all activities
+        elif self._step % self._kept == 0:  # rarely, because this visits all activities
             first = self._step - self._kept
             self._activities = [one for one in self._activities if one.step >= first]
             self._sums = [span for span in self._sums if span.step >= first]
 
     def step_ends(self) -> list[float]:
-        """Return the ends of the steps since the last call, in seconds of this host's clock."""
+        """Return and forget the recorded ends of steps, in seconds of this host's clock."""
         ends, self._step_ends = self._step_ends, []
         return self._marks.clock.seconds(ends)
 
     def join_exchange(
         self, part: str, kind: Kind = Kind.REDUCE, *, alone: bool = False
     ) -> Activity | None:
-        """Begin to record a collective or, if `alone`, work of this rank alone for an exchange.
+        """Begin to record a collective or, if `alone`, this rank's own work for it, like a copy.
 
         Returns the activity to pass to `leave_exchange`; None if not tracing.
         """
@@ -269,7 +277,7 @@ class Recorder:
     def recorded(
         self, role: Role, kind: Kind, part: str = "", sub_batch: int | None = None
     ) -> Iterator[None]:
-        """Record the `with` block as an activity with a role."""
+        """Record the `with` block as an activity of the given role and kind."""
         activity = self._begin(role, kind, part, sub_batch)
         yield
         self.leave_exchange(activity)
@@ -281,14 +289,14 @@ class Recorder:
             return None
         start = self._marks.clock.mark()
         activity = Activity(role, self._step, kind, part, start, None, sub_batch)
-        # Needs no lock: other threads may append at the same time, but append is atomic.
+        # Other threads may append at the same time; list.append is atomic, so no lock is needed.
         self._activities.append(activity)
         return activity
 
     def add_exchange(
         self, kind: Kind, part: str, start_s: float, end_s: float, sub_batch: int | None = None
     ) -> None:
-        """Record a collective with known times, in seconds of this host's clock."""
+        """Record a past collective, from `start_s` to `end_s` in seconds of this host's clock."""
         if self.tracing:
             on, end_s = (exchange_lane(self._device),), max(start_s, end_s)
             span = Span(kind, self._step, part, None, on, start_s, end_s, sub_batch)
@@ -310,7 +318,8 @@ class Recorder:
             between = [*pauses, *((copy.start_s, copy.end_s) for copy in inside)]
             for part, start, end in self._shares(phase, inside):
                 within = [one for one in between if start <= one[0] and one[1] <= end]
-                # In backward, a layer's time begins with copies by hooks of the previous layer.
+                # Exclude copies and pauses. In backward they are at the start of a layer's time
+                # (copies by hooks of the previous layer), in other phases at the end.
                 if phase.kind is Kind.BACKWARD:
                     start = max((last for _, last in within), default=start)
                 else:
@@ -324,7 +333,7 @@ class Recorder:
         return Span(one.kind, one.step, one.part, worker, on, one.start, one.end, number)
 
     def _collective(self, one: Activity, backward: Mapping[int, Activity]) -> Span:
-        """Return the span of a collective; its `worker` is None."""
+        """Return the span of a collective; `backward`: the backward pass of each step."""
         start, on = one.start, (exchange_lane(self._device),)
         if one.step in backward:
             start = _end_of_layer(backward[one.step].borders, start)
@@ -348,9 +357,9 @@ class Recorder:
         return compute_lane(self._device) if by_itself else Resource(self._device, Lane(kind.value))
 
     def _shares(self, phase: Activity, copies: Sequence[Span]) -> Shares:
-        """Divide a phase among its layers; if there are no layers, divide it at its copies.
+        """Divide a phase among its layers; without recorded layers, divide the phase at `copies`.
 
-        Each part before a copy has the copy's name; the part after the last copy has the name "".
+        The time before a copy gets the copy's name; the time after the last copy gets the name "".
         """
         start, names = phase.start, self._marks.names
         if names and not phase.part and phase.kind in (Kind.FORWARD, Kind.BACKWARD):
@@ -366,11 +375,11 @@ class Recorder:
 
 
 def _end_of_layer(borders: Borders, moment: float) -> float:
-    """Return `moment`; if it is between gradients of a layer, return the time of the last one.
+    """Return `moment` or, if it is between gradients of a layer, the time of the layer's last one.
 
-    Autograd may compute a layer's gradients together but return one after the other, so a
-    collective may start before the last one is returned. But in a plan, all gradients of a layer
-    are ready at once.
+    Autograd may compute a layer's gradients together but return them one after the other, so a
+    collective may start before the last gradient is returned. In a plan, however, all gradients of
+    a layer are ready at the same time.
     """
     last = bisect_right(borders, moment, key=lambda border: border[1])
     while 0 < last < len(borders) and borders[last][0] == borders[last - 1][0]:
@@ -383,8 +392,8 @@ def noted(
 ) -> AbstractContextManager[None]:
     """Return a context manager that records its `with` block as a collective.
 
-    If `alone`, records work of this rank alone for an exchange instead. Without a recorder, records
-    nothing.
+    If `alone`, the block is instead recorded as this rank's own work for an exchange, such as a
+    copy. If `recorder` is None, nothing is recorded.
     """
     if recorder is None:
         return nullcontext()

@@ -18,14 +18,14 @@ from paceline.core.reading import read_record
 from paceline.core.timeline import Origin, Span, Timeline
 from paceline.links.files import limits, read_file, write_text
 
-_US = 1e6  # Chrome traces count microseconds
-_LONGEST_US = 3.2e15  # a century
+_US = 1e6  # microseconds per second, because Chrome traces have times in microseconds
+_LONGEST_US = 3.2e15  # a century: later times in a file are errors
 _Name = Annotated[str, Field(max_length=1000)]
 _FIELDS = ("step", "part", "worker", "sub_batch", "num_samples")
 
 
 def write_trace(path: Path, timelines: Iterable[Timeline]) -> None:
-    """Write timelines into one file; their origins may differ."""
+    """Write timelines, such as a measured and a predicted one, into one file."""
     process = count(1)
     events = [event for timeline in timelines for event in _events(timeline, process)]
     write_text(path, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
@@ -42,7 +42,7 @@ def _events(timeline: Timeline, process: Iterator[int]) -> Iterator[dict[str, An
         place = {"pid": pids[owner], "tid": tid}
         yield label | {"name": "thread_name", **place, "args": {"name": str(resource)}}
         for span in track:
-            # Round the end and not the duration, so that rounding causes no overlaps.
+            # Round start and end, not the duration, so that adjacent spans do not overlap.
             start, end = round(span.start_s * _US, 3), round(span.end_s * _US, 3)
             fields = {field: getattr(span, field) for field in _FIELDS}
             on = {"origin": timeline.origin, "owner": owner, "lane": resource.lane}
@@ -63,7 +63,7 @@ class _Args(BaseModel):
 
 
 class _Slice(BaseModel):
-    """A Chrome trace event of a span on one of its resources."""
+    """A Chrome trace event for a span on one of the resources that the span uses."""
 
     ph: Literal["X"]
     cat: Kind
@@ -73,7 +73,7 @@ class _Slice(BaseModel):
 
 
 class _Label(BaseModel):
-    """A Chrome trace event with the name of a process or thread."""
+    """A Chrome trace event that names a process or thread."""
 
     ph: Literal["M"]
 
@@ -82,7 +82,7 @@ class _Trace(BaseModel):
     events: Annotated[
         list[Annotated[_Slice | _Label, Field(discriminator="ph")]],
         Field(alias="traceEvents"),
-        FailFast(),  # because errors for a million events would use much memory
+        FailFast(),  # stops at the first error: errors for a million events would use much memory
     ]
 
 
@@ -90,7 +90,10 @@ _TRACE = TypeAdapter(_Trace)
 
 
 def read_trace(path: Path) -> dict[Origin, Timeline]:
-    """Read a file's timelines by origin; InvalidInput if the file is missing or invalid."""
+    """Read a file's timelines by origin: measured, rehearsed or predicted.
+
+    Raises InvalidInput if the file is missing or invalid.
+    """
     found: dict[Origin, dict[TaskId, tuple[Span, list[Resource]]]] = {}
     trace = read_record(_TRACE, read_file(path, limits.TRACE), str(path))
     for event in trace.events:
@@ -105,7 +108,7 @@ def read_trace(path: Path) -> dict[Origin, Timeline]:
             end_s=start_s + event.dur / _US,
             **{field: getattr(args, field) for field in _FIELDS},
         )
-        # A span has one event for each of its resources.
+        # The file has one event for each resource of a span: collect the resources.
         spans = found.setdefault(args.origin, {})
         spans.setdefault(span.id, (span, []))[1].append(on)
     return {
@@ -115,7 +118,7 @@ def read_trace(path: Path) -> dict[Origin, Timeline]:
 
 
 def read_timeline(path: Path, origin: Origin) -> Timeline:
-    """Read a file's timeline of an origin; InvalidInput if the file has no such timeline."""
+    """Read a file's timeline of one origin, such as measured; InvalidInput if there is none."""
     timelines = read_trace(path)
     if origin not in timelines:
         raise InvalidInput(str(path), f"has no {origin} timeline")

@@ -1,4 +1,4 @@
-"""Record the steps of asynchronous workers and of their hub, and make a timeline of the records.
+"""Record the steps of asynchronous workers and their parameter server, the hub, as a timeline.
 
 The sender records when a message was sent, and the receiver records when the message arrived. The
 hub makes a span from the two times.
@@ -25,12 +25,12 @@ from paceline.record.recorder import LayerMarks, Phase, layer_spans
 ALL_STEPS = range(2**31)
 _MOST_SPANS = 200_000  # maximum length of each list in a trace that a worker sends
 _MOST_RESOURCES, _LONGEST_NAME = 16, 200
-# FailFast: errors for all spans would use more memory than the message.
+# FailFast stops at the first error: errors for all spans would use more memory than the trace.
 _Spans = Annotated[list[Span], FailFast(), Field(max_length=_MOST_SPANS)]
 
 
 class MessageTime(NamedTuple):
-    """The time, by `time.monotonic`, at which a message of a step was sent or received."""
+    """The `time.monotonic()` at which a worker's message of a step was sent or received."""
 
     purpose: str
     worker: int
@@ -43,27 +43,32 @@ _Times = Annotated[list[MessageTime], FailFast(), Field(max_length=_MOST_SPANS)]
 
 @dataclass
 class Trace:
-    """The spans and message times that a process recorded; step 0 is the first traced step."""
+    """The spans and message times that a process recorded; step 0 is the first recorded step."""
 
     spans: _Spans = field(default_factory=list)
     sent: _Times = field(default_factory=list)
     received: _Times = field(default_factory=list)
 
     def add(self, other: "Trace", ahead_s: float = 0.0) -> None:
-        """Add the trace of another process, whose clock is ahead of this process's by `ahead_s`."""
+        """Add another process's trace; that process's clock is `ahead_s` ahead of this one's."""
         self.spans += [span.moved(-ahead_s) for span in other.spans]
         self.sent += [one._replace(at_s=one.at_s - ahead_s) for one in other.sent]
         self.received += [one._replace(at_s=one.at_s - ahead_s) for one in other.received]
 
     def check(self, worker: int, num_steps: int, purposes: Collection[str]) -> None:
-        """Raise InvalidInput if a span or message is invalid, or is not of this `worker`."""
+        """Raise InvalidInput if a span or message is invalid, or belongs to another worker.
+
+        `num_steps`: highest valid step of a message. `purposes`: valid purposes of messages.
+        """
         for span in self.spans:
             _check_span(span, worker)
         for one in (*self.sent, *self.received):
             is_known = one.purpose in purposes and one.worker == worker
             if not (is_known and 0 <= one.step <= num_steps and 0 <= one.at_s < inf):
                 shown = one._replace(purpose=one.purpose[:20])
-                raise InvalidInput("trace", "has an invalid message", got=shown)
+                raise InvalidInput(
+                    "trace", "has a message that is invalid, or of another worker", got=shown
+                )
 
     def as_json(self) -> bytes:
         """Return the trace as JSON, to be sent to the hub."""
@@ -76,19 +81,19 @@ _TRACE = TypeAdapter(Trace)
 def _check_span(span: Span, worker: int) -> None:
     where = f"of step {span.step}, part {span.part[:20]!r}"
     if span.worker != worker:
-        raise InvalidInput("trace", f"has a span of worker {span.worker}, not {worker}")
+        raise InvalidInput("trace", f"has a span of worker {span.worker}, not of worker {worker}")
     if not (0 <= span.start_s <= span.end_s < inf):
-        raise InvalidInput("trace", f"has an invalid span: {span.start_s} to {span.end_s} s")
+        raise InvalidInput("trace", f"has an impossible span: {span.start_s} to {span.end_s} s")
     if not 0 <= span.step < 2**31 or len(span.part) > _LONGEST_NAME:
-        raise InvalidInput("trace", f"has a span {where}, which is out of range")
+        raise InvalidInput("trace", f"has a span {where}: step out of range or name too long")
     if len(span.on) > _MOST_RESOURCES or any(len(one.owner) > _LONGEST_NAME for one in span.on):
-        raise InvalidInput("trace", f"has a span {where} with too many resources or too long names")
+        raise InvalidInput("trace", f"has a span {where}: too many resources or too long names")
 
 
 class WorkerRecorder:
     """Records those steps of a worker whose numbers are in `window`.
 
-    `device`: name of the worker's device in the plan.
+    `device`: name of the worker's device in the plan. `marks`: records the times of layers.
     """
 
     def __init__(
@@ -108,7 +113,7 @@ class WorkerRecorder:
         number, by_layers = self._number(step), kind in (Kind.FORWARD, Kind.BACKWARD)
         if by_layers:
             self._marks.watch(number is not None)
-        # A forward or backward pass without layers computes only the loss, which has no span.
+        # Without layers, a forward or backward pass computes only the loss, which gets no span.
         if number is None or (by_layers and not self._marks.names):
             yield
             return
@@ -125,13 +130,13 @@ class WorkerRecorder:
             self.trace.spans.append(Span(kind, number, part, self._worker, (on,), start_s, end_s))
 
     def sends(self, step: int, purpose: Purpose) -> None:
-        """Record that the worker sends a message now."""
+        """Record that the worker now sends its message of a step and purpose."""
         if (number := self._number(step)) is not None:
             sent = MessageTime(purpose.value, self._worker, number, time.monotonic())
             self.trace.sent.append(sent)
 
     def received(self, step: int, purpose: Purpose, at_s: float) -> None:
-        """Record that the worker received a message at `at_s`, by `time.monotonic`."""
+        """Record that a message was received at `at_s`, a `time.monotonic()` of this process."""
         if (number := self._number(step)) is not None:
             self.trace.received.append(MessageTime(purpose.value, self._worker, number, at_s))
 
@@ -139,18 +144,18 @@ class WorkerRecorder:
 def timeline_of(
     trace: Trace, devices: Mapping[int, str], to_hub: Collection[Purpose], label_share: float
 ) -> Timeline:
-    """Return the timeline of a trace, which starts at 0.
+    """Build the timeline of a trace, in which the first span starts at 0 s.
 
     `devices`: name of each worker's device. `to_hub`: purposes of the messages that workers send to
-    the hub. `label_share`: in the message with labels and activations, the labels' share of the
-    bytes.
+    the hub (the parameter server). `label_share`: fraction of bytes that are labels in a message
+    with labels and activations.
     """
     began = {one[:3]: one.at_s for one in trace.sent}
     lanes: dict[Resource, list[Span]] = defaultdict(list)
     for purpose_name, worker, step, end_s in trace.received:
         purpose, device = Purpose(purpose_name), devices[worker]
         start_s = began.get((purpose_name, worker, step))
-        if start_s is None:  # the sender was lost, and the time of sending with it
+        if start_s is None:  # the sender was lost before it reported when it sent
             continue
         end_s = max(start_s, end_s)
         border_s = start_s + (end_s - start_s) * label_share
@@ -162,7 +167,7 @@ def timeline_of(
         lanes[lane].append(Span(Kind.SEND, step, purpose, worker, (lane,), start_s, end_s))
     spans = list(trace.spans)
     for messages in lanes.values():
-        free_s = -inf  # concurrent messages share the wire, and arrive one after another
+        free_s = -inf  # messages share the link: each starts after the previous one's arrival
         for span in sorted(messages, key=lambda span: (span.end_s, span.start_s)):
             spans.append(span._replace(start_s=max(span.start_s, min(free_s, span.end_s))))
             free_s = span.end_s
@@ -172,9 +177,10 @@ def timeline_of(
 
 
 def utilisation(timeline: Timeline, devices: Iterable[str]) -> dict[str, float]:
-    """Return each device's utilisation while all of its workers are traced.
+    """Return the fraction of time in which each device computes while all its workers are traced.
 
-    All other times are excluded, because the device then also computes steps that are not traced.
+    Times when only some of a device's workers are traced are excluded, because the device then also
+    computes untraced steps.
     """
     shares = {}
     for device in devices:

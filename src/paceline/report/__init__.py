@@ -1,4 +1,4 @@
-"""HTML reports, built only from the files in a run's folder."""
+"""Write HTML reports, using only the files in a result's folder."""
 
 from pathlib import Path
 
@@ -11,15 +11,15 @@ from paceline.report.page import write_page
 
 
 def write_report(folder: Path, rehearsal: Path | None = None) -> Path:
-    """Write report.html into the folder of a result and return its path.
+    """Write report.html into the folder of a result, and return the path of report.html.
 
-    The report is built from result.json and trace.json, and loads nothing from a network.
-    `rehearsal`: folder of a rehearsal with the same settings, for a comparison. Raises InvalidInput
-    for a missing or damaged file, and for a rehearsal of another run.
+    The report is built from result.json and trace.json in `folder`, and loads nothing from a
+    network. `rehearsal`: folder of a rehearsal to compare with the run in `folder`. Raises
+    InvalidInput if a file is missing or damaged, or if the rehearsal and the run do not match.
     """
     result = read_result(folder)
     if rehearsal is not None and not isinstance(result, RunResult):
-        raise InvalidInput(str(folder), "is not a run, and only runs have rehearsals")
+        raise InvalidInput(str(folder), "is not a run; only a run can be compared with a rehearsal")
     match result:
         case RunResult():
             page = run.page_of(result, folder, rehearsal)

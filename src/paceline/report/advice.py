@@ -1,8 +1,8 @@
-"""Advice: findings about a result. A rule reports a finding if a metric exceeds a threshold.
+"""Derive advice from a result: a rule reports a finding if a metric exceeds a threshold.
 
-In a rule of sort "gain" the metric is the largest share of a step that a change could save. The
-share is computed from the parts of a typical step, on two assumptions: more workers divide the
-times of loading and of the forward and backward passes; all other times stay constant.
+In a rule of sort "gain", the metric is the largest fraction of a step that a change could save.
+This fraction is estimated from the parts of a typical step, on two assumptions. More workers divide
+the times of loading and of the forward and backward passes. All other times stay constant.
 """
 
 from collections.abc import Iterator
@@ -17,8 +17,8 @@ from paceline.planner import ERROR_BAR
 from paceline.report.format import number, share
 
 MOST_SHOWN = 3
-_WORTH = 0.03  # share of a step below which a change is not worth the effort
-_UNEVEN = 1 - 1 / 1.15  # share of a step lost if the slowest worker takes 1.15 times the mean
+_WORTH = 0.03  # suggest a change only if it could save more than this fraction of a step
+_UNEVEN = 1 - 1 / 1.15  # if the slowest worker computes 1.15 times as long as the mean
 _HARDLY = 0.01  # relative change below which a loss counts as unchanged
 Sort = Literal["doubt", "gain", "fact"]
 _SORTS = get_args(Sort)
@@ -26,7 +26,7 @@ _SORTS = get_args(Sort)
 
 @dataclass
 class Metrics:
-    """The metrics of a result (`values`), and texts to insert into messages (`words`)."""
+    """A result's numbers for rules to compare (`values`), and texts for messages (`words`)."""
 
     values: dict[str, float] = field(default_factory=dict)
     words: dict[str, str] = field(default_factory=dict)
@@ -34,12 +34,11 @@ class Metrics:
 
 @dataclass(frozen=True)
 class Rule:
-    """Reports a finding if a metric exceeds its threshold.
+    """Reports `message` as a finding if the metric named `metric` exceeds `threshold`.
 
-    A rule is skipped if `Metrics.words` lacks a text that `message` needs, or if a rule in `unless`
-    has already reported a finding. `sort`: "doubt" for a reason to mistrust the result, "gain" for
-    time that a change could save, otherwise "fact". `findings` returns doubts, then gains, the
-    largest first, then facts.
+    A rule is skipped if `Metrics.words` lacks a text that `message` needs, or if a rule whose code
+    is in `unless` has reported a finding. `sort`: "doubt" for a reason to mistrust the result,
+    "gain" for time that a change could save, "fact" for anything else.
     """
 
     sort: Sort
@@ -213,14 +212,14 @@ RULES = (
 
 
 def findings(of: Metrics) -> tuple[Finding, ...]:
-    """Apply all rules to the metrics and return the findings, the most valuable first."""
+    """Apply all rules to metrics; return doubts, then gains (largest first), then facts."""
     found: dict[str, tuple[tuple[int, float], Finding]] = {}
     for rule in RULES:
         value = of.values.get(rule.metric)
         if value is None or value <= rule.threshold or found.keys() & set(rule.unless):
             continue
         words = {"share": share(value), "times": number(1 / (1 - value)) if value < 1 else "many"}
-        with suppress(KeyError):  # skip the rule if a text for its message is missing
+        with suppress(KeyError):  # skip the rule if `words` lacks a text that its message needs
             known = {name: getattr(rule, name) for name in ("code", "metric", "threshold")}
             message = rule.message.format_map(of.words | words)
             place = _SORTS.index(rule.sort), -value if rule.sort == "gain" else 0.0
@@ -229,10 +228,13 @@ def findings(of: Metrics) -> tuple[Finding, ...]:
 
 
 def shown(found: tuple[Finding, ...]) -> Iterator[str]:
-    """Yield the messages of the first MOST_SHOWN findings."""
+    """Yield the messages of the first findings, at most MOST_SHOWN."""
     yield from (one.message for one in found[:MOST_SHOWN])
 
 
 def of_unrest(unrest: float, timed: str) -> Iterator[str]:
-    """Yield a warning if measurements vary too much; `timed` names them, such as "steps"."""
+    """Yield a warning if measurements vary too much, because other programs ran.
+
+    `unrest`: relative spread of the measurements. `timed`: what was measured, such as "steps".
+    """
     yield from shown(findings(Metrics({"unrest": unrest}, {"timed": timed})))

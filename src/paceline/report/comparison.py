@@ -1,8 +1,8 @@
 """Compare runs: settings, machines and results of two runs, or losses of any number of runs.
 
-A page shows losses against seconds of training and against epochs, each worker's share of the
-updates, and the share of the time in which each device computed: figures 5 to 8 of Ma, Rusu et al.
-2020. As in the paper, losses are also divided by the lowest loss of all runs.
+The HTML page has the content of figures 5 to 8 of Ma, Rusu et al. 2020: losses against seconds of
+training and against epochs, each worker's share of the updates, and the fraction of the time in
+which each device computed. As in the paper, curves show losses divided by the lowest of all runs.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,10 +27,10 @@ from paceline.report.tables import Rows, Table
 from paceline.report.terminal import shown
 
 _INDIFFERENT = {"output", "tensorboard"}  # settings that do not affect results
-_ALIKE = ("model", "batch_size", "data")  # must be equal to compare seconds per step
+_ALIKE = ("model", "batch_size", "data")  # if these differ, seconds per step are not comparable
 _NUM_TIMES = 6  # rows in the table of losses by time
 _MOST_EPOCHS = 12  # maximum rows in the table of losses by epoch
-_HEIGHT = 360  # pixels
+_HEIGHT = 360  # height of the figure of losses, in pixels
 _SHOWN: dict[str, Callable[[float], Quantity]] = {
     "s": duration,
     "bytes": nbytes,
@@ -40,7 +40,7 @@ _SHOWN: dict[str, Callable[[float], Quantity]] = {
 
 
 class Difference(Record):
-    """A setting or machine fact that differs between two runs; a missing value is None."""
+    """A setting or machine fact that differs between two runs; None in a run that lacks it."""
 
     name: str
     left: Any
@@ -48,7 +48,10 @@ class Difference(Record):
 
 
 class Figure(Record):
-    """A result that both runs measured; `unit` applies to both values."""
+    """A number that both runs measured, such as samples/s, with its value in each run.
+
+    `unit` of both values: "s", "bytes", "share" for a fraction, or "" for other numbers.
+    """
 
     name: str
     unit: str
@@ -76,7 +79,10 @@ class Differences(Record):
 
 
 def differences(left: RunResult, right: RunResult, table: Comparison) -> Differences:
-    """Compare two runs; `table` compares their typical steps."""
+    """Compare the results, settings and machines of two runs.
+
+    `table`: comparison of the runs' typical steps, from which findings are derived.
+    """
     one, other = _figures(left), _figures(right)
     figures = tuple(
         Figure(name=name, unit=unit, left=value, right=other[name, unit])
@@ -107,7 +113,11 @@ def _figures(result: RunResult) -> dict[tuple[str, str], float]:
 
 
 def settings_of(result: RunResult) -> dict[str, Any]:
-    """Return the settings that can differ between runs; strategy options are separate entries."""
+    """Return a run's settings by name, without settings that do not affect results.
+
+    Each option of the strategy is a separate entry. The entry "strategy in the end" is the strategy
+    that the run used.
+    """
     settings = result.settings.model_dump(mode="json", exclude=_INDIFFERENT)
     options = settings.pop("options", {})
     settings |= {f"{name} (of the strategy)": value for name, value in options.items()}
@@ -122,7 +132,7 @@ def _different(left: Mapping[str, Any], right: Mapping[str, Any]) -> tuple[Diffe
 
 
 def _unlike(runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the names whose values differ between runs."""
+    """Return the names of settings or machine facts whose values differ between runs."""
     names = dict.fromkeys(name for own in runs for name in own)
     return [name for name in names if any(own.get(name) != runs[0].get(name) for own in runs)]
 
@@ -156,7 +166,7 @@ def _metrics(
 
 
 class Point(Record):
-    """The loss after an epoch, and the seconds of training until then."""
+    """The loss after an epoch, and the seconds of training until the end of the epoch."""
 
     epoch: int
     seconds: float
@@ -164,11 +174,12 @@ class Point(Record):
 
 
 class Side(Record):
-    """One of the compared runs; `differs`: its values of settings that differ between the runs.
+    """One of the compared runs.
 
-    `update_shares`: each worker's share of the updates. `utilisation`: share of the time in which
-    each worker's device computed. Both are empty if the result has no such data.
-    `reached_s`: seconds of training until the run reached `SideBySide.reached`.
+    `differs`: text with the run's values of those settings that differ between the runs.
+    `points`: losses after epochs. `reached_s`: seconds of training until the run reached the loss
+    `SideBySide.reached`. `update_shares`: each worker's share of the updates. `utilisation`:
+    fraction of the time in which each worker's device computed. Both are empty if not recorded.
     """
 
     name: str
@@ -186,7 +197,7 @@ class Side(Record):
         return min(point.loss for point in self.points)
 
     def loss_at(self, seconds: float) -> float | None:
-        """Return the loss of the last epoch that ended within `seconds`, or None."""
+        """Return the loss of the last epoch that ended within `seconds` of training, or None."""
         losses = [point.loss for point in self.points if point.seconds <= seconds]
         return losses[-1] if losses else None
 
@@ -194,8 +205,8 @@ class Side(Record):
 class SideBySide(Record):
     """The compared runs.
 
-    `loss`: name of the loss. `lowest`: lowest loss of any run. `reached`: lowest loss that all runs
-    have reached.
+    `loss`: "test loss", or "train loss" if a run has no test loss. `lowest`: lowest loss of all
+    runs. `reached`: lowest loss that every run has reached.
     """
 
     loss: str
@@ -205,7 +216,7 @@ class SideBySide(Record):
 
 
 def side_by_side(folders: Sequence[Path]) -> SideBySide:
-    """Read the runs in these folders; raises InvalidInput for a run without epochs."""
+    """Read the runs in `folders` for a comparison; raises InvalidInput for a run without epochs."""
     results = [read_run(folder) for folder in folders]
     for folder, result in zip(folders, results, strict=True):
         if not result.epochs:
@@ -226,7 +237,7 @@ def side_by_side(folders: Sequence[Path]) -> SideBySide:
 
 
 def _differing(results: Sequence[RunResult]) -> list[str]:
-    """Return, for each run, a text with its values of the settings that differ."""
+    """Return a text for each run, with the run's values of settings that differ between runs."""
     settings = [settings_of(result) for result in results]
     unlike = _unlike(settings)
     written = {name: name.removesuffix(" (of the strategy)").replace("_", " ") for name in unlike}
@@ -264,7 +275,7 @@ def _side(
 
 
 def summary_table(sides: SideBySide) -> Table:
-    """Return a table with a row for each run."""
+    """Return a table with a row for each run: settings, lowest loss, throughput and updates."""
     head = ("run", "differs in", f"lowest {sides.loss}", f"to {sides.reached:.4f}", "samples/s")
     rows: Rows = [
         (
@@ -287,7 +298,10 @@ def _listed(shares: Mapping[str, float]) -> str:
 
 
 def times_table(sides: SideBySide) -> Table:
-    """Return a table of relative losses at equal times, up to the end of the shortest run."""
+    """Return a table of losses after equal times, up to the end of the shortest run.
+
+    Each run has a column. Losses are divided by the lowest loss of all runs.
+    """
     end_s = min(run.points[-1].seconds for run in sides.runs)
     rows: Rows = [
         (duration(at_s), *(_divided(run.loss_at(at_s), sides) for run in sides.runs))
@@ -297,7 +311,10 @@ def times_table(sides: SideBySide) -> Table:
 
 
 def epochs_table(sides: SideBySide) -> Table:
-    """Return a table of relative losses after epochs: a column for each run."""
+    """Return a table of losses after epochs, divided by the lowest loss of all runs.
+
+    Each run has a column.
+    """
     losses = [{point.epoch: point.loss for point in run.points} for run in sides.runs]
     epochs = sorted(set().union(*losses))
     every = -(-len(epochs) // _MOST_EPOCHS)
@@ -313,12 +330,12 @@ def _divided(loss: float | None, sides: SideBySide) -> str:
 
 
 def normalised(loss: float, sides: SideBySide) -> float:
-    """Divide a loss by the lowest loss of all runs, unless the lowest loss is zero."""
+    """Divide a loss by the lowest loss of all runs; return the loss if the lowest is zero."""
     return loss / sides.lowest if sides.lowest else loss
 
 
 def page_of(sides: SideBySide) -> Page:
-    """Build the page that compares the runs."""
+    """Build the HTML page that compares the losses and updates of runs."""
     content = {
         "sides": sides,
         "runs": summary_table(sides),
@@ -348,9 +365,9 @@ def _curves(sides: SideBySide) -> Described:
 
 
 def _bars(sides: SideBySide, field: str) -> Described | None:
-    """Draw a field of the runs: a row for each run, a bar for each worker.
+    """Draw `field`, a dict of fractions by worker: a row for each run, a bar for each worker.
 
-    Returns None if no run has the field.
+    Returns None if the field is empty in all runs.
     """
     values = {run.name: own for run in sides.runs if (own := getattr(run, field))}
     if not values:
@@ -361,11 +378,14 @@ def _bars(sides: SideBySide, field: str) -> Described | None:
 
 
 def difference_tables(changed: Differences, sides: Comparison) -> Iterator[TerminalTable]:
-    """Yield tables of two runs: results, and the settings and machine facts that differ."""
+    """Yield terminal tables of two runs: results, then settings and machine facts that differ.
+
+    `sides`: comparison that contains the names of the two runs.
+    """
     rows: Rows = []
     for figure in changed.figures:
         text = "" if figure.change is None else change_text(figure.change)
-        if figure.unit == "share":  # a relative change of a share would be misleading
+        if figure.unit == "share":  # show the difference: a ratio of percentages would mislead
             text = f"{100 * (figure.right - figure.left):+.2f} points"
         rows.append((figure.name, *figure.shown, text))
     yield shown("Results", Table(("", sides.left, sides.right, "change"), rows))
@@ -380,7 +400,7 @@ def difference_tables(changed: Differences, sides: Comparison) -> Iterator[Termi
 
 
 def side_by_side_tables(sides: SideBySide) -> Iterator[TerminalTable]:
-    """Yield tables of runs, and of their losses by time and by epoch."""
+    """Yield terminal tables: a summary of the runs, losses by time, and losses by epoch."""
     note = f"Runs; the tables below have the {sides.loss}, divided by the lowest of all runs"
     yield shown(note, summary_table(sides))
     yield shown("By time", times_table(sides))

@@ -1,8 +1,8 @@
-"""Figures for plotly.js: the common style, step breakdowns and learning curves.
+"""Build figures for plotly.js: the common style, step breakdowns and learning curves.
 
 A figure is a dict of traces, layout and configuration with the keys of
-<https://plotly.com/javascript/reference/>. Escape every text that comes from a file, because plotly
-interprets a subset of HTML in texts.
+<https://plotly.com/javascript/reference/>. Plotly interprets some HTML in texts, so every text that
+comes from a file must be `escaped`.
 
 Each kind of task has the same colour in all figures. The colours are from the palette of Okabe and
 Ito, <https://jfly.uni-koeln.de/color/>, which colour-blind readers can distinguish. Related
@@ -23,11 +23,11 @@ from paceline.report.format import duration, share
 Described = dict[str, Any]
 """A figure, or a part of a figure such as a trace or an axis, as plotly's JSON."""
 
-LEFT = 60  # pixels: left margin
+LEFT = 60  # left margin of a figure in pixels
 _MARGIN = {"l": LEFT, "r": 12, "t": 54, "b": 46}
 MARGINS = _MARGIN["t"] + _MARGIN["b"]
 BORDER = "rgba(255,255,255,0.6)"
-HOVER = "%{customdata}<extra></extra>"  # the text in customdata, without the trace's name
+HOVER = "%{customdata}<extra></extra>"  # hover text: `customdata`, without the trace's name
 _GRID = "rgba(128,128,128,0.25)"
 _LINE = {"color": "#888888", "width": 1, "dash": "dot"}
 _CONFIG = {
@@ -55,14 +55,14 @@ _TRAIN = {
 _TEST = {"line": {"color": _VIOLET}, "marker": {"symbol": "circle", "size": 7}}
 _YELLOW, _SKY, _BLUE, _GREEN = "#f0e442", "#56b4e9", "#0072b2", "#009e73"
 _ORANGE, _VERMILLION, _PURPLE, _WINE = "#e69f00", "#d55e00", "#cc79a7", "#882255"
-COLOURS = (_BLUE, _VERMILLION, _GREEN, _PURPLE, _ORANGE, _SKY, _WINE)  # colour cycle
+COLOURS = (_BLUE, _VERMILLION, _GREEN, _PURPLE, _ORANGE, _SKY, _WINE)  # in order of use
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 _SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star")
 
 
 @dataclass(frozen=True)
 class Fill:
-    """A bar's fill, its label, and the colour of text on it."""
+    """The fill of a kind of bar, with its label and the colour of text on the bar (`on_it`)."""
 
     label: str
     colour: str
@@ -70,7 +70,7 @@ class Fill:
     on_it: str = "#000000"
 
     def marker(self, border: Mapping[str, object]) -> dict[str, Any]:
-        """Return the plotly marker of a bar with this fill."""
+        """Return the plotly marker of a bar with this fill; `border`: plotly's `marker.line`."""
         marker: dict[str, Any] = {"color": self.colour, "line": dict(border)}
         if self.hatched:
             shape: dict[str, Any] = {"shape": "/", "fillmode": "overlay", "fgcolor": "#ffffff"}
@@ -79,7 +79,7 @@ class Fill:
 
     @property
     def css(self) -> str:
-        """The fill as a CSS background."""
+        """The fill as a CSS `background` property."""
         if not self.hatched:
             return f"background:{self.colour}"
         stripes = f"{self.colour} 0 2px,#ffffff 2px 4px"
@@ -119,7 +119,7 @@ def escaped(text: object) -> str:
 
 
 def unit_of(longest_s: float) -> tuple[str, float]:
-    """Return a unit of time for an axis up to `longest_s`, and that unit in seconds."""
+    """Choose the unit of a time axis: s, ms or us; return its name and its length in seconds."""
     if longest_s >= 1:
         return "s", 1.0
     return ("ms", 1e-3) if longest_s >= 1e-3 else ("us", 1e-6)
@@ -127,10 +127,10 @@ def unit_of(longest_s: float) -> tuple[str, float]:
 
 @dataclass(frozen=True)
 class Panel:
-    """A pair of axes with its traces.
+    """A subplot: a pair of axes with traces.
 
-    `x`, `y`: plotly's settings of the axes, except that their `title` is a str. `title`: title of
-    the panel, in plotly's markup. `marks`: x coordinates of vertical dotted lines.
+    `x`, `y`: settings of the axes with plotly's keys, but with a plain str as `title`. `title`:
+    title of the panel, in plotly's markup. `marks`: x coordinates of vertical dotted lines.
     """
 
     traces: Sequence[Described]
@@ -150,11 +150,11 @@ def figure_of(
     is_zoomed: bool = False,
     **layout: Any,
 ) -> Described:
-    """Build a figure in the common style.
+    """Build a figure of panels in the style that all figures share.
 
-    `height`: in pixels. `heights`: relative heights of panels in a column; by default, the panels
-    form a row. `gap`: distance between two panels as a share of the figure. `is_zoomed`: show zoom
-    buttons, which touch screens need.
+    `height`: in pixels. `heights`: relative heights of panels in a column; without `heights`, the
+    panels form a row. `gap`: distance between two panels, as a fraction of the figure. `margin`:
+    margins in pixels by plotly's keys. `is_zoomed`: show zoom buttons, which touch screens need.
     """
     domains = _domains(heights or [1] * len(panels), gap)
     figure: Described = {"data": [], "layout": _LAYOUT | {"height": height} | layout}
@@ -179,16 +179,16 @@ def figure_of(
 def bars_along(
     fill: Fill, seconds: Sequence[float], told: Sequence[str], **settings: Any
 ) -> Described:
-    """Build horizontal bars with the same fill, and with `told` as hover texts.
+    """Build a plotly trace of horizontal bars with the same fill.
 
-    `seconds`: lengths of the bars in the unit of the axis.
+    `seconds`: lengths of the bars, converted to the axis's unit of time. `told`: hover texts.
     """
     bars = {"type": "bar", "name": fill.label, "orientation": "h", "x": seconds}
     return bars | {"customdata": told, "hovertemplate": HOVER} | settings
 
 
 def line(number: int, name: str, x: object, y: object, **settings: Any) -> Described:
-    """Build a line; its number selects its colour, dash and symbol."""
+    """Build a plotly trace that is a line; `number` selects colour, dash and symbol."""
     style = {"color": COLOURS[number % len(COLOURS)], "dash": _DASHES[number % len(_DASHES)]}
     marker = {"symbol": _SYMBOLS[number % len(_SYMBOLS)], "size": 8}
     drawn = {"type": "scatter", "mode": "lines", "name": escaped(name), "x": x, "y": y}
@@ -196,7 +196,7 @@ def line(number: int, name: str, x: object, y: object, **settings: Any) -> Descr
 
 
 def _domains(sizes: Sequence[float], gap: float) -> list[tuple[float, float]]:
-    """Return the start and end of each panel as shares of the figure."""
+    """Return the start and end of each panel as fractions of the figure; `sizes` are relative."""
     room = (1 - gap * (len(sizes) - 1)) / sum(sizes)
     starts = accumulate((size * room + gap for size in sizes[:-1]), initial=0.0)
     return [(start, start + size * room) for start, size in zip(starts, sizes, strict=True)]
@@ -209,7 +209,10 @@ def _axis(settings: Described) -> Described:
 
 
 def _title(text: str, across: Sequence[float], top: float, *, is_left: bool) -> Described:
-    """Return the title above a panel: centred, or above the row names if `is_left`."""
+    """Return a panel's title as a plotly annotation: centred, or if `is_left` above row names.
+
+    `across`: left and right end of the panel. `top`: upper end. All are fractions of the figure.
+    """
     place: Described = {"x": sum(across) / 2, "xanchor": "center"}
     if is_left:
         place = {"x": 0, "xanchor": "left", "xshift": -LEFT}
@@ -223,7 +226,7 @@ _FEW_DECADES = 2
 
 
 def whole_numbers(highest: int) -> dict[str, Any]:
-    """Return settings for an axis of counts, with ticks only at whole numbers."""
+    """Return plotly settings for an axis of counts up to `highest`, with ticks at whole numbers."""
     apart = max(1, -(-highest // _MOST_TICKS))
     magnitude = 10 ** (len(str(apart)) - 1)
     apart = next(step * magnitude for step in (1, 2, 5, 10) if step * magnitude >= apart)
@@ -231,7 +234,10 @@ def whole_numbers(highest: int) -> dict[str, Any]:
 
 
 def decades(values: Iterable[float]) -> dict[str, Any]:
-    """Return settings for a logarithmic axis: ticks at 1, 2 and 5 of each decade."""
+    """Return plotly settings for a logarithmic axis that covers `values`.
+
+    Ticks are at 1, 2 and 5 of each decade, or at 1 only if there are many decades.
+    """
     found = [value for value in values if value > 0]
     low, high = min(found, default=1.0), max(found, default=1.0)
     below, above = floor(log10(low)), ceil(log10(high))
@@ -248,7 +254,7 @@ def decades(values: Iterable[float]) -> dict[str, Any]:
 
 
 def losses_of(epochs: Iterable[Epoch]) -> dict[str, list[float | None]]:
-    """Return the curves of the training and test losses."""
+    """Return two lists by name, "train loss" and "test loss", with a loss for each epoch."""
     pairs = [(epoch.train_loss, epoch.test_loss) for epoch in epochs]
     return {"train loss": [one for one, _ in pairs], "test loss": [one for _, one in pairs]}
 
@@ -261,9 +267,11 @@ def learning_curves(
     score: str = "",
     scores: Sequence[float | None] = (),
 ) -> Described:
-    """Draw losses against epochs, steps or seconds; test scores are in a second panel.
+    """Draw losses against epochs, steps or seconds, and test scores in a second panel.
 
-    `places`: x coordinates. `by`: title of the x axis. Without scores there is one panel.
+    `by`: title of the x axis. `places`: x coordinates. `axis`: plotly settings of the x axis.
+    `losses`: each curve's name and values. `score`: name of the score. Without `scores`, the figure
+    has only the first panel.
     """
     x = {"title": by} | axis
     mode = "lines+markers" if len(places) <= _FEW else "lines"
@@ -285,9 +293,9 @@ def learning_curves(
 
 
 def share_bars(groups: Mapping[str, Mapping[str, float | None]]) -> Described:
-    """Draw shares as horizontal bars.
+    """Draw fractions as horizontal bars; the bars of a group have one colour.
 
-    `groups`: for each group's name, the shares by the name of their row. A group has one colour.
+    `groups`: for each group's name, the fractions by row name; None draws no bar.
     """
     bars = []
     for i, (name, shares) in enumerate(groups.items()):
@@ -302,9 +310,9 @@ def share_bars(groups: Mapping[str, Mapping[str, float | None]]) -> Described:
 
 
 def step_parts(sides: Mapping[str, Mapping[str, float]]) -> Described:
-    """Draw the parts of a step as one stacked bar for each side.
+    """Draw the parts of a step, such as "forward", as one stacked bar for each row of `sides`.
 
-    `sides`: for each side's name, the seconds by part; the key "step", if any, has the seconds of
+    `sides`: for each row's name, the seconds by part; the optional key "step" has the seconds of
     the whole step. Hidden communication is a separate thin bar that ends with the backward pass,
     because hidden communication adds nothing to the step.
     """

@@ -1,6 +1,6 @@
 """Format numbers for people: three significant digits and a suitable unit.
 
-A formatted number also has the exact value, so that a copied table has full precision.
+A formatted number keeps the exact value, so that a table can be copied with full precision.
 """
 
 from math import isfinite, nan
@@ -14,7 +14,7 @@ _BYTES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 class Quantity(str):
-    """A formatted number with the exact `value`; `unit` is the unit of `value`.
+    """A formatted number as a str, with the exact `value`; `unit` is the unit of `value`.
 
     Slicing, joining or formatting a Quantity returns a plain str.
     """
@@ -24,14 +24,14 @@ class Quantity(str):
     unit: str
 
     def __new__(cls, text: str, value: float, unit: str = "") -> Self:
-        """Create the text, and set `value` and `unit`."""
+        """Create the str `text`, and attach `value` and `unit`."""
         quantity = super().__new__(cls, text)
         quantity.value, quantity.unit = value, unit
         return quantity
 
     @property
     def exact(self) -> str:
-        """The value with twelve digits."""
+        """The exact value as text, with twelve significant digits."""
         return f"{self.value:.12g}"
 
 
@@ -63,7 +63,7 @@ def _duration(seconds: float) -> str:
 def nbytes(count: float) -> Quantity:
     """Format a number of bytes, for example as "512 B", "1.50 KiB" or "243 MiB".
 
-    The rounding error is at most 0.5 %, except for a mean below one byte.
+    The rounding error is at most 0.5 %. A mean number of bytes may be below 1: "0.123 B".
     """
     size, exponent = abs(count), 0
     while size / 1024**exponent >= 1023.5 and exponent < len(_BYTES) - 1:
@@ -77,7 +77,7 @@ def nbytes(count: float) -> Quantity:
 
 
 def share(fraction: float, decimals: int = 1, signed: bool = False) -> Quantity:
-    """Format a fraction such as 0.1234 as "12.3 %"; `signed` always shows + or -."""
+    """Format a fraction such as 0.1234 as "12.3 %", or "+12.3 %" if `signed`."""
     sign = "+" if signed else "-"
     percent = 100 * fraction
     text = f"{percent:{sign}z,.{decimals}f} %" if isfinite(fraction) else str(fraction)
@@ -85,7 +85,10 @@ def share(fraction: float, decimals: int = 1, signed: bool = False) -> Quantity:
 
 
 def change_text(change: float | None) -> str:
-    """Format a relative change: 0.123 as "+12.3 %", 252 as "253 times", None as "-"."""
+    """Format a relative change: 0.123 as "+12.3 %", None as "-".
+
+    A change of 9 or more is shown as the ratio of the values: 252 as "253 times".
+    """
     if change is None:
         return "-"
     if change < 9:
@@ -123,12 +126,15 @@ def _three_digits(value: float) -> str:
 
 
 def score_text(name: str, value: float | None) -> str:
-    """Format a score: shares in percent, other scores with four digits, None as a dash."""
+    """Format the value of the score `name`, or a dash for None.
+
+    Scores that are fractions, such as accuracy, are in percent; others have four digits.
+    """
     if value is None:
         return "-"
     return share(value, 2) if is_share(name) else f"{value:.4g}"
 
 
 def loss_text(loss: float | None) -> str:
-    """Format a loss; return a dash for None."""
+    """Format a loss with four decimals; return a dash for None."""
     return "-" if loss is None else f"{loss:.4f}"

@@ -1,4 +1,4 @@
-"""Compute the metrics of runs, profiles, plans and studies for the rules of `advice`."""
+"""Compute metrics of runs, profiles, plans and studies, from which `advice` derives findings."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -40,7 +40,7 @@ def of_run(result: RunResult, timeline: Timeline | None) -> Metrics:
 
 
 def parts_of(result: RunResult) -> Breakdown | None:
-    """Return the breakdown of a typical traced step; None for asynchronous workers."""
+    """Return the seconds of each part of a typical traced step; None for asynchronous workers."""
     if result.comparison is None:
         return None
     seconds = {f"{row.quantity}_s": row.right_s for row in result.comparison.rows}
@@ -49,10 +49,10 @@ def parts_of(result: RunResult) -> Breakdown | None:
 
 
 def speedup(result: RunResult) -> float | None:
-    """Return the workers' speed-up over one worker that computes the whole batch.
+    """Estimate the workers' speed-up over one worker that computes the whole batch.
 
-    Returns None for asynchronous workers, unequal shares of a batch, and a single worker; also if
-    workers share cores, because one worker would then compute faster alone.
+    Returns None for asynchronous workers, unequal shares of a batch, and a single worker. Also
+    returns None if workers share cores, because one worker alone would then compute faster.
     """
     parts = parts_of(result)
     if parts is None or result.shares is not None or result.num_workers == 1:
@@ -64,7 +64,7 @@ def speedup(result: RunResult) -> float | None:
 
 
 def _share_cores(result: RunResult, num_workers: int) -> bool:
-    """Whether this number of workers would share the cores of a machine."""
+    """Return whether `num_workers` CPU workers would share cores on the run's hosts."""
     if result.is_rehearsal or result.machine.get("device") != "cpu":
         return False
     return num_workers > int(result.machine.get("hosts", 1))
@@ -100,7 +100,11 @@ def _of_step(result: RunResult, found: Metrics) -> None:
 
 
 def _of_other_plans(result: RunResult, found: Metrics) -> None:
-    """Add the time that the fastest other strategy saves, if its range is entirely lower."""
+    """Add to `found` the relative step time that another strategy is predicted to save.
+
+    Only the fastest other strategy is considered, and only if the predicted range of its step time
+    is entirely below the range of the run's strategy.
+    """
     own, plans = result.predicted_range_s, () if result.is_rehearsal else result.plans
     same = [one for one in plans if one.workers == result.num_workers]
     others = [one for one in same if one.strategy != result.strategy and one.is_same_training]
@@ -127,7 +131,7 @@ def _of_memory(result: RunResult, found: Metrics) -> None:
 
 
 def _of_epochs(epochs: Sequence[Epoch], score: str, found: Metrics) -> None:
-    """Add metrics for the advice to train for more or fewer epochs."""
+    """Add metrics to `found` for the advice to train for more or fewer epochs."""
     losses = [epoch.test_loss for epoch in epochs if epoch.test_loss is not None]
     if len(epochs) < 2 or len(losses) < len(epochs):
         return
@@ -148,7 +152,7 @@ def _of_epochs(epochs: Sequence[Epoch], score: str, found: Metrics) -> None:
 
 
 def _change(losses: Sequence[float]) -> float | None:
-    """Return the largest relative deviation from the first loss; None if this loss is zero."""
+    """Return the largest relative change from the first loss; None if the first loss is zero."""
     first = losses[0]
     return max(abs(loss / first - 1) for loss in losses) if first > 0 else None
 
@@ -169,16 +173,16 @@ def _of_asynchronous(result: RunResult, found: Metrics) -> None:
     if travelling:
         most = max(travelling, key=lambda row: row.nbytes)
         found.values["sent_as_is"] = ratio(most.nbytes, sum(row.nbytes for row in travelling))
-        # A purpose that can have a codec has a field in the configuration; None means no codec.
+        # `config` has a field for each purpose that supports a codec; None means no codec.
         if most.purpose in result.config and result.config[most.purpose] is None:
             found.words["purpose"] = most.purpose
 
 
 def _one_more_each(result: RunResult) -> str | None:
-    """Return the options that add one worker to each device; None if impossible.
+    """Return the command-line options that add one worker to each device; None if impossible.
 
-    The options set both numbers, because more lanes alone would put the same workers on fewer
-    devices.
+    The options set --workers and `lanes`, the number of workers on a device. More lanes alone would
+    put the same number of workers on fewer devices.
     """
     lanes, staleness = result.config.get("lanes"), result.config.get("staleness")
     if not isinstance(lanes, int) or staleness == 0:  # staleness 0 requires lanes=1
@@ -192,7 +196,7 @@ def _one_more_each(result: RunResult) -> str | None:
 def of_profile(result: ProfileResult) -> Metrics:
     """Compute the metrics of a profile.
 
-    Time between operators, or between a GPU's kernels, counts as "calls", not as computation.
+    Time between operators (on a GPU: between kernels) counts as "calls", not as "computing".
     """
     whole = result.stages_s or 1.0
     seconds: dict[str, float] = {row.stage: row.seconds for row in result.stages}
@@ -223,13 +227,16 @@ def of_profile(result: ProfileResult) -> Metrics:
 
 
 def _calls(result: ProfileResult, seconds: Mapping[str, float], whole: float) -> float:
-    """Return the share of a step spent between operators, or between a GPU's kernels."""
+    """Return the fraction of a step spent between operators (on a GPU: between kernels).
+
+    `seconds`: duration of each part of the step. `whole`: duration of the step in seconds.
+    """
     computing = (seconds["forward"] + seconds["backward"]) / whole
     if result.kernels_s is None:
         passes = [row for row in result.agreement if row.phase in ("forward", "backward")]
         between = sum(row.torch_s - row.in_operators_s for row in passes)
         return computing * between / (sum(row.torch_s for row in passes) or 1.0)
-    # `kernels_s` covers the whole step, so loading and update count as busy, too.
+    # `kernels_s` has the kernels of the whole step, so `busy` must include loading and update.
     busy = computing + (seconds["load"] + seconds["update"]) / whole
     return min(computing, max(0.0, busy - result.kernels_s / whole))
 
@@ -266,7 +273,11 @@ def of_ranking(ranking: RankingRows, *, is_measured: bool) -> Metrics:
 
 
 def _of_other_training(ranking: RankingRows, best: PlanRow, found: Metrics) -> None:
-    """Add the time saved by the plan predicted to need the least time to the same loss."""
+    """Add to `found` how much less time a plan that changes training needs to the same loss.
+
+    Such a plan, for example with strategy local, must have a known number of steps to a loss.
+    `best`: the recommended plan, with which it is compared.
+    """
 
     def rate(plan: PlanRow) -> float:
         return plan.samples_per_s / plan.steps_to_loss.median if plan.steps_to_loss else 0.0
@@ -280,7 +291,10 @@ def _of_other_training(ranking: RankingRows, best: PlanRow, found: Metrics) -> N
 
 
 def of_rates(rates: Mapping[int, float], found: Metrics) -> None:
-    """Add the share of needless workers; `rates`: best throughput for each number of workers."""
+    """Add to `found` the fraction of workers without which training is hardly slower.
+
+    `rates`: best throughput for each number of workers.
+    """
     if len(rates) < 2:
         return
     most, top = max(rates), max(rates.values())
@@ -292,15 +306,15 @@ def of_rates(rates: Mapping[int, float], found: Metrics) -> None:
 
 
 def named(plan: PlanRow) -> str:
-    """Return a plan's name: strategy, codec and number of workers."""
+    """Return a plan's name, such as "allreduce + dynamic8 on 4 workers"."""
     return f"{plan_name(plan)} on {counted(plan.workers, 'worker')}"
 
 
 def of_study(cells: Sequence[ScaleCell]) -> Metrics:
-    """Compute the metrics of a study, mainly of its fastest cell.
+    """Compute the metrics of a scaling study, mainly from its fastest cell.
 
-    Compares only cells of one kind and one scaling. The kind is the first of measured, rehearsed
-    and predicted that has cells; the scaling is the first in `Scaling` that has cells.
+    A cell is an epoch with one strategy, number of workers and batch size. Only `comparable` cells
+    are considered.
     """
     found = Metrics({"unrest": unrest_of(cells)}, {"timed": "repetitions"})
     known = comparable(cells)
@@ -325,14 +339,22 @@ def of_study(cells: Sequence[ScaleCell]) -> Metrics:
 
 
 def comparable(cells: Iterable[ScaleCell]) -> list[TimedCell]:
-    """Return the cells of one kind and one scaling: those that `of_study` compares."""
+    """Return those cells of a scaling study that can be compared: of one kind and one scaling.
+
+    The kind is the first of measured, rehearsed and predicted that has cells. The scaling is the
+    first in `Scaling` that has cells of this kind.
+    """
     known = most_real(timed(cells))
     first = min((_SCALINGS.index(one.scaling) for one in known), default=0)
     return [one for one in known if one.scaling == _SCALINGS[first]]
 
 
 def _of_methods(cells: Sequence[TimedCell], first: TimedCell, found: Metrics) -> None:
-    """Add the time saved by the fastest method over the second, if their spreads do not overlap."""
+    """Add to `found` the relative time that the fastest strategy saves over the second fastest.
+
+    Adds nothing if the ranges of the two strategies' epoch times overlap. `first`: the fastest of
+    all `cells`.
+    """
     workers = max(one.workers for one in cells) if first.workers == 1 else first.workers
     compared = sorted((one for one in cells if one.workers == workers), key=lambda one: one.epoch_s)
     if workers > 1 and len(compared) > 1 and compared[0].differs_from(compared[1]):

@@ -21,7 +21,7 @@ from paceline.report.format import change_text, counted, duration, nbytes, share
 
 @dataclass(frozen=True)
 class Page:
-    """A page's title, its template, and the template's variables."""
+    """An HTML page: the title, the file name of the template, and the template's variables."""
 
     title: str
     template: str
@@ -29,14 +29,14 @@ class Page:
 
 
 def write_page(path: Path, page: Page) -> None:
-    """Write a self-contained page: it loads nothing from a network."""
+    """Write a page as one file with all scripts and styles, which loads nothing else."""
     template = _environment().get_template(page.template)
     write_text(path, template.render(title=page.title, **page.content))
 
 
 @cache
 def _environment() -> Environment:
-    """Return the template environment: texts are escaped, unknown names are errors."""
+    """Return the Jinja environment, which escapes texts and rejects unknown variables."""
     environment = Environment(
         loader=PackageLoader("paceline.report"),
         autoescape=True,
@@ -55,7 +55,7 @@ def _environment() -> Environment:
 
 
 def _with_time(run_id: str) -> str:
-    """Return the run's id, followed by the id's date and time in readable form."""
+    """Format a run's id; one with a date as "Run 20261129-201332-gpt, 2026-11-29 20:13:32"."""
     shown = f"Run {run_id}"
     with suppress(ValueError):
         shown += datetime.strptime(run_id[:15], "%Y%m%d-%H%M%S").strftime(", %Y-%m-%d %H:%M:%S")
@@ -69,7 +69,11 @@ def _json(figure: Any, **_: object) -> str:
 def facts(
     settings: BaseModel, machine: Mapping[str, Any], peaks: Sequence[int] | None = None
 ) -> dict[str, list[tuple[str, str]]]:
-    """Return the settings with a value, and the machine's facts; `peaks`: peak bytes by worker."""
+    """Return two lists of names and formatted values: "Settings" and "Machine and versions".
+
+    Settings without a value are left out. `peaks`: peak memory of each worker in bytes, which is
+    added to the facts of `machine`.
+    """
     known = dict(machine)
     if peaks is not None:
         unbroken = (nbytes(peak).replace(" ", "\N{NO-BREAK SPACE}") for peak in peaks)
@@ -80,7 +84,10 @@ def facts(
 
 
 def readable(values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Format names and values; a name's ending such as `_bytes` or `_s` selects the unit."""
+    """Return names and values as readable text.
+
+    A number whose name ends in `_bytes` or `_s` gets a unit, and its name loses the ending.
+    """
     rows = []
     for name, value in values.items():
         shown, text = name, _text(value)

@@ -1,4 +1,4 @@
-"""Show predicted plans in a terminal, as Markdown, as JSON or as a page."""
+"""Show predicted plans in a terminal, as Markdown, as JSON or as an HTML page."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -30,17 +30,18 @@ Form = Literal["text", "markdown", "json"]
 _MOST_REMARKS = 2
 
 _MOST_ALIKE, _MOST_OTHERS = 5, 3
-_FOUND_BY_TRAINING = {"workers", "chunk"}  # fields that `paceline train` sets itself
+_FOUND_BY_TRAINING = {"workers", "chunk"}  # `paceline train` chooses these fields itself
 _POINTS: dict[str, Any] = {"mode": "lines+markers", "hovertemplate": HOVER}
 _RANGE = "±: range that should contain the median of measured steps in 9 of 10 cases"
 
 
 def plan_tables(plans: Sequence[PlanRow], alone_samples_per_s: float | None) -> dict[str, Table]:
-    """Return tables of the best plans by title; plans that change training are separate.
+    """Return up to two tables of the best plans, by title.
 
-    Of each strategy, the tables have at most two plans: the best with a codec, and the best without
-    a codec. If training is unchanged, plans have speed-ups over `alone_samples_per_s`, the
-    throughput of the best single worker.
+    The first table has plans that train like one worker with the whole batch. The second table has
+    plans that change what is learned. A strategy has at most two rows: its best plan with a codec,
+    and its best plan without. `plans`: best first. `alone_samples_per_s`: throughput of the best
+    single worker, over which the first table shows speed-ups.
     """
     alike = list(_fastest(plan for plan in plans if plan.is_same_training))
     alone = [plan for plan in alike[_MOST_ALIKE:] if plan.workers == 1]
@@ -57,7 +58,10 @@ def plan_tables(plans: Sequence[PlanRow], alone_samples_per_s: float | None) -> 
 
 
 def _fastest(plans: Iterable[PlanRow]) -> Iterator[PlanRow]:
-    """Yield the best plan for one worker, and each strategy's best, with and without codec."""
+    """Yield the best plan for one worker, and each strategy's best with and without a codec.
+
+    `plans`: best first.
+    """
     seen: set[object] = set()
     for plan in plans:
         key = "one worker" if plan.workers == 1 else (plan.strategy, plan.codec is None)
@@ -67,7 +71,7 @@ def _fastest(plans: Iterable[PlanRow]) -> Iterator[PlanRow]:
 
 
 def _table(plans: Sequence[PlanRow], more: Mapping[str, Iterable[str]]) -> Table:
-    """Return a table of plans; `more`: the cells of additional columns, by the column's name."""
+    """Return a table of plans; `more`: names of additional columns, each with its cells."""
     rows: Rows = []
     for plan, *cells in zip(plans, *more.values(), strict=True):
         placement = "" if plan.placement == "as listed" else f" ({plan.placement})"
@@ -81,7 +85,7 @@ def _table(plans: Sequence[PlanRow], more: Mapping[str, Iterable[str]]) -> Table
 
 
 def _learned(plan: PlanRow) -> str:
-    """Format `steps_to_loss`; "unknown" for None."""
+    """Format `plan.steps_to_loss`, a factor, such as "1.05-1.20 x"; "unknown" for None."""
     steps = plan.steps_to_loss
     if steps is None:
         return "unknown"
@@ -91,7 +95,10 @@ def _learned(plan: PlanRow) -> str:
 
 
 def recommendation(result: PlanResult) -> str:
-    """Return the recommended plan with its command; "" if there is no plan."""
+    """Return a sentence with the recommended plan and the command that trains with it.
+
+    Returns "" if no plan is possible.
+    """
     plan, alone = result.ranking.recommended, result.ranking.alone_samples_per_s
     if plan is None:
         return ""
@@ -108,7 +115,7 @@ def recommendation(result: PlanResult) -> str:
 
 
 def command(plan: PlanRow, result: PlanResult) -> str:
-    """Return the command that trains with the plan's configuration."""
+    """Return the `paceline train` command with the plan's configuration."""
     strategy = STRATEGIES.get(plan.strategy)
     words = ["paceline train", result.model, f"--batch-size {result.batch_size}"]
     words.append(f"--strategy {plan.strategy}")
@@ -127,7 +134,7 @@ def command(plan: PlanRow, result: PlanResult) -> str:
 
 
 def explanation(ranking: RankingRows) -> Iterator[str]:
-    """Yield sentences that explain the step times, the refusals, and the sign ±."""
+    """Yield sentences on the plans' step times, the refused strategies, and the meaning of ±."""
     for plan in _fastest(ranking.plans):
         yield f"{named(plan)}: {plan.explanation}"
     if (sentence := of_after_backward(ranking.plans)) is not None:
@@ -140,10 +147,10 @@ def explanation(ranking: RankingRows) -> Iterator[str]:
 
 
 def of_after_backward(plans: Sequence[PlanRow]) -> str | None:
-    """Compare the communication times left after backward; None if no plan reports them.
+    """Return a sentence on how long strategies still communicate after backward.
 
-    `plans`: best first. Compares plans without a codec: the best one, and the plans with the same
-    number of workers on the same devices.
+    Compares plans without a codec: the best plan, and plans with as many workers on the same
+    devices. `plans`: best first. Returns None if no plan reports these times.
     """
     rows = [one for one in plans if one.codec is None and one.after_backward is not None]
     if not rows:
@@ -170,7 +177,10 @@ def _hides(times: AfterBackward) -> str:
 
 
 def of_second_machine(found: SecondMachine) -> Iterator[str]:
-    """Yield the least speed and the least bandwidth at which a second machine shortens training."""
+    """Yield two sentences: on the slowest second machine and on the slowest link that pay.
+
+    A second machine pays if all hosts together train faster than the first host alone.
+    """
     speeds, links = [], []
     for one in found.requirements:
         speed, bits_per_s = one.speed, one.bits_per_s[0]
@@ -183,7 +193,10 @@ def of_second_machine(found: SecondMachine) -> Iterator[str]:
 
 
 def label(one: Requirement) -> str:
-    """Describe a requirement's exchange; add a note if its number of steps to a loss is unknown."""
+    """Describe the exchange for which a second machine must meet `one`, as "without a codec".
+
+    A note is added if training's number of steps to a loss is unknown, so samples/s are compared.
+    """
     text = {"plain": "without a codec", "codec": "with dynamic8", "local": "with strategy local"}
     return text[one.exchange] + (
         "" if one.is_learning_known else " (in samples/s: its steps to a loss are unknown)"
@@ -191,7 +204,11 @@ def label(one: Requirement) -> str:
 
 
 def _refused(row: Refusal, plans: Sequence[PlanRow]) -> str:
-    """Tell what is refused, and why: a strategy, or one of its variants or placements."""
+    """Return a sentence with the reason why a strategy is refused on a number of workers.
+
+    If `plans` has other plans of the strategy, the sentence names the refused variant or placement
+    (the chosen devices).
+    """
     asked = row.strategy, row.workers
     planned = {plan.placement for plan in plans if (plan.strategy, plan.workers) == asked}
     name = f"a variant of {row.strategy}" if row.placement in planned else row.strategy
@@ -202,7 +219,11 @@ def _refused(row: Refusal, plans: Sequence[PlanRow]) -> str:
 def present(
     out: Console, result: PlanResult, title: str, folder: Path | None, *, form: Form, drawing: str
 ) -> None:
-    """Print plans and the path of their folder; with a `drawing`, also explain the plans."""
+    """Print plans as text, Markdown or JSON, and as text also the path of their folder.
+
+    `folder`: None if the plans were not saved. `drawing`: picture of the best plan as text; unless
+    it is "", explanations are printed, too.
+    """
     if form == "json":
         out.print_json(data=_data(result, folder, drawing), highlight=out.is_terminal)
         return
@@ -226,7 +247,7 @@ def present(
 def in_terminal(
     plans: Sequence[PlanRow], title: str, alone_samples_per_s: float | None
 ) -> Iterator[TerminalTable]:
-    """Yield the tables of plans for a terminal; the first table starts with `title`."""
+    """Yield the tables of `plan_tables` for a terminal; the first title begins with `title`."""
     for name, table in plan_tables(plans, alone_samples_per_s).items():
         yield shown(f"{title}: {name.lower()}" if title else name, table, gap=1)
         title = ""
@@ -241,7 +262,7 @@ def _markdown(result: PlanResult, title: str, texts: Sequence[str]) -> str:
 
 
 def _data(result: PlanResult, folder: Path | None, drawing: str) -> dict[str, Any]:
-    """Return the JSON object of --json."""
+    """Return the object that `paceline plan --json` prints."""
     data = result.model_dump(include={"model", "machine", "batch_size"})
     data |= {"origin": Origin.PREDICTED} | result.ranking.model_dump()
     data["findings"] = [one.model_dump() for one in result.findings]
@@ -252,7 +273,7 @@ def _data(result: PlanResult, folder: Path | None, drawing: str) -> dict[str, An
 
 
 def page_of(result: PlanResult, folder: Path) -> Page:
-    """Build the page of a plan."""
+    """Build the HTML page of a `paceline plan`; `folder` contains trace.json."""
     ranking = result.ranking
     plans, refused, needed = ranking.plans, ranking.refused, result.second_machine
     asked = {"model": result.model, "machine": result.machine, "batch_size": result.batch_size}
@@ -315,7 +336,7 @@ def _by_workers(plans: Sequence[PlanRow]) -> Described:
 
 
 def _second_machine(found: SecondMachine) -> Described:
-    """Draw, for each speed of the second machine, the least bandwidth that speeds up training."""
+    """Draw the least bandwidth with which a second machine speeds up training, by its speed."""
     names = [str(Fraction(speed)) for speed in found.speeds]
     lines = []
     for i, one in enumerate(found.requirements):

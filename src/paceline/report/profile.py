@@ -1,4 +1,4 @@
-"""Show a profile in a terminal or as a page."""
+"""Show a profile in a terminal or as an HTML page."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,13 +17,13 @@ from paceline.report.steps import two_steps
 from paceline.report.tables import Rows, Table, part_name
 from paceline.report.terminal import shown
 
-_MOST_BARS = 30  # layers in the figure; the table has all layers
-_LAYERS_SHOWN, _OPERATORS_SHOWN = 12, 8  # in a terminal
-_HEIGHT, _ROW = 130, 22  # pixels
+_MOST_BARS = 30  # maximum layers in the figure; the table has all layers
+_LAYERS_SHOWN, _OPERATORS_SHOWN = 12, 8  # maximum rows of tables in a terminal
+_HEIGHT, _ROW = 130, 22  # pixels: the figure of layers without bars, and each bar
 
 
 def page_of(result: ProfileResult, folder: Path) -> Page:
-    """Build the page of a profile."""
+    """Build the HTML page of a profile; `folder` contains trace.json."""
     layers = slowest_layers(result)[:_MOST_BARS]
     largest = result.largest
     content: dict[str, Any] = {
@@ -75,7 +75,7 @@ def _tiles(result: ProfileResult) -> list[tuple[str, str, str]]:
 
 
 def stages_table(result: ProfileResult) -> Table:
-    """Return a table of the parts of a step, with their sum."""
+    """Return a table of the parts of a step, such as forward, with their time and their sum."""
     rows: Rows = []
     for row in result.stages:
         part = "hidden" if row.stage == "hidden" else share(ratio(row.seconds, result.stages_s))
@@ -85,7 +85,7 @@ def stages_table(result: ProfileResult) -> Table:
 
 
 def overheads_table(result: ProfileResult) -> Table:
-    """Return a table of the calls and waits in a step."""
+    """Return a table of the time of waits, calls and host overheads in a step."""
     rows: Rows = []
     for row in result.overheads:
         calls = "" if row.calls is None else number(row.calls)
@@ -94,7 +94,7 @@ def overheads_table(result: ProfileResult) -> Table:
 
 
 def operators_table(operators: Sequence[OperatorRow]) -> Table:
-    """Return a table of operators: time, share, calls and memory."""
+    """Return a table of PyTorch operators: time and calls per step, share of time, and memory."""
     rows: Rows = [
         (row.name, duration(row.seconds), share(row.share), number(row.calls), nbytes(row.nbytes))
         for row in operators
@@ -104,12 +104,12 @@ def operators_table(operators: Sequence[OperatorRow]) -> Table:
 
 
 def slowest_layers(result: ProfileResult) -> list[LayerRow]:
-    """Return the layers sorted by time, the slowest first."""
+    """Return the layers sorted by their time in a step, the slowest first."""
     return sorted(result.layers, key=lambda row: row.median_s, reverse=True)
 
 
 def layers_table(layers: Sequence[LayerRow]) -> Table:
-    """Return a table of layers: times, parameters and feature maps."""
+    """Return a table of layers: times, parameters and tensors kept for backward (feature maps)."""
     rows: Rows = []
     for row in layers:
         times = *_spread(row.forward), *_spread(row.backward)
@@ -182,7 +182,7 @@ def _processes(result: ProfileResult) -> Table:
 
 
 def surplus_sentence(result: ProfileResult) -> str | None:
-    """Compare worker 0's memory with that of other workers; return None for a single worker."""
+    """Return a sentence on worker 0's memory relative to other workers'; None for one worker."""
     surplus = result.surplus_nbytes
     if surplus is None:
         return None
@@ -202,7 +202,7 @@ def _attempts(found: LargestBatch) -> Table:
 
 
 def largest_sentence(found: LargestBatch) -> str:
-    """Summarize the search for the largest batch."""
+    """Return a sentence with the result of the search for the largest batch."""
     limit = nbytes(found.limit_nbytes)
     if found.batch_size:
         at_least = "" if found.complete else " at least"
@@ -217,7 +217,7 @@ def largest_sentence(found: LargestBatch) -> str:
 
 
 def tables(result: ProfileResult) -> Iterator[TerminalTable]:
-    """Yield tables of the stages, slowest layers, waits and operators."""
+    """Yield terminal tables of a step's parts, the slowest layers, waits, and operators."""
     yield shown("Where a step goes", stages_table(result), gap=2)
     layers = layers_table(slowest_layers(result)[:_LAYERS_SHOWN]).without("quartiles")
     yield shown(f"The slowest of {len(result.layers)} layers", layers, gap=2)
@@ -228,7 +228,7 @@ def tables(result: ProfileResult) -> Iterator[TerminalTable]:
 
 
 def summary(result: ProfileResult, folder: str) -> str:
-    """Summarize a profile in a few lines, with advice."""
+    """Summarize a profile in a few lines, with advice and the files written to `folder`."""
     lines = [f"{name:<10} {value}, {note}" for name, value, note in _tiles(result)]
     if (surplus := surplus_sentence(result)) is not None:
         lines.append(f"surplus    {surplus}")

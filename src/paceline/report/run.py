@@ -1,4 +1,4 @@
-"""Show a run or rehearsal in a terminal or as a page."""
+"""Show a run or rehearsal in a terminal or as an HTML page."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,16 +32,16 @@ from paceline.report.steps import through_time, two_steps
 from paceline.report.tables import Marked, Rows, Table
 from paceline.report.terminal import TRACED, shown
 
-_TELLING = ("policy", "lanes", "head")  # options that are shown even if not set by the user
-_ALIKE = ("model", "workers", "batch_size")  # must be equal in a run and its rehearsal
+_TELLING = ("policy", "lanes", "head")  # strategy options, shown even if not set by the user
+_ALIKE = ("model", "workers", "batch_size")  # settings that a run must share with its rehearsal
 _MOST_FAULTS = 20
-_HEIGHT = 290  # pixels
+_HEIGHT = 290  # height of a figure in pixels
 _SECONDS = {"title": "seconds of training", "rangemode": "tozero"}
-_MOST_MISSED = 30  # the histogram's last bar, which also counts all larger values
+_MOST_MISSED = 30  # last bar of the staleness figure, which also counts larger values
 
 
 def page_of(result: RunResult, folder: Path, rehearsal: Path | None = None) -> Page:
-    """Build the page of a run; `rehearsal` adds a rehearsal of the same run."""
+    """Build the HTML page of a run; `rehearsal`: folder of a rehearsal to show next to the run."""
     timelines = read_trace(folder / "trace.json")
     if rehearsal is not None:
         timelines[Origin.REHEARSED] = _rehearsed_timeline(result, rehearsal)
@@ -83,15 +83,19 @@ def _sides(comparison: Comparison) -> dict[str, dict[str, float]]:
 
 
 def _rehearsed_timeline(result: RunResult, folder: Path) -> Timeline:
-    """Read a rehearsal's timeline; raises InvalidInput if the rehearsal does not fit the run."""
+    """Read the timeline of the rehearsal in `folder`.
+
+    Raises InvalidInput if the rehearsal's settings differ from the run's, or if `folder` has no
+    rehearsal.
+    """
     if result.comparison is None:
         problem = "has asynchronous workers, so it cannot be compared with a rehearsal"
         raise InvalidInput(result.id, problem)
     other = read_run(folder)
     if not other.is_rehearsal:
-        raise InvalidInput(str(folder), "is not a rehearsal")
+        raise InvalidInput(str(folder), "is a run, but --rehearsal requires a rehearsal")
     if result.is_rehearsal:
-        raise InvalidInput(result.id, "is a rehearsal", hint="compare a run with a rehearsal")
+        raise InvalidInput(result.id, "is a rehearsal", hint="--rehearsal needs a run to compare")
     own = {name: getattr(result.settings, name) for name in _ALIKE} | {"strategy": result.strategy}
     for name, used in own.items():
         if (rehearsed := getattr(other.settings, name)) != used:
@@ -118,7 +122,7 @@ def _line(result: RunResult) -> str:
 
 
 def headlines(result: RunResult) -> Iterator[tuple[str, str, str]]:
-    """Yield the main figures of a run: the name, the value and a note."""
+    """Yield the main results of a run, each as a name, a formatted value and a note."""
     yield "samples/s", number(result.samples_per_s), result.origin
     if result.tokens_per_s is not None:
         yield "tokens/s", number(result.tokens_per_s), result.origin
@@ -162,7 +166,7 @@ def _prediction(result: RunResult) -> Iterator[tuple[str, str, str]]:
 
 
 def _plans(result: RunResult) -> Table:
-    """Return the table of plans, with a mark at the plan that the run used."""
+    """Return a table of all plans, in which the plan that the run used is marked."""
     table = tables.plans_table(result.plans).without("devices", "efficiency", "exposed", "memory")
     used = result.strategy, result.settings.workers
     rows: Rows = []
@@ -186,7 +190,7 @@ def _tests(evaluations: Sequence[Evaluation], score: str) -> dict[str, Any]:
 
 
 def learning(epochs: Sequence[Epoch], score: str) -> dict[str, Any]:
-    """Return the figure and the table of losses and scores by epoch."""
+    """Return losses and scores by epoch: as "figure", and as a table under "numbers"."""
     rows: Rows = []
     for epoch in epochs:
         lost = f"{epoch.train_loss:.4f}", loss_text(epoch.test_loss)
@@ -220,7 +224,7 @@ def _beside(timelines: Mapping[Origin, Timeline]) -> Table:
 
 
 def worker_sections(result: RunResult) -> dict[str, Any]:
-    """Build the sections of the page by name; a section without data is None."""
+    """Return the variables of workers.html: tables and figures, or None where a run has no data."""
     made, workers, losses = result.updates, result.workers, figures.losses_of(result.epochs)
     ends_s = list(accumulate(epoch.seconds for epoch in result.epochs))
     in_time = figures.learning_curves(_SECONDS["title"], ends_s, _SECONDS, losses)
@@ -239,8 +243,8 @@ def worker_sections(result: RunResult) -> dict[str, Any]:
 
 
 def _gaps(made: Updates) -> Described:
-    """Draw over time by how many updates the fastest worker is ahead of the slowest."""
-    # Updates of different workers may be recorded slightly out of order.
+    """Draw by how many updates the fastest worker is ahead of the slowest, over time."""
+    # Sort by time, because updates of different workers may be recorded out of order.
     times, gaps = zip(*sorted(made.gaps), strict=True)
     y: Described = {"title": "updates ahead of the slowest", "rangemode": "tozero"}
     panel = Panel([line(0, "ahead", times, gaps)], _SECONDS, y | figures.whole_numbers(max(gaps)))
@@ -284,7 +288,7 @@ def _utilisation(result: RunResult) -> Described:
 
 
 def result_tables(result: RunResult, folder: str) -> Iterator[TerminalTable | str]:
-    """Yield the tables of a run or rehearsal, and a summary of its results."""
+    """Yield the terminal tables of a run or rehearsal, then a summary of the results as text."""
     if result.trials:
         yield shown("Chunk sizes tried, seconds per step", tables.trials_table(result))
     if result.workers:

@@ -1,4 +1,8 @@
-"""Show a scaling study in a terminal or as a page, like figures 3 to 5 of Mojumder et al. 2018."""
+"""Show a scaling study in a terminal or as a page with figures as in Mojumder et al. 2018.
+
+Their figures 3 to 5 show epoch times and their parts by number of GPUs, batch and method. A method
+is a strategy. A cell of a study is an epoch with one method, number of workers and batch size.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
@@ -18,7 +22,7 @@ from paceline.report.tables import Rows, Table
 from paceline.report.terminal import shown as in_terminal
 
 _PATTERNS = {Origin.MEASURED: "", Origin.REHEARSED: "/", Origin.PREDICTED: "."}
-_ROW, _REST = 190, 110  # pixels
+_ROW, _REST = 190, 110  # pixels: height of a panel, and of a figure without panels
 _STACK = ("forward", "backward", "exposed", "update", "idle")
 _FILLS = {name: PARTS[name] for name in _STACK} | {"other": Fill("loading and other", "#f0e442")}
 
@@ -28,7 +32,7 @@ _OF_BATCH: dict[Scaling, str] = {"strong": "", "strong-per-worker": "/w.", "weak
 
 
 def page_of(result: ScaleResult) -> Page:
-    """Build the page of a scaling study."""
+    """Build the HTML page of a scaling study."""
     good, shown = timed(result.cells), comparable(result.cells)
     beside, errors = _beside(good)
     alone = [cell for cell in good if cell.workers == 1 and cell.scaling == good[0].scaling]
@@ -89,9 +93,9 @@ def _waits(one: TimedCell, fewest: TimedCell) -> str:
 
 
 def _by_workers(cells: Sequence[TimedCell], shown: Callable[[TimedCell, TimedCell], str]) -> Table:
-    """Return a table with a column for each number of workers.
+    """Return a table of a study's cells with a column for each number of workers.
 
-    `shown` formats a cell; its second argument is the row's cell with the fewest workers.
+    `shown(cell, fewest)` formats a cell; `fewest` is the cell with the fewest workers in its row.
     """
     counts = sorted(_distinct(cells, "workers"))
     by_sort: dict[tuple[str, int, Scaling, Origin], dict[int, TimedCell]] = {}
@@ -108,7 +112,10 @@ def _by_workers(cells: Sequence[TimedCell], shown: Callable[[TimedCell, TimedCel
 
 
 def _overhead(alone: Sequence[TimedCell]) -> Table:
-    """Return a table of methods' overheads on one worker (table II of Mojumder et al. 2018)."""
+    """Return a table of how much longer each strategy's epoch takes than the fastest one's.
+
+    Like table II of Mojumder et al. 2018. `alone`: the cells with one worker.
+    """
     methods = _distinct(alone, "method")
     by_batch: dict[tuple[Origin, int], dict[str, TimedCell]] = {}
     for cell in alone:
@@ -122,7 +129,10 @@ def _overhead(alone: Sequence[TimedCell]) -> Table:
 
 
 def _longer(one: TimedCell, least: TimedCell) -> Quantity:
-    """Format how much longer an epoch takes than the fastest; note whether spreads overlap."""
+    """Format how much longer the epoch of `one` takes than the shortest epoch, `least`.
+
+    Adds "not significant" if the ranges of the two epoch times overlap.
+    """
     change = one.epoch_s / least.epoch_s - 1
     unsure = one is not least and not one.differs_from(least)
     text = change_text(change) + (", not significant" if unsure else "")
@@ -130,7 +140,10 @@ def _longer(one: TimedCell, least: TimedCell) -> Quantity:
 
 
 def _beside(cells: Sequence[TimedCell]) -> tuple[Table, list[float]]:
-    """Return a table of measured and predicted epochs, and the prediction errors."""
+    """Return a table of predicted next to measured or rehearsed epochs, and a list of errors.
+
+    An error is relative to the measured or rehearsed epoch.
+    """
     predicted = {cell.point: cell.epoch_s for cell in cells if cell.kind is Origin.PREDICTED}
     rows: Rows = []
     errors = []
@@ -165,8 +178,8 @@ def _cells(cells: Sequence[ScaleCell]) -> Table:
 def _epoch_times(cells: Sequence[TimedCell]) -> Described:
     """Draw epoch times by number of workers: a panel for each batch size.
 
-    Each method and kind has a bar at each number of workers. With weak scaling, a second bar shows
-    the epoch time divided by the number of workers.
+    Each strategy and kind (such as measured) has a bar at each number of workers. With weak
+    scaling, a second bar shows the epoch time divided by the number of workers.
     """
     batches = _distinct(cells, "batch")
     unit, factor = figures.unit_of(max(cell.epoch_s for cell in cells))
@@ -187,7 +200,10 @@ def _epoch_times(cells: Sequence[TimedCell]) -> Described:
 def _bars(
     cells: Sequence[TimedCell], all_cells: Sequence[TimedCell], factor: float
 ) -> Iterator[Described]:
-    """Yield the bars of cells of one method and kind, in the method's colour."""
+    """Yield plotly bars for `cells`, which have one strategy and kind, in the strategy's colour.
+
+    `all_cells`: determine the colours. `factor`: seconds in a unit of the y axis.
+    """
     method, kind = cells[0].method, cells[0].kind
     methods, kinds = _distinct(all_cells, "method"), _distinct(all_cells, "kind")
     name = method if len(kinds) == 1 else f"{method}, {kind}"
@@ -217,7 +233,11 @@ def _bar(
     part: str = "",
     **settings: Any,
 ) -> Described:
-    """Build bars in units of `factor` seconds; `part` precedes the time in the hover text."""
+    """Build a plotly trace with a bar for each cell.
+
+    `seconds`: heights of the bars. `factor`: seconds in a unit of the y axis. `part`: text before
+    the time in a hover text.
+    """
     told = [
         f"{one.method} on {counted(one.workers, 'worker')}, batch {one.batch}, {one.kind}: "
         f"{part}{duration(value)}"
@@ -236,7 +256,7 @@ def _whiskers(cells: Sequence[TimedCell], factor: float) -> Described:
 
 
 def _breakdowns(cells: Sequence[TimedCell]) -> Described:
-    """Draw the parts of epochs: a panel for each method.
+    """Draw the parts of epochs, such as forward, as stacked bars: a panel for each strategy.
 
     A panel has a bar for each combination of a number of workers and a batch size.
     """
@@ -267,7 +287,11 @@ def _rows(
     unit: str,
     **layout: Any,
 ) -> Described:
-    """Stack panels of epoch times vertically."""
+    """Build a figure of panels of epoch times, one below the other.
+
+    `panels`: bars and title of each panel. `below`: title of the lowest x axis. `unit`: unit of the
+    y axes.
+    """
     y = {"title": f"epoch, {unit}", "rangemode": "tozero"}
     last = len(panels) - 1
     drawn = [
@@ -283,7 +307,7 @@ def _distinct(cells: Iterable[TimedCell], field: str) -> list[Any]:
 
 
 def cells_table(cells: Sequence[ScaleCell]) -> TerminalTable:
-    """Return a table of cells that fits into 80 columns."""
+    """Return a terminal table of a study's cells that fits into 80 columns."""
     kinds = list(dict.fromkeys(cell.kind for cell in cells))
     spread = "range" if Origin.PREDICTED in kinds else "quartiles"
     head = ("method", "workers", "batch", "kind", "epoch", spread, "compute", "exposed", "memory")
@@ -293,7 +317,7 @@ def cells_table(cells: Sequence[ScaleCell]) -> TerminalTable:
     title = f"Seconds of an epoch, {' and '.join(kinds)}; memory in MiB"
     drawn = in_terminal(title, Table(head, rows, (0, 3)).without(*needless), gap=1)
     for column in drawn.columns:
-        # In a narrow terminal, wrap the words of a column, but not its numbers.
+        # In a narrow terminal, wrap only the column "kind", because the others have numbers.
         column.no_wrap = column.header != "kind"
     return drawn
 
@@ -325,7 +349,7 @@ def _seconds(value: float | None) -> str:
 
 
 def sentences(result: ScaleResult) -> list[str]:
-    """Return the lines below the table: errors, the meaning of the ranges, and advice."""
+    """Return the lines below `cells_table`: errors, the meaning of the ranges, and advice."""
     failed: dict[str, list[ScaleCell]] = {}
     for cell in result.cells:
         if cell.error is not None:

@@ -13,19 +13,19 @@ from paceline.report.format import duration
 
 _NUM_STEPS = 2
 _MOST_ROWS = 40
-_GAP = 58  # pixels between two excerpts, which have titles
+_GAP = 58  # pixels between two panels, including the lower panel's title
 _MOST_LINES = 8
 _MOST_POINTS = 1000  # maximum points of a line
-_FEWEST = 4  # devices with fewer steps are not drawn
+_FEWEST = 4  # draw a timeline only if a device has at least this many steps
 
 
 @dataclass(frozen=True)
 class Excerpt:
-    """The spans of a few steps, in seconds from the start of the excerpt.
+    """An excerpt of a timeline with a few steps of one device.
 
-    Spans that extend beyond the excerpt are not clipped. The steps are those of one device; each
-    ends with a weight update of this device. `step_ends_s`: the ends of the steps. `rows`: spans by
-    resource, for at most _MOST_ROWS resources. `title`: such as "measured: 2 of 20 steps".
+    All times are in seconds from the start of the excerpt. Spans that extend beyond the excerpt are
+    not clipped. `step_ends_s`: when each step's weight update ends. `rows`: spans by resource, for
+    at most _MOST_ROWS resources. `title`: such as "measured: 2 of 20 steps".
     """
 
     title: str
@@ -53,7 +53,7 @@ def excerpt(timeline: Timeline) -> Excerpt:
         borders = ends[first : first + _NUM_STEPS + 1]
         end = borders[-1]
     start = borders[0]
-    # The lanes of a device are adjacent; links between devices come last.
+    # Order the rows: first devices that compute, each with all its lanes, then links.
     owners = list(dict.fromkeys(resource.owner for resource in tracks))
     computes = {Kind.FORWARD, Kind.BACKWARD, Kind.TRAIN, Kind.STEP}
     computing = {r.owner for r, track in tracks.items() if computes & {one.kind for one in track}}
@@ -73,7 +73,7 @@ def excerpt(timeline: Timeline) -> Excerpt:
 
 
 def two_steps(timelines: Sequence[Timeline]) -> dict[str, Any] | None:
-    """Draw two steps of each timeline; return the figure and the fills of its bars.
+    """Draw two steps of each timeline; return the "figure", and the "fills" for its legend.
 
     Returns None if no timeline has spans.
     """
@@ -87,7 +87,7 @@ def two_steps(timelines: Sequence[Timeline]) -> dict[str, Any] | None:
 
 
 def steps_in_time(excerpts: Sequence[Excerpt]) -> Described:
-    """Draw the excerpts on one time scale, with a row for each resource."""
+    """Draw excerpts one below the other on one time scale, with a row for each resource."""
     rows = [len(excerpt.rows) for excerpt in excerpts]
     bodies = [(28 if max(rows) <= 12 else 19) * n for n in rows]
     inner = sum(bodies) + (len(excerpts) - 1) * _GAP
@@ -109,7 +109,10 @@ def steps_in_time(excerpts: Sequence[Excerpt]) -> Described:
 
 
 def _bars(shown: Excerpt, factor: float) -> Iterator[Described]:
-    """Yield the bars of each kind, clipped to the excerpt."""
+    """Yield a plotly trace of bars for each kind of task, clipped to the excerpt.
+
+    `factor`: seconds in a unit of the x axis.
+    """
     for kind, fill in figures.KINDS.items():
         pairs = [(row, s) for row, spans in shown.rows.items() for s in spans if s.kind is kind]
         if not pairs:
@@ -117,7 +120,7 @@ def _bars(shown: Excerpt, factor: float) -> Iterator[Described]:
         starts = [max(0.0, span.start_s) for _, span in pairs]
         ends = [min(shown.length_s, span.end_s) for _, span in pairs]
         lengths = [end - start for start, end in zip(starts, ends, strict=True)]
-        # Borders would hide narrow bars.
+        # Narrow bars have no border, because it would hide them.
         widths = [0.5 if length > 0.004 * shown.length_s else 0 for length in lengths]
         yield figures.bars_along(
             fill,
@@ -131,7 +134,10 @@ def _bars(shown: Excerpt, factor: float) -> Iterator[Described]:
 
 
 def through_time(timelines: Sequence[Timeline]) -> Iterator[dict[str, Any]]:
-    """Draw the duration of every step by device, for each measured or rehearsed timeline."""
+    """Draw the duration of every step by device, for each measured or rehearsed timeline.
+
+    Yields dicts with the "figure" and with the values that run.html shows above the figure.
+    """
     for timeline in [one for one in timelines if one.origin is not Origin.PREDICTED]:
         seconds = {
             device: [end - start for start, end in steps]
@@ -162,13 +168,13 @@ def _lines(seconds: Mapping[str, Sequence[float]]) -> Described:
         lines.append(figures.line(i, device, numbers, times, hovertemplate=hover))
     x = {"title": "step"} | figures.whole_numbers(max(map(len, seconds.values())))
     panel = Panel(lines, x, {"title": f"time, {unit}", "rangemode": "tozero"})
-    below = figures.LEGEND | {"y": 0, "yanchor": "bottom"}  # the buttons are above
+    below = figures.LEGEND | {"y": 0, "yanchor": "bottom"}  # above are the zoom buttons
     margin = {"t": 34, "b": 84}
     return figures.figure_of([panel], 300, margin=margin, is_zoomed=True, legend=below)
 
 
 def thinned(values: Sequence[float], most: int) -> tuple[list[int], list[float]]:
-    """Replace each group of neighbours by its maximum, so that at most `most` values remain.
+    """Replace groups of adjacent values by their maxima, so that at most `most` values remain.
 
     Returns two lists: the positions of the maxima, counted from 1, and their values.
     """

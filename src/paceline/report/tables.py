@@ -30,20 +30,23 @@ class Marked(str):
     fill: Fill | None
 
     def __new__(cls, text: str, *, chip: str = "", fill: Fill | None = None) -> Self:
-        """Return the text with its mark."""
+        """Create the str `text`, and attach `chip` and `fill`."""
         marked = super().__new__(cls, text)
         marked.chip, marked.fill = chip, fill
         return marked
 
 
 def part_name(part: str) -> str:
-    """Return the label of a part of a step, marked with a colour if figures show the part."""
+    """Return the label of a part of a step, such as "weight update" for "update".
+
+    The label is marked with the colour that the part has in figures, if any.
+    """
     fill = PARTS.get(part)
     return part if fill is None else Marked(fill.label, fill=fill)
 
 
 class Column(NamedTuple):
-    """A column's heading (`name`), `kind` ("text" or "number") and common unit, if any."""
+    """A column's heading (`name`), `kind` ("text" or "number"), and unit of all cells, if any."""
 
     name: str
     kind: str
@@ -52,7 +55,7 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """A table. `text`: indices of text columns; other columns are right-aligned numbers."""
+    """A table with headings (`head`) and `rows`; `text`: indices of columns without numbers."""
 
     head: Sequence[str]
     rows: Rows
@@ -60,7 +63,7 @@ class Table:
 
     @cached_property
     def columns(self) -> list[Column]:
-        """The columns, each with the common unit of its quantities."""
+        """The columns; a column has a unit if all its quantities have the same unit."""
         columns = list(zip(*self.rows, strict=True)) or [()] * len(self.head)
         found = [{cell.unit for cell in cells if isinstance(cell, Quantity)} for cells in columns]
         units = [each.pop() if len(each) == 1 else None for each in found]
@@ -100,7 +103,7 @@ def comparison_table(comparison: Comparison, *, two_runs: bool = False) -> Table
 
 
 def trials_table(result: RunResult) -> Table:
-    """Return a table of the chunk sizes that a search tried, in order."""
+    """Return a table of the tried chunk sizes (numbers of layers exchanged together), in order."""
     rows: Rows = []
     for trial in result.trials:
         mark = "chosen" if trial.chunk == result.config.get("chunk") else ""
@@ -110,7 +113,7 @@ def trials_table(result: RunResult) -> Table:
 
 
 def workers_table(result: RunResult) -> Table:
-    """Return a table of asynchronous workers: settings, samples and updates of each worker."""
+    """Return a table with a row for each asynchronous worker: settings, samples and updates."""
     made: Mapping[str, int] = {} if result.updates is None else result.updates.by_worker
     by_name = {worker.name: worker for worker in result.workers}
     total = sum(made.values()) or 1
@@ -130,7 +133,10 @@ def workers_table(result: RunResult) -> Table:
 
 
 def traffic_table(traffic: Sequence[Traffic], num_updates: int = 0) -> Table:
-    """Return a table by purpose of messages: planned, counted and per-update bytes."""
+    """Return a table of bytes by the purpose of messages: planned, counted, and per update.
+
+    `num_updates`: number of updates by which the counted bytes are divided; 0 omits this column.
+    """
     rows: Rows = []
     for row in traffic:
         where = "between processes" if row.travels else "within its process"
@@ -142,19 +148,19 @@ def traffic_table(traffic: Sequence[Traffic], num_updates: int = 0) -> Table:
 
 
 def plan_name(plan: PlanRow) -> str:
-    """Return a plan's strategy and codec, with a note if its batches are balanced."""
+    """Return a plan's strategy and codec; "balanced" means that faster workers get more samples."""
     name = f"{plan.strategy} + {plan.codec}" if plan.codec else plan.strategy
     return f"{name}, balanced" if plan.is_balanced else name
 
 
 def ranged_step(plan: PlanRow) -> Quantity:
-    """Format a plan's step time, then ± half its predicted range in percent."""
+    """Format a plan's step time with its predicted range, such as "12.3 ms ±5 %"."""
     step = duration(plan.step_s)
     return Quantity(f"{step} ±{share(plan.range_share, 0)}", step.value, step.unit)
 
 
 def plans_table(plans: Sequence[PlanRow]) -> Table:
-    """Return a table of plans; without known efficiencies, it has no column for them."""
+    """Return a table of plans; the column "efficiency" is omitted if no plan's is known."""
     rows: Rows = []
     for plan in plans:
         speed = ranged_step(plan), number(plan.samples_per_s), optional_share(plan.efficiency)

@@ -14,7 +14,10 @@ _JUSTIFY: dict[str, Literal["left", "right"]] = {"text": "left", "number": "righ
 
 
 def console(*, quiet: bool = False, stderr: bool = False) -> Console:
-    """Return a console that prints text as it is, without markup or emoji codes."""
+    """Return a rich console that prints texts unchanged: it interprets no markup or emoji codes.
+
+    `quiet`: print nothing.
+    """
     return Console(quiet=quiet, stderr=stderr, markup=False, emoji=False, highlight=False)
 
 
@@ -38,7 +41,7 @@ def log_to_stderr(*, quiet: bool = False) -> None:
 
 
 def shown(title: str, content: tables.Table, *, gap: int | None = None) -> Table:
-    """Convert a table for the terminal: boxed, or with `gap` spaces between columns."""
+    """Convert a table to a rich table: boxed, or without a box and `gap` spaces after columns."""
     style = {} if gap is None else {"box": None, "padding": (0, gap, 0, 0)}
     grid = Table(title=title, title_justify="left", **style)  # type: ignore[arg-type]
     for column in content.columns:
@@ -49,14 +52,20 @@ def shown(title: str, content: tables.Table, *, gap: int | None = None) -> Table
 
 
 def epoch_line(epoch: Epoch, epochs: int | None, score: str) -> str:
-    """Format an epoch's losses and score; `epochs`: the run's number of epochs, if known."""
+    """Format an epoch's losses and score in a line.
+
+    `epochs`: the run's number of epochs, if known. `score`: name of the score.
+    """
     of = "" if epochs is None else f"/{epochs}"
     line = f"epoch {epoch.number + 1}{of}: train loss {epoch.train_loss:.4f}"
     return line + tested(epoch.test_loss, epoch.score, score)
 
 
 def tested(test_loss: float | None, score: float | None, name: str) -> str:
-    """Format test results for the end of a line; return "" without test results."""
+    """Format the results of a test, such as ", test loss 0.1234, accuracy 98.00%"; "" for None.
+
+    `name`: name of the score.
+    """
     loss = "" if test_loss is None else f", test loss {test_loss:.4f}"
     if score is None:
         return loss

@@ -16,20 +16,21 @@ from paceline.core.settings import Record
 from paceline.links.devices import device_of, gpus
 from paceline.native import instruction_sets
 
-_CGROUP = Path("/sys/fs/cgroup/cpu.max")  # psutil does not report the quota
-_BUSY_SHARE = 0.25  # share of the cores used by other programs
+_CGROUP = Path("/sys/fs/cgroup/cpu.max")  # the container's CPU quota, which psutil does not report
+_BUSY_SHARE = 0.25  # warn if the load exceeds this fraction of the cores
 _SLOW_NETWORK_BIT_PER_S = 2.5e9
 _EXAMPLE_BITS = 100e6 * 32  # float32 gradients of 100 million parameters
 
 
 class Machine(Record):
-    """The facts about this machine from which `slow_parts` finds causes of slow training.
+    """Facts about this machine, in which `slow_parts` looks for causes of slow training.
 
     `cores`: number of cores that this process may use. `quota`: number of processors that the
-    cgroup allows. `load`: number of runnable processes, averaged over a minute. `torch_capability`:
-    instruction set that torch uses. `kernels`: instruction sets that Paceline uses. `apart`: pairs
-    of GPUs without peer access. `unusable_gpus`: error that makes the GPUs unusable. `networks`:
-    speed of each network interface in bit/s, if known.
+    cgroup allows, or None without a limit. `load`: number of runnable processes, averaged over a
+    minute. `torch_capability`: instruction set that torch uses. `kernels`: instruction sets that
+    Paceline's kernels use. `apart`: pairs of GPUs (by index) without peer access. `unusable_gpus`:
+    error message if the GPUs cannot be used. `networks`: speed of each network interface whose
+    speed is known, in bit/s.
     """
 
     cores: int
@@ -45,7 +46,7 @@ class Machine(Record):
 
 
 class Slow(NamedTuple):
-    """A cause of slow training: `what` is the cause, `why` its effect, `instead` a remedy."""
+    """A cause of slow training (`what`) with its effect (`why`) and a remedy (`instead`)."""
 
     code: str
     what: str
@@ -54,7 +55,7 @@ class Slow(NamedTuple):
 
 
 def examine() -> Machine:
-    """Return the facts about this machine; initialises CUDA if there are GPUs."""
+    """Collect the facts about this machine; initialises CUDA if there are GPUs."""
     why, found = None, tuple[torch.device, ...]()
     try:
         found = gpus()
@@ -84,16 +85,16 @@ def examine() -> Machine:
 
 
 def _quota() -> float | None:
-    """Return the number of processors that the cgroup may use; None without a limit."""
+    """Return the number of processors that the cgroup allows; None without a limit."""
     try:
         most_us, period_us = map(float, _CGROUP.read_text().split())
-    except (OSError, ValueError):  # the limit is "max"
+    except (OSError, ValueError):  # no file, or no limit ("max")
         return None
     return most_us / period_us
 
 
 def slow_parts(found: Machine) -> Iterator[Slow]:
-    """Yield the causes of slow training on a machine."""
+    """Yield the causes of slow training that the facts about a machine show."""
     yield from _slow_cores(found)
     if found.unusable_gpus is not None:
         yield Slow(

@@ -1,4 +1,4 @@
-"""Measure links, by gloo all-reduces and GPU copies; measure the time that codecs add."""
+"""Measure link speeds by gloo all-reduces and GPU copies, and the latency that codecs add."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -33,7 +33,8 @@ _SMALL_COPY_NBYTES, _LARGE_COPY_NBYTES = 4, 1 << 26
 class Links:
     """Measures the links of a machine; all ranks must call `measure` together.
 
-    `hosts`: ranks of each host. `method`: start of the text in each link's `source`.
+    `hosts`: ranks of each host. `on_host`, `on_device`: samplers that time work on each.
+    `method`: text with which each link's `source` begins.
     """
 
     machine: Machine
@@ -56,7 +57,7 @@ class Links:
         on_gpu = self._device.kind == DeviceKind.GPU
         links, devices = list[Link](), self.machine.devices
         for ranks in self.hosts:
-            if len(ranks) > 1 and not on_gpu:  # a link for gloo messages within the host
+            if len(ranks) > 1 and not on_gpu:  # a host's CPU workers exchange by gloo, too
                 own = tuple(devices[rank] for rank in ranks)
                 host = self.machine.host_of(own[0])
                 part = self.machine.model_copy(update={"hosts": (host,), "devices": own})
@@ -72,7 +73,10 @@ class Links:
     def _exchanged(
         self, ranks: Sequence[int], machine: Machine, stations: Sequence[Station]
     ) -> Link:
-        """Fit a link so that a planned ring all-reduce takes as long as the measured all-reduce."""
+        """Fit a link so that a planned ring all-reduce takes as long as the measured all-reduce.
+
+        `ranks`: take part in the measured all-reduce. `stations`: devices or hosts of the ring.
+        """
         deadline = timedelta(seconds=self.group.deadline_s)
         # new_group is collective, so ranks outside of the group call it, too.
         group = dist.new_group(list(ranks), timeout=deadline, backend="gloo")
@@ -91,7 +95,7 @@ class Links:
         return self._stated(link, what)
 
     def _to_hosts(self) -> Iterator[Link]:
-        """Yield the link between each GPU and its host, measured while all GPUs copy."""
+        """Yield the link between each GPU and its host, measured while all GPUs copy at once."""
         small_s, _ = self._to_host_and_back(_SMALL_COPY_NBYTES)
         large_s, rates = self._to_host_and_back(_LARGE_COPY_NBYTES)
         name = self._device.name
@@ -104,9 +108,12 @@ class Links:
             yield self._stated(_link((gpu.name, gpu.host), (row[0], row[1])), what)
 
     def _to_host_and_back(self, nbytes: int) -> tuple[float, str]:
-        """Return the mean of the two directions' copy times, and a text with both rates."""
+        """Time copies from the device to the host and back.
+
+        Returns the mean seconds of the two directions, and a text with the rate of each direction.
+        """
         here = torch.empty(nbytes, dtype=torch.uint8, device=self.group.device)
-        # Pinned memory, as in exchanges; CUDA copies other memory through a staging buffer.
+        # Use pinned memory, as exchanges do: CUDA copies other memory through a staging buffer.
         there = self._device.pinned_like(here)
         ways = [
             self.on_device.seconds(partial(target.copy_, source, non_blocking=True))
@@ -123,7 +130,7 @@ class Links:
                 is_measured = self.group.rank == one
                 peer = torch.device(self.group.device.type, indices[other])
                 reaches = is_measured and self._device.reaches(peer)
-                # All ranks must take the same branch, because `seconds` below is collective.
+                # All ranks must take the same branch: all must call `seconds` below together.
                 if not self.group.gather(reaches)[one]:
                     continue
                 spreads = []
@@ -154,7 +161,7 @@ class Links:
 
 
 def _link(ends: tuple[str, str], seconds: tuple[float, float]) -> Link:
-    """Fit a link to the times of a small and a large copy."""
+    """Fit a link's latency and bandwidth to the seconds of a small and a large copy."""
     small, large = zip((_SMALL_COPY_NBYTES, _LARGE_COPY_NBYTES), seconds, strict=True)
     line = line_through((ExchangeSample(*small), ExchangeSample(*large)))
     return Link(
@@ -168,8 +175,8 @@ def _link(ends: tuple[str, str], seconds: tuple[float, float]) -> Link:
 def measure_codec_latencies(sampler: Sampler) -> dict[Kernel, float]:
     """Return, by codec, the seconds that one encoding and decoding adds to a small all-reduce.
 
-    This is half of the added time, because an all-reduce encodes and decodes twice. Requires two or
-    more ranks.
+    The result is half of the time that the codec adds, because an all-reduce encodes and decodes
+    twice. Requires two or more ranks.
     """
     group = sampler.group
     codecs = [names[0] for names in CODECS.values()]

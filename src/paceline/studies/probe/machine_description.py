@@ -16,10 +16,11 @@ from paceline.report.format import counted
 
 
 class RankFigures(BaseModel, frozen=True):
-    """The measurements of one rank and the facts about its host.
+    """The measurements of one rank, and facts about its device and host.
 
-    `copies`: bytes per second. `sum_s`, `codec_latencies`: seconds, measured only with several
-    ranks. `host_codecs`: measured only by the first rank of a host with GPUs.
+    `copies`: memory copies in bytes per second. `sum_s`: seconds of a sum in shared memory.
+    `codec_latencies`: seconds that each codec adds. Both are measured only with several ranks.
+    `host_codecs`: speeds on the CPU, measured only by the first rank of a host with GPUs.
     """
 
     hostname: str
@@ -41,7 +42,10 @@ def machine_of(
     kind: DeviceKind,
     method: str,
 ) -> Machine:
-    """Build a machine without links; `hosts`: ranks of each host; `method`: how it was measured."""
+    """Build the description of a machine, without links.
+
+    `hosts`: ranks of each host. `method`: text on how the machine was measured.
+    """
     # Use host names if they are unique and differ from device names.
     names = [name_from(ranks[members[0]].hostname.partition(".")[0]) for members in hosts]
     if len(set(names)) < len(names) or any(re.fullmatch(r"(cpu|gpu)\d+", one) for one in names):
@@ -62,7 +66,10 @@ def machine_of(
 
 
 def unrest_of(ranks: Sequence[RankFigures]) -> float:
-    """Return the largest relative spread of a speed, over a rank's repetitions or over ranks."""
+    """Return the largest relative spread of the computing speeds.
+
+    Considers the spread over each rank's repetitions, and the spread over the ranks.
+    """
     own = [one for rank in ranks for one in (rank.device.convolution, rank.device.linear)]
     speeds = [rank.device.convolution.median for rank in ranks]
     return max(
@@ -72,12 +79,12 @@ def unrest_of(ranks: Sequence[RankFigures]) -> float:
 
 
 def name_from(text: str) -> str:
-    """Convert a text to a valid machine name."""
+    """Convert a text, such as a host name, to a valid name of a machine or host."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-.") or "this-machine"
 
 
 def spread_text(spread: Spread, unit: str) -> str:
-    """Format the median and quartiles with their unit."""
+    """Format the median, the quartiles and the number of measurements."""
     middle, lower, upper = (rounded(v, unit) for v in (spread.median, spread.lower, spread.upper))
     return f"{middle} ({lower} to {upper}, quartiles of {spread.count})"
 
@@ -163,7 +170,7 @@ def _codecs_text(codecs: Mapping[Kernel, CodecFigures]) -> str:
 
 
 def summary(machine: Machine) -> str:
-    """Summarize a machine, with a line for each host, device and link."""
+    """Summarize a machine as text, with a line for each host, device and link."""
     lines = [
         f"host    {host.name}: {host.cores} cores, {rounded(host.memory_bytes, 'B')}, "
         f"copies {rounded(host.memory_bandwidth_bytes_per_s, 'B/s')}"

@@ -1,7 +1,7 @@
 """Measure a machine on all devices in parallel, and write its machine file.
 
-`probe_machine` starts ranks that run `main`; under torchrun, each rank calls `work`. Only rank 0
-prints and writes.
+`probe_machine` starts a process for each device, which runs `main`. Under torchrun, each process
+calls `work`. Only rank 0 prints results and writes the file.
 """
 
 import logging
@@ -39,8 +39,8 @@ from paceline.runs.rank import as_rank, leave
 from paceline.studies.probe import machine_description as description
 from paceline.studies.probe.link_speeds import Links, measure_codec_latencies
 
-_NUM_MEASURED = 20  # approximate number of measurements, which share the time equally
-_PATIENCE_S = 60.0  # a rank that takes so much longer than planned counts as lost
+_NUM_MEASURED = 20  # approximate number of measurements, which take equally long
+_PATIENCE_S = 60.0  # a rank that exceeds the planned duration by more counts as lost
 _MOST_BY_DEFAULT = 2
 logger = logging.getLogger(__name__)
 _CPU = torch.device("cpu")
@@ -61,8 +61,9 @@ class ProbeSettings(Record):
 def probe_settings(workers: int | None, output: Path | None, **values: Any) -> ProbeSettings:
     """Validate the settings of a probe.
 
-    `workers`: by default torchrun's world size; without torchrun, the number of GPUs; without GPUs,
-    two, but one if there is a single core. `output`: by default a file named after this computer.
+    `workers`: None means torchrun's world size, or else the number of GPUs, or else 2 CPU workers
+    (1 if there is a single core). `output`: None means a file named after this computer. Raises
+    InvalidInput for invalid settings.
     """
     cores, gpus = len(os.sched_getaffinity(0)), num_gpus()
     started = int(os.environ["WORLD_SIZE"]) if under_torchrun() else None
@@ -76,13 +77,16 @@ def probe_settings(workers: int | None, output: Path | None, **values: Any) -> P
     if started is None:
         check_gpus(workers)
     if started is None and not gpus and workers > cores:
-        problem = f"must be at most {cores} without GPUs, the number of cores"
+        problem = f"must be at most {cores}, the number of cores, because no GPU was found"
         raise InvalidInput("workers", problem, got=workers)
     return settings
 
 
 def probe_machine(settings: ProbeSettings) -> None:
-    """Start workers that probe this machine; under torchrun, probe as this rank and exit."""
+    """Start a process for each device to measure this machine.
+
+    Under torchrun, which has started the processes, this process measures as one rank, then exits.
+    """
     if under_torchrun():
         leave(work(settings))
     if (problem := output_problem(settings)) is not None:
@@ -92,8 +96,8 @@ def probe_machine(settings: ProbeSettings) -> None:
 
 
 def work(settings: ProbeSettings) -> int:
-    """Run this rank's part of the probe and print any error; return the exit code."""
-    # Must be read before the ranks of a host divide its cores.
+    """Measure as one rank, and print any error; return the exit code."""
+    # Read the cores now, because `as_rank` divides a host's cores among its ranks.
     usable = sorted(os.sched_getaffinity(0))
     return as_rank(partial(_probe_rank, settings, usable), _PATIENCE_S + settings.seconds)
 
@@ -125,7 +129,7 @@ def _probe_rank(settings: ProbeSettings, usable: list[int], group: Group) -> Non
 
 
 def output_problem(settings: ProbeSettings) -> InvalidInput | None:
-    """Return an error if the output file cannot be written, or None."""
+    """Return an error if the output file cannot or must not be written, else None."""
     path = settings.output
     if path.is_dir():
         problem, hint = "is a folder", f"name a file, such as {path / 'this.toml'}"
@@ -139,9 +143,9 @@ def output_problem(settings: ProbeSettings) -> InvalidInput | None:
 
 
 def measure(settings: ProbeSettings, usable: list[int], group: Group) -> Machine:
-    """Measure devices, hosts and links; all ranks must call this together.
+    """Measure devices, hosts and links; all ranks must call this function together.
 
-    `usable`: the processors that this process was allowed to use when it started.
+    `usable`: the cores that this process was allowed to use when it started.
     """
     place = find_local_ranks(group)
     each = settings.seconds / _NUM_MEASURED
@@ -174,7 +178,10 @@ def measure(settings: ProbeSettings, usable: list[int], group: Group) -> Machine
 def _figures(
     place: LocalRanks, usable: list[int], on_device: Sampler, on_host: Sampler, group: Group
 ) -> description.RankFigures:
-    """Measure this rank's device, copies, sums and codecs; all ranks must call this together."""
+    """Measure this rank's device, memory copies, sums and codecs, together with all other ranks.
+
+    `place`: the ranks of this host. `usable`: the cores that this process may use.
+    """
     rows = group.gather(usable)
     device, several = device_of(group.device), group.world_size > 1
     known = facts(group.device)
@@ -196,5 +203,5 @@ def _figures(
 
 
 def main() -> None:
-    """Run one rank; the command line's only argument is the settings as JSON."""
+    """Run the process of one rank; its only argument is the settings as JSON."""
     leave(work(ProbeSettings.model_validate_json(sys.argv[1])))

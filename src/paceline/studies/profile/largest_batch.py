@@ -1,4 +1,7 @@
-"""Search for the largest batch that fits: each process tries one batch with limited memory."""
+"""Search for the largest batch that fits into memory.
+
+For each batch size, a child process with limited memory tries a training step.
+"""
 
 import sys
 import time
@@ -22,8 +25,8 @@ from paceline.studies.profile.profiled_steps import SEED, optimizer_of, profiled
 from paceline.training.models import describe
 from paceline.training.recipes.recipe import built, new_model
 
-_FINENESS = 16  # the true maximum exceeds the result by at most 1/16
-_FEW, _MOST = 2, 2**24  # batch norm needs two samples
+_FINENESS = 16  # the largest batch that fits may exceed the result by 1/16
+_FEW, _MOST = 2, 2**24  # smallest and largest batch to try; batch norm needs two samples
 _SHARE_OF_FREE = 0.9  # share of the free memory that may be used
 _LONGEST_ATTEMPT_S = 120.0
 _OUT_OF_MEMORY = ("memory", "bad_alloc", "bad allocation")
@@ -33,15 +36,16 @@ _ROW = TypeAdapter(AttemptRow)
 
 
 class GaveUp(Exception):
-    """An attempt reached its deadline, so it is unknown whether the batch fits."""
+    """The attempt with a batch reached its deadline, so it is unknown whether the batch fits."""
 
 
 def largest(fits: Callable[[int], bool], first: int, most: int) -> tuple[int, bool]:
     """Return the largest batch up to `most` that fits, and whether the search was completed.
 
-    The search doubles `first` while the batch fits, or halves `first` until the batch fits, and
-    then bisects. The true maximum exceeds the result by at most 1/16; 0 means that no batch fits.
-    The search is incomplete if an attempt raised GaveUp: a larger batch may then fit.
+    `fits(size)` tries a batch. The search starts at `first`, doubles while the batch fits, or
+    halves until it fits, and then bisects. The true maximum exceeds the result by at most 1/16; 0
+    means that no batch fits. If `fits` raises GaveUp, the search ends incomplete, and a larger
+    batch may fit.
     """
     low, high = 0, most + 1
     size = min(max(1, first), most)
@@ -61,7 +65,7 @@ def largest(fits: Callable[[int], bool], first: int, most: int) -> tuple[int, bo
 
 
 class Attempt(Record):
-    """A batch size to try, with limits of memory and time."""
+    """A batch size to try in a child process, with limits of memory and time."""
 
     settings: ProfileSettings
     batch_size: int
@@ -70,9 +74,10 @@ class Attempt(Record):
 
 
 def find_largest(settings: ProfileSettings, report: Callable[[str], None]) -> LargestBatch:
-    """Search for one worker's largest batch; `report` receives a line for each attempt.
+    """Search for the largest batch with which one worker can train.
 
-    A batch does not fit if its process is killed or fails with any error.
+    `report(line)` is called after each attempt. A batch counts as too large if the process that
+    tries it is killed or fails with any error.
     """
     device = device_of_rank()
     given = settings.largest_batch
@@ -106,16 +111,16 @@ def find_largest(settings: ProfileSettings, report: Callable[[str], None]) -> La
 
 
 def attempted(attempt: Attempt) -> AttemptRow:
-    """Try a batch in a child process, and wait for the process to end."""
+    """Try a batch in a child process; return the outcome after the process has ended."""
     command = module_command("paceline.studies.profile.largest_batch", attempt.model_dump_json())
     row = AttemptRow(batch_size=attempt.batch_size, fits=False, seconds=0.0, why="")
     started = time.monotonic()
     try:
         done = output(command, attempt.deadline_s, termination_s=0)
-        # The model may also print to stdout; the last line is the AttemptRow.
+        # Read only the last line, because the model may print to stdout before the AttemptRow.
         lines = done.stdout.strip().splitlines() if done.returncode >= 0 else []
         row = read_record(_ROW, lines[-1].encode(), "the row")
-    except (IndexError, InvalidInput):  # the process has printed no row
+    except (IndexError, InvalidInput):  # the process printed no AttemptRow
         why = f"{reason(done.returncode).removeprefix('was ')}, probably out of memory"
         row = row.model_copy(update={"why": why})
     except TimeoutError:
@@ -124,10 +129,10 @@ def attempted(attempt: Attempt) -> AttemptRow:
 
 
 def try_step(attempt: Attempt) -> AttemptRow:
-    """Take a step with limited memory, and return whether it succeeds."""
+    """Take a training step with limited memory; return whether it succeeded, or why it failed."""
     device, limit = device_of_rank(), attempt.limit_nbytes
     own = device_of(device)
-    # Batch size 1 generates the fewest synthetic samples, which saves memory.
+    # Save memory: batch size 1 generates the fewest synthetic samples.
     recipe = profiled_recipe(attempt.settings.model_copy(update={"batch_size": 1}))
     base_nbytes = held_nbytes(device, limited=True)
     own.limit_memory(limit)

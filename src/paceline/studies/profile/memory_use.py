@@ -17,15 +17,15 @@ from paceline.links.devices import device_of
 from paceline.links.shared_memory import available_nbytes
 from paceline.measure.this_machine import memory_bytes
 
-# psutil reports neither the peak nor the cgroup's limit on Linux.
+# Linux files with a process's peak memory and the cgroup's limit, which psutil does not report.
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
 def held_nbytes(device: torch.device, *, limited: bool = False) -> int:
-    """Return this process's resident memory, or the memory that PyTorch reserved on a GPU.
+    """Return this process's resident memory in bytes; on a GPU, the memory reserved by PyTorch.
 
-    `limited`: on a CPU, return the memory that `limit_memory` limits, not the resident memory.
+    `limited`: on a CPU, return the data segment's size instead, which `limit_memory` limits.
     """
     if _has_own_memory(device):
         return torch.accelerator.memory_reserved(device)
@@ -34,16 +34,16 @@ def held_nbytes(device: torch.device, *, limited: bool = False) -> int:
 
 
 def forget_peak(device: torch.device) -> None:
-    """Reset the peak that `peak_nbytes` returns, if the kernel allows it."""
+    """Reset the peak that `peak_nbytes` returns, if the operating system allows it."""
     if _has_own_memory(device):
         torch.accelerator.reset_peak_memory_stats(device)
         return
     with suppress(OSError):
-        _CLEAR.write_text("5")  # resets VmHWM
+        _CLEAR.write_text("5")  # makes Linux reset VmHWM, the peak
 
 
 def peak_nbytes(device: torch.device) -> int:
-    """Return this process's peak memory since `forget_peak`."""
+    """Return this process's peak memory since `forget_peak`, in bytes; on a GPU, PyTorch's peak."""
     if _has_own_memory(device):
         return torch.accelerator.max_memory_reserved(device)
     rows = _STATUS.read_text().splitlines()
@@ -52,11 +52,11 @@ def peak_nbytes(device: torch.device) -> int:
 
 
 def free_nbytes(device: torch.device) -> int:
-    """Return the bytes that a new process can use on the GPU or in this container."""
+    """Return the bytes that a new process can use on a GPU, or in this container for a CPU."""
     if (memory := device_of(device).memory_nbytes()) is not None:
         return memory[0]
     free = available_nbytes()
-    # Without a limit the file contains "max", which raises ValueError.
+    # If the cgroup has no limit, its file contains "max", and int() raises ValueError.
     with suppress(OSError, ValueError):
         limit, used = (int((_CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
         free = min(free, max(0, limit - used))
@@ -80,13 +80,14 @@ def track(
     optimizer: torch.optim.Optimizer,
     batch: Any,
 ) -> Tracked:
-    """Take a step; return the tensors' peak bytes and the net bytes of each operator.
+    """Call `step`; return the tensors' peak bytes and the net bytes that each operator allocated.
 
     Before the call, gradients must be None, and the optimizer must have allocated its state.
-    `batch`: pytree of the step's input tensors, which already exist before the step.
+    `batch`: pytree of the step's input tensors, which are counted although the step does not
+    allocate them.
     """
     tensors = (*model.parameters(), *model.buffers(), *state_of(optimizer), *tree_leaves(batch))
-    # Views share one storage.
+    # Count each storage once, because several views may share a storage.
     storages = {
         tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes()
         for tensor in tensors
@@ -122,7 +123,7 @@ def state_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 def make_momentum(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Make the optimizer allocate its state by an update with zero gradients."""
+    """Make the optimizer allocate its state: let it take a step with zero gradients."""
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
     optimizer.step()

@@ -1,8 +1,8 @@
 """Record steps with torch.profiler: time by operator, between operators, and in total.
 
-On a CPU, an operator's time is its self time. On a GPU, it is the time of the operator's kernels;
-host time is overhead. The total time of kernels is reported, too, because Paceline's GPU spans
-include gaps: the span of a layer lasts until the next layer begins, even if the GPU is idle.
+On a CPU, an operator's time is its self time. On a GPU, an operator's time is that of its kernels,
+and host time counts as overhead. The total time of kernels is reported, too, because Paceline's GPU
+spans include gaps: a layer's span lasts until the next layer begins, even if the GPU is idle.
 """
 
 from collections import defaultdict
@@ -26,7 +26,7 @@ _NUM_STEPS = 3
 _STEP_US = 1e-6 / _NUM_STEPS  # converts microseconds in all steps to seconds per step
 _MOST_CALLS = 8  # maximum number of rows for calls of CUDA or of the exchange
 _CALLS = ("cuda", "c10d::", "gloo:", "nccl:")
-# Prefixes of profiler ranges that are not operators, with labels for the ranges' self time.
+# Starts of the names of profiler ranges that are not operators, and labels for their self time.
 _BETWEEN = {
     _PREFIX: "Python and dispatch between operators",
     "autograd::engine": "autograd's own bookkeeping",
@@ -59,10 +59,10 @@ class Annotating(Recorder):
 class ThroughTorch:
     """The times per step that torch.profiler measured on one rank.
 
-    `kernels_s`: total time of a GPU's kernels; None on a CPU. `agreement`: each phase's time as
-    measured by Paceline and by torch.profiler; empty on a GPU. `between`: host time between
+    `kernels_s`: total seconds of a GPU's kernels; None on a CPU. `agreement`: time of each phase,
+    such as forward, by Paceline and by torch.profiler; empty on a GPU. `between`: host time between
     operators, including waits for other ranks. `calls`: host time in calls of CUDA and of the
-    exchange.
+    exchange. `operators`: self time of each operator.
     """
 
     kernels_s: float | None
@@ -73,7 +73,10 @@ class ThroughTorch:
 
 
 def through_torch(step: Step, recorder: Annotating, model: nn.Module) -> ThroughTorch:
-    """Take steps that both Paceline's recorder and torch.profiler record, after a warm-up step."""
+    """Time steps with torch.profiler, while Paceline's recorder records the same steps.
+
+    An unrecorded warm-up step comes first.
+    """
     own = device_of(next(model.parameters()).device)
     activities = [ProfilerActivity.CPU, *own.profiled]
     with profile(activities=activities):
@@ -88,7 +91,7 @@ def through_torch(step: Step, recorder: Annotating, model: nn.Module) -> Through
 
 
 def _of_averages(averages: Sequence[Any], spans: Sequence[Span]) -> ThroughTorch:
-    """Combine torch.profiler's averages with Paceline's spans of the same steps."""
+    """Build the result from torch.profiler's averages and Paceline's spans of the same steps."""
     on_cpu = [one for one in averages if one.device_type == DeviceType.CPU]
     kernels = [one for one in averages if one.device_type != DeviceType.CPU]
     kernels = [one for one in kernels if not one.key.startswith(tuple(_BETWEEN))]
@@ -133,7 +136,7 @@ def _agreement(ranges: Mapping[str, Any], spans: Sequence[Span]) -> Iterator[Agr
 
 
 def _operator_rows(rows: Sequence[Any]) -> tuple[OperatorRow, ...]:
-    """Return the operators with self time, the longest first."""
+    """Return the operators (on a GPU: kernels) that have self time, the longest first."""
     on_gpu = any(row.device_type != DeviceType.CPU for row in rows)
     field = "self_device_time_total" if on_gpu else "self_cpu_time_total"
     total = sum(getattr(row, field) for row in rows) or 1.0

@@ -1,6 +1,6 @@
 """Profile on all ranks in parallel, write the result's files, and print a summary.
 
-`profile_model` starts ranks that run `main`. Only rank 0 prints and writes.
+`profile_model` starts a process for each rank, which runs `main`. Only rank 0 prints and writes.
 """
 
 import os
@@ -36,7 +36,7 @@ from paceline.studies.profile import profiled_steps
 from paceline.studies.profile.largest_batch import find_largest
 
 _MOST_OPERATORS = 20
-_SILENT = "99"  # otherwise kineto logs every start of a profile to stderr
+_SILENT = "99"  # log level at which kineto does not log every profile's start
 
 
 def profile_model(settings: profile.ProfileSettings, *, as_json: bool = False) -> None:
@@ -52,7 +52,7 @@ def profile_model(settings: profile.ProfileSettings, *, as_json: bool = False) -
     folder = settings.output / run_id
     result = read_result(folder)
     assert isinstance(result, profile.ProfileResult), "the workers write a profile"
-    if settings.largest_batch:  # comes last, because the user may interrupt a long search
+    if settings.largest_batch:  # after the other results, as users may interrupt a long search
         largest = find_largest(settings, console(stderr=True).print)
         result = result.model_copy(update={"largest": largest})
         write_text(folder / "result.json", result.model_dump_json(indent=2) + "\n")
@@ -87,7 +87,7 @@ def _profile_rank(settings: profile.ProfileSettings, run_id: str, group: Group) 
 def result_of(
     settings: profile.ProfileSettings, run_id: str, found: profiled_steps.Findings, group: Group
 ) -> profile.ProfileResult:
-    """Build the result from all ranks' measurements; all ranks must call this together."""
+    """Build the result from the measurements of all ranks, which must call this together."""
     blocks = found.blocks
     plain, recorded = (list(chain.from_iterable(one)) for one in (blocks.plain, blocks.recorded))
     held = [profile.WorkerMemoryRow(**row) for row in group.gather(found.held.model_dump())]
@@ -122,7 +122,7 @@ def result_of(
 
 
 def _stages(found: profiled_steps.Findings) -> dict[str, Any]:
-    """Return the fields of a `ProfileResult` about stages, phases and overheads."""
+    """Return the fields of `ProfileResult` on a step's parts, its phases, and calls and waits."""
     columns = zip(*(vars(breakdown(one)).values() for one in found.blocks.timelines), strict=True)
     mean = Breakdown(*map(fmean, columns))
     waits = (
@@ -145,18 +145,21 @@ def _stages(found: profiled_steps.Findings) -> dict[str, Any]:
 
 
 def spread(values: Sequence[float]) -> profile.Quartiles:
-    """Return the median and quartiles of `values`; without values, all are 0."""
+    """Return the median and quartiles of `values`, or zeros if there are no values."""
     lower, middle, upper = quartiles(values or [0.0])
     return profile.Quartiles(median_s=middle, lower_s=lower, upper_s=upper)
 
 
 def _by_phase(blocks: Sequence[Sequence[Span]]) -> dict[Kind, list[float]]:
-    """Return, for each kind of span, a list with the kind's seconds in each step."""
+    """Return, for each kind such as forward, the seconds of its spans in each step.
+
+    `blocks`: spans of each block of consecutive steps.
+    """
     phases: dict[Kind, list[float]] = defaultdict(list)
     for spans in blocks:
         steps: dict[tuple[Kind, int], float] = defaultdict(float)
         for span in spans:
-            if span.step:  # the first step of a block is not typical
+            if span.step:  # leave out step 0 of a block, which is not typical
                 steps[span.kind, span.step] += span.duration_s
         for (kind, _), seconds in steps.items():
             phases[kind].append(seconds)
@@ -166,7 +169,7 @@ def _by_phase(blocks: Sequence[Sequence[Span]]) -> dict[Kind, list[float]]:
 def _layers(found: profiled_steps.Findings) -> Iterator[profile.LayerRow]:
     seconds: dict[tuple[Kind, str], list[float]] = defaultdict(list)
     for span in chain.from_iterable(found.blocks.spans):
-        if span.step:  # the first step of a block is not typical
+        if span.step:  # leave out step 0 of a block, which is not typical
             seconds[span.kind, span.part].append(span.duration_s)
     for layer in found.subject.workload.layers:
         yield profile.LayerRow(
@@ -179,7 +182,7 @@ def _layers(found: profiled_steps.Findings) -> Iterator[profile.LayerRow]:
 
 
 def _resources(blocks: profiled_steps.Blocks, group: Group) -> Iterator[profile.ResourceRow]:
-    """Yield busy and idle seconds per step for every lane and every worker's cores."""
+    """Yield busy and idle seconds per step for every device lane and every worker's cores."""
     seen: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for timeline in blocks.timelines:
         for resource, track in timeline.tracks.items():
@@ -187,7 +190,7 @@ def _resources(blocks: profiled_steps.Blocks, group: Group) -> Iterator[profile.
             busy = length(intersection(union(track), steps))
             seen[str(resource)].append((busy / len(steps), length(steps) / len(steps)))
     rows = {name: [fmean(column) for column in zip(*of, strict=True)] for name, of in seen.items()}
-    # A worker's processor time per step is averaged over its cores.
+    # Of each worker: processor time per step, averaged over its cores, and duration of a step.
     own: list[Any] = group.gather([blocks.processor_s, fmean(chain.from_iterable(blocks.plain))])
     cores = [(f"processor cores of worker {worker}", row) for worker, row in enumerate(own)]
     for name, (busy, step) in (*sorted(rows.items()), *cores):
@@ -195,6 +198,6 @@ def _resources(blocks: profiled_steps.Blocks, group: Group) -> Iterator[profile.
 
 
 def main() -> None:
-    """Run one rank; the arguments are the settings as JSON and the name of the run's folder."""
+    """Run the process of one rank; its arguments are the settings as JSON and the folder's name."""
     settings = profile.ProfileSettings.model_validate_json(sys.argv[1])
     leave(as_rank(partial(_profile_rank, settings, sys.argv[2]), settings.deadline_s))

@@ -1,6 +1,7 @@
-"""Take the steps of a profile on this rank: plain, recorded, and under torch.profiler.
+"""Take a profile's training steps on this rank: unrecorded, recorded, and under torch.profiler.
 
-All ranks take the same steps in parallel, because ranks of one machine slow each other down.
+Unrecorded steps are called plain. All ranks take the same steps in parallel, because ranks of one
+machine slow each other down.
 """
 
 import os
@@ -41,12 +42,15 @@ _NUM_WARM_UP = 2
 _LEARNING_RATE = 0.01
 SEED = 0  # seed of the weights, the samples and dropout
 _MOST_BLOCKS, _FEWEST_A_BLOCK = 5, 4
-_NUM_SETTLING = 2  # untimed steps after a change of the recorder, which restarts the exchange
+_NUM_SETTLING = 2  # untimed steps after setting a recorder, which restarts the exchange
 
 
 @dataclass(frozen=True)
 class ProfiledModel:
-    """A recipe with its model and batches; `workload`: description of this rank's share."""
+    """A model to profile, with its recipe and batches.
+
+    `workload`: description of the layers, for this rank's share of a batch.
+    """
 
     model: nn.Module
     recipe: Recipe
@@ -54,7 +58,7 @@ class ProfiledModel:
     workload: Workload
 
     def source(self, device: torch.device) -> Iterator[Share]:
-        """Yield this rank's share of the samples of each step, forever."""
+        """Yield this rank's share of each step's samples on `device`, forever."""
         batches = loader(self.recipe.samples, self.batches)
         return endless(partial(shares, self.batches, batches, device))
 
@@ -68,9 +72,9 @@ def optimizer_of(recipe: Recipe, model: nn.Module) -> Optimizer:
 
 
 def profiled_recipe(settings: ProfileSettings) -> Recipe:
-    """Return the model's recipe, with the data set of the settings.
+    """Return the model's recipe, with the data set that the settings name.
 
-    A model that accepts any data gets synthetic samples unless the settings name other data.
+    If they name none, a model that accepts any data gets synthetic samples.
     """
     spec = settings.data
     if spec in (None, SYNTHETIC) and takes_any_data(settings.model):
@@ -100,7 +104,10 @@ def subject_of(settings: ProfileSettings, group: Group) -> ProfiledModel:
 
 @dataclass(frozen=True)
 class ProfiledTraining:
-    """A model being trained on this rank, with its batches."""
+    """A model in training on this rank, with its optimizer and its endless source of batches.
+
+    `replica`: the model wrapped so that backward exchanges gradients.
+    """
 
     model: nn.Module
     replica: ModelReplica
@@ -116,12 +123,12 @@ class ProfiledTraining:
 
 @dataclass
 class Blocks:
-    """The measurements of this rank's blocks; a block is a number of consecutive steps.
+    """The measurements of this rank's blocks; a block is a series of consecutive steps.
 
-    `plain` and `recorded`: step durations of each block, except the block's first step. `spans`:
-    this rank's spans in each recorded block. `timelines`: for each recorded block, one timeline of
-    all ranks. `processor_s`: processor time of a plain step, averaged over steps and cores.
-    `unrest`: relative spread of the slowest rank's plain steps (`core.losses`).
+    `plain` and `recorded`: step durations in each unrecorded and each recorded block, in seconds,
+    without the block's first step. `spans`: this rank's spans in each recorded block. `timelines`:
+    a timeline of all ranks for each recorded block. `processor_s`: processor time of a plain step,
+    averaged over steps and cores. `unrest`: relative spread of the slowest rank's plain steps.
     """
 
     plain: list[list[float]] = field(default_factory=list)
@@ -137,7 +144,8 @@ class Findings:
     """The measurements of one rank.
 
     `together`: torch.profiler's measurement of steps with the exchange. `alone`: torch.profiler's
-    measurement of steps without the exchange. `by_operator`: net bytes allocated by each operator.
+    measurement of steps without the exchange. `memory`: bytes of tensors in a step without the
+    exchange. `by_operator`: net bytes that each operator allocates. `held`: memory of the process.
     """
 
     subject: ProfiledModel
@@ -150,7 +158,7 @@ class Findings:
 
 
 def profile_rank(settings: ProfileSettings, subject: ProfiledModel, group: Group) -> Findings:
-    """Profile this rank's share of training; all ranks must call this together."""
+    """Profile this rank's share of training steps; all ranks must call this together."""
     clock, device = clock_for(group.device), group.device
     name = f"{device_of(device).kind}{group.rank}"
     recorder = Recorder(clock, name, group.rank)
@@ -191,7 +199,7 @@ def profile_rank(settings: ProfileSettings, subject: ProfiledModel, group: Group
 def _memory_alone(
     training: ProfiledTraining, subject: ProfiledModel, clock: Clock
 ) -> tuple[TensorMemory, dict[str, int]]:
-    """Measure the memory of a step without an exchange, in total and by operator."""
+    """Measure the tensors' bytes in a step without the exchange, in total and by operator."""
     optimizer, workload = training.optimizer, subject.workload
     optimizer.zero_grad(set_to_none=True)
     share, unseen = next(training.source), Recorder(clock, "", 0)
@@ -208,7 +216,7 @@ def _memory_alone(
         momentum=state_nbytes,
         features=kept_nbytes(workload.layers),
         inputs=workload.input_nbytes,
-        # replica_nbytes assumes one momentum; the recipe's optimizer may keep more, or none.
+        # Replace the momentum in replica_nbytes (as large as the gradients) by the actual state.
         predicted=replica_nbytes(workload) - workload.gradient_nbytes + state_nbytes,
         measured=tracked.peak_nbytes,
     )
@@ -216,7 +224,7 @@ def _memory_alone(
 
 
 def split(num_steps: int) -> tuple[int, int]:
-    """Return the number of blocks and the steps per block, for at least `num_steps` in total."""
+    """Divide at least `num_steps` steps into blocks; return the number of blocks and their size."""
     num_blocks = max(2, min(_MOST_BLOCKS, num_steps // _FEWEST_A_BLOCK))
     return num_blocks, -(-num_steps // num_blocks)
 
@@ -224,22 +232,22 @@ def split(num_steps: int) -> tuple[int, int]:
 def measure(
     training: ProfiledTraining, recorder: Recorder, clock: Clock, group: Group, num_steps: int
 ) -> Blocks:
-    """Take plain and recorded blocks of steps alternately, on all ranks together.
+    """Take pairs of blocks, one plain and one recorded; all ranks must call this together.
 
-    The order within a pair of blocks alternates, so that a machine that slows down affects plain
-    and recorded blocks equally. If the durations of plain steps vary too much, the number of blocks
-    doubles.
+    `num_steps`: least number of plain, and of recorded steps. The order within a pair alternates,
+    so that a machine that slows down affects plain and recorded blocks equally. If the durations of
+    plain steps vary too much, as many blocks again are taken.
     """
     num_blocks, size = split(num_steps)
     settling = _NUM_SETTLING if group.world_size > 1 else 0
     found, block = Blocks(), partial(_block, training, recorder, clock, size, settling)
 
     def pairs() -> Rounds:
-        """Take `num_blocks` pairs of blocks, and return the seconds of the plain steps."""
+        """Take `num_blocks` pairs of blocks; return the duration of each plain step."""
         earlier = len(found.plain)
         for number in range(num_blocks):
             for recorded in (False, True) if number % 2 == 0 else (True, False):
-                # Start together, so that the first step waits for no rank that still gathers spans.
+                # Without a barrier, the first step would wait for ranks that still gather spans.
                 group.barrier()
                 if recorded:
                     found.recorded.append(block(recorded=True))
@@ -267,7 +275,10 @@ def _block(
     *,
     recorded: bool,
 ) -> list[float]:
-    """Take `settling + 1` untimed steps, then return the durations of `size` further steps."""
+    """Take a block of steps, and return the durations of its last `size` steps in seconds.
+
+    The `settling + 1` steps before are not timed. `recorded`: record the steps after `settling`.
+    """
     training.replica.record(recorder if recorded else None)
     for _ in range(settling):
         training.step(recorder)

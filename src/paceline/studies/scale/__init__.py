@@ -1,1 +1,1 @@
-"""Scaling studies: epoch times by method, workers and batch, with advice."""
+"""Scaling studies: epoch times by strategy, number of workers and batch size, with advice."""

@@ -1,7 +1,8 @@
-"""The journal of a study: a file with its settings, and one with a line per finished cell.
+"""Keep the finished cells of a scaling study on disk, so that the study can be continued.
 
-A cell in the journal is on disk and is not measured again. An incomplete last line, left by a
-killed study, is dropped.
+A cell is the epoch time of one strategy, number of workers and batch size. study.json contains the
+study's settings, and cells.jsonl a line for each finished cell, which is not measured again. If a
+killed study left an incomplete last line, the line is dropped.
 """
 
 import fcntl
@@ -22,7 +23,7 @@ _HEADER, _CELLS = "study.json", "cells.jsonl"
 
 
 class JournalHeader(Record):
-    """Identifies the study in a folder."""
+    """The content of study.json: a study's id, Paceline's version and the study's settings."""
 
     id: str
     paceline: str
@@ -30,7 +31,7 @@ class JournalHeader(Record):
 
 
 class _Version(BaseModel):
-    """The field that all versions of a header share."""
+    """The part of study.json that every version of Paceline can read: the version that wrote it."""
 
     paceline: str
 
@@ -42,8 +43,9 @@ _CELL = TypeAdapter(ScaleCell)
 class Journal:
     """The finished cells of a study, in order, in a folder that is created if missing.
 
-    Raises InvalidInput if the folder cannot be written, is used by another process, or holds a
-    study of another version or with other settings. `dropped`: whether the last line was dropped.
+    Raises InvalidInput if the folder cannot be written, is used by another process, or contains a
+    study of another version or with other settings. `dropped`: whether an incomplete last line of
+    cells.jsonl was dropped.
     """
 
     def __init__(self, folder: Path, header: JournalHeader) -> None:
@@ -83,7 +85,10 @@ class Journal:
 
 
 def _agreed(path: Path, header: JournalHeader) -> JournalHeader:
-    """Read the header in `path`, or write `header`; raise InvalidInput if the two differ."""
+    """Return the header in the file `path`; if there is no file, first write `header` to it.
+
+    Raises InvalidInput if the file's header has another version or other settings than `header`.
+    """
     if not path.exists():
         write_text(path, header.model_dump_json(indent=2) + "\n")
         return header
@@ -100,13 +105,13 @@ def _agreed(path: Path, header: JournalHeader) -> JournalHeader:
                 ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
                 for value in (begun, asked)
             )
-            problem = f"has a study with {field} {was}, not {now}"
+            problem = f"has a study with {field} {was}, but {field} is now {now}"
             raise InvalidInput("output", problem, hint="name another folder")
     return found
 
 
 def _read(file: BinaryIO, path: Path) -> tuple[list[ScaleCell], bool]:
-    """Return the cells of the file, and whether an incomplete last line was dropped."""
+    """Return the cells in an open file, and whether an incomplete last line was dropped."""
     cells: list[ScaleCell] = []
     good = 0
     lines = read_file(path, limits.JOURNAL).splitlines(keepends=True)

@@ -1,4 +1,7 @@
-"""Carry out the runs of a study, and write each finished cell to the journal."""
+"""Carry out the runs of a scaling study, and write each finished cell to the journal.
+
+A cell is the epoch time of one strategy, number of workers and batch size.
+"""
 
 import hashlib
 import shutil
@@ -46,18 +49,19 @@ _SCRATCH = "under-way-"  # prefix of temporary folders of runs
 
 @dataclass(frozen=True)
 class StudyModel:
-    """A model to study; `workload(n)` describes a worker's step with n samples.
+    """A model to study; `workload(n)` describes a worker's training step with n samples.
 
-    `shape`: shape of a sample; None for a model with its own data.
+    `shape`: shape of a random sample; None for a model that is trained on its own data.
     """
 
     shape: tuple[int, ...] | None
     workload: Callable[[int], Workload]
 
     def predicted(self, machine: Machine, method: str, workers: int, batch_size: int) -> RunStep:
-        """Predict a step on a machine's first `workers` devices, with the fastest `chunk`.
+        """Predict a step on a machine's first `workers` devices, with the fastest chunk size.
 
-        Raises InvalidInput if the machine lacks devices, links or memory.
+        `method`: name of the strategy. `batch_size`: samples of a step over all workers. Raises
+        InvalidInput if the machine lacks devices, links or memory.
         """
         strategy = find_exchange(method)
         config = strategy.config(workers=workers)
@@ -67,11 +71,11 @@ class StudyModel:
 
 
 def study_model(settings: ScaleSettings) -> StudyModel:
-    """Build and describe the model of the settings.
+    """Build and describe the model that the settings name.
 
     A model trained on random samples has one output for each class. Raises InvalidInput if the
     model cannot be built, if its input shape is unknown, or if the forward pass fails with every
-    batch size. If it fails with some batch sizes, only the cells of these sizes get an error.
+    batch size. If the forward pass fails with some batch sizes only, their cells get the error.
     """
     shape: tuple[int, ...] | None = None
     if takes_any_data(settings.model):
@@ -83,14 +87,14 @@ def study_model(settings: ScaleSettings) -> StudyModel:
         workload = cache(lambda size: describe(model, torch.zeros(size, *shape), settings.model))
     else:
         if settings.input_shape is not None and own_recipe(settings.model) is None:
-            _shape_of(settings)  # raises InvalidInput if the sequence length cannot be trained
+            _shape_of(settings)  # raises InvalidInput if the model cannot train with this shape
         workload = cache(lambda size: workload_of(settings.model, size, settings.input_shape))
     *larger, smallest = sorted(settings.batch_size, reverse=True)
     for size in larger:
         with suppress(InvalidInput):
             workload(size)
             return StudyModel(shape, workload)
-    workload(smallest)  # raises InvalidInput if this size fails, too
+    workload(smallest)  # all larger sizes failed: raises InvalidInput if this one fails, too
     return StudyModel(shape, workload)
 
 
@@ -108,7 +112,7 @@ def _shape_of(settings: ScaleSettings) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class ScalingStudy:
-    """A study with its model, device and machine loaded."""
+    """A study with its model, the device to emulate, and the machine to predict for."""
 
     settings: ScaleSettings
     device: KnownDevice | None
@@ -116,14 +120,14 @@ class ScalingStudy:
     model: StudyModel
 
     def repeats(self, run: StudyRun) -> int:
-        """Return the number of repetitions: one for a forecast."""
+        """Return how often to repeat a run: once for a forecast, else as in the settings."""
         return 1 if run.source is Origin.PREDICTED else self.settings.repeats
 
     def repetition(self, run: StudyRun, number: int, folder: Path) -> dict[Origin, RunStep]:
         """Carry out a run once; return its step by origin (measured, rehearsed or predicted).
 
-        A child process trains or rehearses in a temporary subfolder of `folder`. Raises Crashed or
-        InvalidInput if the run fails or exceeds the deadline.
+        A child process trains or rehearses in a temporary subfolder of `folder`. `number`: number
+        of the repetition, from 1. Raises Crashed or InvalidInput if the run fails or times out.
         """
         size, workers = run.batch_size, run.workers
         if size < workers:
@@ -133,7 +137,7 @@ class ScalingStudy:
             step = self.model.predicted(self.machine, run.method, workers, size)
             return {Origin.PREDICTED: step}
         try:
-            # A folder in the study's folder: if this study is killed, the next start removes it.
+            # Use a subfolder, which the next start of the study removes if this start is killed.
             with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=folder) as scratch:
                 arguments = study_runs.run_arguments(
                     run, self.settings, self.model.shape, Path(scratch)
@@ -145,9 +149,9 @@ class ScalingStudy:
         return study_runs.steps_of(validated(RunResult, result, "its result: "))
 
     def cells(self, run: StudyRun, steps: Sequence[Mapping[Origin, RunStep]]) -> list[ScaleCell]:
-        """Return the cells of a run from the steps of its repetitions."""
+        """Compute the cells of a run from the steps of its repetitions."""
         samples = self.settings.samples
-        # The memory of a worker is its device's memory, or a share of this machine's memory.
+        # A worker can use its device's memory, or an equal share of this machine's memory.
         capacity = memory_bytes() / run.workers
         if run.source is Origin.PREDICTED and self.machine is not None:
             capacity = min(device.memory_bytes for device in self.machine.devices)
@@ -165,10 +169,12 @@ def do_runs(
     folder: Path,
     begin: Callable[[StudyRun], None],
 ) -> Iterator[tuple[StudyRun, list[ScaleCell]]]:
-    """After each repetition, yield its run, and the run's cells once the run has ended.
+    """Carry out runs; after each repetition, yield the run and a list of its finished cells.
 
-    Repetitions of runs that differ only in the method alternate, starting with a different method
-    each time, so that a machine that slows down affects all methods equally.
+    The list is empty before the run's last repetition. If the run fails, its cells contain the
+    error. `begin(run)` is called before each repetition. Repetitions of runs that differ only in
+    the strategy alternate, starting with a different strategy each time, so that a machine that
+    slows down affects all strategies equally.
     """
     groups: dict[object, list[StudyRun]] = {}
     for run in todo:
@@ -194,18 +200,18 @@ def do_runs(
 
 
 def usual_folder(settings: ScaleSettings) -> Path:
-    """Return the default folder of a study, determined by its settings."""
+    """Return a study's default folder; its name contains a hash of the settings."""
     text = f"{version('paceline')} {settings.model_dump_json()}"
     mark = hashlib.sha256(text.encode()).hexdigest()[:8]
     return Path("runs") / f"scale-{settings.model.replace(':', '.')}-{mark}"
 
 
 def run_study(settings: ScaleSettings, folder: Path, screen: Console) -> ScaleResult:
-    """Complete a study, and write result.json and report.html into its folder.
+    """Begin or continue a study until it is complete; write result.json and report.html.
 
-    Cells that the folder already contains are not measured again, so an interrupted study can be
-    continued. A failed cell has an error. Raises InvalidInput if the model, device, machine or
-    folder does not fit the settings, or if all cells fail.
+    Cells that `folder` already contains are not measured again. A failed cell has an error.
+    `screen`: console for the progress. Raises InvalidInput if the model, device, machine or folder
+    does not fit the settings, or if all cells fail.
     """
     if settings.trains:
         check_gpus(max(point.workers for point in settings.points))
@@ -238,7 +244,7 @@ def run_study(settings: ScaleSettings, folder: Path, screen: Console) -> ScaleRe
 
 
 def _result(settings: ScaleSettings, journal: Journal) -> ScaleResult:
-    """Return the result of a complete study, with cells in the order of the settings."""
+    """Return the result of a complete study, with its cells in the order of the settings."""
     found = {(cell.point, cell.kind): cell for cell in journal.cells}
     cells = tuple(found[point, kind] for point in settings.points for kind in settings.kinds)
     return ScaleResult(
@@ -250,13 +256,13 @@ def _result(settings: ScaleSettings, journal: Journal) -> ScaleResult:
 
 
 def _remove_scratch(folder: Path) -> None:
-    """Remove the temporary folders of killed runs."""
+    """Remove the temporary folders that killed runs left in a study's folder."""
     for path in folder.glob(f"{_SCRATCH}*"):
         shutil.rmtree(path, ignore_errors=True)
 
 
 def _measure(study: ScalingStudy, journal: Journal, screen: Console) -> None:
-    """Measure the cells that the journal lacks; show progress on `screen`."""
+    """Carry out the runs whose cells are not in the journal yet; show progress on `screen`."""
     known = {(cell.point, cell.kind) for cell in journal.cells}
     todo = [run for run in study_runs.runs(study.settings) if not known.issuperset(run.keys)]
     with progress.Progress(
@@ -270,7 +276,7 @@ def _measure(study: ScalingStudy, journal: Journal, screen: Console) -> None:
         speed_estimate_period=inf,
     ) as bar:
         task = bar.add_task("", total=sum(map(study.repeats, todo)))
-        bar.advance(task, 0)  # the estimate counts the time from here
+        bar.advance(task, 0)  # the estimate of the remaining time starts its clock here
 
         def begin(run: StudyRun) -> None:
             bar.update(task, description=run.label)

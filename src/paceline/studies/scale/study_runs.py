@@ -1,4 +1,7 @@
-"""List the runs of a study, start a run in a child process, and compute cells."""
+"""List the runs of a scaling study, start a run in a child process, and compute cells.
+
+A cell is the epoch time of one strategy, number of workers and batch size.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +22,7 @@ from paceline.report.format import counted
 _PREFIX = "paceline: "
 _FEWEST_STEPS = 5  # steps of a run that only provides a prediction
 _LEARNING_RATE = "0.001"  # keeps deep networks from diverging on random samples
-_NOT_PARTS = ("step", "hidden")  # the other quantities add up to the step
+_NOT_PARTS = ("step", "hidden")  # all other quantities of a comparison add up to the step
 
 
 class Crashed(Exception):
@@ -28,11 +31,11 @@ class Crashed(Exception):
 
 @dataclass(frozen=True)
 class StudyRun:
-    """A training, rehearsal or forecast (by `source`) that yields the step time of some cells.
+    """A training, rehearsal or forecast (see `source`) that finds the step time of a study's cells.
 
     Cells of strong and weak scaling with equal steps share a run: two workers that share a batch of
-    32 take the same step as two workers with 16 samples each. The run yields a cell for each pair
-    of a point (`points`) and a kind (`kinds`).
+    32 take the same step as two workers with 16 samples each. The run yields a cell for each
+    combination of a point in `points` and a kind in `kinds`, such as measured.
     """
 
     source: Origin
@@ -44,18 +47,18 @@ class StudyRun:
 
     @property
     def label(self) -> str:
-        """The run's name in a progress bar."""
+        """A description of the run for a progress bar."""
         kinds, workers = " and ".join(self.kinds), counted(self.workers, "worker")
         return f"{kinds} {self.method}, {workers}, {self.batch_size}"
 
     @property
     def keys(self) -> list[tuple[Point, Origin]]:
-        """The point and the kind of each of the run's cells."""
+        """The point and the kind of each cell that the run yields."""
         return [(point, kind) for point in self.points for kind in self.kinds]
 
 
 def runs(settings: ScaleSettings) -> Iterator[StudyRun]:
-    """Yield the runs for all cells, in the order of the cells."""
+    """Yield the runs that all cells of a study need, in the order of the cells."""
     steps: dict[tuple[str, int, int], list[Point]] = {}
     for point in settings.points:
         steps.setdefault((point.method, point.workers, point.batch_size), []).append(point)
@@ -65,7 +68,7 @@ def runs(settings: ScaleSettings) -> Iterator[StudyRun]:
     if settings.machine is not None:
         kinds[Origin.PREDICTED] = (Origin.PREDICTED,)
     elif Origin.PREDICTED in settings.kinds:
-        # Without a machine, the first training or rehearsal also provides the predicted step.
+        # Without --machine, the predicted step comes from the training or rehearsal of that cell.
         first = next(iter(kinds), Origin.MEASURED)
         kinds[first] = (*kinds.get(first, ()), Origin.PREDICTED)
     for (method, workers, batch_size), points in steps.items():
@@ -76,7 +79,7 @@ def runs(settings: ScaleSettings) -> Iterator[StudyRun]:
 def run_arguments(
     run: StudyRun, settings: ScaleSettings, shape: tuple[int, ...] | None, output: Path
 ) -> list[str]:
-    """Return the arguments of `paceline` for a run that writes into `output`.
+    """Return the arguments with which `paceline` carries out a run and writes into `output`.
 
     `shape`: shape of random samples; None trains the model on its own data.
     """
@@ -117,7 +120,7 @@ def _samples(
 
 
 def num_steps(run: StudyRun, settings: ScaleSettings) -> int:
-    """Return the number of steps of a repetition; few if the run only provides a prediction."""
+    """Return the number of steps of a repetition: few if only the run's prediction is needed."""
     return settings.steps if run.source in run.kinds else _FEWEST_STEPS
 
 
@@ -137,20 +140,20 @@ def answer(arguments: Sequence[str], deadline_s: float) -> dict[str, Any]:
         own = [line.removeprefix(_PREFIX) for line in lines if line.startswith(_PREFIX)]
         if done.returncode < 0 or not lines:
             raise Crashed(reason(done.returncode))
-        raise Crashed(own[-1] if own else f"{reason(done.returncode)}; its last line: {lines[-1]}")
+        raise Crashed(own[-1] if own else f"{reason(done.returncode)}; stderr ends in: {lines[-1]}")
     try:
         found = read_json(done.stdout.encode(), "stdout")
     except InvalidInput:
-        problem = "stdout is not JSON; does the model or one of its imports print?"
+        problem = "`paceline --json` printed no JSON; does the model or one of its imports print?"
         raise Crashed(problem) from None
     if not isinstance(found, dict):
-        raise Crashed("stdout is not a JSON object")
+        raise Crashed("`paceline --json` printed JSON that is not an object")
     return found
 
 
 @dataclass(frozen=True)
 class RunStep:
-    """A step of one repetition: duration, parts, and a worker's memory.
+    """A step of one repetition of a run: duration, parts in seconds, and a worker's memory.
 
     `range_share`: half the width of a predicted step's range, relative to the step.
     """
@@ -162,23 +165,23 @@ class RunStep:
 
     @property
     def range_s(self) -> tuple[float, float]:
-        """The bounds of the step's range; both are `seconds` for a measured step."""
+        """The shortest and longest expected duration; both are `seconds` for a measured step."""
         return range_of(self.seconds, self.range_share)
 
     @property
     def shares(self) -> dict[str, float]:
-        """The parts as shares of the step; all but "step" and "hidden" add up to 1."""
+        """The parts as fractions of the step; all but "step" and "hidden" add up to 1."""
         whole = sum(value for name, value in self.parts.items() if name not in _NOT_PARTS)
         return {name: value / whole if whole else 0.0 for name, value in self.parts.items()}
 
 
 def steps_of(result: RunResult) -> dict[Origin, RunStep]:
-    """Return a run's measured or rehearsed step, and the run's predicted step.
+    """Return a run's measured or rehearsed step, and the run's predicted step, by origin.
 
     Both steps of a rehearsal have the planned memory, because emulated layers do not use the memory
     of real layers.
     """
-    assert result.comparison is not None  # guaranteed for synchronous runs
+    assert result.comparison is not None  # because studies train synchronously
     assert result.step_s is not None
     assert result.predicted_step_s is not None
     (plan,) = (row for row in result.plans if row.strategy == result.strategy)
@@ -196,7 +199,11 @@ def steps_of(result: RunResult) -> dict[Origin, RunStep]:
 def cell(
     point: Point, kind: Origin, steps: Sequence[RunStep], samples: int, capacity_bytes: float
 ) -> ScaleCell:
-    """Compute a cell from the step of each repetition; a cell describes an epoch."""
+    """Compute a cell, which describes an epoch, from the step of each repetition of a run.
+
+    `samples`: number per epoch, or with weak scaling per epoch and worker. `capacity_bytes`: memory
+    that is available to a worker.
+    """
     number = point.steps_of(samples)
     _, middle_s, _ = quartiles([step.seconds for step in steps])
     shortest_s, longest_s = zip(*(step.range_s for step in steps), strict=True)
