@@ -27,14 +27,14 @@ from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.plan import LABELS, plan, weights_of
 from papers.paper_tables import Paper, paper_of, read_printed
 
-_BOARD, _BOARD_GPUS = "pcie-4gpu", 4
+_BOARD, BOARD_GPUS = "pcie-4gpu", 4
 _CLUSTER, _CLUSTER_GPUS = "infiniband-96gpu", 96
-_BATCH = 128  # samples per GPU
-_TOTAL_MS = 104.1  # section 5.1.2
-_FC_MS = 6.5  # sum of the fully connected layers, as table 4 prints it
+BATCH = 128  # samples per GPU
+TOTAL_MS = 104.1  # section 5.1.2
+FC_MS = 6.5  # sum of the fully connected layers, as table 4 prints it
 
 
-class _AlexNetLayer(NamedTuple):
+class AlexNetLayer(NamedTuple):
     """A layer of table 4: its shape, and milliseconds of fprop, bprop and update.
 
     `handed_on`: number of values per image that the next layer receives. `parallel_ms`: times of a
@@ -50,9 +50,9 @@ class _AlexNetLayer(NamedTuple):
 
 
 _PRINTED = read_printed("dettmers8bit")
-_Layers = TypeAdapter(tuple[_AlexNetLayer, ...])
-_CONVOLUTIONS = _Layers.validate_python(_PRINTED["convolutions"])
-_CONNECTED = _Layers.validate_python(_PRINTED["connected"])
+_Layers = TypeAdapter(tuple[AlexNetLayer, ...])
+CONVOLUTIONS = _Layers.validate_python(_PRINTED["convolutions"])
+CONNECTED = _Layers.validate_python(_PRINTED["connected"])
 
 
 def paper() -> Paper:
@@ -65,43 +65,50 @@ def paper() -> Paper:
     tables += ("table 7, planned",)
     return paper_of(
         "dettmers8bit",
-        {"table 3": _table_3, "simulated": _on_board, **dict.fromkeys(tables, on_cluster)},
+        {"table 3": _table_3, "simulated": on_board, **dict.fromkeys(tables, on_cluster)},
     )
 
 
-def _alexnet() -> Workload:
+def alexnet() -> Workload:
     """Return table 4's network on 128 images; costs are zero, as table 4 prints the times."""
     made = []
-    for row in (*_CONVOLUTIONS, *_CONNECTED):
+    for row in (*CONVOLUTIONS, *CONNECTED):
         weight = Parameter("weight", (row.outputs, *row.inputs))
-        made.append(Layer(row.label, (weight,), 4 * _BATCH * row.handed_on, Cost(), Cost()))
+        made.append(Layer(row.label, (weight,), 4 * BATCH * row.handed_on, Cost(), Cost()))
     order = tuple(reversed(range(len(made))))
-    return Workload("AlexNet", _BATCH, tuple(made), order, 4 * _BATCH * 3 * 224 * 224)
+    return Workload("AlexNet", BATCH, tuple(made), order, 4 * BATCH * 3 * 224 * 224)
 
 
 def _table_3(label: str, bits: int) -> float:
-    """Return the milliseconds in which the board's GPUs exchange a row of table 3.
+    """Return the milliseconds in which the board's GPUs exchange a row of table 3."""
+    layers = alexnet().layers
+    body, head = layers[: len(CONVOLUTIONS)], layers[len(CONVOLUTIONS) :]
+    nbytes_of = {
+        **{layer.name: layer.gradient_nbytes / BOARD_GPUS for layer in body},
+        "conv 3 activation": body[-1].activation_nbytes / BOARD_GPUS,
+        **{layer.name: float(layer.activation_nbytes) for layer in head},
+    }
+    is_gradient = label in {one.name for one in body}
+    return exchange_ms(nbytes_of[label], bits, is_gradient)
+
+
+@cache
+def exchange_ms(nbytes: float, bits: int, is_gradient: bool) -> float:
+    """Return the milliseconds of exchanging `nbytes` of 32-bit values with each other GPU.
 
     Gradients travel twice, raw and summed (section 5.2.2). In 8 bits, a GPU decodes all values.
     """
-    layers = _alexnet().layers
-    body, head = layers[: len(_CONVOLUTIONS)], layers[len(_CONVOLUTIONS) :]
-    nbytes_of = {
-        **{layer.name: layer.gradient_nbytes / _BOARD_GPUS for layer in body},
-        "conv 3 activation": body[-1].activation_nbytes / _BOARD_GPUS,
-        **{layer.name: float(layer.activation_nbytes) for layer in head},
-    }
-    nbytes, machine = nbytes_of[label], find_machine(_BOARD)  # bytes for each other GPU
+    machine = find_machine(_BOARD)
     first, *_, last = machine.devices
     route = machine.route(first, last)
     latency_s = sum(hop.link.latency_s for hop in route)
     pace = max(1 / hop.link.bandwidth_bytes_per_s for hop in route)
-    in_turn = _messages_in_turn(machine) * (2 if label in {one.name for one in body} else 1)
+    in_turn = _messages_in_turn(machine) * (2 if is_gradient else 1)
     seconds = in_turn * (latency_s + nbytes * bits / 32 * pace)
     if bits == 8:
         speed, values = first.codecs["eightbit"], nbytes / 4
         seconds += values / speed.encode_values_per_s + speed.latency_s
-        seconds += _BOARD_GPUS * values / speed.decode_values_per_s + speed.latency_s
+        seconds += BOARD_GPUS * values / speed.decode_values_per_s + speed.latency_s
     return 1e3 * seconds
 
 
@@ -113,14 +120,14 @@ def _messages_in_turn(machine: Machine) -> int:
     return max(load.values())
 
 
-def _on_board(bits: int, total_ms: float) -> float:
+def on_board(bits: int, total_ms: float) -> float:
     """Return the planned speed-up on four GPUs with table 4's times, scaled to `total_ms`.
 
     Labels, which table 4 omits, take no time.
     """
-    machine, workload, config = find_machine(_BOARD), _alexnet(), _config(_BOARD_GPUS, bits)
+    machine, workload, config = find_machine(_BOARD), alexnet(), config_of(BOARD_GPUS, bits)
     parallel: dict[tuple[Kind, str], float] = {}
-    for row in _CONNECTED:
+    for row in CONNECTED:
         forward, errors, weights = row.parallel_ms
         parallel[Kind.FORWARD, row.label] = forward
         parallel[Kind.BACKWARD, row.label] = errors
@@ -131,15 +138,16 @@ def _on_board(bits: int, total_ms: float) -> float:
         if task.part == LABELS:
             ms = 0.0
         elif (body_ms := _body_ms(task)) is not None:
-            ms = body_ms * (total_ms - _FC_MS) / (_TOTAL_MS - _FC_MS)
+            ms = body_ms * (total_ms - FC_MS) / (TOTAL_MS - FC_MS)
         if ms is not None:
             known[task.price_key] = 1e-3 * ms
     cost = ProfiledCost(known, Roofline.of(machine))
     step_s = period(lambda steps: plan(workload, machine, config, Window(steps)), cost, 2)
-    return _BOARD_GPUS * total_ms / (1e3 * step_s)
+    return BOARD_GPUS * total_ms / (1e3 * step_s)
 
 
-def _config(gpus: int, bits: int, sub_batch: int | None = None) -> SubBatch:
+def config_of(gpus: int, bits: int, sub_batch: int | None = None) -> SubBatch:
+    """Return the strategy's configuration, with 8-bit activations and errors or without."""
     codec = None if bits == 32 else "dynamic8"
     return SubBatch(gpus, None, codec, codec, sub_batch=sub_batch)
 
@@ -147,13 +155,13 @@ def _config(gpus: int, bits: int, sub_batch: int | None = None) -> SubBatch:
 def _body_ms(task: Task) -> float | None:
     """Return milliseconds of loading, convolutions and updates (0) by table 4; None for others.
 
-    Loading is the part of `_TOTAL_MS` that table 4 does not list.
+    Loading is the part of `TOTAL_MS` that table 4 does not list.
     """
     if task.kind is Kind.STEP:
         return 0.0
     if task.kind is Kind.LOAD:
-        return _TOTAL_MS - _FC_MS - sum(sum(row.baseline_ms) for row in _CONVOLUTIONS)
-    times = {row.label: row.baseline_ms for row in _CONVOLUTIONS}
+        return TOTAL_MS - FC_MS - sum(sum(row.baseline_ms) for row in CONVOLUTIONS)
+    times = {row.label: row.baseline_ms for row in CONVOLUTIONS}
     if task.part not in times or task.kind not in (Kind.FORWARD, Kind.BACKWARD):
         return None
     forward, *backward = times[task.part]
@@ -177,21 +185,21 @@ class _Planned(NamedTuple):
 def _on_cluster(sub_batch: int, bits: int) -> _Planned:
     """Plan sub-batches of `sub_batch` samples, sent with `bits` bits per value."""
     machine = find_machine(_CLUSTER).for_workers(_CLUSTER_GPUS, symmetric=True)
-    workload, config = _priced_alexnet(), _config(_CLUSTER_GPUS, bits, sub_batch)
+    workload, config = _priced_alexnet(), config_of(_CLUSTER_GPUS, bits, sub_batch)
     steps = {number: plan(workload, machine, config, Window(number)) for number in (2, 4)}
     timed = ((task.price_key, _body_ms(task)) for task in steps[2].tasks)
     known = {key: 1e-3 * ms for key, ms in timed if ms is not None}
     prices = ProfiledCost(known, Roofline.of(machine))
     step_ms = 1e3 * period(steps.__getitem__, prices, 2)
-    first = workload.layers[len(_CONVOLUTIONS)].name
+    first = workload.layers[len(CONVOLUTIONS)].name
     sends = [task for task in steps[2].tasks if task.kind is Kind.SEND and task.id.step == 0]
     sent = [task for task in sends if task.part == first]
     single_ms = 1e3 * sum(map(prices.seconds, sent)) / len(sent)
     return _Planned(
         message_ms=single_ms / sent[0].cost.num_calls,
         single_ms=single_ms,
-        total_ms=step_ms - (_TOTAL_MS - _FC_MS),
-        speedup=_CLUSTER_GPUS * _TOTAL_MS / step_ms,
+        total_ms=step_ms - (TOTAL_MS - FC_MS),
+        speedup=_CLUSTER_GPUS * TOTAL_MS / step_ms,
     )
 
 
@@ -201,11 +209,11 @@ def _priced_alexnet() -> Workload:
 
     A linear layer has one product forward and two products backward.
     """
-    whole = _alexnet()
+    whole = alexnet()
     layers = list(whole.layers)
-    for place in range(len(_CONVOLUTIONS), len(layers)):
+    for place in range(len(CONVOLUTIONS), len(layers)):
         layer, before = layers[place], layers[place - 1]
         moved = layer.gradient_nbytes + before.activation_nbytes + layer.activation_nbytes
-        product = Cost(2 * _BATCH * layer.num_parameters, moved, 1)
+        product = Cost(2 * BATCH * layer.num_parameters, moved, 1)
         layers[place] = replace(layer, forward=product, backward=product + product)
     return replace(whole, layers=tuple(layers))

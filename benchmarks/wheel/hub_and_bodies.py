@@ -19,35 +19,50 @@ _HUB = f"tcp://{ADDRESSES[0]}:5555"
 _PACELINE = (sys.executable, "-m", "paceline")
 
 
-def carried_out(hosts: TwoHosts, words: Sequence[object], bodies: Sequence[int]) -> dict[str, Any]:
+def carried_out(
+    hosts: TwoHosts, words: Sequence[object], bodies: Sequence[int], gather: int | None = None
+) -> dict[str, Any]:
     """Run `paceline WORDS` as a hub with body processes; return its result.
 
-    Every host has one core. `bodies`: the host of each body, which has `LANES` workers. Exits the
-    program if a worker was lost.
+    Every host has one core. `bodies`: the host of each body, which has `LANES` workers. `gather`:
+    each body has a child hub on its host, which sends mean gradients of `gather` steps to the hub.
+    Exits the program if a worker was lost.
     """
     with TemporaryDirectory() as folder:
         keys = Path(folder) / "keys"
         generate_keys(keys)
-        sizes = ("--workers", str(LANES * len(bodies)), "--strategy-option", f"lanes={LANES}")
+        sizes = ["--workers", str(LANES * len(bodies)), "--strategy-option", f"lanes={LANES}"]
+        if gather:
+            for option in (f"child_hubs={len(bodies)}", f"gather={gather}"):
+                sizes += ["--strategy-option", option]
         place = ("--listen", _HUB, "--keys", str(keys), "--output", folder, "--json")
         roles: list[list[list[str]]] = [[[*_PACELINE, *map(str, words), *sizes, *place]], []]
         for number, host in enumerate(bodies):
-            own = ",".join(str(number * LANES + lane) for lane in range(LANES))
-            joining = ("--connect", _HUB, "--keys", str(keys), "--worker-ids", own)
-            options = ("--device", "cpu", "--threads", "1", "--timeout", "120")
+            hub, first = _HUB, number * LANES
+            options = ("--keys", str(keys), "--timeout", "120")
+            if gather:
+                parent = f"{_HUB}?worker={number}&keys={keys}"  # has the other settings
+                hub, first = f"tcp://{ADDRESSES[host]}:5556", 0
+                roles[host].append(
+                    [*_PACELINE, "hub", "--parent", parent, "--listen", hub, *options]
+                )
+            own = ",".join(str(first + lane) for lane in range(LANES))
+            joining = ("--connect", hub, "--worker-ids", own, "--device", "cpu", "--threads", "1")
             roles[host].append([*_PACELINE, "worker", *joining, *options])
-        result = json.loads(_finished(hosts, roles))
+        _run(hosts, roles)
+        (written,) = Path(folder).glob("*/result.json")  # child hubs print to the same stdout
+        result = json.loads(written.read_text())
     if result["lost"]:
         sys.exit("\n".join(result["lost"]))
     return result
 
 
-def _finished(hosts: TwoHosts, roles: list[list[list[str]]]) -> str:
-    """Run each host's commands as its ranks; return the first host's stdout."""
+def _run(hosts: TwoHosts, roles: list[list[list[str]]]) -> None:
+    """Run each host's commands as its ranks."""
     per_host = max(map(len, roles))
     commands = [words for role in roles for words in [*role, *[[]] * (per_host - len(role))]]
     program = [sys.executable, str(HERE / "role.py"), json.dumps(commands)]
-    return hosts.checked(program, per_host, KEEPING_MEMORY, cores=(0, 1), cwd=HERE)
+    hosts.checked(program, per_host, KEEPING_MEMORY, cores=(0, 1), cwd=HERE)
 
 
 def idle(result: dict[str, Any]) -> dict[str, dict[str, float]]:

@@ -4,6 +4,7 @@ All parts except `epochs` need root, to create two network namespaces.
 """
 
 import epochs
+import heads
 import real
 import rehearsed
 import traffic
@@ -13,6 +14,7 @@ from figures import Part
 PARTS = {
     "bytes": Part(traffic.measure, traffic.text, "Bytes on the wire"),
     "rehearsed": Part(rehearsed.measure, rehearsed.text, "Figure 8, rehearsed"),
+    "heads": Part(heads.measure, heads.text, "Heads on two hosts, rehearsed"),
     "real": Part(real.measure, real.text, "Real arithmetic"),
     "epochs": Part(epochs.measure, epochs.text, "Figure 7, on the digits"),
 }
