@@ -93,7 +93,7 @@ class Forecast(Steady):
 
     @property
     def range_s(self) -> tuple[float, float]:
-        """Range in seconds that contains the measured median step in nine of ten cases."""
+        """Range in seconds in which nine of ten measured median step times should lie."""
         return range_of(self.step_s, self.range_share)
 
     @property
