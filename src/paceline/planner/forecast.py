@@ -78,7 +78,7 @@ class Forecast(Steady):
 
     @property
     def wire_nbytes(self) -> float:
-        """Bytes per step in the busiest direction of a link."""
+        """Bytes per step over the link and direction that carry the most bytes."""
         return max(self.link_nbytes.values(), default=0.0)
 
     @property
@@ -195,7 +195,7 @@ def of_learning(steps: StepsToLoss | None) -> str:
 def _fed(
     machine: Machine, workers: int, samples_per_step: float, step_s: float
 ) -> tuple[float, tuple[str, ...]]:
-    """Lengthen `step_s` if a host reads samples too slowly; return the seconds and any note."""
+    """Lengthen a step if a host reads samples too slowly; return its seconds, and a note if so."""
     on_host = Counter(device.host for device in devices_of(machine, workers))
     for host in machine.hosts:
         wanted = on_host[host.name] / min(workers, machine.num_devices) * samples_per_step
@@ -229,7 +229,7 @@ _PROFILED, _PROFILED_EXPOSED = 0.13, 0.13
 _QUIET = 0.05  # relative spread of a profile's step times that `_PROFILED` already covers
 _STATED, _STATED_EXCHANGED = 0.13, 0.26
 _PUBLISHED, _PUBLISHED_EXCHANGED, _HARDLY_EXCHANGED = 0.07, 2.5, 0.02
-_WIDEST = 0.7  # upper limit of h with published losses
+_WIDEST = 0.7  # upper limit of h for machine files with losses from papers
 
 
 def range_of(step_s: float, share: float) -> tuple[float, float]:

@@ -27,7 +27,8 @@ from paceline.core.workload import Layer, Workload
 PASSES = (Kind.FORWARD, Kind.BACKWARD)
 
 
-Prices = dict[tuple[tuple[Resource, ...], Kind, str], float]  # seconds by resources, kind, layer
+# Seconds of a forward or backward pass, by its resources, its kind, and its layer's name.
+Prices = dict[tuple[tuple[Resource, ...], Kind, str], float]
 
 
 @dataclass(frozen=True)

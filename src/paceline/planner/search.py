@@ -16,7 +16,7 @@ from paceline.planner.alternatives import Alternatives, rates
 from paceline.planner.forecast import Forecast, forecast, forecast_alone
 
 _GAIN = 1.02  # more workers must multiply the throughput by at least this factor
-_NUM_DIGITS = 12  # digits to which throughputs are compared, to ignore rounding errors
+_NUM_DIGITS = 12  # significant digits of compared throughputs, to ignore rounding errors
 _FEW_DEVICES = 8
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 _LISTED = "as listed"

@@ -36,8 +36,8 @@ _TRIED: dict[Exchange, tuple[tuple[str, str | None], ...]] = {
     "codec": (("allreduce", "dynamic8"), ("host", "dynamic8")),
     "local": (("local", "dynamic4"), ("local", None)),
 }
-_LEAST_S = 1e-12  # lower bound of the seconds per sample, by which others are divided
-_MOST_DEVICES = 16  # with more devices the search would take longer than seconds
+_LEAST_S = 1e-12  # lower bound of the seconds per sample, to avoid a division by 0
+_MOST_DEVICES = 16  # maximum number of devices, so that the search takes only seconds
 _Choice = tuple[Strategy, Any]  # a strategy and its configuration
 
 

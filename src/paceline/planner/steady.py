@@ -23,7 +23,7 @@ _IN_STEP = 4, 2  # for synchronous steps: number of simulated steps, and of comp
 _SHORT_WINDOW = 2  # number of simulated steps if a step has many tasks; these steps hardly overlap
 _FEWEST_PERIODS = 3  # minimum number of simulated periods of local steps; the second is typical
 _MOST_SAMPLED = 8  # maximum number of devices whose slowdown is computed
-_MANY_TASKS = 8_000  # steps with more tasks are simulated in a short window
+_MANY_TASKS = 8_000  # of steps with more tasks, only _SHORT_WINDOW are simulated
 _COPY_ENGINES = frozenset({Lane.D2H, Lane.H2D})
 _COPY, _EXCHANGE = "copy", "exchange"
 
@@ -159,7 +159,7 @@ def _slowdown(outline: Timeline, windows: Windows) -> tuple[float, tuple[str, ..
 
 
 def _concurrent(timeline: Timeline, device: Device, shared: Sequence[Span]) -> tuple[float, float]:
-    """Return the shares of a device's computing time during exchanges, and during only copies.
+    """Return which share of a device's computing time overlaps exchanges, and which only copies.
 
     `shared`: exchanges that belong to no single worker, but use the same cores, memory and bus. For
     a GPU, sums in the host's memory are not exchanges.

@@ -241,7 +241,7 @@ class PlanResult(Record):
 
     `machine`: a machine file's name, or "this machine". `facts`: Paceline's version, and a
     description of this machine. `second_machine`: the least speed of a second machine, and the
-    least bandwidth to this machine, that make training faster; None if not calculated.
+    least bandwidth of the links to it, with which training becomes faster; None if not calculated.
     """
 
     kind: Literal["plan"] = "plan"

@@ -73,7 +73,7 @@ class ScaleSettings(Record):
         ("strong",), description="Workers share a batch (strong), or each has its own batch (weak)."
     )
     overhead: bool = Field(
-        False, description="Let a single worker run each exchange, to measure the overhead."
+        False, description="Run each exchange with a single worker, too, to measure its overhead."
     )
     kinds: Annotated[tuple[Kind, ...], BeforeValidator(read_list)] = Field(
         (),

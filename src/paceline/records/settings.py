@@ -27,7 +27,7 @@ from paceline.core.strategy import Strategy, codec_fields, number_of
 from paceline.planner.device_speed import Precision
 from paceline.strategies import EXCHANGES, STRATEGIES, find_runnable
 
-AUTO = "auto"  # selects the strategy predicted to be fastest
+AUTO = "auto"  # value of `strategy` that selects the fastest strategy by forecast
 _MOST_DIGITS = 9  # maximum digits of a number of workers
 
 
@@ -78,8 +78,7 @@ def validated_settings(values: Mapping[str, Any]) -> TrainSettings:
         if given.get("options"):
             hint = "name the strategy that has these options"
             raise InvalidInput("options", "cannot be combined with strategy auto", hint=hint)
-        # Codec "auto" is no error: strategies that do not support codecs are then tried without
-        # one.
+        # Codec "auto" is no error: strategies without codecs are then tried without a codec.
         asked = {k: v for k, v in given.items() if (k, v) != ("codec", "auto")}
         for strategy in EXCHANGES.values():
             _refuse_useless(asked, strategy, AUTO, TrainSettings)
@@ -107,7 +106,7 @@ def validated_rehearsal(values: Mapping[str, Any]) -> RehearseSettings:
 
 
 def _check(settings: RunSettings) -> None:
-    """Raise InvalidInput for unusable options, and for no profile if the strategy needs one."""
+    """Raise InvalidInput for unusable options, and for `profile_s` = 0 if a profile is needed."""
     for name in ("options", "optimizer_options"):
         check_numbers(getattr(settings, name, {}), name, largest=sys.float_info.max)
     is_named = settings.strategy != AUTO
@@ -245,7 +244,7 @@ def useful_settings(settings: RunSettings) -> dict[str, Any]:
 
 
 def _codecs(text: str, strategy: Strategy) -> dict[str, Any]:
-    """Parse the setting `codec`: return codecs by the strategy's codec fields; "none" is None."""
+    """Parse the setting `codec`: return the codec (None for "none") of each codec field named."""
     fields = codec_fields(strategy.config())
     if fields == ("codec",):
         return {"codec": None if text == "none" else text}

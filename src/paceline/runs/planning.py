@@ -215,7 +215,7 @@ def question(
 def _workload_of(
     model: "str | nn.Module | Recipe", input_shape: tuple[int, ...] | None, batch_size: int
 ) -> Workload:
-    """Describe a step of the model; built-in models are read from a record."""
+    """Return the workload of a step; for built-in models it is read from built_in.json."""
     if isinstance(model, str) and input_shape is None:
         found = recorded(model, batch_size)
         if found is not None:
