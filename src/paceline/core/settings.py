@@ -199,7 +199,7 @@ class TrainSettings(RunSettings):
         1, ge=1, description="Number of micro-batches that each worker computes in a step."
     )
     clip_norm: float | None = Field(
-        None, gt=0, le=LARGEST_FLOAT32, description="Largest allowed total norm of the gradients."
+        None, gt=0, le=LARGEST_FLOAT32, description="Clip the gradients to this total norm."
     )
     evaluate_every: int | None = Field(
         None, ge=1, description="Number of steps between evaluations. Each epoch ends with one."

@@ -181,7 +181,7 @@ def without_shorthands(given: Mapping[str, Any], strategy: Strategy) -> dict[str
     for field, value in _codecs(given["codec"], strategy).items():
         if options.get(field, value) != value:
             problem = f"contradicts option {field}={options[field]}"
-            raise InvalidInput("codec", problem, got=given["codec"], hint="leave one out")
+            raise InvalidInput("codec", problem, got=given["codec"], hint="give only one of them")
         options = options | {field: value}
     return others | {"options": options}
 

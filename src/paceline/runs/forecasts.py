@@ -38,7 +38,7 @@ from paceline.records.settings import AUTO
 from paceline.strategies import EXCHANGES, IN_STEP, find_strategy
 
 _HOPELESS = 1.5  # exchanges predicted to be slower than the best by this factor are not tried
-_HOPELESS_ALONE = 2.5  # the same for one rank alone; with two equal ranks, one is thus tried
+_HOPELESS_ALONE = 2.5  # the same for one rank alone; with two equal ranks, one is always tried
 _ALIKE = 1.6  # rank 0 counts as fastest up to this multiple of the fastest rank's step time
 logger = logging.getLogger(__name__)
 
