@@ -29,7 +29,7 @@ DATA = (
 
 
 def read_shape(shape: Any) -> Any:
-    """Parse a shape such as 3x224x224."""
+    """Parse a shape such as 3x224x224 to a tuple; return values other than text unchanged."""
     if not isinstance(shape, str):
         return shape
     try:
@@ -39,7 +39,7 @@ def read_shape(shape: Any) -> Any:
 
 
 def read_list(values: Any) -> Any:
-    """Parse a comma-separated list such as 1,4; a number becomes a list of one."""
+    """Parse a comma-separated list such as 1,4 to a tuple; a number becomes a tuple of one."""
     if isinstance(values, str):
         return tuple(part.strip() for part in values.split(","))
     return (values,) if isinstance(values, int | float) else values
@@ -66,11 +66,12 @@ class Interval:
             seconds = float(match[1]) * _SECONDS_OF[match[2]]
             if 0 < seconds <= LONGEST_S:
                 return cls(seconds=seconds)
-        raise ValueError(f"must be steps (500), a time (60s, 5min, 1h) or never (got {text!r})")
+        wanted = "a number of steps (500), a time (60s, 5min, 1h) or never"
+        raise ValueError(f"must be {wanted} (got {text!r})")
 
 
 def _read_interval(every: Any) -> Any:
-    """Check the text of an interval; an integer, a number of steps, becomes text."""
+    """Check an interval and return it as text; an integer is a number of steps."""
     if isinstance(every, int) and not isinstance(every, bool):
         every = str(every)
     if isinstance(every, str):
@@ -108,7 +109,7 @@ class RunSettings(Record):
     batch_size: int = Field(64, ge=1, description="Samples per step, summed over all workers.")
     codec: str | None = Field(
         None,
-        description="Codec, such as dynamic8; with wheel, gradients=half,activations=dynamic8.",
+        description="Codec of exchanges: dynamic8; for wheel gradients=half,activations=dynamic8.",
     )
     balance: Literal["auto"] | None = Field(
         None, description="Give each worker a share of the batch in proportion to its speed."
@@ -243,13 +244,13 @@ class TrainSettings(RunSettings):
     @model_validator(mode="after")
     def _steps_fit(self) -> Self:
         if isinstance(self.workers, int) and self.batch_size < self.workers * self.accumulate:
-            most = f"{self.batch_size // self.workers}, the samples of a worker"
+            most = f"{self.batch_size // self.workers}, the number of samples per worker"
             raise ValueError(f"accumulate: must be at most {most} (got {self.accumulate})")
         for name in ("lighthouse", "worker_ids"):
             if getattr(self, name) is not None and not self.elastic:
                 raise ValueError(f"{name}: requires --elastic")
         if self.steps is not None and self.warmup_steps >= self.steps:
-            problem = f"must be less than the {self.steps} steps (got {self.warmup_steps})"
+            problem = f"must be less than --steps, {self.steps} (got {self.warmup_steps})"
             raise ValueError(f"warmup_steps: {problem}")
         return self
 
@@ -284,7 +285,7 @@ class RehearseSettings(RunSettings):
     @model_validator(mode="after")
     def _fields_fit(self) -> Self:
         if self.device is None and self.slowdown is None:
-            raise ValueError("device: is missing; --slowdown is an alternative")
+            raise ValueError("device: must be given if --slowdown is not")
         if self.device is not None and self.slowdown is not None:
             raise ValueError("slowdown: cannot be combined with --device")
         for name in ("forward_ms", "backward_ms", "update_ms"):
@@ -294,11 +295,11 @@ class RehearseSettings(RunSettings):
             raise ValueError("balance: requires --slowdown")
         if self.slowdown is not None and len(self.slowdown) not in (1, self.workers):
             problem = f"must be one number, or one for each of {self.workers} workers"
-            raise ValueError(f"slowdown: {problem} (got {len(self.slowdown)})")
+            raise ValueError(f"slowdown: {problem} (got {len(self.slowdown)} numbers)")
         return self
 
     def slowdown_of(self, rank: int) -> float:
-        """Return the factor by which a worker's layers are slowed; 1 without `slowdown`."""
+        """Return the factor by which worker `rank` slows its layers; 1 without `slowdown`."""
         if self.slowdown is None:
             return 1.0
         return self.slowdown[rank if len(self.slowdown) > 1 else 0]

@@ -23,7 +23,7 @@ class Window:
 
 @dataclass(frozen=True)
 class StepsToLoss:
-    """The steps in which a strategy reaches a loss, relative to synchronous training.
+    """Number of steps to a given loss, relative to that of synchronous training.
 
     `median`: median of measured runs. `low`, `high`: range of these runs. `measured_on`: the models
     of these runs.
@@ -49,14 +49,14 @@ class Role:
 
 
 class PricedMachine(NamedTuple):
-    """A profiled machine, and the seconds of a strategy's tasks that the profile measured."""
+    """A profiled machine, and a cost model with the task times that the profile measured."""
 
     machine: Machine
     cost: ProfiledCost
 
 
 def number_of(workers: int | str) -> int:
-    """Convert setting `workers` to a number; InvalidInput if it is another text."""
+    """Convert setting `workers` to a number; InvalidInput for text that is not a number."""
     try:
         return int(workers)
     except ValueError:
@@ -85,7 +85,7 @@ class Planning:
     """
 
     plan_balanced: PlanOf | None = None
-    """Returns the plan with unequal shares of a batch (`--balance auto`); None: as `plan`."""
+    """Returns a plan with unequal shares of a batch (`--balance auto`); None: not supported."""
 
     memory: Callable[[Workload, Machine, Any], Mapping[str, int]] | None = None
     """Returns the bytes needed on each device and host by name; None: one replica per device."""
@@ -98,7 +98,7 @@ class Planning:
     """
 
     steps_per_period: Callable[[Any], int] = lambda config: 1
-    """Returns a config's number of local steps between exchanges; the plan has one step for all."""
+    """Returns a config's number of local steps between exchanges; a plan joins them in one step."""
 
     repeats_after: Callable[[Any], int] = lambda config: 1
     """Returns the number of steps after which a config's plan repeats."""
@@ -107,10 +107,10 @@ class Planning:
     """Returns the configs to forecast for a number of workers; None: only the default config."""
 
     sizes: Callable[[Workload, Any], Iterable[Any]] | None = None
-    """Returns further configs to forecast, with other chunk sizes (largest first) or placements."""
+    """Returns configs to compare, with other sub-batches (largest first) or placements."""
 
     trial: str | None = None
-    """Module whose `with_possible_cut` splits the model in two; None: needs no split model."""
+    """Module whose `with_possible_cut` splits the model in two; None: models are not split."""
 
     symmetric: bool = False
     """Whether a plan for one node represents all equal nodes, so that any number can be planned."""
@@ -122,7 +122,7 @@ class Planning:
     """Whether workers train without waiting for the slowest worker."""
 
     steps_to_loss: Callable[[Workload, Any], StepsToLoss | None] | None = None
-    """Returns the number of steps relative to synchronous training; None if it is unknown.
+    """Returns the number of steps to a loss, relative to synchronous training; None if unknown.
 
     Without this function, the strategy needs as many steps as synchronous training.
     """
@@ -157,7 +157,7 @@ class Running:
     """
 
     ends_together: bool = True
-    """Whether a rank's last bytes are sent when its exchange returns.
+    """Whether a rank has sent its last bytes when its exchange returns.
 
     If not, measurements synchronise all ranks before the next exchange.
     """
@@ -169,7 +169,7 @@ class Running:
     """Whether `paceline rehearse` supports the strategy."""
 
 
-# Settings that each strategy supports whose ranks have whole models, each with a part of the batch.
+# Settings of strategies in which each rank has the whole model and trains on a part of the batch.
 REPLICA_SETTINGS = frozenset({"balance", "keep_all", "slowdown"})
 
 
@@ -222,7 +222,7 @@ class Strategy:
 
     @property
     def is_led(self) -> bool:
-        """Whether the calling process takes part, as hub or coordinator."""
+        """Whether the user's process takes part in the run, as hub or coordinator."""
         return any(role.leads for role in self.roles(self.config()))
 
     @property

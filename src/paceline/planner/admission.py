@@ -4,17 +4,17 @@ from collections.abc import Sequence
 
 from paceline.core.balance import apportion
 
-_GAIN = 1.02  # minimum speed-up that justifies more workers
+_GAIN = 1.02  # more workers must multiply the throughput by at least this factor
 
 
 def refused_workers(
     speeds: Sequence[float], batch_size: int, most: Sequence[int | None] | None = None
 ) -> dict[int, str]:
-    """Return the ranks of workers that add little throughput, each with the reason.
+    """Return the reason for each worker that would add little throughput, by its rank.
 
     Workers are admitted from the fastest to the slowest, until the remaining workers together would
-    add less than 2 % of throughput. This assumes that a batch is split by the workers' speeds, and
-    that exchanges take no time.
+    add less than 2 % of throughput. This assumes that a batch is split in proportion to the
+    workers' speeds, and that exchanges take no time.
 
     `speeds`: samples per second of each worker alone. `most`: largest number of samples that each
     worker can take in a step; None: no limit.
@@ -22,7 +22,7 @@ def refused_workers(
     bounds = most or [None] * len(speeds)
 
     def rate(ranks: Sequence[int]) -> float:
-        """Return the throughput of these workers; 0 if their limits sum to less than a batch."""
+        """Return the throughput of the workers `ranks`; 0 if they cannot take a whole batch."""
         fit = [bounds[rank] for rank in ranks]
         if sum(batch_size if bound is None else bound for bound in fit) < batch_size:
             return 0.0
@@ -36,7 +36,7 @@ def refused_workers(
     needed = next(last for last, one in enumerate(rates) if one * _GAIN >= max(rates))
     refused = {}
     for rank in sorted(order[needed + 1 :]):
-        # the best throughput of a group with this worker and all faster workers
+        # Best throughput of any group that contains this worker and all faster workers.
         together = max(rates[order.index(rank) :])
         refused[rank] = (
             f"worker {rank} ({speeds[rank]:.4g} samples/s) would hardly make training faster: "

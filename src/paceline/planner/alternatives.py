@@ -1,4 +1,4 @@
-"""Forecast the configurations of a strategy: chunk, exchange sizes, codec, balanced batches."""
+"""Forecast a strategy with various chunks, sub-batches, placements, codecs and batch splits."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
@@ -14,11 +14,11 @@ from paceline.core.workload import Workload
 from paceline.planner.forecast import Forecast, forecast, forecast_of, memory
 from paceline.planner.grouping import Windows, with_best_chunk
 
-# One codec per width is tried, because all 8-bit codecs are equally fast, and so are all 4-bit
-# codecs.
+# Codecs to forecast. The list has only one codec of 8 bits and one of 4 bits, because codecs of the
+# same width are equally fast.
 _CODECS = ("half", "bfloat16", "dynamic8", "dynamic4", "onebit")
-_LEAST_BITS = 8  # fewest bits per activation (Dettmers 2016, section 4.2)
-_SHORTER = 0.999  # a better size must shorten the step to less than this fraction
+_LEAST_BITS = 8  # codecs with fewer bits are not used for activations (Dettmers 2016, section 4.2)
+_SHORTER = 0.999  # another configuration must shorten the step to less than this fraction
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,10 @@ class Alternatives:
     def forecasts(
         self, workers: int, options: Mapping[str, Any]
     ) -> tuple[list[Forecast], str | None]:
-        """Return forecasts for a number of workers, and the reason if a configuration is refused.
+        """Forecast a number of workers; return the forecasts, and the reason for a refusal or None.
 
-        `options`: fields of the strategy's configuration; if empty, all variants are forecast.
+        `options`: fields of the strategy's configuration; if empty, all configurations that
+        `Planning.variants` returns are forecast.
         """
         found, problem, planning = list[Forecast](), None, self.strategy.planning
         variants = None if options else planning.variants
@@ -56,7 +57,7 @@ class Alternatives:
         return _soonest(found, self.strategy), problem
 
     def with_chunk(self, config: Any, options: Collection[str]) -> Any:
-        """Return `config` with the best chunk, unless the user has set `chunk` to a number."""
+        """Return `config` with the fastest chunk size, unless `options` set `chunk` to a number."""
         chunk = getattr(config, "chunk", None)
         is_set = "chunk" in options and isinstance(chunk, int)
         if config.workers == 1 or chunk is None or is_set:
@@ -77,7 +78,7 @@ class Alternatives:
         return None
 
     def _sizes(self, config: Any) -> Iterator[Any]:
-        """Yield configurations with other exchange sizes that fit into memory."""
+        """Yield the configurations of `Planning.sizes` that fit into memory."""
         sizes = self.strategy.planning.sizes
         for other in sizes(self.workload, config) if sizes else ():
             try:
@@ -87,7 +88,7 @@ class Alternatives:
                 continue  # for example, the machine has too few devices
 
     def _with_codecs(self, asked: Any) -> Iterator[Forecast]:
-        """Yield a forecast without codecs, then forecasts with codecs.
+        """Yield forecasts of the configuration `asked`: first without codecs, then with codecs.
 
         If `asked` names codecs, no other codecs are tried. If not, a codec is tried if the strategy
         would encode with that codec, and a device or host of the machine states the codec's speed.
@@ -123,10 +124,11 @@ class Alternatives:
         return any(task.kind is Kind.ENCODE for task in plan.tasks)
 
     def _with_best_size(self, config: Any) -> Forecast:
-        """Forecast `config` with the exchange size that gives the shortest step.
+        """Forecast the variant of `config` in `Planning.sizes` that has the shortest step.
 
-        A note names a size that differs from the size in `config`. From large to small sizes, the
-        step time first falls, then rises. So the search ends after two longer steps in a row.
+        A note of the forecast names the fields that differ from `config`. The first variants have
+        the largest sub-batches. With smaller ones the step time first falls, then rises, so the
+        search ends after two longer steps in a row.
         """
         if self.strategy.planning.sizes is None or config.workers == 1:
             return self.forecast(config)
@@ -149,14 +151,17 @@ class Alternatives:
         return replace(found, notes=(*notes, *found.notes))
 
     def _balanced(self, equal: Forecast) -> Forecast:
-        """Forecast a configuration with batches split by the devices' speeds; note the gain."""
+        """Forecast `equal.config` with batches in proportion to the devices' speeds.
+
+        `equal`: forecast with equal batches. A note of the new forecast states the speed-up.
+        """
         found = self.forecast(equal.config, balanced=True)
         times = found.samples_per_s / equal.samples_per_s
         note = f"with --balance auto, {times:.2f} times as fast as with equal batches"
         return replace(found, notes=(note, *found.notes))
 
     def forecast(self, config: Any, *, balanced: bool = False) -> Forecast:
-        """Forecast a configuration."""
+        """Forecast a configuration; `balanced`: split batches by the devices' speeds."""
         return forecast(
             *(self.workload, self.machine, self.strategy, config, self.batch_size),
             balanced=balanced,
@@ -164,9 +169,9 @@ class Alternatives:
 
 
 def _soonest(found: list[Forecast], strategy: Strategy) -> list[Forecast]:
-    """Return, for each codec with equal or balanced batches, the variant that reaches a loss first.
+    """Return the forecast that reaches a loss first, for each codec and kind of batch split.
 
-    Returns all forecasts if all variants of the strategy need equally many steps to a loss.
+    Returns all forecasts if the strategy needs as many steps to a loss as synchronous training.
     """
     if strategy.planning.steps_to_loss is None or not found:
         return found

@@ -32,8 +32,8 @@ def in_precision(
     """Convert a machine and its workloads from float32 to a precision.
 
     `workload_of`: returns the workload for a number of samples. `is_measured`: the machine will be
-    calibrated with a rate measured in this precision. Raises InvalidInput for an unknown precision,
-    and for a device whose speed in it is unknown.
+    calibrated with a rate measured in this precision. Raises InvalidInput for an unknown precision
+    and, if `is_measured` is False, for a device without a speed in this precision.
     """
     if precision not in (known := get_args(Precision)):
         raise InvalidInput("precision", f"must be one of {', '.join(known)}", got=precision)
@@ -56,7 +56,7 @@ def in_precision(
 def in_half(workload: Workload) -> Workload:
     """Halve the bytes of activations, and add the half-precision copies of parameters."""
     first, *others = workload.layers
-    # Backward reads the copied parameters of all layers except the first.
+    # The first layer keeps no copy for backward, because no gradient of its input is computed.
     layers = [_layer_in_half(layer, layer.gradient_nbytes // 2) for layer in others]
     return replace(workload, layers=(_layer_in_half(first, 0), *layers))
 
@@ -106,13 +106,13 @@ def calibrated(
     rate: DeviceRate,
     usual_batch: int,
 ) -> Machine:
-    """Scale the speeds of all devices by one factor, so that the first device has this rate.
+    """Scale the speeds of all devices by one factor, so that the first device reaches `rate`.
 
     `usual_batch`: batch size of the measurement if `rate` has none. Each device gets at least the
     memory that this batch requires, because the measured device has trained such a batch.
     """
     batch_size = rate.batch_size or usual_batch
-    # Ignore how fast hosts load samples, because the rate is the device's own.
+    # Ignore how fast hosts load samples, because `rate` is the speed of a device only.
     found = forecast_alone(workload_of(batch_size), machine.with_each("hosts", samples_per_s=None))
     factor = rate.samples_per_s / found.samples_per_s
     (needed,) = found.memory_nbytes.values()

@@ -6,7 +6,7 @@ from paceline.core.plan import Kind, Lane, Resource
 from paceline.core.timeline import Span, Timeline
 
 _WIDTH, _MOST_LANES = 72, 24
-_LEGEND = {  # the character that stands for a kind of task, and its explanation
+_LEGEND = {  # for each kind of task: its character in the drawing, and its name
     Kind.LOAD: ("L", "load"),
     Kind.FORWARD: ("F", "forward"),
     Kind.BACKWARD: ("B", "backward"),
@@ -22,10 +22,11 @@ _LEGEND = {  # the character that stands for a kind of task, and its explanation
 
 
 def drawing(timeline: Timeline, step_s: float) -> str:
-    """Draw the second-to-last step, with a line of text for each device lane or link.
+    """Draw the second-to-last step, with a line of text for each resource.
 
-    A line has 72 characters, each for an equal part of the step. The step ends with a weight
-    update. Lanes after the first 24 are only counted.
+    A resource is a link, or a unit of a device, such as a copy engine. A line has 72 characters,
+    each for an equal part of the step. The step ends with a weight update. Of more than 24
+    resources, 24 are drawn and the others counted.
     """
     start, end = some_step(timeline, step_s)
     rows: dict[Resource, list[Span]] = {}
@@ -45,7 +46,7 @@ def drawing(timeline: Timeline, step_s: float) -> str:
 
 
 def some_step(timeline: Timeline, step_s: float) -> tuple[float, float]:
-    """Return the start and the end of the second-to-last step."""
+    """Return the start and the end of the second-to-last step, in seconds."""
     updates = [span.end_s for span in timeline.spans if span.kind is Kind.STEP]
     wanted = timeline.end_s - step_s
     end = min(updates, key=lambda time: abs(time - wanted), default=timeline.end_s)
@@ -53,7 +54,10 @@ def some_step(timeline: Timeline, step_s: float) -> tuple[float, float]:
 
 
 def _row(spans: Iterable[Span], start: float, end: float) -> str:
-    """Return a mark for each part of the step: the kind of task that takes longest, or a dot."""
+    """Draw a resource's spans as 72 characters, each for an equal part of the step.
+
+    A character stands for the kind of task that takes longest in its part; a dot means idle.
+    """
     size = (end - start) / _WIDTH
     taken: list[dict[str, float]] = [{} for _ in range(_WIDTH)]
     for span in spans:
@@ -64,7 +68,7 @@ def _row(spans: Iterable[Span], start: float, end: float) -> str:
             within = min(span.end_s, right) - max(span.start_s, left)
             mark, _ = _LEGEND[span.kind]
             taken[place][mark] = taken[place].get(mark, 0.0) + within
-    # Draw a dot if tasks fill less than a tenth of the character's part of the step.
+    # Draw a dot if tasks take less than a tenth of the time that a character represents.
     return "".join(
         max(marks, key=marks.__getitem__) if sum(marks.values()) > 0.1 * size else "."
         for marks in taken

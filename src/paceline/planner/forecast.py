@@ -16,7 +16,7 @@ from paceline.planner.grouping import Windows
 from paceline.planner.steady import Steady, devices_of, steady
 from paceline.strategies import STRATEGIES
 
-ERROR_BAR = 0.06  # mean error of a predicted step (benchmarks/planner)
+ERROR_BAR = 0.06  # mean relative error of predicted step times (benchmarks/planner)
 _SHOWN_SLOWDOWN = 1.005
 _ASYNCHRONOUS = (
     "changes training: gradients are stale, because workers do not wait for each other's updates"
@@ -28,12 +28,12 @@ class Forecast(Steady):
     """The predicted step time, memory and throughput of a strategy.
 
     `memory_nbytes`: bytes needed, by the name of a device or of a host that holds tensors.
-    `placement`: choice of the workers' devices, such as "spread". `alone_samples_per_s`: total
-    throughput of the workers' devices without any exchange. `is_balanced`: the plan splits batches
-    by the devices' speeds. `notes`: sentences that complement `why`. `is_same_training`: workers
-    compute the same as one worker with the whole batch, except for a codec's rounding.
-    `steps_to_loss`: steps needed to reach a loss, relative to synchronous training; None if
-    `is_same_training` or if this number is unknown.
+    `placement`: how devices were chosen, such as "spread" (over hosts). `alone_samples_per_s`:
+    total throughput of the workers' devices without any exchange. `is_balanced`: whether the plan
+    splits batches by the devices' speeds. `notes`: sentences that complement `why`.
+    `is_same_training`: workers compute the same as one worker with the whole batch, except for a
+    codec's rounding. `steps_to_loss`: steps needed to reach a loss, relative to synchronous
+    training; None if `is_same_training` or if this number is unknown.
     """
 
     strategy: str
@@ -56,9 +56,9 @@ class Forecast(Steady):
 
     @property
     def learnt_samples_per_s(self) -> float:
-        """Samples per second of the synchronous training that reaches a loss equally fast.
+        """Samples per second with which synchronous training would reach a loss equally fast.
 
-        0 if training changes and `steps_to_loss` is unknown.
+        0 if the strategy changes training and `steps_to_loss` is unknown.
         """
         if self.is_same_training:
             return self.samples_per_s
@@ -78,7 +78,7 @@ class Forecast(Steady):
 
     @property
     def wire_nbytes(self) -> float:
-        """Bytes per step in the busiest direction of a link."""
+        """Bytes per step over the link and direction that carry the most bytes."""
         return max(self.link_nbytes.values(), default=0.0)
 
     @property
@@ -93,7 +93,7 @@ class Forecast(Steady):
 
     @property
     def range_s(self) -> tuple[float, float]:
-        """Range in seconds that should contain a measured median in nine of ten cases."""
+        """Range in seconds in which nine of ten measured median step times should lie."""
         return range_of(self.step_s, self.range_share)
 
     @property
@@ -110,7 +110,7 @@ class Forecast(Steady):
     def why(self) -> str:
         """A sentence about the parts of the step: computation, and exposed communication."""
         parts = self.breakdown
-        # Percentages of a device's time, because asynchronous devices have separate steps.
+        # Percentages of a device's own time, because asynchronous devices do not step together.
         share = 100 / (parts.compute_s + parts.exposed_s + parts.idle_s)
         text = f"computes {parts.compute_s * share:.0f} % of the step"
         if self.slowdown >= _SHOWN_SLOWDOWN:
@@ -144,7 +144,7 @@ def forecast(
 
 def forecast_alone(workload: Workload, machine: Machine) -> Forecast:
     """Predict the step of one worker on the machine's first device."""
-    one = STRATEGIES["allreduce"]  # a single worker exchanges nothing, whatever the strategy
+    one = STRATEGIES["allreduce"]  # any strategy: one worker exchanges nothing
     return forecast(workload, machine, one, one.config(workers=1), workload.batch_size)
 
 
@@ -195,7 +195,7 @@ def of_learning(steps: StepsToLoss | None) -> str:
 def _fed(
     machine: Machine, workers: int, samples_per_step: float, step_s: float
 ) -> tuple[float, tuple[str, ...]]:
-    """Return a step's seconds, longer if a host reads samples too slowly, and notes about it."""
+    """Lengthen a step if a host reads samples too slowly; return its seconds, and a note if so."""
     on_host = Counter(device.host for device in devices_of(machine, workers))
     for host in machine.hosts:
         wanted = on_host[host.name] / min(workers, machine.num_devices) * samples_per_step
@@ -208,7 +208,7 @@ def _fed(
 def memory(
     workload: Workload, machine: Machine, strategy: Strategy, config: Any
 ) -> Mapping[str, int]:
-    """Return the bytes needed on devices and on hosts that hold tensors, by name."""
+    """Return the bytes needed, by the name of a device or of a host that holds tensors."""
     if strategy.planning.memory is not None:
         return strategy.planning.memory(workload, machine, config)
     devices = machine.first_devices(config.workers)
@@ -216,31 +216,31 @@ def memory(
 
 
 # A measured step should be within `step_s * (1 - h)` and `step_s * (1 + h)`. `half_width` computes
-# h = a + b * share, where `share` is the part of the step that is spent on communication. The
-# numbers a and b depend on where the machine's speeds come from:
-# - a profile: from benchmarks/planner, which predicts and then runs each configuration. Here
-#   `share` is exposed communication.
-# - a machine file: from benchmarks/codecs, where seven predicted steps between two hosts were at
-#   most 19 % off.
-# - a machine file with losses from papers (`WITHIN_A_HOST`, `BETWEEN_HOSTS`): from the tables of
-#   benchmarks/scaling_tables, whose links and frameworks differ widely. A `share` up to
-#   `_HARDLY_EXCHANGED` adds nothing.
+# h = a + b * share, where `share` is communication time relative to the step time. The constants
+# below are the numbers a and b, by the source of the machine's speeds:
+# - `_PROFILED`: a profile. `share` contains only exposed communication. a and b are fitted to
+#   benchmarks/planner, which predicts and then runs each configuration.
+# - `_STATED`: a machine file. a and b are fitted to benchmarks/codecs, where seven predicted steps
+#   between two hosts were at most 19 % off.
+# - `_PUBLISHED`: a machine file with losses from papers (`WITHIN_A_HOST`, `BETWEEN_HOSTS`). a and b
+#   are fitted to the tables of benchmarks/scaling_tables, whose links and frameworks differ widely.
+#   A `share` up to `_HARDLY_EXCHANGED` adds nothing.
 _PROFILED, _PROFILED_EXPOSED = 0.13, 0.13
 _QUIET = 0.05  # relative spread of a profile's step times that `_PROFILED` already covers
 _STATED, _STATED_EXCHANGED = 0.13, 0.26
 _PUBLISHED, _PUBLISHED_EXCHANGED, _HARDLY_EXCHANGED = 0.07, 2.5, 0.02
-_WIDEST = 0.7  # upper limit of h with published losses
+_WIDEST = 0.7  # upper limit of h for machine files with losses from papers
 
 
 def range_of(step_s: float, share: float) -> tuple[float, float]:
-    """Return the shortest and longest likely step; `share`: `range_share` of the forecast."""
+    """Return the shortest and longest likely step time; `share`: the forecast's `range_share`."""
     return max(0.0, 1 - share) * step_s, (1 + share) * step_s
 
 
 def half_width(machine: Machine, parts: Breakdown) -> float:
     """Return half the width of the range of likely step times, relative to the step."""
     whole = parts.compute_s + parts.exposed_s + parts.idle_s
-    if not machine.usual_losses.spread:  # from a profile of all workers in parallel
+    if not machine.usual_losses.spread:  # a profile of all workers in parallel
         unrest = max(0.0, machine.usual_losses.unrest - _QUIET)
         return _PROFILED + _PROFILED_EXPOSED * parts.exposed_s / whole + unrest
     exchanged = min(1.0, parts.communication_s / whole)

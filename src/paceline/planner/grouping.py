@@ -27,15 +27,17 @@ from paceline.core.workload import Layer, Workload
 PASSES = (Kind.FORWARD, Kind.BACKWARD)
 
 
-Prices = dict[tuple[tuple[Resource, ...], Kind, str], float]  # seconds by resources, pass, layer
+# Seconds of a forward or backward pass, by its resources, its kind, and its layer's name.
+Prices = dict[tuple[tuple[Resource, ...], Kind, str], float]
 
 
 @dataclass(frozen=True)
 class GroupCost:
-    """Prices a group's forward or backward pass as the sum over the group's layers.
+    """Cost model in which a pass of a group takes as long as the passes of its layers together.
 
-    `members`: layers of each group of at least two layers, by the group's name. `model` prices
-    layers and all other tasks. `known`: cache of the layers' times, which several groupings share.
+    `members`: layers of each group of at least two layers, by the group's name. `model`:
+    cost model of single layers and all other tasks. `known`: cache of the layers' times, which
+    several groupings share.
     """
 
     members: dict[str, tuple[Layer, ...]]
@@ -66,11 +68,14 @@ class GroupCost:
 def grouped(
     workload: Workload, groups: Sequence[Sequence[int]], model: CostModel, known: Prices
 ) -> tuple[Workload, GroupCost]:
-    """Join groups of layers (indices in backward order); return the workload and its cost model."""
+    """Join each group of layers into one layer; return the new workload and its cost model.
+
+    `groups`: indices of layers in backward order. `model`, `known`: as in `GroupCost`.
+    """
     ready, order = workload.in_backward_order, workload.backward_order
     members = [tuple(ready[i] for i in group) for group in groups]
     made = list(map(_joined, members))
-    # In forward order a group is at the place of its last layer, which computes its output.
+    # Sort groups in forward order by their last layers, which compute the groups' outputs.
     last = [max(order[i] for i in group) for group in groups]
     forward = sorted(range(len(groups)), key=last.__getitem__)
     backward = sorted(range(len(groups)), key=forward.__getitem__)
@@ -97,8 +102,8 @@ def _joined(layers: Sequence[Layer]) -> Layer:
 def _groups_of(step: Plan, workload: Workload) -> list[list[int]]:
     """Group the layers of a step; return the groups as indices in backward order.
 
-    Two neighbouring layers are in one group if, in backward and in forward on every worker, the
-    pass of one layer directly follows the pass of the other layer (`_follower`).
+    Two neighbouring layers are in one group if, on every worker, their backward passes directly
+    follow each other, and so do their forward passes (`_follower`).
     """
     after: dict[tuple[Kind, str], set[str]] = defaultdict(set)
     for task, children in zip(step.tasks, step.children, strict=True):
@@ -116,7 +121,11 @@ def _groups_of(step: Plan, workload: Workload) -> list[list[int]]:
 
 
 def _follower(step: Plan, task: Task, children: Sequence[int]) -> str:
-    """Return the layer of the only child of `task`, if the child has no other parent; else ""."""
+    """Return the layer whose pass directly follows the pass `task`; "" if there is none.
+
+    The following pass is of the same kind, uses the same resources, and depends only on `task`. No
+    other task depends on `task`.
+    """
     if len(children) != 1 or step.num_parents[children[0]] != 1:
         return ""
     child = step.tasks[children[0]]
@@ -125,7 +134,7 @@ def _follower(step: Plan, task: Task, children: Sequence[int]) -> str:
 
 
 def _shares_lanes(step: Plan, layers: Collection[str]) -> bool:
-    """Whether an exchange uses a resource on which one of these layers computes."""
+    """Whether an exchange uses a resource on which one of the named layers computes."""
     passes = (task for task in step.tasks if task.kind in PASSES and task.part in layers)
     computing = {on for task in passes for on in task.on}
     exchanges = (task for task in step.tasks if task.kind in COMMUNICATION)
@@ -163,7 +172,7 @@ class Windows:
             self._group(groups)
 
     def _group(self, groups: Sequence[Sequence[int]]) -> None:
-        """Plan each of these groups as one layer, unless this changes the time of a step."""
+        """Plan each group of layers as one layer, unless the time of a step would change."""
         joined, cost = grouped(self.workload, groups, self.model, {})
         several = {layer.name for members in cost.members.values() for layer in members}
         # Asynchronous steps overlap, so another step's exchange may run between two layers of a
@@ -172,7 +181,7 @@ class Windows:
             return
         try:
             step = self._plan_of(joined, self.machine, _in_ones(self.config), Window(1))
-        except InvalidInput:  # for example, `head` names a layer inside a group
+        except InvalidInput:  # for example, option `head` of wheel names a grouped layer
             return
         if isclose(makespan_s(step, cost), makespan_s(self.step, self.model)):
             self._grouped, self.cost = joined, cost
@@ -200,7 +209,7 @@ class Windows:
 
 
 def _in_ones(config: Any) -> Any:
-    """Set the chunk to one, because a group is planned as one layer."""
+    """Set the chunk size, if any, to one layer, because each group is planned as one layer."""
     return replace(config, chunk=1) if hasattr(config, "chunk") else config
 
 
@@ -211,23 +220,24 @@ def with_best_chunk(
     config: Any,
     cost: CostModel | None = None,
 ) -> Any:
-    """Return `config` with the chunk that gives the shortest step.
+    """Return `config` with the chunk size, in layers, that gives the shortest step.
 
-    If several chunks give the same step time, the smallest one is chosen. Raises InvalidInput if
+    If several sizes give the same step time, the smallest is chosen. Raises InvalidInput if
     the strategy cannot be planned.
     """
     model, shortest_s, found = cost or Roofline.of(machine), inf, dict[int, float]()
     devices, known = machine.first_devices(config.workers), Prices()
     # CPU workers copy between the layers of a chunk, so a chunk cannot be planned as one layer.
     is_layered = any(device.kind == DeviceKind.CPU for device in devices)
-    lane = compute_lane(devices[0].name)  # a GPU synchronises with its host once per chunk
+    # A GPU synchronises with its host once per chunk.
+    lane = compute_lane(devices[0].name)
     sync = Task(TaskId(0, Kind.BACKWARD), (lane,), Cost(num_syncs=1))
     sync_s = model.seconds(sync) if devices[0].kind == DeviceKind.GPU else 0.0
-    computing_s = 0.0  # the first device's computation per step, without synchronisation
+    computing_s = 0.0  # the first device's computing time per step, without synchronisation
     num_layers = len(workload.layers)
     parts = {size: chunks(num_layers, size) for size in candidates(num_layers)}
     for size, ranges in sorted(parts.items(), key=lambda part: len(part[1])):
-        # A step takes at least its computing time, so skip sizes that cannot be the shortest.
+        # A step takes at least its computing time, so skip sizes that cannot shorten it.
         if computing_s + len(ranges) * sync_s > shortest_s:
             continue
         whole, prices, own = workload, model, replace(config, chunk=size)

@@ -15,13 +15,14 @@ from paceline.core.workload import Workload
 from paceline.planner.alternatives import Alternatives, rates
 from paceline.planner.forecast import Forecast, forecast, forecast_alone
 
-_GAIN = 1.02  # minimum speed-up that justifies more workers
-_NUM_DIGITS = 12  # digits to which throughputs are compared, to ignore rounding errors
+_GAIN = 1.02  # more workers must multiply the throughput by at least this factor
+_NUM_DIGITS = 12  # significant digits of compared throughputs, to ignore rounding errors
 _FEW_DEVICES = 8
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 _LISTED = "as listed"
-# Limits for strategies that plan the tasks of every worker. `_MOST_LAYERS`: layers times workers; a
-# plan then takes about 5 s. `_MOST_UNASKED`: workers, if the user sets no number of workers.
+# Limits for strategies that plan the tasks of every worker. `_MOST_LAYERS`: largest product of
+# layers and workers, with which planning takes about 5 s. `_MOST_UNASKED`: largest number of
+# workers if the user has set none.
 _MOST_LAYERS, _MOST_UNASKED = 2**15, 128
 
 
@@ -82,7 +83,7 @@ class Ranking(Sequence[Forecast]):
     def worth(self) -> int | None:
         """The smallest number of workers with a throughput within 2 % of the best.
 
-        None if only one number of workers was planned, unless this number is 1.
+        None if only one number of workers, greater than 1, was planned.
         """
         if len(self.best_of) < 2 and set(self.best_of) != {1}:
             return None
@@ -95,13 +96,14 @@ class Ranking(Sequence[Forecast]):
 
 
 def placements(machine: Machine, workers: int) -> dict[str, Machine]:
-    """Return the machine for each placement of the workers, by the placement's name.
+    """Return a variant of the machine for each way to choose devices, by the way's name.
 
-    The chosen devices come first, in the machine's order, which is the order of ranks. The names
-    are "as listed", "spread" (over hosts) and "fastest"; equal ones appear once.
+    The names are "as listed", "spread" (over hosts) and "fastest". In each variant the chosen
+    devices come first; rank 0 uses the first device, and so on. If two ways choose the same
+    devices, only the first of them is returned.
     """
     turns, of_host = dict[str, int](), Counter[str]()
-    for device in machine.devices:  # the first device of each host, then the second, and so on
+    for device in machine.devices:  # number the devices of each host from 0, to sort "spread"
         turns[device.name] = of_host[device.host]
         of_host[device.host] += 1
     chosen: dict[frozenset[str], tuple[str, Machine]] = {}
@@ -130,7 +132,7 @@ def worker_counts(
 
     For a machine: 1 to 8, then 16, 32, ..., and the number of devices. For a cluster: 1, then the
     numbers of devices on 1, 2, 4, ... and all nodes. `shares_devices`: the wanted number may exceed
-    the number of devices.
+    the number of devices. Raises InvalidInput if the wanted number is too large or below 1.
     """
     num_devices, of_node = machine.num_devices, len(machine.devices)
     most = min(num_devices, batch_size)
@@ -194,10 +196,10 @@ def search(
 
 @dataclass(frozen=True)
 class _Search:
-    """The arguments of a search, and the devices' throughputs found so far.
+    """The arguments of a search, and a cache of the devices' throughputs.
 
-    `asked`: the user has set the number of workers. `_speeds`: throughput of a device that trains
-    alone, by the batch size and the device's rates.
+    `asked`: whether the user has set the number of workers. `_speeds`: throughput of a device that
+    trains alone, by the batch size and the device's rates.
     """
 
     workload_of: Callable[[int], Workload]
@@ -285,9 +287,13 @@ def forecast_one(
 def _part(
     machine: Machine, strategy: Strategy, workload: Workload, count: int, asked: bool
 ) -> Machine:
-    """Return the part of the machine on which a number of workers is planned."""
+    """Return the machine, or the part of a cluster, that a plan of `count` workers uses.
+
+    `asked`: whether the user has set the number of workers.
+    """
     part = machine.for_workers(count, strategy.planning.symmetric)
-    # Without symmetry a plan has the tasks of every worker, so many workers take too long to plan.
+    # If the strategy is not `symmetric`, a plan contains the tasks of every worker, so planning
+    # many workers takes too long.
     most = max(_MOST_UNASKED, _MOST_LAYERS // len(workload.layers)) if asked else _MOST_UNASKED
     if not strategy.planning.symmetric and part is not machine and count > most:
         raise InvalidInput(

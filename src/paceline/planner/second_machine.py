@@ -36,8 +36,8 @@ _TRIED: dict[Exchange, tuple[tuple[str, str | None], ...]] = {
     "codec": (("allreduce", "dynamic8"), ("host", "dynamic8")),
     "local": (("local", "dynamic4"), ("local", None)),
 }
-_LEAST_S = 1e-12  # least seconds per sample, if the step time hardly depends on the samples
-_MOST_DEVICES = 16  # maximum number of devices with which the search takes only seconds
+_LEAST_S = 1e-12  # lower bound of the seconds per sample, to avoid a division by 0
+_MOST_DEVICES = 16  # maximum number of devices, so that the search takes only seconds
 _Choice = tuple[Strategy, Any]  # a strategy and its configuration
 
 
@@ -48,8 +48,9 @@ class Requirement:
     `exchange`: "plain" or "codec" for gradients without or with a codec, "local" for strategy
     local. `speed`: least speed of the second machine with the machine file's links, relative to the
     speed in that file; None if no tried speed is enough. `bits_per_s`: least bandwidth of the links
-    between hosts, for each of `SecondMachine.speeds`; None if no tried one is enough.
-    `is_learning_known`: if False, strategy local is compared by samples per second.
+    between hosts, for each of `SecondMachine.speeds`; None if no tried
+    bandwidth is enough. `is_learning_known`: whether strategy local is compared by its time to a
+    loss; if not, it is compared by samples per second.
     """
 
     exchange: Exchange
@@ -93,7 +94,7 @@ def second_machine(
 
 
 class _Seconds(NamedTuple):
-    """The seconds of a device's step: fixed + per_sample * samples."""
+    """Linear model of the seconds of a device's step: fixed + per_sample * samples."""
 
     fixed: float
     per_sample: float
@@ -133,7 +134,7 @@ class _Question:
         """Search the least speed and the least bandwidths with which a second machine pays."""
         percent = _least(_PERCENTS, lambda percent: self.pays(exchange, percent / 100, None))
         is_known = exchange != "local" or self.is_learning_known
-        # A slower machine never needs less bandwidth, so skip those too low for a faster one.
+        # A slower machine never needs less bandwidth, so skip values too low for a faster machine.
         tried, bandwidths = BANDWIDTHS, list[float | None]()
         for speed in SPEEDS:
             found = _least(tried, partial(self.pays, exchange, speed))
@@ -148,7 +149,7 @@ class _Question:
         of the links between hosts; None means as in the machine file.
         """
         speeds = [1.0 if one.host == self.first else speed for one in self.machine.devices]
-        # strategy local plans balanced batches itself, so no speed needs another factor
+        # Strategy local plans unequal batches; only plans with equal batches need scaled speeds.
         factors = speeds if exchange == "local" else self._evened(speeds)
         if factors is None:
             return False
@@ -166,10 +167,11 @@ class _Question:
         return any(one.samples_per_s > self.alone for one in found)
 
     def _evened(self, speeds: Sequence[float]) -> list[float] | None:
-        """Return a factor for each device's speed in a plan with equal batches.
+        """Return the factor by which to scale each device's speed in a plan with equal batches.
 
         At the scaled speed, an equal batch takes as long as the device's share of the batch takes
-        at the speed in `speeds`. Returns None if a device's share would have no sample.
+        at its speed in `speeds`, which is relative to the machine file. Returns None if a device's
+        share would have no sample.
         """
         pairs = list(zip(self.seconds, speeds, strict=True))
         per_s = sum(speed / own.per_sample for own, speed in pairs)
@@ -184,7 +186,7 @@ class _Question:
         ]
 
     def _seconds(self, whole: Workload) -> list[_Seconds]:
-        """Forecast the step times of each device alone, with its share and with the whole batch."""
+        """Fit each device's step time to forecasts with an equal share and with the whole batch."""
         known: dict[tuple[float, ...], _Seconds] = {}
         samples = self.workload.batch_size
         for device in self.machine.devices:
@@ -208,20 +210,20 @@ class _Question:
         return max((one.samples_per_s for one in found), default=0.0)
 
     def _forecasts(self, workload: Workload, count: int, exchange: Exchange) -> Iterator[Forecast]:
-        """Yield the possible forecasts of an exchange on the first `count` devices."""
+        """Forecast each possible configuration of an exchange on the first `count` devices."""
         for name, codec in _TRIED[exchange]:
             strategy = STRATEGIES[name]
             ways = Alternatives(workload, self.machine, strategy, self.batch_size)
             several = strategy.planning.variants
             for variant in several(count) if several else [strategy.config(workers=count)]:
-                with suppress(InvalidInput):  # for example, a device's speed with the codec
+                with suppress(InvalidInput):  # for example, a codec's speed is not stated
                     config = ways.with_chunk(replace(variant, codec=codec), ())
                     if ways.shortage(config) is None:
                         yield ways.forecast(config)
 
 
 def _least(values: Sequence[float], pays: Callable[[float], bool]) -> float | None:
-    """Return the first of the ascending `values` that pays; None if none of them pays."""
+    """Return the smallest of the ascending `values` for which `pays` is true, or None."""
     number = bisect_left(values, True, key=pays)
     return values[number] if number < len(values) else None
 

@@ -18,12 +18,12 @@ from paceline.core.simulate import LOOKED_AT, makespan_s, simulate, steady_perio
 from paceline.core.timeline import Origin, Span, Timeline, intersection, length, union
 from paceline.planner.grouping import Windows
 
-_WINDOW = 8  # simulated steps, because the first steps are not typical
+_WINDOW = 8  # number of simulated steps; several, because the first steps are not typical
 _IN_STEP = 4, 2  # for synchronous steps: number of simulated steps, and of compared steps
-_SHORT_WINDOW = 2  # simulated steps if a step has many tasks, and so hardly overlaps the next step
-_FEWEST_PERIODS = 3  # simulated periods of local steps: the middle one is typical
+_SHORT_WINDOW = 2  # number of simulated steps if a step has many tasks; these steps hardly overlap
+_FEWEST_PERIODS = 3  # minimum number of simulated periods of local steps; the second is typical
 _MOST_SAMPLED = 8  # maximum number of devices whose slowdown is computed
-_MANY_TASKS = 8_000  # steps with more tasks are simulated in a short window
+_MANY_TASKS = 8_000  # of steps with more tasks, only _SHORT_WINDOW are simulated
 _COPY_ENGINES = frozenset({Lane.D2H, Lane.H2D})
 _COPY, _EXCHANGE = "copy", "exchange"
 
@@ -94,7 +94,7 @@ def steady(windows: Windows) -> Steady:
 
 
 def _in_layers(windows: Windows, num_steps: int, cost: CostModel, outline: Timeline) -> Timeline:
-    """Return a timeline in which no layers are grouped; it is simulated on first use."""
+    """Return the timeline without grouped layers; it is simulated on first use."""
 
     def spans() -> Iterator[Span]:
         yield from simulate(windows.of_layers(num_steps), cost).spans
@@ -109,7 +109,10 @@ def _wire_s(outline: Timeline) -> float:
 
 
 def _window_steps(windows: Windows, per_period: int, alike: int) -> Iterator[tuple[int, int]]:
-    """Yield the windows to try: the number of steps, and the number of periods to compare."""
+    """Yield the windows to try: the number of steps, and the number of periods to compare.
+
+    `per_period`: local steps between exchanges. `alike`: steps after which a plan repeats.
+    """
     is_wide = len(windows.step) > _MANY_TASKS
     in_step = per_period == alike == 1 and not windows.strategy.planning.is_asynchronous
     # A short window saves time if layers are not grouped, because a step then has more tasks.
@@ -156,7 +159,7 @@ def _slowdown(outline: Timeline, windows: Windows) -> tuple[float, tuple[str, ..
 
 
 def _concurrent(timeline: Timeline, device: Device, shared: Sequence[Span]) -> tuple[float, float]:
-    """Return two shares of computing time: during exchanges, and during copies only.
+    """Return which share of a device's computing time overlaps exchanges, and which only copies.
 
     `shared`: exchanges that belong to no single worker, but use the same cores, memory and bus. For
     a GPU, sums in the host's memory are not exchanges.

@@ -27,7 +27,7 @@ _EXAMPLES = "write bandwidth=100M:10G (bit/s) or latency=10u:1m (seconds)"
 
 @dataclass(frozen=True)
 class Range:
-    """A range of a quantity, with values evenly spaced on a log scale."""
+    """A range of bandwidths (bit/s) or latencies (s), evenly spaced on a log scale."""
 
     quantity: Quantity
     first: float
@@ -35,13 +35,13 @@ class Range:
 
     @property
     def values(self) -> tuple[float, ...]:
-        """The values, from first to last."""
+        """The seven values of the range, from `first` to `last`."""
         ratio = self.last / self.first
         return tuple(self.first * ratio ** (i / (_NUM_POINTS - 1)) for i in range(_NUM_POINTS))
 
 
 def parse_range(text: str) -> Range:
-    """Parse "bandwidth=100M:10G" or "latency=10u:1m"."""
+    """Parse a range such as "bandwidth=100M:10G" or "latency=10u:1m"."""
     name, _, both = text.partition("=")
     for quantity in get_args(Quantity):
         if quantity == name:
@@ -55,16 +55,17 @@ def parse_range(text: str) -> Range:
 
 @dataclass(frozen=True)
 class Sweep:
-    """The ranking at each value of a range; each ranking has at least one forecast."""
+    """A ranking of strategies for each value of a range; no ranking is empty."""
 
     range: Range
     rankings: tuple[Ranking, ...]
 
     @property
     def series(self) -> dict[str, tuple[float | None, ...]]:
-        """Throughput at each value, by strategy; a strategy with a codec has a separate entry.
+        """Samples per second for each value of the range, by the name of a strategy.
 
-        A value is None if the strategy was refused there.
+        A strategy with a codec has a separate entry. None replaces a throughput if the strategy was
+        refused at this value.
         """
         points: list[dict[str, float]] = []
         for ranking in self.rankings:
@@ -76,7 +77,7 @@ class Sweep:
 
     @property
     def sentences(self) -> list[str]:
-        """A line for each part of the range, with the best strategy there."""
+        """Lines such as "1 Gbit/s to 5 Gbit/s: host": the best strategy of a part of the range."""
         sentences = []
         pairs = zip(self.range.values, self.rankings, strict=True)
         for name, stretch in groupby(pairs, key=lambda pair: _label(pair[1][0])):
@@ -121,7 +122,10 @@ def sweep(
 
 
 def with_links(machine: Machine, quantity: Quantity, value: float) -> Machine:
-    """Set the bandwidth (bit/s) or latency (s) of links between hosts, or of one host's links."""
+    """Set the bandwidth (bit/s) or latency (s) of all links between hosts.
+
+    If no link connects two hosts, all links are changed.
+    """
     facts = {"latency_s": value}
     if quantity == "bandwidth":
         facts = {"bandwidth_bytes_per_s": value / 8}
@@ -156,7 +160,7 @@ def shown(over: Range, value: float) -> str:
 
 
 _ROWS = 16
-_STRIDE = 9  # characters between two values
+_STRIDE = 9  # columns of the chart from one value of the range to the next
 _MARKS = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -174,7 +178,7 @@ def chart(found: Sweep) -> str:
             None if value is None else round((_ROWS - 1) * (high - log10(value)) / extent)
             for value in series[name]
         ]
-        # A mark at each value, and dots between neighbouring values.
+        # Draw a mark at each value of the range, and dots between neighbouring values.
         for column in range(num_columns):
             number, i = divmod(column, _STRIDE)
             row, after = rows[number], rows[min(number + 1, len(rows) - 1)]

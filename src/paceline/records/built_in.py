@@ -2,8 +2,8 @@
 
 Each cost of a layer is a linear function a*b + c of the batch size b; `working_nbytes` is the
 maximum of several linear functions. The functions are exact for two or more samples. For a single
-sample, PyTorch sums the gradients of some layers differently, so "alone" records the costs of such
-layers for one sample.
+sample, PyTorch sums the gradients of some layers differently, so a model's entry "alone"
+records the costs of such layers for one sample.
 """
 
 import json
@@ -14,10 +14,10 @@ from typing import Any
 from paceline.core.workload import Cost, Layer, Parameter, Workload
 
 FILE = "built_in.json"  # written by tests/recorded_models.py
-MOST_SAMPLES = 2**20  # largest batch size at which the linear functions of sizes are checked
+MOST_SAMPLES = 2**20  # largest batch size at which tests check the functions of `SIZES`
 SIZES = ("activation_nbytes", "kept_nbytes", "working_nbytes")
 
-Growing = int | list[list[int]]  # a constant, or linear functions [a, c]
+Growing = int | list[list[int]]  # a constant, or the maximum of linear functions [a, c]
 # A layer's costs. Each key in `SIZES` has one `Growing`. The keys "forward" and "backward" have a
 # list of `Growing`, in the order of the fields of `Cost`.
 Numbers = dict[str, Any]
@@ -39,7 +39,7 @@ def recorded(name: str, batch_size: int) -> Workload | None:
 
 
 def step_of(record: dict[str, Any], name: str, batch_size: int) -> Workload:
-    """Return the workload of a recorded model's step with `batch_size` samples."""
+    """Return the workload of a step from a model's `record`, its entry in built_in.json."""
     alone = record["alone"] if batch_size == 1 else {}
     layers = (layer_of(one, alone.get(one["name"], one), batch_size) for one in record["layers"])
     return Workload(
@@ -52,7 +52,7 @@ def step_of(record: dict[str, Any], name: str, batch_size: int) -> Workload:
 
 
 def layer_of(one: dict[str, Any], numbers: Numbers, batch_size: int) -> Layer:
-    """Return a recorded layer; `numbers` are its costs."""
+    """Build a layer from its record `one`; `numbers` are its costs by batch size."""
 
     def cost(way: str) -> Cost:
         flops, nbytes, *counts = (_at(number, batch_size) for number in numbers[way])

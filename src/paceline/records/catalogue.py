@@ -30,20 +30,20 @@ from paceline.core.names import not_known
 from paceline.core.network import Link
 from paceline.core.reading import first_fault
 
-# Shares of data-sheet rates that large convolutions and memory copies reach.
+# Shares of a data sheet's flop/s and memory bandwidth that large convolutions and copies reach.
 _FLOPS_REACHED, _MEMORY_REACHED = 0.68, 0.8
 _HALF_REACHED = 0.45  # share of tensor-core rates
 _CALL_S = 5e-6
-# A host's cores, memory and memory bandwidth for each of its GPUs: half a socket.
+# Cores, memory and memory bandwidth that a host has for each of its GPUs: half a CPU socket.
 _HOST_CORES, _HOST_NBYTES, _HOST_BYTES_PER_S = 6, 64e9, 16e9
 _BY_NAME = re.compile(
     r"(?:(?P<hosts>\d+)x)?(?P<devices>\d+)x(?P<device>[a-z][a-z0-9-]*)(?:\+(?:(?P<rails>\d+)x)?(?P<network>[a-z0-9-]+))?"
 )
-_SWITCH, _LINKS = "switch", "links"  # switches between hosts, and between devices of a host
+_SWITCH, _LINKS = "switch", "links"  # names of the switch of hosts, and of a host's devices
 
 
 class KnownLink(Fact):
-    """A link's nominal rate, the share that exchanges reach, and its latency.
+    """A link's nominal rate, the share of the rate that exchanges reach, and its latency.
 
     `together_bytes_per_s`: combined rate of all devices of a host, if they share a bus. `rdma`:
     network adapters access the GPUs' memory directly.
@@ -58,7 +58,7 @@ class KnownLink(Fact):
 
     @property
     def half(self) -> dict[str, Any]:
-        """Link fields for half of the route between two devices or two hosts."""
+        """Fields of one of the two links in the route between two devices or two hosts."""
         return {
             "bandwidth_bytes_per_s": self.bandwidth_bytes_per_s,
             "share": self.share,
@@ -171,7 +171,7 @@ class EqualDevices(Fact):
         )
 
     def _joined(self, link: str, bus: str) -> dict[str, Any]:
-        """Return the links, and a switch if devices have a faster link than the host's bus."""
+        """Return the machine's `links`, and its `switches` if GPUs have a link besides the bus."""
         known = known_link(link)
         gpus = [f"gpu{number}" for number in range(self.devices)]
         links = [Link(between=(gpu, "host"), **known_link(bus).half) for gpu in gpus]

@@ -28,7 +28,7 @@ _REPLACES = {"epochs": "steps", "steps": "epochs", "device": "slowdown", "slowdo
 
 
 def read_config(path: Path, kind: type[BaseModel]) -> dict[str, Any]:
-    """Read and validate the settings in a file; InvalidInput names the file and the key or line."""
+    """Read and validate settings of class `kind`; InvalidInput names the file and key or line."""
     found = read_toml_file(path, limits.CONFIGURATION, largest=sys.float_info.max)
     known = {name: field for name, field in kind.model_fields.items() if name != "kind"}
     values = {}
@@ -48,8 +48,8 @@ def read_config(path: Path, kind: type[BaseModel]) -> dict[str, Any]:
 def merged(given: Mapping[str, Any], below: Mapping[str, Any]) -> dict[str, Any]:
     """Merge the given settings over the settings `below`; tables are merged by key.
 
-    A given `codec` replaces the options that it abbreviates. `epochs` replaces `steps` and vice
-    versa. `device` replaces `slowdown` and vice versa.
+    A given `codec` such as gradients=half replaces the options that it sets. `epochs` replaces
+    `steps` and vice versa. `device` replaces `slowdown` and vice versa.
     """
     below = {name: value for name, value in below.items() if _REPLACES.get(name) not in given}
     if isinstance(below.get("options"), dict):
@@ -66,9 +66,9 @@ def merged(given: Mapping[str, Any], below: Mapping[str, Any]) -> dict[str, Any]
 
 
 def with_resumed(values: Mapping[str, Any], kind: type[BaseModel]) -> dict[str, Any]:
-    """If `resume` is given, merge the values over the settings of the run in that folder.
+    """If `values` contain `resume`, merge them over the settings of the run in that folder.
 
-    Raises InvalidInput if the folder holds no run.
+    Raises InvalidInput if the folder contains no run.
     """
     folder = values.get("resume")
     if folder is None:
@@ -78,13 +78,13 @@ def with_resumed(values: Mapping[str, Any], kind: type[BaseModel]) -> dict[str, 
         raise InvalidInput("resume", f"must be a folder with a {FILE_NAME}", got=str(folder))
     before = read_config(path, kind)
     if "strategy" in values and values["strategy"] != before.get("strategy"):
-        before.pop("options", None)  # options of another strategy
+        before.pop("options", None)  # these belong to the former strategy
     return merged(values, before)
 
 
 @contextmanager
 def written_config(folder: Path, settings: Record) -> Iterator[None]:
-    """Write run.toml; restore the previous file if the run is refused.
+    """Write run.toml; restore the previous file if the `with` block raises InvalidInput.
 
     Raises InvalidInput if the file cannot be written.
     """
@@ -106,7 +106,7 @@ def write_config(folder: Path, settings: Record) -> None:
         values = useful_settings(settings)
     else:
         values = settings.model_dump(exclude={"kind"}, exclude_none=True)
-    values.pop("resume", None)  # names the folder of this file
+    values.pop("resume", None)  # would name the folder of run.toml itself
     if values.get("steps") is not None and "epochs" in values:
         del values["epochs"]  # `steps` replaces `epochs`
     text = f"# `paceline {verb} --config {FILE_NAME}` repeats this run.\n{to_toml(values)}"
@@ -133,7 +133,7 @@ def _plain(value: Any) -> Any:
 
 
 def _with_null(value: Any) -> Any:
-    """Replace each "null" in a table's value by None."""
+    """Replace each text "null" within a table by None."""
     if isinstance(value, dict):
         return {key: _with_null(one) for key, one in value.items()}
     if isinstance(value, list):

@@ -32,8 +32,8 @@ _UNITS = {
 def read_machine(path: Path) -> Machine:
     """Read the machine or cluster of a TOML file.
 
-    InvalidInput names the file, and the wrong field or line. It is also raised if links do not
-    connect all devices.
+    Raises InvalidInput, which names the file, and the wrong field or line. Links that do not
+    connect all devices are errors, too.
     """
     values = read_toml_file(path, limits.MACHINE, largest=inf)
     model: type[Fact] = Machine
@@ -55,7 +55,7 @@ def read_machine(path: Path) -> Machine:
 
 
 def _expected(error: ValidationError, model: type[BaseModel]) -> str:
-    """Return a hint that names the valid fields, after a missing or unknown field."""
+    """Return a hint for an error: the valid fields, an example of a missing field, or ""."""
     fault = fault_of(error)
     *inside, last = [part for part in fault["loc"] if isinstance(part, str)] or [""]
     for part in inside:
@@ -79,10 +79,10 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 
 
 def _check_connected(machine: Machine, path: Path) -> None:
-    """Raise InvalidInput unless links connect the first device with all others and servers.
+    """Raise InvalidInput if links do not connect the first device with all others and servers.
 
-    CPU devices of one host communicate through its memory, and need no link. A host without devices
-    may be a server.
+    CPU devices of one host communicate through its memory, and need no link. Each host without
+    devices counts as a server.
     """
     first = place_of(machine.devices[0])
     reached = machine.network.reached_from(first)
@@ -96,12 +96,12 @@ def _check_connected(machine: Machine, path: Path) -> None:
 
 
 def find_machine(name: str) -> Machine:
-    """Find a machine by file, or by name in ./machines or among Paceline's own files.
+    """Find a machine by its file, or by its name in ./machines or Paceline's machine files.
 
     NAME and NAME.toml are equivalent. InvalidInput lists the known machines.
     """
     path = Path(name)
-    if path.exists() or (path.suffix and path.name != name):  # a path
+    if path.exists() or (path.suffix and path.name != name):  # `name` is a path
         return read_machine(path)
     files = _machine_files() + _machine_files("equal")
     known = {path.stem: path for path in reversed(files)}  # the user's files take precedence
@@ -131,8 +131,8 @@ class KnownDevice(NamedTuple):
 def find_device(name: str) -> KnownDevice:
     """Find a device by its name, or by any part of its label "MACHINE/DEVICE".
 
-    FILE.toml:NAME searches only that file; NAME searches ./machines and Paceline's own files. Case
-    does not matter. InvalidInput lists the known devices.
+    FILE.toml:NAME searches only that file; NAME searches ./machines and Paceline's machine files.
+    Case does not matter. InvalidInput lists the known devices.
     """
     file, _, wanted = name.rpartition(":")
     machines = map(read_machine, [Path(file)] if file else _machine_files())
@@ -151,7 +151,7 @@ def find_device(name: str) -> KnownDevice:
 
 
 def _machine_files(below: str = "") -> list[Path]:
-    """Return the user's machine files, then those of the installed package or checkout.
+    """Return the paths of the user's machine files, then of Paceline's machine files.
 
     `below`: a subfolder, such as "equal" for machines that use the catalogue.
     """

@@ -12,7 +12,7 @@ from paceline.core.settings import Model, Record, Seconds
 from paceline.records.settings import strategy_config
 from paceline.strategies import find_exchange
 
-SYNTHETIC = "synthetic"  # synthetic samples of the model's input shape
+SYNTHETIC = "synthetic"  # `data` for random samples of the model's input shape
 
 
 def _read_limit(limit: Any) -> Any:
@@ -32,9 +32,9 @@ class ProfileSettings(Record):
     model: Model
     data: str | None = Field(
         None,
-        description="Data, as for train. Default: text for language models, otherwise random.",
+        description="Data set, as for train. Default: text for language models, otherwise random.",
     )
-    batch_size: int = Field(64, ge=1, description="Samples in a step, over all workers.")
+    batch_size: int = Field(64, ge=1, description="Samples per step, summed over all workers.")
     workers: int = Field(1, ge=1, description="Number of worker processes.")
     strategy: str = Field("allreduce", description="Strategy by which workers exchange gradients.")
     options: dict[str, Any] = Field(
@@ -44,14 +44,14 @@ class ProfileSettings(Record):
         20,
         ge=4,
         le=100_000,
-        description="Number of timed steps; the same number of steps is then traced.",
+        description="Number of steps to time; the same number of further steps is traced.",
     )
     largest_batch: Annotated[float | Literal["auto"] | None, BeforeValidator(_read_limit)] = Field(
         None,
         description="Find the largest batch that fits a worker's memory (auto) or a limit (8GiB).",
     )
     deadline_s: Seconds = Field(
-        30.0, description="Time without an answer after which a worker is lost."
+        30.0, description="Seconds without an answer after which a worker counts as lost."
     )
     output: Path = Field(
         Path("runs"), description="Folder in which to create the profile's folder."
@@ -108,7 +108,7 @@ class StageRow(Record):
 
 
 class ResourceRow(Record):
-    """A resource's busy and idle seconds in a step."""
+    """Busy and idle seconds of a resource, such as a copy engine, in a step."""
 
     resource: str
     busy_s: float
@@ -140,7 +140,7 @@ class AgreementRow(Record):
     phase: str
     ours_s: float
     torch_s: float
-    in_operators_s: float  # torch.profiler's time within operators
+    in_operators_s: float  # the part of `torch_s` that is spent within operators
 
     @property
     def error(self) -> float:
@@ -151,7 +151,7 @@ class AgreementRow(Record):
 class WorkerMemoryRow(Record):
     """A worker's memory before its first step, and its peak during training.
 
-    On a CPU this is resident memory, on a GPU the memory that PyTorch reserved.
+    Both are resident memory on a CPU, and memory reserved by PyTorch on a GPU.
     """
 
     worker: int
@@ -181,7 +181,7 @@ class TensorMemory(Record):
 
 
 class AttemptRow(Record):
-    """A batch size that was tried in a separate process; `why` explains `fits`."""
+    """A batch size tried in a separate process, whether it fits into memory, and the reason."""
 
     batch_size: int
     fits: bool
@@ -195,7 +195,7 @@ class LargestBatch(Record):
 
     batch_size: int
     limit_nbytes: int
-    predicted: int  # computed from the predicted memory
+    predicted: int  # the batch size that fits according to predicted memory
     complete: bool  # False if the search hit a deadline, so that larger batches may fit
     attempts: Annotated[tuple[AttemptRow, ...], Field(min_length=1)]
 
@@ -203,11 +203,12 @@ class LargestBatch(Record):
 class ProfileResult(Record):
     """The result of a profile; times are per step.
 
-    `step`: time of plain steps. `recorded_step`: time of recorded steps, which alternated with
-    plain steps. `cost`: relative difference of recorded and plain steps. `stages`: means over the
-    workers' recorded timelines. `recorded_typical_s`: mean time of recorded steps by the
-    clock. `unrest`: spread of all workers' plain steps (`core.losses`). `operators`: only of worker
-    0. `kernels_s`: time of kernels and copies on worker 0's GPU; None on a CPU.
+    Recorded steps are traced; plain steps alternate with them and are only timed. `step`: time of
+    plain steps. `recorded_step`: time of recorded steps. `cost`: recording time relative to a plain
+    step. `stages`: means over the workers' recorded timelines. `recorded_typical_s`: mean time of
+    recorded steps by the clock. `unrest`: relative spread of all workers' plain steps
+    (`core.losses`). `operators`: operators on worker 0. `kernels_s`: time of kernels and copies on
+    worker 0's GPU; None on a CPU.
     """
 
     kind: Literal["profile"] = "profile"
@@ -238,7 +239,7 @@ class ProfileResult(Record):
 
     @property
     def stages_s(self) -> float:
-        """The sum of the stages, which should equal the step."""
+        """The sum of the stages except "hidden", which should equal a recorded step."""
         return sum(row.seconds for row in self.stages if row.stage != "hidden")
 
     @property

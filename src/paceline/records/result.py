@@ -32,10 +32,9 @@ class PlanRow(Record):
     over the slowest link). `memory_nbytes`: bytes needed on each device, and on each host that
     holds tensors. `hosts`: number of hosts of the workers. `is_balanced`: whether faster
     workers get more samples. `after_backward`: seconds of backward and exchange; None if the
-    strategy does not report them.
-    `is_same_training`: whether the plan trains like one worker with the whole batch.
-    `steps_to_loss`: steps until synchronous training's loss, relative to synchronous training; None
-    if unknown.
+    strategy does not report them. `is_same_training`: whether the plan trains like one worker with
+    the whole batch. `steps_to_loss`: number of steps to a given loss, relative to synchronous
+    training; None if unknown.
     """
 
     strategy: str
@@ -95,7 +94,7 @@ class AdviceRow(Record):
 
     `pays`: whether the codec is faster even if its step takes the longest expected time, and the
     step without a codec the shortest. `link_busy`: share of a step in which the busiest link
-    transmits, without a codec and with the same number of workers.
+    transmits, in the best plan with as many workers and no codec.
     """
 
     pays: bool
@@ -132,7 +131,7 @@ class RankingRows(Record):
     """All plans of a machine, best first.
 
     `workers_worth`: the smallest number of workers with a throughput within 2 % of the best; None
-    if all plans have the same number of workers, greater than 1. `alone_samples_per_s`: throughput
+    if only one number of workers, greater than 1, was planned. `alone_samples_per_s`: throughput
     of the best single worker, if planned.
     """
 
@@ -210,7 +209,7 @@ class RunResult(RunMetrics):
 
     @property
     def predicted_range_s(self) -> tuple[float, float] | None:
-        """The shortest and longest expected step time; None if no plan matches the prediction."""
+        """The shortest and longest expected step time; None if no plan has the predicted time."""
         for plan in self.plans:
             if (plan.strategy, plan.step_s) == (self.strategy, self.predicted_step_s):
                 return plan.range_s
@@ -218,7 +217,7 @@ class RunResult(RunMetrics):
 
     @property
     def prediction_error(self) -> float | None:
-        """Error of the predicted step time relative to the measured one."""
+        """Relative error of the predicted step time; None if it or the measured time is missing."""
         if self.predicted_step_s is None or not self.step_s:
             return None
         return self.predicted_step_s / self.step_s - 1
@@ -242,7 +241,7 @@ class PlanResult(Record):
 
     `machine`: a machine file's name, or "this machine". `facts`: Paceline's version, and a
     description of this machine. `second_machine`: the least speed of a second machine, and the
-    least bandwidth to this machine, that make training faster; None if not calculated.
+    least bandwidth of the links to it, with which training becomes faster; None if not calculated.
     """
 
     kind: Literal["plan"] = "plan"
@@ -272,7 +271,7 @@ def read_result(folder: Path) -> AnyResult:
     _check_exists(folder)
     path = folder / "result.json"
     text, what = read_file(path, limits.RESULT), str(path)
-    # Read the kind first, because errors of the union AnyResult would contain names of classes.
+    # Read `kind` first, because validation errors of the union AnyResult would name its classes.
     kind = _TYPES[read_finite_record(TypeAdapter(_AnyKind), text, what).kind]
     return read_record(TypeAdapter[AnyResult](kind), text, what)
 
@@ -284,7 +283,10 @@ def _check_exists(folder: Path) -> None:
 
 
 def check_run(folder: Path) -> None:
-    """Raise InvalidInput for a missing folder, and for the result of a plan, profile or study."""
+    """Raise InvalidInput for a missing folder, or a folder of a plan, profile or study.
+
+    A folder without result.json, as of an unfinished run, is no error.
+    """
     _check_exists(folder)
     if (folder / "result.json").exists():
         read_run(folder)

@@ -17,7 +17,7 @@ _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Kind = Literal[Origin.MEASURED, Origin.REHEARSED, Origin.PREDICTED]
 Part = Literal["computation", "the link", "synchronisation"]
 _Count = Annotated[int, Field(ge=1, le=2**31)]
-_MOST = 64  # maximum number of values of a setting
+_MOST = 64  # maximum number of values in a list, such as --workers
 
 
 class Point(NamedTuple):
@@ -73,13 +73,13 @@ class ScaleSettings(Record):
         ("strong",), description="Workers share a batch (strong), or each has its own batch (weak)."
     )
     overhead: bool = Field(
-        False, description="Let a single worker run each exchange, to measure the overhead."
+        False, description="Run each exchange with a single worker, too, to measure its overhead."
     )
     kinds: Annotated[tuple[Kind, ...], BeforeValidator(read_list)] = Field(
         (),
-        description="How step times are found. Default: rehearsed with --device, else measured.",
+        description="Kinds of step times to find. Default: rehearsed with --device, else measured.",
     )
-    device: str | None = Field(None, description="Device to emulate in a rehearsal.")
+    device: str | None = Field(None, description="Device to emulate: a name, or FILE.toml:NAME.")
     machine: str | None = Field(
         None,
         description="Machine to predict for: a name or a file. Default: this machine, profiled.",
@@ -93,17 +93,17 @@ class ScaleSettings(Record):
         description="Samples per epoch: in total (strong scaling) or per worker (weak).",
     )
     input_shape: InputShape = None
-    classes: int = Field(10, ge=2, description="Classes of the random samples.")
-    profile_s: Seconds = Field(1.0, description="Duration of the profile before planning.")
-    deadline_s: Seconds = Field(600.0, description="Time limit of a repetition.")
+    classes: int = Field(10, ge=2, description="Number of classes of the random samples.")
+    profile_s: Seconds = Field(1.0, description="Seconds of the profile before planning.")
+    deadline_s: Seconds = Field(600.0, description="Time limit of a repetition in seconds.")
 
     @field_validator("strategy")
     @classmethod
     def _methods_are_known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         for name in names:
             if name not in EXCHANGES:
-                find_exchange(name)  # raises InvalidInput, unless the name is module:record
-                raise ValueError(f"must be built-in strategies (got {name!r})")
+                find_exchange(name)  # raises InvalidInput if the strategy does not exist
+                raise ValueError(f"must contain only built-in strategies (got {name!r})")
         return names
 
     @model_validator(mode="before")
@@ -156,7 +156,7 @@ class ScaleCell(Record):
     `batch`: as in `Point`. `epoch_s`: number of steps times the median step time of the
     repetitions. `spread`: quartiles of the repetitions; in a predicted cell, the range that should
     contain the measured epoch in nine of ten cases. `forward_s` to `idle_s`: parts of `epoch_s`;
-    the remaining time is loading. `memory_bytes`: maximum over the workers. `capacity_bytes`:
+    the remaining time is loading. `memory_bytes`: largest memory of a worker. `capacity_bytes`:
     available memory of a worker. A cell with an `error` has none of these values.
     """
 
@@ -189,7 +189,7 @@ class ScaleCell(Record):
 
 
 class TimedCell(ScaleCell):
-    """A cell without an error."""
+    """A cell with an epoch time and without an error."""
 
     epoch_s: _Seconds
     exposed_s: _Seconds = 0.0
@@ -205,7 +205,7 @@ class TimedCell(ScaleCell):
     def parts(self) -> dict[Part, float]:
         """The seconds of an epoch by cause.
 
-        Computation includes everything except communication and waiting.
+        "the link": exposed communication. "synchronisation": waiting. "computation": the rest.
         """
         return {
             "computation": max(0.0, self.epoch_s - self.exposed_s - self.idle_s),
@@ -245,7 +245,7 @@ def most_real(cells: Sequence[TimedCell]) -> list[TimedCell]:
 
 
 def unrest_of(cells: Iterable[ScaleCell]) -> float:
-    """Return the largest relative spread of measured or rehearsed repetitions."""
+    """Return the largest relative spread (`unrest_between`) of measured or rehearsed cells."""
     run = ((cell, cell.spread) for cell in timed(cells) if cell.kind is not Origin.PREDICTED)
     found = (unrest_between(spread[0], cell.epoch_s, spread[1]) for cell, spread in run if spread)
     return max(found, default=0.0)

@@ -27,7 +27,7 @@ from paceline.core.strategy import Strategy, codec_fields, number_of
 from paceline.planner.device_speed import Precision
 from paceline.strategies import EXCHANGES, STRATEGIES, find_runnable
 
-AUTO = "auto"  # selects the strategy predicted to be fastest
+AUTO = "auto"  # value of `strategy` that selects the fastest strategy by forecast
 _MOST_DIGITS = 9  # maximum digits of a number of workers
 
 
@@ -47,9 +47,9 @@ class PlanSettings(Record):
     )
     data: str | None = Field(None, description=DATA)
     workers: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Number of workers to plan for; by default all numbers."
+        None, description="Number of workers to plan for; by default 1, 2, ... up to all devices."
     )
-    batch_size: int = Field(64, ge=1, description="Samples in a step, over all workers.")
+    batch_size: int = Field(64, ge=1, description="Samples per step, summed over all workers.")
     input_shape: InputShape = None
     precision: Precision = Field("float32", description="Precision of forward and backward.")
     measured: str | None = Field(
@@ -59,7 +59,7 @@ class PlanSettings(Record):
             "folder of a `paceline profile` of the model."
         ),
     )
-    profile_s: Seconds = Field(4.0, description="Duration of the profile before planning.")
+    profile_s: Seconds = Field(4.0, description="Seconds of the profile before planning.")
     output: Path | None = Field(
         None, description="Folder in which to create a folder with the plan and its report."
     )
@@ -78,7 +78,7 @@ def validated_settings(values: Mapping[str, Any]) -> TrainSettings:
         if given.get("options"):
             hint = "name the strategy that has these options"
             raise InvalidInput("options", "cannot be combined with strategy auto", hint=hint)
-        # With codec "auto", strategies that do not support codecs are tried without a codec.
+        # Codec "auto" is no error: strategies without codecs are then tried without a codec.
         asked = {k: v for k, v in given.items() if (k, v) != ("codec", "auto")}
         for strategy in EXCHANGES.values():
             _refuse_useless(asked, strategy, AUTO, TrainSettings)
@@ -106,7 +106,7 @@ def validated_rehearsal(values: Mapping[str, Any]) -> RehearseSettings:
 
 
 def _check(settings: RunSettings) -> None:
-    """Check that options fit the strategy and run.toml, and that `profile_s` may be 0."""
+    """Raise InvalidInput for unusable options, and for `profile_s` = 0 if a profile is needed."""
     for name in ("options", "optimizer_options"):
         check_numbers(getattr(settings, name, {}), name, largest=sys.float_info.max)
     is_named = settings.strategy != AUTO
@@ -140,7 +140,7 @@ def strategy_config(strategy: Strategy, options: Mapping[str, Any], num_workers:
 def check_options(strategy: Strategy, options: Mapping[str, Any], num_workers: int = 1) -> Any:
     """Build the configuration of a plan from options; InvalidInput names the wrong option."""
     if "workers" in options:
-        raise InvalidInput("options", "cannot contain workers", hint="workers is a setting")
+        raise InvalidInput("options", "cannot contain workers", hint="set workers separately")
     known = [name for name in signature(strategy.config).parameters if name != "workers"]
     for name in options:
         if name not in known:
@@ -149,11 +149,14 @@ def check_options(strategy: Strategy, options: Mapping[str, Any], num_workers: i
 
 
 def _of_strategy(given: dict[str, Any], kind: type[RunSettings]) -> dict[str, Any]:
-    """Add the strategy's defaults, and replace shorthands by options."""
+    """Add the strategy's defaults to the given settings, and replace `codec` by options.
+
+    Raises InvalidInput for settings that the strategy does not support.
+    """
     name = given.get("strategy", RunSettings.model_fields["strategy"].default)
     strategy = find_runnable(str(name))
     _refuse_useless(given, strategy, strategy.name, kind)
-    own = strategy.options.defaults  # a rehearsal lacks some of these settings
+    own = strategy.options.defaults  # some are not settings of a rehearsal
     defaults = {name: value for name, value in own.items() if name in kind.model_fields}
     given = without_shorthands({**defaults, **given}, strategy)
     if strategy.options.count_workers is number_of:
@@ -166,7 +169,7 @@ def _of_strategy(given: dict[str, Any], kind: type[RunSettings]) -> dict[str, An
 
 
 def without_shorthands(given: Mapping[str, Any], strategy: Strategy) -> dict[str, Any]:
-    """Replace the shorthand `codec` by options."""
+    """Replace the setting `codec` by the strategy's options that name codecs."""
     options = given.get("options", {})
     if not isinstance(options, dict):
         return dict(given)  # pydantic reports that `options` has the wrong type
@@ -178,7 +181,7 @@ def without_shorthands(given: Mapping[str, Any], strategy: Strategy) -> dict[str
     for field, value in _codecs(given["codec"], strategy).items():
         if options.get(field, value) != value:
             problem = f"contradicts option {field}={options[field]}"
-            raise InvalidInput("codec", problem, got=given["codec"], hint="leave one out")
+            raise InvalidInput("codec", problem, got=given["codec"], hint="give only one of them")
         options = options | {field: value}
     return others | {"options": options}
 
@@ -193,7 +196,7 @@ def _numbered(given: dict[str, Any]) -> dict[str, Any]:
     if not workers.strip().isdecimal():
         known = STRATEGIES.values()
         taking = [one.name for one in known if one.options.count_workers is not number_of]
-        hint = f"a list requires strategy {' or '.join(taking)}"
+        hint = f"a list of devices requires strategy {' or '.join(taking)}"
         raise InvalidInput("workers", "must be an integer", got=workers, hint=hint)
     if len(workers) > _MOST_DIGITS:
         raise InvalidInput(
@@ -229,7 +232,7 @@ def _knowing(name: str) -> list[str]:
 
 
 def useful_settings(settings: RunSettings) -> dict[str, Any]:
-    """Return the settings that the strategy supports, as a dict without None."""
+    """Return the settings that the strategy supports, by name, without None."""
     is_auto = settings.strategy == AUTO
     strategies = tuple(EXCHANGES.values()) if is_auto else (strategy_of(settings),)
     values = settings.model_dump(exclude={"kind"}, exclude_none=True)
@@ -241,7 +244,7 @@ def useful_settings(settings: RunSettings) -> dict[str, Any]:
 
 
 def _codecs(text: str, strategy: Strategy) -> dict[str, Any]:
-    """Parse the setting `codec`: return the codec for each of the strategy's codec fields."""
+    """Parse the setting `codec`: return the codec (None for "none") of each codec field named."""
     fields = codec_fields(strategy.config())
     if fields == ("codec",):
         return {"codec": None if text == "none" else text}

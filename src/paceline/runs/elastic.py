@@ -31,7 +31,7 @@ from paceline.runs.session import go_through
 
 logger = logging.getLogger(__name__)
 _LOOPBACK = "127.0.0.1"
-_MOST_RESTARTS = 3  # per worker; an attempt that lasts longer than _SOON_S resets the count
+_MOST_RESTARTS = 3  # of each worker; after _SOON_S without a loss its count starts at 0 again
 _SOON_S = 30.0
 _POLL_S = 0.1
 _TICK_MS, _HEARTBEAT_MS = 100, 5000
@@ -44,14 +44,15 @@ def carry_out(request: RunRequest) -> None:
     worker is lost repeatedly, and WorkersFailed if a worker has reported an error.
     """
     settings = request.settings
-    assert isinstance(settings, TrainSettings)  # only a training is elastic
+    assert isinstance(settings, TrainSettings)  # only training can be elastic
     count = int(settings.workers)
     numbers = settings.worker_ids or tuple(range(count))
     for number in numbers:
         if number >= count:
-            raise InvalidInput("worker_ids", f"must be less than {count}", got=number)
+            problem = f"must be less than {count}, the number of workers"
+            raise InvalidInput("worker_ids", problem, got=number)
     if settings.resume is not None:
-        raise InvalidInput("resume", "cannot be combined with elastic")
+        raise InvalidInput("resume", "cannot be combined with --elastic")
     with _lighthouse(settings) as address:
         pool = _Workers(request, numbers, address)
         try:
@@ -99,7 +100,7 @@ class _Workers:
         self._running.pop(number).close()
         if code == 0 or self._signalled is not None:
             return
-        if code > 0:  # the worker has reported the error itself
+        if code > 0:  # the worker has printed the error itself
             raise WorkersFailed(code)
         if time.monotonic() - self._began_s[number] > _SOON_S:
             self._restarts[number] = 0
@@ -123,7 +124,7 @@ class _Workers:
 
 @contextmanager
 def _lighthouse(settings: TrainSettings) -> Iterator[str]:
-    """Yield the URL of the lighthouse in the settings; without one, start a lighthouse here."""
+    """Yield the URL of torchft's lighthouse: the one in the settings, or one started here."""
     if settings.lighthouse is not None:
         yield settings.lighthouse
         return
@@ -187,7 +188,8 @@ def _address_towards(lighthouse: str) -> str:
         raise InvalidInput("lighthouse", "must be a URL with a host and a port", got=lighthouse)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((parts.hostname, parts.port))  # a UDP connect sends no packet
+            # A UDP connect sends no packet, but selects the local address.
+            probe.connect((parts.hostname, parts.port))
         except OSError as error:
             raise InvalidInput("lighthouse", f"cannot be resolved: {error}") from None
         address: str = probe.getsockname()[0]
@@ -203,7 +205,7 @@ def _go_through(request: RunRequest, number: int, lighthouse: str, group: Group)
 
 
 def main() -> None:
-    """Run one elastic worker."""
+    """Run one elastic worker; `sys.argv` contains REQUEST (JSON), NUMBER and LIGHTHOUSE (a URL)."""
     # Hide a warning about NCCL that torchft repeats whenever workers join or leave.
     logging.getLogger("torchft").setLevel(logging.ERROR)
     request, number, lighthouse = sys.argv[1:]

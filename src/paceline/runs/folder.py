@@ -84,7 +84,7 @@ def run_folder(
 
 
 def write_files(folder: Path, result: AnyResult, timelines: Iterable[Timeline]) -> None:
-    """Write result.json, trace.json and report.html."""
+    """Write result.json, trace.json and report.html into the folder of a run or plan."""
     write_trace(folder / "trace.json", timelines)
     write_text(folder / "result.json", result.model_dump_json(indent=2) + "\n")
     write_report(folder)
@@ -103,7 +103,8 @@ def show_plan(
 ) -> None:
     """Print a ranking; if `output` is given, also save the ranking in a new folder there.
 
-    `fields`: further fields of the `PlanResult`, which is printed and saved.
+    `explain`: also draw a step of the best plan. `is_measured`: whether a profile measured the
+    devices' speeds. `fields`: further fields of the `PlanResult`, which is printed and saved.
     """
     rows = RankingRows.of(ranking)
     found = advice.findings(metrics.of_ranking(rows, is_measured=is_measured))

@@ -38,16 +38,16 @@ from paceline.records.settings import AUTO
 from paceline.strategies import EXCHANGES, IN_STEP, find_strategy
 
 _HOPELESS = 1.5  # exchanges predicted to be slower than the best by this factor are not tried
-_HOPELESS_ALONE = 2.5  # the same for one rank alone: of two ranks, one is always tried
-_ALIKE = 1.6  # rank 0 counts as fastest if its step takes at most this multiple of the fastest
+_HOPELESS_ALONE = 2.5  # the same for one rank alone; with two equal ranks, one is always tried
+_ALIKE = 1.6  # rank 0 counts as fastest up to this multiple of the fastest rank's step time
 logger = logging.getLogger(__name__)
 
 
 def forecasts_of(session: TrainingSession, runner: Runner) -> list[Forecast]:
-    """Profile and forecast the session's strategy, the best forecast first.
+    """Profile and forecast the session's strategy; return the forecasts, best first.
 
-    A strategy that exchanges whole gradients is profiled in turns with the other strategies of this
-    kind, which are forecast, too. The list is empty if the runner measures nothing.
+    If the strategy exchanges gradients of whole models, the other strategies that do so are
+    profiled alternately with it, and forecast, too. The list is empty if the runner cannot profile.
     """
     strategy, config = session.strategy, session.config
     if not isinstance(runner, ReplicaRunner):
@@ -86,10 +86,10 @@ def forecast_with(
 def ranking_of(session: TrainingSession, runner: Runner, forecasts: Sequence[Forecast]) -> Ranking:
     """Rank `forecasts` together with new forecasts of all other synchronous strategies.
 
-    A strategy that cannot be profiled is listed as refused. All strategies are profiled twice, in
-    turns, and the faster forecast counts, so that a short load by other programs does not decide
-    the order. Finally rank 0 profiles one worker that uses the whole machine. All ranks must call
-    this together; only rank 0 gets all forecasts.
+    A strategy that cannot be profiled is listed as refused. All strategies are profiled one
+    after the other, then again, and the faster forecast counts, so that a short load by other
+    programs does not decide the order. Finally rank 0 profiles a single worker that uses the whole
+    machine; only rank 0's ranking contains this worker. All ranks must call this together.
     """
     if session.strategy.is_led:  # a hub or coordinator cannot profile synchronous ranks
         return Ranking(tuple(forecasts), ())
@@ -139,7 +139,7 @@ def _of_one_worker(session: TrainingSession) -> Forecast:
 
     The other ranks end first, so that the machine is free.
     """
-    strategy = next(iter(EXCHANGES.values()))  # any strategy: one worker has no exchange
+    strategy = next(iter(EXCHANGES.values()))  # any strategy: one worker exchanges nothing
     alone = Group.alone(session.group.device, session.group.deadline_s)
     settings = session.settings.model_copy(update={"workers": 1})
     session = _with_strategy(replace(session, group=alone, settings=settings), strategy)
@@ -156,7 +156,7 @@ def candidates_of(
     forecasts: Sequence[Forecast],
     decide: Callable[[str], None],
 ) -> dict[str, Factory]:
-    """Return factories of the exchanges that may be fastest, the simplest exchange first.
+    """Return factories of the exchanges that may be fastest, by name, the simplest first.
 
     Calls `decide` with a text that lists the exchanges with their predicted step times.
     """
@@ -187,7 +187,7 @@ def candidates_of(
 
 
 def worth_trying(forecasts: Sequence[Forecast]) -> list[Forecast]:
-    """Drop the forecasts whose codec is predicted to save less than 2 % of a step."""
+    """Return the forecasts without those whose codec is predicted to save under 2 % of a step."""
     plain_s = {one.strategy: one.step_s for one in forecasts if gradient_codec(one.config) is None}
     return [
         one
@@ -203,7 +203,7 @@ def train_best(
     forecasts: Sequence[Forecast],
     slow: Collection[str],
 ) -> tuple[Forecast, Outcome]:
-    """Train while timing the exchanges, use the fastest exchange, and log each choice.
+    """Train with all candidate exchanges, then with the fastest one, and log each choice.
 
     Exchanges predicted to be much slower than the fastest are not tried, except torch's own
     all-reduce. The exchanges in `slow` are tried only if step times change later. Returns the
@@ -256,7 +256,7 @@ def alone_or_together(
 ) -> Found:
     """Decide whether rank 0 should train alone; all ranks must call this together.
 
-    Times steps with the whole batch. The fastest rank alone and all ranks together take turns.
+    Times a few steps with the whole batch, alternately on the fastest rank alone and on all ranks.
     """
     settings, group = session.settings, session.group
     if not isinstance(runner, ReplicaRunner) or session.strategy.name not in EXCHANGES:
@@ -276,7 +276,7 @@ def alone_or_together(
     exchanges, by_name = {}, {one.exchange: one for one in forecasts}
     for name in predicted:
         replica = find_strategy(by_name[name].strategy).runner().replica
-        # copies of the model are discarded after a few steps
+        # No initial synchronisation: these copies of the model are discarded after a few steps.
         exchanges[name] = partial(
             replica, config=by_name[name].config, group=group, init_sync=False
         )
@@ -287,7 +287,7 @@ def alone_or_together(
 
 
 def _decision(compared: Comparison, fastest: int, group: Group) -> Found:
-    """Let rank 0 train alone if it is faster; if another rank alone is faster, log a warning."""
+    """Choose rank 0 alone if that is faster; if another rank alone is faster, log a warning."""
     if not compared.is_alone_faster:
         return Found(slow=compared.slow)
     figures = (
@@ -312,9 +312,10 @@ def may_be_alone(settings: RunSettings) -> bool:
 def _plausible(
     seconds: Sequence[float], forecasts: Sequence[Forecast], num_ranks: int
 ) -> tuple[int, dict[str, float]]:
-    """Return the fastest rank, and the predicted step times of exchanges to compare it with.
+    """Return the fastest rank, and the exchanges with which to compare that rank alone.
 
-    There are no exchanges if the rank alone is predicted to be too slow. Ranks of one
+    The exchanges are predicted step times by name; empty if the rank alone is predicted to be too
+    slow. `seconds`: for each rank, the computing time of a step with the whole batch. Ranks of one
     machine share its cores; a rank that trains alone gets all cores.
     """
     fastest, best = min(range(num_ranks), key=seconds.__getitem__), forecasts[0]
@@ -325,5 +326,5 @@ def _plausible(
     best_of = dict[str, Forecast]()
     for one in worth_trying(forecasts):
         if alone_s <= _HOPELESS_ALONE * best.step_s and one.step_s <= _HOPELESS * best.step_s:
-            best_of.setdefault(one.strategy, one)  # forecasts are sorted
+            best_of.setdefault(one.strategy, one)  # best first, so `setdefault` keeps the best
     return fastest, {one.exchange: one.step_s for one in best_of.values()}

@@ -143,7 +143,7 @@ def carry_out(request: RunRequest) -> Path:
     log_to_stderr()
 
     def alone(request: RunRequest) -> None:
-        with torch.random.fork_rng(devices=[]):  # keep the user's random state
+        with torch.random.fork_rng(devices=[]):  # keep the random state of the user's program
             try:
                 go_through(request, Group.alone(torch.device("cpu"), settings.deadline_s))
             except Interrupted as error:
@@ -157,14 +157,14 @@ def _is_led(settings: TrainSettings | RehearseSettings) -> bool:
 
 
 def _check_led(request: RunRequest) -> None:
-    """Raise InvalidInput for a strategy that does not run under torchrun."""
+    """Raise InvalidInput under torchrun for a strategy with a hub or coordinator."""
     if _is_led(request.settings):
-        problem = f"{request.settings.strategy} cannot run under torchrun"
+        problem = f"{request.settings.strategy} cannot run under torchrun; start without torchrun"
         raise InvalidInput("strategy", problem)
 
 
 def check_cores(processes: int) -> None:
-    """Raise InvalidInput if this machine has too few cores for the processes."""
+    """Raise InvalidInput for more than four processes per core of this machine."""
     cores = len(os.sched_getaffinity(0))
     if processes > (most := _MOST_PER_CORE * cores):
         raise InvalidInput("workers", f"must be at most {most} on {cores} cores", got=processes)
@@ -183,5 +183,5 @@ def _as_rank_of(request: RunRequest, go: Callable[[Group], None]) -> int:
 
 
 def main() -> None:
-    """Run one rank of the request in `sys.argv[1]`, as JSON."""
+    """Run one rank of the request that `sys.argv[1]` contains as JSON."""
     leave(work(RunRequest.model_validate_json(sys.argv[1])))

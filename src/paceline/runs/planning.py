@@ -44,9 +44,9 @@ def plan(
 ) -> Ranking:
     """Forecast each strategy on a machine with 1, 2, ... workers, and rank the forecasts.
 
-    Forecasts cover all placements, the best chunk, and all codecs whose speed the machine file
-    contains. The ranking's `refused` lists refused configurations with reasons, `worth` is the
-    useful number of workers, and `advice` compares the best plans with and without a codec.
+    Forecasts cover all placements of workers, the best chunk size, and all codecs whose speed the
+    machine file contains. The ranking's `refused` lists refused configurations with reasons,
+    and `worth` is the smallest number of workers that is within 2 % of the best throughput.
 
     `machine`: a machine file, or the name of one of machines/*.toml. `batch_size`: samples of a
     step over all workers. `input_shape`: shape of one sample, required for modules and factories.
@@ -107,7 +107,7 @@ def forecast(
 
     `options`: fields of the strategy's configuration, such as codec="dynamic8"; if they do not set
     `chunk`, the best chunk size is used. Without `workers` all devices are used, at most one for
-    each sample. `balanced`: whether shares of the batch follow the workers' speeds. The other
+    each sample. `balanced`: split the batch in proportion to the workers' speeds. The other
     arguments are those of `plan`. Raises the same errors as `plan`. If `plan` would refuse the
     configuration, raises InvalidInput with the reason.
     """
@@ -139,7 +139,7 @@ def _chosen(
     each = [given] if isinstance(given, str | Strategy) else given or ()
     named = [find_strategy(known) if isinstance(known, str) else known for known in each]
     if options and len(named) != 1:
-        raise InvalidInput("options", "requires a single strategy", hint="set strategy")
+        raise InvalidInput("options", "requires a single strategy", hint="name one strategy")
     if options:
         check_options(named[0], options)
     on_cluster = isinstance(machine, Cluster)
@@ -175,7 +175,8 @@ def _trying(
         return planning.plan(tried(workload, config), machine, config, window)
 
     def memory_of(workload: Workload, machine: Machine, config: Any) -> Mapping[str, int]:
-        memory(workload, machine, strategy, config)  # fails early, without building the model
+        # Raises InvalidInput for most wrong configs, before the model is built.
+        memory(workload, machine, strategy, config)
         return memory(tried(workload, config), machine, strategy, config)
 
     return replace(strategy, planning=replace(planning, plan=plan_of, memory=memory_of))
@@ -190,7 +191,10 @@ def question(
     precision: Precision,
     measured: str | float | Path | None,
 ) -> tuple[Callable[[int], Workload], Machine]:
-    """Return a function from a worker's batch size to its workload, and the machine."""
+    """Return a function from a worker's batch size to its workload, and the machine.
+
+    Both are adapted to `precision` and `measured`. Raises InvalidInput for unusable arguments.
+    """
     known = machine if isinstance(machine, Machine) else find_machine(str(machine))
     if batch_size < 1:
         raise InvalidInput("batch_size", "must be at least 1", got=batch_size)
@@ -211,7 +215,7 @@ def question(
 def _workload_of(
     model: "str | nn.Module | Recipe", input_shape: tuple[int, ...] | None, batch_size: int
 ) -> Workload:
-    """Describe a step of the model; built-in models are read from a record."""
+    """Return the workload of a step; for built-in models it is read from built_in.json."""
     if isinstance(model, str) and input_shape is None:
         found = recorded(model, batch_size)
         if found is not None:
@@ -229,7 +233,7 @@ def _rate(measured: str | float | Path, model: object) -> DeviceRate:
     result = read_result(path.parent if path.is_file() else path)
     if not isinstance(result, ProfileResult) or result.settings.workers != 1:
         problem = f"{path} is not a profile with one worker"
-        raise InvalidInput("measured", problem, hint="paceline profile MODEL --workers 1")
+        raise InvalidInput("measured", problem, hint="run paceline profile MODEL --workers 1")
     if isinstance(model, str) and model != result.settings.model:
         raise InvalidInput("measured", f"{path} is of model {result.settings.model}, not {model}")
     size = result.settings.batch_size

@@ -17,7 +17,7 @@ from paceline.core.outcome import Epoch, Evaluation
 from paceline.exchange.session import Progress
 from paceline.report.terminal import epoch_line, tested
 
-_LINE_EVERY_S = 10.0  # seconds between status lines without a terminal
+_LINE_EVERY_S = 10.0  # seconds between status lines if there is no terminal
 logger = logging.getLogger(__name__)
 
 
@@ -31,7 +31,8 @@ def require_tensorboard() -> None:
 class TerminalProgress(Progress):
     """Shows a run's progress on a console, and writes scalars for TensorBoard.
 
-    `scalars`: folder of the TensorBoard event file; None writes no scalars.
+    `doing`: text before the bar, such as "training". `num_epochs`: None if unknown. `scalars`:
+    folder of the TensorBoard event file; None writes no scalars.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class TerminalProgress(Progress):
             self._bar.advance(self._task, count)
 
     def epoch(self, epoch: Epoch, score: str) -> None:
-        """Log a finished epoch, and write its TensorBoard scalars."""
+        """Log a finished epoch, and write its TensorBoard scalars; `score`: the metric's name."""
         logger.info("%s", epoch_line(epoch, self._num_epochs, score))
         rate = self._num_samples and self._num_samples / epoch.seconds
         losses = {"loss/train": epoch.train_loss, "loss/test": epoch.test_loss}
@@ -98,7 +99,10 @@ class TerminalProgress(Progress):
         self._add(epoch.number, losses | scores)
 
     def step(self, number: int, seconds: Mapping[str, float]) -> None:
-        """Write the seconds of each part of a typical step as an epoch's TensorBoard scalars."""
+        """Write a typical step's seconds, by part of the step, as TensorBoard scalars.
+
+        `number`: the epoch to which the scalars belong, from 0.
+        """
         self._add(number, {f"step/{part}_s": value for part, value in seconds.items()})
 
     def _add(self, number: int, values: Mapping[str, float | None]) -> None:
@@ -109,12 +113,12 @@ class TerminalProgress(Progress):
             self._board.flush()
 
     def evaluation(self, found: Evaluation, score: str) -> None:
-        """Log the test loss and score of an evaluation within an epoch."""
+        """Log an evaluation within an epoch: the test loss, and the metric named `score`."""
         shown = tested(found.test_loss, found.score, score)
         logger.info("step %d%s", found.num_steps, shown)
 
     def status(self, text: str) -> None:
-        """Show the throughput: next to the bar or, without a terminal, at intervals."""
+        """Show the throughput `text` next to the bar; without a terminal, log it every 10 s."""
         self._bar.update(self._task, description=text)
         if not self._is_shown and time.monotonic() - self._said_s > _LINE_EVERY_S:
             self._said_s = time.monotonic()

@@ -32,7 +32,8 @@ def as_rank(
 ) -> int:
     """Run `carry_out` as one rank, print an error as one line, and return the exit code.
 
-    `device`: by default the rank's GPU, or the CPU if the machine has no GPU.
+    `device`: by default the rank's GPU, or the CPU if the machine has no GPU. `exchanges_alone`: a
+    single rank exchanges gradients with itself.
     """
     rank = os.environ.get("RANK", "0")
     log_to_stderr(quiet=rank != "0")
@@ -50,7 +51,7 @@ def as_rank(
             reach("rank.met", worker=group.rank)
             try:
                 carry_out(group)
-            except Interrupted as error:  # all ranks leave together if none has failed
+            except Interrupted as error:  # a signal stopped the run after a step
                 if group.rank == 0:
                     publish(group.store, STOPPED, error)
                     say(str(error))

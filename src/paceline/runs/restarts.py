@@ -23,8 +23,9 @@ logger = logging.getLogger(__name__)
 class RunRequest(Record):
     """A training, rehearsal or plan on this machine; each rank's process gets it as JSON.
 
-    `quiet`: print no results. `as_json`: print results as JSON, not as tables. `keep`: save a plan
-    in a folder. `lost`: sentences about workers that were lost in earlier attempts.
+    `quiet`: print no results. `as_json`, `as_markdown`: print results in this format, not as
+    tables. `keep`: save a plan in a folder. `explain`: draw a step of the best plan. `lost`:
+    sentences about workers that were lost in earlier attempts.
     """
 
     verb: Verb
@@ -44,7 +45,7 @@ class RunRequest(Record):
 
 
 def resuming(request: RunRequest, folder: Path, lost: tuple[str, ...] = ()) -> RunRequest:
-    """Return the request that resumes the run in `folder`, with further `lost` sentences."""
+    """Return the request that resumes the run in `folder`; `lost` extends the request's `lost`."""
     folder = folder.absolute()
     known = {"resume": folder, "output": folder.parent}
     settings = request.settings.model_copy(update=known)
@@ -72,7 +73,10 @@ def with_restarts(attempt: Callable[[RunRequest], None], request: RunRequest) ->
 
 
 def restarted(request: RunRequest, why: str) -> RunRequest:
-    """Return the request to resume from the last checkpoint, or to start over if none exists."""
+    """Return the request to resume from the last checkpoint, or to start over if none exists.
+
+    `why`: which worker was lost, for the request's `lost` and a warning.
+    """
     step = _latest_step(request)
     again = _from_step(request, step, f"{why}; restarted")
     logger.warning("%s", again.lost[-1])
@@ -107,7 +111,7 @@ def num_restarts_by_torchrun() -> int:
 def restarted_by_torchrun(request: RunRequest, group: Group) -> RunRequest:
     """Return the request that resumes from the last checkpoint, if torchrun restarted the ranks.
 
-    Rank 0 looks for the checkpoint; all ranks must call this together.
+    Otherwise returns `request`. Rank 0 looks for the checkpoint; all ranks must call this together.
     """
     num_restarts, settings = num_restarts_by_torchrun(), request.settings
     is_first = isinstance(settings, TrainSettings) and settings.resume is None

@@ -132,8 +132,8 @@ def rehearse(
 ) -> Run:
     """Rehearse a model's training on emulated devices; nothing is learned.
 
-    The arguments are the fields of `paceline.RehearseSettings`, including `device` or `slowdown`.
-    Raises the same errors as `train`.
+    The arguments are fields of `paceline.RehearseSettings`. Either `device` or `slowdown` is
+    required. Raises the same errors as `train`.
     """
     return _done("rehearse", rehearse, locals())
 
@@ -153,7 +153,7 @@ def _done(verb: Verb, called: Callable[..., Run], arguments: Mapping[str, Any]) 
     with ExitStack() as stack:
         if isinstance(values["model"], Recipe):
             if "listen" in values:
-                hint = "use a name such as package.module:factory"
+                hint = "pass the model by a name such as package.module:factory"
                 raise InvalidInput("listen", "cannot be combined with a Recipe", hint=hint)
             values["model"] = stack.enter_context(given(values["model"]))
             if not under_torchrun():

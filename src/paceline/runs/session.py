@@ -57,6 +57,7 @@ def go_through(request: RunRequest, group: Group, elastic: ElasticWorker | None 
     """Run a request in this process, as one rank of `group`.
 
     If training on rank 0 alone is faster, rank 0 trains alone and the other ranks return.
+    `elastic`: this process as an elastic worker, with its torchft manager.
     """
     request = restarted_by_torchrun(_agreed(request, group), group)
     reason = _carried_out(request, group, elastic)
@@ -133,7 +134,7 @@ def _show_result(result: RunResult, folder: Path, out: Console, *, as_json: bool
         out.print_json(result.model_dump_json())
         return
     for shown in result_tables(result, str(folder)):
-        out.print(shown, soft_wrap=isinstance(shown, str))  # rich wraps the cells of tables
+        out.print(shown, soft_wrap=isinstance(shown, str))  # only tables are wrapped by rich
 
 
 def _announce(group: Group, *, quiet: bool) -> None:
@@ -153,8 +154,8 @@ def _save(
 ) -> None:
     """Save the model, and write the result files; all ranks must call this together.
 
-    Only the rank with a `folder` writes files. It raises InvalidInput if writing fails, for example
-    on a full disk.
+    Only the rank with a `folder` writes files. This rank raises InvalidInput if writing fails, for
+    example on a full disk.
     """
     try:
         if not session.is_rehearsal:
@@ -253,7 +254,8 @@ def _session(request: RunRequest, group: Group, progress: TerminalProgress) -> T
         config = strategy.config(workers=group.world_size)
     else:
         strategy, config = strategy_of(settings), configuration(settings)
-    if request.verb == "plan" and not strategy.is_led:  # each strategy is profiled twice
+    # A plan profiles each strategy twice, for half the time.
+    if request.verb == "plan" and not strategy.is_led:
         settings = settings.model_copy(update={"profile_s": settings.profile_s / 2})
     device = paced_device(settings) if isinstance(settings, RehearseSettings) else None
     return TrainingSession(
