@@ -277,6 +277,11 @@ def test_an_invalid_file_is_named_with_the_key(tmp_path: Path, text: str | bytes
         ({"steps": 9}, {"epochs": 5}, {"steps": 9}),
         ({"epochs": 9}, {"steps": 5}, {"epochs": 9}),
         ({"slowdown": "2"}, {"device": "p100"}, {"slowdown": "2"}),
+        (
+            {"codec": "half"},
+            {"options": {"codec": "auto", "b": 3}},
+            {"codec": "half", "options": {"b": 3}},
+        ),
         ({"options": {"a": 1}}, {"options": {"a": 2, "b": 3}}, {"options": {"a": 1, "b": 3}}),
         (
             {"codec": "gradients=half, activations=none"},

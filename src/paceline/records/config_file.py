@@ -48,13 +48,14 @@ def read_config(path: Path, kind: type[BaseModel]) -> dict[str, Any]:
 def merged(given: Mapping[str, Any], below: Mapping[str, Any]) -> dict[str, Any]:
     """Merge the given settings over the settings `below`; tables are merged by key.
 
-    A given `codec` such as gradients=half replaces the options that it sets. `epochs` replaces
-    `steps` and vice versa. `device` replaces `slowdown` and vice versa.
+    A given `codec` replaces the options that it sets: option `codec`, or those in a list such as
+    gradients=half. `epochs` replaces `steps` and vice versa, `device` replaces `slowdown` and vice
+    versa.
     """
     below = {name: value for name, value in below.items() if _REPLACES.get(name) not in given}
     if isinstance(below.get("options"), dict):
         parts = str(given["codec"]).split(",") if "codec" in given else []
-        shorthands = {part.partition("=")[0].strip() for part in parts}
+        shorthands = {part.partition("=")[0].strip() if "=" in part else "codec" for part in parts}
         kept = {key: one for key, one in below["options"].items() if key not in shorthands}
         below["options"] = kept
     tables = {
